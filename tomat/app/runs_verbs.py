@@ -240,7 +240,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
     from tomat.base.reporting import console, write_report
     from tomat.report.pages.compare_page import INSIDE, PARTS, sparklines, write_comparison_page
-    from tomat.report.pages.run_log_page import result_rows
+    from tomat.report.run import result_rows
     from tomat.train.runs.compare import compare_runs
 
     with console.status("reading the runs"):

@@ -141,16 +141,15 @@ def run_write(args: argparse.Namespace) -> int:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Read what was measured, show it, and write what was asked for."""
-    from rich.table import Table
-
     from tomat.app.workflow.small_models import (
-        HEADER,
         as_json,
         keep_named,
         measure,
+        models_table,
         small_model,
         write_small_models_page,
     )
+    from tomat.base.report.terminal import show
     from tomat.base.reporting import console, write_report
 
     models = []
@@ -159,10 +158,7 @@ def run_compare(args: argparse.Namespace) -> int:
         console.print(f"measuring {folder}", highlight=False)
         measure(folder)
         models.append(small_model(folder))
-    table = Table("folder", *HEADER)
-    for model in models:
-        table.add_row(model.name, *model.row(models[0]))
-    console.print(table)
+    show(models_table(models))
     if args.page is not None:
         write_small_models_page(models, args.page, args.about)
         console.print(f"page: {args.page}")

@@ -30,8 +30,8 @@ def a_log(*more: Entry, loss: float = 2.5) -> Log:
 def test_an_entry_has_what_a_log_by_hand_has(tmp_path):
     text = write_log_page(a_log(), tmp_path / "log.md").read_text()
     for words in (
-        "## 2026-01-02: A_1", "**Goal**: why", "**Instance**: 1 x cpu, host here with 2 processors, commit `abc`",
-        "- recipe: `demo.yaml`", "- `optimizer.learning_rate`: 0.5", "**Result**: PREEMPTED: SIGTERM",
+        "## 2026-01-02: A_1", "| goal | why |", "| instance | 1 x cpu, host here with 2 processors, commit abc |",
+        "- recipe: `demo.yaml`", "- `optimizer.learning_rate`: 0.5", "| result | PREEMPTED: SIGTERM |",
         "| initial loss | 5.0000 |", "| improvement | 2.5000 (50 %) |", "| step, median | 100.0 ms |",
         "In 2 pieces, from step 0 (2026-01-02 03:04:05), step 7", "| b8 |  | 8 |", "| OOM | 9 GiB |",
         "1 line of the log could not be read", "`runs/x` could not be read: damaged",
@@ -59,7 +59,7 @@ def test_what_a_sweep_sets_in_all_rows_is_said_once(tmp_path):
         return Entry("lab", name, "wide", (Piece("2026-01-04T00:00:00", None, about),), "measured")
 
     text = write_log_page(a_log(row("b8"), row("ahead", dispatch_ahead=1)), tmp_path / "log.md").read_text()
-    assert text.count("model.hidden_dim") == 1 and "**In every row**: `model.hidden_dim 64`" in text
+    assert text.count("model.hidden_dim") == 1 and "| in every row | `model.hidden_dim 64` |" in text
     assert "| ahead | `dispatch_ahead 1` |" in text and "wide: ahead | – | `dispatch_ahead 1` |" in text
     assert "have in common stands with the sweep" in text
     alone = write_log_page(a_log(row("b8")), tmp_path / "one.md").read_text()

@@ -15,20 +15,12 @@ from tomat.base.checked_json import parse_checked
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, WEIGHTS_FOLDER
 from tomat.base.records import Amount, typed
-from tomat.base.report.document import empty_section, find_sections, update_document
-from tomat.base.report.formats import markdown_table, percent
+from tomat.base.report.formats import number, share
+from tomat.base.report.markdown import update_page
+from tomat.base.report.model import Cell, Column, Report, Section, Table
 
 if TYPE_CHECKING:
     from tomat.predict.weights.quantise import Quantised
-
-PAGE_TEMPLATE = f"""# Small models
-
-{empty_section("small-models")}
-
-## Verdict
-
-<!-- What follows from it. The text outside tomat's markers is yours. -->
-"""
 
 
 @dataclass(frozen=True)
@@ -55,26 +47,41 @@ class SmallModel:
     """Median over the materials."""
     materials: int
 
-    def row(self, first: SmallModel) -> tuple[str, ...]:
+    def row(self, first: SmallModel) -> tuple[Cell, ...]:
         """Of the table; errors beside those of `first`."""
         return (
+            self.name,
             self.bits,
             self.scheme,
             self.trained,
-            f"{self.disk_bytes / self.float32_bytes:.3f}",
-            f"{self.memory_bytes / self.float32_bytes:.3f}",
-            percent(self.free_running_nmae, 2),
-            f"{self.free_running_nmae / first.free_running_nmae:.2f}",
-            percent(self.teacher_forced_nmae, 2),
-            f"{self.teacher_forced_nmae / first.teacher_forced_nmae:.2f}",
-            f"{self.seconds_per_cell:.1f}",
+            self.disk_bytes / self.float32_bytes,
+            self.memory_bytes / self.float32_bytes,
+            self.free_running_nmae,
+            self.free_running_nmae / first.free_running_nmae,
+            self.teacher_forced_nmae,
+            self.teacher_forced_nmae / first.teacher_forced_nmae,
+            self.seconds_per_cell,
         )
 
 
-HEADER = (
-    "bits", "scheme", "trained", "on disk, of float32", "in memory, of float32", "NMAE, structure only",
-    "of the first", "NMAE, teacher-forced", "of the first", "seconds a cell",
-)  # fmt: skip
+COLUMNS = (
+    Column("folder"),
+    Column("bits"),
+    Column("scheme"),
+    Column("trained"),
+    Column("on disk, of float32", number(3)),
+    Column("in memory, of float32", number(3)),
+    Column("NMAE, structure only", share),
+    Column("of the first", number(2)),
+    Column("NMAE, teacher-forced", share),
+    Column("of the first", number(2)),
+    Column("seconds a cell", number(1)),
+)
+
+
+def models_table(models: Sequence[SmallModel]) -> Table:
+    """Models beside the first of them."""
+    return Table("", COLUMNS, [model.row(models[0]) for model in models])
 
 
 def small_model(folder: Path) -> SmallModel:
@@ -147,14 +154,13 @@ def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str
     Raises:
         TomatError: The page's markers are broken. Nothing is written then.
     """
-    if page.is_file():
-        find_sections(page.read_text(encoding="utf-8"), str(page))
-    table = markdown_table(HEADER, [model.row(models[0]) for model in models], "lll" + "r" * (len(HEADER) - 3))
     said = (
         f"Errors are medians over {models[0].materials} held-out materials; sizes are those of the weights, "
         f"{models[0].float32_bytes:,} bytes in float32. {words}"
     )
-    update_document(page, {"small-models": f"{said.strip()}\n\n{table}"}, PAGE_TEMPLATE)
+    verdict = "<!-- What follows from it. The text outside tomat's markers is yours. -->"
+    sections = (Section("", [said, models_table(models)], "small-models"), Section("Verdict", by_hand=verdict))
+    update_page(page, Report("Small models", sections))
 
 
 def keep_named(folder: Path, model: SmallModel, output: Path) -> Path:

@@ -11,7 +11,6 @@ import fsspec
 import numpy as np
 from markupsafe import Markup
 
-from tomat.base.checked_json import parse_checked
 from tomat.base.documents import is_figure, mapping
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
@@ -27,8 +26,10 @@ from tomat.report.html.document import Figure, details, label, typed
 from tomat.report.html.metrics import Curve, Metrics, read_curves
 from tomat.report.html.recipe import flat, nearest_recipe
 from tomat.report.html.thinning import BUCKETS, kept_points
+from tomat.report.run import history_table
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import devices_sentence, last_devices, ran_steps
+from tomat.train.runs.figures import read_evaluation
 from tomat.train.runs.history import read_events
 from tomat.train.runs.record import RunRecord, read_config
 from tomat.train.runs.summary import run_state
@@ -56,7 +57,7 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
     record = RunRecord(run_url, config, [], (), events, metrics.written_utc)
     whole, partial = survey(checkpoints_url or run_url, record.temporary_url)
     state, detail = run_state(record, metrics.steps_done, whole, time.time())
-    evaluation = _evaluation(run_url)
+    evaluation = read_evaluation(run_url)
     lead: list[Any] = [str(config.get("purpose") or "")]
     if partial:
         lead.append(Note(f"{len(partial)} of its newest checkpoints are not whole.", warning=True))
@@ -79,7 +80,7 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
         Section("Configuration", _configuration(config)),
     ]
     if events:
-        sections.append(Section("History", (_history(events),)))
+        sections.append(Section("History", (history_table(events),)))
     return Report(
         record.name,
         sections,
@@ -209,18 +210,6 @@ def _figure(title: str, curves: Mapping[str, Curve], height: int) -> Figure:
     return Figure(title, traces, layout, "; ".join(said) + ".", height, positive)
 
 
-def _evaluation(run_url: str) -> Mapping[str, Any]:
-    """The evaluation after the last step; nothing where there was none."""
-    url = f"{run_url}/{EVALUATION_FILE}"
-    files, path = fsspec.core.url_to_fs(url)
-    with explaining_storage(f"{url} cannot be read", "Give this user the right to read it."):
-        try:
-            content = files.cat_file(path)
-        except FileNotFoundError:
-            return {}
-    return parse_checked(content, url, "an evaluation", "Evaluate again with `tomat eval`, or remove it.")[0]
-
-
 def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
     sections = []
     free = found.get("free_running")
@@ -292,14 +281,3 @@ def _configuration(config: Mapping[str, Any]) -> list[Any]:
     rows = [(key, str(value)) for key, value in sorted(settings.items())]
     every = Table(f"{CONFIG_FILE}, every setting", (Column("setting"), Column("value")), rows)
     return [*parts, details(f"Every setting ({len(rows):,})", every)]
-
-
-def _history(events: list[dict[str, Any]]) -> Table:
-    rows = []
-    for event in events:
-        rest = {key: value for key, value in event.items() if key not in ("time", "event", "step")}
-        words = ", ".join(f"{key}: {value}" for key, value in rest.items() if value not in (None, {}, ""))
-        step = event.get("step")
-        rows.append((str(event.get("time", ""))[:19], event["event"], step if is_figure(step) else None, words))
-    heads = (Column("time (UTC)"), Column("event"), Column("step", number(0)), Column("details"))
-    return Table("What happened to the run", heads, rows)

@@ -1,0 +1,64 @@
+"""What is said of a run, wherever it is shown: its figures, its history, its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tomat.base.report.formats import count, number, percent
+from tomat.base.report.model import Column, Table
+
+NOT_DETAILS = ("time", "event", "step")
+"""Of an event: they have columns of their own."""
+
+
+def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """Names of figures of a run (`train/runs/figures.py`), and what they read; None where they are not known."""
+    done, total = figures.get("steps_done"), figures.get("steps_total")
+    first, last = figures.get("first_loss"), figures.get("last_loss")
+    improvement = f"{first - last:.4f} ({percent(1 - last / first, 0)})" if first and last is not None else None
+
+    def shown(name: str, digits: int, unit: str = "", scale: float = 1.0) -> str | None:
+        value = figures.get(name)
+        return None if value is None else number(digits, scale, unit)(value)
+
+    return [
+        ("steps", None if done is None else f"{done:,} of {total:,}" if total is not None else f"{done:,}"),
+        ("initial loss", shown("first_loss", 4)),
+        ("final loss (mean of 10 steps)", shown("last_loss", 4)),
+        ("improvement", improvement),
+        ("validation loss, newest", shown("validation_loss", 4)),
+        ("validation loss, best", shown("validation_loss_best", 4)),
+        ("NMAE held out, from structures alone", shown("free_running_nmae", 2, " %", 100)),
+        ("NMAE held out, teacher-forced", shown("held_out_nmae_median", 2, " %", 100)),
+        ("step, median", shown("step_seconds_median", 1, " ms", 1e3)),
+        ("tokens/s, median", shown("tokens_per_second_median", 0)),
+        ("MFU, median", shown("mfu_full_median", 1, " %", 100)),
+        ("tokens", None if figures.get("tokens") is None else count(figures["tokens"])),
+        ("time of the steps, with what came between", _duration(figures.get("wall_seconds"))),
+    ]
+
+
+def results_table(figures: Mapping[str, Any], more: Sequence[tuple[str, str | None]] = ()) -> Table | None:
+    """The figures of a run that are known; None where none is."""
+    rows = [(name, value) for name, value in (*result_rows(figures), *more) if value is not None]
+    return Table("", (Column("figure"), Column("value", right=True)), rows) if rows else None
+
+
+def history_table(events: Sequence[Mapping[str, Any]]) -> Table:
+    """What happened to a run."""
+    rows = []
+    for event in events:
+        rest = {key: value for key, value in event.items() if key not in NOT_DETAILS}
+        words = ", ".join(f"{key}: {value}" for key, value in rest.items() if value not in (None, {}, ""))
+        step = event.get("step")
+        rows.append((str(event.get("time", ""))[:19], event["event"], "" if step is None else str(step), words))
+    columns = (Column("time (UTC)"), Column("event"), Column("step", right=True), Column("details"))
+    return Table("What happened to the run", columns, rows)
+
+
+def _duration(value: float | None) -> str | None:
+    if value is None:
+        return None
+    hours, minutes = divmod(round(value / 60), 60)
+    return f"{value:.0f} s" if value < 120 else f"{minutes} min" if not hours else f"{hours} h {minutes:02} min"

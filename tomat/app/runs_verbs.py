@@ -77,9 +77,9 @@ def run_list(args: argparse.Namespace) -> int:
     """Print one line a run."""
     import time
 
-    from rich.table import Table
-
     from tomat.base.progress import progress
+    from tomat.base.report.model import Column, Table
+    from tomat.base.report.terminal import show
     from tomat.base.reporting import console, write_report
     from tomat.train.runs.checkpoints import survey
     from tomat.train.runs.record import find_runs, read_record
@@ -92,12 +92,8 @@ def run_list(args: argparse.Namespace) -> int:
             record = read_record(url)
             whole, partial = survey(url, record.temporary_url)
             summaries.append(summarise(record, whole, len(partial), time.time()))
-    table = Table(title=args.place)
-    for heading, _ in COLUMNS:
-        table.add_column(heading, justify="left" if heading in ("run", "state", "ran on") else "right", overflow="fold")
-    for summary in summaries:
-        table.add_row(*_cells(summary))
-    console.print(table)
+    columns = [Column(heading, right=heading not in ("run", "state", "ran on")) for heading, _ in COLUMNS]
+    show(Table(args.place, columns, list(map(_cells, summaries))))
     for heading, meaning in COLUMNS:
         console.print(f"{heading}: {meaning}", highlight=False)
     write_report(args.json, {"runs": [summary.to_dict() for summary in summaries]})
@@ -108,10 +104,11 @@ def run_show(args: argparse.Namespace) -> int:
     """Print one run in detail."""
     import time
 
-    from rich.table import Table
-
     from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, write_report
+    from tomat.base.report.model import Facts
+    from tomat.base.report.terminal import show
+    from tomat.base.reporting import write_report
+    from tomat.report.run import history_table
     from tomat.train.runs.checkpoints import list_checkpoints
     from tomat.train.runs.record import find_runs, read_record
     from tomat.train.runs.summary import summarise
@@ -124,27 +121,19 @@ def run_show(args: argparse.Namespace) -> int:
     checkpoints = list_checkpoints(urls[0], record.temporary_url)
     whole = [found for found in checkpoints if found.whole]
     summary = summarise(record, whole[-1] if whole else None, len(checkpoints) - len(whole), time.time())
-    table = Table(title=summary.url, show_header=False)
-    for (label, _), cell in zip(COLUMNS, _cells(summary), strict=True):
-        table.add_row(label, cell)
     hashes = list(dict.fromkeys(event["configuration"] for event in record.events if "configuration" in event))
-    table.add_row("configuration", ", ".join(hashes) or "-")
     parents = [str(event.get("parent") or event.get("source")) for event in record.events if event["event"] in _ORIGINS]
-    table.add_row("came from", ", ".join(parents) or "-")
-    purpose = " ".join(str(record.config.get("purpose") or "").split())
-    table.add_row("purpose", purpose or "-")
+    facts = {heading: cell for (heading, _), cell in zip(COLUMNS, _cells(summary), strict=True)}
+    facts |= {
+        "configuration": ", ".join(hashes) or "-",
+        "came from": ", ".join(parents) or "-",
+        "purpose": " ".join(str(record.config.get("purpose") or "").split()) or "-",
+    }
     for found in checkpoints:
+        name = f"step-{found.step}"
         kind = "temporary" if found.temporary else "whole" if found.whole else found.reason
-        table.add_row(f"step-{found.step}", kind)
-    console.print(table)
-    history = Table(title="history")
-    for name in ("time (UTC)", "event", "step", "details"):
-        history.add_column(name)
-    for event in record.events:
-        details = {key: value for key, value in event.items() if key not in ("time", "event", "step")}
-        words = ", ".join(f"{key} {value}" for key, value in details.items() if value not in (None, ""))
-        history.add_row(str(event.get("time", ""))[:19], event["event"], str(event.get("step", "")), words)
-    console.print(history)
+        facts[name] = f"{facts[name]}, {kind}" if name in facts else kind
+    show(Facts(facts, summary.url), history_table(record.events))
     figures = {"history": record.events, "configuration_hashes": hashes}
     write_report(args.json, {**summary.to_dict(), **figures, "checkpoints": [vars(found) for found in checkpoints]})
     return 0
@@ -235,32 +224,22 @@ def run_log(args: argparse.Namespace) -> int:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Print a comparison, and write its page where that is asked for."""
-    from rich.table import Table
     from rich.text import Text
 
+    from tomat.base.report.terminal import show
     from tomat.base.reporting import console, write_report
-    from tomat.report.pages.compare_page import INSIDE, PARTS, sparklines, write_comparison_page
-    from tomat.report.run import result_rows
+    from tomat.report.pages.compare_page import (
+        breakdown_parts,
+        figures_table,
+        settings_part,
+        sparklines,
+        write_comparison_page,
+    )
     from tomat.train.runs.compare import compare_runs
 
     with console.status("reading the runs"):
         comparison = compare_runs(args.runs)
-    table = Table(title="runs beside each other")
-    table.add_column("")
-    for run in comparison.runs:
-        table.add_column(run.name, justify="right", overflow="fold")
-    for key, values in comparison.settings.items():
-        table.add_row(key, *("-" if value is None else str(value) for value in values))
-    table.add_section()
-    table.add_row("ran on", *(run.devices for run in comparison.runs))
-    columns = [dict(result_rows(run.figures)) for run in comparison.runs]
-    for name in columns[0]:
-        if any(column.get(name) is not None for column in columns):
-            table.add_row(name, *(column.get(name) or "-" for column in columns))
-    table.add_section()
-    for name, words in (("wall", "wall-clock"), *PARTS, *INSIDE):
-        table.add_row(f"{words}, s", *(f"{run.breakdown_seconds[name]:,.1f}" for run in comparison.runs))
-    console.print(table)
+    show(settings_part(comparison), figures_table(comparison), *breakdown_parts(comparison))
     lines = sparklines(comparison)
     for name, line in lines:
         console.print(f"{line} {name}", highlight=False)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import traced_operations
 from haliax import Axis
 from haliax.nn.scan import BlockSeq, ScanCheckpointPolicy, Stacked
 from levanter.layers.attention import AttentionBackend, AttentionMask
@@ -19,7 +20,7 @@ from levanter.models.mistral import MistralConfig
 from levanter.models.mixtral import MixtralConfig
 from levanter.models.olmo import Olmo2Config
 from levanter.models.qwen import Qwen3Config, QwenConfig
-from levanter.utils.activation import ActivationFunctionEnum
+from traced_operations import shapes_of
 
 from tomat.base.errors import TomatError
 from tomat.model.any_decoder import build_mask, causal_activations
@@ -44,8 +45,7 @@ def decoder(seq_len: int = 64, **fields) -> DensityDecoderConfig:
 
 
 def shapes(config: LmConfig):
-    """The model of `config` with shapes for arrays."""
-    return eqx.filter_eval_shape(lambda: config.build(VOCAB, key=jax.random.PRNGKey(0)))
+    return shapes_of(config, VOCAB)
 
 
 def build(config: LmConfig):
@@ -186,33 +186,18 @@ def test_norm_and_tying_knobs_change_the_parameters():
 
 
 def gradient_function(config: LmConfig, tokens: hax.NamedArray):
-    """(function of the model's arrays that gives the gradient of a scalar of the activations, shapes of the arrays)."""
-    arrays, rest = eqx.partition(shapes(config), is_shape)
-
-    def gradient(arrays):
-        def scalar(arrays):
-            return (causal_activations(eqx.combine(arrays, rest), tokens).array ** 2).sum()
-
-        return jax.grad(scalar)(arrays)
-
-    return gradient, arrays
+    return traced_operations.gradient_function(config, VOCAB, tokens)
 
 
 def operations(config: LmConfig) -> Counter:
-    """How often each operation stands in the traced gradient, bodies of loops and kernels included."""
-    gradient, arrays = gradient_function(config, random_tokens(config.max_seq_len))
-    counts: Counter = Counter()
+    return traced_operations.operations(config, VOCAB, random_tokens(config.max_seq_len))
 
-    def visit(jaxpr):
-        for equation in jaxpr.eqns:
-            counts[equation.primitive.name] += 1
-            for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-                inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
-                    visit(inner)
 
-    visit(jax.make_jaxpr(gradient)(arrays).jaxpr)
-    return counts
+def gradients(config: LmConfig) -> list[tuple[str, jax.Array]]:
+    """By path of the parameter, which is its name in a checkpoint."""
+    gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))
+    found = jax.jit(gradient)(eqx.filter(build(config), eqx.is_array))
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(found)]
 
 
 @pytest.mark.parametrize("scan_layers", [True, False])
@@ -269,92 +254,42 @@ def test_kept_mlp_layers_are_computed_once_and_the_others_twice():
     assert every_layer == matmuls(gradient_checkpointing="save_attention_mlp")
 
 
-def test_kept_mlp_layers_change_no_gradient():
-    found = []
-    for layers in (0, 1, 2):
-        config = decoder(num_layers=2, scan_layers=False, save_mlp_layers=layers, **BACKENDS["vanilla"])
-        gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))
-        found.append(jax.tree.leaves(jax.jit(gradient)(eqx.filter(build(config), eqx.is_array))))
-    for grads in found[1:]:
-        for grad, expected in zip(grads, found[0], strict=True):
-            np.testing.assert_allclose(grad, expected, atol=1e-5 * float(jnp.abs(expected).max()) + 1e-12)
-
-
-@pytest.mark.parametrize("policy", ["off", "full", "save_attention"])
-@pytest.mark.parametrize("paired_heads", [False, True])
-def test_blocks_of_queries_change_no_loss_and_no_gradient(policy, paired_heads):
-    found = []
-    for blocks in (1, 3):
-        config = decoder(
-            query_blocks=blocks,
-            paired_heads=paired_heads,
-            num_kv_heads=2,
-            gradient_checkpointing=policy,
-            **BACKENDS["vanilla"],
-        )
-        gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))
-        found.append(jax.tree.leaves(jax.jit(gradient)(eqx.filter(build(config), eqx.is_array))))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(other, one, atol=1e-5 * float(jnp.abs(one).max()) + 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"attn_backend": AttentionBackend.JAX_FLASH, "query_blocks": 4}, "blocks of queries are those of vanilla"),
-        ({"query_blocks": 4}, "attn_backend is not set; blocks of queries"),
-        ({"attn_backend": AttentionBackend.VANILLA, "query_blocks": 17}, "query_blocks is 17; expected 1 to 16"),
-        ({"attn_backend": AttentionBackend.VANILLA, "query_blocks": 2, "sliding_window": 9}, "leave out the one or"),
-    ],
-)
-def test_blocks_of_queries_that_cannot_be_are_refused(changes, message):
-    with pytest.raises(TomatError, match=message):
-        decoder(**changes)
-
-
-@pytest.mark.parametrize("policy", ["off", "full", "save_attention_mlp"])
-@pytest.mark.parametrize("fused_gate_up", [False, True])
-def test_a_flat_mlp_changes_no_loss_and_no_gradient(policy, fused_gate_up):
-    found = []
-    for flat in (False, True):
-        config = decoder(
-            flat_mlp=flat, fused_gate_up=fused_gate_up, gradient_checkpointing=policy, **BACKENDS["vanilla"]
-        )
-        gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))
-        arrays = eqx.filter(build(config), eqx.is_array)
-        found.append(jax.tree_util.tree_leaves_with_path(jax.jit(gradient)(arrays)))
-    for (path, one), (path_flat, other) in zip(*found, strict=True):
-        assert path == path_flat  # the parameters of a checkpoint
-        np.testing.assert_allclose(other, one, atol=1e-5 * float(jnp.abs(one).max()) + 1e-12, err_msg=str(path))
-
-
+VANILLA = BACKENDS["vanilla"]
 FUSED = {"fused_qkv": True, "fused_gate_up": True}
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        dict(num_heads=4, num_kv_heads=2, use_bias=True, **BACKENDS["vanilla"]),
-        dict(use_qk_norm=False, **BACKENDS["vanilla"]),
-        dict(
-            max_seq_len=256, num_layers=1, head_dim=128, attn_backend=AttentionBackend.SPLASH,
-            whole_head=WholeHeadConfig(256, 128, 256, 128, interpret=True), qk_rotary=QkRotaryConfig("attention"),
-            gradient_checkpointing="save_matmuls",
-        ),
-    ],
-    ids=["biases and shared heads", "no norm of queries", "heads in VMEM"],
+IN_VMEM = dict(
+    max_seq_len=256, num_layers=1, head_dim=128, attn_backend=AttentionBackend.SPLASH,
+    whole_head=WholeHeadConfig(256, 128, 256, 128, interpret=True), qk_rotary=QkRotaryConfig("attention"),
+    gradient_checkpointing="save_matmuls",
 )  # fmt: skip
-def test_products_of_one_input_as_one_give_the_same_gradients(fields):
-    apart, fused = decoder(**fields), decoder(**fields, **FUSED)
-    tokens = random_tokens(apart.max_seq_len)
-    found = []
-    for config in (apart, fused):
-        gradient, _ = gradient_function(config, tokens)
-        arrays = eqx.filter(build(config), eqx.is_array)
-        found.append(jax.tree_util.tree_leaves_with_path(jax.jit(gradient)(arrays)))
-    for (path, one), (path_fused, other) in zip(*found, strict=True):
-        assert path == path_fused  # the parameters of a checkpoint
-        np.testing.assert_allclose(other, one, atol=1e-4 * float(jnp.abs(one).max()) + 1e-12, err_msg=str(path))
+PAIRED: dict = dict(num_heads=4, num_kv_heads=2, paired_heads=True)
+NO_CHANGE: dict[str, tuple[dict, dict]] = {
+    "a layer's MLP kept": (dict(scan_layers=False, **VANILLA), dict(save_mlp_layers=1)),
+    "each layer's MLP kept": (dict(scan_layers=False, **VANILLA), dict(save_mlp_layers=2)),
+    **{
+        f"blocks of queries, {policy}": (dict(gradient_checkpointing=policy, **VANILLA), dict(query_blocks=3))
+        for policy in ("off", "full", "save_attention")
+    },
+    "blocks of queries of paired heads": ({**PAIRED, **VANILLA}, dict(query_blocks=3)),
+    **{
+        f"a flat MLP, {policy}": (dict(gradient_checkpointing=policy, **VANILLA), dict(flat_mlp=True))
+        for policy in ("off", "full", "save_attention_mlp")
+    },
+    "a flat MLP of one product": (dict(fused_gate_up=True, **VANILLA), dict(flat_mlp=True)),
+    "one product, biases and shared heads": (dict(num_heads=4, num_kv_heads=2, use_bias=True, **VANILLA), FUSED),
+    "one product, no norm of queries": (dict(use_qk_norm=False, **VANILLA), FUSED),
+    "one product, heads in VMEM": (IN_VMEM, FUSED),
+}
+
+
+@pytest.mark.parametrize("case", NO_CHANGE)
+def test_what_is_only_computed_otherwise_has_the_same_gradients_and_parameters(case):
+    fields, change = NO_CHANGE[case]
+    within = 1e-4 if change is FUSED else 1e-5
+    for (path, one), (other_path, other) in zip(
+        gradients(decoder(**fields)), gradients(decoder(**fields, **change)), strict=True
+    ):
+        assert path == other_path
+        np.testing.assert_allclose(other, one, atol=within * float(jnp.abs(one).max()) + 1e-12, err_msg=path)
 
 
 def test_products_of_one_input_as_one_are_fewer():
@@ -393,36 +328,6 @@ def test_backend_defaults_to_splash_on_a_tpu_mesh_only():
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"sliding_window": 16},
-        {"use_qk_norm": False},
-        {"hybrid_norm": True},
-        {"attn_backend": AttentionBackend.VANILLA},
-        {"flash_attention_block_size": 32},
-        {"scan_layers": False},
-        {"upcast_attn": True},
-        {"embedding_skip": 0.1},
-        {"value_mix": 0.1},
-        {"paired_heads": True, "num_kv_heads": 2},
-        {"activation_function": ActivationFunctionEnum.relu2},
-        {"fused_qkv": True},
-        {"fused_gate_up": True},
-        {"gradient_checkpointing": "save_attention"},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_every_model_knob_changes_the_program(fields):
-    def program(config):
-        gradient, arrays = gradient_function(config, random_tokens(64))
-        arrays = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, jnp.bfloat16), arrays)
-        return jax.jit(gradient).lower(arrays).as_text()
-
-    beside = {name: value for name, value in fields.items() if name == "num_kv_heads"}
-    assert program(decoder(64, **fields)) != program(decoder(64, **beside))
-
-
-@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"num_heads": 4, "num_kv_heads": 3}, "num_heads is 4 and num_kv_heads is 3"),
@@ -453,6 +358,10 @@ def test_every_model_knob_changes_the_program(fields):
             "block_q is 512 and the sequence length is 640",
         ),
         ({"attn_backend": AttentionBackend.JAX_FLASH, "flash_attention_block_size": 50}, "is 50 and .* is 64"),
+        ({**VANILLA, "attn_backend": None, "query_blocks": 4}, "attn_backend is not set; blocks of queries"),
+        ({"attn_backend": AttentionBackend.JAX_FLASH, "query_blocks": 4}, "blocks of queries are those of vanilla"),
+        ({**VANILLA, "query_blocks": 17}, "query_blocks is 17; expected 1 to 16"),
+        ({**VANILLA, "query_blocks": 2, "sliding_window": 9}, "leave out the one or"),
         ({"value_mix": 1.5}, "value_mix is 1.5; expected a share"),
         ({"value_mix": 0.1, "num_layers": 1}, "value_mix is 0.1 and num_layers is 1"),
         ({"paired_heads": True}, "paired_heads is true and num_kv_heads is 1; expected an even number"),
@@ -513,17 +422,6 @@ def test_parameter_count_equals_the_built_model():
     model = config.build(VOCAB, key=jax.random.PRNGKey(0))
     built = sum(array.size for array in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
     assert parameter_count(config, VOCAB.size) == config.total_trainable_params(VOCAB.size) == built
-
-
-def test_export_to_hugging_face_only_of_what_qwen3_has():
-    exported = decoder().to_hf_config(VOCAB.size)
-    assert (exported.hidden_size, exported.num_hidden_layers, exported.vocab_size) == (32, 2, VOCAB.size)
-    for fields in (
-        {"hybrid_norm": True}, {"use_qk_norm": False}, {"sliding_window": 8}, {"embedding_skip": 0.1},
-        {"value_mix": 0.1}, {"paired_heads": True, "num_kv_heads": 2},
-    ):  # fmt: skip
-        with pytest.raises(TomatError, match=next(iter(fields))):
-            decoder(**fields).to_hf_config(VOCAB.size)
 
 
 def test_packed_sequences_do_not_see_each_other():
@@ -605,9 +503,6 @@ def test_knobs_of_attention_have_the_same_gradients_however_layers_are_run(field
     np.testing.assert_allclose(list(found.values()), expected, rtol=1e-3)
 
 
-PAIRED: dict = dict(num_heads=4, num_kv_heads=2, paired_heads=True)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_paired_heads_are_causal(backend):
     """Bit for bit: what a later token changes is multiplied with 0 or not at all."""
@@ -668,12 +563,3 @@ def test_paired_heads_take_no_packed_sequences():
         eqx.filter_eval_shape(
             lambda: build(config).activations(random_tokens(64), attn_mask=AttentionMask.causal(segment_ids=(ids, ids)))
         )
-
-
-def test_squared_relu_is_the_gate_of_the_mlp():
-    config = decoder(activation_function=ActivationFunctionEnum.relu2, scan_layers=False)
-    mlp = build(config).transformer.layers.unstacked()[0].mlp
-    x = hax.named(jnp.asarray(np.random.default_rng(0).normal(size=(3, 32)), jnp.float32), ("position", "embed"))
-    gate, up = mlp.gate_proj(x), mlp.up_proj(x)
-    expected = mlp.down_proj(hax.named(jnp.maximum(gate.array, 0.0) ** 2, gate.axes) * up)
-    np.testing.assert_allclose(mlp(x).array, expected.array, rtol=1e-5)

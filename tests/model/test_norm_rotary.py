@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import two_devices
 from haliax import Axis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType
 from levanter.layers.attention import AttentionBackend, AttentionMask
 from levanter.layers.rotary import DefaultRotaryEmbeddingsConfig, Llama3RotaryEmbeddingsConfig
 
@@ -58,13 +58,6 @@ def test_values_and_gradients_are_the_formulas(batch, n_chunks, heads, head_size
     expected = run(lambda x, w: formula(x, w, table, eps))
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.abs(b).max()))
-
-
-@contextlib.contextmanager
-def two_devices():
-    """A mesh that splits the batch over two CPU devices."""
-    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))), hax.axis_mapping({"batch": "data"}):
-        yield
 
 
 def attention_config(**fields) -> DensityDecoderConfig:

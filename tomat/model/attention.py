@@ -365,22 +365,14 @@ class DensityAttention(Attention):
         return rotary if heads == 1 else replace(rotary, table=jnp.repeat(rotary.table, heads, axis=0))
 
     def paged_decode(self, x, kv_cache, batch_info, *, pos_ids, key=None):
-        """Levanter's decoding step, or, where `kv_cache` is a `KvCache`, `decode` at position `batch_info`.
+        """`decode` at position `batch_info`: Levanter's layer calls this, its norms and MLP around it.
 
         Raises:
-            TomatError: A sliding window, mixed values or paired heads, which Levanter's step does not have.
+            TomatError: `kv_cache` is Levanter's own, in pages.
         """
-        # Levanter's layer calls this, norms and MLP around it, and hands on cache and `batch_info` as they are.
-        if isinstance(kv_cache, KvCache):
-            return self.decode(x, kv_cache, cast(jax.Array, batch_info))
-        for name, off in (("sliding_window", None), ("value_mix", 0.0), ("paired_heads", False)):
-            value = getattr(self.config, name)
-            if value != off:
-                raise TomatError(
-                    f"model.{name} is {value}, which Levanter's decoding from pages does not have; decode from a "
-                    "KvCache instead."
-                )
-        return super().paged_decode(x, kv_cache, batch_info, pos_ids=pos_ids, key=key)
+        if not isinstance(kv_cache, KvCache):
+            raise TomatError("density_decoder is decoded from a KvCache, and not from Levanter's pages.")
+        return self.decode(x, kv_cache, cast(jax.Array, batch_info))
 
 
 def paired_up(x: NamedArray, axis: str) -> NamedArray:

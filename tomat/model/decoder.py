@@ -270,27 +270,12 @@ class DensityDecoderConfig(Qwen3Config):
         return parameter_count(self, vocab_size)
 
     def to_hf_config(self, vocab_size: int, config_overrides: dict | None = None):
-        """A Hugging Face Qwen3 configuration of the same model.
+        """Refused: what `tomat export` writes needs no counterpart there.
 
         Raises:
-            TomatError: Hugging Face's Qwen3 has no such model.
+            TomatError: Always.
         """
-        without = {
-            "use_qk_norm": not self.use_qk_norm,
-            "hybrid_norm": self.hybrid_norm,
-            "input_embedding_norm": self.input_embedding_norm,
-            "sliding_window": self.window is not None,
-            "embedding_skip": self.embedding_skip != 0,
-            "value_mix": self.value_mix != 0,
-            "paired_heads": self.paired_heads,
-            "int8_matmuls": self.int8_matmuls is not None,
-            "environment": self.environment is not None,
-        }
-        if any(without.values()):
-            names = ", ".join(f"{name}={getattr(self, name)}" for name, differs in without.items() if differs)
-            raise TomatError(f"Hugging Face's Qwen3 has no counterpart of {names}; this model cannot be exported.")
-        plain = dataclasses.replace(self, use_sliding_window=False)
-        return super(DensityDecoderConfig, plain).to_hf_config(vocab_size, config_overrides)
+        raise TomatError("Hugging Face has no density_decoder; `tomat export` writes its weights as a folder.")
 
 
 def _norm(config: DensityDecoderConfig) -> hnn.RmsNorm:

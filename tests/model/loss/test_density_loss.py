@@ -6,40 +6,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import loss_batches
 import numpy as np
 import pytest
 from haliax import Axis, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loss_batches import START, UNOPTIMISED, assert_close
 
 from tomat.base.errors import TomatError
 from tomat.model.loss.config import LOSS_KINDS, LossConfig
 from tomat.model.loss.density_loss import density_loss, evaluation_sums, plain_loss
 from tomat.model.loss.target import DensityTarget
 
-START, K, V, E = 7, 24, 33, 6
+K, V, E = 24, 33, 6
 """Density ids 7..30 of 33: ids of both other sorts, before and after."""
 
 VALUES = np.concatenate([[0.0], np.geomspace(1e-3, 6.0, K - 1)]).astype(np.float32)
 TARGET = DensityTarget(K, VALUES, START)
-
-UNOPTIMISED = {"xla_backend_optimization_level": "0"}
-"""The arrays are tiny: compiling is what these tests take their time for."""
-
-
-def make_batch(seed: int, batch: int, positions: int, scale: float = 2.0):
-    """Hidden states, head and token rows with a preamble, density tokens, an end token and padding."""
-    rng = np.random.default_rng(seed)
-    tokens = np.zeros((batch, positions), np.int32)
-    for row in tokens:
-        preamble = rng.integers(1, max(2, positions // 3))
-        length = rng.integers(preamble + 1, positions + 1)
-        row[:preamble] = rng.integers(1, START, preamble)
-        row[preamble:length] = rng.integers(START, START + K, length - preamble)
-        row[length : length + 1] = V - 1
-    hidden = rng.normal(size=(batch, positions, E)).astype(np.float32) * scale
-    head = rng.normal(size=(V, E)).astype(np.float32)
-    return jnp.asarray(hidden), jnp.asarray(head), jnp.asarray(tokens)
+make_batch = partial(loss_batches.make_batch, bins=K, width=E, ids=V, scale=2.0)
 
 
 def value_and_gradients(loss, hidden, head, tokens, config):
@@ -54,14 +39,6 @@ def value_and_gradients(loss, hidden, head, tokens, config):
 def value_of(loss, hidden, head, tokens, config, target=TARGET):
     of = partial(loss, config=config, target=target)
     return jax.jit(of, compiler_options=UNOPTIMISED)(hidden, head, tokens)
-
-
-def assert_close(got, expected, relative: float, name: str):
-    """Within `relative` of the largest expected value: gradients are sums of terms of that size."""
-    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-    assert np.isfinite(got).all(), name
-    largest = max(np.abs(expected).max(), 1e-9)
-    assert np.abs(got - expected).max() <= relative * largest, (name, np.abs(got - expected).max(), largest)
 
 
 BLOCKS = (1, 5, 8, 16, 17, 40)
@@ -101,7 +78,7 @@ def test_blocked_equals_plain(kind, vocabulary, preamble_weight, block, seed, sc
         z_loss_weight=0.3 if block in (5, 16, 40) else 0.0,
         **target,
     )
-    arrays = make_batch(seed, 2, 17, scale)
+    arrays = make_batch(seed, 2, 17, scale=scale)
     (blocked, by_blocked), (plain, by_plain) = compiled_comparison(config)(*arrays)
     assert_close(blocked[0], plain[0], 1e-5, "loss")
     assert blocked[1].keys() == plain[1].keys()

@@ -9,10 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import loss_batches
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loss_batches import START, UNOPTIMISED, assert_close
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
@@ -22,13 +24,11 @@ from tomat.model.loss.target import DensityTarget
 from tomat.model.loss.tiles import LossTiles
 from tomat.perf.plan.compile.topology import child_environment
 
-START, K, E = 7, 200, 16
+K, E = 200, 16
 """Density ids 7..206 of 211: ids of both other sorts, and neither section a whole number of tiles of 128."""
 V = START + K + 4
 VALUES = np.concatenate([[0.0], np.geomspace(1e-3, 6.0, K - 1)]).astype(np.float32)
 TARGET = DensityTarget(K, VALUES, START)
-
-UNOPTIMISED = {"xla_backend_optimization_level": "0"}
 
 TWO_BLOCKS, THREE_BLOCKS, ONE_BLOCK = LossTiles(64, 32, 128, 16), LossTiles(48, 16, 256, 16), LossTiles(32, 32, 128, 32)
 """Of the 74 rows below: two groups, the second ragged, of two blocks; two groups of three; three groups of one."""
@@ -47,27 +47,9 @@ CASES: list[tuple[Any, ...]] = [
 ]
 
 
-def make_batch(seed: int, batch: int = 2, positions: int = 37, scale: float = 1.0, bins: int = K):
-    """Hidden states, head and token rows with a preamble, density tokens, an end token and padding."""
-    rng = np.random.default_rng(seed)
-    tokens = np.zeros((batch, positions), np.int32)
-    for row in tokens:
-        preamble = rng.integers(1, max(2, positions // 3))
-        length = rng.integers(preamble + 1, positions + 1)
-        row[:preamble] = rng.integers(1, START, preamble)
-        row[preamble:length] = rng.integers(START, START + bins, length - preamble)
-        row[length : length + 1] = V - 1
-    hidden = scale * rng.normal(size=(batch, positions, E)).astype(np.float32)
-    head = rng.normal(size=(START + bins + 4, E)).astype(np.float32)
-    return jnp.asarray(hidden), jnp.asarray(head), jnp.asarray(tokens)
-
-
-def assert_close(got, expected, relative: float, name: str):
-    """Within `relative` of the largest expected value: gradients are sums of terms of that size."""
-    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-    assert np.isfinite(got).all(), name
-    largest = max(np.abs(expected).max(), 1e-9)
-    assert np.abs(got - expected).max() <= relative * largest, (name, np.abs(got - expected).max(), largest)
+def make_batch(seed: int, positions: int = 37, scale: float = 1.0, bins: int = K):
+    """Two sequences with four ids behind the bins."""
+    return loss_batches.make_batch(seed, 2, positions, bins=bins, width=E, ids=START + bins + 4, scale=scale)
 
 
 @lru_cache
@@ -148,74 +130,6 @@ def test_tiles_that_do_not_fit():
     config = LossConfig(kernel="pallas", tiles=LossTiles(65536, 512, 512, 32))
     with pytest.raises(TomatError, match="need .* MiB of VMEM at a width of 4096"):
         jax.eval_shape(partial(density_loss, config=config, target=TARGET), *shapes)
-
-
-MESH_SCRIPT = """
-import json
-from functools import partial
-
-import haliax as hax
-import jax
-import numpy as np
-from haliax import NamedArray
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-
-jax.config.update("jax_num_cpu_devices", 4)
-
-from tomat.model.loss.config import LossConfig
-from tomat.model.loss.density_loss import density_loss, plain_loss
-from tomat.model.loss.target import DensityTarget
-from tomat.model.loss.tiles import LossTiles
-
-START, K, V, E, B, T = 7, 24, 33, 8, 4, 12
-TARGET = DensityTarget(K, np.geomspace(1e-3, 6.0, K), START)
-rng = np.random.default_rng(0)
-tokens = rng.integers(START, START + K, (B, T)).astype(np.int32)
-tokens[:, :3] = 2
-tokens[1, 7:] = 0
-arrays = rng.normal(size=(B, T, E)).astype(np.float32), rng.normal(size=(V, E)).astype(np.float32), tokens
-config = LossConfig(kind="ce_emd", vocabulary="full", kernel="pallas", tiles=LossTiles(16, 16, 128, 16), interpret=True)
-
-
-def step(loss):
-    def of(hidden, head, tokens):
-        named = NamedArray(hidden, ("batch", "position", "embed")), NamedArray(head, ("vocab", "embed"))
-        return loss(*named, NamedArray(tokens, ("batch", "position")), config=config, target=TARGET)
-
-    return jax.jit(
-        jax.value_and_grad(of, argnums=(0, 1), has_aux=True),
-        compiler_options={"xla_backend_optimization_level": "0"},
-    )
-
-
-(expected, expected_metrics), expected_gradients = step(plain_loss)(*arrays)
-mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-specs = P("data", "model"), P(), P("data", "model")
-with jax.set_mesh(mesh), hax.axis_mapping({"batch": "data", "position": "model"}):
-    split = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)]
-    (loss, metrics), gradients = step(density_loss)(*split)
-report = {
-    "n_parts": len({shard.index for shard in gradients[0].addressable_shards}),
-    "loss": abs(float(loss - expected)) / float(expected),
-    "gradients": [
-        float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max())
-        for a, b in zip(gradients, expected_gradients, strict=True)
-    ],
-    "metrics": max(abs(float(metrics[name]) - float(expected_metrics[name])) for name in expected_metrics),
-}
-print(json.dumps(report))
-"""
-
-
-def test_on_a_mesh():
-    """In a process of its own: the one that runs the tests has one device."""
-    done = subprocess.run([sys.executable, "-c", MESH_SCRIPT], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert report["n_parts"] == 4
-    assert report["loss"] < 1e-5
-    assert max(report["gradients"]) < 1e-5
-    assert report["metrics"] < 1e-5
 
 
 COMPILE_SCRIPT = """

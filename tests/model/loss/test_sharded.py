@@ -14,6 +14,7 @@ import pytest
 SCRIPT = """
 import json
 import re
+from dataclasses import replace
 from functools import partial
 
 import haliax as hax
@@ -29,6 +30,7 @@ from tomat.base.errors import TomatError
 from tomat.model.loss.config import LossConfig
 from tomat.model.loss.density_loss import density_loss
 from tomat.model.loss.target import DensityTarget
+from tomat.model.loss.tiles import LossTiles
 
 START, K, V, E, B, T = 7, 24, 33, 8, 4, 12
 TARGET = DensityTarget(K, np.geomspace(1e-3, 6.0, K), START)
@@ -83,15 +85,18 @@ cases = {
     ),
     "batch over 2, model axis idle": ((2, 2), ("data", "model"), {"batch": "data", "heads": "model"}, P("data"), P()),
 }
-config = LossConfig(kind="ce_emd", vocabulary="full", preamble_weight=0.5, block_positions=5)
-alone = step(config)(hidden, head, tokens)
+xla = LossConfig(kind="ce_emd", vocabulary="full", preamble_weight=0.5, block_positions=5)
+pallas = replace(xla, kernel="pallas", tiles=LossTiles(16, 16, 128, 16), interpret=True)
+alone = step(xla)(hidden, head, tokens)
 for name, (shape, names, mapping, spec, head_spec) in cases.items():
     mesh = jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape))
     arrays = [
         jax.device_put(x, NamedSharding(mesh, s)) for x, s in ((hidden, spec), (head, head_spec), (tokens, spec))
     ]
     with jax.set_mesh(mesh), hax.axis_mapping(mapping):
-        report["errors"][name] = error(step(config)(*arrays), alone)
+        report["errors"][name] = error(step(xla)(*arrays), alone)
+        if "positions" in name:
+            report["errors"][f"{name}, in Pallas"] = error(step(pallas)(*arrays), alone)
 
 mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 shapes = [
@@ -121,7 +126,7 @@ def report():
 
 
 def test_sharded_equals_unsharded(report):
-    assert len(report["errors"]) == 4
+    assert len(report["errors"]) == 5
     assert max(report["errors"].values()) < 1e-5, report["errors"]
 
 

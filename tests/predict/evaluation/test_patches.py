@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tomat.base.errors import TomatError
 from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME
 from tomat.data.codec.two_token import TwoTokenCodec
-from tomat.data.tokens.patch import decode_sequence
-from tomat.predict.evaluation.patches import inside_cell, make_patches, random_anchors, tiling_anchors
+from tomat.data.tokens.patch import decode_sequence, tiling_anchors
+from tomat.predict.evaluation.patches import inside_cell, make_patches, random_anchors
 
 sides = st.tuples(*[st.integers(1, 9)] * 3)
 

@@ -10,17 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pymatgen.core import Structure
-from pymatgen.io.vasp import Chgcar
 from tiny_run import DEMO, tiny_run
 
 import tomat
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
-from tomat.data.density.demo.embedded import load_stored
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
-from tomat.data.density.zarr_store import read_zarr
 from tomat.predict.inference import parallel, predictor
 from tomat.predict.inference.choice import Choice
 from tomat.predict.inference.described import DescribedRun
@@ -104,25 +101,6 @@ def test_moving_all_atoms_moves_the_density(trained, prediction):
     rolled = np.roll(trained.predict(moved, SHAPE, electrons=8.0).rho, (-4, 3, -7), axis=(0, 1, 2))
     # A three-step model's attention looks at where in the patch a voxel is, and a little at the rounded preamble.
     assert np.abs(rolled - prediction).sum() / prediction.sum() < 0.05
-
-
-def test_only_the_structure_is_read(run_dir, tmp_path):
-    """The same to the bit from a POSCAR and from CHGCARs of the true density and of noise."""
-    truth = load_stored("NaF-rock-salt-ideal")
-    noise = np.random.default_rng(0).random((12, 12, 12), dtype=np.float32)
-    for name, rho in (("truth", truth.rho), ("noise", noise)):
-        (tmp_path / name).mkdir()
-        volumetric = Chgcar(truth.structure, {"total": rho.astype(np.float64) * truth.volume_a3})
-        volumetric.write_file(str(tmp_path / name / "NaF.CHGCAR"))
-    (tmp_path / "alone").mkdir()
-    header = (tmp_path / "truth" / "NaF.CHGCAR").read_text().split("\n \n")[0].split("\n\n")[0]
-    (tmp_path / "alone" / "NaF.POSCAR").write_text(header + "\n")
-    found = []
-    for name in ("truth", "noise", "alone"):
-        words = ["--run", run_dir, "--structure", next((tmp_path / name).iterdir()), "--grid", 12, 12, 12]
-        assert main(["predict", *map(str, [*words, "--format", "zarr", "--output", tmp_path / f"{name}-out"])]) == 0
-        found.append(read_zarr(tmp_path / f"{name}-out" / "NaF.zarr").rho)
-    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
 
 
 WITHOUT_JAX = """

@@ -317,3 +317,9 @@ def decode_sequence(
         values=codec.decode(density, decoder),
         unit=codec.unit,
     )
+
+
+def tiling_anchors(grid_shape: Sequence[int], patch_shape: Sequence[int]) -> np.ndarray:
+    """First voxels, int64 [patch, 3], of patches that tile a cell; the last along a side may reach past it."""
+    starts = [np.arange(0, side, step) for side, step in zip(grid_shape, patch_shape, strict=True)]
+    return np.stack(np.meshgrid(*starts, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.int64)

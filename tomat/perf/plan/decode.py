@@ -12,6 +12,7 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.data.density.crystal import Crystal
+from tomat.data.tokens.patch import tiling_anchors
 from tomat.hardware.chips import Slice
 from tomat.model.any_decoder import environment_of
 from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
@@ -27,7 +28,7 @@ from tomat.perf.plan.compile.topology import data_axis_size
 from tomat.perf.plan.plan import Interval
 from tomat.predict.inference.autoregressive import kept_bytes
 from tomat.predict.inference.memory import SHARE
-from tomat.predict.inference.parallel import atoms_near, tiling
+from tomat.predict.inference.parallel import atoms_near
 from tomat.predict.inference.predictor import DecoderName, check_decoder, sequences_to_try
 from tomat.train.settings.config import TrainConfig
 
@@ -62,7 +63,7 @@ def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal
     assert environment is not None
     n_atoms = cell if isinstance(cell, int) else len(cell.atomic_numbers)
     patch_shape = config.data.sequence_layout.patch_shape(n_atoms)
-    anchors, notes = tiling(grid_shape, patch_shape), []
+    anchors, notes = tiling_anchors(grid_shape, patch_shape), []
     if isinstance(cell, int):
         room = Room.of(environment)
         notes.append(

@@ -28,19 +28,6 @@ class DecodedVoxels[A](NamedTuple):
     """float32: -log p of the true bin."""
 
 
-def median_bin(weights: Array) -> Array:
-    """Smallest bin whose cumulative weight reaches half of the total.
-
-    Args:
-        weights: float32 [..., K], not negative, not all zero; need not be normalised.
-
-    Returns:
-        int32 [...]. Sums are in float32: where the cumulative weight is within rounding of one half, the bin on either
-        side may be returned, and both have the same expected error to that rounding.
-    """
-    return quantile_bin(weights, 0.5)
-
-
 def decode_logits(
     logits: Array, reference: Array, true_bins: Array, medians: Array, means: Array
 ) -> DecodedVoxels[Array]:
@@ -57,7 +44,7 @@ def decode_logits(
     distance = jnp.abs(medians - reference[..., None])
     true_logit = jnp.take_along_axis(logits, true_bins[..., None], axis=-1)[..., 0]
     return DecodedVoxels(
-        median_bin=median_bin(weights),
+        median_bin=quantile_bin(weights, 0.5),
         mode_bin=jnp.argmax(logits, axis=-1).astype(jnp.int32),
         mean_e_per_a3=jnp.sum(weights * means, axis=-1) / total,
         emd_e_per_a3=jnp.sum(weights * distance, axis=-1) / total,

@@ -95,12 +95,6 @@ def random_anchors(material_id: str, grid_shape: Sequence[int], count: int, seed
     return np.stack(np.unravel_index(flat, tuple(grid_shape)), axis=-1).astype(np.int64)
 
 
-def tiling_anchors(grid_shape: Sequence[int], patch_shape: Sequence[int]) -> np.ndarray:
-    """Anchors, int64 [tile, 3], of tiles side by side from the origin; the last of a row may reach past the cell."""
-    starts = [np.arange(0, side, step) for side, step in zip(grid_shape, patch_shape, strict=True)]
-    return np.stack(np.meshgrid(*starts, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.int64)
-
-
 def inside_cell(anchors: np.ndarray, grid_shape: Sequence[int], patch_shape: Sequence[int]) -> np.ndarray:
     """bool [tile, voxel]: whether a tile's voxel lies in the cell without wrapping round (C order)."""
     inside = [anchors[:, axis, None] + np.arange(patch_shape[axis])[None, :] < grid_shape[axis] for axis in range(3)]

@@ -12,10 +12,9 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import replacing
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.grid import DensityGrid
-from tomat.data.tokens.patch import check_encodable
+from tomat.data.tokens.patch import check_encodable, tiling_anchors
 from tomat.predict.evaluation.free_running import FREE_RUNNING
 from tomat.predict.evaluation.metrics import nmae
-from tomat.predict.evaluation.patches import tiling_anchors
 from tomat.predict.evaluation.result import LABEL
 
 if TYPE_CHECKING:  # JAX and Levanter are needed to compute a plane, not to draw one

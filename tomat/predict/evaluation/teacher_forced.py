@@ -25,7 +25,7 @@ from tomat.data.codec.base import DensityCodec
 from tomat.data.density.elements import reduced_formula
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.patch import check_encodable
+from tomat.data.tokens.patch import check_encodable, tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables
@@ -38,9 +38,9 @@ from tomat.predict.evaluation.patches import (
     check_codec,
     make_patches,
     random_anchors,
-    tiling_anchors,
 )
 from tomat.predict.evaluation.result import MaterialResult, TeacherForcedResult
+from tomat.predict.inference.parallel import batches
 from tomat.predict.inference.trained import LoadedRun
 
 
@@ -198,7 +198,7 @@ class TeacherForcedEvaluator:
     def _batches(
         self, materials: Sequence[EvaluationPatches], environment: EnvironmentConfig | None
     ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """Batches of one shape: voxels of smaller patches and sequences of the last batch are filled up with zeros."""
+        """Batches of one shape, each with the number of sequences before it; smaller patches end in zeros."""
         most = self.layout.n_voxels
         reference = [np.reshape(patches.reference, (patches.n_patches, -1)) for patches in materials]
         everything = {
@@ -212,12 +212,9 @@ class TeacherForcedEvaluator:
         }
         if environment is not None:
             everything |= stacked_atoms([atoms for patches in materials for atoms in patches.atoms(environment)])
-        size = self.config.batch_size
-        for start in range(0, len(everything["tokens"]), size):
-            batch = {name: array[start : start + size] for name, array in everything.items()}
-            missing = size - len(batch["tokens"])
-            # Repeating a real sequence, rather than zeros, keeps every attention row well defined.
-            yield start, {name: np.concatenate([a, np.repeat(a[-1:], missing, axis=0)]) for name, a in batch.items()}
+        # Repeating a real sequence, rather than zeros, keeps every attention row well defined.
+        for number, (_, batch) in enumerate(batches(everything, self.config.batch_size)):
+            yield number * self.config.batch_size, batch
 
     def evaluate(
         self,

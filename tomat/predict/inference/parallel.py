@@ -19,7 +19,7 @@ from levanter.models.lm_model import LmHeadModel
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import PatchShape
-from tomat.data.tokens.patch import encode_rows
+from tomat.data.tokens.patch import encode_rows, tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables
@@ -60,7 +60,7 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
     """
     layout, environment = run.config.data.sequence_layout, environment_of(run.config.model)
     patch_shape = layout.patch_shape(len(crystal.atomic_numbers))
-    anchors = tiling(grid_shape, patch_shape)
+    anchors = tiling_anchors(grid_shape, patch_shape)
     # The rows are encoded from an empty cell: nothing but the structure can be in them.
     empty = DensityGrid(
         np.zeros(grid_shape, np.float32), crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name
@@ -72,12 +72,6 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
         near, room = atoms_near(environment, crystal, anchors, grid_shape, patch_shape)
         arrays |= stacked_atoms([filled(*found, patch_shape, room, crystal.name) for found in near])
     return CellPatches(anchors, patch_shape, grid_shape, arrays)
-
-
-def tiling(grid_shape: tuple[int, int, int], patch_shape: PatchShape) -> np.ndarray:
-    """First voxels of the patches that tile a cell, int [patch, 3]; the last along a side may reach past it."""
-    starts = [np.arange(0, side, step) for side, step in zip(grid_shape, patch_shape, strict=True)]
-    return np.stack(np.meshgrid(*starts, indexing="ij"), axis=-1).reshape(-1, 3)
 
 
 def atoms_near(

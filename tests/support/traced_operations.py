@@ -1,0 +1,48 @@
+"""What a model's traced gradient consists of."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import haliax as hax
+import jax
+from levanter.models.lm_model import LmConfig
+
+from tomat.model.any_decoder import causal_activations
+
+
+def shapes_of(config: LmConfig, Vocab: hax.Axis) -> Any:
+    """The model of `config` with shapes for arrays."""
+    return eqx.filter_eval_shape(lambda: config.build(Vocab, key=jax.random.PRNGKey(0)))
+
+
+def gradient_function(config: LmConfig, Vocab: hax.Axis, tokens: hax.NamedArray) -> tuple[Callable[[Any], Any], Any]:
+    """(function of the model's arrays that gives the gradient of a scalar of the activations, shapes of the arrays)."""
+    arrays, rest = eqx.partition(shapes_of(config, Vocab), lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+
+    def scalar(arrays: Any) -> jax.Array:
+        return (causal_activations(eqx.combine(arrays, rest), tokens).array ** 2).sum()
+
+    return jax.grad(scalar), arrays
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Every operation, bodies of loops and kernels included, each once."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def operations(config: LmConfig, Vocab: hax.Axis, tokens: hax.NamedArray) -> Counter:
+    """How often each operation stands in the traced gradient, products by the type of their operands too."""
+    gradient, arrays = gradient_function(config, Vocab, tokens)
+    counts: Counter = Counter()
+    for equation in equations(jax.make_jaxpr(gradient)(arrays).jaxpr):
+        counts[equation.primitive.name] += 1
+        if equation.primitive.name == "dot_general":
+            counts[f"dot_general {equation.invars[0].aval.dtype}"] += 1
+    return counts

@@ -23,13 +23,9 @@ def env_file(folder, text: str, mode: int = 0o600):
     return path
 
 
-def test_names_are_read_and_values_are_not_told(tmp_path):
-    path = env_file(tmp_path, f"# of W&B\nexport WANDB_API_KEY={SECRET}\n\nMODE='a b $x'\n")
-    assert read_env_file(path) == {"WANDB_API_KEY": SECRET, "MODE": "a b $x"}
-
-
 # Line by line as files of secrets are written, and what the training is to find.
 READ = [
+    ("export A='a b $x'", "a b $x"),
     ("A=b", "b"),
     ("A=", ""),
     ("  export\tA='b c' # which is", "b c"),
@@ -100,11 +96,8 @@ def test_what_is_no_utf8_is_refused_with_its_line(tmp_path):
     [
         (f"A={SECRET}", 0o640, "mode 640.*chmod 600"),
         (f"A={SECRET}\n{SECRET}", 0o600, "line 2 is no variable"),
-        (f"A={SECRET} B", 0o600, "line 1 .A. goes on behind a blank"),
         (f"A='{SECRET}", 0o600, "line 1 .A. has a quote that is not closed"),
-        (f"1A={SECRET}", 0o600, "line 1 has no name of a variable"),
         (f'A="$(rm {SECRET})"', 0o600, "line 1 .A. has a character that a shell acts on"),
-        (f"A={SECRET};reboot", 0o600, "a shell acts on"),
     ],
 )
 def test_what_a_shell_would_do_more_with_is_refused(tmp_path, text, mode, message):

@@ -10,8 +10,8 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import TPU_SLICES, slice_named
+from tomat.launch.check import unfit_places
 from tomat.launch.gcloud import RUNTIME_VERSIONS, TpuLaunch, accelerator_type, runtime_version, tpu_name_for
-from tomat.launch.readiness import unfit_places
 from tomat.launch.remote import MOUNT_SCRIPT
 
 

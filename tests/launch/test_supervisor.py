@@ -28,20 +28,7 @@ def test_a_run_survives_preemption_crash_and_orderly_stop(world):
     report = supervisor().supervise()
     assert report.endings == ["lost its machines", "was stopped in good order", "failed", "finished"]
     # Only the lost machines are created again, and only new machines are installed on.
-    assert world.verbs() == [
-        "create",
-        "ssh",
-        "ssh",
-        "ssh",
-        "delete",
-        "create",
-        "ssh",
-        "ssh",
-        "ssh",
-        "ssh",
-        "ssh",
-        "delete",
-    ]
+    assert world.verbs() == ["create", *["ssh"] * 3, "delete", "create", *["ssh"] * 5, "delete"]
     assert world.machines() == []
     assert report.waited_seconds == pytest.approx(0.01)
     logs = world.checkout / "runs" / "soak_1" / "launch"
@@ -65,15 +52,10 @@ def test_storage_that_did_not_answer_is_tried_again_with_a_wait(world):
     assert report.waited_seconds == pytest.approx(0.01)
 
 
-def test_storage_that_never_answers_ends_the_launch_as_failures_do(world):
-    world.behave(75, 75, 1, 0)
-    with pytest.raises(TomatError, match="failed 3 times in a row"):
-        supervisor().supervise()
-    assert world.machines() == []
-
-
-def test_failures_in_a_row_are_capped_and_wait_longer_each_time(world):
-    world.behave(1, 1, 1, 0)
+@pytest.mark.parametrize("behaviours", [(1, 1, 1, 0), (75, 75, 1, 0), ("held",) * 3], ids=str)
+def test_failures_in_a_row_are_capped_and_wait_longer_each_time(world, behaviours):
+    """Storage that never answers, and chips that stay held, too."""
+    world.behave(*behaviours)
     watched = supervisor()
     with pytest.raises(TomatError, match="failed 3 times in a row"):
         watched.supervise()
@@ -150,13 +132,6 @@ def test_machines_whose_chips_another_process_holds_are_replaced(world):
     assert [verb for verb in world.verbs() if verb != "ssh"] == ["create", "delete", "create", "delete"]
 
 
-def test_chips_that_stay_held_end_the_launch_as_failures_do(world):
-    world.behave("held", "held", "held")
-    with pytest.raises(TomatError, match="failed 3 times in a row"):
-        supervisor().supervise()
-    assert world.machines() == []
-
-
 def test_a_slice_that_is_being_deleted_is_waited_for(world):
     world.behave(0)
     world.answer("describe", "DELETING", "STOPPING")
@@ -203,17 +178,7 @@ def test_the_verb_runs_what_it_prints_and_writes_figures(world, capsys):
     """Through the command line: the same commands, dry and executed."""
     from tomat.app.cli import main
 
-    words = [
-        "launch",
-        "--config_path",
-        "run.yaml",
-        "--zone",
-        "us-east5-b",
-        "--slice",
-        "v6e-4",
-        "--poll_seconds",
-        "0.05",
-    ]
+    words = "launch --config_path run.yaml --zone us-east5-b --slice v6e-4 --poll_seconds 0.05".split()
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert world.calls() == []

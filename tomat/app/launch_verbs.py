@@ -97,7 +97,7 @@ def run_launch(args: argparse.Namespace) -> int:
     if args.zone is None and not args.iris:
         raise TomatError("--zone is missing; give the zone of your capacity, as in --zone us-east5-b.")
 
-    from tomat.launch.readiness import local_changes, unfit_places
+    from tomat.launch.check import local_changes, unfit_places
     from tomat.train.settings.config import load_config
 
     config = load_config(args.config_path, args.overrides)

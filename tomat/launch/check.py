@@ -1,6 +1,10 @@
-"""Questions to ask Google before a launch: login, project, slice, quota, network, buckets. None changes anything."""
+"""What may be wrong with a launch: here, and as Google answers of login, project, slice, quota, network and buckets.
+
+No question changes anything.
+"""
 
 import json
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +15,7 @@ from tomat.base.regions import same_region
 from tomat.base.reporting import console
 from tomat.launch.command import Command, Result
 from tomat.launch.gcloud import TpuLaunch, accelerator_type
+from tomat.launch.remote import DISK_FOLDER
 
 State = Literal["ok", "failed", "unknown"]
 Verdict = tuple[State, str]
@@ -230,3 +235,37 @@ def _of_places(launch: TpuLaunch, places: Mapping[str, str | None]) -> Iterator[
                 _gcloud("the shard set", "storage", "ls", f"{url.rstrip('/')}/manifest.json"),
                 f"{url} holds no whole shard set; `tomat tokenize --output {url}` makes one",
             )
+
+
+def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> list[str]:
+    """What would lose work on machines that are deleted: placeholders, and folders on them.
+
+    Args:
+        places: Key of the configuration to folder or URL, of data and output.
+        data_disk: Whether every host has a disk with data at `DISK_FOLDER`.
+    """
+    problems = []
+    for key, place in places.items():
+        if place is not None and place.startswith("gs://BUCKET"):
+            problems.append(
+                f"{key} is {place}; put your bucket in the place of BUCKET, as in --{key} gs://my-bucket/..."
+            )
+        elif data_disk and key.startswith("data.") and place is not None and place.startswith(f"{DISK_FOLDER}/"):
+            continue
+        elif place is not None and "://" not in place:
+            problems.append(
+                f"{key} is the folder '{place}', which other hosts do not see and which is lost with the machine; "
+                f"expected a bucket, as in --{key} gs://my-bucket/..."
+            )
+    return problems
+
+
+def local_changes() -> list[str]:
+    """Why the commit that is sent is not what is seen here."""
+    found = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True)
+    if found.returncode != 0:
+        return ["this folder is no git checkout; `tomat launch` sends the commit that is checked out."]
+    changed = len(found.stdout.splitlines())
+    if not changed:
+        return []
+    return [f"{changed} file(s) differ from the last commit, which is what is sent; commit them or give --allow_dirty."]

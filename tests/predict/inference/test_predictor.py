@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pymatgen.core import Structure
-from tiny_run import DEMO, tiny_run
+from tiny_run import DEMO
 
 import tomat
 from tomat.app.cli import main
@@ -36,13 +36,6 @@ SHAPE = (15, 16, 18)
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory) -> Path:
-    """A run of three steps: it predicts little better than the promolecule."""
-    words = tiny_run(3, 100, "--output_dir", str(tmp_path_factory.mktemp("runs")), atoms=True)
-    return train(load_config(DEMO, words)).run_dir
-
-
-@pytest.fixture(scope="module")
 def trained(run_dir) -> RunPredictor:
     return load(str(run_dir))
 
@@ -65,13 +58,9 @@ def test_a_prediction_is_a_whole_density(trained, prediction):
     assert "run demo step 2" in trained.identity
 
 
-def test_what_is_not_said_is_that_of_the_training(trained, prediction, tmp_path):
-    """Of a file or a structure alone: the grid has the spacing of the training, the electrons are the learnt ones."""
+def test_the_electrons_that_are_not_said_are_the_learnt_ones(trained, prediction, tmp_path):
     structure = Structure(CRYSTAL.lattice, ["Na", "F"], CRYSTAL.frac_coords)
     structure.to(filename=str(tmp_path / "POSCAR"))
-    alone = trained.predict(structure)
-    assert isinstance(alone, DensityGrid) and alone.electron_count == pytest.approx(8.0, rel=1e-6)
-    assert max(alone.spacing_a) <= trained.spacing_a * 1.001 and max(alone.spacing_a) > 0.8 * trained.spacing_a
     np.testing.assert_allclose(trained.predict(structure, SHAPE).rho, prediction, atol=1e-5)
     np.testing.assert_allclose(trained.predict(tmp_path / "POSCAR", SHAPE).rho, prediction, atol=1e-5)
 
@@ -143,6 +132,9 @@ def test_the_examples_of_the_guide_run(run_dir, tmp_path, monkeypatch):
     for block in re.findall(r"^```python\n(.*?)^```", guide, flags=re.MULTILINE | re.DOTALL):
         if "tomat.plan(" not in block:
             exec(block, found)
+    alone, spacing_a = found["density"], found["predictor"].spacing_a  # as nothing was said of grid and electrons
+    assert isinstance(alone, DensityGrid) and alone.electron_count == pytest.approx(8.0, rel=1e-6)
+    assert 0.8 * spacing_a < max(alone.spacing_a) <= 1.001 * spacing_a
     assert found["coarse"].rho.shape == (9, 8, 7) and found["again"].grid_shape == found["density"].grid_shape
     assert 0 < found["figures"]["mfu_full"] < 1 and found["breakdown"].step_seconds > 0
     names = {"DensityGrid", "Promolecule", "load", "mfu", "open_density", "plan", "profile"}
@@ -196,12 +188,12 @@ def test_what_cannot_be_predicted_is_refused(trained):
         RunPredictor(without)
 
 
-def test_a_run_goes_on_with_its_own_promolecule_alone(run_dir, tmp_path):
+def test_a_run_goes_on_with_its_own_promolecule_alone(run_dir, run_words, tmp_path):
     shutil.copytree(run_dir.parent, tmp_path / "runs")
     path = tmp_path / "runs" / run_dir.name / "promolecule.json"
     before = Promolecule.load(path)
     path.write_text(dataclasses.replace(before, n_materials=before.n_materials + 1).to_text())
-    config = load_config(DEMO, tiny_run(3, 100, "--output_dir", str(tmp_path / "runs"), atoms=True))
+    config = load_config(DEMO, run_words(tmp_path / "runs"))
     with pytest.raises(TomatError, match="learnt with the promolecule"):
         train(config)
 

@@ -27,9 +27,8 @@ from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import data_axis_size
 from tomat.perf.plan.plan import Interval
 from tomat.predict.inference.autoregressive import kept_bytes
-from tomat.predict.inference.memory import SHARE
 from tomat.predict.inference.parallel import atoms_near
-from tomat.predict.inference.predictor import DecoderName, check_decoder, sequences_to_try
+from tomat.predict.inference.predictor import SHARE, DecoderName, check_decoder, sequences_to_try
 from tomat.train.settings.config import TrainConfig
 
 
@@ -91,7 +90,7 @@ class DecoderPlan:
     compiled: CompiledStep
     model: ChipModel
     fits: bool
-    """Whether the batch takes no more than a predictor lets it (`inference.memory.SHARE` of what is free)."""
+    """Whether the batch takes no more than a predictor lets it (`inference.predictor.SHARE` of what is free)."""
 
     @cached_property
     def step(self) -> StepEstimate | None:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import haliax as hax
+import jax
 import numpy as np
+import psutil
 from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
@@ -23,7 +25,6 @@ from tomat.predict.inference.checks import MODEL_DEVIATION, say_if_voids_unknown
 from tomat.predict.inference.choice import Choice, ChoiceKind, choice_of
 from tomat.predict.inference.found import DecoderName, find_weights, identity_of
 from tomat.predict.inference.interface import OnPatches, Predictor
-from tomat.predict.inference.memory import free_bytes, largest_batch
 from tomat.predict.inference.parallel import batches, cell_patches, decode_parallel, first_rows
 from tomat.predict.inference.trained import LoadedRun, load_weights_found
 from tomat.train.settings.config import TrainConfig
@@ -31,6 +32,8 @@ from tomat.train.settings.config import TrainConfig
 MOST_SEQUENCES: Mapping[DecoderName, int] = MappingProxyType({"parallel": 16, "autoregressive": 256})
 """Sequences of one device at a time, if there is memory for them: one pass over 16 patches keeps any chip busy, a step
 of one token each does not with fewer than hundreds."""
+SHARE = 0.9
+"""Of what is free that a program may take: fragmentation, and on CPUs other processes."""
 FILLED_SHARE = 0.8
 """Of the sequences that a batch has decoded at the end, those that half of it has: above that it is not halved."""
 
@@ -232,3 +235,50 @@ def load(
     loaded = RunPredictor(load_weights_found(find_weights(run_dir, step), packed=True), rounds, decoder, chosen, kept)
     say_if_voids_unknown(loaded.promolecule, str(run_dir))
     return loaded
+
+
+class Program(Protocol):
+    """What `equinox.filter_jit(...).lower(...)` gives."""
+
+    def compile(self) -> Any: ...
+
+
+def free_bytes() -> int:
+    """Memory that is free on the fullest device here; of CPU devices, each its part of the machine's."""
+    devices = jax.local_devices()
+    stats = [device.memory_stats() for device in devices]
+    if devices[0].platform == "cpu" or not all(stats):
+        return psutil.virtual_memory().available // len(devices)
+    return min(each["bytes_limit"] - each["bytes_in_use"] for each in stats if each)
+
+
+def largest_batch(lower: Callable[[int], Program], most: int, least: int, free: int) -> tuple[int, Callable, int]:
+    """Halve a batch until its program fits.
+
+    Args:
+        lower: Makes the program of a batch of so many sequences.
+        most: Sequences to begin with, `least` times a power of two.
+        least: Sequences that cannot be fewer, such as one a device.
+        free: Bytes there are on a device.
+
+    Returns:
+        Sequences, the compiled program, and the bytes that it takes on a device beside what is there already.
+
+    Raises:
+        TomatError: `least` do not fit either.
+    """
+    size = most
+    while True:
+        compiled = lower(size).compile()
+        memory = compiled.compiled.memory_analysis()
+        if memory is None:
+            raise TomatError(f"JAX's {jax.default_backend()} backend does not say what memory a program takes.")
+        needed = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        if needed <= SHARE * free:
+            return size, compiled, needed
+        if size <= least:
+            raise TomatError(
+                f"decoding {size} patches at a time takes {needed / 2**30:.2f} GiB a device, and of the "
+                f"{free / 2**30:.2f} GiB that are free tomat takes {SHARE:.0%}. Free memory, or use more devices."
+            )
+        size //= 2

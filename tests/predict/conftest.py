@@ -1,0 +1,24 @@
+"""The run that all tests of predictions share."""
+
+from pathlib import Path
+
+import pytest
+from tiny_run import DEMO, tiny_run
+
+from tomat.train.run import train
+from tomat.train.settings.config import load_config
+
+UNROLLED = ("--model.scan_layers", "false")
+"""Layers that Haliax cannot read from named arrays."""
+
+
+@pytest.fixture(scope="session")
+def run_words():
+    """Words of the run for another folder of runs."""
+    return lambda folder: tiny_run(3, 100, "--output_dir", str(folder), *UNROLLED, atoms=True)
+
+
+@pytest.fixture(scope="session")
+def run_dir(tmp_path_factory, run_words) -> Path:
+    """A run of three steps: it predicts little better than the promolecule."""
+    return train(load_config(DEMO, run_words(tmp_path_factory.mktemp("runs")))).run_dir

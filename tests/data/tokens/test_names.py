@@ -36,7 +36,7 @@ def test_manifest_with_a_path_for_a_name_repairs_nothing(tmp_path, retokenize_co
         assert everything(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["../evil", ""])
 def test_parquet_with_a_path_for_a_name_is_refused(tmp_path, tree, retokenize_config, name, capsys):
     """A first-generation set, made of a shard set whose first rows are then given the name."""
     place = tmp_path / "new"

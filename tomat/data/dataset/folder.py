@@ -30,7 +30,7 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import check_species_apply, open_density
 from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.layouts import layout_named
-from tomat.data.tokens.patch import check_crystal_encodable
+from tomat.data.tokens.patch import check_cell_encodable
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.pipeline.stages import Findings, Surveyed, UnitSurvey
 from tomat.data.tokens.shards import open_shards
@@ -138,7 +138,13 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
             hashes,
             found.ignored,
             lambda file: reader(file.name),
-            lambda material: check_crystal_encodable(material.crystal, material.grid_shape, layout),
+            lambda material: check_cell_encodable(
+                material.name,
+                material.grid_shape,
+                material.crystal.lattice,
+                material.crystal.atomic_numbers,
+                layout,
+            ),
             folder / SURVEY_FILE,
             request.rules,
         )

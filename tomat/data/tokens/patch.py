@@ -16,7 +16,6 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME, Decoder, DensityCodec
 from tomat.data.codec.position import TOKENS_PER_COORDINATE, decode_positions, encode_positions
-from tomat.data.density.crystal import Crystal
 from tomat.data.density.geometry import lattice_parameters
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens import vocabulary as v
@@ -43,18 +42,20 @@ def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCod
 
 def check_grid_encodable(grid: DensityGrid, layout: SequenceLayout) -> PatchShape:
     """As `check_encodable`, while there is no codec yet."""
-    return check_crystal_encodable(Crystal.of(grid), grid.grid_shape, layout)
+    return check_cell_encodable(grid.material_id, grid.grid_shape, grid.lattice, grid.atomic_numbers, layout)
 
 
-def check_crystal_encodable(crystal: Crystal, grid_shape: Sequence[int], layout: SequenceLayout) -> PatchShape:
+def check_cell_encodable(
+    name: str, grid_shape: Sequence[int], lattice: np.ndarray, atomic_numbers: np.ndarray, layout: SequenceLayout
+) -> PatchShape:
     """As `check_grid_encodable`, for a density that was read before: no value of it matters."""
-    _grid_and_lattice_integers(crystal, grid_shape)
-    _element_ids(crystal)
-    return layout.patch_shape(len(crystal.atomic_numbers))
+    _grid_and_lattice_integers(name, grid_shape, lattice)
+    _element_ids(name, atomic_numbers)
+    return layout.patch_shape(len(atomic_numbers))
 
 
-def _named(crystal: Crystal) -> str:
-    return f"Material {crystal.name}" if crystal.name else "The material"
+def _named(name: str) -> str:
+    return f"Material {name}" if name else "The material"
 
 
 def check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
@@ -67,30 +68,32 @@ def check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
         )
 
 
-def _grid_and_lattice_integers(crystal: Crystal, grid_shape: Sequence[int]) -> tuple[list[int], list[int]]:
+def _grid_and_lattice_integers(
+    name: str, grid_shape: Sequence[int], lattice: np.ndarray
+) -> tuple[list[int], list[int]]:
     shape = [int(side) for side in grid_shape]
     if max(shape) >= v.N_INTEGERS:
         raise TomatError(
-            f"{_named(crystal)} has a grid of {' x '.join(map(str, shape))} voxels; the vocabulary's integers end at "
+            f"{_named(name)} has a grid of {' x '.join(map(str, shape))} voxels; the vocabulary's integers end at "
             f"{v.N_INTEGERS - 1}. Use a coarser grid, or leave this material out."
         )
-    parameters = [float(value) for value in lattice_parameters(crystal.lattice)]
+    parameters = [float(value) for value in lattice_parameters(lattice)]
     steps = [LENGTH_STEP_A] * 3 + [ANGLE_STEP_DEGREES] * 3
-    lattice = [round(value / step) for value, step in zip(parameters, steps, strict=True)]
-    if not all(1 <= value < v.N_INTEGERS for value in lattice):
+    integers = [round(value / step) for value, step in zip(parameters, steps, strict=True)]
+    if not all(1 <= value < v.N_INTEGERS for value in integers):
         raise TomatError(
-            f"{_named(crystal)} has the lattice a, b, c = {', '.join(f'{p:.2f}' for p in parameters[:3])} A and angles "
+            f"{_named(name)} has the lattice a, b, c = {', '.join(f'{p:.2f}' for p in parameters[:3])} A and angles "
             f"{', '.join(f'{p:.1f}' for p in parameters[3:])} degrees; lengths from {LENGTH_STEP_A} to "
             f"{LENGTH_STEP_A * (v.N_INTEGERS - 1):.2f} A can be written. Leave this material out."
         )
-    return shape, lattice
+    return shape, integers
 
 
-def _element_ids(crystal: Crystal) -> np.ndarray:
-    numbers = np.asarray(crystal.atomic_numbers, dtype=np.int64)
+def _element_ids(name: str, atomic_numbers: np.ndarray) -> np.ndarray:
+    numbers = np.asarray(atomic_numbers, dtype=np.int64)
     bad = numbers[(numbers < 1) | (numbers > v.N_ELEMENTS)]
     if bad.size:
-        raise TomatError(f"{_named(crystal)} has an atom of Z = {bad[0]}; the vocabulary has Z = 1 to {v.N_ELEMENTS}.")
+        raise TomatError(f"{_named(name)} has an atom of Z = {bad[0]}; the vocabulary has Z = 1 to {v.N_ELEMENTS}.")
     return numbers - 1 + v.ELEMENT_START
 
 
@@ -126,8 +129,7 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
     v.Vocabulary(codec.n_density_tokens)
     patch_shape = check_encodable(grid, layout, codec)
     n_voxels = prod(patch_shape)
-    crystal = Crystal.of(grid)
-    shape, lattice = _grid_and_lattice_integers(crystal, grid.grid_shape)
+    shape, lattice = _grid_and_lattice_integers(grid.material_id, grid.grid_shape, grid.lattice)
     anchors = np.asarray(anchors, dtype=np.int64).reshape(-1, 3) % shape
     n_rows, n_atoms = len(anchors), len(grid.atomic_numbers)
 
@@ -145,7 +147,7 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
         [
             [v.BOS, v.GRID_START, *(np.array(shape) + v.INTEGER_START), v.GRID_END],
             [v.LATTICE_START, *(np.array(lattice) + v.INTEGER_START), v.LATTICE_END],
-            [v.ATOMS_START, *_element_ids(crystal), v.ATOMS_END, v.POSITIONS_START],
+            [v.ATOMS_START, *_element_ids(grid.material_id, grid.atomic_numbers), v.ATOMS_END, v.POSITIONS_START],
         ]
     )
     parts = [np.broadcast_to(same, (n_rows, len(same))), positions + v.POSITION_START]

@@ -41,32 +41,47 @@ def dataclasses() -> dict[str, ast.ClassDef]:
     return found
 
 
-def settings(name: str, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Key, default and meaning of each field of a dataclass, with those of the dataclasses that it holds."""
+def fields(name: str) -> dict[str, tuple[ast.AnnAssign, str]]:
+    """The fields of a dataclass, those of its bases first, each with its docstring."""
     definition = dataclasses()[name]
+    found = {}
     for base in definition.bases:
         if ast.unparse(base) in dataclasses():
-            yield from settings(ast.unparse(base), prefix)
+            found |= fields(ast.unparse(base))
     for field, after in zip(definition.body, [*definition.body[1:], None], strict=True):
-        if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
-            continue
-        key = f"{prefix}{ast.unparse(field.target)}"
-        default = "" if field.value is None else ast.unparse(field.value)
-        doc = ""
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            doc = " ".join(str(after.value.value).split())
+        if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
+            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            found[ast.unparse(field.target)] = field, " ".join(str(after.value.value).split()) if documented else ""
+    return found
+
+
+def settings(name: str, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Key, default and meaning of each field of a dataclass, with those of the dataclasses that it holds."""
+    for field_name, (field, doc) in fields(name).items():
+        key, given = f"{prefix}{field_name}", _given(field.value)
         held = [
             node.id
-            for part in (field.annotation, field.value)
+            for part in (field.annotation, given)
             if part is not None
             for node in ast.walk(part)
             if isinstance(node, ast.Name) and node.id in dataclasses()
         ]
         if held:
-            yield f"{key}.*", "not set" if default == "None" else "", doc
+            unset = given is not None and ast.unparse(given) == "None"
+            yield f"{key}.*", "not set" if unset else "", doc
             yield from settings(held[0], f"{key}.")
         else:
-            yield key, _shown(field.value), doc
+            yield key, _shown(given), doc
+
+
+def _given(value: ast.expr | None) -> ast.expr | None:
+    """The default in `key(default, ...)` and in `key(factory=...)` (`base/config_keys.py`)."""
+    if not isinstance(value, ast.Call) or ast.unparse(value.func) != "key":
+        return value
+    if value.args:
+        return value.args[0]
+    factory = next(word.value for word in value.keywords if word.arg == "factory")
+    return factory.body if isinstance(factory, ast.Lambda) else factory
 
 
 def _shown(default: ast.expr | None) -> str:

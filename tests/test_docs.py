@@ -16,8 +16,11 @@ import pytest
 from files_aside import parser_without_files
 
 from tomat.app.cli import build_parser
+from tomat.base.config_keys import fields_below
 from tomat.base.errors import TomatError
-from tomat.train.settings.keys import RETOKENIZING, TRAINING, check_words, known_fields
+from tomat.data.tokens.pipeline.config import RetokenizeConfig
+from tomat.train.settings.keys import check_words
+from tomat.train.settings.schema import RunSchema
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("[a-z]*/README.md"))]
@@ -89,7 +92,7 @@ def test_the_build_parser_takes_what_the_blocks_of_the_pages_show():
         try:
             args, rest = parser.parse_known_args(words)
             if getattr(args, "takes_overrides", False):
-                check_words(None, rest, RETOKENIZING if hasattr(args, "runner") else TRAINING)
+                check_words(None, rest, RetokenizeConfig if hasattr(args, "runner") else RunSchema)
         except TomatError as error:
             wrong.append(f"{line}: {error}")
     assert not wrong and len(lines) > 70
@@ -112,7 +115,7 @@ def test_every_study_is_named_and_takes_what_the_blocks_show():
 
 def test_verbs_and_flags_that_pages_name_in_passing_exist():
     parser, wrong = build_parser(), []
-    keys = [f"--{key}" for key in known_fields(TRAINING) or ()]
+    keys = [f"--{key}" for key in fields_below(RunSchema)]
     lines = list(shown(spans))
     for line, words in lines:
         verb: argparse.ArgumentParser = parser
@@ -229,8 +232,8 @@ def test_files_keys_flags_verbs_and_modules_that_pages_name_exist():
     for study in STUDIES:
         flags |= {*flags_of(importlib.import_module(study.stem).build_parser())}
     groups = {verb.partition(" ")[0] for verb in verbs if " " in verb}
-    settings = {*(known_fields(TRAINING) or ())}
-    retokenizing = {*(known_fields(RETOKENIZING) or ())}
+    settings = set(fields_below(RunSchema))
+    retokenizing = set(fields_below(RetokenizeConfig))
     wrong, seen = [], dict.fromkeys(("file", "key", "flag", "verb", "module"), 0)
     for page in SAID_NOW:
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)

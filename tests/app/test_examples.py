@@ -12,7 +12,9 @@ from tiny_run import tiny_run
 
 from tomat.app.cli import EXAMPLES, build_parser, main
 from tomat.base.errors import TomatError
-from tomat.train.settings.keys import RETOKENIZING, TRAINING, check_words
+from tomat.data.tokens.pipeline.config import RetokenizeConfig
+from tomat.train.settings.keys import check_words
+from tomat.train.settings.schema import RunSchema
 
 ROOT = Path(__file__).parents[2]
 LINES = [line for line in EXAMPLES.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
@@ -73,7 +75,7 @@ def test_the_command_line_takes_the_examples():
         try:
             args, rest = parser.parse_known_args(words_of(line))
             if getattr(args, "takes_overrides", False):
-                check_words(None, rest, RETOKENIZING if hasattr(args, "runner") else TRAINING)
+                check_words(None, rest, RetokenizeConfig if hasattr(args, "runner") else RunSchema)
         except TomatError as error:
             wrong.append(f"{line}: {error}")
     assert not wrong

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from tomat.app.cli import build_parser, run_verb
 from tomat.base.arguments import Parser
-from tomat.train.settings.keys import RETOKENIZING, TRAINING, check_words
+from tomat.data.tokens.pipeline.config import RetokenizeConfig
+from tomat.train.settings.keys import check_words
+from tomat.train.settings.schema import RunSchema
 
 HEAVY = {"jax", "levanter", "haliax", "equinox", "numpy", "pymatgen", "scipy", "matplotlib", "tensorstore", "xprof"}
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -21,8 +23,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 def taken(args: argparse.Namespace) -> int:
     """In place of every verb: what those that take overrides look at first, and no work."""
     if getattr(args, "takes_overrides", False):
-        place = RETOKENIZING if hasattr(args, "runner") else TRAINING
-        check_words(args.config_path, args.overrides, place)
+        schema = RetokenizeConfig if hasattr(args, "runner") else RunSchema
+        check_words(args.config_path, args.overrides, schema)
     return 0
 
 

@@ -172,7 +172,7 @@ def run_max_batch(args: argparse.Namespace) -> int:
     from tomat.base.errors import TomatError
     from tomat.train.settings.keys import check_words
 
-    check_words(args.config_path, args.overrides)  # before NumPy is imported
+    check_words(args.config_path, args.overrides)  # before JAX is imported
 
     from tomat.base.reporting import console, write_report
     from tomat.base.stages import Stages

@@ -59,14 +59,14 @@ def register_retokenize(subparsers: argparse._SubParsersAction) -> None:
 
 def run_retokenize(args: argparse.Namespace) -> int:
     """Write or finish the set, and print what it holds, what was skipped, and the padding."""
-    from tomat.train.settings.keys import RETOKENIZING, check_words
+    from tomat.data.tokens.pipeline.config import RetokenizeConfig, load_retokenize_config
+    from tomat.train.settings.keys import check_words
 
     words = [word for name in SETTINGS if (value := getattr(args, name)) is not None for word in (f"--{name}", value)]
-    check_words(args.config_path, [*words, *args.overrides], RETOKENIZING, "tokenize")
+    check_words(args.config_path, [*words, *args.overrides], RetokenizeConfig, "tokenize")
 
     from tomat.base.reporting import console, counted, write_report
     from tomat.data.tokens.clipping import clipped_figures, clipped_lines
-    from tomat.data.tokens.pipeline.config import load_retokenize_config
     from tomat.data.tokens.pipeline.driver import retokenize, skipped_by_reason
 
     rules = {"species": args.species, "accept": args.accept}

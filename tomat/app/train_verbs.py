@@ -24,7 +24,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Train a model, evaluate it on held-out materials and write the run's page. The same run_name "
         "continues the same run, from its newest whole checkpoint. Any setting of the configuration can follow as "
         "--a.b VALUE.",
-        epilog="Settings: tomat/train/settings/config.py documents every field.",
+        epilog="Settings: tomat/train/settings/schema.py and the sections beside it document every field.",
     )
     parser.add_argument(
         "--config_path",
@@ -121,11 +121,7 @@ def run_train(args: argparse.Namespace) -> int:
 
 
 def _distils(args: argparse.Namespace) -> bool:
-    """Whether the flags of a distillation are there; they come together, and bring a configuration.
-
-    Raises:
-        TomatError: With what is missing.
-    """
+    """Whether the flags of a distillation are there; they come together, and bring a configuration."""
     from tomat.base.errors import TomatError
 
     if args.teacher is None and args.quantised is None and args.train is None:

@@ -93,3 +93,16 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def take_out(values: dict[str, Any], dotted: str) -> tuple[bool, Any]:
+    """Remove the key `a.b` from nested `values`: whether it was there, and what it was."""
+    *parents, leaf = dotted.split(".")
+    node: Any = values
+    for part in parents:
+        node = node.get(part)
+        if not isinstance(node, dict):
+            return False, None
+    if leaf not in node:
+        return False, None
+    return True, node.pop(leaf)

@@ -26,6 +26,7 @@ from levanter.models.llama import LlamaDecoderLayer, LlamaEmbedding, LlamaLMHead
 from levanter.models.lm_model import LmConfig
 from levanter.models.qwen import Qwen3Config
 
+from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.hardware.executed import COMPUTE_BYTES
 from tomat.model.attention import BACKENDS, DensityAttention, DensityAttentionConfig
@@ -62,6 +63,21 @@ class DensityDecoderConfig(Qwen3Config):
     """One matrix for embedding and logits."""
     rope: RotaryEmbeddingsConfig = field(default_factory=Llama3RotaryEmbeddingsConfig)
     """Rotary embedding; Llama-3's by default."""
+    initializer_range: float = key(
+        0.02, unused="weights begin with Haliax's own scale, 1/sqrt(inputs of the matrix); leave it out"
+    )
+    reference_checkpoint: str = key(
+        "Qwen/Qwen3-0.6B",
+        free="nothing",
+        unused="no weights of Hugging Face are loaded; `--warm_start` takes those of another run",
+    )
+    tokenizer: str | None = key(
+        None, free="nothing", unused="densities have tokens of their own; data.layout and the codec decide them"
+    )
+    flash_attention_block_size: int | None = key(None, free="rounding")
+    """Queries and keys of a block of attn_backend jax_flash."""
+    scan_layers: bool = key(True, free="rounding")
+    """One compiled layer for all, instead of one after another; the layers' arrays are stacked."""
     use_qk_norm: bool = True
     """RMS norm over each head's queries and keys."""
     hybrid_norm: bool = False
@@ -70,9 +86,9 @@ class DensityDecoderConfig(Qwen3Config):
     """Each position sees itself and `sliding_window` - 1 positions before it, in every layer; None: all before it."""
     use_sliding_window: bool | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """False turns `sliding_window` off, as in a Hugging Face configuration; None: on if `sliding_window` is set."""
-    attn_backend: AttentionBackend | None = None
+    attn_backend: AttentionBackend | None = key(None, free="rounding")
     """vanilla, jax_flash or splash; None: splash where the step is compiled for TPUs, jax_flash elsewhere."""
-    query_blocks: int = 1
+    query_blocks: int = key(1, free="rounding")
     """Blocks of queries of attn_backend vanilla, each against the keys up to its last: of 4, ten parts of sixteen of
     the scores are computed. Faster on a CPU; parameters and checkpoints are as without. 1: all scores at once."""
     splash: SplashBlockSizes = SplashBlockSizes()
@@ -82,25 +98,26 @@ class DensityDecoderConfig(Qwen3Config):
     below the diagonal alone. None: the splash kernels."""
     qk_rotary: QkRotaryConfig = QkRotaryConfig()
     """What computes the norm and the rotary embedding of queries and keys."""
-    fused_qkv: bool = False
+    fused_qkv: bool = key(False, free="rounding")
     """Queries, keys and values are one product. Parameters and checkpoints are as without."""
-    fused_gate_up: bool = False
+    fused_gate_up: bool = key(False, free="rounding")
     """The two projections into the MLP are one product. Parameters and checkpoints are as without."""
-    flat_mlp: bool = False
+    flat_mlp: bool = key(False, free="rounding")
     """Batch and position are one axis in the MLP's products. For CPUs: with two, XLA's compiler (jaxlib 0.11.1) copies
     gradients into another order, in loops without vectors that also compute the activation's derivative. Parameters and
     checkpoints are as without."""
-    gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = "full"  # names before Haliax's own of them
+    # Names before Haliax's own of them.
+    gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = key("full", free="rounding", entries=True)
     """A name in `checkpoint_policies.py`, true (full), false (off), or the fields of a `ScanCheckpointPolicy`."""
-    save_mlp_layers: int = 0
+    save_mlp_layers: int = key(0, free="rounding")
     """The last so many layers also keep what the MLP's two input projections give (`save_attention_mlp`, a part of the
     layers at a time): memory that all layers together would not leave. With unrolled layers alone."""
-    embedding_skip: float = 0.0
+    embedding_skip: float = key(0.0, added=True)
     """The embedding (with what the atoms add to it), times this, is added to what goes into each layer; 0: not."""
-    value_mix: float = 0.0
+    value_mix: float = key(0.0, added=True)
     """The values v of every layer become (1 - value_mix) v + value_mix v1 with v1 those of the first layer (Zhou et al.
     2024, arXiv:2410.17897); 0: they stay what they are. One product more, of the first layer's values."""
-    paired_heads: bool = False
+    paired_heads: bool = key(False, added=True)
     """Two neighbouring heads of keys, and their queries, attend to one another's keys and values as well: the first of
     a pair to the second's before its own position, the second to the first's up to its own. Both heads of a position
     are rotated alike. Attention multiplies twice as much."""

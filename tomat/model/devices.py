@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from tomat.base.ports.jax import kinds_of_cluster
 from tomat.base.reporting import console
 from tomat.hardware.found import FoundDevices
 
@@ -54,10 +55,9 @@ def join_processes(distributed: DistributedConfig) -> None:
         distributed: Addresses, where the configuration gives them.
     """
     from iris.cluster.client.job_info import get_job_info
-    from jax._src.clusters import ClusterEnv  # no public name in 0.11.1; Levanter reads the same list
     from levanter.distributed import DistributedConfig
 
-    present = [kind for kind in ClusterEnv._cluster_types if kind.is_env_present()]
+    present = [kind for kind in kinds_of_cluster() if kind.is_env_present()]
     only_by_name = bool(present) and all(kind.opt_in_only_method for kind in present)
     if only_by_name and distributed == DistributedConfig() and get_job_info() is None:
         console.print(

@@ -18,6 +18,7 @@ from haliax.jax_utils import named_call
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from tomat.base.ports.haliax import reparametrisation
 from tomat.model.sharding import current_mesh, mesh_axes
 
 
@@ -36,7 +37,7 @@ def with_float32_sums[M](model: M) -> M:
     def replace(leaf: object) -> object:
         if type(leaf) is not hnn.Embedding:
             return leaf
-        return Float32SumEmbedding(leaf.weight, leaf.Vocab, leaf.Embed, leaf._reparam_cls)
+        return Float32SumEmbedding(leaf.weight, leaf.Vocab, leaf.Embed, reparametrisation(leaf))
 
     return jax.tree.map(replace, model, is_leaf=lambda leaf: type(leaf) is hnn.Embedding)
 

@@ -7,9 +7,9 @@ import equinox as eqx
 from haliax import NamedArray
 from haliax.jax_utils import tree_checkpoint_name
 from levanter.layers.attention import AttentionMask
-from levanter.layers.flash_attention import _flash_attention_backward, _flash_attention_forward
 
 from tomat.base.errors import TomatError
+from tomat.base.ports.levanter import flash_attention_backward, flash_attention_forward
 from tomat.hardware.executed import MAX_FLASH_BLOCK
 from tomat.model.splash import ATTENTION_OUTPUT, LANES, largest_divisor
 
@@ -73,15 +73,15 @@ def flash_block(seq_len: int, block_size: int | None) -> int:
 def _blockwise_forward(*args, **kwargs):
     # Named inside the forward rule: a name on the result alone would keep the output, yet recompute the log-sum-exp,
     # and with it all of attention.
-    out, (_, logsumexp) = _flash_attention_forward(*args, **kwargs)
+    out, (_, logsumexp) = flash_attention_forward(*args, **kwargs)
     out, logsumexp = tree_checkpoint_name((out, logsumexp), ATTENTION_OUTPUT)
     return out, (out, logsumexp)
 
 
 @eqx.filter_custom_vjp
 def _blockwise(qkv, *args, **kwargs):
-    return cast(NamedArray, _flash_attention_forward(None, qkv, *args, **kwargs)[0])
+    return cast(NamedArray, flash_attention_forward(None, qkv, *args, **kwargs)[0])
 
 
 _blockwise.def_fwd(_blockwise_forward)
-_blockwise.def_bwd(_flash_attention_backward)
+_blockwise.def_bwd(flash_attention_backward)

@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.model.splash import LANES, largest_divisor
 
@@ -36,14 +37,14 @@ RotaryKernel = Literal["xla", "pallas", "attention"]
 class QkRotaryConfig:
     """How queries and keys get their norm and rotary embedding."""
 
-    kernel: RotaryKernel = "xla"
+    kernel: RotaryKernel = key("xla", free="rounding")
     """`xla`: Levanter's formulas. `pallas`: one kernel, beside splash attention, for head sizes that are multiples of
     128. `attention`: inside the kernels of `model.whole_head`, which then read what the projections give and write the
     gradients of that. Both compute in float32, where Levanter rounds angles and normalised values to the compute
     type."""
-    block_positions: int = 1024
+    block_positions: int = key(1024, free="rounding")
     """Positions per step of the kernel; the largest divisor of the sequence up to this is used."""
-    interpret: bool = False
+    interpret: bool = key(False, free="rounding")
     """Run the kernel in Pallas' interpreter on whatever platform there is: to check values without a TPU."""
 
     def __post_init__(self) -> None:

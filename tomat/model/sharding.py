@@ -6,8 +6,10 @@ up in the same way. Under the planner's abstract mesh these give the abstract me
 
 from dataclasses import dataclass
 
-from haliax.partitioning import _get_mesh, physical_axis_name
+from haliax.partitioning import physical_axis_name
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from tomat.base.ports.haliax import mesh_in_force
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Sharding:
 
 def current_mesh() -> Mesh | AbstractMesh | None:
     """The mesh in force, concrete or abstract; None where there is none."""
-    mesh = _get_mesh()
+    mesh = mesh_in_force()
     return None if mesh is None or mesh.empty else mesh
 
 

@@ -19,6 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.sharding import NamedSharding, PartitionSpec
 from levanter.layers.attention import AttentionMask
 
+from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 
 ATTENTION_OUTPUT = "attention_output"
@@ -42,32 +43,32 @@ class SplashBlockSizes:
     becomes that of its memory block. Sizes count positions.
     """
 
-    block_q: int | None = None
+    block_q: int | None = key(None, free="rounding")
     """Queries per step of the forward kernel."""
-    block_kv: int | None = None
+    block_kv: int | None = key(None, free="rounding")
     """Keys fetched per step of the forward kernel."""
-    block_kv_compute: int | None = None
+    block_kv_compute: int | None = key(None, free="rounding")
     """Keys per inner step of the forward kernel; divides `block_kv`."""
-    block_q_dkv: int | None = None
+    block_q_dkv: int | None = key(None, free="rounding")
     """Queries per step of the kernel for the gradients of keys and values (all three gradients when fused)."""
-    block_kv_dkv: int | None = None
+    block_kv_dkv: int | None = key(None, free="rounding")
     """Keys fetched per step of that kernel."""
-    block_kv_dkv_compute: int | None = None
+    block_kv_dkv_compute: int | None = key(None, free="rounding")
     """Keys per inner step of that kernel; divides `block_kv_dkv`."""
-    block_q_dq: int | None = None
+    block_q_dq: int | None = key(None, free="rounding")
     """Queries per step of the kernel for the gradient of queries; not with `use_fused_bwd`."""
-    block_kv_dq: int | None = None
+    block_kv_dq: int | None = key(None, free="rounding")
     """Keys per step of that kernel; not with `use_fused_bwd`."""
-    use_fused_bwd: bool = False
+    use_fused_bwd: bool = key(False, free="rounding")
     """One backward kernel for all three gradients. It writes a gradient of the queries for each block of `block_kv_dkv`
     keys and sums them afterwards, so its memory grows as that block shrinks."""
-    q_layout: QkvLayout = "head_dim_minor"
+    q_layout: QkvLayout = key("head_dim_minor", free="rounding")
     """Which dimension of the queries lies innermost in memory."""
-    k_layout: QkvLayout = "head_dim_minor"
+    k_layout: QkvLayout = key("head_dim_minor", free="rounding")
     """The same for the keys."""
-    v_layout: QkvLayout = "head_dim_minor"
+    v_layout: QkvLayout = key("head_dim_minor", free="rounding")
     """The same for the values."""
-    interpret: bool = False
+    interpret: bool = key(False, free="rounding")
     """Run the kernels in Pallas' interpreter on whatever platform there is: to check values without a TPU, much slower
     than any other backend."""
 

@@ -11,6 +11,7 @@ from haliax import NamedArray
 from jax.sharding import PartitionSpec
 from levanter.layers.attention import AttentionMask
 
+from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.model.attention_tiles import NAMES, tuned_sizes
 from tomat.model.norm_rotary import Rotary
@@ -34,15 +35,15 @@ class WholeHeadConfig:
     values. Each is the most that is taken: the largest multiple of 128 up to it that divides what it is a part of.
     None: as the table of tuned sizes has it for the nearest head (`attention_tiles.py`)."""
 
-    block: int | None = None
+    block: int | None = key(None, free="rounding")
     """Positions of a block of the forward kernel; blocks above the diagonal are not visited."""
-    rows: int | None = None
+    rows: int | None = key(None, free="rounding")
     """Queries of a block whose scores are computed at a time."""
-    block_bwd: int | None = None
+    block_bwd: int | None = key(None, free="rounding")
     """Positions of a block of the backward kernel."""
-    keys_bwd: int | None = None
+    keys_bwd: int | None = key(None, free="rounding")
     """Keys of a block whose scores are computed at a time."""
-    interpret: bool = False
+    interpret: bool = key(False, free="rounding")
     """Run the kernels in Pallas' interpreter on whatever platform there is: to check values without a TPU."""
 
     def __post_init__(self) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
 from levanter.checkpoint import Checkpointer, CheckpointerConfig, CheckpointInterval
 
+from tomat.base.ports.jax import ManagerWithLastAct
+from tomat.base.ports.levanter import kept_every, replace_manager, since_last_save
 from tomat.train.runs.checkpoints import Checkpoint, examine, mark_permanent, remove, unmark
 from tomat.train.runs.checksums import write_checksums
 
@@ -23,24 +24,15 @@ SAVE_TIMEOUT_SECONDS = 1800
 """How long one host waits for the others to have written; Levanter's own limit."""
 
 
-class ChecksummingManager(GlobalAsyncCheckpointManager):
+class ChecksummingManager(ManagerWithLastAct):
     """Writes the checksums of a checkpoint after its last array, of every host, and before its `metadata.json`.
 
-    Levanter 0.2.227 writes `metadata.json` first thing in the callback that it hands to JAX's manager (0.11.1), which
-    calls it on the first process once all have committed, and has no place for anything before it but this.
+    Levanter 0.2.227 writes `metadata.json` first thing in the callback that it hands to JAX's manager.
     """
 
-    path: str = ""
-    """Folder or URL of the checkpoint that is saved next."""
-
-    def _start_async_commit(self, on_commit_callback: Callable[[], None]) -> None:
-        path = self.path
-
-        def complete() -> None:
-            write_checksums(path)
-            on_commit_callback()
-
-        super()._start_async_commit(complete)
+    def before_callback(self, path: str) -> None:
+        """Write the checksums of the checkpoint at `path`."""
+        write_checksums(path)
 
 
 class RunCheckpointer(Checkpointer):
@@ -83,17 +75,18 @@ class RunCheckpointer(Checkpointer):
             debug=config.debug,
             write_config=config.write,
         )
-        self._manager = ChecksummingManager(timeout_secs=SAVE_TIMEOUT_SECONDS)
+        self._checksumming = ChecksummingManager(timeout_secs=SAVE_TIMEOUT_SECONDS)
+        replace_manager(self, self._checksumming)
 
     def is_due(self, step: int) -> bool:
         """Whether the settings alone have `step` saved, whatever the clock says; its index, as for `on_step`."""
-        every = self._get_current_step_save_interval(step)
+        every = kept_every(self, step)
         return step > 0 and every is not None and step % every == 0
 
     @property
     def interval_is_over(self) -> bool:
         """Whether `on_step` would save by this process's clock."""
-        return bool(self.save_interval) and self._dt_now_injection() - self._last_save_time >= self.save_interval
+        return bool(self.save_interval) and since_last_save(self) >= self.save_interval
 
     def save_checkpoint(
         self,
@@ -122,14 +115,14 @@ class RunCheckpointer(Checkpointer):
                 commit_callback()
             self._remove_partial(path)
 
-        self._manager.path = path
+        self._checksumming.path = path
         super().save_checkpoint(
             tree, step, destination, committed, is_temporary=is_temporary, base_path_override=base_path_override
         )
         self._saved = (path, is_temporary)
 
     def _make_permanent(self, path: str, commit_callback: Callable[[], None] | None) -> None:
-        self._manager.wait_until_finished()
+        self._checksumming.wait_until_finished()
         if jax.process_index() == 0:
             mark_permanent(path)
         if commit_callback is not None:

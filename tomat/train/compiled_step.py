@@ -7,6 +7,7 @@ import jax
 from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
+from tomat.base.ports.levanter import compiled_step, first_step
 from tomat.train.loader import TokenExample
 
 
@@ -42,8 +43,8 @@ class CompiledStep:
         batch_arrays = jax.tree.leaves(eqx.filter(batch, eqx.is_array))
         batch_types = [(array.shape, array.dtype, array.sharding) for array in batch_arrays]
         if self._compiled is None or batch_types != self._batch_types:
-            step = self._trainer._jit_train_step_fn_no_hook
-            whole = self._trainer._maybe_save_jaxpr("train_step", step, self.state, (batch,), {})
+            step = compiled_step(self._trainer)
+            whole = first_step(self._trainer, step, self.state, (batch,))
             self._arrays, self._static = eqx.partition(whole.new_state, eqx.is_array)
             # JAX knows the program by now: 0.03 s, whatever the model.
             self._compiled = step.lower(self.state, (batch,), {}).compile()

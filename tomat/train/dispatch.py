@@ -21,6 +21,7 @@ from levanter.callbacks import ProgressEvent, StepInfo
 from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
+from tomat.base.ports.levanter import step_info
 from tomat.train.compiled_step import CompiledStep
 from tomat.train.guards.loss import GuardedState
 from tomat.train.loader import TokenExample
@@ -102,7 +103,7 @@ def training_steps(
             agreed = agreed or bool(flying[0].asked)  # an answer older than this loss
         else:
             left = take.state
-        info = StepInfo(left, float(loss), last_read - began, _event_handler=trainer.hooks.emit_event)
+        info = step_info(left, float(loss), last_read - began, trainer.hooks.emit_event)
         trainer.run_hooks(info)
         metrics |= {
             "throughput/hook_time": time.monotonic() - last_read,

@@ -14,7 +14,6 @@ import levanter.tracker
 from levanter.callbacks import ProgressEvent, progress_event_scope
 from levanter.metrics import unwrap_metrics
 from levanter.models.lm_model import LmHeadModel
-from levanter.tracker.telemetry import capture_stall_diagnostics
 from levanter.trainer import Trainer
 
 from tomat.base.errors import TomatError
@@ -73,17 +72,12 @@ def add_hooks(
     config = folder.config
     evaluate = trace = None
     trainer.add_hook(levanter.callbacks.log_step_info(config.trainer.num_train_steps), every=1)
-    watchdog = config.trainer.progress_watchdog.create(
-        process_index=jax.process_index(), diagnostic=capture_stall_diagnostics
-    )
-    if watchdog is not None:
-        trainer.add_hook(watchdog, every=1)
     if datasets.validation is not None and config.trainer.max_eval_batches != 0:
         validation = shuffled_rows(config, datasets.validation, epochs=1)
         evaluation = Evaluation(trainer, validation, folder, stop)
         evaluate = clock.timed("eval_seconds", evaluation)
         trainer.add_hook(evaluate, every=config.trainer.steps_per_eval)
-    profiler = config.trainer.profiler
+    profiler = trainer.config.profiler
     profile_steps = profiler.resolve_num_profile_steps(config.trainer.num_train_steps) if profiler.is_enabled else 0
     if profile_steps > 0:
         hook = profiler.build(str(folder.path / PROFILER_FOLDER), run_id=config.run_name, num_steps=profile_steps)
@@ -143,11 +137,7 @@ class Evaluation:
         self._last_step = info.step
 
     def _figures(self, model: LmHeadModel) -> dict[str, float]:
-        """Means over the set, and what it took.
-
-        Raises:
-            TomatError: No sequence has a density.
-        """
+        """Means over the set, and what it took."""
         sums: dict[str, float] = defaultdict(float)
         load_seconds = loss_seconds = 0.0
         batches, n_batches = iter(self), 0

@@ -86,7 +86,7 @@ def operand_types(config: TrainConfig) -> OperandTypes:
     Raises:
         TomatError: Products whose peak no table has.
     """
-    compute = jnp.dtype(config.trainer.mp.compute_dtype)
+    compute = jnp.dtype(config.trainer.compute_dtype)
     usual: Operand = "f32" if compute == jnp.float32 else "bf16"
     attention: Operand = "f32" if getattr(config.model, "upcast_attn", False) else usual
     precision = config.trainer.jax_config.get("jax_default_matmul_precision")

@@ -2,7 +2,7 @@
 
 Four of the first generation's scripts in a row resumed on other data than the run had; the loss spiked and nobody knew
 why. What decides what a model learns may therefore not change under a run's name, unless the change is named; what only
-decides how fast or where it learns may: the keys of `free_keys.py`, and no other.
+decides how fast or where it learns may: the keys whose field says so (`base/config_keys.py`), and no other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,14 @@ from typing import Any
 
 import yaml
 
+from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
-from tomat.train.free_keys import FREE_KEYS, FREE_MAPPINGS
 from tomat.train.runs.checkpoints import survey
+from tomat.train.runs.former_keys import former_key
 from tomat.train.runs.published import is_remote
 from tomat.train.runs.record import read_config
 from tomat.train.settings.config import TrainConfig
-
-ADDED_KEYS = {
-    "density_dropout": 0.0,
-    "model.embedding_skip": 0.0,
-    "model.value_mix": 0.0,
-    "model.paired_heads": False,
-    "data.codec_floor": 0.01,
-    "data.validation_share": 0.1,
-    "data.split_seed": 0,
-    "data.species": [],
-    "data.accept": [],
-}
-"""Fixed keys that runs of earlier versions have not on record, and what those did."""
+from tomat.train.settings.meanings import may_change, value_before
 
 Changes = dict[str, tuple[Any, Any]]
 """Old and new value by dotted key."""
@@ -38,20 +27,16 @@ Changes = dict[str, tuple[Any, Any]]
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     """Keys that decide what is learnt and whose value differs, each with its old and new value.
 
-    A key that one side does not have counts as None there, but for `ADDED_KEYS`.
+    A key that one side does not have counts as None there, or as what runs did before it was added. Keys that no
+    longer are (`runs/former_keys.py`) are no difference.
     """
-    flat_old, flat_new = _flatten(old), _flatten(new)
+    flat_old, flat_new = flatten(old), flatten(new)
     changed = {}
     for key in sorted(flat_old.keys() | flat_new.keys()):
-        before, after = (flat.get(key, ADDED_KEYS.get(key)) for flat in (flat_old, flat_new))
-        if before != after and not may_change(key):
+        before, after = (flat[key] if key in flat else value_before(key) for flat in (flat_old, flat_new))
+        if before != after and not may_change(key) and former_key(key) is None:
             changed[key] = (before, after)
     return changed
-
-
-def may_change(key: str) -> bool:
-    """Whether a dotted key of the configuration may have another value when a run is resumed."""
-    return key in FREE_KEYS or any(key == one or key.startswith(f"{one}.") for one in FREE_MAPPINGS)
 
 
 def allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str) -> Changes:
@@ -68,7 +53,7 @@ def allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence
     """
     new = plain_values(config)
     changed = changed_keys(old, new)
-    known = _flatten(new).keys() | _flatten(old).keys()
+    known = flatten(new).keys() | flatten(old).keys()
     for key in allow:
         if key not in known:
             below = sorted(name for name in changed if name.startswith(key + "."))
@@ -116,13 +101,3 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
 def plain_values(config: TrainConfig) -> dict[str, Any]:
     """The configuration as its `config.yaml` holds it, so that tuples and lists compare as what the file has."""
     return yaml.safe_load(yaml.safe_dump(config.to_dict()))
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

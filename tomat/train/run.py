@@ -161,11 +161,7 @@ def _contents(datasets: Datasets) -> dict[str, object]:
 
 
 def _check_promolecule(datasets: Datasets, folder: RunFolder) -> None:
-    """Refuse to go on with another sum of atoms than the one that the model has learnt to correct.
-
-    Raises:
-        TomatError: With both hashes.
-    """
+    """Refuse to go on with another sum of atoms than the one that the model has learnt to correct."""
     path, now = folder.path / PROMOLECULE_FILE, datasets.train.promolecule
     if now is None or not path.exists():
         return
@@ -178,11 +174,7 @@ def _check_promolecule(datasets: Datasets, folder: RunFolder) -> None:
 
 
 def _check_subject(subject: Subject, start: Start, folder: RunFolder) -> None:
-    """Refuse to go on with another teacher or another begin than the run had, and weights that it has no place for.
-
-    Raises:
-        TomatError: With what differs.
-    """
+    """Refuse to go on with another teacher or another begin than the run had, and weights that it has no place for."""
     if start.weights is not None:
         raise TomatError("--warm_start does not go with distillation, which begins with distillation.quantised.")
     begun = last_event(read_events(folder.path), SUBJECT_EVENT)

@@ -19,6 +19,7 @@ from levanter.models.lm_model import LmHeadModel
 from levanter.trainer import Trainer, TrainerConfig
 
 from tomat.base.errors import TomatError
+from tomat.base.ports.levanter import value_of, weighted_mean
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
 from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentTables
@@ -92,10 +93,9 @@ def mean_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, Metric]:
     """
     means = {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
     if "unread_share" in metrics:
-        share, unread = metrics["unread_share"], means.pop("unread_density_loss")._value
-        # Levanter 0.2.227 folds the sums and the counts of a mean, and has no public way to give either.
-        means["density_loss_unread"] = Metric(_value=unread, _count=share)
-        means["density_loss_read"] = Metric(_value=metrics["density_loss"] - unread, _count=1.0 - share)
+        share, unread = metrics["unread_share"], value_of(means.pop("unread_density_loss"))
+        means["density_loss_unread"] = weighted_mean(unread, share)
+        means["density_loss_read"] = weighted_mean(metrics["density_loss"] - unread, 1.0 - share)
     return means
 
 

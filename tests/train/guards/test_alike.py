@@ -11,6 +11,7 @@ from tomat.train.guards import alike
 from tomat.train.guards.alike import LEFT_OUT, PACKAGES, compare_hosts, differences, shortened, started_with
 from tomat.train.origins import Continuation
 from tomat.train.settings.config import load_config
+from tomat.train.settings.meanings import is_of_host
 
 
 def prints(*words: str) -> dict[str, str]:
@@ -24,7 +25,7 @@ def mine() -> dict[str, str]:
 
 def test_every_key_of_the_configuration_is_compared_but_those_with_a_reason(mine):
     keys = set(flatten(load_config("demo").to_dict()))
-    assert keys - set(mine) == keys & set(LEFT_OUT) and len(keys & set(mine)) > 150
+    assert keys - set(mine) == {key for key in keys if is_of_host(key)} and len(keys & set(mine)) > 120
     assert {f"package {one}" for one in PACKAGES} <= set(mine)
     assert {"code.commit", "code.files", "jax.config.jax_enable_x64"} <= set(mine)
     assert all(reason for reason in LEFT_OUT.values())

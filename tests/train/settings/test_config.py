@@ -49,7 +49,7 @@ def test_overrides_lie_over_yaml_which_lies_over_the_preset(tmp_path):
     assert config.model.num_layers == 3  # from the file
     assert config.model.hidden_dim == 1024  # from the preset
     assert config.optimizer.learning_rate == 1e-4  # from the override
-    assert config.trainer.log_jaxprs is False  # tomat's default over Levanter's
+    assert config.trainer_config().log_jaxprs is False  # tomat's default over Levanter's
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_a_recorded_setting_that_never_did_anything_is_left_out_with_a_word(tmp_
     now = load_config("configs/train/demo.yaml")
     then = yaml.safe_load(yaml.safe_dump(now.to_dict()))
     then["model"]["initializer_range"] = 0.5
-    then["trainer"]["watch"]["interval"] = 7
+    then["trainer"]["watch"] = {"interval": 7}
     then["trainer"]["mp"] = f"{now.to_dict()['trainer']['mp'].rpartition(',')[0]},output=float16"
     then["optimizer"] = {"type": "muon", "lr": 0.3}
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(then))
-    with pytest.raises(TomatError, match="watch.interval is 7, which tomat does not take"):
+    with pytest.raises(TomatError, match="sets trainer.watch.interval, which tomat does not take"):
         load_config(path)
     found = recorded_config(path)
     said = "".join(capsys.readouterr().out.split())

@@ -20,8 +20,6 @@ from tomat.train.runs.record import RunRecord, read_record
 if TYPE_CHECKING:
     from tomat.train.settings.config import TrainConfig
 
-SETTLED_ELSEWHERE = ("output_dir", "tracking_dir", "purpose")
-"""Keys of a configuration that say nothing about how a run computes."""
 OF_THE_FOLDER = ("data.n_density_tokens", "model.environment.max_atoms", "model.environment.max_elements")
 """Keys that a run on a folder of densities sets by what it finds there (`app/workflow/folder_run.py`)."""
 
@@ -91,14 +89,14 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
 def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
     from tomat.train.resume import plain_values
     from tomat.train.settings.config import config_from_dict
+    from tomat.train.settings.meanings import is_label
 
     # Read back once, as the recorded one has been: decoding settles 1 against 1.0.
     planned = flatten(plain_values(config_from_dict(run.config.to_dict())))
     recorded = flatten(plain_values(config_from_dict(record.config, str(folder / CONFIG_FILE))))
-    left_out = {*SETTLED_ELSEWHERE, *(OF_THE_FOLDER if run.config.data.source == "folder" else ())}
-    differing = sorted(
-        key for key in planned.keys() | recorded.keys() if key not in left_out and planned.get(key) != recorded.get(key)
-    )
+    left_out = OF_THE_FOLDER if run.config.data.source == "folder" else ()
+    keys = {key for key in planned.keys() | recorded.keys() if key not in left_out and not is_label(key)}
+    differing = sorted(key for key in keys if planned.get(key) != recorded.get(key))
     if differing:
         raise TomatError(
             f"{folder} holds a run with other settings ({', '.join(differing)}); name another --output_dir, or delete "

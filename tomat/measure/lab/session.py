@@ -134,7 +134,7 @@ class Session:
             "dispatch_ahead": config.dispatch_ahead,
             "shuffle_rows": shuffle.io_block_size * shuffle.window_blocks if shuffle.perm_type == "feistel" else None,
             "shuffle": shuffle.perm_type,
-            "compute_dtype": str(config.trainer.mp.compute_dtype.__name__),
+            "compute_dtype": config.trainer.compute_dtype,
             "optimizer": config.optimizer.get_choice_name(type(config.optimizer)),
             "parameters": self._parameters,
             "train_rows": self._datasets.train.rows,

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.model.loss.tiles import LossTiles
 
@@ -66,13 +67,13 @@ class LossConfig:
     """What z^2 costs, in nats^-1, with z the logarithm of the sum of exp(logit) over the ids that a position's softmax
     runs over (those of `vocabulary`; for a preamble position all), and the position's weight. It keeps the logits from
     drifting (ST-MoE, arXiv 2202.08906, eq. 5; PaLM, arXiv 2204.02311, has 1e-4). 0: none. Not with `kernel: pallas`."""
-    block_positions: int = 256
+    block_positions: int = key(256, free="rounding")
     """Positions whose logits exist at one time: batch on a device x block_positions x ids float32 values. Compiled
     for a v6e chip with 8 sequences of 8,192 positions, 16,384 bins and a width of 1,024, `soft_cross_entropy` at 128
     and 256 takes an estimated 23.3 and 22.7 ms a step, and `emd` at 256 and 512 21.6 and 23.7 ms (three matmuls at
     the peak rate: 7.2 ms), with 0.10, 0.30, 0.17 and 0.57 GB of temporaries."""
 
-    kernel: LossKernel = "xla"
+    kernel: LossKernel = key("xla", free="rounding")
     """`xla`: a scan over blocks of `block_positions`, on any platform. `pallas`: two TPU kernels that keep the logits
     in VMEM (`pallas.py`), for every kind but `crps`. Values and gradients are the same up to rounding. `tomat
     bench loss-tiles` plans both for a chip. `levanter`: Levanter's own fused cross-entropy (`levanter.py`), to plan or
@@ -80,7 +81,7 @@ class LossConfig:
     are NaN."""
     tiles: LossTiles = LossTiles()
     """Of the `pallas` kernel; what is not set comes from a table of tuned tiles."""
-    interpret: bool = False
+    interpret: bool = key(False, free="rounding")
     """Run the `pallas` kernel in Pallas' interpreter on whatever platform there is: to check values without a TPU, much
     slower than `xla`."""
 

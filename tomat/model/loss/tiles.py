@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.base.tuned_table import load_entries
 
@@ -41,14 +42,14 @@ class LossTiles:
     A size of None is taken from the table of tuned tiles.
     """
 
-    resident_rows: int | None = None
+    resident_rows: int | None = key(None, free="rounding")
     """Positions (of all sequences on a device) that are worked on between two passes over the head: their hidden
     states and gradients stay in VMEM meanwhile. A multiple of `block_rows`."""
-    block_rows: int | None = None
+    block_rows: int | None = key(None, free="rounding")
     """Positions of one matrix product; a multiple of 16."""
-    block_ids: int | None = None
+    block_ids: int | None = key(None, free="rounding")
     """Ids of one matrix product; a multiple of 128."""
-    chunk_rows: int | None = None
+    chunk_rows: int | None = key(None, free="rounding")
     """Positions whose softmax sums are held in registers at one time; a multiple of 16 that divides `block_rows`."""
 
     def __post_init__(self) -> None:

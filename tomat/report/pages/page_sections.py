@@ -18,6 +18,7 @@ from tomat.report.step import (
     waits_table,
     windows_table,
 )
+from tomat.train.runs.former_keys import former_key
 
 TOP_OPERATIONS = 20
 NO_PROFILE = "No profile was taken."
@@ -66,7 +67,7 @@ def differences(config: Mapping[str, Any], base: Mapping[str, Any] | None) -> Pa
     if base is None:
         return "No baseline was named."
     old, name = base["config"], base["run"]
-    changed = sorted(k for k in {*old, *config} if old.get(k, UNKNOWN) != config.get(k, UNKNOWN))
+    changed = sorted(k for k in {*old, *config} if old.get(k, UNKNOWN) != config.get(k, UNKNOWN) and not former_key(k))
     if not changed:
         return f"The same configuration as `{name}`."
     rows = [(Code(key), *(Code(str(one.get(key, UNKNOWN))) for one in (old, config))) for key in changed]

@@ -19,6 +19,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.base.version import commit, source_hash
 from tomat.train.settings.config import TrainConfig
+from tomat.train.settings.meanings import is_of_host
 
 Print = dict[str, str]
 """What a host was started with: values, the long ones as hashes, by key."""
@@ -29,15 +30,7 @@ PACKAGES = ("jax", "jaxlib", "libtpu", "marin-levanter", "marin-haliax", "equino
 FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 LEFT_OUT = {
-    "trainer.distributed.process_id": "says which of the hosts it is",
-    "trainer.distributed.local_device_ids": "says which devices of a machine are this process's",
-    "trainer.jax_compilation_cache_dir": "a place on the host's disk; programs are named by their content",
-    "data.train": "a host may have a copy of its own; the content is compared",
-    "data.validation": "as for data.train",
-    "data.input": "as for data.train",
-    "compiler.xla_flags": "compared flag by flag, with those of the environment",
-    "compiler.libtpu_args": "as for compiler.xla_flags",
-    "jax_compilation_cache_dir": "as for trainer.jax_compilation_cache_dir",
+    "jax_compilation_cache_dir": "a place on the host's disk; programs are named by their content",
     "jax_dump_ir_to": "a place on the host's disk, which is only written",
     "jax_cross_host_transfer_socket_address": "the host's own address",
     "jax_cross_host_transport_addresses": "the host's own addresses",
@@ -105,7 +98,7 @@ def refuse_differences(config: TrainConfig, mine: Mapping[str, object]) -> None:
 
 def started_with(config: TrainConfig, beside: Mapping[str, object]) -> dict[str, object]:
     """What decides what this host computes, by key: configuration, command, code, flags, JAX's options, packages."""
-    settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in LEFT_OUT}
+    settings = {key: value for key, value in flatten(config.to_dict()).items() if not is_of_host(key)}
     options = {f"jax.config.{key}": str(value) for key, value in jax.config.values.items() if key not in LEFT_OUT}
     flags = {}
     for variable in FLAG_VARIABLES:

@@ -14,6 +14,7 @@ from tomat.train.runs.data_record import recorded_contents
 from tomat.train.runs.devices import NOT_ON_RECORD, devices_sentence
 from tomat.train.runs.entries import headline
 from tomat.train.runs.figures import Figures, read_evaluation, run_figures, step_breakdown
+from tomat.train.runs.former_keys import former_key
 from tomat.train.runs.record import RunRecord, read_codec, read_record
 from tomat.train.runs.run_log import NAMES
 
@@ -102,7 +103,8 @@ def compare_runs(urls: Sequence[str]) -> Comparison:
     records = [_read(url) for url in places]
     names = _names(records)
     views = tuple(_view(name, record) for name, record in zip(names, records, strict=True))
-    flat = [{key: value for key, value in flatten(record.config).items() if key not in NAMES} for record in records]
+    left_out = {key for record in records for key in flatten(record.config) if key in NAMES or former_key(key)}
+    flat = [{key: value for key, value in flatten(record.config).items() if key not in left_out} for record in records]
     keys = sorted(set().union(*flat))
     settings = {key: tuple(one.get(key) for one in flat) for key in keys}
     settings = {key: values for key, values in settings.items() if any(value != values[0] for value in values[1:])}

@@ -1,8 +1,4 @@
-"""Settings of Levanter's that tomat does not take, each with what to use instead, and values that cannot be meant.
-
-Levanter can load weights without the optimizer's state, or whatever part of a checkpoint is there, from a key of its
-configuration. The first generation lost 17 hours of a v6e-32 to such a resume: trained weights, fresh optimizer.
-"""
+"""Values that cannot be meant, or that do nothing, each refused with what to use instead."""
 
 import dataclasses
 import datetime
@@ -10,69 +6,21 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
-import jmp
-from levanter.callbacks.profiler import XprofUploadConfig
-from levanter.callbacks.watch import WatchConfig
 from levanter.models.llama import LlamaConfig
 from levanter.models.lm_model import LmConfig
 from levanter.optim.config import LrSchedule, OptimizerConfig
-from levanter.optim.model_averaging import EmaDecaySqrtConfig
 from levanter.tracker.wandb import WandbConfig
-from levanter.trainer import TrainerConfig
 
+from tomat.base.config_keys import fields_below, meaning_of
+from tomat.base.documents import take_out
 from tomat.base.errors import TomatError
 from tomat.model.any_decoder import int8_matmuls_of
+from tomat.model.decoder import DensityDecoderConfig
+from tomat.train.settings.levanter import without_former
+from tomat.train.settings.trainer import TrainerSettings, without_output
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-_OPTIONS = (
-    "a run continues by itself from its newest whole checkpoint; `--fork NEW_NAME` begins another run with a "
-    "checkpoint's weights, optimizer state and step, `--warm_start RUN_OR_CHECKPOINT` one with its weights alone"
-)
-
-_WATCH = "guards.on_bad_loss watches the loss and the norm of the update, without a second step to compile"
-_UPLOAD = "it sends profiles to Marin's own service; they lie in the run's folder, where `tomat profile` reads them"
-
-NO_EFFECT: tuple[tuple[str, object, str], ...] = (
-    (
-        "trainer.allow_nondivisible_batch_size",
-        False,
-        "the loader gives every device the same number of sequences; choose a trainer.train_batch_size that is a "
-        "multiple of the number of devices",
-    ),
-    ("trainer.crash_on_nan", False, "guards.on_bad_loss judges the loss inside the step, and names step and materials"),
-    ("trainer.crash_on_inf", False, "guards.on_bad_loss judges the loss inside the step, and names step and materials"),
-    (
-        "trainer.checkpointer.append_run_id_to_base_path",
-        True,
-        "checkpoints lie in output_dir/run_name/checkpoints; set these two",
-    ),
-    ("trainer.mesh.batch_axis_name", "batch", "sequences of a batch are counted by the axis 'batch' throughout"),
-    ("trainer.xla_dump_upload.enabled", False, "set compiler.xla_flags to [--xla_dump_to=FOLDER] and copy the folder"),
-    ("trainer.xla_dump_upload.ttl_days", 30, "set compiler.xla_flags to [--xla_dump_to=FOLDER] and copy the folder"),
-    ("trainer.profiler.upload.enabled", False, _UPLOAD),
-    ("trainer.profiler.upload.service_url", XprofUploadConfig().service_url, _UPLOAD),
-    ("trainer.profiler.upload.ttl_days", XprofUploadConfig().ttl_days, _UPLOAD),
-    ("trainer.watch.watch_targets", [], _WATCH),
-    *(
-        (f"trainer.watch.{f.name}", f.default, _WATCH)
-        for f in dataclasses.fields(WatchConfig)
-        if f.name != "watch_targets"
-    ),
-)
-"""Keys that reach nothing in tomat, or nothing of its users: the value they must keep, and what to use instead."""
-
-MODEL_NO_EFFECT = (
-    ("initializer_range", "weights begin with Haliax's own scale, 1/sqrt(inputs of the matrix); leave it out"),
-    ("reference_checkpoint", "no weights of Hugging Face are loaded; `--warm_start` takes those of another run"),
-    ("tokenizer", "densities have tokens of their own; data.layout and the codec decide them"),
-)
-"""Fields that Levanter's Llama-like decoders (0.2.227) have and never read while they are built or trained."""
-
-REMOVED_MODEL_KEYS = ("keep_activation_gradient",)
-"""Keys of `model` that an earlier version had, and that decided only how the same numbers are computed."""
 
 _NO_DECAY: dict[str, str] = dict.fromkeys(
     ("weight_decay", "weight_decay_modules", "default_weight_decay_mask"),
@@ -97,7 +45,7 @@ OPTIMIZER_NO_EFFECT: Mapping[str, Mapping[str, str]] = {
         "schedule_list": "the schedule is that of optimizer.lr_schedule",
     },
 }
-"""The same of Levanter's optimizers, by kind and field."""
+"""Fields of Levanter's optimizers (0.2.227) that nothing reads, by kind: what to use instead."""
 
 _TREE_MAP = "Levanter 0.2.227 writes it with jax.tree_map, which JAX 0.11 no longer has"
 OPTIMIZERS_THAT_CANNOT_RUN: Mapping[str, str] = {
@@ -109,40 +57,39 @@ OPTIMIZERS_THAT_CANNOT_RUN: Mapping[str, str] = {
 """Kinds whose step cannot be built, each with the reason and what to use."""
 
 
-def check_effect(trainer: TrainerConfig, model: LmConfig, optimizer: OptimizerConfig) -> None:
-    """Refuse a setting that would do nothing.
+def check_model(model: LmConfig) -> None:
+    """Refuse a setting of a Llama-like decoder that would do nothing.
 
     Raises:
         TomatError: With the key, and what to use instead.
     """
-    for key, kept, instead in NO_EFFECT:
-        value: Any = trainer
-        for part in key.split(".")[1:]:
-            value = getattr(value, part)
-        _refuse_if_set(key, value, kept, instead)
-    if isinstance(model, LlamaConfig):
-        for name, instead in MODEL_NO_EFFECT:
-            _refuse_if_set(f"model.{name}", getattr(model, name), _default(model, name), instead)
+    for name, instead in _unused_of_model(type(model)).items():
+        _refuse_if_set(f"model.{name}", getattr(model, name), _default(model, name), instead)
+
+
+def check_optimizer(optimizer: OptimizerConfig) -> None:
+    """Refuse an optimizer that cannot run, settings of it that would do nothing, and numbers that cannot be meant.
+
+    Raises:
+        TomatError: With the key, and what to use instead.
+    """
     kind = optimizer.get_choice_name(type(optimizer))
     if kind in OPTIMIZERS_THAT_CANNOT_RUN:
         raise TomatError(f"optimizer.type is '{kind}', which cannot run: {OPTIMIZERS_THAT_CANNOT_RUN[kind]}.")
     for name, instead in OPTIMIZER_NO_EFFECT.get(kind, {}).items():
         _refuse_if_set(f"optimizer.{name}", getattr(optimizer, name), _default(optimizer, name), instead)
-    if trainer.mp.output_dtype != trainer.mp.compute_dtype:
-        raise TomatError(
-            f"trainer.mp has output={jnp.dtype(trainer.mp.output_dtype).name}, which does nothing: the loss is "
-            f"computed in float32 whatever the model computes in. Leave output out, or set it to compute="
-            f"{jnp.dtype(trainer.mp.compute_dtype).name}."
-        )
-    if isinstance(trainer.model_averaging, EmaDecaySqrtConfig):
-        raise TomatError(
-            "trainer.model_averaging is of type ema_decay_sqrt, whose weights Levanter computes outside of the "
-            "compiled step, where there is no step number; use type ema."
-        )
+    for field in dataclasses.fields(optimizer):
+        value = getattr(optimizer, field.name)
+        if (field.name in ("learning_rate", "lr") or field.name.endswith("_lr")) and value is not None and value < 0:
+            raise TomatError(f"optimizer.{field.name} is {value}; expected 0 or more.")
+    schedule = optimizer.lr_schedule
+    if isinstance(schedule, str) and schedule not in LrSchedule.get_known_choices():
+        known = ", ".join(sorted(LrSchedule.get_known_choices()))
+        raise TomatError(f"optimizer.lr_schedule is '{schedule}'; expected one of {known}.")
 
 
 def drop_without_effect(values: dict[str, Any]) -> list[str]:
-    """Take the settings that `check_effect` refuses out of what an earlier version recorded, where they did nothing.
+    """Take the settings that did nothing for what was learnt out of what an earlier version recorded.
 
     Args:
         values: A whole configuration as plain values; changed in place.
@@ -150,32 +97,37 @@ def drop_without_effect(values: dict[str, Any]) -> list[str]:
     Returns:
         The dotted keys whose value was another than the one they must keep.
     """
+    # What decided no number of a model, and is no key any more, goes without a word.
+    dropped = [key for key in without_former(values) if key.startswith("trainer.")]
     model, optimizer = values.get("model") or {}, values.get("optimizer") or {}
-    for name in REMOVED_MODEL_KEYS:
-        model.pop(name, None)
     kind = str(optimizer.get("type"))
     model_class = LmConfig.get_known_choices().get(str(model.get("type")))
     optimizer_class = OptimizerConfig.get_known_choices().get(kind)
-    kept: dict[str, object] = {key: value for key, value, _ in NO_EFFECT}
-    if model_class is not None and issubclass(model_class, LlamaConfig):
-        kept |= {f"model.{name}": _default(model_class, name) for name, _ in MODEL_NO_EFFECT}
+    kept: dict[str, object] = {}
+    if model_class is not None:
+        kept |= {f"model.{name}": _default(model_class, name) for name in _unused_of_model(model_class)}
     if optimizer_class is not None:
         kept |= {f"optimizer.{name}": _default(optimizer_class, name) for name in OPTIMIZER_NO_EFFECT.get(kind, {})}
-    dropped = []
     for key, value in kept.items():
-        *path, name = key.split(".")
-        place: Any = values
-        for part in path:
-            place = place.get(part) if isinstance(place, dict) else None
-        if isinstance(place, dict) and name in place and place.pop(name) != value:
+        was_there, found = take_out(values, key)
+        if was_there and found != value:
             dropped.append(key)
     trainer = values.get("trainer")
-    if isinstance(trainer, dict) and _has_other_output(trainer.get("mp")):
-        parts = trainer["mp"].split(",")
-        # jmp 0.0.4: what is not named is as compute is.
-        trainer["mp"] = ",".join(part for part in parts if part.partition("=")[0] not in ("o", "output"))
-        dropped.append("trainer.mp (output)")
+    if isinstance(trainer, dict) and isinstance(trainer.get("mp"), str):
+        policy = without_output(trainer["mp"])
+        if policy != trainer["mp"]:
+            trainer["mp"] = policy
+            dropped.append("trainer.mp (output)")
     return dropped
+
+
+def _unused_of_model(model: type[LmConfig]) -> dict[str, str]:
+    """Fields that Levanter's Llama-like decoders (0.2.227) have and never read while they are built or trained, with
+    what to use instead; as `DensityDecoderConfig` says it."""
+    if not issubclass(model, LlamaConfig):
+        return {}
+    meanings = {name: meaning_of(field) for name, (field, _) in fields_below(DensityDecoderConfig).items()}
+    return {name: meaning.unused for name, meaning in meanings.items() if meaning.unused is not None}
 
 
 def check_finite(settings: "DataclassInstance") -> None:
@@ -189,44 +141,9 @@ def check_finite(settings: "DataclassInstance") -> None:
             raise TomatError(f"{key} is {value}; expected a finite number.")
 
 
-def check_values(trainer: TrainerConfig, optimizer: OptimizerConfig) -> None:
-    """Refuse numbers that cannot be meant.
-
-    Raises:
-        TomatError: No steps to train, a learning rate below zero, an unknown schedule.
-    """
-    for name, least in (("num_train_steps", 1), ("steps_per_eval", 1), ("max_eval_batches", 0)):
-        value = getattr(trainer, name)
-        if value is not None and value < least:
-            raise TomatError(f"trainer.{name} is {value}; expected at least {least}.")
-    for name in ("per_device_parallelism", "per_device_eval_parallelism"):
-        value = getattr(trainer, name)
-        if value < 1 and value != -1:
-            raise TomatError(f"trainer.{name} is {value}; expected at least 1, or -1 for all of a device's sequences.")
-    for field in dataclasses.fields(optimizer):
-        value = getattr(optimizer, field.name)
-        if (field.name in ("learning_rate", "lr") or field.name.endswith("_lr")) and value is not None and value < 0:
-            raise TomatError(f"optimizer.{field.name} is {value}; expected 0 or more.")
-    schedule = optimizer.lr_schedule
-    if isinstance(schedule, str) and schedule not in LrSchedule.get_known_choices():
-        known = ", ".join(sorted(LrSchedule.get_known_choices()))
-        raise TomatError(f"optimizer.lr_schedule is '{schedule}'; expected one of {known}.")
-
-
 def _refuse_if_set(key: str, value: object, kept: object, instead: str) -> None:
     if value != kept:
         raise TomatError(f"{key} is {value!r}, which tomat does not take (it must stay {kept!r}): {instead}.")
-
-
-def _has_other_output(policy: object) -> bool:
-    """Whether the text of a policy, such as `p=f32,c=bf16,o=f32`, names an output other than its compute."""
-    if not isinstance(policy, str):
-        return False
-    try:
-        parsed = jmp.get_policy(policy)
-    except ValueError:  # refused with the rest of the configuration
-        return False
-    return parsed.output_dtype != parsed.compute_dtype
 
 
 def _default(config: "DataclassInstance | type[DataclassInstance]", name: str) -> object:
@@ -250,23 +167,7 @@ def _numbers(value: Any, key: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(item, f"{key}[{index}]")
 
 
-def check_loading(trainer: TrainerConfig) -> None:
-    """Refuse every key by which Levanter would decide what a run begins from.
-
-    Raises:
-        TomatError: With tomat's own options.
-    """
-    for name in ("initialize_from", "load_checkpoint_path", "load_checkpoint", "allow_partial_checkpoint"):
-        _refuse_if_set(f"trainer.{name}", getattr(trainer, name), _default(trainer, name), _OPTIONS)
-    if trainer.checkpointer.keep_last_temporary_checkpoints < 1:
-        raise TomatError(
-            "trainer.checkpointer.keep_last_temporary_checkpoints is "
-            f"{trainer.checkpointer.keep_last_temporary_checkpoints}; expected at least 1: with 0 a checkpoint is "
-            "removed as soon as it is complete, and a killed run has none to continue from."
-        )
-
-
-def check_distillation(sharding: str, trainer: TrainerConfig) -> None:
+def check_distillation(sharding: str, trainer: TrainerSettings) -> None:
     """Refuse what a model in few bits cannot be trained with.
 
     Raises:
@@ -282,12 +183,12 @@ def check_distillation(sharding: str, trainer: TrainerConfig) -> None:
             raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
 
 
-def check_int8(model: LmConfig, trainer: TrainerConfig, *, distils: bool) -> None:
+def check_int8(model: LmConfig, trainer: TrainerSettings, *, distils: bool) -> None:
     """Refuse what `model.int8_matmuls` cannot be together with.
 
     Args:
         model: Any model; one without int8 products is not looked at further.
-        trainer: Levanter's.
+        trainer: Its `trainer` block.
         distils: Whether the run trains a model in few bits.
 
     Raises:
@@ -308,7 +209,7 @@ def check_int8(model: LmConfig, trainer: TrainerConfig, *, distils: bool) -> Non
         )
 
 
-def check_scales(model: LmConfig, trainer: TrainerConfig) -> None:
+def check_scales(model: LmConfig, trainer: TrainerSettings) -> None:
     """Refuse products that keep their own scales where they are not one product a layer.
 
     Raises:

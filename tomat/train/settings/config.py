@@ -1,7 +1,7 @@
 """The configuration of a training run, and how YAML, presets and `--a.b value` overrides become one.
 
-Four layers, each over the last: tomat's defaults for Levanter's `TrainerConfig`, the model preset, the YAML file,
-the overrides. The result is one frozen `TrainConfig` that alone decides the compiled training step.
+Four layers, each over the last: the defaults of `schema.py`, the model preset, the YAML file, the overrides. The result
+is one frozen `TrainConfig` that alone decides the compiled training step.
 """
 
 import copy
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import draccus
 import levanter.config  # noqa: F401  (registers draccus codecs for jmp policies, time deltas and checkpoint policies)
@@ -22,183 +22,63 @@ from levanter.optim.config import AdamConfig, OptimizerConfig
 from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
+from tomat.base.config_keys import key
+from tomat.base.documents import take_out
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
 from tomat.base.reporting import console, dump_json
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.loss.config import LossConfig
 from tomat.model.presets import preset_model
+from tomat.train.runs.former_keys import FOLLOWS
 from tomat.train.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
 from tomat.train.settings.checks import (
     check_distillation,
-    check_effect,
     check_finite,
     check_int8,
-    check_loading,
+    check_model,
+    check_optimizer,
     check_scales,
-    check_values,
     check_wandb,
     drop_without_effect,
 )
-from tomat.train.settings.data import DataConfig
-from tomat.train.settings.distillation import DistillationConfig
-from tomat.train.settings.guards import GuardsConfig
-from tomat.train.settings.pause import PauseConfig
-from tomat.train.settings.preemption import PreemptionConfig
-
-TRAINER_DEFAULTS: dict[str, Any] = {
-    # Levanter would stop on a CPU; whether a run belongs there is the user's `slice`, checked in `startup.py`.
-    "require_accelerator": False,
-    # `guards` judge the loss inside the step, and name step and materials.
-    "crash_on_nan": False,
-    "crash_on_inf": False,
-    # Both write the step's text on every start (tens of MB for 1B); the planner gives the same and more.
-    "log_jaxprs": False,
-    "log_xla_hlo": False,
-    # Levanter's default watches gradients, which compiles a second step.
-    "watch": {"watch_targets": []},
-    # With these options a CPU trace of the demo is 2.7 MB instead of 44 MB, and holds the HLO that the parser needs.
-    "profiler": {
-        "profile_options": {"enable_hlo_proto": True, "python_tracer_level": 0, "host_tracer_level": 2},
-        "upload": {"enabled": False},
-    },
-    "mp": "compute=bfloat16,params=float32,output=bfloat16",
-}
-"""What tomat sets in Levanter's `TrainerConfig` where Levanter's own default does not fit."""
-
-OWNED_BY_TOMAT = {
-    "trainer.id": "run_name",
-    "trainer.log_dir": "output_dir",
-    "trainer.checkpointer.base_path": "output_dir",
-    "trainer.tracker": "trackers",
-    "trainer.wandb": "trackers.wandb",
-    "trainer.mesh.param_mapping": "sharding",
-    "model.max_seq_len": "data.seq_len",
-}
-"""Levanter keys that follow from a tomat key, which is the one to set."""
+from tomat.train.settings.levanter import levanter_trainer, without_former
+from tomat.train.settings.schema import RunSchema, TrackersSchema
+from tomat.train.settings.trainer import TrainerSettings
 
 
 @dataclass(frozen=True)
-class TrackersConfig:
+class TrackersConfig(TrackersSchema):
     """Where metrics go besides `metrics.jsonl`, which every run writes."""
 
-    wandb: WandbConfig | None = None
+    wandb: WandbConfig | None = key(None, free="watching", entries=True)
     """Weights & Biases; None: not used."""
-    tensorboard: bool = False
-    """Write TensorBoard event files under the run's folder (needs the `tensorboard` extra)."""
 
 
 @dataclass(frozen=True)
-class CompilerConfig:
-    """Flags of the XLA compilers, set before the first device is touched. Each belongs in a YAML with its reason."""
-
-    xla_flags: list[str] = field(default_factory=list)
-    """Flags of XLA itself (CPU and GPU), `--xla_...`."""
-    libtpu_args: list[str] = field(default_factory=list)
-    """Flags of the TPU compiler, `--xla_tpu_...`."""
-
-    def __post_init__(self) -> None:
-        for flag in (*self.xla_flags, *self.libtpu_args):
-            if not flag.startswith("--") or " " in flag:
-                raise TomatError(f"compiler flag '{flag}' is not of the form --name=value.")
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """The evaluation after the last step."""
-
-    patches_per_material: int = 8
-    """Patches drawn from each held-out material for the teacher-forced evaluation; 0: none."""
-    free_running: bool = True
-    """Predict each held-out material from its structure alone, whole cells on their stored grids, where the model can:
-    it has `model.environment`, and `density_dropout` is above 0."""
-    materials: int = 16
-    """Held-out materials that are evaluated, at most: the first of them."""
-    picture: bool = True
-    """Draw a slice of one held-out material for each evaluation: reference, prediction, difference."""
-    seed: int = 0
-    """Seeds the anchors of the patches."""
-
-
-@dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(RunSchema):
     """One training run, whole."""
 
-    run_name: str = "run"
-    """Names the run and its folder; the same name continues the same run."""
-    output_dir: str = "runs"
-    """Folder or `gs://` URL that holds run folders."""
-    purpose: str = ""
-    """What the run is for or which run it reproduces; copied to the run's page."""
-    slice: str | None = None
-    """The slice the run is meant for, such as v6e-16; on other devices it does not start. None: whatever is there."""
-    run_elsewhere: bool = False
-    """Start on other devices than those of `slice`. What the run records, and every figure of it, is of what ran."""
-    preset: str | None = None
-    """Model preset whose keys lie beneath `model` (`tomat/model/presets.py`)."""
-    data: DataConfig = field(default_factory=lambda: DataConfig(source="embedded"))
-    """The tokens."""
     model: LmConfig = field(default_factory=lambda: DensityDecoderConfig())
     """Any Levanter decoder; `type: density_decoder` (Qwen3 with tomat's knobs) by default."""
-    loss: LossConfig = LossConfig()
-    """The loss."""
     optimizer: OptimizerConfig = field(default_factory=AdamConfig)
     """Levanter's optimizers and schedules: `lr_schedule` cosine, linear, constant; `warmup`, `decay` (constant with a
     decay at the end is WSD)."""
-    optimizer_state_dtype: Literal["bfloat16", "float32"] | None = None
-    """Type of the optimizer's moments between steps; None: that of the parameters (`trainer.mp`)."""
-    sharding: Literal["replicated", "zero1", "fsdp"] = "replicated"
-    """`replicated`: parameters and optimizer state whole on every chip. `zero1`: float32 parameters and optimizer
-    state split over the data axis, the compute-precision parameters gathered once per step. `fsdp`: split, and gathered
-    by XLA operation by operation (Levanter's default)."""
-    trackers: TrackersConfig = TrackersConfig()
+    trackers: TrackersConfig = key(TrackersConfig(), step=False)
     """Metrics beyond `metrics.jsonl`."""
-    compiler: CompilerConfig = CompilerConfig()
-    """XLA flags."""
-    evaluation: EvaluationConfig = EvaluationConfig()
-    """The evaluation after the last step."""
-    guards: GuardsConfig = GuardsConfig()
-    """What a run watches for while it trains, and what it does about it."""
-    preemption: PreemptionConfig = PreemptionConfig()
-    """What happens when the machine is taken away."""
-    density_dropout: float = 0.0
-    """Share of the rows whose density the model does not read (ids of padding stand in its place): their every voxel is
-    predicted from the structure alone. With it the same weights decode a patch in one pass, and voxel after voxel."""
-    distillation: DistillationConfig | None = None
-    """Train a model in few bits on the distributions of a teacher; None: train the model itself on the data."""
-    dispatch_ahead: int = 1
-    """Steps that the devices are given before the loss of an earlier one is read, so that they do not wait for the
-    host; 0: none. No number of the training changes with it (`docs/guides/raising-mfu.md`)."""
-    pause: PauseConfig = PauseConfig()
-    """When the run leaves its devices to others."""
-    keep_freed_memory: bool = False
-    """Memory that is freed stays with the process (`tomat/base/memory.py`; glibc alone). For CPUs, whose steps get
-    their buffers from the kernel anew without it; the process stays as large as it ever was."""
-    tracking_dir: str = "docs/tracking"
-    """Where the page of a profiled run is written."""
-    baseline: str | None = None
-    """Name of a run in `tracking_dir` that the page shows the configuration against."""
-    trainer: TrainerConfig = field(default_factory=lambda: draccus.decode(TrainerConfig, TRAINER_DEFAULTS))
-    """Levanter's trainer: steps, batch, microbatch (`per_device_parallelism`), mesh, checkpoints, profiler window."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.run_name):
-            raise TomatError(f"run_name is '{self.run_name}'; expected letters, digits, '.', '_' and '-'.")
-        if not 0 <= self.dispatch_ahead <= 8:
-            raise TomatError(f"dispatch_ahead is {self.dispatch_ahead}; expected 0 to 8: a stop has to wait for them.")
-        if not 0 <= self.density_dropout <= 1:
-            raise TomatError(f"density_dropout is {self.density_dropout}; expected a share, 0 to 1.")
-        self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)
-        if self.distillation is not None:
-            check_distillation(self.sharding, self.trainer)
+        super().__post_init__()
+        distils = self.distillation is not None
         check_finite(self)
-        check_values(self.trainer, self.optimizer)
-        check_loading(self.trainer)
-        check_effect(self.trainer, self.model, self.optimizer)
-        check_int8(self.model, self.trainer, distils=self.distillation is not None)
+        check_optimizer(self.optimizer)
+        check_model(self.model)
+        if distils:
+            check_distillation(self.sharding, self.trainer)
+        check_int8(self.model, self.trainer, distils=distils)
         check_scales(self.model, self.trainer)
         check_wandb(self.trackers.wandb, self.run_name)
+        self.trainer_config()  # Levanter refuses what it cannot make of it, such as a time or a checkpoint's interval
 
     @property
     def run_dir(self) -> str:
@@ -220,10 +100,7 @@ class TrainConfig:
     @property
     def batch_size(self) -> int:
         """Sequences per step."""
-        size = self.trainer.train_batch_size
-        if not isinstance(size, int):
-            raise TomatError("trainer.train_batch_size is a schedule; tomat expects one integer.")
-        return size
+        return self.trainer.train_batch_size
 
     def check_batch(self, data_axis_size: int, where: str = "") -> None:
         """Refuse a batch that devices cannot share evenly.
@@ -262,27 +139,13 @@ class TrainConfig:
         return dataclasses.replace(self.model, max_seq_len=self.seq_len)
 
     def trainer_config(self) -> TrainerConfig:
-        """Levanter's trainer configuration with everything that follows from tomat's own keys."""
-        param_mapping = {} if self.sharding == "replicated" else {"embed": "data"}
-        checkpointer = dataclasses.replace(
-            self.trainer.checkpointer,
-            base_path=f"{self.run_dir}/{CHECKPOINT_FOLDER}",
-            temporary_base_path=self.temporary_checkpoints,
-            append_run_id_to_base_path=False,
-        )
-        return dataclasses.replace(
-            self.trainer,
-            id=self.run_name,
-            log_dir=Path(self.output_dir),
-            checkpointer=checkpointer,
-            mesh=dataclasses.replace(self.trainer.mesh, param_mapping=param_mapping),
-        )
+        """Levanter's trainer configuration: the `trainer` block, and what follows from tomat's other keys."""
+        return levanter_trainer(self, f"{self.run_dir}/{CHECKPOINT_FOLDER}", self.temporary_checkpoints)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole configuration as plain values that `config_from_dict` reads back as an equal configuration."""
         values = _plain(draccus.encode(self))
-        for key in OWNED_BY_TOMAT:
-            _pop(values, key)
+        take_out(values, "model.max_seq_len")
         return values
 
 
@@ -329,8 +192,8 @@ def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> T
         TomatError: As for `load_config`.
     """
     values = read_yaml(config_path)
-    for key in drop_without_effect(values):
-        console.print(f"note: {config_path} sets {key}, which did nothing when the run was trained; it is left out.")
+    for name in drop_without_effect(values):
+        console.print(f"note: {config_path} sets {name}, which did nothing when the run was trained; it is left out.")
     return config_from_dict(mergedeep.merge({}, values, parse_overrides(overrides)), source=str(config_path))
 
 
@@ -340,20 +203,20 @@ def config_from_dict(values: Mapping[str, Any], source: str = "the configuration
     Raises:
         TomatError: As for `load_config`.
     """
-    for key, own_key in OWNED_BY_TOMAT.items():
-        if _pop(copy.deepcopy(dict(values)), key):
-            raise TomatError(f"{source} sets {key}, which follows from {own_key}; set {own_key} instead.")
+    values = copy.deepcopy(dict(values))
+    for name, own_name in FOLLOWS.items():
+        if take_out(values, name)[0]:
+            raise TomatError(f"{source} sets {name}, which follows from {own_name}; set {own_name} instead.")
+    for name, instead in without_former(values).items():
+        raise TomatError(f"{source} sets {name}, which tomat does not take: {instead}.")
     preset = values.get("preset")
     # `density_decoder` is the default type; a preset's keys are fields that every Llama-like decoder has.
     model: dict[str, Any] = {"type": "density_decoder", **(preset_model(preset) if preset is not None else {})}
-    merged = mergedeep.merge({}, {"trainer": TRAINER_DEFAULTS, "model": model}, dict(values))
+    defaults = {"trainer": {"jax_config": TrainerSettings().jax_config}, "model": model}
+    merged = mergedeep.merge({}, defaults, values)
     _leave_out_nulls_of_another_optimizer(merged)
-    # draccus 0.11.6 decodes a bool of this field's `str | int | float | bool | None` as the text "True".
-    jax_config = (merged.get("trainer") or {}).pop("jax_config", {})
     try:
-        config = draccus.decode(TrainConfig, merged)
-        trainer = dataclasses.replace(config.trainer, jax_config={**config.trainer.jax_config, **jax_config})
-        return dataclasses.replace(config, trainer=trainer)
+        return draccus.decode(TrainConfig, merged)
     except Exception as error:  # draccus wraps what a dataclass raises, by version and by depth, in several classes
         cause = tomat_cause(error)
         if cause is not None:
@@ -382,17 +245,3 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain(dataclasses.asdict(value))
     return value
-
-
-def _pop(values: dict[str, Any], dotted: str) -> bool:
-    """Remove the key `a.b` from nested `values`; say whether it was there."""
-    *parents, leaf = dotted.split(".")
-    node: Any = values
-    for part in parents:
-        node = node.get(part)
-        if not isinstance(node, dict):
-            return False
-    if leaf not in node:
-        return False
-    del node[leaf]
-    return True

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
@@ -20,11 +21,11 @@ class DataConfig:
     source: Literal["embedded", "folder", "shards"] = "shards"
     """`embedded`: the densities that ship with tomat, tokenized into the run's folder on first use; `folder`: those
     below `input`, likewise; `shards`: data sets written by `tomat tokenize`."""
-    input: str | None = None
+    input: str | None = key(None, free="label", host=True)
     """Folder or file of densities (`source: folder`); their content is what a run is known by, not where they lie."""
-    train: str | None = None
+    train: str | None = key(None, step=False, host=True)
     """Folder or `gs://` URL of the training shard set (`source: shards`)."""
-    validation: str | None = None
+    validation: str | None = key(None, step=False, host=True)
     """Folder or `gs://` URL of the validation shard set (`source: shards`)."""
     layout: str = "v3-p19"
     """The sequence layout (`tomat/data/tokens/patch.py`); a shard set with another one is refused."""
@@ -36,28 +37,28 @@ class DataConfig:
     token: padding to a round number, or the vocabulary of another decoder, whose step is to be planned."""
     seq_len: int | None = None
     """Tokens per sequence that the model reads; None: the layout's context. Shorter cuts each row."""
-    shuffle: BlockShuffleConfig = BlockShuffleConfig()
+    shuffle: BlockShuffleConfig = key(BlockShuffleConfig(), step=False)
     """How rows are shuffled; no cache is built."""
-    verify_checksums: bool = True
+    verify_checksums: bool = key(True, free="speed", step=False)
     """Check the checksum of every block as it is read."""
-    prefetch_batches: int = BUFFERED_BATCHES
+    prefetch_batches: int = key(BUFFERED_BATCHES, free="speed", step=False)
     """Batches made ahead of the step that uses them; 0: each is made when it is asked for."""
-    in_memory: bool = False
+    in_memory: bool = key(False, free="speed", step=False)
     """Keep every block that has been read; from the second epoch on nothing is read. Else those of two windows of the
     shuffle are kept."""
-    patches_per_material: int = 64
+    patches_per_material: int = key(64, step=False)
     """Patches drawn from each cell (`source: embedded`, `folder`)."""
-    codec_objective: Literal["absolute", "squared"] = "absolute"
+    codec_objective: Literal["absolute", "squared"] = key("absolute", step=False)
     """What the codec minimises that is fitted to the densities (`source: embedded`, `folder`)."""
-    codec_floor: float = 0.01
+    codec_floor: float = key(0.01, added=True)
     """NMAE that rounding to the codec's bins may cost (`source: folder`); the fewest bins below it are taken."""
-    validation_share: float = 0.1
+    validation_share: float = key(0.1, added=True)
     """Share of the densities that is held out, whole compositions (`source: folder`); 0: none."""
-    split_seed: int = 0
+    split_seed: int = key(0, added=True)
     """Decides which compositions are held out (`source: folder`)."""
-    species: tuple[str, ...] = ()
+    species: tuple[str, ...] = key((), added=True)
     """Elements of CHGCARs that name none, VASP 4 (`source: folder`), in the order of their counts."""
-    accept: tuple[str, ...] = ()
+    accept: tuple[str, ...] = key((), added=True)
     """Refusals of densities that are lifted (`source: folder`): names of `tomat/data/density/rules.py`."""
 
     def __post_init__(self) -> None:

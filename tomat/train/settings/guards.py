@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 
 SPIKE_HISTORY = 128
@@ -14,25 +15,25 @@ every other setting may change when a run is resumed: the state has the same sha
 class GuardsConfig:
     """The guards of a run (`docs/guides/preemption.md`); all of it may differ when a run is resumed."""
 
-    on_bad_loss: Literal["stop", "skip"] = "stop"
+    on_bad_loss: Literal["stop", "skip"] = key("stop", free="watching")
     """A loss or an update that is not finite, or a loss that is a spike. `stop`: end the run before the state after it
     is saved. `skip`: leave model and optimizer as they were before that batch, and go on with the next."""
-    max_skips: int = 10
+    max_skips: int = key(10, free="watching")
     """Batches in a row that `skip` passes over before the run stops after all."""
-    spike_factor: float = 20.0
+    spike_factor: float = key(20.0, free="watching")
     """A loss is a spike if it is more than this many standard deviations above the median of the last `spike_window`
     good losses, the deviation estimated from the median absolute deviation; 0: no loss is. In the demo's 1,200 steps,
     whose batches of two sequences make its loss as noisy as any, the largest excess is 9.8."""
-    spike_window: int = 64
+    spike_window: int = key(64, free="watching")
     """Good losses that the next one is held against; nothing is judged before there are as many."""
-    allow_cross_region: bool = False
+    allow_cross_region: bool = key(False, free="watching")
     """Read data and write checkpoints in another region than the machine's."""
-    max_clock_skew_seconds: float = 30.0
+    max_clock_skew_seconds: float = key(30.0, free="watching")
     """Difference between the clocks of hosts, or of a host and Cloud Storage, above which the run warns."""
-    hang_seconds: float = 1800.0
+    hang_seconds: float = key(1800.0, free="watching")
     """Without any progress for so long after the first step, the process writes the stacks of its threads next to the
     run and exits with status 124; 0: never. An evaluation and a save must each fit in it."""
-    startup_hang_seconds: float = 7200.0
+    startup_hang_seconds: float = key(7200.0, free="watching")
     """The same until the first step is done, which loads the checkpoint and compiles; 0: never."""
 
     def __post_init__(self) -> None:

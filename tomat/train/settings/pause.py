@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 
 LONGEST_SECONDS = 60.0
@@ -12,9 +13,9 @@ LONGEST_SECONDS = 60.0
 class PauseConfig:
     """When a run leaves its devices to others."""
 
-    seconds: float = 0.0
+    seconds: float = key(0.0, free="speed")
     """How long after a step nothing is dispatched; 0: there is no pause."""
-    every: int = 1
+    every: int = key(1, free="speed")
     """Steps from one pause to the next."""
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 
 
@@ -9,12 +10,12 @@ from tomat.base.errors import TomatError
 class PreemptionConfig:
     """How a run reacts to losing its machine."""
 
-    grace_seconds: float = 25.0
+    grace_seconds: float = key(25.0, free="speed")
     """From SIGTERM to the end of the process, at most: the step, the checkpoint with its commit, the trackers. A v6e
     that is taken away leaves 30 s."""
-    maintenance_notice: bool = True
+    maintenance_notice: bool = key(True, free="speed")
     """On a TPU VM, stop as on SIGTERM when its metadata server announces a preemption or a maintenance that ends it."""
-    poll_seconds: float = 2.0
+    poll_seconds: float = key(2.0, free="speed")
     """How often the metadata server is asked."""
 
     def __post_init__(self) -> None:

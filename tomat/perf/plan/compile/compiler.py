@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from tomat.base.documents import take_out
 from tomat.base.reporting import write_json
 from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
     from tomat.perf.plan.compile.decoding import DecoderBatch  # imports JAX
     from tomat.perf.profile.hlo import HloProgram
     from tomat.train.settings.config import TrainConfig
-
-IRRELEVANT_KEYS = (
-    "run_name", "output_dir", "purpose", "trackers", "evaluation", "tracking_dir", "baseline", "slice",
-    "run_elsewhere", "data.train", "data.validation", "data.shuffle", "data.verify_checksums",
-    "data.patches_per_material", "data.codec_objective", "data.prefetch_batches", "data.in_memory", "pause",
-    "trainer.checkpointer", "trainer.profiler", "trainer.seed", "trainer.steps_per_eval", "trainer.max_eval_batches",
-    "trainer.progress_watchdog",
-)  # fmt: skip
-"""Keys that do not reach the compiled step. A key that is missing here costs a lowering (10 s), not a wrong answer."""
 
 CHILD_MODULE = "tomat.perf.plan.compile.child"
 """What lowers and compiles; its imports are what decides an answer."""
@@ -173,12 +165,10 @@ def _from_cache(request_file: Path, programs: Path, executable: bool) -> Compile
 
 def _request_key(request: dict[str, Any], value_table: np.ndarray | None) -> str:
     """Names a request before it is lowered."""
+    from tomat.train.settings.meanings import keys_beside_step
+
     config = json.loads(json.dumps(request["config"], default=str))
-    for key in IRRELEVANT_KEYS:
-        node = config
-        *parents, leaf = key.split(".")
-        for parent in parents:
-            node = node.get(parent) or {}
-        node.pop(leaf, None)
+    for key in keys_beside_step():
+        take_out(config, key)
     table = hashlib.sha256(value_table.tobytes()).hexdigest() if value_table is not None else None
     return request_key([request | {"config": config}, table], CHILD_MODULE)

@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from levanter.tracker import NoopConfig
 from levanter.trainer_state import TrainerState
 
+from tomat.base.ports.levanter import settle, step_without_hooks
 from tomat.data.density.elements import SYMBOLS
 from tomat.model.any_decoder import environment_of
 from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms
@@ -54,7 +55,7 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
     """
     trainer_config = config.trainer_config()
     trainer_config.tracker = NoopConfig()
-    trainer_config._validate_and_set_defaults()
+    settle(trainer_config)
     environment = environment_of(config.model)
     tables = None if environment is None or value_table is None else stand_in_tables(environment, value_table)
     trainer = build_trainer(config, trainer_config, value_table, tables)
@@ -86,7 +87,7 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
         dynamic, static = eqx.partition(arguments, is_shape)
 
         def run(arguments: Any) -> Any:
-            return trainer._train_step(*eqx.combine(arguments, static), _no_hooks=True)
+            return step_without_hooks(trainer, *eqx.combine(arguments, static))
 
         out_shapes = eqx.filter(eqx.filter_eval_shape(run, dynamic), is_shape)
         out_shardings = infer_resource_partitions(out_shapes, mapping, mesh)

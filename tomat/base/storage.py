@@ -173,7 +173,7 @@ class Store:
 
     def open_array(self) -> ts.TensorStore:
         """The token array, for reading and writing."""
-        remedy = "The set is damaged: copy or tokenise it again."
+        remedy = "The set is damaged: copy or tokenize it again."
         with explaining_storage(f"Cannot open the token array {self.url}{ARRAY_NAME}", remedy):
             spec = {"driver": "zarr3", "kvstore": self.url + ARRAY_NAME + "/"}
             return ts.open(spec, open=True, context=self.context).result()

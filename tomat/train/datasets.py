@@ -85,12 +85,12 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
     if validation is not None and validation.codec.sha256 != train.codec.sha256:
         raise TomatError(
             f"the codecs of the training and validation sets differ ({train.codec.sha256[:12]} and "
-            f"{validation.codec.sha256[:12]}); tokenise both with the same codec."
+            f"{validation.codec.sha256[:12]}); tokenize both with the same codec."
         )
     if train.rows < config.batch_size:
         raise TomatError(
             f"the training set has {train.rows} rows, fewer than one batch of {config.batch_size}; "
-            "lower trainer.train_batch_size or tokenise more patches."
+            "lower trainer.train_batch_size or tokenize more patches."
         )
     return Datasets(train, validation)
 
@@ -106,7 +106,7 @@ def run_tables(datasets: Datasets, environment: EnvironmentConfig | None) -> Env
     promolecule, values = datasets.train.promolecule, value_table(datasets.codec)
     if promolecule is None or values is None:
         raise TomatError(
-            f"model.environment needs a promolecule, and {datasets.train.url} has none; tokenise the densities again, "
+            f"model.environment needs a promolecule, and {datasets.train.url} has none; tokenize the densities again, "
             "with a codec of one token a voxel."
         )
     if promolecule.basis != environment.basis:

@@ -175,7 +175,7 @@ def build_trainer(
         config.check_step()
     if environment_of(config.model) is not None and environment is None:
         raise TomatError(
-            "model.environment needs a promolecule, and the data have none: tokenise them again, with a codec of one "
+            "model.environment needs a promolecule, and the data have none: tokenize them again, with a codec of one "
             "token a voxel, or leave model.environment out."
         )
     optimizer = config.optimizer.build(trainer_config.num_train_steps)

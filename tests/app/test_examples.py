@@ -29,7 +29,7 @@ NOT_RUN = {
     "plan": "needs the TPU compiler and minutes",
     "launch": "sends the commit of a checkout, which the folder is not; tests/launch runs it",
     "lab": "measures for minutes",
-    "bench tokenise": "measures for minutes",
+    "bench tokenize": "measures for minutes",
     "bench loss-tiles": "needs the TPU compiler and minutes",
     "bench attention-tiles": "needs the TPU compiler and minutes",
     "bench chip": "measures for minutes",

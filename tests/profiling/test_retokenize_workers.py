@@ -13,7 +13,7 @@ from tomat.app.cli import run_verb
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
 from tomat.data.tokens.pipeline.sources import Material
 from tomat.data.tokens.pipeline.stages import WriteUnit
-from tomat.measure.bench import tokenise
+from tomat.measure.bench import tokenize
 
 SCRIPTS = Path(__file__).parents[2] / "profiling"
 TWO_CORES = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
@@ -24,7 +24,7 @@ TWO_CORES = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 
 def test_two_workers_stand_beside_one_and_what_the_machine_gives(tmp_path, monkeypatch):
     for turn in ("UNIT_MATERIALS", "SEARCHES"):  # a tenth of their seconds
         monkeypatch.setattr(retokenize_workers, turn, getattr(retokenize_workers, turn) // 10)
-    monkeypatch.setattr(tokenise, "RetokenizeConfig", partial(RetokenizeConfig, bins=64))
+    monkeypatch.setattr(tokenize, "RetokenizeConfig", partial(RetokenizeConfig, bins=64))
     words = ["--materials", "12", "--rounds", "1", "--folder", str(tmp_path), "--json", str(tmp_path / "b.json")]
     assert run_verb(build_parser(), words) == 0
     figures = json.loads((tmp_path / "b.json").read_text())

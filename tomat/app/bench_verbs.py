@@ -20,7 +20,7 @@ from tomat.model.loss.tiles import NAMES
 type Benches = argparse._SubParsersAction[Parser]
 
 MODULES = {
-    "tokenise": "tomat.measure.bench.tokenise",
+    "tokenize": "tomat.measure.bench.tokenize",
     "loss": "tomat.measure.bench.loss",
     "loss-tiles": "tomat.measure.bench.tiles",
     "attention-tiles": "tomat.measure.bench.tiles",
@@ -53,7 +53,7 @@ def register(subparsers: Benches) -> None:
     benches = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, dest="benchmark")
     parser.moved = {name: f"`python {script}` in a checkout of tomat" for name, script in STUDIES.items()}
     flags = (
-        _add_tokenise,
+        _add_tokenize,
         _add_loss,
         _add_loss_tiles,
         _add_attention_tiles,
@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
     return importlib.import_module(MODULES[args.benchmark]).run(args)
 
 
-def _add_tokenise(benches: Benches) -> None:
+def _add_tokenize(benches: Benches) -> None:
     parser = benches.add_parser(
-        "tokenise",
+        "tokenize",
         help="speed and memory of re-tokenizing",
         description="Patches and voxels a second of re-tokenizing by one worker, the parts of its work alone, and its "
         "memory. Two workers against one: `profiling/retokenize_workers.py`; kills: `profiling/retokenize_kills.py`.",

@@ -16,7 +16,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 
 WORKER_MEMORY = "2g"
-"""Of a worker: the largest grid of the Materials Project set takes less than half of it (`tomat bench tokenise`)."""
+"""Of a worker: the largest grid of the Materials Project set takes less than half of it (`tomat bench tokenize`)."""
 
 WORKER_DISK = "4g"
 """Of a worker: nothing but Zephyr's messages lies on it. Fray's default of 64 GB would keep small machines out."""

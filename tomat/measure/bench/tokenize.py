@@ -1,4 +1,4 @@
-"""`tomat bench tokenise`: patches and voxels a second of one worker, and its memory.
+"""`tomat bench tokenize`: patches and voxels a second of one worker, and its memory.
 
 Every figure stands beside what it is compared with, measured in the same run: on a machine that others use too, the
 ratios hold and the absolute figures are a lower bound.

@@ -155,7 +155,7 @@ def test_lost_damaged_and_other_files_are_refused(write, get_grid, name):
     path.write_bytes(content)
     assert read()[0] == 3
     edit(place, **{f"{path.stem}_sha256": "0" * 63})
-    with pytest.raises(TomatError, match="damaged manifest"):
+    with pytest.raises(TomatError, match="manifest.json is damaged"):
         read()
 
 

@@ -38,12 +38,12 @@ def first_step(trainer: Trainer, step: Any, *arguments: Any) -> Any:
     return trainer._maybe_save_jaxpr("train_step", step, *arguments, {})
 
 
-def weighted_mean(total: jax.Array, weight: jax.Array) -> Metric:
+def weighted_mean(total: jax.Array | float, weight: jax.Array) -> Metric:
     """A metric of a sum and its weight: Levanter folds both over microbatches, and takes values of weight 1 alone."""
     return Metric(_value=total, _count=weight)
 
 
-def value_of(metric: Metric) -> jax.Array:
+def value_of(metric: Metric) -> jax.Array | float:
     """The value that a metric was made of."""
     return metric._value
 

@@ -6,7 +6,10 @@ same as `tomat train`; overrides follow as `--a.b value`.
 
 import sys
 
-from tomat.app.entry import main
+from tomat.app.entry import interruptible
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    with interruptible():
+        from tomat.app.cli import main
+
+        sys.exit(main(["train", *sys.argv[1:]]))

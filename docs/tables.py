@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tomat.app.cli import build_parser
 from tomat.base.report.document import read_document, replace_sections
-from tomat.base.report.formats import markdown_table
+from tomat.base.report.markdown import markdown_table
 from tomat.base.report.text import code, plain
 
 DOCS = Path(__file__).parent

@@ -28,7 +28,7 @@ from levanter.models.lm_model import LmExample, LmHeadModel
 from levanter.models.qwen import Qwen3Config
 from levanter.trainer import Trainer, TrainerConfig
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, config_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
@@ -200,4 +200,4 @@ def timed(steps: Iterator[StepInfo[Any]], n: int) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb(build_parser()))
+    sys.exit(main(parser=build_parser()))

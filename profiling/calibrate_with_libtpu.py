@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import Parser, existing_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
@@ -92,4 +92,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb(build_parser()))
+    sys.exit(main(parser=build_parser()))

@@ -20,7 +20,7 @@ from embedded_set_dft import Calculation, calculate
 from embedded_set_gth import require_eminus
 from embedded_set_recipes import CellRecipe, cell_recipes
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import Parser, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
@@ -319,4 +319,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb(build_parser()))
+    sys.exit(main(parser=build_parser()))

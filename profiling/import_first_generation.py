@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import Parser, report_file
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
@@ -285,4 +285,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb(build_parser()))
+    sys.exit(main(parser=build_parser()))

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
@@ -159,4 +159,4 @@ def _measure(key: str, folder: Path, batch_rows: int, io_block_size: int, window
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb(build_parser()))
+    sys.exit(main(parser=build_parser()))

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import Parser, existing_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.memory import peak_memory_bytes
@@ -113,4 +113,4 @@ def parse_and_measure(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb(build_parser()))
+    sys.exit(main(parser=build_parser()))

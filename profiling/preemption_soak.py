@@ -26,7 +26,7 @@ import tensorstore as ts
 import yaml
 from rich.table import Table
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, count, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, METADATA_FILE, METRICS_FILE, STOPPED_STATUS
@@ -477,4 +477,4 @@ def _read_array(path: str, name: str) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb(build_parser()))
+    sys.exit(main(parser=build_parser()))

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, count, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
@@ -121,4 +121,4 @@ def kill_test(folder: Path, runs: int, seed: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb(build_parser()))
+    sys.exit(main(parser=build_parser()))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
@@ -153,4 +153,4 @@ def _hold_to(cores: set[int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb(build_parser()))
+    sys.exit(main(parser=build_parser()))

@@ -17,7 +17,7 @@ from embedded_set_gth import FUNCTIONAL, gth_text, require_eminus
 from scf_savings_page import table, write_page
 from scf_savings_pwscf import CHARGE_DENSITY, DIAGO_THR_INIT, THREADS, KeptRun, PwCalculation, PwX, Start
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, output_file, positive_float, positive_int, report_file, run_folder
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
@@ -382,4 +382,4 @@ def form_factor(atom: KeptRun) -> tuple[np.ndarray, np.ndarray]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb(build_parser()))
+    sys.exit(main(parser=build_parser()))

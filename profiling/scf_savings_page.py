@@ -8,7 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tomat.base.report.document import empty_section, update_document
-from tomat.base.report.formats import UNKNOWN, markdown_table, percent
+from tomat.base.report.formats import UNKNOWN, percent
+from tomat.base.report.markdown import markdown_table
 from tomat.base.reporting import counted
 
 COLUMNS = {

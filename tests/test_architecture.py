@@ -117,7 +117,7 @@ WINGS = {room.partition("/")[0] for room in rooms()}
 
 
 def test_the_list_of_rooms_is_the_list_of_folders():
-    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    folders = {path.name for path in PACKAGE.iterdir() if any(path.rglob("*.py"))}
     assert folders == WINGS
     assert not [room for room in rooms() if not (PACKAGE / room / "__init__.py").is_file()]
     no_room = {module for module in MODULES if not room_of(module)}

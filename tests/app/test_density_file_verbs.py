@@ -80,7 +80,7 @@ def test_show_says_what_a_folder_holds(tmp_path, polarised, grid, capsys):
     (polarised / "c.json").write_text("{}")
     assert density("show", polarised, "--json", tmp_path / "r.json") == 1
     words = told(capsys)
-    assert "8.000000; expected 8 (the POTCAR beside it)" in words and "spin densities │ 1" in words
+    assert "8.000000; expected 8 (the POTCAR beside it)" in words and "spin densities 1" in words
     assert "2 read, 1 failed, 1 ignored: calc/POTCAR (pseudopotentials without a density)" in words
     assert "failed: " in words and "c.json" in words
     first, second = json.loads((tmp_path / "r.json").read_text())["densities"]
@@ -153,7 +153,7 @@ def test_ghost_atoms_are_shown_and_said(tmp_path, grid, capsys):
     lines[2] = lines[2].replace("2", "3", 1)
     (tmp_path / "a.cube").write_text("\n".join([*lines[:8], "0 0.0 1.0 1.0 1.0", *lines[8:]]) + "\n")
     assert density("show", tmp_path / "a.cube", "--json", tmp_path / "r.json") == 0
-    assert "ghost atoms │ 1 (Z = 0), left out" in told(capsys)
+    assert "ghost atoms 1 (Z = 0), left out" in told(capsys)
     assert json.loads((tmp_path / "r.json").read_text())["densities"][0]["ghost_atoms"] == 1
     assert density("convert", "--input", tmp_path / "a.cube", "--output", tmp_path / "CHGCAR") == 0
     assert "1 ghost atom(s) (Z = 0) not kept" in told(capsys)
@@ -166,7 +166,7 @@ def test_two_files_are_compared(tmp_path, polarised, grid, capsys):
     assert density(*words, "--picture", tmp_path / "c.svg", "--json", tmp_path / "r.json") == 0
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["nmae_fraction"] == pytest.approx(0.05, rel=1e-4) and report["nmae_scaled_fraction"] < 1e-6
-    assert "NMAE │ 5 %" in told(capsys) and "calc/CHGCAR" in (tmp_path / "c.svg").read_text()
+    assert "NMAE 5 %" in told(capsys) and "calc/CHGCAR" in (tmp_path / "c.svg").read_text()
     assert density("compare", polarised / "CHGCAR", tmp_path / "nothing") == 2
 
 

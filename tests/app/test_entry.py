@@ -35,6 +35,25 @@ def test_ctrl_c_during_an_import_is_one_line(module, times, tmp_path):
     assert done.stderr.splitlines() == ["stopped by the user"]
 
 
+def test_ctrl_c_where_python_drops_exceptions_is_one_line():
+    """Once it came in a callback of the garbage collector, and the run trained to its end."""
+    code = """
+import signal, sys, time
+from tomat.app.entry import interruptible
+
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.01)
+
+with interruptible():
+    Dying()
+    time.sleep(30)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()) == (INTERRUPTED_STATUS, ["stopped by the user"])
+
+
 def test_the_handler_goes_with_the_command(capsys):
     import signal
 

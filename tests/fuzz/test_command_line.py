@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tomat.app.cli import build_parser, run_verb
+from tomat.app.cli import build_parser, main
 from tomat.base.arguments import Parser
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
 from tomat.train.settings.keys import check_words
@@ -144,7 +144,7 @@ def test_a_damaged_command_line_is_refused_in_one_line(words):
         patched.setattr(builtins, "__import__", watched)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
             try:
-                status = run_verb(PARSER, words)
+                status = main(words, PARSER)
             except SystemExit as ended:  # help
                 status = ended.code
                 assert out.getvalue(), words

@@ -8,7 +8,7 @@ from beside_levanter import build_parser, levanter_model
 from haliax import Axis
 from tiny_run import DEMO, ONE_LAYER
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides
 from tomat.model.decoder import parameter_count
@@ -25,7 +25,7 @@ def test_both_take_steps_and_learn(tmp_path, capsys):
     path, report_path = tmp_path / "tiny.yaml", tmp_path / "levanter.json"
     path.write_text(yaml.safe_dump(config))
     command = ["--config_path", path, "--rounds", "1", "--steps", "4", "--json", report_path]
-    assert run_verb(build_parser(), [str(word) for word in command]) == 0
+    assert main([str(word) for word in command], build_parser()) == 0
     report = json.loads(report_path.read_text())
     times = report["times_levanter"]
     assert 0 < times["min"] <= times["median"] <= times["max"] and report["tomat_tokens_per_s"]["min"] > 0

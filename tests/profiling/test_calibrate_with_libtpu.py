@@ -4,7 +4,7 @@ import pytest
 from another_libtpu import another_libtpu
 from calibrate_with_libtpu import build_parser, libtpu_in, read_compilers
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.topology import compiler_version
 from tomat.perf.timed_kernels.compile import Compilers
@@ -53,8 +53,8 @@ def test_the_script_reads_its_flags_before_anything_is_compiled(other, tmp_path,
     file = tmp_path / "timings.csv"
     file.write_text("chip\n")
     words = ["--kernels", str(file), "--tracking_dir", str(tmp_path / "tracking")]
-    assert run_verb(parser, [*words, "--libtpu", str(tmp_path)]) == 2
+    assert main([*words, "--libtpu", str(tmp_path)], parser) == 2
     assert "holds no libtpu" in capsys.readouterr().err
-    assert run_verb(parser, [*words, "--libtpu", str(other)]) == 2
+    assert main([*words, "--libtpu", str(other)], parser) == 2
     told = capsys.readouterr().err
     assert str(file) in told and told.count("\n") == 1 and not (tmp_path / "tracking").exists()

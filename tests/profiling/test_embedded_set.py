@@ -9,7 +9,7 @@ from embedded_set import _reason_to_discard, build_demo_data, build_parser
 from embedded_set_dft import Calculation
 from embedded_set_recipes import CellRecipe, Distortion
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
 from tomat.data.density.zarr_store import read_zarr
@@ -93,12 +93,12 @@ def test_a_folder_with_another_index_is_refused(tmp_path):
 def test_the_script_writes_what_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(embedded_set, "cell_recipes", lambda: [hydrogen("H2-a", 3.0), hydrogen("H2-b", 3.2)])
     words = ["--out", str(tmp_path / "set"), "--only", "H2-b", "--processes", "1", "--json", str(tmp_path / "x.json")]
-    assert run_verb(build_parser(), words) == 0
+    assert main(words, build_parser()) == 0
     assert "1 cells, 0 discarded" in capsys.readouterr().out
     assert json.loads((tmp_path / "x.json").read_text()) == json.loads((tmp_path / "set" / "index.json").read_text())
 
 
 def test_an_unknown_cell_is_one_line(tmp_path, capsys):
-    assert run_verb(build_parser(), ["--out", str(tmp_path / "set"), "--only", "nothing"]) == 2
+    assert main(["--out", str(tmp_path / "set"), "--only", "nothing"], build_parser()) == 2
     assert capsys.readouterr().err == "error: no recipe for nothing; `tomat demo-data show` lists the cells.\n"
     assert not list(tmp_path.iterdir())

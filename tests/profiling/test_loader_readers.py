@@ -8,7 +8,7 @@ import loader_readers
 import pytest
 from loader_readers import READERS, RESUME_STEPS, build_parser
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 
 
@@ -20,7 +20,7 @@ def test_every_reader_reads_every_row(tmp_path, monkeypatch):
     words = ["--rows", "256", "--batch", "16", "--io_block_size", "64", "--window_blocks", "2"]
     report = tmp_path / "loader.json"
     words += ["--data", str(tmp_path / "data"), "--json", str(report)]
-    assert run_verb(build_parser(), words) == 0
+    assert main(words, build_parser()) == 0
     figures = json.loads(report.read_text())
     assert set(figures["readers"]) == set(READERS)
     for reader in figures["readers"].values():
@@ -34,5 +34,5 @@ def test_every_reader_reads_every_row(tmp_path, monkeypatch):
     [(65, 16, "multiple of 32"), (32, 64, "at least one batch of 64")],
 )
 def test_what_cannot_be_measured_is_refused(rows, batch, message, capsys):
-    assert run_verb(build_parser(), ["--rows", str(rows), "--batch", str(batch)]) == 2
+    assert main(["--rows", str(rows), "--batch", str(batch)], build_parser()) == 2
     assert message in " ".join(capsys.readouterr().err.split())

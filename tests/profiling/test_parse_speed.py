@@ -3,13 +3,13 @@ from pathlib import Path
 
 from parse_speed import build_parser
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 
 HLO = Path(__file__).parents[1] / "fixtures" / "profiles" / "v6e_step.hlo.pb.gz"
 
 
 def run(*words: object) -> int:
-    return run_verb(build_parser(), ["--hlo", str(HLO), *map(str, words)])
+    return main(["--hlo", str(HLO), *map(str, words)], build_parser())
 
 
 def test_a_small_bench(tmp_path, capsys):

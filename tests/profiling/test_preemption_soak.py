@@ -17,7 +17,7 @@ from preemption_soak import (
     soak,
 )
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
 
 SETTINGS = SoakSettings(steps=40, save_every=4, eval_every=9, profile_start=22, profile_steps=3)
@@ -94,6 +94,6 @@ def test_the_folder_is_read_while_it_is_written(tmp_path):
 
 
 def test_another_soak_in_the_folder_is_refused(soaked, capsys):
-    assert run_verb(build_parser(), ["--folder", str(soaked[0]), "--kills", "4", "--seed", "9"]) == 2
+    assert main(["--folder", str(soaked[0]), "--kills", "4", "--seed", "9"], build_parser()) == 2
     assert "belongs to another soak" in capsys.readouterr().err
-    assert run_verb(build_parser(), ["--kills", "0"]) == 2
+    assert main(["--kills", "0"], build_parser()) == 2

@@ -9,7 +9,7 @@ import pytest
 import retokenize_workers
 from retokenize_workers import UNIT_MATERIALS, _long_unit, build_parser
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
 from tomat.data.tokens.pipeline.sources import Material
 from tomat.data.tokens.pipeline.stages import WriteUnit
@@ -26,7 +26,7 @@ def test_two_workers_stand_beside_one_and_what_the_machine_gives(tmp_path, monke
         monkeypatch.setattr(retokenize_workers, turn, getattr(retokenize_workers, turn) // 10)
     monkeypatch.setattr(tokenize, "RetokenizeConfig", partial(RetokenizeConfig, bins=64))
     words = ["--materials", "12", "--rounds", "1", "--folder", str(tmp_path), "--json", str(tmp_path / "b.json")]
-    assert run_verb(build_parser(), words) == 0
+    assert main(words, build_parser()) == 0
     figures = json.loads((tmp_path / "b.json").read_text())
     rates = figures["two_workers_patches_per_second"] / figures["one_worker_patches_per_second"]
     assert figures["two_workers_over_one_ratio"] == pytest.approx(rates)
@@ -63,6 +63,6 @@ def test_a_long_unit_repeats_the_chunks_of_its_units_until_it_is_as_long_as_one_
 
 
 def test_fewer_materials_than_two_workers_need_are_refused(tmp_path, capsys):
-    assert run_verb(build_parser(), ["--materials", "2", "--folder", str(tmp_path)]) == 2
+    assert main(["--materials", "2", "--folder", str(tmp_path)], build_parser()) == 2
     assert "at least 12" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

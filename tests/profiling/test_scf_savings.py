@@ -22,7 +22,7 @@ from scf_savings_page import savings, table, write_page
 from scf_savings_pwscf import CHARGE_DENSITY, KeptRun, PwX, parse_output
 from scipy.io import FortranFile
 
-from tomat.app.cli import run_verb
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import load_demo
@@ -165,7 +165,7 @@ def test_cells_are_chosen_by_name_or_split():
 def test_without_pw_it_is_one_error(tmp_path, capsys):
     (tmp_path / "config.yaml").touch()
     words = ["--run", str(tmp_path), "--pw", "no-such-pw.x", "--work", str(tmp_path / "work")]
-    assert run_verb(build_parser(), words) == 2
+    assert main(words, build_parser()) == 2
     assert "apt-get install quantum-espresso" in " ".join(capsys.readouterr().err.split())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from files_aside import parser_without_files
 
-from tomat.app.cli import main, run_verb
+from tomat.app.cli import main
 from tomat.base.arguments import existing_file, report_file
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def test_a_study_refuses_in_one_line_and_says_what_its_flags_are(study, capsys):
         if action.required:
             place = __file__ if action.type is existing_file else ROOT / "tests" / "fixtures" / "run"
             words += [*action.option_strings[:1], str(place)]
-    assert run_verb(parser, [*words, "--no_such_flag"]) == 2
+    assert main([*words, "--no_such_flag"], parser) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ") and told.count("\n") == 1 and "no_such_flag" in told
     assert parser.description and parser.get_default("run") is not None

@@ -26,6 +26,7 @@ from tiny_run import DEMO, tiny_run
 from tomat.base.errors import TomatError
 from tomat.predict.inference.trained import load_trained
 from tomat.train import dispatch
+from tomat.train.compiled_step import CompiledStep
 from tomat.train.dispatch import ReadState, training_steps
 from tomat.train.guards.loss import GuardedState
 from tomat.train.loop import TrainingLoop
@@ -68,18 +69,18 @@ def assert_same_run(run: Path, expected: Path) -> None:
 def ahead(tmp_path_factory) -> tuple[Path, list[tuple[int, int, bool]]]:
     """The run two steps ahead; for each step read its index, how many were in flight, whether its state was whole."""
     dispatched, seen = [], []
-    step, ended = dispatch._dispatch, TrainingLoop._is_ended_by
+    take, ended = CompiledStep.__call__, TrainingLoop._is_ended_by
 
-    def counted(*args: Any) -> Any:
-        dispatched.append(args[-1])
-        return step(*args)
+    def counted(self: CompiledStep, batch: Any) -> Any:
+        dispatched.append(batch)
+        return take(self, batch)
 
     def watched(self: TrainingLoop, info: Any) -> bool:
         seen.append((info.step, len(dispatched) - info.next_step, isinstance(info.state, TrainerState)))
         return ended(self, info)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "_dispatch", counted)
+        patch.setattr(CompiledStep, "__call__", counted)
         patch.setattr(TrainingLoop, "_is_ended_by", watched)
         return train(tiny(tmp_path_factory.mktemp("ahead"), 2)).run_dir, seen
 

@@ -4,13 +4,15 @@ Each `*_verbs.py` beside this file registers its own verbs; those modules import
 and a wrong verb answer at once, and a verb pays only for what it uses.
 """
 
+import argparse
 import contextlib
 import errno
 import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tomat import __version__
@@ -63,68 +65,75 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int:
     """Run one verb.
+
+    Args:
+        argv: The words of a command line; None: those of this process.
+        parser: What reads them, such as that of a study; None: the parser of every verb.
 
     Returns:
         The exit status: 0 for success, 2 for input that was refused and 75 for storage that did not answer (with one
         line on standard error), or what the verb returns.
     """
-    return run_verb(build_parser(), argv)
-
-
-def run_verb(parser: Parser, argv: Sequence[str] | None = None) -> int:
-    """Read the words of a command line (None: this process's) with `parser`, and run the verb; returns as `main`."""
     # Levanter imports transformers, which advises on every start that PyTorch is missing; nothing here wants it.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
     # A file's name may hold bytes that are no text in this encoding; it is shown with their numbers.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-    def run() -> int:
+    parser = parser or build_parser()
+    with _errors_told() as outcome:
         words = sys.argv[1:] if argv is None else argv
         args, args.overrides = parser.parse_known_args(words)
         args.words = words
-        if getattr(args, "json", None) != STANDARD_OUTPUT:
-            return args.run(args)
-
-        from tomat.base.reporting import json_on_standard_output
-
-        with json_on_standard_output() as args.json:
-            return args.run(args)
-
-    def run_and_flush() -> int:
-        status = run()
+        with _report_on_standard_output(args):
+            outcome.status = args.run(args)
         # What standard output cannot take is told here and not by the interpreter's end, with a traceback.
         sys.stdout.flush()
-        return status
-
-    return report_errors(run_and_flush)
+    return outcome.status
 
 
-def report_errors(run) -> int:
-    """Call `run`, and turn a TomatError into one line on standard error and its status: 2, or 75 to try again.
+@contextlib.contextmanager
+def _report_on_standard_output(args: argparse.Namespace) -> Iterator[None]:
+    """Give `--json -` a file whose content goes to standard output at the end."""
+    if getattr(args, "json", None) != STANDARD_OUTPUT:
+        yield
+        return
+    from tomat.base.reporting import json_on_standard_output
+
+    with json_on_standard_output() as args.json:
+        yield
+
+
+@dataclass
+class _Outcome:
+    status: int = 0
+
+
+@contextlib.contextmanager
+def _errors_told() -> Iterator[_Outcome]:
+    """Turn a TomatError into one line on standard error and its status: 2, or 75 to try again.
 
     So it does with what no code can help, a disk that takes no more: standard output, and the system's temporary files
     and caches, lie on one too. Files that were asked for are named by `tomat.base.reporting.writing`.
     """
+    outcome = _Outcome()
     try:
-        return run()
+        yield outcome
     except TomatError as error:
         # A path or a value that the error names may hold line breaks.
         print("error:", *str(error).splitlines(), file=sys.stderr)
-        return RETRY_STATUS if isinstance(error, RetryableError) else REFUSED_STATUS
+        outcome.status = RETRY_STATUS if isinstance(error, RetryableError) else REFUSED_STATUS
     except OSError as error:
         if error.errno not in DISK_ERRNOS:
             raise
         what = "" if error.filename is None else f"{error.filename}: "
         print(f"error: {what}{error.strerror}. Make room, or write elsewhere.", file=sys.stderr)
         _close_full_output()
-        return REFUSED_STATUS
+        outcome.status = REFUSED_STATUS
     except KeyboardInterrupt:
         print("stopped by the user", file=sys.stderr)
-        return INTERRUPTED_STATUS
+        outcome.status = INTERRUPTED_STATUS
 
 
 def _close_full_output() -> None:

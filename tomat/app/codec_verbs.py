@@ -105,27 +105,28 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _print(figures: dict[str, Any], path: Path) -> None:
-    from rich.table import Table
+    from tomat.base.report.model import Facts
+    from tomat.base.report.terminal import show
+    from tomat.base.reporting import counted
 
-    from tomat.base.reporting import console, counted
-
-    table = Table(title=str(path), show_header=False)
     unit = {"e_per_A3": "e/A^3"}.get(figures["unit"], figures["unit"])
-    table.add_row("kind", f"{figures['kind']}, {counted(figures['tokens_per_voxel'], 'token')} a voxel, {unit}")
-    table.add_row("ids", f"{figures['n_density_tokens']:,}")
+    rows = {
+        "kind": f"{figures['kind']}, {counted(figures['tokens_per_voxel'], 'token')} a voxel, {unit}",
+        "ids": f"{figures['n_density_tokens']:,}",
+    }
     if "objective" in figures:
-        widths = ", ".join(
-            f"{100 * value:.3g} % ({key})" for key, value in figures["relative_bin_width_by_voxel"].items()
-        )
-        table.add_row("fitted for", f"{figures['objective']} error")
-        table.add_row("voxels", f"{figures['n_voxels']:,}, {100 * figures['zero_share']:.3g} % exactly zero")
         low = figures["smallest_density"]
         smallest = "not recorded" if low is None else f"{low:.3g}"
-        table.add_row("densities fitted", f"{smallest} to {figures['largest_density']:.4g} {unit}, and zero")
-        table.add_row("voxels a bin", f"{figures['voxels_per_bin_min']:,} to {figures['voxels_per_bin_max']:,}")
-        table.add_row("bin width / median", widths)
+        rows |= {
+            "fitted for": f"{figures['objective']} error",
+            "voxels": f"{figures['n_voxels']:,}, {100 * figures['zero_share']:.3g} % exactly zero",
+            "densities fitted": f"{smallest} to {figures['largest_density']:.4g} {unit}, and zero",
+            "voxels a bin": f"{figures['voxels_per_bin_min']:,} to {figures['voxels_per_bin_max']:,}",
+            "bin width / median": ", ".join(
+                f"{100 * value:.3g} % ({key})" for key, value in figures["relative_bin_width_by_voxel"].items()
+            ),
+        }
         for objective, floors in figures["nmae_floor_fraction"].items():
             text = ", ".join(f"{name}s {100 * value:.4f} %" for name, value in sorted(floors.items(), reverse=True))
-            table.add_row(f"NMAE floor, {objective} fit", text)
-    table.add_row("sha256", figures["sha256"])
-    console.print(table)
+            rows[f"NMAE floor, {objective} fit"] = text
+    show(Facts(rows | {"sha256": figures["sha256"]}, str(path)))

@@ -161,39 +161,35 @@ def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, A
 
 
 def _print(figures: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from tomat.base.reporting import console, counted
+    from tomat.base.report.model import Facts
+    from tomat.base.report.terminal import show
+    from tomat.base.reporting import counted
     from tomat.data.density.atoms_on_density import DOUBTFUL_MISFIT
 
-    table = Table(title=figures["path"], show_header=False)
-    table.add_row("format", figures["format"])
-    table.add_row("formula", f"{figures['formula']}, {counted(figures['atoms'], 'atom')}")
     found, expected = figures["electrons"], figures["electrons_expected"]
-    table.add_row(
-        "electrons",
-        f"{found:.6f}; expected {expected:g} ({figures['electrons_expected_from']}), {found - expected:+.2g}",
-    )
-    table.add_row("grid", " x ".join(map(str, figures["grid"])))
-    table.add_row("spacing", " x ".join(f"{side:.4f}" for side in figures["spacing_a"]) + " A")
-    table.add_row("volume", f"{figures['volume_a3']:.4f} A^3")
-    spin = figures["spin_densities"]
-    table.add_row("spin densities", f"{spin}" if spin else "none")
-    table.add_row("augmentation", "present" if figures["augmentation"] else "none")
-    if ghosts := figures["ghost_atoms"]:
-        table.add_row("ghost atoms", f"{ghosts} (Z = 0), left out")
     low, mean, high = (figures[f"{name}_e_per_a3"] for name in ("smallest", "mean", "largest"))
-    table.add_row("range", f"{low:.4g} to {high:.4g} e/A^3, mean {mean:.4g}")
+    rows = {
+        "format": figures["format"],
+        "formula": f"{figures['formula']}, {counted(figures['atoms'], 'atom')}",
+        "electrons": f"{found:.6f}; expected {expected:g} ({figures['electrons_expected_from']}), "
+        f"{found - expected:+.2g}",
+        "grid": " x ".join(map(str, figures["grid"])),
+        "spacing": " x ".join(f"{side:.4f}" for side in figures["spacing_a"]) + " A",
+        "volume": f"{figures['volume_a3']:.4f} A^3",
+        "spin densities": f"{figures['spin_densities'] or 'none'}",
+        "augmentation": "present" if figures["augmentation"] else "none",
+        "ghost atoms": f"{figures['ghost_atoms']} (Z = 0), left out" if figures["ghost_atoms"] else None,
+        "range": f"{low:.4g} to {high:.4g} e/A^3, mean {mean:.4g}",
+    }
     share = figures["misfit_of_a_sum_of_atoms_fraction"]
     if share is not None:
         much = "; that is much: do these atoms belong to it?" if share > DOUBTFUL_MISFIT else ""
-        table.add_row("atoms", f"one function an element around them leaves {100 * share:.2g} % of it{much}")
-    clipped = figures["negative_voxels_set_to_zero"]
-    if clipped:
+        rows["atoms"] = f"one function an element around them leaves {100 * share:.2g} % of it{much}"
+    if clipped := figures["negative_voxels_set_to_zero"]:
         added = figures["electrons_added_by_that"]
         read = f"{added:.2g} electrons beside the {found - added:.6f} read"
-        table.add_row("negative", f"{counted(clipped, 'voxel')} set to zero: {read}")
-    console.print(table)
+        rows["negative"] = f"{counted(clipped, 'voxel')} set to zero: {read}"
+    show(Facts(rows, figures["path"]))
 
 
 def run_convert(args: argparse.Namespace) -> int:
@@ -305,8 +301,8 @@ def _convert(
 
 def run_compare(args: argparse.Namespace) -> int:
     """Print how far two densities are apart."""
-    from rich.table import Table
-
+    from tomat.base.report.model import Facts
+    from tomat.base.report.terminal import show
     from tomat.base.reporting import console, write_report
     from tomat.data.density.io import check_species_apply, open_density
     from tomat.predict.evaluation.difference import compare_densities
@@ -333,17 +329,18 @@ def run_compare(args: argparse.Namespace) -> int:
         "largest_difference_e_per_a3": largest,
         "largest_difference_frac_coords": list(place),
     }
-    table = Table(title=f"{args.other} against {args.reference}", show_header=False)
-    table.add_row("formula", figures["formula"])
-    table.add_row("electrons", f"{other.electron_count:.6f} against {reference.electron_count:.6f}")
     sides = " x ".join(map(str, figures["compared_on"]))
     of = ", ".join(" x ".join(map(str, shape)) for shape in figures["grids"])
-    table.add_row("grid", f"{sides}, interpolated from {of}" if found.refined else sides)
-    table.add_row("NMAE", f"{100 * found.nmae:.4g} %")
-    table.add_row("NMAE, same electrons", f"{100 * found.scaled_nmae:.4g} %")
     where = ", ".join(f"{each:.3f}" for each in place)
-    table.add_row("largest difference", f"{largest:.4g} e/A^3 at ({where}) of the cell")
-    console.print(table)
+    rows = {
+        "formula": figures["formula"],
+        "electrons": f"{other.electron_count:.6f} against {reference.electron_count:.6f}",
+        "grid": f"{sides}, interpolated from {of}" if found.refined else sides,
+        "NMAE": f"{100 * found.nmae:.4g} %",
+        "NMAE, same electrons": f"{100 * found.scaled_nmae:.4g} %",
+        "largest difference": f"{largest:.4g} e/A^3 at ({where}) of the cell",
+    }
+    show(Facts(rows, f"{args.other} against {args.reference}"))
     if args.picture is not None:
         console.print(f"picture: {draw_plane(compared_plane(found.reference, found.other), args.picture)}")
     write_report(args.json, figures)

@@ -23,8 +23,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def show_command(args: argparse.Namespace) -> int:
     """`tomat demo-data show`."""
-    from rich.table import Table
-
+    from tomat.base.report.model import Column, Table
+    from tomat.base.report.terminal import show
     from tomat.base.reporting import console, dump_json, write_report
     from tomat.data.density.demo.embedded import demo_index, load_demo
 
@@ -36,30 +36,33 @@ def show_command(args: argparse.Namespace) -> int:
         write_report(args.json, report)
         return 0
 
-    table = Table()
-    table.add_column("cell", no_wrap=True)
-    for title in ("split", "electrons", "cut-off / Ha", "k-mesh", "native", "refined", "spacing / A"):
-        table.add_column(title)
-    for cell in demo_index()["cells"]:
-        recipe = cell["recipe"]
-        table.add_row(
+    headings = ("cell", "split", "electrons", "cut-off / Ha", "k-mesh", "native", "refined", "spacing / A")
+    cells = [
+        (
             cell["material_id"],
-            recipe["split"],
-            str(cell["calculation"]["valence_electrons"]),
-            f"{recipe['e_cut_hartree']:g}",
-            *("x".join(map(str, sides)) for sides in (recipe["k_mesh"], cell["native_shape"], cell["refined_shape"])),
+            cell["recipe"]["split"],
+            cell["calculation"]["valence_electrons"],
+            f"{cell['recipe']['e_cut_hartree']:g}",
+            "x".join(map(str, cell["recipe"]["k_mesh"])),
+            "x".join(map(str, cell["native_shape"])),
+            "x".join(map(str, cell["refined_shape"])),
             f"{max(cell['refined_spacing_a']):.4f}",
         )
-    console.print(table)
-    errors = Table(title="Measured error of the settings: NMAE against the same cell with one setting raised")
-    errors.add_column("cell", no_wrap=True)
-    for title in ("setting", "raised to", "NMAE / %"):
-        errors.add_column(title)
+        for cell in demo_index()["cells"]
+    ]
+    errors = []
     for entry in demo_index()["convergence"]:
         k_mesh = "x".join(map(str, entry["reference_k_mesh"]))
         to = k_mesh if entry["setting"] == "k_mesh" else f"{entry['reference_e_cut_hartree']:g} Ha"
         nmae = "reference did not converge" if entry["nmae_percent"] is None else f"{entry['nmae_percent']:.2f}"
-        errors.add_row(entry["material_id"], entry["setting"], to, nmae)
-    console.print(errors)
+        errors.append((entry["material_id"], entry["setting"], to, nmae))
+    show(
+        Table("", [Column(heading) for heading in headings], cells),
+        Table(
+            "Measured error of the settings: NMAE against the same cell with one setting raised",
+            [Column(heading) for heading in ("cell", "setting", "raised to", "NMAE / %")],
+            errors,
+        ),
+    )
     write_report(args.json, demo_index())
     return 0

@@ -1,10 +1,11 @@
 """Where the `tomat` command begins: from here on a Ctrl-C ends in one line."""
 
+import contextlib
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from tomat.base.layout import INTERRUPTED_STATUS
@@ -14,18 +15,36 @@ _waits = False
 """Whether a Ctrl-C waits for the end of an import."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb, as `tomat.app.cli.main`, whose modules are imported here, where a Ctrl-C is awaited already."""
-    before = signal.getsignal(signal.SIGINT)
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Everything inside ends with one line and the status of an interrupted command, should a Ctrl-C come."""
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+
+    def dropped(unraisable: "sys.UnraisableHookArgs") -> None:
+        """Have a Ctrl-C come again that came where Python drops exceptions, such as in a callback of the collector."""
+        if unraisable.exc_type is KeyboardInterrupt:
+            signal.signal(signal.SIGALRM, _interrupt)
+            signal.setitimer(signal.ITIMER_REAL, _LOOK_AGAIN_SECONDS)
+        else:
+            hook(unraisable)
+
     # A shell starts what runs in its background with Ctrl-C ignored.
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+        sys.unraisablehook = dropped
     try:
-        return importlib.import_module("tomat.app.cli").main(argv)
+        yield
     except KeyboardInterrupt:
-        return _stopped()
+        sys.exit(_stopped())
     finally:
         signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = hook
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb, as `tomat.app.cli.main`, whose modules are imported here, where a Ctrl-C is awaited already."""
+    with interruptible():
+        return importlib.import_module("tomat.app.cli").main(argv)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

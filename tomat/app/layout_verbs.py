@@ -45,33 +45,26 @@ def run_layouts(args: argparse.Namespace) -> int:
 
 
 def _print(context: int, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+    from tomat.base.report.model import Column, Table
+    from tomat.base.report.terminal import show
 
-    from tomat.base.reporting import console
-
-    table = Table(
-        title=f"Voxels in {context:,} tokens, their share of the context, and how many of them have\n"
-        "their seven preceding neighbours in the patch too"
-    )
-    table.add_column("atoms")
-    for row in rows:
-        table.add_column(str(row["n_atoms"]), justify="right")
-    table.add_row("preamble, tokens", *(f"{row['preamble_tokens']:,}" for row in rows))
-    for name in rows[0]["layouts"]:
-        table.add_row(name, *(_cell(row["layouts"][name]) for row in rows))
-    table.add_row("wider box", *(_cell(row["wide_box"]) for row in rows))
+    made = [["preamble, tokens", *(f"{row['preamble_tokens']:,}" for row in rows)]]
+    made += [[name, *(_cell(row["layouts"][name]) for row in rows)] for name in rows[0]["layouts"]]
+    made.append(["wider box", *(_cell(row["wide_box"]) for row in rows)])
     by_voxels = itemgetter("voxels")
     for shared, words in ((True, "one preamble"), (False, "a preamble each")):
         best = [
             max((each for each in row["packed"] if each["shared_preamble"] == shared), key=by_voxels, default=None)
             for row in rows
         ]
-        table.add_row(f"packed cubes, {words}", *(_cell(each) for each in best))
+        made.append([f"packed cubes, {words}", *(_cell(each) for each in best)])
     for name, use in rows[0]["layouts"].items():
         if "voxels_without_preamble" in use:
             cells = (f"{row['layouts'][name]['voxels_without_preamble']:,}" for row in rows)
-            table.add_row(f"{name} with no preamble at all", *cells)
-    console.print(table)
+            made.append([f"{name} with no preamble at all", *cells])
+    title = f"Voxels in {context:,} tokens, their share of the context, and how many of them have\n"
+    title += "their seven preceding neighbours in the patch too"
+    show(Table(title, [Column("atoms"), *(Column(str(row["n_atoms"]), right=True) for row in rows)], made))
 
 
 def _cell(use: dict[str, Any] | None) -> str:

@@ -68,8 +68,8 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rich.table import Table
-
+    from tomat.base.report.model import Column, Table
+    from tomat.base.report.terminal import show
     from tomat.base.reporting import console, counted
     from tomat.hardware.mfu import UTILISATIONS
 
@@ -105,16 +105,14 @@ def _print(result: dict[str, Any]) -> None:
         )
         console.print(f"{where}: {result['n_chips']} chips {result['chip']} of {peaks}")
         in_run = "n_steps" in result
-        table = Table()
-        table.add_column("utilisation")
-        for column in ("step", "p10", "p90", "wall clock") if in_run else ("step",):
-            table.add_column(column, justify="right")
-        table.add_column("what it counts")
+        steps = ("step", "p10", "p90", "wall clock") if in_run else ("step",)
+        columns = [Column("utilisation"), *(Column(name, right=True) for name in steps), Column("what it counts")]
+        rows = []
         for one in UTILISATIONS:
             key, counts = one.key, f"{one.counts}: {one.source}" if one.source else one.counts
             keys = (key, f"{key}_p10", f"{key}_p90", f"wall_{key}") if in_run else (key,)
-            table.add_row(one.name, *(f"{100 * result[k]:.2f} %" for k in keys), counts)
-        console.print(table)
+            rows.append((one.name, *(f"{100 * result[k]:.2f} %" for k in keys), counts))
+        show(Table("", columns, rows))
         if result["hfu"] > 1:
             least = result["hfu"] * result["step_seconds"]
             console.print(
@@ -126,18 +124,16 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _print_parts(result: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from tomat.base.reporting import console
+    from tomat.base.report.model import Column, Table
+    from tomat.base.report.terminal import show
 
     wall, lost = result["wall_seconds"], result.get("wall_mfu_full_lost", {})
-    table = Table(title=f"{wall:,.1f} s of wall-clock time")
-    table.add_column("part")
-    for column in ("seconds", "share", "MFU lost, points") if lost else ("seconds", "share"):
-        table.add_column(column, justify="right")
+    headings = ("seconds", "share", "MFU lost, points") if lost else ("seconds", "share")
+    rows = []
     for part, seconds in result["wall_seconds_by_part"].items():
         cells = [part.replace("_", " "), f"{seconds:,.2f}", f"{100 * seconds / wall:.1f} %"]
         if lost:
             cells.append(f"{100 * lost[part]:.2f}" if part in lost else "")
-        table.add_row(*cells)
-    console.print(table)
+        rows.append(cells)
+    columns = [Column("part"), *(Column(heading, right=True) for heading in headings)]
+    show(Table(f"{wall:,.1f} s of wall-clock time", columns, rows))

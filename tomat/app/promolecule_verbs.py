@@ -121,13 +121,14 @@ def _figures(promolecule: Any) -> dict[str, Any]:
 
 
 def _print(figures: dict[str, Any], path: Path) -> None:
-    from rich.table import Table
+    from tomat.base.report.model import Facts
+    from tomat.base.report.terminal import show
+    from tomat.base.reporting import counted
 
-    from tomat.base.reporting import console, counted
-
-    table = Table(title=str(path), show_header=False)
-    table.add_row("fitted to", counted(figures["n_materials"], "density", "densities"))
-    table.add_row("each element", f"{figures['functions']} radial functions to {figures['cutoff_a']:g} A")
-    table.add_row("electrons", ", ".join(f"{symbol} {value:.2f}" for symbol, value in figures["electrons"].items()))
-    table.add_row("sha256", figures["sha256"])
-    console.print(table)
+    rows = {
+        "fitted to": counted(figures["n_materials"], "density", "densities"),
+        "each element": f"{figures['functions']} radial functions to {figures['cutoff_a']:g} A",
+        "electrons": ", ".join(f"{symbol} {value:.2f}" for symbol, value in figures["electrons"].items()),
+        "sha256": figures["sha256"],
+    }
+    show(Facts(rows, str(path)))

@@ -182,8 +182,8 @@ def run_info(args: argparse.Namespace) -> int:
 
 
 def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
-    from rich.table import Table
-
+    from tomat.base.report.model import Facts
+    from tomat.base.report.terminal import show
     from tomat.base.reporting import console, counted, write_report
     from tomat.data.tokens.clipping import clipped_figures, clipped_lines
     from tomat.data.tokens.words import UNIT_WORDS
@@ -214,26 +214,22 @@ def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
         "max_clipped_share": manifest.max_clipped_share,
     }
     figures |= clipped_figures(manifest.clipped) | extra
-    table = Table(title=shards.url, show_header=False)
-    table.add_row("split", manifest.split or "-")
     most = "up to " if layout.fills_context else ""
-    table.add_row("layout", f"{layout.name}: {most}{layout.n_voxels:,} voxels, context {layout.context:,}")
-    table.add_row("rows", f"{manifest.rows:,} in {counted(manifest.n_chunks, 'chunk')} of {manifest.block_rows}")
     skipped = f", {len(manifest.skipped):,} skipped" if manifest.skipped else ""
-    table.add_row(
-        "materials", f"{len(manifest.materials):,}{skipped}, {counted(manifest.patches_per_material, 'row')} each"
-    )
-    table.add_row("tokens", f"{figures['tokens']:,}, {figures['bytes_uncompressed'] / 1e6:,.1f} MB uncompressed")
-    table.add_row(
-        "codec", f"{manifest.n_density_tokens:,} ids, {UNIT_WORDS[manifest.unit]}, {manifest.codec_sha256[:16]}..."
-    )
-    exact = "exact" if manifest.structures_sha256 else "rounded, from the rows"
-    table.add_row("structures", exact)
     known = manifest.promolecule_sha256
-    table.add_row("promolecule", f"{len(shards.promolecule.elements)} elements, {known[:16]}..." if known else "none")
-    table.add_row("seed", str(manifest.seed))
-    table.add_row("manifest", "its checksum fits" if manifest.has_checksum else NO_CHECKSUM)
-    console.print(table)
+    rows = {
+        "split": manifest.split or "-",
+        "layout": f"{layout.name}: {most}{layout.n_voxels:,} voxels, context {layout.context:,}",
+        "rows": f"{manifest.rows:,} in {counted(manifest.n_chunks, 'chunk')} of {manifest.block_rows}",
+        "materials": f"{len(manifest.materials):,}{skipped}, {counted(manifest.patches_per_material, 'row')} each",
+        "tokens": f"{figures['tokens']:,}, {figures['bytes_uncompressed'] / 1e6:,.1f} MB uncompressed",
+        "codec": f"{manifest.n_density_tokens:,} ids, {UNIT_WORDS[manifest.unit]}, {manifest.codec_sha256[:16]}...",
+        "structures": "exact" if manifest.structures_sha256 else "rounded, from the rows",
+        "promolecule": f"{len(shards.promolecule.elements)} elements, {known[:16]}..." if known else "none",
+        "seed": str(manifest.seed),
+        "manifest": "its checksum fits" if manifest.has_checksum else NO_CHECKSUM,
+    }
+    show(Facts(rows, shards.url))
     for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
         console.print(line)
     write_report(path, figures)

@@ -119,7 +119,14 @@ def training_steps(
         loading_seconds = time.monotonic() - began
         asked = _any_process(asks(), trainer.device_mesh)
         began = time.monotonic()
-        scalars = _dispatch(trainer, take, batch, done)
+        trainer.hooks.emit_event(ProgressEvent.TRAIN_STEP_STARTED)
+        with jax.profiler.StepTraceAnnotation("train", step_num=done):
+            loss, metrics, guarded = take(batch)
+            # Copies, since the next step takes the state's buffers.
+            scalars = (loss, metrics, _copied((guarded.hyperparams, *guarded[1:])))
+        # What is read of the step is on its way to the host from here on.
+        for scalar in jax.tree.leaves(scalars):
+            scalar.copy_to_host_async()
         done += 1
         flying.append(_InFlight(done, scalars, asked, began, loading_seconds))
         while len(flying) > ahead:
@@ -137,18 +144,6 @@ def _rest(rest: PauseConfig, done: int) -> None:
     """Leave the devices to others, if there is a pause once so many steps are done."""
     if rest.is_after(done):
         time.sleep(rest.seconds)
-
-
-def _dispatch(trainer: Trainer, take: CompiledStep, batch: TokenExample, step: int) -> Any:
-    """What is read of a step, already on its way to the host."""
-    trainer.hooks.emit_event(ProgressEvent.TRAIN_STEP_STARTED)
-    with jax.profiler.StepTraceAnnotation("train", step_num=step):
-        loss, metrics, guarded = take(batch)
-        # Copies, since the next step takes the state's buffers.
-        scalars = (loss, metrics, _copied((guarded.hyperparams, *guarded[1:])))
-    for scalar in jax.tree.leaves(scalars):
-        scalar.copy_to_host_async()
-    return scalars
 
 
 def _any_process(mine: bool, mesh: Mesh) -> Any:

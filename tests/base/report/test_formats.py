@@ -1,6 +1,7 @@
 import pytest
 
-from tomat.base.report.formats import count, cycles, markdown_table, percent, quantity, seconds, signed
+from tomat.base.report.formats import count, cycles, percent, quantity, seconds, signed
+from tomat.base.report.markdown import markdown_table
 
 
 @pytest.mark.parametrize(

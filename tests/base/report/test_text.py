@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from markdown_reader import MARKDOWN, hostile, raw_html, read
 
 from tomat.base.report.document import empty_section, find_sections, replace_sections
-from tomat.base.report.formats import markdown_table
+from tomat.base.report.markdown import markdown_table
 from tomat.base.report.text import code, fenced, plain, without_html
 
 

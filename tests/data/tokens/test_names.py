@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from import_first_generation import build_parser
 
-from tomat.app.cli import main, run_verb
+from tomat.app.cli import main
 from tomat.base.checked_json import with_checksum
 from tomat.data.tokens.pipeline.driver import retokenize
 from tomat.data.tokens.pipeline.pool import PoolRunner
@@ -58,7 +58,7 @@ def test_parquet_with_a_path_for_a_name_is_refused(tmp_path, tree, retokenize_co
     (tmp_path / "old" / "meta.json").write_text(json.dumps(meta))
     before = everything(tmp_path)
     words = [str(tmp_path / "old"), "--output", str(place), "--layout", "v2-p14"]
-    assert run_verb(build_parser(), words) == 2
+    assert main(words, build_parser()) == 2
     assert "expected a name of printable characters" in capsys.readouterr().err
     assert everything(tmp_path) == before
     # With plain names it is imported, and the names are those it has.
@@ -66,7 +66,7 @@ def test_parquet_with_a_path_for_a_name_is_refused(tmp_path, tree, retokenize_co
         table.set_column(0, "task_id", pa.array(["mp-4", "mp-4", "mp-0", "mp-0"])), tmp_path / "old" / "a.parquet"
     )
     (tmp_path / "old" / "shard-00000.parquet").unlink()
-    assert run_verb(build_parser(), words) == 0
+    assert main(words, build_parser()) == 0
     assert [each.material_id for each in open_shards(place).manifest.materials] == ["mp-4", "mp-0"]
 
 

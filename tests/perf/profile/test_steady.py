@@ -186,7 +186,7 @@ def test_what_else_ran_is_named_with_its_time(step_of, tmp_path, capsys):
     path.write_text(json.dumps(found.to_dict()))
     assert tomat(["profile", str(path), "--top", "0"]) == 0
     shown = capsys.readouterr().out
-    assert "7 windows steady" in shown and f"{EVAL}: once, 9.387 ms in 1 of 9 windows" in shown
+    assert "windows steady: 7, 3.179 ms each" in shown and f"{EVAL}: once, 9.387 ms in 1 of 9 windows" in shown
 
 
 def test_breakdowns_of_before_have_no_windows(step_of):

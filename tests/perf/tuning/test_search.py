@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -81,7 +82,7 @@ V6E_16 = slice_named("v6e-16")
 
 def test_orders_name_every_policy_and_sharding():
     assert set(POLICIES_BY_RECOMPUTATION) == set(NAMED_POLICIES)
-    assert set(SHARDINGS) == set(TrainConfig.__annotations__["sharding"].__args__)
+    assert set(SHARDINGS) == set(get_args(get_type_hints(TrainConfig)["sharding"]))
 
 
 TEXTS = st.text("abctrue0:[]{}\"' 1e-", max_size=8).filter(lambda text: "e-" not in text and not text[:1].isdigit())

@@ -22,7 +22,7 @@ from tomat.data.tokens.manifest_text import parse_manifest
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.shuffle import ShuffledIndex
 from tomat.predict.inference.trained import load_trained
-from tomat.train import dispatch
+from tomat.train.compiled_step import CompiledStep
 from tomat.train.datasets import open_datasets
 from tomat.train.hooks import DATA_KEY
 from tomat.train.run import train
@@ -163,13 +163,13 @@ AHEAD = ("--dispatch_ahead", "2", "--trainer.checkpointer.keep", "[{every: 5, un
 def dispatched(monkeypatch) -> list[int]:
     """The steps that are dispatched, as they are."""
     found: list[int] = []
-    step = dispatch._dispatch
+    take = CompiledStep.__call__
 
-    def counted(*args):
-        found.append(args[-1])
-        return step(*args)
+    def counted(self, batch):
+        found.append(len(found))
+        return take(self, batch)
 
-    monkeypatch.setattr(dispatch, "_dispatch", counted)
+    monkeypatch.setattr(CompiledStep, "__call__", counted)
     return found
 
 

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 UNKNOWN = "–"
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:
-    """A table; `align` has one of `l`, `r` per column, default left for the first and right for the others."""
-    alignment = align or "l" + "r" * (len(header) - 1)
-    rule = ["---:" if a == "r" else "---" for a in alignment]
-    lines = [header, rule, *rows]
-    # A cell is one line.
-    cells = ([" ".join(cell.splitlines()).replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:

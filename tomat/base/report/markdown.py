@@ -12,7 +12,6 @@ from tomat.base.report.document import (
     replace_sections,
     write_if_changed,
 )
-from tomat.base.report.formats import markdown_table
 from tomat.base.report.model import (
     Cell,
     Chart,
@@ -134,3 +133,13 @@ def _cell(value: Cell, column: Column) -> str:
     if column.prose:
         return prose(words)
     return f"[{inline(words)}]({value.address})" if isinstance(value, Link) else inline(words)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:
+    """A table; `align` has one of `l`, `r` per column, default left for the first and right for the others."""
+    alignment = align or "l" + "r" * (len(header) - 1)
+    rule = ["---:" if a == "r" else "---" for a in alignment]
+    lines = [header, rule, *rows]
+    # A cell is one line.
+    cells = ([" ".join(cell.splitlines()).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -2,14 +2,15 @@
 against."""
 
 import argparse
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
+from tomat.base.report.model import Column, Table
+from tomat.base.report.terminal import show
 from tomat.base.reporting import console, write_report
 from tomat.model import attention_tiles
 from tomat.model.loss import tiles as loss_tiles
@@ -97,10 +98,9 @@ def _run_attention(args: argparse.Namespace) -> int:
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title)
-    for place, name in enumerate((*columns, "temporaries, GiB")):
-        table.add_column(name, justify="left" if place < 2 else "right")
-    return table
+    """Of candidates, to which rows are still to be given."""
+    names = (*columns, "temporaries, GiB")
+    return Table(title, [Column(name, right=place > 1) for place, name in enumerate(names)], [])
 
 
 def _tune(
@@ -126,13 +126,15 @@ def _tune(
         bar.update(task, completed=len(candidates))
     tuned = any(row["kernel"] == shape.KERNEL for row in rows)
     entry = table_entry(shape, rows) if tuned else None
+    made = []
     for row in rows:
+        cells = [row["kernel"], sizes_text(row)]
         if "refused" in row:
-            table.add_row(row["kernel"], sizes_text(row), "does not compile")
+            cells += ["does not compile", *[""] * (len(table.columns) - 3)]
         else:
-            temporaries = f"{row['temporary_bytes'] / GIB:.2f}"
-            table.add_row(row["kernel"], sizes_text(row), *figures(row), temporaries)
-    console.print(table)
+            cells += [*figures(row), f"{row['temporary_bytes'] / GIB:.2f}"]
+        made.append(cells)
+    show(dataclasses.replace(table, rows=made))
     for reason in sorted({row["refused"] for row in rows if "refused" in row}):
         console.print(reason, style="dim", soft_wrap=True)
     write_report(args.json, {"shape": vars(shape), "candidates": rows})

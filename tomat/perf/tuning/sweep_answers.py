@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
+from tomat.base.report.formats import UNKNOWN, percent, seconds
+from tomat.base.report.markdown import markdown_table
 from tomat.perf.tuning.sweep_rows import (
     FAILED,
     FITS,

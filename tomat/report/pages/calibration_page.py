@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.report.document import empty_section, update_document
-from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
+from tomat.base.report.formats import UNKNOWN, percent, seconds
+from tomat.base.report.markdown import markdown_table
 from tomat.base.reporting import console
 from tomat.perf.cost.op_times import MODELS
 from tomat.perf.plan.calibration import SHARES, Calibration, CalibrationRow, read_measurements

@@ -17,7 +17,8 @@ from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.records import Amount, Count, typed
 from tomat.base.report.document import empty_section, update_document
-from tomat.base.report.formats import UNKNOWN, markdown_table, percent
+from tomat.base.report.formats import UNKNOWN, percent
+from tomat.base.report.markdown import markdown_table
 from tomat.base.reporting import console, counted, write_json
 from tomat.hardware.chips import slice_named
 from tomat.perf.cost.chip_model import (

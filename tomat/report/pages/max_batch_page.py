@@ -10,7 +10,8 @@ from rich.table import Table
 
 from tomat.base.records import typed
 from tomat.base.report.document import find_sections
-from tomat.base.report.formats import UNKNOWN, markdown_table, percent
+from tomat.base.report.formats import UNKNOWN, percent
+from tomat.base.report.markdown import markdown_table
 from tomat.base.reporting import console, readable_bytes
 from tomat.measure.lab.max_batch import STATUS_WORDS, Search, policy_word
 from tomat.measure.lab.record import median

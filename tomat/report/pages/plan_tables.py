@@ -14,7 +14,7 @@ from tomat.base.reporting import console
 from tomat.hardware.mfu import UTILISATIONS
 from tomat.perf.cost.memory import MemoryReport, read_memory
 from tomat.perf.cost.op_times import MODELS
-from tomat.perf.cost.support import Support, untimed_text
+from tomat.perf.cost.support import Support, untimed_share, untimed_text
 from tomat.perf.profile.breakdown import Breakdown
 from tomat.report.pages.profile_tables import print_breakdown
 
@@ -151,3 +151,45 @@ def print_largest(found: Sequence[LargestBatch]) -> None:
             one.stopped_by,
         )
     console.print(view)
+
+
+def print_decoders(report: Mapping[str, Any], top: int) -> None:
+    """What `compile_decoders` found: of each decoder memory and times, then both.
+
+    Args:
+        report: As made or as kept.
+        top: Operations and buffers to print.
+    """
+    grid, patch = (" x ".join(map(str, report[key])) for key in ("grid", "patch_shape_voxels"))
+    for plan in report["decoders"].values():
+        how = "from the cache" if plan["cached"] else f"compiled in {plan['compile_seconds']:.0f} s"
+        console.print(Text.assemble((f"{plan['decoder']} decoder", "bold"), f", {plan['compiler']}, {how}"))
+        if plan["kv_cache_bytes"] is not None:
+            kept = f"keys and values kept: {gib(plan['kv_cache_bytes'])}, kv_cache_dtype {plan['kv_cache_dtype']}"
+            console.print(kept)
+        print_memory(read_memory(plan["memory"]), 0 if plan["fits"] else top)
+        if plan["fits"]:
+            print_breakdown(Breakdown.from_dict(plan["breakdown"], "the plan"), top)
+            print_support([Support(**part) for part in plan["rests_on"]])
+    cell = f"a cell of {grid} voxels with {report['atoms']} atoms, {report['patches']:,} patches of {patch}"
+    console.print(Text.assemble((report["run_name"], "bold"), f" on {report['slice']}: {cell}"))
+    for note in report["notes"]:
+        console.print(f"note: {note}")
+    view = table(
+        "a cell",
+        "decoder", "rounds", "patches", "HBM", "a batch", "batches", "a cell", "from", "to", "without timings", "bound",
+    )  # fmt: skip
+    for plan in report["decoders"].values():
+        row = [plan["decoder"], str(plan["rounds"]), str(plan["patches_at_a_time"]), gib(plan["hbm_required_bytes"])]
+        if not plan["fits"]:
+            view.add_row(*row, *["does not fit"], *["-"] * 6)
+            continue
+        cell, parts = plan["cell_seconds"], [Support(**part) for part in plan["rests_on"]]
+        view.add_row(
+            *row, seconds(plan["batch_seconds"]["estimate"]), str(plan["batches"]),
+            *(seconds(cell[name]) for name in ("estimate", "low", "high")),
+            percent(untimed_share(parts)), f"{parts[0].name} {percent(parts[0].step_share, 0)}",
+        )  # fmt: skip
+    console.print(view)
+    if report["times_faster_in_parallel"] is not None:
+        console.print(f"parallel is {report['times_faster_in_parallel']:.0f} times faster")

@@ -14,7 +14,8 @@ import numpy as np
 
 from tomat.base.layout import FIGURES_DIR
 from tomat.base.report.document import find_sections, read_document
-from tomat.base.report.formats import UNKNOWN, markdown_table, percent, signed
+from tomat.base.report.formats import UNKNOWN, percent, signed
+from tomat.base.report.markdown import markdown_table
 from tomat.base.report.model import Column, Table
 from tomat.base.report.svg import draw_svg
 from tomat.base.reporting import counted

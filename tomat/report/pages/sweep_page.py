@@ -9,8 +9,8 @@ from typing import Any
 from tomat.base.layout import FIGURES_DIR
 from tomat.base.records import typed
 from tomat.base.report.document import find_sections
-from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
-from tomat.base.report.markdown import markdown
+from tomat.base.report.formats import UNKNOWN, percent, seconds
+from tomat.base.report.markdown import markdown, markdown_table
 from tomat.base.report.model import Image
 from tomat.base.report.svg import draw_svg
 from tomat.base.report.terminal import show

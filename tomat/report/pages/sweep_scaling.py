@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tomat.base.layout import FIGURES_DIR
-from tomat.base.report.formats import UNKNOWN, markdown_table, percent, seconds
+from tomat.base.report.formats import UNKNOWN, percent, seconds
+from tomat.base.report.markdown import markdown_table
 from tomat.base.report.svg import draw_svg
 from tomat.perf.tuning.scaling import contests, crossings, exposed, lines_of, sequences_per_chip, tokens_per_second
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord, interval_text, required_text

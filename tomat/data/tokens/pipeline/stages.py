@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
+from tomat.base.checked_json import parse_checked, with_checksum
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.records import Count, Positive, typed
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store
@@ -135,7 +135,7 @@ class UnitSurvey:
         again = "Remove this file and run the same command again; it surveys its materials again."
         values, checked = parse_checked(content, source, "the survey of some materials", again)
         if not checked:
-            refuse_unknown_keys(values, frozenset({"materials", "skipped"}), source, again)
+            raise TomatError(f"{source} is damaged: it has no checksum. {again}")
         found = typed(values, cls, source, again)
         names = [each.material_id for each in found.materials] + [name for name, _ in found.skipped]
         if sorted(names) != sorted(each.material_id for each in unit.materials):

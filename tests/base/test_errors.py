@@ -5,16 +5,9 @@ import errno
 import pytest
 import requests
 
-from tomat.app.cli import report_errors
+from tomat.app.cli import errors_told
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.storage import is_passing, storage_error, storage_errors
-
-
-def raising(error: BaseException):
-    def run() -> int:
-        raise error
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -22,7 +15,9 @@ def raising(error: BaseException):
     [(TomatError("no"), 2), (RetryableError("later"), 75), (KeyboardInterrupt(), 130)],
 )
 def test_every_kind_of_error_has_a_status_of_its_own(error, status, capsys):
-    assert report_errors(raising(error)) == status
+    with errors_told() as outcome:
+        raise error
+    assert outcome.status == status
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

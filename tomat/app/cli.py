@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     parser = parser or build_parser()
-    with _errors_told() as outcome:
+    with errors_told() as outcome:
         words = sys.argv[1:] if argv is None else argv
         args, args.overrides = parser.parse_known_args(words)
         args.words = words
@@ -106,18 +106,21 @@ def _report_on_standard_output(args: argparse.Namespace) -> Iterator[None]:
 
 
 @dataclass
-class _Outcome:
+class Outcome:
+    """How a verb ended."""
+
     status: int = 0
+    """To exit with."""
 
 
 @contextlib.contextmanager
-def _errors_told() -> Iterator[_Outcome]:
+def errors_told() -> Iterator[Outcome]:
     """Turn a TomatError into one line on standard error and its status: 2, or 75 to try again.
 
     So it does with what no code can help, a disk that takes no more: standard output, and the system's temporary files
     and caches, lie on one too. Files that were asked for are named by `tomat.base.reporting.writing`.
     """
-    outcome = _Outcome()
+    outcome = Outcome()
     try:
         yield outcome
     except TomatError as error:

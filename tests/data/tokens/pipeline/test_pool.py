@@ -18,7 +18,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from tomat.app.cli import report_errors
+from tomat.app.cli import errors_told
 from tomat.base.errors import TomatError
 from tomat.data.tokens.pipeline.pool import PoolRunner
 
@@ -47,7 +47,9 @@ def main():
     return 0
 
 if __name__ == "__main__":
-    sys.exit(report_errors(main))
+    with errors_told() as outcome:
+        outcome.status = main()
+    sys.exit(outcome.status)
 """
 
 KILLED_AT_THE_END = """

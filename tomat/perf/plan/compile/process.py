@@ -81,8 +81,8 @@ def ask(
 
     Args:
         module: Run as a program it calls `answer`.
-        request: For the child, which also gets `programs_dir` and `work_dir`; `libtpu_args` and `xla_flags` in it are
-            the compiler's flags.
+        request: For the child, which also gets `programs_dir`, `work_dir` and `asked_by`, the process that waits;
+            `libtpu_args` and `xla_flags` in it are the compiler's flags.
         slice_: What to compile for.
         cache: A folder that `open_cache` has made ready.
         limits: Of time and memory, and of the cache.
@@ -96,7 +96,7 @@ def ask(
         for name in (LLO_DUMP, XLA_DUMP):
             (work / name).mkdir()
         places = {"programs_dir": str(cache / PROGRAMS), "work_dir": str(work)}
-        write_json(work / "request.json", {**request, **places})
+        write_json(work / "request.json", {**request, **places, "asked_by": os.getpid()})
         libtpu_dump, xla_dump = dump_flags(work)
         libtpu_args = [*request.get("libtpu_args", ()), *libtpu_dump]
         environment = child_environment(slice_, libtpu_args, [*request.get("xla_flags", ()), *xla_dump])
@@ -193,7 +193,7 @@ def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> No
         carry_out: Ends with `keep_answer`, or says which answer the cache had. A TomatError is a refusal.
     """
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(request["asked_by"],), daemon=True).start()
     try:
         carry_out(request)
     except TomatError as error:
@@ -201,7 +201,10 @@ def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> No
 
 
 def _end_with_parent(parent: int) -> None:
-    """End this process when its parent is gone: nobody would wait for the answer, and a compile takes all cores."""
+    """End this process when its parent is gone: nobody would wait for the answer, and a compile takes all cores.
+
+    `parent` comes with the request: one that was killed before this process looked is no longer known by then.
+    """
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)

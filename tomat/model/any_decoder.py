@@ -34,11 +34,7 @@ def _effective_window(config: LmConfig) -> int | None:
 
 
 def build_mask(config: LmConfig) -> AttentionMask:
-    """The attention mask of a decoder: causal, with the sliding window of its configuration.
-
-    Raises:
-        TomatError: The configuration asks for a window that Levanter's model does not have.
-    """
+    """The attention mask of a decoder: causal, with the sliding window of its configuration."""
     return AttentionMask.causal(sliding_window=_effective_window(config))
 
 
@@ -50,18 +46,12 @@ def causal_activations(
     The gradient of the embedding is summed in float32 (`embedding.py`), whatever the model computes in.
 
     Args:
-        model: Any Levanter decoder.
         tokens: Token ids, int [batch, position].
-        key: Random key, for models with dropout.
         added: [batch, position, embed], added to the embedding of the tokens (`DensityDecoder` alone).
 
     Returns:
         [batch, position, embed], in the type the model computes in. The logits are its product with
         `model.get_lm_head()`.
-
-    Raises:
-        TomatError: A mixture of experts, whose router has a loss of its own that tomat's losses do not add, or a window
-            as in `build_mask`.
     """
     more = {} if added is None else {"added": added}
     activations = with_float32_sums(model).activations(tokens, attn_mask=build_mask(model.config), key=key, **more)
@@ -94,16 +84,11 @@ def hidden_and_head(
     """Hidden states and head whose product is the logits, with what the model knows of the atoms.
 
     Args:
-        model: Any Levanter decoder.
         tokens: Token ids, int [batch, position].
         atoms, tables: For a model with `environment`; else not looked at.
-        key: As for `causal_activations`.
 
     Returns:
         [batch, position, embed] and [vocab, embed]; `embed` is longer than the model's where there is a prior.
-
-    Raises:
-        TomatError: As `causal_activations`, or the atoms are missing.
     """
     environment = model.environment if isinstance(model, DensityDecoder) else None
     if environment is None:

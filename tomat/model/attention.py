@@ -78,9 +78,6 @@ def resolve_backend(
         backend: What the configuration says; None: splash on a TPU, blockwise JAX elsewhere.
         platform: As `traced_platform` gives it; None: unknown, which is taken for where the step will be compiled.
         interpret: The splash kernels are to run in Pallas' interpreter, on any platform.
-
-    Raises:
-        TomatError: Splash on a platform that is not a TPU.
     """
     if backend is None or backend == AttentionBackend.DEFAULT:
         return AttentionBackend.SPLASH if platform == "tpu" else AttentionBackend.JAX_FLASH
@@ -149,13 +146,7 @@ class DensityAttention(Attention):
         key=None,
         pos_ids: NamedArray | None = None,
     ) -> NamedArray:
-        """Attend.
-
-        Raises:
-            TomatError: `mask` is not a causal `AttentionMask` (None would let every position see the future), it has
-                more than that where the configuration takes no more, the backend cannot run on the mesh in scope, or
-                there are no values to mix with.
-        """
+        """Attend."""
         kernel = self.config.qk_rotary.kernel
         return self._whole(x, mask, key=key, pos_ids=pos_ids, kernel=kernel)[0]
 
@@ -211,7 +202,6 @@ class DensityAttention(Attention):
 
         Args:
             x: All positions that the cache is for, [batch, position, embed], or one.
-            cache: Of the positions before.
             position: int scalar, of the first position in `x`: 0 for all.
 
         Returns:
@@ -365,11 +355,7 @@ class DensityAttention(Attention):
         return rotary if heads == 1 else replace(rotary, table=jnp.repeat(rotary.table, heads, axis=0))
 
     def paged_decode(self, x, kv_cache, batch_info, *, pos_ids, key=None):
-        """`decode` at position `batch_info`: Levanter's layer calls this, its norms and MLP around it.
-
-        Raises:
-            TomatError: `kv_cache` is Levanter's own, in pages.
-        """
+        """`decode` at position `batch_info`: Levanter's layer calls this, its norms and MLP around it."""
         if not isinstance(kv_cache, KvCache):
             raise TomatError("density_decoder is decoded from a KvCache, and not from Levanter's pages.")
         return self.decode(x, kv_cache, cast(jax.Array, batch_info))
@@ -381,7 +367,6 @@ def paired_up(x: NamedArray, axis: str) -> NamedArray:
 
     Args:
         x: [..., kv_head, ..., axis, head_size], an even number of heads.
-        axis: Of the positions.
     """
     Heads = x.resolve_axis("kv_head")
     apart = x.unflatten_axis(Heads, (Heads.resize(Heads.size // 2), Axis("of_pair", 2)))

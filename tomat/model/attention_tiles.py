@@ -33,11 +33,7 @@ class TunedSizes(NamedTuple):
 
 @lru_cache
 def load_table(path: Path = TABLE_FILE) -> tuple[TunedSizes, ...]:
-    """The table of tuned sizes.
-
-    Raises:
-        TomatError: It is missing, empty, or not what `tomat bench attention-tiles` writes.
-    """
+    """The table of tuned sizes."""
 
     def entry(row: Mapping[str, Any]) -> TunedSizes:
         return TunedSizes(row["positions"], row["head_size"], {name: int(row["tiles"][name]) for name in NAMES})
@@ -47,15 +43,6 @@ def load_table(path: Path = TABLE_FILE) -> tuple[TunedSizes, ...]:
 
 
 def tuned_sizes(positions: int, head_size: int, table: tuple[TunedSizes, ...] | None = None) -> Mapping[str, int]:
-    """The sizes of the entry with the nearest number of positions and head size, whatever its chip and type.
-
-    Args:
-        positions: Of a sequence.
-        head_size: Of queries, keys and values.
-        table: Of one entry or more. Default: `load_table()`.
-
-    Raises:
-        TomatError: An unreadable table, or one without entries.
-    """
+    """The sizes of the entry with the nearest number of positions and head size, whatever its chip and type."""
     entries = load_table() if table is None else table
     return min(entries, key=lambda entry: entry.distance(positions, head_size)).sizes

@@ -34,7 +34,6 @@ def causal_attention(q: NamedArray, k: NamedArray, v: NamedArray, blocks: int) -
     Args:
         q: Queries, [..., kv_head, q_heads_per_group, position, head_size].
         k: Keys, [..., kv_head, key_position, head_size].
-        v: Values, as keys.
         blocks: Of queries, as many to each; the last has fewer where that does not come out even.
 
     Returns:

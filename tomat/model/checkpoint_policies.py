@@ -59,11 +59,7 @@ PolicyName = Literal[
 
 
 def chosen_policy(choice: bool | str | ScanCheckpointPolicy) -> ScanCheckpointPolicy:
-    """The policy that a value of `model.gradient_checkpointing` stands for.
-
-    Raises:
-        TomatError: It is the name of no policy.
-    """
+    """The policy that a value of `model.gradient_checkpointing` stands for."""
     if isinstance(choice, ScanCheckpointPolicy):
         return choice
     name = choice if isinstance(choice, str) else "full" if choice else "off"

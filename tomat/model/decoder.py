@@ -51,11 +51,7 @@ from tomat.model.whole_head import WholeHeadConfig
 @LmConfig.register_subclass("density_decoder")
 @dataclass(frozen=True)
 class DensityDecoderConfig(Qwen3Config):
-    """Levanter's Qwen3 with knobs that act. Fields not described here are Levanter's (`LlamaConfig`).
-
-    Raises:
-        TomatError: Values that cannot work together, with both of them.
-    """
+    """Levanter's Qwen3 with knobs that act. Fields not described here are Levanter's (`LlamaConfig`)."""
 
     max_seq_len: int = 0
     """Tokens per sequence. A training configuration fills it in from its data; 0: not known yet."""
@@ -254,11 +250,7 @@ class DensityDecoderConfig(Qwen3Config):
 
     @property
     def checkpoint_policy(self) -> ScanCheckpointPolicy:
-        """What `gradient_checkpointing` stands for.
-
-        Raises:
-            TomatError: It is the name of no policy.
-        """
+        """What `gradient_checkpointing` stands for."""
         return chosen_policy(self.gradient_checkpointing)
 
     def layer_policies(self) -> list[ScanCheckpointPolicy]:
@@ -287,11 +279,7 @@ class DensityDecoderConfig(Qwen3Config):
         return parameter_count(self, vocab_size)
 
     def to_hf_config(self, vocab_size: int, config_overrides: dict | None = None):
-        """Refused: what `tomat export` writes needs no counterpart there.
-
-        Raises:
-            TomatError: Always.
-        """
+        """Refused: what `tomat export` writes needs no counterpart there."""
         raise TomatError("Hugging Face has no density_decoder; `tomat export` writes its weights as a folder.")
 
 
@@ -422,12 +410,7 @@ class DensityTransformer(LlamaTransformer):
 
     def first_values_of(self, x: NamedArray, skip: NamedArray | None) -> NamedArray | None:
         """Values of the first layer, [batch, position, kv_head, head_size], which those of each are mixed with; None:
-        none are. The first layer computes them again: what a scan carries would be kept for every layer.
-
-        Args:
-            x: The embedding.
-            skip: As `skip_of` gives it.
-        """
+        none are. The first layer computes them again: what a scan carries would be kept for every layer."""
         if self.config.value_mix == 0:
             return None
         first = self.layers.get_layer(0)
@@ -446,7 +429,6 @@ class DensityTransformer(LlamaTransformer):
 
         Args:
             x: [batch, position, embed], as for `DensityAttention.decode`.
-            caches: One a layer.
             position: int scalar, of the first in `x`.
         """
         kept = []
@@ -499,12 +481,7 @@ class DensityDecoder(LlamaLMHeadModel):
 
 
 def parameter_count(config: LmConfig, vocab_size: int) -> int:
-    """Parameters of the model that `config` builds, counted from its shapes; nothing is allocated.
-
-    Args:
-        config: Any Levanter model.
-        vocab_size: Number of token ids.
-    """
+    """Parameters of the model that `config` builds, counted from its shapes; nothing is allocated."""
     if config.max_seq_len < 1:
         config = dataclasses.replace(config, max_seq_len=1)
     Vocab = Axis("vocab", vocab_size)

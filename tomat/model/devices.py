@@ -50,9 +50,6 @@ def join_processes(distributed: DistributedConfig) -> None:
     Levanter (0.2.227) asks all of JAX's kinds of cluster whether they are there, and mpi4py's is wherever the package
     is; JAX (0.11.1) itself takes that kind by name only, so that `jax.distributed.initialize` then finds no address and
     fails. Where a launcher started the process that only mpi4py knows, it is taken for the only one; that is said.
-
-    Args:
-        distributed: Addresses, where the configuration gives them.
     """
     from iris.cluster.client.job_info import get_job_info
     from levanter.distributed import DistributedConfig

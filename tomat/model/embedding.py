@@ -50,7 +50,6 @@ def embedding_rows(table: NamedArray, ids: NamedArray, vocab: str = "vocab") -> 
     Args:
         table: `[vocab, embed]`, any float type.
         ids: Integers, any axes that the table does not have; ids outside the table have no gradient.
-        vocab: Name of the table's axis of ids.
     """
     mesh = current_mesh()
     split = tuple(() if mesh is None else mesh_axes(mesh, axis.name) for axis in ids.axes)

@@ -38,11 +38,7 @@ BLOCK_POSITIONS = 1024
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
-    """Knobs of `model.environment`.
-
-    Raises:
-        TomatError: A number below one.
-    """
+    """Knobs of `model.environment`."""
 
     channels: int = 8
     """Learnt numbers of an element, each with radial sums of its own."""
@@ -183,8 +179,6 @@ class Environment(eqx.Module):
 
         Args:
             tokens: int [batch, position]; tells where the density begins.
-            atoms: Of the batch.
-            tables: Of the run.
         """
         dtype = self.elements.dtype
         Position = tokens.resolve_axis("position")
@@ -239,8 +233,6 @@ class Environment(eqx.Module):
 
         Args:
             tokens: int [batch, position], as the model reads them.
-            sums: Of the same positions.
-            tables: Of the run.
         """
         ids = tokens.rearrange(("batch", "position")).array - DENSITY_START
         logs = jnp.asarray(log_densities(tables.bin_values), jnp.float32)
@@ -264,9 +256,6 @@ class Environment(eqx.Module):
         Args:
             hidden: [batch, position, embed], the last hidden state.
             head: [vocab, embed].
-            embedding: Of `embedding`, of the same positions.
-            sums: Of the same positions.
-            tables: Of the run.
         """
         return self.wide_hidden(hidden, embedding, sums, tables), self.wide_head(head, tables, DENSITY_START)
 

@@ -23,15 +23,7 @@ def flash_attention(
     computed.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        mask: Any mask.
         block_size: Positions per block; None: the largest divisor of the sequence length up to 1,024.
-
-    Raises:
-        TomatError: `block_size` does not divide the sequence, or none is set and the sequence has no divisor from 128
-            to 1,024.
     """
     Pos, KeyPos, HeadSize = q.resolve_axis("position"), k.resolve_axis("key_position"), q.resolve_axis("head_size")
     block = flash_block(Pos.size, block_size)

@@ -40,11 +40,7 @@ class Int8DotGeneral(eqx.Module):
 
     @staticmethod
     def init(products: Int8Matmuls) -> Int8DotGeneral:
-        """The operation.
-
-        Raises:
-            TomatError: qwix, which quantises, is not installed.
-        """
+        """The operation."""
         if importlib.util.find_spec("qwix") is None:
             raise TomatError(
                 f"model.int8_matmuls is {products}, which needs qwix, and that is not installed; install it with "
@@ -73,9 +69,6 @@ class Int8DotGeneral(eqx.Module):
 
         Returns:
             The axes of `lhs` that are not contracted, then those of `rhs`.
-
-        Raises:
-            TomatError: There are batch axes.
         """
         (lhs_in, rhs_in), (lhs_batch, rhs_batch) = dimension_numbers
         if lhs_batch or rhs_batch:
@@ -106,10 +99,7 @@ def int8_dot_general(
     numbers: the step over sqrt(12) for each operand, 1 % of the result where 1,000 to 10,000 are summed.
 
     Args:
-        lhs, rhs: Floating point.
         dims: As `jax.lax.dot_general` takes them, without batch axes.
-        dtype: Of the result.
-        out_sharding: As `jax.lax.dot_general` takes it.
     """
     import qwix
 

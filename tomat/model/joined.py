@@ -21,7 +21,6 @@ def joined_product(x: NamedArray, layers: Sequence[Any], axis: str) -> tuple[Nam
         x: [..., in].
         layers: Haliax's `Linear` layers of one input. Their outputs differ in the size of `axis` alone; without that
             axis an output counts as one along it.
-        axis: Name of an axis of the outputs.
 
     Returns:
         [..., out], and the size of each layer's part along `axis`.

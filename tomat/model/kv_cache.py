@@ -65,7 +65,6 @@ class KeysValues(eqx.Module):
         Args:
             q: [batch, kv_head, q_heads_per_group, position, head_size], normalised and rotated, not scaled.
             seen: bool [key_position], or [position, key_position].
-            dtype: Of the scores.
 
         Returns:
             The axes of `q`.
@@ -135,15 +134,7 @@ KvCache = KeysValues | Int8KeysValues
 
 
 def empty_cache(config: AttentionConfig, Batch: Axis, length: int, dtype, kv_cache_dtype: KvCacheDtype) -> KvCache:
-    """Of one layer and `length` positions, before anything is written.
-
-    Args:
-        config: Heads and their size.
-        Batch: Sequences.
-        length: Positions.
-        dtype: That the model computes in.
-        kv_cache_dtype: What is kept.
-    """
+    """Of one layer and `length` positions, before anything is written."""
     if kv_cache_dtype == "int8":
         return Int8KeysValues.empty(config, Batch, length)
     return KeysValues.empty(config, Batch, length, dtype)
@@ -156,11 +147,7 @@ def kv_cache_bytes(config: AttentionConfig, batch: int, length: int, dtype, kv_c
 
 
 def check_kv_cache_dtype(kv_cache_dtype: str, decoder: str) -> None:
-    """Refuse a type that there is not, or of a cache that there is not.
-
-    Raises:
-        TomatError: Saying which.
-    """
+    """Refuse a type that there is not, or of a cache that there is not."""
     if kv_cache_dtype not in get_args(KvCacheDtype):
         raise TomatError(f"kv_cache_dtype is {kv_cache_dtype!r}; expected one of {', '.join(get_args(KvCacheDtype))}.")
     if kv_cache_dtype != "compute" and decoder != "autoregressive":

@@ -58,11 +58,7 @@ class QkRotaryConfig:
             )
 
     def check_head_size(self, head_size: int) -> None:
-        """Refuse a head size that the kernel does not have.
-
-        Raises:
-            TomatError: The kernel is not XLA's and `head_size` is no multiple of 128.
-        """
+        """Refuse a head size that the kernel does not have."""
         if self.kernel != "xla" and head_size % LANES:
             raise TomatError(
                 f"model.qk_rotary.kernel is {self.kernel} and the head size is {head_size}; it takes multiples of "
@@ -115,9 +111,6 @@ def norm_rotate(
 
     Returns:
         `[B, H, S, D]` in the type of `x`. Differentiable by `x` and `weight`.
-
-    Raises:
-        TomatError: S is not a multiple of 64, or D not of 128.
     """
     S, D = x.shape[2:]
     if S % ROWS or D % LANES:

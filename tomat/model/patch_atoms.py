@@ -41,10 +41,7 @@ def atoms_of_patch(
     """What a patch sees.
 
     Args:
-        crystal: Cell and atoms.
         anchor: int [3], the patch's first voxel.
-        grid_shape: Voxels of the cell.
-        patch_shape: Voxels of the patch.
         reach_a: Radius of an atom, A.
 
     Returns:
@@ -85,11 +82,7 @@ def filled(
     room: Room,
     name: str,
 ) -> PatchAtoms:
-    """One patch's atoms in arrays of the sizes of `room`.
-
-    Raises:
-        TomatError: There are more.
-    """
+    """One patch's atoms in arrays of the sizes of `room`."""
     n, kinds = len(numbers), np.unique(numbers)
     for knob, found, most, needed in (
         ("max_atoms", f"{n} atoms", room.atoms, -(-n // 16) * 16 if n > room.atoms else 0),

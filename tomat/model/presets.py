@@ -39,11 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset_model(name: str) -> dict[str, Any]:
-    """A fresh copy of the model keys of the preset `name`.
-
-    Raises:
-        TomatError: There is no such preset.
-    """
+    """A fresh copy of the model keys of the preset `name`."""
     if name not in PRESETS:
         raise TomatError(f"preset is '{name}'; expected one of {', '.join(PRESETS)}.")
     return copy.deepcopy(PRESETS[name])

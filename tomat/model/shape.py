@@ -46,13 +46,6 @@ def decoder_shape(config: LmConfig, vocab_size: int) -> ModelShape:
 
     Taken from what the model is built with: several of Levanter's classes have fields that they do not look at, such as
     `head_dim` of Mistral, Qwen and Gemma, and the window of Qwen3, which tomat's mask has (`any_decoder.py`).
-
-    Args:
-        config: The model configuration.
-        vocab_size: Ids of the vocabulary.
-
-    Raises:
-        TomatError: A class that is not in `COUNTED`, or a window as in `build_mask`.
     """
     kind = type(config)
     if kind not in COUNTED.values():

@@ -85,11 +85,7 @@ class SplashBlockSizes:
             )
 
     def for_sequence(self, seq_len: int) -> splash_attention_kernel.BlockSizes:
-        """The kernels' block sizes for sequences of `seq_len` positions, with every size filled in.
-
-        Raises:
-            TomatError: `seq_len` is not a multiple of 128, or a size does not divide it.
-        """
+        """The kernels' block sizes for sequences of `seq_len` positions, with every size filled in."""
         if seq_len % LANES:
             raise TomatError(
                 f"the sequence length is {seq_len}; splash attention expects a multiple of {LANES}. Choose another "
@@ -149,16 +145,10 @@ def splash_attention(
     Args:
         q: [..., kv_head, q_heads_per_group, position, head_size].
         k: [..., kv_head, key_position, head_size].
-        v: As `k`.
-        mask: Causal, with or without a sliding window.
-        blocks: The tiles.
         q_is_scaled: The queries are already divided by sqrt(head_size).
 
     Returns:
         [..., kv_head, q_heads_per_group, position, head_size], in the type of `q`.
-
-    Raises:
-        TomatError: A mask that the kernel does not have, positions split over the mesh, or tiles that do not fit.
     """
     others = (mask.explicit_mask, mask.causal_offset, mask.bidirectional_window, mask.segment_ids)
     if not mask.is_causal or any(other is not None for other in others):
@@ -215,13 +205,9 @@ def by_heads(q: NamedArray, k: NamedArray, v: NamedArray) -> tuple[list[jax.Arra
     Args:
         q: [..., kv_head, q_heads_per_group, position, head_size].
         k: [..., kv_head, key_position, head_size].
-        v: As `k`.
 
     Returns:
         q `[B, H, S, D]`, k and v `[B, key heads, S, D]`, and the split of B and heads; empty where there is no mesh.
-
-    Raises:
-        TomatError: The mesh splits positions.
     """
     KvHead, Group, Pos = (q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position"))
     Batch = tuple(axis for axis in q.axes if axis.name not in (KvHead.name, Group.name, Pos.name, "head_size"))

@@ -58,14 +58,8 @@ class WholeHeadConfig:
         """What the kernels are compiled with.
 
         Args:
-            seq_len: Positions.
-            head_size: Of queries, keys and values.
-            itemsize: Bytes of one of their numbers.
             rotate: Norm and rotary embedding are done in the kernels.
             eps: Of the norm; None: no norm.
-
-        Raises:
-            TomatError: Positions or a head size that are no multiples of 128, or a head that VMEM cannot hold.
         """
         if seq_len % LANES or head_size % LANES:
             raise TomatError(
@@ -102,17 +96,11 @@ def whole_head_attention(
     Args:
         q: [..., kv_head, q_heads_per_group, position, head_size].
         k: [..., kv_head, key_position, head_size].
-        v: As `k`.
-        mask: Causal, with nothing else.
-        config: Sizes.
         q_is_scaled: The queries are already multiplied with log2(e) / sqrt(head_size).
         rotary: What the kernels do to queries and keys first; None: nothing.
 
     Returns:
         [..., kv_head, q_heads_per_group, position, head_size], in the type of `q`.
-
-    Raises:
-        TomatError: Another mask, positions split over the mesh, or sizes that the kernels do not have.
     """
     Pos, HeadSize = q.resolve_axis("position"), q.resolve_axis("head_size")
     window = mask.sliding_window

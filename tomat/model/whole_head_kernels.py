@@ -71,10 +71,6 @@ def vmem_bytes(S: int, D: int, itemsize: int, block: int, part: int, *, rotate: 
     """VMEM that the forward and the backward kernel hold at one time, counted from their arrays.
 
     Args:
-        S: Positions.
-        D: Head size.
-        itemsize: Bytes of a number of the queries.
-        block: The larger block of the two kernels.
         part: Queries or keys whose scores are computed at a time, the larger of the two.
         rotate: Norm and rotary embedding are done in the kernels.
     """
@@ -105,7 +101,6 @@ def attend(
         q: `[B, H, S, D]`. D is a multiple of 128. Without a table, divided by sqrt(D) ln 2 for attention as it is
             usually meant.
         k: `[B, K, S, D]`; query heads h of [i G, (i + 1) G) see head i.
-        v: As `k`.
         weights: Float32 `[2, 1, D]`, the weights of the norms of queries and of keys; those of the queries divided by
             sqrt(D) ln 2, as above.
         table: Float32 `[S, D]`, cosines and, in the second half of D, sines of the rotary embedding. None, as `weights`

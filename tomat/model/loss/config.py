@@ -138,9 +138,6 @@ class LossConfig:
 
         Where a voxel is two tokens, one token alone has no density, so only the plain cross-entropy over the whole
         vocabulary is defined.
-
-        Raises:
-            TomatError: the layout has more than one token per voxel and this is another loss.
         """
         if tokens_per_voxel != 1 and (self.kind != "cross_entropy" or self.vocabulary != "full"):
             raise TomatError(

@@ -48,8 +48,6 @@ def density_loss(
             order the axes as they like. Its type is the compute type, bfloat16 or float32.
         head: Output embedding, `[vocab, embed]`.
         tokens: Ids, integer `[batch, position]` or `[position]`.
-        config: The loss.
-        target: The density ids, and what they stand for.
         unread: Bool `[batch]`: rows whose density the model was not given. Changes no loss; adds the metrics
             `unread_share` of the rows, and `unread_density_loss`, their part of `density_loss`.
 
@@ -61,9 +59,6 @@ def density_loss(
         (both only with values); `preamble_cross_entropy_nats` (only with a preamble weight); `density_positions`,
         mean count; and `sequences_without_density`, the fraction that contributed 0 to all of them. In training
         they are part of every mean; `evaluation_sums` leaves them out.
-
-    Raises:
-        TomatError: shapes, table or layout do not fit each other, or the batch does not divide over the devices.
     """
     sharding = _sharding(hidden)
     spec, inputs, constant_metrics = _prepare(hidden, head, tokens, config, target, unread)
@@ -83,10 +78,6 @@ def evaluation_sums(loss: jax.Array, metrics: dict[str, jax.Array], n_sequences:
     **A sequence counts if it has a density position.** Without one nothing is asked of the model: such rows are what
     Levanter's loader fills a short last batch with, and a row of the data that is nothing but preamble, if a set has
     one, is left out in the same way, of the preamble's cross-entropy too.
-
-    Args:
-        loss, metrics: Of `density_loss`.
-        n_sequences: Rows of the batch, filling included.
 
     Returns:
         Float32 scalars: `sequences`, the number that count; `loss` and each metric but `sequences_without_density`,

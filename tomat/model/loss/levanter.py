@@ -25,8 +25,6 @@ def levanter_loss_sums(
 
     Args:
         spec: The loss: `cross_entropy` over the `full` vocabulary.
-        differentiate: Whether to compute gradients.
-        inputs: What is on this device.
     """
     hidden, head, rows, weights, _ = inputs
     dtype = jnp.result_type(hidden, head)

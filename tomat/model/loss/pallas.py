@@ -69,16 +69,7 @@ def pallas_loss_sums(
     spec: BlockSpec, differentiate: bool, inputs: LossInputs
 ) -> tuple[LossSums, tuple[jax.Array, ...]]:
     """All rows of this device: their sums, and with `differentiate` the gradients of `sums.loss` by `hidden`, in its
-    type, and by `head`, in float32.
-
-    Args:
-        spec: The loss.
-        differentiate: Whether to compute gradients.
-        inputs: What is on this device.
-
-    Raises:
-        TomatError: The tiles do not fit VMEM, or there are none.
-    """
+    type, and by `head`, in float32."""
     hidden, head, rows, weights, tables = inputs
     n = hidden.shape[0] * hidden.shape[1]
     dtype = jnp.result_type(hidden, head)
@@ -212,7 +203,6 @@ def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> tuple[Positi
     """Losses and metrics of S rows, `[S]` each, and the scalars of the gradient kernel by column.
 
     Args:
-        plan: The loss.
         statistics: `[sections, n_statistics, S, L]`.
         rows: `[S]` each.
     """

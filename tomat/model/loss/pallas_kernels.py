@@ -96,7 +96,6 @@ def row_statistics(
     """`[sections, n_statistics, S, L]` float32, of S resident rows over the whole head.
 
     Args:
-        plan: What to compile.
         scalars: `[S, 16]` float32, the first two columns.
         table: `[8, R]` float32.
         hidden: `[S, E]`.
@@ -132,7 +131,6 @@ def gradients(
     """The gradients of S resident rows: by `hidden`, in its type, and `by_head` plus theirs, in its place.
 
     Args:
-        plan: What to compile.
         scalars: `[S, 16]` float32.
         table: `[8, R]` float32.
         hidden: `[S, E]`.

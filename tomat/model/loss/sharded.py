@@ -19,9 +19,7 @@ def loss_sums(spec: BlockSpec, sharding: Sharding | None, inputs: LossInputs) ->
     """Weighted sums of loss and metrics over a batch; only `loss` has a gradient, and only by `hidden` and `head`.
 
     Args:
-        spec: The loss.
         sharding: How batch and positions lie on a mesh; None: on one device.
-        inputs: Of the whole batch.
     """
     return _on_mesh(spec, sharding, False, inputs)[0]
 

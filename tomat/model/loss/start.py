@@ -28,13 +28,7 @@ def uniform_loss(config: LossConfig, tokens: np.ndarray, *, target: DensityTarge
     """The configured loss of these tokens for a prediction that is exactly uniform, in `config.unit`.
 
     Args:
-        config: The loss.
         tokens: Ids of a batch, integer `[batch, position]`.
-        target: The density ids, and what they stand for.
-        vocab_size: Rows of the model's head.
-
-    Raises:
-        TomatError: the loss has no meaning for the layout.
     """
     config.check_layout(target.tokens_per_voxel)
     targets = np.asarray(tokens)[:, 1:].astype(np.int64)
@@ -110,14 +104,8 @@ def check_first_loss(
     Only for a model with freshly drawn weights, before its first update.
 
     Args:
-        config: The loss.
         measured: The loss that the training step returned for its first batch.
-        expected: `uniform_loss` of the same batch.
-        target: The density ids, and what they stand for.
         logit_std: Standard deviation of the fresh model's logits: `TIED_LOGIT_STD` or `UNTIED_LOGIT_STD`.
-
-    Raises:
-        TomatError: the measured value is not finite, or outside the tolerance.
     """
     tolerance = _tolerance(config, expected, target, logit_std)
     if math.isfinite(measured) and abs(measured - expected) <= tolerance:

@@ -10,11 +10,7 @@ from tomat.data.tokens.vocabulary import DENSITY_START, PAD
 
 @dataclass(frozen=True, eq=False)
 class DensityTarget:
-    """The density ids that a model predicts, and the densities they stand for.
-
-    Raises:
-        TomatError: The table has another length, a value that is not finite, or does not increase from bin to bin.
-    """
+    """The density ids that a model predicts, and the densities they stand for."""
 
     n_density_tokens: int
     """Number of density ids K, one for each bin of the codec."""

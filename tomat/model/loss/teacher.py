@@ -32,15 +32,8 @@ def teacher_divergence(
     the student alone. Never more than the logits of `block_positions` positions of both exist, also for the gradient.
 
     Args:
-        student, teacher: Of the same tokens.
         tokens: Ids, int [batch, position]; the hidden state at position p predicts `tokens[p + 1]`.
-        target: The density ids.
         top_k: Bins that are told apart, and those that are as probable as the last of them; all, where it is K or more.
-        temperature: What both logits are divided by.
-        block_positions: As of `LossConfig`.
-
-    Raises:
-        TomatError: The teacher has another vocabulary.
     """
     start, end = target.density_start, target.density_end
     (hidden, head), (t_hidden, t_head) = (_plain(*each) for each in (student, teacher))

@@ -66,11 +66,7 @@ class LossTiles:
                 )
 
     def filled(self, tuned: "LossTiles") -> "LossTiles":
-        """With the sizes of `tuned` where this has none.
-
-        Raises:
-            TomatError: The two do not go together.
-        """
+        """With the sizes of `tuned` where this has none."""
         mine = {name: size for name, size in asdict(self).items() if size is not None}
         return LossTiles(**asdict(tuned) | mine)
 
@@ -96,11 +92,7 @@ class TunedTiles:
 
 @lru_cache
 def load_table(path: Path = TABLE_FILE) -> tuple[TunedTiles, ...]:
-    """The table of tuned tiles.
-
-    Raises:
-        TomatError: It is missing, empty, or not what `tomat bench loss-tiles` writes.
-    """
+    """The table of tuned tiles."""
 
     def entry(row: Mapping[str, Any]) -> TunedTiles:
         return TunedTiles(row["device_kind"], row["width"], row["ids"], row["dtype"], LossTiles(**row["tiles"]))
@@ -116,13 +108,7 @@ def tuned_tiles(
 
     Args:
         device_kind: JAX's name of the chip; of a chip without entries the others' are taken.
-        width: Of the model.
-        ids: Rows of the head in use.
         dtype: Compute type, such as `bfloat16`.
-        table: Of one entry or more. Default: `load_table()`.
-
-    Raises:
-        TomatError: An unreadable table, or one without entries.
     """
     entries = load_table() if table is None else table
     return min(entries, key=lambda e: (e.device_kind != device_kind, e.dtype != dtype, e.distance(width, ids))).tiles
@@ -132,11 +118,7 @@ def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statist
     """VMEM of the blocks of the larger of the two kernels, bytes.
 
     Args:
-        tiles: With every size.
         rows: Rows resident: `tiles.resident_rows`, or fewer where a device has fewer.
-        width: Of the model.
-        itemsize: Bytes of a value of the compute type.
-        n_statistics: Sums of each row in the first kernel.
     """
     block_rows, block_ids = tiles.block_rows or 0, tiles.block_ids or 0
     lanes = 4 * LANES * rows
@@ -149,11 +131,7 @@ def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statist
 
 
 def check_vmem(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int, device_kind: str) -> int:
-    """VMEM to ask for, bytes, where the tiles fit.
-
-    Raises:
-        TomatError: They do not.
-    """
+    """VMEM to ask for, bytes, where the tiles fit."""
     capacity = VMEM_BYTES.get(device_kind, max(VMEM_BYTES.values()))
     needed = vmem_bytes(tiles, rows, width, itemsize, n_statistics)
     if needed > VMEM_SHARE * capacity:

@@ -72,8 +72,6 @@ def _density_terms(
     masked sums stand for gathers, which would need a pass of their own.
 
     Args:
-        spec: The loss.
-        tables: Its bins.
         logits: `[B, Q, K]`.
         target: Bin of each position, int32 `[B, Q, 1]`, within 0..K-1.
     """
@@ -139,8 +137,6 @@ def _block_terms(
     """Sums of one block, and the gradient of its loss by all its logits `[B, Q, R]`.
 
     Args:
-        spec: The loss.
-        tables: Its bins.
         logits: `[B, Q, R]`.
         rows: Row of the head of each target, int32 `[B, Q]`.
         weights: `[B, Q]` each.
@@ -191,11 +187,6 @@ def xla_loss_sums(spec: BlockSpec, differentiate: bool, inputs: LossInputs) -> t
     Returns:
         The sums, and with `differentiate` the gradients of `sums.loss`: by `hidden`, in its type, and by `head`, in
         float32, because the terms of all blocks are added there.
-
-    Args:
-        spec: The loss.
-        differentiate: Whether to compute gradients.
-        inputs: What is on this device.
     """
     hidden, head, rows, weights, tables = inputs
     positions = hidden.shape[1]

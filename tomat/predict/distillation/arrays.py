@@ -59,7 +59,6 @@ class TrainedArrays(eqx.Module):
         """To begin with.
 
         Args:
-            stored: Of a folder of weights.
             numbers: Matrices before they were quantised, by name; where one is not there, the values of its codes.
             trained: Whether a matrix in few bits is trained, by name; the others are whole here, and stay.
         """
@@ -140,7 +139,6 @@ def straight_through(
         growth: [out, in / group]: logarithm of what the scales are now over `scales`.
         scales: [out, in / group], the first ones.
         table: [2^bits], in any order.
-        group: Numbers of a row that share a scale.
     """
     table = jnp.sort(table)
     now = scales * jnp.exp(growth)
@@ -153,12 +151,7 @@ def straight_through(
 
 
 def nearest(relative: jax.Array, table: jax.Array) -> jax.Array:
-    """Index of the value that is nearest, int32.
-
-    Args:
-        relative: Any shape.
-        table: Increasing.
-    """
+    """Index of the value that is nearest, int32."""
     return jnp.searchsorted(
         (table[1:] + table[:-1]) / 2, relative, method="compare_all" if table.size <= 16 else "sort"
     )

@@ -42,7 +42,6 @@ class DistillationLoss:
         """Loss of one (micro)batch, a float32 scalar, and its metrics: those of the data's loss, and `teacher_kl_nats`.
 
         Args:
-            model: In compute precision.
             example: `tokens`, int32 `[batch, position]`, and for models that read them `atoms`.
             key: Randomness of `density_dropout`; None: every row is read whole, by both.
         """

@@ -28,13 +28,9 @@ def write_distilled(
         run_dir: The run, with the folder that it began with where its configuration says.
         output: The folder, which must not be there.
         step: Of the checkpoint; None: the newest.
-        licence: Of the weights, for the card.
 
     Returns:
         What was written, and the step.
-
-    Raises:
-        TomatError: No such checkpoint, or the folder that it began with is missing or another one.
     """
     config = recorded_config(run_dir / CONFIG_FILE)
     settings = settings_of(config)

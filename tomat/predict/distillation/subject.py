@@ -29,12 +29,7 @@ def settings_of(config: TrainConfig) -> DistillationConfig:
 
 
 def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
-    """Load the folder in few bits and the teacher.
-
-    Raises:
-        TomatError: Either is missing or damaged, is of another vocabulary, codec or model than the run, or nothing of
-            the folder can be trained.
-    """
+    """Load the folder in few bits and the teacher."""
     settings = settings_of(config)
     stored = read_student(config)
     said = f"teacher: {settings.teacher}, student: {settings.quantised} ({stored.weights})"
@@ -68,11 +63,7 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
 
 
 def read_student(config: TrainConfig) -> StoredWeights:
-    """The folder that a distillation began with.
-
-    Raises:
-        TomatError: It is missing, damaged, or of another model than the run.
-    """
+    """The folder that a distillation began with."""
     folder = Path(settings_of(config).quantised)
     if not is_weights_folder(folder):
         raise TomatError(f"distillation.quantised is {folder}, which has no {WEIGHTS_FILE}; make it: `tomat compress`.")
@@ -103,11 +94,7 @@ def _before_quantised(stored: StoredWeights, teacher: LoadedRun) -> dict:
 
 
 def _check_teacher(config: TrainConfig, datasets: Datasets, teacher: LoadedRun) -> None:
-    """Refuse a teacher whose distributions are over other ids, or that reads something else.
-
-    Raises:
-        TomatError: With both sides.
-    """
+    """Refuse a teacher whose distributions are over other ids, or that reads something else."""
     place, theirs = settings_of(config).teacher, teacher.config
     if teacher.codec.sha256 != datasets.codec.sha256:
         raise TomatError(

@@ -19,7 +19,6 @@ def constant_median(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray
 
     Args:
         patches: [patch, px, py, pz], e/A^3; only its shape is used.
-        constant_e_per_a3: the constant.
     """
     return np.full(patches.shape, constant_e_per_a3, dtype=np.float32)
 
@@ -47,7 +46,6 @@ def lorenzo(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
 
     Args:
         patches: [patch, px, py, pz], e/A^3, the values the model reads.
-        constant_e_per_a3: answer for the first voxel.
     """
     padded = np.pad(patches.astype(np.float64), ((0, 0), (1, 0), (1, 0), (1, 0)))
     now, before = slice(1, None), slice(None, -1)
@@ -74,7 +72,6 @@ def predict_baselines(visible: np.ndarray, codec: DensityCodec, constant_e_per_a
 
     Args:
         visible: [patch, px, py, pz], e/A^3: the true patches as the codec decodes them.
-        codec: a codec of one token a voxel.
         constant_e_per_a3: the constant of `constant_median`, and of the first voxel of the others.
 
     Returns:

@@ -75,7 +75,6 @@ def decode_hidden(
         reference: float32 [B, V], e/A^3.
         true_bins: int32 [B, V].
         medians, means: float32 [K], e/A^3.
-        block_voxels: C; memory grows with B x C x K x 4 bytes.
 
     Returns:
         Arrays [B, V].

@@ -45,11 +45,7 @@ class Comparison:
 
 
 def compare_densities(reference: DensityGrid, other: DensityGrid) -> Comparison:
-    """Put two densities of one crystal on one grid.
-
-    Raises:
-        TomatError: other cells or atoms.
-    """
+    """Put two densities of one crystal on one grid."""
     _check_same_crystal(reference, other)
     shape = tuple(max(sides) for sides in zip(reference.grid_shape, other.grid_shape, strict=True))
     if reference.grid_shape == other.grid_shape:

@@ -180,17 +180,7 @@ def evaluate_free_running(
     """Predict each material from its structure, and compare.
 
     Args:
-        predictor: Of a run.
-        promolecule: Of its training set; the baseline.
-        codec: Of the run; the floor.
-        material_ids: In the order of the result.
-        load: Gives a material's density.
-        settings: What the result says of itself.
-        on_material: Told each result.
         on_patches: Told the patches done of a material, and of how many.
-
-    Raises:
-        TomatError: No material, or one that cannot be predicted.
     """
     if not material_ids:
         raise TomatError("no material to evaluate; choose a split or input that has at least one.")

@@ -42,9 +42,6 @@ def nmae(predicted: np.ndarray, reference: np.ndarray) -> float:
 
     Both arrays are densities of the same shape, in e/A^3. This is the error of DeepDFT (arXiv 2112.09692) and
     ChargE3Net (arXiv 2312.05388), there quoted in per cent.
-
-    Raises:
-        TomatError: shapes differ, a value is not finite, or the reference is zero everywhere.
     """
     flat, flat_reference, total = _flat_pair(predicted, reference, "the predicted density")
     return float(np.abs(flat - flat_reference).sum() / total)
@@ -55,9 +52,6 @@ def nemd(expected_absolute_error: np.ndarray, reference: np.ndarray) -> float:
 
     `expected_absolute_error` is the expectation of each voxel over the predicted distribution, in e/A^3, shape of
     `reference`. No decoder is involved. Against a point mass the 1-Wasserstein distance is exactly this expectation.
-
-    Raises:
-        TomatError: as `nmae`.
     """
     flat, _, total = _flat_pair(expected_absolute_error, reference, "the expected absolute error")
     return float(flat.sum() / total)
@@ -67,9 +61,6 @@ def electron_count(predicted: np.ndarray, reference: np.ndarray, voxel_volume_a3
     """Electrons in the voxels given, as predicted and in the reference.
 
     Densities in e/A^3, of any equal shapes. They are the electrons of the cell where the voxels are all of it.
-
-    Raises:
-        TomatError: as `nmae`.
     """
     flat, flat_reference, _ = _flat_pair(predicted, reference, "the predicted density")
     return float(flat.sum() * voxel_volume_a3), float(flat_reference.sum() * voxel_volume_a3)
@@ -87,11 +78,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, mean, and 10th and 90th percentile (linear interpolation) of one figure per material.
-
-    Raises:
-        TomatError: no material, or a figure that is not finite.
-    """
+    """Median, mean, and 10th and 90th percentile (linear interpolation) of one figure per material."""
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
         raise TomatError("no material was evaluated; choose a split or input that has at least one.")
@@ -114,9 +101,6 @@ def headline(rows: Sequence[tuple[str, str, float]]) -> str:
 
     Args:
         rows: of each material its id, its compound (empty: not known) and its NMAE as a fraction.
-
-    Raises:
-        TomatError: as `spread`.
     """
     over = spread([value for *_, value in rows])
     worst_id, _, worst = max(rows, key=lambda row: row[2])
@@ -166,9 +150,6 @@ def compare_paired(first: Mapping[str, float], second: Mapping[str, float]) -> P
 
     Args:
         first, second: material id to figure; both must name the same materials.
-
-    Raises:
-        TomatError: the materials differ, or there are none.
     """
     if first.keys() != second.keys():
         lonely = sorted(first.keys() ^ second.keys())

@@ -15,11 +15,7 @@ class PartialResults:
     """A file of JSON lines: first the settings, then one finished material a line.
 
     Args:
-        path: the file; its folder is made if it is missing.
         settings: what decides the figures; a file of other settings is started afresh.
-
-    Raises:
-        TomatError: a line other than the last is damaged.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:

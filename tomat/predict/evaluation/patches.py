@@ -119,10 +119,6 @@ def make_patches(
         layout, codec: those the model was trained on; one token a voxel.
         seq_len: positions the model reads; None for the layout's context. Voxels beyond it are not counted.
         tiling: `anchors` are those of `tiling_anchors`: count each voxel of the cell once.
-
-    Raises:
-        TomatError: a codec of two tokens a voxel or of another unit, a material that the layout cannot hold, a sequence
-            too short for any voxel, or for the whole patch in a tiling.
     """
     check_codec(codec)
     patch_shape = check_encodable(grid, layout, codec)
@@ -156,11 +152,7 @@ def make_patches(
 
 
 def check_codec(codec: DensityCodec) -> None:
-    """Refuse what teacher-forced evaluation has no meaning for.
-
-    Raises:
-        TomatError: more than one token a voxel, or a unit other than e/A^3.
-    """
+    """Refuse what teacher-forced evaluation has no meaning for."""
     if codec.tokens_per_voxel != 1:
         raise TomatError(
             f"the codec has {codec.tokens_per_voxel} tokens a voxel; teacher-forced evaluation needs one, since the "

@@ -85,13 +85,7 @@ def teacher_forced_plane(
     """Tile one slab of patches so that the plane lies in the middle of each, and keep that plane.
 
     Args:
-        evaluator: with the run's codec and layout.
-        model: a causal decoder.
-        grid: the held-out material.
         plane: index along c; None for `most_structured_plane`.
-
-    Raises:
-        TomatError: no such plane, or a model that does not read a patch to its end.
     """
     chosen = most_structured_plane(grid) if plane is None else plane
     nx, ny, nz = (int(side) for side in grid.grid_shape)
@@ -120,7 +114,6 @@ def predicted_plane(predicted: np.ndarray, truth: DensityGrid, plane: int | None
 
     Args:
         predicted: float32 [nx, ny, nz], e/A^3, on the grid of `truth`.
-        truth: The held-out material.
         plane: index along c; None for `most_structured_plane`.
     """
     chosen = most_structured_plane(truth) if plane is None else plane
@@ -142,11 +135,7 @@ def compared_plane(reference: DensityGrid, other: DensityGrid) -> DensityPlane:
 
 
 def check_picture(path: str | os.PathLike[str]) -> Path:
-    """Where a picture is to be drawn.
-
-    Raises:
-        TomatError: a file ending that is none of `FORMATS`.
-    """
+    """Where a picture is to be drawn."""
     target = Path(path)
     if target.suffix not in FORMATS:
         raise TomatError(
@@ -168,9 +157,6 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
 
     Densities share one square-root colour scale, since they span decades between core and bond; the difference has a
     linear one, symmetric about zero. The plane is drawn in the crystal's own angle, in A.
-
-    Raises:
-        TomatError: a file ending that is none of those three.
     """
     error = 100 * nmae(plane.predicted, plane.reference)
     title = (

@@ -95,10 +95,6 @@ class TeacherForcedResult:
 
         Args:
             values: of the JSON; the rest of it is for other readers.
-            origin: the file, named in errors.
-
-        Raises:
-            TomatError: not the report of a teacher-forced evaluation, or a damaged one.
         """
         if mapping(values).get("label") != LABEL:
             raise TomatError(f"{origin} is not a report of `tomat eval --json`; give one that is.")
@@ -111,11 +107,7 @@ class TeacherForcedResult:
         return found
 
     def compare(self, other: "TeacherForcedResult") -> PairedComparison:
-        """NMAE (median decoder) of this evaluation (first) against another (second) of the same voxels.
-
-        Raises:
-            TomatError: the two did not evaluate the same voxels of the same materials.
-        """
+        """NMAE (median decoder) of this evaluation (first) against another (second) of the same voxels."""
         for key in ("materials_from", "layout", "patches_per_material", "whole_cell", "seed", "seq_len"):
             mine, theirs = self.settings.get(key), other.settings.get(key)
             if mine != theirs:

@@ -75,7 +75,6 @@ def evaluator_of(run: LoadedRun, config: TeacherForcedConfig) -> Iterator[tuple[
     meanwhile.
 
     Args:
-        run: The run.
         config: Sampling; the batch is raised to a multiple of the devices.
     """
     trainer = run.config.trainer_config()
@@ -96,14 +95,8 @@ class TeacherForcedEvaluator:
 
     Args:
         codec: of the run; one token a voxel, e/A^3.
-        layout: of the run.
-        config: sampling and batch.
         axis_mapping: Levanter's compute mapping where the model lives on a mesh; call within that mesh.
         policy: precision; the model is cast to its compute type. None: as the weights are.
-        tables: constants of a model with `model.environment`.
-
-    Raises:
-        TomatError: a codec that has no teacher-forced evaluation.
     """
 
     def __init__(
@@ -163,14 +156,10 @@ class TeacherForcedEvaluator:
 
         Args:
             model: a causal decoder whose vocabulary is the codec's.
-            materials: from `patches`.
             on_sequences: called with the number of sequences done, and of all.
 
         Returns:
             What the model says of the patches of each material; arrays [patch, px, py, pz].
-
-        Raises:
-            TomatError: the model's vocabulary is too small for the codec.
         """
         expected = DENSITY_START + self.codec.n_density_tokens
         if model.Vocab.size < expected:
@@ -230,16 +219,10 @@ class TeacherForcedEvaluator:
         """Evaluate `model` on materials, a few at a time.
 
         Args:
-            model: a causal decoder.
-            material_ids: in the order of the result.
             load: gives a material's density; called once for each that is not `done`.
             settings: what the result should say of itself besides the sampling, e.g. run and step.
             done: results of an earlier, interrupted evaluation with the same settings.
-            on_material: called with each new result, in order.
             on_sequences: called within a group of materials with the sequences done, and of all.
-
-        Raises:
-            TomatError: no material, or one that cannot be evaluated (its id is named).
         """
         done = done or {}
         results = {name: done[name] for name in material_ids if name in done}
@@ -276,9 +259,6 @@ def measure(
     """The figures of one material, of the model and of the baselines, over the counted voxels.
 
     The constant is the median of those very voxels: no constant does better on them.
-
-    Raises:
-        TomatError: a figure is undefined; the message names the material.
     """
     counted = patches.counted.reshape(patches.reference.shape)
     reference = patches.reference[counted]

@@ -29,11 +29,7 @@ from tomat.train.settings.config import TrainConfig
 
 
 def require_cache(model: LmHeadModel) -> DensityDecoder:
-    """The model, if it can be decoded from a cache.
-
-    Raises:
-        TomatError: It is one of Levanter's own.
-    """
+    """The model, if it can be decoded from a cache."""
     if not isinstance(model, DensityDecoder):
         raise TomatError(
             f"model.type is {model.config.get_choice_name(type(model.config))}, and only density_decoder keeps keys "
@@ -43,13 +39,7 @@ def require_cache(model: LmHeadModel) -> DensityDecoder:
 
 
 def kept_bytes(config: TrainConfig, patches: int, kv_cache_dtype: KvCacheDtype) -> int:
-    """Bytes of the keys and values of all layers that decoding keeps of so many patches, from their shapes.
-
-    Args:
-        config: Of a run whose model is a `density_decoder`.
-        patches: At a time.
-        kv_cache_dtype: Of the cache.
-    """
+    """Bytes of the keys and values of all layers that decoding keeps of so many patches, from their shapes."""
     model = cast(DensityDecoderConfig, config.model_config())
     compute = config.trainer_config().mp.compute_dtype
     each = kv_cache_bytes(model.attention_config(), patches, config.seq_len, compute, kv_cache_dtype)
@@ -100,7 +90,6 @@ class CachedModel(eqx.Module):
         Args:
             ids: int [batch], at `position`.
             position: int scalar.
-            caches: Of the positions before.
 
         Returns:
             float32 [batch, bin], and the cache with this position.
@@ -177,24 +166,14 @@ def decode_autoregressive(
     """A bin for every voxel of a batch of patches, one after another.
 
     Args:
-        model: A `density_decoder`.
         batch: Of `CellPatches.arrays`, and int32 [batch] `patch` and `sample`, the numbers that decide what is drawn.
             All sequences begin their density at the same position, as those of one structure do.
-        tables: Of a model with `environment`.
         values: float32 [bin], e/A^3: the codec's means.
-        n_voxels: Of a patch.
-        kind: How a bin is taken; `Choice.kind`.
         temperature: float32 scalar; of what is drawn.
-        seed: int32 scalar; of what is drawn.
         axis_mapping: Levanter's compute mapping where the model lives on a mesh.
-        policy: Precision.
-        kv_cache_dtype: Of the cache.
 
     Returns:
         int32 and float32 [batch, voxel]: bins, and their values in e/A^3.
-
-    Raises:
-        TomatError: Another model.
     """
     if policy is not None:
         model = policy.cast_to_compute(model)

@@ -94,15 +94,7 @@ def say_if_voids_unknown(promolecule: Promolecule, place: str) -> None:
 
 
 def check_structure(predictor: Learnt, crystal: Crystal, accept: Collection[str]) -> None:
-    """Refuse what cannot be predicted, before it is.
-
-    Args:
-        accept: Of `ACCEPTABLE`.
-
-    Raises:
-        TomatError: An element that the predictor was not trained on, atoms on top of each other or too far apart, or a
-            name in `accept` that there is not.
-    """
+    """Refuse what cannot be predicted, before it is."""
     if unknown := sorted(set(accept) - set(ACCEPTABLE)):
         raise TomatError(f"accept names {unknown[0]!r}; expected some of {', '.join(ACCEPTABLE)}.")
     if other := sorted(set(crystal.atomic_numbers.tolist()) - set(predictor.elements)):
@@ -173,12 +165,7 @@ def normalisation(
     """Whether the density had to be scaled by more than an ordinary crystal's.
 
     Args:
-        before: Electrons as predicted.
         electrons: Those that the structure has; None: not known.
-        vacuums: What `vacuum` found, to be told with a refusal.
-
-    Raises:
-        TomatError: Beyond `LARGEST_DEVIATION`, and `accept` does not lift it.
     """
     if electrons is None:
         text = "the valence electrons are not known, so the density is not scaled to them; give them with --valences"

@@ -23,11 +23,7 @@ vector lane count, and close to the square root of 16,384, where both steps cost
 
 @dataclass(frozen=True)
 class Choice:
-    """How each voxel's bin is taken.
-
-    Raises:
-        TomatError: An unknown kind; a temperature or several samples with a kind other than `sampled`.
-    """
+    """How each voxel's bin is taken."""
 
     kind: ChoiceKind = "median"
     """greedy: the most probable bin. median: the smallest with half of the probability up to it, which has the least
@@ -66,11 +62,7 @@ def choice_of(
     temperature: float | None = None,
     seed: int | None = None,
 ) -> Choice:
-    """The choice that a caller's words mean; what is None was not said.
-
-    Raises:
-        TomatError: Words for the parallel decoder, which has one answer, or as `Choice`.
-    """
+    """The choice that a caller's words mean; what is None was not said."""
     drawn = {"samples": samples, "temperature": temperature, "seed": seed}
     given = {name: value for name, value in drawn.items() if value is not None}
     if decoder == "parallel" and (given or choice is not None):
@@ -127,9 +119,7 @@ def chosen_bins(logits: Array, kind: ChoiceKind, temperature: Array, keys: Array
 
     Args:
         logits: float32 [batch, K].
-        kind: As `Choice.kind`.
         temperature: float scalar; of `sampled` alone.
-        keys: As of `sequence_keys`.
         voxel: int scalar, its number in the patch.
 
     Returns:

@@ -29,11 +29,7 @@ _GROUP = re.compile(
 
 
 def bounded_cif(text: str, source: str) -> str:
-    """The text without blank lines, and without loops that say nothing of a structure.
-
-    Raises:
-        TomatError: more sites than `MOST_ATOMS`, or more of their images by symmetry than pymatgen can compare soon.
-    """
+    """The text without blank lines, and without loops that say nothing of a structure."""
     lines = [line for line in text.splitlines() if not (line == "" or line.isspace())]
     if sum(len(line) * (line.count("'") + line.count('"')) for line in lines) > MOST_QUOTED:
         raise TomatError(f"{source} has lines of thousands of quotes; it is no CIF, or damaged.")

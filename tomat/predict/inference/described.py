@@ -26,11 +26,7 @@ class DescribedRun(Predictor):
     """The predictor of a run, whose model is loaded for the first structure that it predicts.
 
     Args:
-        run_dir: The run's folder, or one of weights.
         step, rounds, decoder, kv_cache_dtype, drawn: As for `tomat.predict.inference.predictor.load`.
-
-    Raises:
-        TomatError: No such run, one without a promolecule, or options that do not go together.
     """
 
     usual_deviation = MODEL_DEVIATION

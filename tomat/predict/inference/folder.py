@@ -150,7 +150,6 @@ def predict_structures(
     Args:
         on_start: told of each structure before it is read, and again before it is predicted.
         on_line: told of each line, and whether it was there before.
-        on_patches: told of progress within a structure.
 
     Raises:
         OutputError: the folder cannot be written; what was done until then stays.
@@ -363,11 +362,7 @@ def _locked(output: Path) -> Iterator[None]:
 
 
 def read_line(text: str, origin: str) -> Line:
-    """A line of `predictions.jsonl`.
-
-    Raises:
-        TomatError: It is damaged.
-    """
+    """A line of `predictions.jsonl`."""
     remedy = "Run `tomat predict` into the folder again."
     line = parse_json(text, origin, remedy)
     typed(line, _Failed if "error" in mapping(line) else _Predicted, origin, remedy)

@@ -33,11 +33,7 @@ class FoundWeights:
 
 
 def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
-    """The newest whole checkpoint of a run, or that of `step`; or the weights of a folder that `tomat export` wrote.
-
-    Raises:
-        TomatError: No such run, or no whole checkpoint.
-    """
+    """The newest whole checkpoint of a run, or that of `step`; or the weights of a folder that `tomat export` wrote."""
     folder = Path(run_dir)
     config_path = folder / CONFIG_FILE
     if not config_path.exists():

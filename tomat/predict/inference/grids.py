@@ -28,11 +28,7 @@ class GridChoice:
     """Where it is from, in words."""
 
     def shape(self, crystal: Crystal) -> tuple[int, int, int]:
-        """The grid of a crystal.
-
-        Raises:
-            TomatError: more voxels than a density may have.
-        """
+        """The grid of a crystal."""
         if self.sides is not None:
             sides = self.sides
         else:
@@ -54,9 +50,6 @@ def choose_grid(
     Args:
         like: a density whose three sides are taken. Of a CHGCAR no value is read.
         trained_a: median spacing of the training, taken where nothing is asked for; None: `SPACING_A`.
-
-    Raises:
-        TomatError: `like` cannot be read.
     """
     if sides is not None:
         return GridChoice(sides=sides, why="--grid")

@@ -81,10 +81,6 @@ class Predictor(Learnt, ABC):
             electrons: What the density is scaled to integrate to; None leaves it as it is, and so does `learnt`, with
                 a warning, where no valences were.
             accept: Refusals that are lifted: `distances`, `normalisation` (`checks.ACCEPTABLE`).
-            on_patches: Told of progress.
-
-        Raises:
-            TomatError: A structure that it cannot predict, or a density that is more than 10 % off the electrons.
         """
         flags: list[Flag] = []
         if isinstance(structure, (str, os.PathLike)):
@@ -119,11 +115,7 @@ class Predictor(Learnt, ABC):
 
 
 def normalised(rho: np.ndarray, crystal: Crystal, electrons: float | None) -> tuple[np.ndarray, float]:
-    """`rho` scaled to integrate to `electrons` (None: as it is), float32, and what it integrated to before.
-
-    Raises:
-        TomatError: A density without electrons.
-    """
+    """`rho` scaled to integrate to `electrons` (None: as it is), float32, and what it integrated to before."""
     before = float(rho.mean(dtype=np.float64)) * crystal.volume_a3
     if electrons is None:
         return rho.astype(np.float32), before

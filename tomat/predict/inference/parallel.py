@@ -53,11 +53,7 @@ class CellPatches:
 
 
 def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, int]) -> CellPatches:
-    """The patches of a cell for the model of a run.
-
-    Raises:
-        TomatError: A structure that the layout cannot hold.
-    """
+    """The patches of a cell for the model of a run."""
     layout, environment = run.config.data.sequence_layout, environment_of(run.config.model)
     patch_shape = layout.patch_shape(len(crystal.atomic_numbers))
     anchors = tiling_anchors(grid_shape, patch_shape)
@@ -115,14 +111,9 @@ def decode_parallel(
     """Expected density of every voxel of a batch of patches.
 
     Args:
-        model: A causal decoder.
-        batch: Of `CellPatches.arrays`.
-        tables: Of a model with `environment`.
         values: float32 [bin], e/A^3: the codec's means.
-        n_voxels: Of a patch.
         rounds: Forward passes; each after the first reads the most probable densities of the one before.
         axis_mapping: Levanter's compute mapping where the model lives on a mesh.
-        policy: Precision.
 
     Returns:
         float32 [batch, voxel], e/A^3.

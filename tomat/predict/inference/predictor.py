@@ -44,11 +44,7 @@ def can_predict(run: LoadedRun) -> bool:
 
 
 def check_decoder(config: TrainConfig, decoder: DecoderName, rounds: int = 1) -> None:
-    """Refuse a decoder that a run of this configuration is not trained for.
-
-    Raises:
-        TomatError: With what it lacks.
-    """
+    """Refuse a decoder that a run of this configuration is not trained for."""
     name = config.run_name
     if environment_of(config.model) is None:
         raise TomatError(
@@ -96,15 +92,11 @@ class RunPredictor(Predictor):
     """The model of a run.
 
     Args:
-        run: A trained run whose model has `environment`.
         rounds: Forward passes a patch; of the parallel decoder.
         decoder: All voxels of a patch at a time, or one after another.
         choice: Which bins the autoregressive decoder takes. Of several samples the prediction is the mean, with their
             standard deviation as `Prediction.spread`.
         kv_cache_dtype: Of the keys and values that the autoregressive decoder keeps.
-
-    Raises:
-        TomatError: A run that was not trained for this.
     """
 
     usual_deviation = MODEL_DEVIATION
@@ -142,11 +134,7 @@ class RunPredictor(Predictor):
     def density(
         self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """As `Predictor.density`.
-
-        Raises:
-            TomatError: A structure that the layout cannot hold, or not enough memory for a patch on each device.
-        """
+        """As `Predictor.density`."""
         patches = cell_patches(self.run, crystal, grid_shape)
         trainer = self.run.config.trainer_config()
         samples, n_patches, n_voxels = self.choice.samples, len(patches.anchors), prod(patches.patch_shape)
@@ -216,18 +204,13 @@ def load(
     """The predictor of a run, or of a folder of weights.
 
     Args:
-        run_dir: The run's folder.
         step: Of its checkpoint; None: the newest.
         rounds: Forward passes a patch, of the parallel decoder.
-        decoder: `parallel` or `autoregressive`.
         choice: `Choice.kind`, of the autoregressive decoder; None: sampled if one of the next three is given, else
             median.
         samples, temperature, seed: As of `Choice`, of what is drawn; None: its defaults.
         kv_cache_dtype: `int8` keeps the autoregressive decoder's keys and values in 8 bits; None: in the type that the
             model computes in.
-
-    Raises:
-        TomatError: No such run, one whose model cannot predict from a structure, or words that do not go together.
     """
     chosen = choice_of(decoder, choice, samples, temperature, seed)
     kept = kv_cache_dtype or "compute"
@@ -259,13 +242,9 @@ def largest_batch(lower: Callable[[int], Program], most: int, least: int, free: 
         lower: Makes the program of a batch of so many sequences.
         most: Sequences to begin with, `least` times a power of two.
         least: Sequences that cannot be fewer, such as one a device.
-        free: Bytes there are on a device.
 
     Returns:
         Sequences, the compiled program, and the bytes that it takes on a device beside what is there already.
-
-    Raises:
-        TomatError: `least` do not fit either.
     """
     size = most
     while True:

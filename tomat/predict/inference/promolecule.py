@@ -47,11 +47,7 @@ class PromoleculePredictor(Predictor):
 
 
 def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:
-    """The promolecule in a file, such as `promolecule.json` beside a codec.
-
-    Raises:
-        TomatError: it cannot be read, is damaged, or something else.
-    """
+    """The promolecule in a file, such as `promolecule.json` beside a codec."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

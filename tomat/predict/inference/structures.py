@@ -79,10 +79,6 @@ def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str
 
     Returns:
         The files in the order given, those of a folder sorted; and for each file of a folder that is passed over, why.
-
-    Raises:
-        TomatError: a place that does not exist, a file of no known kind, a folder without structures, two files of one
-            name.
     """
     found: dict[str, StructureFile] = {}
     ignored: dict[str, str] = {}
@@ -132,7 +128,6 @@ def read_structure(
 
     Args:
         path: a file of a kind that `EXPECTED` names, plain or `.gz`, `.bz2`, `.xz`.
-        name: what to call it; else `structure_name`.
         rules: elements of a POSCAR that names none; `accept` with `distances` takes atoms however near or far.
 
     Returns:
@@ -171,11 +166,7 @@ def read_structure(
 
 
 def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
-    """Refuse `--species` where every structure names its elements; only VASP's files may name none.
-
-    Raises:
-        TomatError: naming the flag.
-    """
+    """Refuse `--species` where every structure names its elements; only VASP's files may name none."""
     paths = list(paths)
     of_vasp = [path for path in paths if _reader(path, named=True) is _vasp]
     if rules.species and not of_vasp:
@@ -187,11 +178,7 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
 
 
 def crystal_of(structure: Crystal | Structure) -> Crystal:
-    """A structure of pymatgen's, checked as one that is read; a crystal as it is.
-
-    Raises:
-        TomatError: as `read_structure`.
-    """
+    """A structure of pymatgen's, checked as one that is read; a crystal as it is."""
     if isinstance(structure, Crystal):
         return structure
     name = structure.composition.reduced_formula

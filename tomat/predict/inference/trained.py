@@ -44,11 +44,7 @@ class LoadedRun:
 
     @cached_property
     def tables(self) -> EnvironmentTables | None:
-        """The constants of its model's environment; None for a model without.
-
-        Raises:
-            TomatError: The run has no promolecule.
-        """
+        """The constants of its model's environment; None for a model without."""
         if environment_of(self.config.model) is None:
             return None
         if self.promolecule is None:
@@ -73,24 +69,14 @@ def load_trained(run_dir: str | Path, step: int | None = None, *, packed: bool =
     a folder that `tomat export` or `tomat compress` wrote.
 
     Args:
-        run_dir: The run, or the folder.
-        step: Of the checkpoint.
         packed: To predict with: matrices that the folder has in few bits stay so in memory
             (`predict/weights/packed.py`). Such a model has no arrays by name.
-
-    Raises:
-        TomatError: No such run, no whole checkpoint, one that does not fit the run's configuration, or a damaged
-            folder.
     """
     return load_weights_found(find_weights(run_dir, step), packed=packed)
 
 
 def load_weights_found(found: FoundWeights, *, packed: bool = False) -> LoadedRun:
-    """The model with weights that were found.
-
-    Raises:
-        TomatError: As `load_trained`.
-    """
+    """The model with weights that were found."""
     quiet_terminal()
     ignore_absent_tpu()
     folder = found.folder

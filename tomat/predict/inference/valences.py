@@ -17,14 +17,9 @@ def electron_count(
 
     Args:
         given: `--valences`, by atomic number; goes before what was learnt.
-        learnt: of the model's training set.
 
     Returns:
         None where neither is there.
-
-    Raises:
-        TomatError: an element of the structure without a valence where others have one, or a count that no
-            pseudopotentials leave these atoms.
     """
     if not given and not learnt:
         return None, "not known: the density is as the predictor gives it"

@@ -51,17 +51,7 @@ def named_arrays(model: LmHeadModel) -> dict[str, np.ndarray]:
 def model_of(
     arrays: Mapping[str, np.ndarray], config: TrainConfig, axis_mapping: ResourceMapping, mesh: Mesh
 ) -> LmHeadModel:
-    """The model of `config` that has these arrays.
-
-    Args:
-        arrays: As of `named_arrays`.
-        config: The run that they are of.
-        axis_mapping: Where the axes of the result lie.
-        mesh: On which devices.
-
-    Raises:
-        TomatError: An array is missing, is of another shape, or belongs to no part of this model.
-    """
+    """The model of `config` that has these arrays."""
     wanted = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
     _check_shapes({name: array.shape for name, array in arrays.items()}, wanted)
     # Haliax 0.2.227 reads arrays into stacked layers alone; `rearrange` takes them apart where the run has them so.
@@ -70,15 +60,7 @@ def model_of(
 
 
 def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: TrainConfig) -> None:
-    """Refuse arrays that are not those of the model of `config`.
-
-    Args:
-        shapes: By name, as of `named_arrays`.
-        config: The run.
-
-    Raises:
-        TomatError: As `model_of`.
-    """
+    """Refuse arrays that are not those of the model of `config`."""
     _check_shapes(shapes, eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0))))
 
 
@@ -88,7 +70,6 @@ def stacked_model(arrays: Mapping[str, jax.Array], config: TrainConfig) -> LmHea
     Args:
         arrays: As of `named_arrays`, and all of the model's; on a device: arrays of the host Haliax 0.2.227 would place
             on a mesh of no devices, where there are several.
-        config: The run that they are of.
     """
     stacked = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), scan_layers=True))
     shapes = eqx.filter_eval_shape(model_initialiser(stacked, jax.random.PRNGKey(0)))

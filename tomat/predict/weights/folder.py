@@ -118,16 +118,9 @@ def write_weights(
     Args:
         run_dir: The run, for its configuration, codec, promolecule and evaluation.
         arrays: Of its model, by name; what is in few bits already stays as it is.
-        step: Of the checkpoint.
-        weights: Which of its weights, as `LoadedRun.weights`.
         output: The folder, which must not be there.
         compression: Of the other matrices; None: the arrays as they are.
-        licence: Of the weights, for the card.
         workers: Matrices to quantise at once.
-        on_array: Told each array when it is ready.
-
-    Raises:
-        TomatError: `output` is there, or `check_offered` refuses.
     """
     if output.exists():
         raise TomatError(f"{output} is there already; give another folder, or remove it.")
@@ -189,11 +182,7 @@ def write_weights(
 
 
 def read_weights(folder: Path) -> StoredWeights:
-    """The arrays of a folder.
-
-    Raises:
-        TomatError: It is damaged, is of a later tomat, or another codec or configuration was put into it.
-    """
+    """The arrays of a folder."""
     found = read_weights_record(folder)
     for name, expected in found.sha256.items():
         if name == PAGE_FILE:  # yours to edit

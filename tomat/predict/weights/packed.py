@@ -30,25 +30,13 @@ def with_packed(model: LmHeadModel, quantised: Mapping[str, Quantised]) -> LmHea
 
     Layers of one stack that are not stored alike (other bits, another group) stay whole, and so do matrices that belong
     to neither, such as the environment's table of elements.
-
-    Args:
-        model: Of all arrays, whole.
-        quantised: By name, as a folder of weights has them.
     """
     leaves, structure = tree_flatten_with_path(model, is_leaf=_is_layer)
     return tree_unflatten(structure, [_packed(keystr(path), leaf, quantised) for path, leaf in leaves])
 
 
 def check_compressible(config: TrainConfig, what: str) -> None:
-    """Refuse matrices in few bits for a model whose products are in int8: theirs would be in floats.
-
-    Args:
-        config: Of the run.
-        what: Names the run or the folder in the error.
-
-    Raises:
-        TomatError: With the key.
-    """
+    """Refuse matrices in few bits for a model whose products are in int8: theirs would be in floats."""
     products = int8_matmuls_of(config.model)
     if products is not None:
         raise TomatError(

@@ -70,11 +70,7 @@ class Quantised:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], how: Description) -> Quantised:
-        """What `arrays` gave, with `how` it was made.
-
-        Raises:
-            TomatError: They do not fit together.
-        """
+        """What `arrays` gave, with `how` it was made."""
         try:
             (rows, columns), bits, group = how["shape"], how["bits"], how["group"]
             scales, table = arrays["scales"], arrays["table"]
@@ -94,11 +90,7 @@ class Quantised:
 
 
 def check_offered(bits: int, scheme: Scheme) -> None:
-    """Refuse bits that a scheme does not have, and a scheme whose library is missing.
-
-    Raises:
-        TomatError: With what is offered.
-    """
+    """Refuse bits that a scheme does not have, and a scheme whose library is missing."""
     if bits not in BITS[scheme]:
         offered = "; ".join(f"{name}: {', '.join(map(str, its))}" for name, its in BITS.items())
         raise TomatError(f"{bits} bits are not offered with scheme {scheme}; expected one of {offered}.")
@@ -113,12 +105,7 @@ def quantise(matrix: np.ndarray, bits: int, scheme: Scheme, group: int = DEFAULT
 
     Args:
         matrix: floats [out, in], finite.
-        bits: Of a code.
-        scheme: How codes become numbers.
         group: Numbers of a row that share a scale; the divisor of `in` nearest to it is taken.
-
-    Raises:
-        TomatError: As `check_offered`.
     """
     check_offered(bits, scheme)
     matrix = np.asarray(matrix, np.float32)
@@ -174,7 +161,6 @@ def packed(codes: np.ndarray, bits: int) -> np.ndarray:
 
     Args:
         codes: uint8 [...], each below 2^bits.
-        bits: Of a code, 1 to 8.
     """
     single = np.unpackbits(codes.reshape(-1, 1), axis=1, bitorder="little", count=bits)
     return np.packbits(single.reshape(-1), bitorder="little")

@@ -39,11 +39,7 @@ def is_weights_folder(folder: Path) -> bool:
 
 
 def read_weights_record(folder: Path) -> WeightsRecord:
-    """The record of a folder of weights.
-
-    Raises:
-        TomatError: It is damaged, or of a later tomat.
-    """
+    """The record of a folder of weights."""
     place = folder / WEIGHTS_FILE
     content = read_bytes(place)
     stated = mapping(parse_json(content, f"{place} is damaged: it", AGAIN)).get("format_version")

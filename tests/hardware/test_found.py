@@ -2,8 +2,7 @@
 
 import pytest
 
-from tomat.hardware.chips import TPU_SLICES, slice_named
-from tomat.hardware.found import FoundDevices
+from tomat.hardware.chips import TPU_SLICES, FoundDevices, slice_named
 
 
 def devices_of(name: str) -> FoundDevices:

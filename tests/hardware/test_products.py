@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tomat.hardware.chips import CHIPS
-from tomat.hardware.products import OperandTypes, Products
+from tomat.hardware.flops import OperandTypes, Products
 
 OPERANDS = st.sampled_from(["bf16", "int8", "fp8", "f32"])
 FLOPS = st.floats(0, 1e18)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import chip_for_device_kind, slice_named
+from tomat.hardware.flops import OperandTypes
 from tomat.hardware.mfu import MFU_KEYS, WALL_PARTS, RunTimes, run_report, step_report
-from tomat.hardware.products import OperandTypes
 from tomat.train.mfu import live_mfu, step_work
 from tomat.train.runs.history import append_event
 from tomat.train.settings.config import config_from_dict, load_config

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.hardware.found import FoundDevices
+from tomat.hardware.chips import FoundDevices
 from tomat.model.devices import found_devices
 from tomat.train import startup
 from tomat.train.settings.config import load_config

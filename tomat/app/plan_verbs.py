@@ -310,7 +310,7 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
     from tomat.base.overrides import parse_overrides, read_yaml
     from tomat.perf.cost.chip_model import record_digest
     from tomat.perf.plan.calibration import Calibration
-    from tomat.perf.plan.sources import question_key
+    from tomat.perf.plan.plan_cache import question_key
 
     if importlib.util.find_spec("libtpu") is None:
         return None

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tomat.base.errors import TomatError
-from tomat.hardware.flops import TRAINING_PASSES, ModelShape
-from tomat.hardware.products import Products
+from tomat.hardware.flops import TRAINING_PASSES, ModelShape, Products
 
 Backend = Literal["vanilla", "query_blocks", "jax_flash", "splash"]
 

@@ -28,11 +28,14 @@ Three conventions differ in what they hold to be the work:
 `executed.py` counts what the compiled program multiplies instead: whole tiles, and whatever is computed twice.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from tomat.base.errors import TomatError
-from tomat.hardware.products import Products
+from tomat.hardware.chip_table import Operand
 
 AttentionCount = Literal["full", "causal"]
 
@@ -230,3 +233,57 @@ def levanter_training_flops(shape: ModelShape, seq_len: int) -> float:
     attention = shape.heads_in_one * seq_len * shape.num_heads * (4 * head_dim + 3)
     forward = shape.num_layers * (2 * dense + attention) + 2 * shape.head_weights
     return TRAINING_PASSES * forward * seq_len
+
+
+@dataclass(frozen=True)
+class OperandTypes:
+    """Of what type both operands of each kind of product are."""
+
+    projections: Operand = "bf16"
+    """The layers' projections, those of attention and of the MLP: forward."""
+    input_gradients: Operand = "bf16"
+    """The gradients of their inputs."""
+    weight_gradients: Operand = "bf16"
+    """The gradients of their weights."""
+    attention: Operand = "bf16"
+    """Scores, their product with the values, and the gradients of both."""
+    head: Operand = "bf16"
+    """Logits and their gradients."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """FLOPs by the kinds of `OperandTypes`."""
+
+    projections: float
+    input_gradients: float
+    weight_gradients: float
+    attention: float
+    head: float
+
+    @property
+    def total(self) -> float:
+        """FLOPs of all of them."""
+        return sum(vars(self).values())
+
+    def times(self, count: int) -> Products:
+        """Of so many sequences."""
+        return Products(**{name: count * flops for name, flops in vars(self).items()})
+
+    def by_operand(self, types: OperandTypes) -> dict[Operand, float]:
+        """FLOPs by the type of the operands; types that nothing is of are left out."""
+        found: dict[Operand, float] = {}
+        for field in fields(self):
+            if flops := getattr(self, field.name):
+                operand = getattr(types, field.name)
+                found[operand] = found.get(operand, 0.0) + flops
+        return found
+
+    def least_seconds(self, types: OperandTypes, peak_of: Callable[[Operand], float]) -> float:
+        """What the products take at the peak, each at that of its operands.
+
+        Args:
+            types: Of the operands.
+            peak_of: Operands -> FLOP/s of all chips together.
+        """
+        return sum(flops / peak_of(operand) for operand, flops in self.by_operand(types).items())

@@ -4,7 +4,7 @@ Every figure here is a fraction (0.087 is 8.7 %). `flops.py` says what the conve
 `mfu_causal` are the published ones (logits for the whole vocabulary at every position), `mfu_useful` leaves out
 padding and logits without a loss, `mfu_levanter` is what Levanter logs, and the convention of the runs in the tracking
 issue; `hfu` counts what the program executes. What the chips could have done is by the peak for the operands of each
-product (`products.py`), in `mfu_levanter` by the bf16 peak for all, as Levanter does it.
+product (`flops.Products`), in `mfu_levanter` by the bf16 peak for all, as Levanter does it.
 """
 
 import math
@@ -17,8 +17,7 @@ from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
 from tomat.hardware.chip_table import Chip
 from tomat.hardware.chips import Slice
-from tomat.hardware.flops import ModelShape, UsefulTokens
-from tomat.hardware.products import OperandTypes, Products
+from tomat.hardware.flops import ModelShape, OperandTypes, Products, UsefulTokens
 
 MAX_STEP_SECONDS = 86_400
 """Longer than a day is no step, but a clock that was set or a damaged number."""

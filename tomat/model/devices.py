@@ -12,7 +12,7 @@ import jax
 
 from tomat.base.ports.jax import kinds_of_cluster
 from tomat.base.reporting import console
-from tomat.hardware.found import FoundDevices
+from tomat.hardware.chips import FoundDevices
 
 if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
     from levanter.distributed import DistributedConfig

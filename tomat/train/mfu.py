@@ -15,13 +15,13 @@ from tomat.hardware.executed import (
     executed_training_products,
 )
 from tomat.hardware.flops import (
+    OperandTypes,
     UsefulTokens,
     levanter_training_flops,
     training_products,
     useful_training_products,
 )
 from tomat.hardware.mfu import LiveMfu, StepWork
-from tomat.hardware.products import OperandTypes
 from tomat.model.any_decoder import int8_matmuls_of
 from tomat.model.decoder import parameter_count
 from tomat.model.shape import decoder_shape

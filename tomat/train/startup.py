@@ -19,8 +19,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
 from tomat.base.memory import keep_freed_memory
 from tomat.base.reporting import writing
-from tomat.hardware.chips import slice_named
-from tomat.hardware.found import FoundDevices
+from tomat.hardware.chips import FoundDevices, slice_named
 from tomat.model.devices import found_devices, ignore_absent_tpu, join_processes, quiet_terminal
 from tomat.train.guards.alike import compare_hosts
 from tomat.train.settings.config import TrainConfig

@@ -140,7 +140,7 @@ from pathlib import Path
 from tomat.hardware.chips import slice_named
 from tomat.perf.profile.hlo import HBM_MEMORY_SPACE
 from tomat.perf.profile.hlo_files import program_from_bytes
-from tomat.perf.tuning.loss_child import lower_loss
+from tomat.perf.tuning.tile_child import lower_loss
 from tomat.perf.plan.compile.topology import topology_devices
 from tomat.perf.profile.categories import classify_program
 from tomat.perf.profile.hlo_kernels import executed_kernels

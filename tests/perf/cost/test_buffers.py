@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.perf.cost.buffers import ALLOCATE, FREE, SHARE, replayed, saved_value, shape_text
+from tomat.perf.cost.memory import ALLOCATE, FREE, SHARE, replayed, saved_value, shape_text
 from tomat.perf.profile.hlo_files import program_from_text
 
 

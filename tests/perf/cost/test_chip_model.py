@@ -22,10 +22,9 @@ from tomat.perf.cost.chip_model import (
     record_digest,
     sustained_share,
 )
-from tomat.perf.cost.op_times import OpTimes
+from tomat.perf.cost.estimate import ASSUMED_ERROR, OpTimes, Support, step_error, supports, untimed_share, untimed_text
+from tomat.perf.cost.llo import Transfer
 from tomat.perf.cost.roofline import RooflineTime
-from tomat.perf.cost.support import ASSUMED_ERROR, Support, step_error, supports, untimed_share, untimed_text
-from tomat.perf.cost.transfers import Transfer
 from tomat.perf.profile.categories import Category
 
 BANDWIDTH = 1e12

@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from tomat.hardware.chips import slice_named
-from tomat.perf.cost.roofline import RooflineTime, roofline_seconds
-from tomat.perf.cost.tiles import matrix_products
+from tomat.perf.cost.roofline import RooflineTime, matrix_products, roofline_seconds
 from tomat.perf.profile.hlo_files import load_program, program_from_text
 from tomat.perf.profile.hlo_kernels import executed_kernels
 

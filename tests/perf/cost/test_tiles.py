@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.hardware.chips import CHIPS
-from tomat.perf.cost.tiles import MatrixProduct, matrix_products, mxu_seconds, padded_bytes
+from tomat.perf.cost.roofline import MatrixProduct, matrix_products, mxu_seconds, padded_bytes
 from tomat.perf.profile.hlo_costs import instruction_flops
 from tomat.perf.profile.hlo_files import program_from_text
 from tomat.perf.profile.hlo_kernels import executed_kernels

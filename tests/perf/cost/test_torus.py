@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.hardware.chips import slice_named
-from tomat.perf.cost.torus import coordinates, entrances, hops_across, link_loads, participants, places, route
+from tomat.perf.cost.interconnect import coordinates, entrances, hops_across, link_loads, participants, places, route
 from tomat.perf.profile.hlo_files import program_from_text
 
 V6E_16, V6E_256, V5P_16 = slice_named("v6e-16"), slice_named("v6e-256"), slice_named("v5p-16")

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tomat.perf.cost.llo import read_schedules
+from tomat.perf.cost.llo import Transfer, TransferReader, read_schedules
 from tomat.perf.cost.scalar_code import UNBOUNDED, ScalarCode
-from tomat.perf.cost.transfers import Transfer, TransferReader
 
 DUMP = Path(__file__).parent / "data" / "llo"
 GRID = (4, 3, 5)

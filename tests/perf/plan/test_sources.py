@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tomat.perf.plan.sources import PACKAGE, installed_packages, module_files, sources_digest
+from tomat.perf.plan.plan_cache import PACKAGE, installed_packages, module_files, sources_digest
 
 
 @pytest.fixture

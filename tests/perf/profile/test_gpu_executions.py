@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from tomat.perf.profile.gpu_executions import GpuExecutions
+from tomat.perf.profile.planes import GpuExecutions
 from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_data import ModuleRun
 

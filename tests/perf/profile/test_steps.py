@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.perf.profile.steps import step_windows
+from tomat.perf.profile.steady import step_windows
 from tomat.perf.profile.trace_data import DeviceTrace, Events, HostTrace, ModuleRun, OpKind, StepMark
 
 STEP_PS, BUSY_PS = 1000, 950

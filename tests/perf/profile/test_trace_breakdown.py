@@ -9,9 +9,8 @@ from tomat.perf.profile.breakdown import Breakdown, Roofs
 from tomat.perf.profile.categories import Category, Direction
 from tomat.perf.profile.hlo_kernels import executed_kernels
 from tomat.perf.profile.protos import new_message
-from tomat.perf.profile.trace import load_trace
+from tomat.perf.profile.trace import load_trace, read_xplane_bytes
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
-from tomat.perf.profile.xplane import read_xplane_bytes
 from tomat.report.pages.page_sections import setup_facts
 
 

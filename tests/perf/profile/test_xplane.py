@@ -2,8 +2,8 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.perf.profile.protos import new_message
+from tomat.perf.profile.trace import read_xplane_bytes
 from tomat.perf.profile.trace_data import with_program_of_run
-from tomat.perf.profile.xplane import read_xplane_bytes
 
 
 def read(data: bytes):

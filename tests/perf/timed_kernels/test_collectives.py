@@ -9,7 +9,7 @@ from tomat.hardware.chips import slice_named
 from tomat.measure.bench.collectives import KINDS
 from tomat.perf.cost.chip_model import NAMES, RECORD_FILE, ChipModel, Parameters
 from tomat.perf.cost.interconnect import ASSUMED_RATES, HOP_SECONDS, LinkRates
-from tomat.perf.timed_kernels.collectives import PASSES, PERMUTE, measured_rates
+from tomat.perf.timed_kernels.timings import PASSES, PERMUTE, measured_rates
 
 LINK = 100e9
 """Of a v6e: 800 GB/s over four ports and both directions."""

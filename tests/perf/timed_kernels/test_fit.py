@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from tomat.perf.cost.chip_model import KernelWork, Parameters
-from tomat.perf.cost.transfers import Transfer
-from tomat.perf.timed_kernels.fit import TimedPrograms, fit
+from tomat.perf.cost.llo import Transfer
+from tomat.perf.timed_kernels.fit import ProgramWork, TimedPrograms, fit
 from tomat.perf.timed_kernels.timings import KernelTiming
-from tomat.perf.timed_kernels.work import ProgramWork
 
 BANDWIDTH = 1.6e12
 TRUE = Parameters(

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.perf.timed_kernels.formulas import CHUNKED_LOSS, blockwise_loss, formula
-from tomat.perf.timed_kernels.kept_backward import kept_backward
+from tomat.perf.timed_kernels.programs import CHUNKED_LOSS, blockwise_loss, formula, kept_backward
 from tomat.perf.timed_kernels.timings import KernelTiming
 
 CALL = {"x": "f32[48,16]", "labels": "i32[48]", "w": "bf16[16,96]", "reduction": "mean"}

@@ -19,8 +19,7 @@ from tomat.perf.cost.llo import OpSchedule, Region
 from tomat.perf.plan.compile.topology import OtherLibtpu
 from tomat.perf.timed_kernels.child import SCHEDULE_FILE
 from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, Compilers, compile_kernels
-from tomat.perf.timed_kernels.formulas import FORMULAS
-from tomat.perf.timed_kernels.programs import DEFAULTS_OF, RAGGED, _bound
+from tomat.perf.timed_kernels.programs import DEFAULTS_OF, FORMULAS, RAGGED, _bound
 from tomat.perf.timed_kernels.timings import COLUMNS, KernelTiming, read_timings
 from tomat.report.pages.kernels_page import calibrate_kernels, timed_program
 

@@ -8,7 +8,7 @@ from tomat.base.errors import TomatError
 from tomat.model.loss.tiles import LossTiles, load_table, tuned_tiles
 from tomat.perf.plan.compile.process import LLO_DUMP
 from tomat.perf.plan.plan_cache import open_cache, open_result
-from tomat.perf.tuning import kernel_measure, tile_tuning
+from tomat.perf.tuning import tile_child, tile_tuning
 from tomat.perf.tuning.tile_tuning import LossShape, table_entry, write_entry
 
 SHAPE = LossShape(width=512, density_tokens=1024)
@@ -55,7 +55,7 @@ def test_refuses_candidates():
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_loss_that_the_compiler_refuses_is_an_answer_too(tmp_path, capsys, refused):
+def test_a_loss_that_the_compiler_refuses_is_an_answer_too(tmp_path, capsys, monkeypatch, refused):
     def measure(request, llo_dump):
         assert llo_dump == tmp_path / LLO_DUMP
         if refused:
@@ -64,7 +64,8 @@ def test_a_loss_that_the_compiler_refuses_is_an_answer_too(tmp_path, capsys, ref
 
     programs = open_cache(tmp_path / "cache")
     request = {"key": "abc", "work_dir": str(tmp_path), "programs_dir": str(programs)}
-    kernel_measure.keep_measured(request, measure)
+    monkeypatch.setattr(tile_child, "measure", measure)
+    tile_child.answer_request(request)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"stage": "done", "key": "abc"}
     opened = open_result(Path(programs) / "abc")
     assert opened is not None and opened[1] == ({"refused": "too large"} if refused else {"seconds": 1.0})

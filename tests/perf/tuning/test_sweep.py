@@ -19,9 +19,8 @@ from tomat.base.report.document import find_sections
 from tomat.base.reporting import dump_json
 from tomat.hardware.chips import Slice
 from tomat.perf.cost.chip_model import ChipModel, Parameters
-from tomat.perf.cost.estimate import StepEstimate
+from tomat.perf.cost.estimate import StepEstimate, Support
 from tomat.perf.cost.memory import memory_of_compiled, memory_of_oom
-from tomat.perf.cost.support import Support
 from tomat.perf.plan.calibration import Calibration, CalibrationRow
 from tomat.perf.plan.compile.child import PROGRAM_FILE
 from tomat.perf.plan.compile.compiler import CompiledStep
@@ -33,8 +32,7 @@ from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
 from tomat.perf.tuning.sweep_answers import explanation
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
-from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, ranked
-from tomat.perf.tuning.windowed import windowed_einsums
+from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, ranked, windowed_einsums
 from tomat.report.pages.sweep_page import write_sweep_page
 from tomat.report.pages.sweep_tables import planned_pareto
 from tomat.train.mfu import step_work

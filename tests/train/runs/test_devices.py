@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tomat.hardware.found import FoundDevices
+from tomat.hardware.chips import FoundDevices
 from tomat.train.runs.devices import (
     asked_but_not_found,
     devices_details,

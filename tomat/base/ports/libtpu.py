@@ -1,7 +1,7 @@
 """The undocumented dumps of libtpu: the flags that ask for them, and the names of their files.
 
 A compiled program does not say how its operations are scheduled; libtpu's text dumps do, and nothing else. How the text
-is read is told in `perf/cost/llo.py`, `llo_listing.py`, `scalar_code.py` and `transfers.py`, each read off dumps of
+is read is told in `perf/cost/llo.py`, `llo_listing.py` and `scalar_code.py`, each read off dumps of
 this version.
 """
 

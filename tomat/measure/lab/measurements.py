@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
-from tomat.hardware.found import FoundDevices
+from tomat.hardware.chips import FoundDevices
 from tomat.measure.lab.record import LabRow, NamedRecord, read_lab
 from tomat.perf.plan.calibration import CalibrationRow, tpu_slice
 from tomat.perf.tuning.changes import override_words

@@ -22,9 +22,9 @@ import numpy as np
 from tomat.base.records import Amount, Count, read_typed
 from tomat.hardware.chip_table import Chip
 from tomat.perf.cost.interconnect import ASSUMED_RATES, LinkRates
+from tomat.perf.cost.llo import Transfer
 from tomat.perf.cost.roofline import RooflineTime
 from tomat.perf.cost.schedule_model import ScheduleTime
-from tomat.perf.cost.transfers import Transfer
 
 RECORD_FILE = "kernels.json"
 PACKAGED_FILE = Path(__file__).with_name(RECORD_FILE)

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tomat.perf.cost.llo import OpSchedule, Region
-from tomat.perf.cost.transfers import Transfer
+from tomat.perf.cost.llo import OpSchedule, Region, Transfer
 from tomat.perf.profile.hlo import HloProgram, Instruction
-from tomat.perf.profile.hlo_values import constant_values, origin
+from tomat.perf.profile.hlo_kernels import constant_values, origin
 
 UNCOUNTED_LOOP_SHARE = 0.01
 """Above this share of an op's executed bundles in loops of unknown trip count (counted once) no time is given."""

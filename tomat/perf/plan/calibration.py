@@ -19,8 +19,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, METRICS_FILE
 from tomat.base.records import read_typed
 from tomat.base.reporting import counted, write_json
-from tomat.hardware.chips import Slice, slice_named
-from tomat.hardware.found import FoundDevices
+from tomat.hardware.chips import FoundDevices, Slice, slice_named
 from tomat.perf.profile.categories import Category
 
 if TYPE_CHECKING:

@@ -13,11 +13,9 @@ import numpy as np
 from tomat.hardware.chips import Slice
 from tomat.hardware.mfu import MFU_KEYS, StepWork, peaks_dict, slice_dict
 from tomat.perf.cost.chip_model import ChipModel
-from tomat.perf.cost.estimate import StepEstimate, estimate_step
+from tomat.perf.cost.estimate import PALLAS_TARGET, StepEstimate, estimate_step, untimed_share
 from tomat.perf.cost.llo import slot_utilisation
-from tomat.perf.cost.op_times import PALLAS_TARGET
 from tomat.perf.cost.schedule_model import matched_schedules
-from tomat.perf.cost.support import untimed_share
 from tomat.perf.plan.calibration import Calibration
 from tomat.perf.plan.compile.compiler import CompiledStep, compile_step
 from tomat.perf.plan.compile.process import Limits
@@ -37,7 +35,7 @@ class Interval:
 
     @staticmethod
     def of(step: StepEstimate, times: int = 1) -> Interval:
-        """Of so many runs of a program; the range is that of its parts (`perf/cost/support.py`)."""
+        """Of so many runs of a program; the range is that of its parts (`perf/cost/estimate.py`)."""
         seconds, factor = step.breakdown.step_seconds * times, 1 + step.error
         return Interval(seconds, seconds * (1 / factor), seconds * factor)
 

@@ -24,8 +24,15 @@ from tomat.perf.profile.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_par
 from tomat.perf.profile.hlo_costs import COLLECTIVES, ELEMENTWISE, TRANSCENDENTAL, base_opcode
 from tomat.perf.profile.hlo_kernels import loop_notes
 from tomat.perf.profile.program_breakdown import kernel_row
-from tomat.perf.profile.steady import HOST_GAP, JudgedWindows, busy_time, judged_windows, of_step, window_classes
-from tomat.perf.profile.steps import step_windows
+from tomat.perf.profile.steady import (
+    HOST_GAP,
+    JudgedWindows,
+    busy_time,
+    judged_windows,
+    of_step,
+    step_windows,
+    window_classes,
+)
 from tomat.perf.profile.timeline import Attribution, attribute
 from tomat.perf.profile.trace_data import DeviceTrace, HostTrace, OpKind, Trace, main_program
 

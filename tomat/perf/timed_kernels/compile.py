@@ -28,8 +28,7 @@ from tomat.hardware.chips import Slice, slice_named
 from tomat.perf.cost.llo_listing import LISTED_CHIPS
 from tomat.perf.plan.compile.process import LLO_DUMP, REFUSED, XLA_DUMP, dump_flags
 from tomat.perf.plan.compile.topology import OtherLibtpu, child_environment, compiler_version
-from tomat.perf.plan.plan_cache import RESULT_FILE, open_cache, work_folder
-from tomat.perf.plan.sources import sources_digest
+from tomat.perf.plan.plan_cache import RESULT_FILE, open_cache, sources_digest, work_folder
 from tomat.perf.timed_kernels.child import COMPILING, KEPT, OWN, PROGRAM_FILE, REFUSED_KERNEL, SCHEDULE_FILE
 from tomat.perf.timed_kernels.timings import KernelTiming
 

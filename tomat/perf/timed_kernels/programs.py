@@ -1,23 +1,192 @@
-"""Builds the program of a timed kernel as tokamax builds it, for a chip that is not here.
+"""The program of a timing that is not tomat's own, as tokamax builds it, for a chip that is not here.
 
 The version is pinned in `pyproject.toml` (extra `calibrate`); what is not public of it is in `base/ports/tokamax.py`.
-"""
+Two things are made here. `chunked_xla_linear_softmax_cross_entropy_loss` was in tokamax when its rows were timed (its
+repository at commit 6c65b547, `linear_softmax_cross_entropy_loss/chunked_xla.py`) and tokamax 0.0.12 has it no more: it
+is written from its formula. And the backward pass of attention written out, which tokamax 0.0.12 makes with
+`jax.core.DropVar`, which JAX 0.11 has no more (`tokamax/_src/ad.py`), without a way in to give it another: it is the
+one that JAX derives, without what of the forward pass it would compute again."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
 
 from tomat.base.errors import TomatError
 from tomat.base.ports.tokamax import OPS, bound, class_of
 from tomat.base.reporting import first_line
-from tomat.perf.timed_kernels.formulas import FORMULAS, formula
-from tomat.perf.timed_kernels.kept_backward import attention_backward
-from tomat.perf.timed_kernels.timings import KernelTiming
+from tomat.perf.timed_kernels.timings import ARRAY, KernelTiming, array_shape
 
 if TYPE_CHECKING:
     import jax
+
+
+def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
+    """The backward pass of `forward` as a function of what it has kept and of the gradients of what it returned.
+
+    Args:
+        forward: Gives what it returns, and what it keeps: of its inputs, of what it returns, of what is between them.
+        inputs: Arrays, trees of them, or their shapes.
+
+    Returns:
+        `(kept, gradients of the outputs) -> gradients of each input`.
+
+    Raises:
+        TomatError: What is kept does not suffice.
+    """
+
+    def both(inputs: tuple[Any, ...], d_out: Any) -> tuple[Any, tuple[Any, ...]]:
+        _, backward, kept = jax.vjp(forward, *inputs, has_aux=True)
+        return kept, backward(d_out)
+
+    outputs, kept = jax.eval_shape(forward, *inputs)
+    closed = jax.make_jaxpr(both)(inputs, outputs)
+    whole: Jaxpr = closed.jaxpr
+    n_inputs, n_kept = len(jax.tree.leaves(inputs)), len(jax.tree.leaves(kept))
+    kept_places, gradients = whole.outvars[:n_kept], whole.outvars[n_kept:]
+    # A constant that is kept, such as a mask, is known without.
+    number_of = {
+        place: number
+        for number, place in enumerate(kept_places)
+        if isinstance(place, Var) and place not in whole.constvars
+    }
+    given = [*number_of, *whole.invars[n_inputs:]]
+    known = {*given, *whole.constvars}
+    equations = []
+    for equation in whole.eqns:
+        if all(isinstance(place, Literal) or place in known for place in equation.invars):
+            # What was kept is not overwritten by what computes it.
+            made = [Var(place.aval) if place in number_of else place for place in equation.outvars]
+            equations.append(equation.replace(outvars=made))
+            known.update(made)
+    if not all(isinstance(place, Literal) or place in known for place in gradients):
+        raise TomatError("the backward pass needs more than what the forward pass keeps")
+    run = jaxpr_as_fun(
+        closed.replace(jaxpr=whole.replace(invars=given, outvars=gradients, eqns=equations, debug_info=None))
+    )
+
+    def backward(kept: Any, d_out: Any) -> tuple[Any, ...]:
+        values = jax.tree.leaves(kept)
+        found = run(*(values[number] for number in number_of.values()), *jax.tree.leaves(d_out))
+        return jax.tree.unflatten(jax.tree.structure(inputs), found)
+
+    return backward
+
+
+def attention_backward(backward_op: type, forward_op: type) -> Callable[..., tuple[Any, None]]:
+    """`_fwd` of tokamax's backward pass of attention written out, in the place of its own.
+
+    Args:
+        backward_op: `DotProductAttentionVjp`.
+        forward_op: `DotProductAttention`.
+    """
+
+    @functools.wraps(backward_op._fwd)  # its signature says what a row may leave out
+    def run(self, residuals, out, dout, q, k, v, *, bias, config, return_residuals, **arguments):
+        del self, config
+        if return_residuals or arguments["paging_info"] is not None:
+            raise TomatError("a backward pass of attention has no residuals and no pages")
+
+        def attend(q, k, v, bias):
+            made, sums = forward_op()._fwd(q, k, v, bias=bias, return_residuals=True, config=None, **arguments)
+            return made, (q, k, v, bias, made, sums)
+
+        d_q, d_k, d_v, d_bias = kept_backward(attend, q, k, v, bias)((q, k, v, bias, out, residuals), dout)
+        return {"q": d_q, "k": d_k, "v": d_v, "bias": d_bias}, None
+
+    return run
+
+
+DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32, "i32": jnp.int32}
+
+
+def blockwise_loss(
+    x: jax.Array, labels: jax.Array, w: jax.Array, *, block_rows: int, block_columns: int, mean: bool
+) -> tuple[jax.Array, jax.Array]:
+    """The cross-entropy of `x @ w`, summed or its mean, and the log-normaliser of each row; both in `x`'s type but for
+    the loss, which is float32.
+
+    Args:
+        x: `[rows, width]`.
+        labels: Column that is right, `[rows]`.
+        w: `[width, columns]`.
+        block_rows: Rows of which logits exist at one time.
+        block_columns: Columns of the same.
+        mean: Over the rows; else the sum.
+    """
+    n_rows, n_columns = x.shape[0], w.shape[1]
+    # Of columns that are padding too, whose logit is 0: tokamax's operation counts them, and its time is at stake here.
+    x = jnp.pad(x, ((0, -n_rows % block_rows), (0, 0)))
+    labels = jnp.pad(labels, (0, -n_rows % block_rows))
+    w = jnp.pad(w, ((0, 0), (0, -n_columns % block_columns)))
+    real = (jnp.arange(x.shape[0]) < n_rows).astype(x.dtype)
+
+    def of_rows(block: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        normalisers, loss = carry
+        first_row = block * block_rows
+
+        def of_columns(inner: jax.Array, inner_carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            normaliser, right = inner_carry
+            first_column = inner * block_columns
+            of_block = lax.dynamic_slice_in_dim(x, first_row, block_rows)
+            columns = lax.dynamic_slice_in_dim(w, first_column, block_columns, axis=1)
+            logits = (of_block @ columns).astype(x.dtype)
+            place = lax.dynamic_slice_in_dim(labels, first_row, block_rows) - first_column
+            normaliser = jnp.logaddexp(normaliser, jax.nn.logsumexp(logits, axis=-1))
+            return normaliser, right + jnp.sum(logits * jax.nn.one_hot(place, block_columns, dtype=x.dtype), axis=-1)
+
+        start = (jnp.full(block_rows, -jnp.inf, x.dtype), jnp.zeros(block_rows, x.dtype))
+        normaliser, right = lax.fori_loop(0, w.shape[1] // block_columns, of_columns, start)
+        counted = lax.dynamic_slice_in_dim(real, first_row, block_rows)
+        normalisers = lax.dynamic_update_slice_in_dim(normalisers, normaliser, first_row, axis=0)
+        return normalisers, loss + jnp.sum((normaliser - right) * counted)
+
+    start = (jnp.zeros(x.shape[0], x.dtype), jnp.zeros((), x.dtype))
+    normalisers, loss = lax.fori_loop(0, x.shape[0] // block_rows, of_rows, start)
+    loss = loss / n_rows if mean else loss
+    return loss.astype(jnp.float32), normalisers[:n_rows]
+
+
+CHUNKED_LOSS = "chunked_xla_linear_softmax_cross_entropy_loss"
+FORMULAS = (CHUNKED_LOSS,)
+"""Operations that are built here."""
+
+
+def formula(timing: KernelTiming) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
+    """The function of a timing whose operation is one of `FORMULAS`, and its arguments.
+
+    Raises:
+        TomatError: Arguments or settings that the operation does not have.
+    """
+    arguments, settings = dict(timing.arguments), dict(timing.settings)
+    arrays = [_array(arguments.pop(name, None)) for name in ("x", "labels", "w")]
+    reduction, residuals = arguments.pop("reduction", "sum"), arguments.pop("return_residuals", False)
+    rows, columns = settings.pop("b_block_size", None), settings.pop("v_block_size", None)
+    blocks = all(isinstance(block, int) and block > 0 for block in (rows, columns))
+    if not blocks or None in arrays or arguments or settings or reduction not in ("sum", "mean"):
+        raise TomatError(
+            f"{timing.op} has the arrays x, labels and w ({', '.join(DTYPES)}), reduction, return_residuals and the "
+            f"settings b_block_size and v_block_size; found {dict(timing.arguments)}, {dict(timing.settings)}"
+        )
+    run = partial(blockwise_loss, block_rows=rows, block_columns=columns, mean=reduction == "mean")
+    return (run if residuals else lambda *values: run(*values)[0]), [array for array in arrays if array is not None]
+
+
+def _array(text: object) -> jax.ShapeDtypeStruct | None:
+    """`bf16[8,4]` as an array to be; None for what is none, or of another type than `DTYPES`."""
+    shape, found = array_shape(text), ARRAY.fullmatch(text) if isinstance(text, str) else None
+    if shape is None or found is None or found[1] not in DTYPES:
+        return None
+    return jax.ShapeDtypeStruct(shape, DTYPES[found[1]])
+
 
 RAGGED = ("ragged_dot", "pallas_mosaic_tpu_ragged_dot")
 """Products of groups of rows. Which blocks run, the sizes of the groups decide: they are data, and no row says them."""

@@ -28,13 +28,14 @@ from tomat.perf.plan.compile.topology import compiler_version
 from tomat.perf.plan.plan_cache import open_cache, open_result
 
 Candidate = Mapping[str, Any]
+CHILD_MODULE = "tomat.perf.tuning.tile_child"
+"""What lowers, compiles and measures; its imports are part of what decides an answer."""
 
 
 @dataclass(frozen=True)
 class LossShape:
     """Loss and arrays of one device: value and gradients."""
 
-    CHILD_MODULE: ClassVar = "tomat.perf.tuning.loss_child"
     KERNEL: ClassVar = "pallas"
     """The kernel whose tiles are tuned, against the other one."""
     TABLE_FILE: ClassVar = loss_tiles.TABLE_FILE
@@ -61,7 +62,7 @@ class LossShape:
         return {"width": self.width, "ids": self.ids, "dtype": self.dtype}
 
     def request(self, candidate: Candidate) -> dict[str, Any]:
-        """What `loss_child.py` is asked."""
+        """What `tile_child.py` is asked."""
         return {**asdict(self), "loss": {"kind": self.kind, "vocabulary": self.vocabulary} | dict(candidate)}
 
     def seconds(self, row: Mapping[str, Any]) -> float:
@@ -73,7 +74,6 @@ class LossShape:
 class AttentionShape:
     """One attention layer on one device: projections, norms, rotary embedding, kernels; forward and backward."""
 
-    CHILD_MODULE: ClassVar = "tomat.perf.tuning.attention_child"
     KERNEL: ClassVar = "whole_head"
     TABLE_FILE: ClassVar = attention_tiles.TABLE_FILE
 
@@ -96,7 +96,7 @@ class AttentionShape:
         return {"positions": self.positions, "head_size": self.head_size, "dtype": self.dtype}
 
     def request(self, candidate: Candidate) -> dict[str, Any]:
-        """What `attention_child.py` is asked: keys of `DensityDecoderConfig`."""
+        """What `tile_child.py` is asked: keys of `DensityDecoderConfig`."""
         model = {
             "max_seq_len": self.positions,
             "hidden_dim": self.hidden_dim,
@@ -129,46 +129,28 @@ def tune(
     on_candidate: Callable[[str], None] = lambda name: None,
     limits: Limits | None = None,
 ) -> list[dict[str, Any]]:
-    """Every candidate planned.
+    """Each candidate with what the compiler makes of it, from the cache or by compiling, or `refused`: why.
 
     Args:
         shape: What is compiled.
         candidates: In order.
-        cache_dir, limits: As for `planned`.
+        cache_dir: Made if it is missing.
         on_candidate: Told the name of a candidate before it is compiled.
-
-    Returns:
-        Each candidate with the child's answer.
+        limits: Of one compile, which takes 40 to 300 s on two cores, by how much else runs on them.
     """
     rows = []
     for candidate in candidates:
         on_candidate(f"{candidate['kernel']}, {sizes_text(candidate)}")
-        rows.append({**candidate, **planned(shape.CHILD_MODULE, shape.request(candidate), cache_dir, limits)})
+        rows.append({**candidate, **_planned(shape.request(candidate), cache_dir, limits or Limits())})
     return rows
 
 
-def planned(
-    child_module: str, request: dict[str, Any], cache_dir: Path, limits: Limits | None = None
-) -> dict[str, Any]:
-    """What the compiler makes of a request, from the cache or by compiling.
-
-    Args:
-        child_module: What lowers, compiles and measures it; its imports are part of what decides an answer.
-        request: With `slice_name`; the rest is the child's.
-        cache_dir: Made if it is missing.
-        limits: Of one compile, which takes 40 to 300 s on two cores, by how much else runs on them.
-
-    Returns:
-        What the child answers, or `{"refused": why}`.
-
-    Raises:
-        TomatError: No compiler, or a compiling process that failed or passed a limit.
-    """
-    key = request_key([request, compiler_version(), record_digest()], child_module)
+def _planned(request: dict[str, Any], cache_dir: Path, limits: Limits) -> dict[str, Any]:
+    key = request_key([request, compiler_version(), record_digest()], CHILD_MODULE)
     kept = open_result(open_cache(cache_dir) / key)
     if kept is None:
         slice_, say = slice_named(request["slice_name"]), partial(console.print, highlight=False)
-        kept = ask(child_module, {**request, "key": key}, slice_, cache_dir, limits or Limits(), on_removed=say)
+        kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits, on_removed=say)
     kept.lock.close()
     return kept.result
 

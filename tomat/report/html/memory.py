@@ -8,8 +8,7 @@ from typing import Any
 from tomat.base.report.formats import number
 from tomat.base.report.model import Column, Facts, Table
 from tomat.base.reporting import readable_bytes
-from tomat.perf.cost.buffers import Buffer
-from tomat.perf.cost.memory import MemoryReport
+from tomat.perf.cost.memory import Buffer, MemoryReport
 from tomat.report.html.document import Figure, label
 
 GIB = 2**30

@@ -33,11 +33,9 @@ from tomat.perf.cost.chip_model import (
 from tomat.perf.cost.interconnect import LinkRates
 from tomat.perf.plan.compile.compiler import default_cache_dir
 from tomat.perf.plan.plan_cache import RESULT_FILE
-from tomat.perf.timed_kernels.collectives import measured_rates
 from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, Compilers, compile_kernels
-from tomat.perf.timed_kernels.fit import TimedPrograms, fit
-from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_timings
-from tomat.perf.timed_kernels.work import ProgramWork, kept_work
+from tomat.perf.timed_kernels.fit import ProgramWork, TimedPrograms, fit, kept_work
+from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, measured_rates, read_timings
 
 PAGE = "kernels.md"
 TEMPLATE = f"""# Kernels that chips have timed, and what the planner says of them

@@ -12,8 +12,7 @@ from typing import Any
 
 from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
-from tomat.hardware.chips import slice_named
-from tomat.hardware.found import FoundDevices
+from tomat.hardware.chips import FoundDevices, slice_named
 from tomat.train.runs.history import Event
 
 NOT_ON_RECORD = "which devices ran is not on record"

@@ -10,8 +10,7 @@ import pytest
 from tiny_run import DEMO
 
 from tomat.measure.bench.decode import fresh_run
-from tomat.perf.plan.compile.decoding import DecoderBatch, lower_decoder
-from tomat.perf.plan.compile.lowering import stand_in_table
+from tomat.perf.plan.compile.lowering import DecoderBatch, lower_decoder, stand_in_table
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.parallel import cell_patches, decode_parallel, first_rows
 from tomat.predict.inference.predictor import RunPredictor

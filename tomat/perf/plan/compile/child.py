@@ -19,8 +19,7 @@ from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.process import LLO_DUMP, XLA_DUMP, answer, keep_answer, say
-from tomat.perf.plan.plan_cache import open_result
-from tomat.perf.plan.sources import sources_digest
+from tomat.perf.plan.plan_cache import open_result, sources_digest
 
 CACHE_FORMAT = 1
 """Of what is kept of a compile; a new one makes old entries invisible."""
@@ -42,8 +41,7 @@ def _compile(request: dict[str, Any]) -> None:
     import numpy as np
 
     from tomat.hardware.chips import slice_named
-    from tomat.perf.plan.compile.decoding import DecoderBatch, lower_decoder
-    from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
+    from tomat.perf.plan.compile.lowering import DecoderBatch, lower_decoder, lower_step, stand_in_table
     from tomat.perf.plan.compile.topology import slice_mesh, topology_devices
     from tomat.train.settings.config import config_from_dict
 

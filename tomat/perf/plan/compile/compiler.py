@@ -2,7 +2,7 @@
 
 The cache is a folder. `requests/` maps a configuration, before it is lowered, to a program; `programs/` holds what was
 found, by the hash of the lowered module, the slice, the compiler and its flags. Two configurations that lower to the
-same module share the compile. A request counts for the sources and packages that it was lowered with (`sources.py`).
+same module share the compile. A request counts for the sources and packages that it was lowered with (`plan_cache.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tomat.perf.plan.plan_cache import open_cache, open_result
 
 if TYPE_CHECKING:
     from tomat.perf.cost.llo import OpSchedule
-    from tomat.perf.plan.compile.decoding import DecoderBatch  # imports JAX
+    from tomat.perf.plan.compile.lowering import DecoderBatch  # imports JAX
     from tomat.perf.profile.hlo import HloProgram
     from tomat.train.settings.config import TrainConfig
 

@@ -35,11 +35,12 @@ from tomat.perf.plan.plan_cache import (
     RESULT_FILE,
     Kept,
     evict,
+    installed_packages,
     keep,
     open_result,
+    sources_digest,
     work_folder,
 )
-from tomat.perf.plan.sources import installed_packages, sources_digest
 
 XLA_DUMP, LLO_DUMP = "xla", "llo"
 """Folders of a request's working directory that the compiler dumps into."""

@@ -149,11 +149,7 @@ TPU_SLICES: Mapping[str, Slice] = MappingProxyType({s.name: s for s in (*_FLAT_S
 
 
 def slice_named(name: str) -> Slice:
-    """The slice of that accelerator type: `v6e-16` (16 chips), `v5p-16` (16 TensorCores, 8 chips), `h100x8` (8 GPUs).
-
-    Raises:
-        TomatError: There is no such slice.
-    """
+    """The slice of an accelerator type: `v6e-16` (16 chips), `v5p-16` (16 TensorCores, 8 chips), `h100x8` (8 GPUs)."""
     if name in TPU_SLICES:
         return TPU_SLICES[name]
     match = re.fullmatch(r"(.+?)(?:x([1-9]\d*))?", name)
@@ -186,15 +182,7 @@ class FoundDevices:
 
     @classmethod
     def from_words(cls, devices: object, n_hosts: object) -> FoundDevices | None:
-        """From what a record holds.
-
-        Args:
-            devices: Such as `16 x TPU v6 lite`.
-            n_hosts: A count.
-
-        Returns:
-            None where that is not on record.
-        """
+        """From what a record holds. None where that is not on record."""
         match = re.fullmatch(r"([1-9]\d{0,8}) x (\S.*)", devices) if isinstance(devices, str) else None
         if match is None:
             return None
@@ -227,14 +215,8 @@ class FoundDevices:
         return "cpu" if self.device_kind.lower() == "cpu" else "gpu"
 
     def as_slice(self, asked: str | None = None) -> Slice | None:
-        """The slice that these devices are.
-
-        Args:
-            asked: Its name is kept where it is one of several for the same chips (`v5e-8`, `v5litepod-8`).
-
-        Returns:
-            None where the table has no such chip, or no slice of so many.
-        """
+        """The slice that these devices are. None where the table has no such chip or no slice of so many. The name
+        `asked` is kept where it is one of several for the same chips (`v5e-8`, `v5litepod-8`)."""
         chip = self.chip
         if chip is None:
             return None

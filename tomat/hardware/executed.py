@@ -93,15 +93,7 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
     counts one too many). splash: tiles of the configuration's sizes that the mask touches; the fused backward has 5,
     the other one 4 for keys and values (scores, dP, dV, dK) and 3 for queries (scores, dP, dQ). splash with
     `whole_head`: as a fused backward, the triangle in parts of a block. Paired heads are kernels over twice the
-    positions.
-
-    Args:
-        model_config: The model configuration.
-        seq_len: Positions of the sequence.
-        platform: "tpu", "gpu" or "cpu"; decides where the configuration names no backend.
-
-    Raises:
-        TomatError: A backend that is none of these.
+    positions. `platform` (`tpu`, `gpu`, `cpu`) decides where the configuration names no backend.
     """
     seq_len *= 2 if getattr(model_config, "paired_heads", False) else 1
     named = getattr(model_config, "attn_backend", None)
@@ -163,16 +155,8 @@ class Recomputation:
 
     @classmethod
     def from_config(cls, model_config: Any, shape: ModelShape, backend: Backend) -> "Recomputation":
-        """What the configuration's gradient checkpointing computes again.
-
-        Args:
-            model_config: The model configuration; `gradient_checkpointing` is a bool, a name, or Haliax's policy.
-            shape: Of the model.
-            backend: Attention backend: vanilla attention needs its scores again even where its output was kept.
-
-        Raises:
-            TomatError: A policy of a name that is not known.
-        """
+        """What the configuration's gradient checkpointing computes again. `backend` is that of attention: the vanilla
+        one needs its scores again even where its output was kept."""
         policy = getattr(model_config, "checkpoint_policy", None)
         if policy is None:
             policy = getattr(model_config, "gradient_checkpointing", True)
@@ -230,9 +214,6 @@ def executed_head_flops(
     """FLOPs of tomat's loss over one sequence: logits at every position, padding too, and what each gradient takes.
 
     Args:
-        shape: The decoder.
-        seq_len: Positions.
-        rows: Ids over which the loss normalises.
         block_positions: Positions of a block of the `xla` kernel, of which a ragged last one is rounded up; None: all
             in one.
         kernel: `loss.kernel`. `pallas` and `levanter` compute the logits twice. What they pad ids to whole tiles or
@@ -248,15 +229,8 @@ def executed_head_flops(
 def executed_training_products(
     shape: ModelShape, seq_len: int, kernels: AttentionKernels, recomputation: Recomputation, head_flops: float
 ) -> Products:
-    """FLOPs that the matrix units execute in a training step over one sequence, by what is multiplied.
-
-    Args:
-        shape: The decoder.
-        seq_len: Positions, padding included.
-        kernels: Attention.
-        recomputation: Gradient checkpointing.
-        head_flops: Of the loss (`executed_head_flops`).
-    """
+    """FLOPs that the matrix units execute in a training step over one sequence, by what is multiplied. `head_flops` are
+    those of the loss (`executed_head_flops`); padding is included."""
     again = (
         recomputation.qkv * shape.qkv_weights
         + recomputation.output * shape.output_weights

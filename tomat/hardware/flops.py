@@ -156,9 +156,6 @@ def training_products(
     """FLOPs of a training step over one sequence, by what is multiplied.
 
     Args:
-        shape: The decoder.
-        seq_len: Positions.
-        count: How attention is counted.
         head_positions: Positions with logits; None: all.
         head_rows: Ids with logits; None: the whole vocabulary.
     """
@@ -280,10 +277,6 @@ class Products:
         return found
 
     def least_seconds(self, types: OperandTypes, peak_of: Callable[[Operand], float]) -> float:
-        """What the products take at the peak, each at that of its operands.
-
-        Args:
-            types: Of the operands.
-            peak_of: Operands -> FLOP/s of all chips together.
-        """
+        """What the products take at the peak, each at that of its operands. `peak_of` gives FLOP/s of all chips
+        together."""
         return sum(flops / peak_of(operand) for operand, flops in self.by_operand(types).items())

@@ -124,11 +124,7 @@ class StepWork:
 
 
 def step_report(work: StepWork, slice_: Slice, step_seconds: float) -> dict[str, Any]:
-    """A step's work on a slice in a given time, for a JSON report; MFUs are fractions.
-
-    Raises:
-        TomatError: The time is no step's.
-    """
+    """A step's work on a slice in a given time, for a JSON report; MFUs are fractions."""
     if not 0 < step_seconds <= MAX_STEP_SECONDS:
         raise TomatError(f"step_seconds is {step_seconds}; expected more than 0, at most {MAX_STEP_SECONDS:,}.")
     return {
@@ -176,11 +172,7 @@ class LiveMfu:
     """That JAX shows."""
 
     def row(self, step_seconds: float) -> dict[str, float]:
-        """`tokens_per_second` and `tokens_per_second_per_chip`, and `MFU_KEYS` where the peak is known.
-
-        Args:
-            step_seconds: Duration of the step.
-        """
+        """`tokens_per_second` and `tokens_per_second_per_chip`, and `MFU_KEYS` where the peak is known."""
         rate = self.tokens_per_step / step_seconds
         shared = self.chip.jax_devices_per_chip if self.chip is not None else 1
         row = {"tokens_per_second": rate, "tokens_per_second_per_chip": rate / max(1, self.n_devices // shared)}
@@ -216,9 +208,6 @@ class RunTimes:
         subtracted from the step as far as that exceeds the median step, then from the evaluation; a remainder is not
         counted. Loading and hooks that ran beside a step dispatched ahead cost nothing: they count only as far as the
         wall-clock time has room for them.
-
-        Raises:
-            TomatError: No row has a step time, or a time is not finite, negative or longer than a step can be.
         """
         for row in rows:
             _refuse_times(row)
@@ -278,11 +267,6 @@ def run_report(work: StepWork, times: RunTimes, slice_: Slice | None) -> dict[st
 
     `mfu_full` and the like are of the median steady step. `step_mfu_full` is of all steps' own time and `wall_mfu_full`
     of the wall-clock time; `wall_mfu_full_lost` says which part cost how much of their difference.
-
-    Args:
-        work: Of a step.
-        times: Of the run.
-        slice_: None where it is not known: no MFU.
     """
     percentiles = times.step_percentiles
     result: dict[str, Any] = {

@@ -88,13 +88,7 @@ class KernelWork:
 
 
 def kernel_work(scheduled: ScheduleTime | None, roofline: RooflineTime | None, bandwidth: float) -> KernelWork | None:
-    """The work of a kernel by its schedule, else by its roofline; None where neither is known.
-
-    Args:
-        scheduled: What its bundles say.
-        roofline: What HLO says.
-        bandwidth: `core_bandwidth`.
-    """
+    """The work of a kernel by its schedule, else by its roofline; None where neither is known."""
     if scheduled is not None:
         return KernelWork(scheduled.bundle_seconds, scheduled.mxu_seconds, scheduled.copies, scheduled.grid_steps)
     if roofline is None:
@@ -112,11 +106,8 @@ def core_bandwidth(chip: Chip) -> float:
 
 
 def sustained_share(program_seconds: np.ndarray) -> np.ndarray:
-    """How far programs are from short ones, 0, to ones that last, 1.
-
-    Args:
-        program_seconds: What each would take at HBM's full rate.
-    """
+    """How far programs are from short ones, 0, to ones that last, 1. `program_seconds`: what each would take at HBM's
+    full rate."""
     last = np.log(SUSTAINED_SECONDS / SUSTAINED_FROM_SECONDS)
     return np.clip(np.log(np.maximum(program_seconds, 1e-9) / SUSTAINED_FROM_SECONDS) / last, 0.0, 1.0)
 
@@ -144,12 +135,8 @@ class WorkTable:
         """A kernel without bundles of its own is a scalar or a copy within another."""
 
     def parts(self, at: Parameters, sustained: float | np.ndarray = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(HBM, core, whole) seconds of each kernel.
-
-        Args:
-            at: What the chip reaches.
-            sustained: How far the program of each kernel is from a short one, 0, to one that lasts, 1.
-        """
+        """(HBM, core, whole) seconds of each kernel. `sustained`: how far the program of each is from a short one, 0,
+        to one that lasts, 1."""
         rate = np.where(self.written, at.hbm_write_efficiency, at.hbm_read_efficiency)
         slower = 1 + at.sustained_slowdown * np.broadcast_to(sustained, self.n)
         hbm = slower * np.bincount(self.kernel, self.seconds / rate, self.n) + at.copy_seconds * self.copies
@@ -231,12 +218,7 @@ class ChipModel:
     """Operation of a timed kernel (`kernels.json`) -> chip that has timed it -> how far off that chip's model is."""
 
     def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
-        """One execution of a kernel in a program that lasts, as training steps do.
-
-        Args:
-            work: The kernel.
-            bandwidth: `core_bandwidth`.
-        """
+        """One execution of a kernel in a program that lasts, as training steps do."""
         hbm, core, whole = (float(part[0]) for part in WorkTable([work], bandwidth).parts(self.parameters))
         return KernelTime(whole, hbm, core, bound_of(work, (hbm, core, whole), self.parameters))
 
@@ -259,9 +241,6 @@ class ChipModel:
         """The model of a chip from the first of `record_files` to which it was fitted.
 
         A chip that was fitted in none has the parameters of the one with most kernels there, and says so.
-
-        Raises:
-            TomatError: A record is damaged.
         """
         fitted: dict[str, ChipModel] = {}
         links: dict[str, LinkRates] = {}

@@ -128,12 +128,7 @@ class Support:
 
 
 def supports(ops: Iterable[OpTimes], model: ChipModel) -> tuple[Support, ...]:
-    """What a step rests on, the largest part first.
-
-    Args:
-        ops: The kernels of a step, collectives settled.
-        model: Of the chip.
-    """
+    """What a step rests on, the largest part first. Of kernels whose collectives are settled."""
     seconds: dict[str, float] = defaultdict(float)
     unlike: dict[str, Category] = {}
     for op in ops:
@@ -235,14 +230,7 @@ class Assumption:
 def assumptions(
     program: HloProgram, ops: Mapping[str, OpTimes], matched: Mapping[str, OpSchedule], breakdown: Breakdown
 ) -> tuple[Assumption, ...]:
-    """What was assumed of a step, in the order of `SENTENCES`.
-
-    Args:
-        program: The compiled step.
-        ops: Its kernels by every model.
-        matched: Their schedules (`matched_schedules`).
-        breakdown: The step by the estimate.
-    """
+    """What was assumed of a step, in the order of `SENTENCES`."""
     found: dict[str, list[str]] = {kind: [] for kind in SENTENCES}
     inside: dict[str, list[str]] = {}
     """Of a loop or a conditional: the kernels that its computations execute."""
@@ -329,10 +317,6 @@ def estimate_step(
     """One step of `program` on one device of `slice_`.
 
     Args:
-        program: The optimised module.
-        schedules: As `read_schedules` gives them.
-        slice_: What it was compiled for.
-        title: Of the breakdown.
         model: Of the chip; default: the one of the release.
         notes: What the reader of the breakdown should know; what was assumed is added.
         memory_bytes: Of the breakdown, where the program itself has no buffer assignment.

@@ -296,13 +296,8 @@ def overlap(
     """Exposed and hidden time of one execution of every collective kernel, by instruction name.
 
     An async pair has two entries: its start with the hidden part and the bytes, its done with the wait. A fusion that
-    multiplies as well as communicates hides behind its own `kernel_seconds`.
-
-    Args:
-        program: A scheduled module.
-        kernel_seconds: Time of one execution of a kernel that is no collective; None counts as 0 (nothing hides there).
-        slice_: Where it runs.
-        rates: Of its chip.
+    multiplies as well as communicates hides behind its own `kernel_seconds`. `kernel_seconds` is the time of one
+    execution of a kernel that is no collective; None counts as 0 (nothing hides there).
     """
     timeline = _Timeline(program, kernel_seconds, slice_, rates)
     timeline.run(program.entry_id)

@@ -85,13 +85,8 @@ class TransferReader:
     def transfers(
         self, code: ScalarCode, trips: Mapping[int, int | None], grid: tuple[int, ...]
     ) -> dict[int, list[Transfer]]:
-        """Bundle -> the copies it starts between HBM and the core.
-
-        Args:
-            code: The scalar code of the op, whole.
-            trips: Loop (first bundle) -> trip count.
-            grid: Sizes of its grid.
-        """
+        """Bundle -> the copies it starts between HBM and the core. Of the scalar code of an op, whole; `trips`: loop
+        (first bundle) -> trip count."""
         found: dict[int, list[Transfer]] = {}
         for bundle, match, window in self._found:
             written = _written(code, match)
@@ -209,11 +204,7 @@ def write_schedules(path: Path, schedules: Mapping[str, OpSchedule]) -> None:
 
 
 def kept_schedules(path: Path, remedy: str) -> dict[str, OpSchedule]:
-    """The schedules that `write_schedules` wrote.
-
-    Raises:
-        TomatError: It is damaged; the remedy is at its end.
-    """
+    """The schedules that `write_schedules` wrote."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
@@ -236,9 +227,6 @@ def read_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
     """The schedules in a dump, by name of the HLO instruction.
 
     An op that was compiled more than once has the last of its schedules. Files cut off mid-write are an error.
-
-    Raises:
-        TomatError: `llo_dir` has no final bundles, or a file is not what this reader knows.
     """
     found = newest_files(llo_dir, FINAL_BUNDLES, UTILISATION, final_bundles_flags("DIR"))
     return {name: read_schedule(*files) for name, files in found.items() if not name.endswith("-schedule-analysis")}
@@ -250,13 +238,8 @@ def newest_files(
     """Of each op in a dump its last file of one kind, and the one of another kind that was written with it.
 
     Args:
-        llo_dir: The dump.
         pattern: Of names of the files; matches (time, op, number of the pass).
         pattern_beside: Of those beside them; matches `TIME-OP`.
-        flags: Of libtpu, that make it write both.
-
-    Raises:
-        TomatError: `llo_dir` has no such file.
     """
     newest: dict[str, tuple[tuple[int, int], Path]] = {}
     beside: dict[str, Path] = {}
@@ -274,11 +257,7 @@ def newest_files(
 
 
 def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
-    """One op's schedule from its files.
-
-    Raises:
-        TomatError: no bundles, or not as many as the utilisation has rows.
-    """
+    """One op's schedule from its files."""
     builder = ScheduleBuilder()
     current = 0
     with bundles.open(encoding="utf-8", errors="replace") as lines:
@@ -358,13 +337,8 @@ class ScheduleBuilder:
         self._transfers = TransferReader()
 
     def add(self, bundle: int, line: str, order: float = 0.0) -> None:
-        """Takes note of what a line of a bundle does, but for its branches.
-
-        Args:
-            bundle: Its number, or the first of its region.
-            line: The text.
-            order: As of `ScalarCode.add`.
-        """
+        """Takes note of what a line of a bundle does, but for its branches. `bundle` is its number, or the first of its
+        region; `order` as of `ScalarCode.add`."""
         self._code.add(bundle, line, order)
         if "vmatmul" in line:
             for forms, unit in _PRODUCT.findall(line):

@@ -44,9 +44,6 @@ def read_listed_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
     """The schedules in a dump, by name of the HLO instruction; `units` and `slots` of them are empty.
 
     An op that was compiled more than once has the last of its schedules.
-
-    Raises:
-        TomatError: `llo_dir` has no listing, an op has no metadata, or a file is not what this reader knows.
     """
     schedules: dict[str, OpSchedule] = {}
     for name, (listing, metadata) in newest_files(llo_dir, LISTING, METADATA, listing_flags("DIR")).items():
@@ -61,11 +58,7 @@ def read_listed_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
 
 
 def read_listed_schedule(listing: Path, metadata: Path) -> OpSchedule:
-    """One op's schedule from its two files.
-
-    Raises:
-        TomatError: a file was cut short, or the files are not of the same regions.
-    """
+    """One op's schedule from its two files."""
     bundles, n_bundles = _bundles_of_regions(metadata)
     lines = _VECTOR.sub("", listing.read_text(encoding="utf-8", errors="replace")).splitlines()
     headers = [match and (int(match[1]), int(match[2] or -1)) for match in map(_REGION.match, lines)]

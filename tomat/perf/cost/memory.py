@@ -65,11 +65,8 @@ def shape_text(shape: Any) -> str:
 
 
 def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
-    """What the buffer assignment in a serialised `HloProto` says of HBM, as arguments of `MemoryReport`.
-
-    Returns:
-        Bytes, and `largest`, the arguments and the temporaries live at the peak; None if it holds no assignment.
-    """
+    """What the buffer assignment in a serialised `HloProto` says of HBM, as arguments of `MemoryReport`. None if it
+    holds no assignment."""
     message = new_message("HloProto")
     message.ParseFromString(hlo_proto)
     assignment = message.buffer_assignment
@@ -165,15 +162,8 @@ def replayed(events: Any, sizes: dict[int, int]) -> tuple[list[int], list[list[i
 
 
 def over_schedule(levels: Sequence[int], rest: int) -> tuple[tuple[float, int], ...]:
-    """Live bytes along a schedule, at most `STRETCHES` of them: of each stretch its largest.
-
-    Args:
-        levels: After each event of the heap.
-        rest: Bytes in use all the time.
-
-    Returns:
-        (share of the events, bytes), in order; the largest of all is among them.
-    """
+    """Live bytes along a schedule, at most `STRETCHES` of them: of each stretch its largest. (share of the events,
+    bytes), in order; `rest` bytes are in use all the time."""
     size = -(-len(levels) // STRETCHES)
     tops = (
         max(range(at, min(at + size, len(levels))), key=levels.__getitem__) for at in range(0, len(levels), size or 1)
@@ -320,11 +310,7 @@ class MemoryReport:
 
 
 def read_memory(data: Any) -> MemoryReport:
-    """The report that `MemoryReport.to_dict` wrote.
-
-    Raises:
-        TomatError: `data` is something else.
-    """
+    """The report that `MemoryReport.to_dict` wrote."""
     return typed(data, MemoryReport, "the memory of the plan", "Plan again.")
 
 
@@ -332,7 +318,6 @@ def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport 
     """What a refusal for want of memory says; None if `message` is about something else.
 
     Args:
-        message: The compiler's error, whole.
         hlo_proto: A serialised `HloProto` with a buffer assignment (`*.after_optimizations.hlo.pb` of
             ``--xla_dump_to``): exact bytes, and the buffers live at the peak.
     """
@@ -353,17 +338,14 @@ def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport 
 def memory_of_compiled(hlo_proto: bytes, capacity_bytes: int, program_bytes: int | None = None) -> MemoryReport:
     """The memory of a program that the compiler accepted.
 
+    `compiled.memory_analysis()` would say too much. libtpu 0.0.46 adds to its `temp_size_in_bytes` the part of the heap
+    that the assignment's own list of peak buffers does not name, and 32,704 bytes (three programs, to the byte). That
+    list misses what loops carry: 1B on v6e-32 reports 16,687,908,896 bytes for a heap of 11,311,530,016.
+
     Args:
         hlo_proto: A serialised `HloProto` with a buffer assignment, as for `memory_of_oom`.
         capacity_bytes: Memory of one device.
         program_bytes: The machine code, where it is made already.
-
-    Raises:
-        TomatError: `hlo_proto` holds no buffer assignment.
-
-    `compiled.memory_analysis()` would say too much. libtpu 0.0.46 adds to its `temp_size_in_bytes` the part of the heap
-    that the assignment's own list of peak buffers does not name, and 32,704 bytes (three programs, to the byte). That
-    list misses what loops carry: 1B on v6e-32 reports 16,687,908,896 bytes for a heap of 11,311,530,016.
     """
     assigned = read_assignment(hlo_proto)
     if assigned is None:

@@ -179,12 +179,12 @@ class RooflineTime:
 def roofline_seconds(program: HloProgram, instruction: Instruction, slice_: Slice) -> RooflineTime | None:
     """The roofline of one execution.
 
+    None for kernels whose work HLO does not tell (Pallas calls).
+
     Args:
         program: The optimised module.
         instruction: A kernel of it.
         slice_: The TPUs it runs on.
-
-    None for kernels whose work HLO does not tell (Pallas calls).
     """
     chip = slice_.chip
     assert chip.hbm_bytes_per_second is not None  # of every TPU

@@ -123,7 +123,6 @@ class ScalarCode:
 
         Args:
             bundle: Its number; of instructions of which the region alone is known, the first of the region.
-            text: The line.
             order: From 0 to 1, which of two lines of one `bundle` comes first, where that is known: a load finds what
                 was stored before it.
         """
@@ -374,10 +373,6 @@ class ScalarCode:
         """In which share of the cases a predicate (or its negation) holds, and which operand decides it.
 
         Args:
-            predicate: Name of the predicate value.
-            negated: Whether its negation is asked for.
-            trips: Loop (first bundle) -> trip count.
-            grid: Sizes of the kernel's grid, empty if it has none.
             given: (predicate, negated) of the regions around: only cases in which these hold are counted.
 
         Returns:

@@ -56,12 +56,6 @@ def schedule_time(
     Predicated regions that depend on a loop counter or a grid index alone count in their share of the iterations, those
     of a splash kernel that depend on its mask in the share of its active blocks, all others (the remainders of dynamic
     slices, what depends on data) as entered each time.
-
-    Args:
-        program: The program, for the constants that the kernel reads.
-        instruction: The op.
-        schedule: Its schedule (`matched_schedules`).
-        clock_hz: Clock of the core.
     """
     trips = scalar_trips(program, instruction, schedule)
     shares = entered_shares(program, instruction, schedule)

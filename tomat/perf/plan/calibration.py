@@ -100,14 +100,7 @@ class CalibrationRow:
         return load_config(self.config_path, list(self.overrides))
 
     def checked(self, where: str) -> CalibrationRow:
-        """This row, if its figures can be.
-
-        Args:
-            where: The file it is from, for the error.
-
-        Raises:
-            TomatError: A field of another type, an unknown slice, or figures that cannot be.
-        """
+        """This row, if its figures can be. `where` is the file it is from, for the error."""
         texts = (self.name, self.slice, self.source, self.compiler, self.config_path or "", *self.overrides)
         if not all(isinstance(text, str) for text in texts) or not isinstance(self.config or {}, Mapping):
             raise TomatError(f"{where}: the row {self.name!r} has a field of another kind than text.")
@@ -170,11 +163,7 @@ class Calibration:
 
     @staticmethod
     def load(tracking_dir: Path) -> Calibration:
-        """The record of `tracking_dir`, else the one that came with tomat.
-
-        Raises:
-            TomatError: The record is damaged, or holds figures that cannot be.
-        """
+        """The record of `tracking_dir`, else the one that came with tomat."""
         places = (tracking_dir / RECORD_FILE, PACKAGED_FILE, CHECKOUT_FILE)
         path = next((path for path in places if path.is_file()), None)
         if path is None:
@@ -232,15 +221,7 @@ def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[st
 
 
 def tpu_slice(found: FoundDevices, asked: str | None) -> Slice:
-    """The slice that was measured.
-
-    Args:
-        found: What ran.
-        asked: The configured slice, whose name is kept where it is one of several for the same chips.
-
-    Raises:
-        TomatError: It is none that plans are made for.
-    """
+    """The slice that was measured. The name `asked` is kept where it is one of several for the same chips."""
     slice_ = found.as_slice(asked)
     if slice_ is None or slice_.libtpu_topology is None:
         meant = "" if asked is None else f", and {asked} was asked for"
@@ -249,12 +230,7 @@ def tpu_slice(found: FoundDevices, asked: str | None) -> Slice:
 
 
 def row_of_run(run_dir: Path) -> CalibrationRow:
-    """A measurement from a run's own folder, of the slice that it ran on: the median of its steady steps.
-
-    Raises:
-        TomatError: No run, a run on no TPU slice or on devices that are not on record, too few steps, or steps that
-            take no plausible time.
-    """
+    """A measurement from a run's own folder, of the slice that it ran on: the median of its steady steps."""
     from tomat.hardware.mfu import RunTimes
     from tomat.train.runs.devices import NOT_ON_RECORD, ran_steps
     from tomat.train.runs.history import read_events

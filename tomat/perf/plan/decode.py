@@ -51,9 +51,6 @@ def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal
         grid_shape: Voxels.
         cell: The crystal; or only the number of its atoms, of which no more are then taken to be near a patch than the
             model's rows have room for.
-
-    Raises:
-        TomatError: The layout cannot hold so many atoms, or the model has no `environment`.
     """
     environment = environment_of(config.model)
     if environment is None:
@@ -171,12 +168,7 @@ def plan_decoder(
     limits: Limits | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> DecoderPlan:
-    """Compile a decoder for the largest batch that fits, as a predictor finds it, and estimate it.
-
-    Raises:
-        TomatError: A decoder that such a run is not trained for, or as for `compile_step`. That not even one patch a
-            device fits is an answer.
-    """
+    """Compile a decoder for the largest batch that fits, as a predictor finds it, and estimate it."""
     check_decoder(config, decoder, rounds)
     check_kv_cache_dtype(kv_cache_dtype, decoder)
     devices = data_axis_size(config, slice_.n_devices)

@@ -164,12 +164,7 @@ def make_plan(
     executable: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Plan:
-    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it.
-
-    Raises:
-        TomatError: As for `compile_step`, or a model whose FLOPs are not known (before anything is compiled). That the
-            step does not fit is an answer.
-    """
+    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it."""
     from tomat.train.mfu import step_work
 
     work = step_work(config, "tpu")

@@ -222,7 +222,6 @@ def open_result(folder: Path, needed: Sequence[str] = ()) -> Kept | None:
     """The answer in a folder of the cache, locked.
 
     Args:
-        folder: Below `programs/`.
         needed: Files that the folder must hold too if its step fits.
 
     Returns:
@@ -265,11 +264,8 @@ def find_report(cache: Path, key: str) -> dict[str, Any] | None:
 
 
 def evict(cache: Path, limit_bytes: int) -> str:
-    """Remove the least recently used answers, none that is being read, until at most `limit_bytes` are held.
-
-    Returns:
-        What was removed, for the user; "" if nothing was.
-    """
+    """Remove the least recently used answers, none that is being read, until at most `limit_bytes` are held; what was
+    removed, in words, "" if nothing was."""
     answers = [*(cache / PROGRAMS).glob("*"), *(cache / ANSWERS).glob("*.json")]
     entries = []
     for path in answers:

@@ -54,12 +54,7 @@ class Roofs:
 
     @staticmethod
     def of_device_kind(device_kind: str, stated: Roofs | None = None) -> Roofs:
-        """The peaks of one JAX device.
-
-        Args:
-            device_kind: JAX's or a profiler's name of the chip.
-            stated: What to take where the chip is not in the table.
-        """
+        """The peaks of one JAX device. `stated` is what to take where the chip is not in the table."""
         chip = known_chip(device_kind)
         if chip is None and stated is not None:
             return replace(stated, device_kind=device_kind or stated.device_kind, stated_by_trace=True)
@@ -291,11 +286,7 @@ class Breakdown:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], origin: str = "breakdown") -> Breakdown:
-        """The breakdown that `to_dict` wrote.
-
-        Raises:
-            TomatError: `data` is something else, or of another format version.
-        """
+        """The breakdown that `to_dict` wrote."""
         remedy = "Write it with `tomat profile TRACE --json FILE`."
         content = mapping(data)
         if (version := content.get("format_version")) != FORMAT_VERSION:

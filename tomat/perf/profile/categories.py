@@ -199,10 +199,7 @@ def classify(
     """Category, part and direction of one operation.
 
     Args:
-        opcode: of the operation itself.
         inner_opcodes: of what it is made of; for anything but a fusion, its own.
-        evidence: the scopes of its inner instructions; may be empty.
-        custom_call_target: of a custom call.
         surrounding: the direction of the computation it sits in, which tells a recomputed forward kernel from the
             first one: Pallas kernels lose the transforms in their path.
     """

@@ -39,11 +39,8 @@ class _Work:
 
 
 def settled(program: HloProgram) -> tuple[dict[str, Classified], list[str]]:
-    """The verdicts of `classify_program`, directions decided by arithmetic where the names do not tell.
-
-    Returns:
-        All verdicts, by name of the instruction, and a note for each part of which arithmetic decided something.
-    """
+    """The verdicts of `classify_program`, directions decided by arithmetic where the names do not tell. With a note for
+    each part of which arithmetic decided something."""
     verdicts = classify_program(program)
     products, kernels = _works(program, verdicts)
     notes: list[str] = []

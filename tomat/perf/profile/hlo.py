@@ -232,11 +232,7 @@ def sound_parts(program: HloProgram) -> Iterator[None]:
 
 
 def check_structure(module: Any) -> None:
-    """Refuse a decoded `HloModuleProto` that would lead a reader in circles or out of it.
-
-    Raises:
-        ValueError: says which part is not there, stands too late or calls itself.
-    """
+    """Refuse a decoded `HloModuleProto` that would lead a reader in circles or out of it."""
     called: dict[int, set[int]] = {c.id: set() for c in module.computations}
     seen: set[int] = set()
     if len(called) != len(module.computations):

@@ -24,16 +24,7 @@ MAX_UNPACKED_BYTES = 2**30
 
 
 def unpacked(data: bytes, origin: str, what: str) -> bytes:
-    """The content of a file, unpacked if it is gzip.
-
-    Args:
-        data: the file.
-        origin: its path or URL, for the messages.
-        what: it should be, for the messages.
-
-    Raises:
-        TomatError: it is damaged gzip, or unpacks to more than such a file holds.
-    """
+    """The content of a file, unpacked if it is gzip. `what` it should be, for the messages."""
     if data[:2] != b"\x1f\x8b":
         return data
     limit = min(MAX_UNPACKED_BYTES, max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * len(data)))
@@ -62,11 +53,7 @@ def is_hlo_path(path: str) -> bool:
 
 
 def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProgram:
-    """The program in a serialised `HloProto` or `HloModuleProto`.
-
-    Raises:
-        TomatError: neither of the two can be read out of `data` (`origin` names it in the message).
-    """
+    """The program in a serialised `HloProto` or `HloModuleProto`."""
     from google.protobuf.message import DecodeError
 
     for kind in ("HloProto", "HloModuleProto"):
@@ -96,11 +83,7 @@ LONGEST_PARSE_SECONDS = 300.0
 
 
 def program_from_text(text: str, origin: str) -> HloProgram:
-    """The program of HLO text, read by XLA's parser.
-
-    Raises:
-        TomatError: XLA refuses the text (the first line of its reason is in the message), or ends at it.
-    """
+    """The program of HLO text, read by XLA's parser."""
     try:
         done = parse_hlo_text(text, LONGEST_PARSE_SECONDS)
     except subprocess.TimeoutExpired:

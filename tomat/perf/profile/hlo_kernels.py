@@ -31,8 +31,6 @@ def origin(
     number of inner loops. What a loop changes ends at the loop's parameter, or at the loop itself.
 
     Args:
-        program: The program.
-        instruction: Where the value is read.
         path: Element of the instruction's tuple; empty for an array.
         open_loops: Loops (instruction ids) whose bodies are being looked at: their parameters are where it ends.
     """
@@ -114,12 +112,7 @@ class Kernel:
 
 
 def executed_kernels(program: HloProgram, computation_id: int | None = None) -> list[Kernel]:
-    """Every executed instruction, once, with its executions per run of a computation; free opcodes left out.
-
-    Args:
-        program: The program.
-        computation_id: The computation; default: the whole program.
-    """
+    """Every executed instruction, once, with its executions per run of a computation; free opcodes left out."""
     executions: dict[str, float] = {}
     instructions: dict[str, Instruction] = {}
     for instruction, times in _executed(program, program.entry_id if computation_id is None else computation_id, 1.0):

@@ -20,13 +20,9 @@ def load_breakdown(
     """The breakdown of whatever `target` is: a trace, a run's folder, an HLO module, or a breakdown in JSON.
 
     Args:
-        target: A path, or the URL of a trace.
         device_kind: JAX's name of the chip, where `target` does not hold it.
         session: Of a profile directory; default: the newest.
         program: Of a trace, whose executions are the steps; default: see `main_program`.
-
-    Raises:
-        TomatError: it is none of them, or damaged.
     """
     path = Path(target)
     if "://" not in target and path.is_file():

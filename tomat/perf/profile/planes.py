@@ -117,11 +117,7 @@ class Plane(abc.ABC):
 
     @abc.abstractmethod
     def placed(self, line: Any) -> Iterable[tuple[Any, int, int]]:
-        """(event, start_ps, duration_ps) of a line's events.
-
-        Raises:
-            TomatError: one of them is damaged.
-        """
+        """(event, start_ps, duration_ps) of a line's events."""
 
     @abc.abstractmethod
     def label(self, event: Any) -> str:
@@ -200,11 +196,7 @@ class Kinds:
 
 
 def read_planes(host: HostTrace, planes: Sequence[Plane]) -> HostTrace:
-    """`host` with the devices, steps and activity of its planes.
-
-    Raises:
-        TomatError: an event is damaged.
-    """
+    """`host` with the devices, steps and activity of its planes."""
     unmarked: list[tuple[DeviceTrace, Kinds]] = []
     for plane in planes:
         if DEVICE_PLANE.match(plane.name):

@@ -36,20 +36,16 @@ def breakdown_from_program(
 ) -> Breakdown:
     """One run of `program` on one device, kernels one after the other, loop bodies times their trip counts.
 
+    A kernel of unknown time has a row with its flops, bytes and occurrences and no time, and a note says how many those
+    are: the total is then a lower bound.
+
     Args:
-        program: the optimised module.
         device_kind: JAX's name of the chip it was compiled for.
         kernel_seconds: time of one execution of a kernel, None where unknown; default: `compiler_seconds`.
         hidden_seconds: time that one execution of a collective runs beside other kernels, not part of `kernel_seconds`;
             None or 0 for other kernels. Default: nothing is hidden.
         kernel_flops: flops of one execution of a kernel, None where unknown; default: what HLO says.
         verdicts: what its operations are, by name; default: `settled`.
-        title: default: the program's name.
-        n_devices: devices the program is partitioned over (reported, not used).
-        n_hosts: machines that these devices are in (reported, not used).
-
-    A kernel of unknown time has a row with its flops, bytes and occurrences and no time, and a note says how many those
-    are: the total is then a lower bound.
     """
     roofs = Roofs.of_device_kind(device_kind)
     cost = kernel_seconds or (lambda instruction: compiler_seconds(program, instruction, roofs))

@@ -36,9 +36,6 @@ def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str
     that cannot be used are said in `notes`. Annotations of steps that were dispatched while others ran are no steps of
     a device. The last step is left out where three or more are known, since the wait that follows it is not: its window
     would end early.
-
-    Raises:
-        TomatError: no marks and no executions that could tell steps.
     """
     runs = sorted((m for m in device.modules if m.program == main), key=lambda r: r.start_ps)
     executions = [StepMark(i, r.start_ps, r.end_ps) for i, r in enumerate(runs)]
@@ -160,9 +157,6 @@ def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy:
     """The windows of a device by what happened in them.
 
     Args:
-        device: Its operations and executions.
-        spans: Of its steps (`step_windows`).
-        main: The program whose execution is a step.
         host_busy: `busy_time` of all devices of its host: a device that waits for another is no gap of the host.
     """
     busy = busy_time([device])

@@ -113,16 +113,7 @@ class _XPlane(Plane):
 
 
 def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
-    """One host's trace.
-
-    Args:
-        data: the file.
-        origin: where it is from, for messages.
-        host_name: of a file that does not name its host.
-
-    Raises:
-        TomatError: the file is empty, truncated, not an XSpace, or one of its events is damaged.
-    """
+    """One host's trace. `host_name` is for a file that does not name its host."""
     from google.protobuf.message import DecodeError
 
     if not data:
@@ -219,15 +210,7 @@ class _Process(Plane):
 
 
 def read_chrome_bytes(data: bytes, origin: str) -> HostTrace:
-    """The trace in a JSON file, gzipped or not.
-
-    Args:
-        data: the file.
-        origin: its path or URL, for messages and the name of the host.
-
-    Raises:
-        TomatError: not gzip or JSON, no `traceEvents` in it, times in another unit, or a damaged event.
-    """
+    """The trace in a JSON file, gzipped or not."""
     try:
         document = json.loads(unpacked(data, origin, "JSON trace"))
     except (ValueError, RecursionError) as error:
@@ -293,9 +276,6 @@ def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
     Args:
         origin: the run's profiler directory, a session directory, a `*.xplane.pb` or a Chrome/Perfetto JSON file.
         session: name of the session (`<date>` under `plugins/profile/`); default: the newest.
-
-    Raises:
-        TomatError: nothing readable there, or the files are not hosts of one run.
     """
     location = str(origin)
     notes: list[str] = []
@@ -368,11 +348,7 @@ def _read_file(origin: str, data: bytes) -> HostTrace:
 
 
 def merge_hosts(origin: str, hosts: list[HostTrace], notes: list[str] | None = None) -> Trace:
-    """The hosts of one session as one trace.
-
-    Raises:
-        TomatError: no host has device events, or the files come from different runs.
-    """
+    """The hosts of one session as one trace."""
     trace = Trace(origin, hosts, list(notes or []))
     if not trace.devices:
         raise TomatError(

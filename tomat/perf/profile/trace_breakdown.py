@@ -61,13 +61,8 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     """The mean of the undisturbed steps of a trace.
 
     Args:
-        trace: see `load_trace`.
         device_kind: JAX's name of the chip, where the trace does not hold it (Chrome traces).
         program: The step's; default: see `main_program`.
-
-    Raises:
-        TomatError: the trace has neither step markers nor program executions that can be used, so that no step can be
-            told from another; or `program` did not run.
     """
     main_name = main_program(trace.devices, program)
     ran = [(host, one) for host in trace.hosts for one in host.devices if _runs(one, main_name)]

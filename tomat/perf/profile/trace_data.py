@@ -177,13 +177,6 @@ def main_program(devices: list[DeviceTrace], program: str | None = None) -> str:
     Of the programs that take the most time, or a tenth of it at the least, in the marks of steps (in all of the trace
     where the devices have none), it is the one whose name does not say that it evaluates (`EVALUATION`), that ran more
     than once, and that takes longest each time: evaluations and what is logged may take more than the steps of a trace.
-
-    Args:
-        devices: Of the trace.
-        program: Its name, where it is given.
-
-    Raises:
-        TomatError: `program` did not run.
     """
     seconds = _seconds_by_program(devices, in_marks=True)
     if not any(seconds.values()):

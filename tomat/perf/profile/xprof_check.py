@@ -33,22 +33,13 @@ class XprofCheck:
 
 
 def require_xprof() -> None:
-    """Stop where there is nothing to compare with.
-
-    Raises:
-        TomatError: xprof is not installed.
-    """
+    """Stop where there is nothing to compare with."""
     if importlib.util.find_spec("xprof") is None:
         raise TomatError("xprof is not installed; install it with `uv sync --extra xprof`.")
 
 
 def check_against_xprof(path: Path) -> XprofCheck:
-    """Compare a local xplane file or profile directory with xprof's `hlo_stats` of it.
-
-    Raises:
-        TomatError: xprof finds no device operations in it (CPU traces have none), or is not installed, or there is
-            nothing to read.
-    """
+    """Compare a local xplane file or profile directory with xprof's `hlo_stats` of it."""
     require_xprof()
     files = [path] if path.is_file() else sorted(path.rglob(f"*{XPLANE_SUFFIX}"))
     if not files:

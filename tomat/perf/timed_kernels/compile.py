@@ -107,15 +107,9 @@ def compile_kernels(
     """Compile the kernels that the cache does not hold.
 
     Args:
-        timings: Of one chip or several.
-        cache: The folder of a plan cache.
         workers: Processes that compile at once; each keeps a core busy.
-        compilers: Of each operation; None: the installed one.
         on_kernel: Told each kernel as soon as it is known.
         longest_seconds: CPU time that one kernel may take.
-
-    Raises:
-        TomatError: No compiler, no tokamax for the rows that are its, or the cache cannot be written.
     """
     timings = list(timings)
     open_cache(cache)

@@ -79,12 +79,7 @@ class TimedPrograms:
     """Programs with their measured times, all kernels of all of them in one table."""
 
     def __init__(self, programs: Sequence[tuple[KernelTiming, ProgramWork]], bandwidth: float) -> None:
-        """The programs in order.
-
-        Args:
-            programs: Of one chip.
-            bandwidth: `core_bandwidth` of it.
-        """
+        """The programs in order."""
         self.timings = [timing for timing, _ in programs]
         self.works = [kernel for _, work in programs for kernel in work.kernels]
         self.program = np.repeat(np.arange(len(programs)), [len(work.kernels) for _, work in programs])
@@ -134,11 +129,7 @@ class Fit:
 
 
 def fit(programs: TimedPrograms) -> Fit:
-    """Fit a chip's parameters, and cross-validate by shape.
-
-    Args:
-        programs: At least as many as there are folds.
-    """
+    """Fit a chip's parameters, and cross-validate by shape. Of at least as many programs as there are folds."""
     everyone = np.arange(len(programs.timings))
     best = _fit(programs, everyone, _vector(PRIOR))
     shapes = sorted({timing.shape_key for timing in programs.timings})  # hashes: their order is arbitrary

@@ -138,9 +138,6 @@ def own_program(op: str, arguments: Mapping[str, Any], settings: Mapping[str, An
         arguments: Its arrays, as `bf16[1024,4096]`.
         settings: Of the operation; of all `scoped_vmem_kib`, the fast memory that the compiler may give one kernel
             (default: its own), and `timed_with`.
-
-    Raises:
-        TomatError: No such operation, array, type or setting.
     """
     if op not in CARRIED and op not in ONCE:
         raise TomatError(f"tomat has no operation {op}; it has {', '.join(sorted((*CARRIED, *ONCE)))}")

@@ -38,9 +38,6 @@ def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Call
 
     Returns:
         `(kept, gradients of the outputs) -> gradients of each input`.
-
-    Raises:
-        TomatError: What is kept does not suffice.
     """
 
     def both(inputs: tuple[Any, ...], d_out: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -82,12 +79,7 @@ def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Call
 
 
 def attention_backward(backward_op: type, forward_op: type) -> Callable[..., tuple[Any, None]]:
-    """`_fwd` of tokamax's backward pass of attention written out, in the place of its own.
-
-    Args:
-        backward_op: `DotProductAttentionVjp`.
-        forward_op: `DotProductAttention`.
-    """
+    """`_fwd` of tokamax's backward pass of attention written out, in the place of its own."""
 
     @functools.wraps(backward_op._fwd)  # its signature says what a row may leave out
     def run(self, residuals, out, dout, q, k, v, *, bias, config, return_residuals, **arguments):
@@ -118,9 +110,6 @@ def blockwise_loss(
         x: `[rows, width]`.
         labels: Column that is right, `[rows]`.
         w: `[width, columns]`.
-        block_rows: Rows of which logits exist at one time.
-        block_columns: Columns of the same.
-        mean: Over the rows; else the sum.
     """
     n_rows, n_columns = x.shape[0], w.shape[1]
     # Of columns that are padding too, whose logit is 0: tokamax's operation counts them, and its time is at stake here.
@@ -161,11 +150,7 @@ FORMULAS = (CHUNKED_LOSS,)
 
 
 def formula(timing: KernelTiming) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
-    """The function of a timing whose operation is one of `FORMULAS`, and its arguments.
-
-    Raises:
-        TomatError: Arguments or settings that the operation does not have.
-    """
+    """The function of a timing whose operation is one of `FORMULAS`, and its arguments."""
     arguments, settings = dict(timing.arguments), dict(timing.settings)
     arrays = [_array(arguments.pop(name, None)) for name in ("x", "labels", "w")]
     reduction, residuals = arguments.pop("reduction", "sum"), arguments.pop("return_residuals", False)
@@ -216,15 +201,7 @@ def no_program(timing: KernelTiming) -> str | None:
 
 
 def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
-    """The program of one timing, for `device`.
-
-    Args:
-        timing: The row.
-        device: One device of a described chip (`topology_devices`).
-
-    Raises:
-        TomatError: tokamax has no such operation, refuses the arguments, or JAX cannot lower them.
-    """
+    """The program of one timing, for `device`."""
     import jax
     from tokamax import benchmarking
 

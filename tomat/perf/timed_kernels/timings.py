@@ -84,11 +84,7 @@ class RefusedRow:
 
 
 def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
-    """The rows of a file of timings that can be, and those that cannot, each with its reason.
-
-    Raises:
-        TomatError: The file cannot be read, has other columns, or no row that can be.
-    """
+    """The rows of a file of timings that can be, and those that cannot, each with its reason."""
     read = list(_rows(read_cells(path)))
     timings = [row for row in read if isinstance(row, KernelTiming)]
     refused = [row for row in read if isinstance(row, RefusedRow)]
@@ -199,11 +195,7 @@ def array_shape(text: object) -> tuple[int, ...] | None:
 
 
 def check_arrays(arguments: Mapping[str, Any]) -> None:
-    """Refuse arrays that no call can have together.
-
-    Raises:
-        TomatError: An empty axis, or the shared axes of attention, of the loss or of a product differ.
-    """
+    """Refuse arrays that no call can have together."""
     shapes = {name: shape for name, value in arguments.items() if (shape := array_shape(value)) is not None}
     if not shapes:
         raise TomatError("shapes holds no array, such as bf16[1024,4096]")
@@ -251,14 +243,7 @@ class _Report:
 
 def measured_rates(timings: Path) -> tuple[str, dict[str, Any]] | None:
     """The chip and its record of collectives, from the JSON beside a file of timings; None where there is none, or it
-    has no collectives (of one device).
-
-    Args:
-        timings: The CSV.
-
-    Raises:
-        TomatError: The JSON is damaged, or of a slice that is not known.
-    """
+    has no collectives (of one device)."""
     path = timings.with_suffix(".json")
     if not path.is_file():
         return None

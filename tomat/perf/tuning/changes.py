@@ -54,11 +54,7 @@ def changed(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
 
 
 def checked_keys(overrides: Any, where: str) -> dict[str, Any]:
-    """`overrides` as dotted keys and values, whichever of the two ways they are written.
-
-    Raises:
-        TomatError: It is neither a mapping nor a list of words.
-    """
+    """`overrides` as dotted keys and values, whichever of the two ways they are written."""
     if overrides is None:
         return {}
     if isinstance(overrides, list):

@@ -125,20 +125,11 @@ def nearest_fits(
 
     One dimension at a time, those first that leave what is learnt unchanged: a smaller microbatch, heavier
     checkpointing, finer sharding, then a smaller batch. Each stops at its first fit. If none suffices alone, the ends
-    of the first three are tried together.
+    of the first three are tried together. None if `config` fits.
 
     Args:
-        config: The run, as it does not fit.
-        slice_: What it is to run on.
         compile: `compile_step`, with its cache and limits; it may stop when the memory in HBM is known.
-        on_try: Told the overrides before each compile.
         compile_whole: The same without stopping, for the tiles of kernels; default: `compile`.
-
-    Returns:
-        Every trial in the order made; none if `config` fits.
-
-    Raises:
-        TomatError: `config` itself cannot be compiled.
     """
     base = compile(config, slice_)
     if base.fits:
@@ -282,14 +273,7 @@ def largest_batch(
     The search (`batch_search.py`) ends with one that fits and the next multiple, which does not, both compiled.
 
     Args:
-        config: The run; its batch is where the search starts.
-        slice_: What it is to run on.
-        compile: `compile_step`, with its cache and limits.
         policies: Values of `model.gradient_checkpointing`; default: the configured one alone.
-        on_try: Told the overrides before each compile.
-
-    Raises:
-        TomatError: The configured mesh does not fit the slice, or `BATCH_CAP_FACTOR` batches are less than one unit.
     """
     unit = data_axis_size(config, slice_.n_devices) * max(config.trainer.per_device_parallelism, 1)
     cap = BATCH_CAP_FACTOR * config.batch_size // unit

@@ -52,18 +52,8 @@ def run_sweep(
     """Plan every row of a sweep's file and keep the record, saying what each row does.
 
     Args:
-        sweep: The YAML file (`sweep_config.py`).
-        tracking_dir: Such as `docs/tracking`.
         workers: Rows at once. A compile keeps two cores busy and takes 4 GB.
-        cache_dir: As for `compile_step`.
-        limits: Of each compile.
         only: Names of the rows to plan, the others stay as they are on record; empty: all.
-
-    Returns:
-        The record.
-
-    Raises:
-        TomatError: The file cannot be read, or the tracking folder holds a run of the sweep's name.
     """
     from tomat.perf.plan.plan import make_plan
 
@@ -100,17 +90,8 @@ def plan_rows(
 ) -> dict[str, Any]:
     """Plan the rows of a sweep; each is in the record on disk once it is done.
 
-    A row that raises is recorded as failed, and the sweep goes on. Rows that wait are dropped if the sweep
-    is interrupted; what the record held of them before stays.
-
-    Args:
-        only: Names of the rows to plan; empty: all.
-
-    Returns:
-        The record.
-
-    Raises:
-        TomatError: The tracking folder holds a run of the sweep's name, or a damaged record; or `only` names no row.
+    A row that raises is recorded as failed, and the sweep goes on. Rows that wait are dropped if the sweep is
+    interrupted; what the record held of them before stays.
     """
     sweep.check_rows(only)
     wanted = [row for row in sweep.rows if not only or row.name in only]

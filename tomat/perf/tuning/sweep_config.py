@@ -131,22 +131,13 @@ BASE = "base"
 
 
 def load_sweep(path: str | Path) -> SweepConfig:
-    """Read a sweep.
-
-    Raises:
-        TomatError: A file that cannot be read, an unknown key, a name that is missing, unusable or there twice, a
-            base that is no row, or two points of a line at one number of chips.
-    """
+    """Read a sweep."""
     return _sweep_of(read_yaml(path, "sweeps"), Path(path))
 
 
 def load_variants(path: str | Path) -> SweepConfig:
     """Read the variants of `tomat bench numerics`, a sweep written otherwise: its base is the configuration itself, its
-    other rows are `variants`, each with `name`, `exact`, `reason` (the row's question) and `overrides`.
-
-    Raises:
-        TomatError: As for `load_sweep`; or a variant that does not say whether and why it is exact.
-    """
+    other rows are `variants`, each with `name`, `exact`, `reason` (the row's question) and `overrides`."""
     values = read_yaml(path, "numerics")
     _check_keys(values, set(VARIANTS_KEYS), {"name", "config_path", "variants"}, str(path))
     rows: list[dict[str, Any]] = [{"name": BASE}]

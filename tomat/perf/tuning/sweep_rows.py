@@ -54,13 +54,8 @@ class WindowedEinsums:
 def windowed_einsums(
     program: HloProgram, operation_seconds: Mapping[str, float], step_seconds: float
 ) -> WindowedEinsums | None:
-    """The windowed einsums of a compiled step; None if there are none.
-
-    Args:
-        program: The optimised module.
-        operation_seconds: Time in the step of each operation, by its name in the module.
-        step_seconds: Of the step.
-    """
+    """The windowed einsums of a compiled step; None if there are none. `operation_seconds` are those of each operation
+    in the step, by its name."""
     seconds = 0.0
     contractions: list[int] = []
     executions: dict[int, float] = {}

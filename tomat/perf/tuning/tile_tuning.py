@@ -132,10 +132,6 @@ def tune(
     """Each candidate with what the compiler makes of it, from the cache or by compiling, or `refused`: why.
 
     Args:
-        shape: What is compiled.
-        candidates: In order.
-        cache_dir: Made if it is missing.
-        on_candidate: Told the name of a candidate before it is compiled.
         limits: Of one compile, which takes 40 to 300 s on two cores, by how much else runs on them.
     """
     rows = []
@@ -156,11 +152,7 @@ def _planned(request: dict[str, Any], cache_dir: Path, limits: Limits) -> dict[s
 
 
 def table_entry(shape: LossShape | AttentionShape, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the table keeps of one tuning: the tiles of the shortest planned time, and what they won against.
-
-    Raises:
-        TomatError: No tiles could be compiled.
-    """
+    """What the table keeps of one tuning: the tiles of the shortest planned time, and what they won against."""
     tuned = [row for row in rows if row["kernel"] == shape.KERNEL and "refused" not in row]
     if not tuned:
         reasons = sorted({row["refused"] for row in rows if "refused" in row})

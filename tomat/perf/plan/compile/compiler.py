@@ -100,13 +100,10 @@ def compile_step(
     memory_only: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> CompiledStep:
-    """Compile the step of `config` for `slice_`, or find it in the cache.
+    """Compile the step of `config` for `slice_`, or find it in the cache. A program that needs too much memory is an
+    answer, not an error.
 
     Args:
-        config: The run.
-        slice_: What to compile for.
-        cache_dir: Default: `default_cache_dir()`.
-        limits: Time and memory of the compiling process.
         decode: Compile this decoder of its model instead.
         value_table: Densities of the bins, as the run's codec has them; default: a stand-in, which changes no
             operation.
@@ -115,10 +112,6 @@ def compile_step(
             `program` and `schedules`. Whether the kernels' tiles fit the memory on the chip is not known then.
         on_stage: Told `starting`, `lowering`, then `compiling` and `reading`, or `cached`; what was removed from a full
             cache; and last `done`. Nothing of what is found before a process is started.
-
-    Raises:
-        TomatError: A run with `distillation`, no compiler, a batch that does not divide, a step that cannot be lowered
-            or compiled, or a limit that was passed. A program that needs too much memory is an answer, not an error.
     """
     if decode is None:
         config.check_step()

@@ -51,12 +51,7 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
     """Lower one training step for `mesh`.
 
     Levanter reads the number of devices from JAX (batch per device, microbatches): the process must show as many as the
-    mesh has (`jax_num_cpu_devices`).
-
-    Args:
-        config: The run.
-        mesh: Devices of a topology or of this machine.
-        value_table: As for `build_trainer`; constants of the program.
+    mesh has (`jax_num_cpu_devices`). `value_table` is as for `build_trainer`; constants of the program.
     """
     trainer_config = config.trainer_config()
     trainer_config.tracker = NoopConfig()
@@ -174,14 +169,8 @@ class DecoderBatch:
 def lower_decoder(
     config: TrainConfig, mesh: Mesh, batch: DecoderBatch, bin_values: np.ndarray | None
 ) -> jax.stages.Lowered:
-    """Lower what `RunPredictor` runs for one batch of patches.
-
-    Args:
-        config: Of a run whose model has `environment`.
-        mesh: Devices of a topology or of this machine.
-        batch: Its sizes.
-        bin_values: float32 [bin], e/A^3; a stand-in changes no operation.
-    """
+    """Lower what `RunPredictor` runs for one batch of patches. `bin_values`, float32 [bin], e/A^3, are constants; a
+    stand-in changes no operation."""
     environment = environment_of(config.model)
     if environment is None or bin_values is None:
         raise TomatError("decoders are for a model with model.environment and a codec of one token a voxel.")

@@ -81,17 +81,11 @@ def ask(
     """Run `python -m MODULE REQUEST.json` to its end, and open the answer that it left.
 
     Args:
-        module: Run as a program it calls `answer`.
         request: For the child, which also gets `programs_dir`, `work_dir` and `asked_by`, the process that waits;
             `libtpu_args` and `xla_flags` in it are the compiler's flags.
-        slice_: What to compile for.
         cache: A folder that `open_cache` has made ready.
-        limits: Of time and memory, and of the cache.
         on_stage: Called with each stage but the last.
         on_removed: Called with what was removed from the cache to make room for the answer.
-
-    Raises:
-        TomatError: The child refused, failed, or passed a limit; or the answer was gone at once.
     """
     with work_folder(cache) as work:
         for name in (LLO_DUMP, XLA_DUMP):
@@ -187,12 +181,8 @@ def dump_flags(work: Path) -> tuple[list[str], list[str]]:
 
 
 def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> None:
-    """All of a child: carry out the request.
-
-    Args:
-        request_file: As `ask` wrote it.
-        carry_out: Ends with `keep_answer`, or says which answer the cache had. A TomatError is a refusal.
-    """
+    """All of a child: carry out the request. It ends with `keep_answer`, or says which answer the cache had; a
+    TomatError is a refusal."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     threading.Thread(target=_end_with_parent, args=(request["asked_by"],), daemon=True).start()
     try:
@@ -215,7 +205,6 @@ def keep_answer(result: Mapping[str, Any], part: Path, folder: Path) -> None:
     """Make `part`, with `result` in it, the answer `folder`, and say so.
 
     Args:
-        result: As JSON.
         part: Below the working folder, which goes away with whatever an end by force leaves there; made if missing.
         folder: Below `programs_dir`; its name is the answer's key.
     """

@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def planned_slice(config: TrainConfig, slice_name: str | None) -> Slice:
-    """The slice to plan for: the one asked for, else the configuration's.
-
-    Raises:
-        TomatError: Neither names one, it is not known, or it has no TPU compiler.
-    """
+    """The slice to plan for: the one asked for, else the configuration's."""
     name = slice_name or config.slice
     if name is None:
         raise TomatError(
@@ -47,11 +43,7 @@ def planned_slice(config: TrainConfig, slice_name: str | None) -> Slice:
 
 
 def compiler_version() -> str:
-    """`libtpu 0.0.46`, as installed.
-
-    Raises:
-        TomatError: libtpu is missing, or it is not the one that this jax was released with.
-    """
+    """`libtpu 0.0.46`, as installed."""
     if importlib.util.find_spec("libtpu") is None:
         raise TomatError("the TPU compiler is not installed; install it with `uv sync --extra plan` (it needs no TPU).")
     found = importlib.metadata.version("libtpu")
@@ -124,9 +116,6 @@ def topology_devices(slice_: Slice, compiler: str | None = None) -> list[Any]:
     Args:
         slice_: To describe.
         compiler: What errors name, where it is not the installed one.
-
-    Raises:
-        TomatError: The compiler does not know the topology, or shows another number of devices than the slice has.
     """
     from jax.experimental import topologies
 
@@ -151,11 +140,7 @@ def topology_devices(slice_: Slice, compiler: str | None = None) -> list[Any]:
 
 
 def slice_mesh(config: TrainConfig, devices: list[Any]) -> Mesh:
-    """The mesh that Levanter's trainer makes of these devices, in the order that it gives them on the slice.
-
-    Raises:
-        TomatError: The configured axes do not divide the devices.
-    """
+    """The mesh that Levanter's trainer makes of these devices, in the order that it gives them on the slice."""
     from levanter.utils.mesh import create_mesh_from_axis_specs
 
     ici, dcn = _axis_shapes(config.trainer_config().mesh, len(devices))
@@ -163,11 +148,7 @@ def slice_mesh(config: TrainConfig, devices: list[Any]) -> Mesh:
 
 
 def data_axis_size(config: TrainConfig, n_devices: int) -> int:
-    """Over how many of `n_devices` the trainer splits a batch.
-
-    Raises:
-        TomatError: The configured axes do not divide the devices.
-    """
+    """Over how many of `n_devices` the trainer splits a batch."""
     mesh = config.trainer_config().mesh
     ici, dcn = _axis_shapes(mesh, n_devices)
     mapped = mesh.resolved_compute_mapping.get("batch", ())

@@ -33,7 +33,6 @@ class Chip:
     peak_bf16_flops_per_second: float
     """Dense bfloat16 matrix multiplication."""
     source: str
-    """Where the figures are from."""
     peak_int8_ops_per_second: float | None = None
     """Dense int8 matrix multiplication summed in int32, multiplications and additions."""
     peak_fp8_flops_per_second: float | None = None
@@ -44,7 +43,6 @@ class Chip:
     hbm_bytes_usable: int | None = None
     """Memory that XLA lets a program have."""
     hbm_bytes_per_second: float | None = None
-    """Memory bandwidth."""
     ici_bytes_per_second: float | None = None
     """Interconnect between chips, all links, both directions (TPU)."""
     clock_hz: float | None = None
@@ -52,7 +50,6 @@ class Chip:
     mxu_shape: tuple[int, int] | None = None
     """Rows and columns of one matrix unit's systolic array (TPU)."""
     n_cores: int | None = None
-    """TensorCores (TPU)."""
     jax_devices_per_chip: int = 1
     """2 where JAX shows each TensorCore as a device of its own."""
     chips_per_host: int = 8
@@ -60,7 +57,6 @@ class Chip:
 
     @property
     def peak_bf16_flops_per_device(self) -> float:
-        """Peak of one JAX device, FLOP/s."""
         return self.peak_bf16_flops_per_second / self.jax_devices_per_chip
 
     def peak_of(self, operand: Operand) -> float:

@@ -69,22 +69,18 @@ class Slice:
 
     @property
     def n_chips(self) -> int:
-        """Chips of the slice."""
         return prod(self.topology)
 
     @property
     def n_devices(self) -> int:
-        """Devices that JAX shows."""
         return self.n_chips * self.chip.jax_devices_per_chip
 
     @property
     def chips_per_host(self) -> int:
-        """Chips of one machine."""
         return self.n_chips // self.n_hosts
 
     @property
     def peak_bf16_flops_per_second(self) -> float:
-        """Peak of all chips together."""
         return self.n_chips * self.chip.peak_bf16_flops_per_second
 
     @property

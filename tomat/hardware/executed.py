@@ -36,14 +36,10 @@ MAX_FLASH_BLOCK = 1024
 
 @dataclass(frozen=True)
 class KernelPass:
-    """One kernel of attention."""
-
     n_matmuls: int
     """Matrix multiplications for each query-key pair, of the head size each."""
     block_q: int
-    """Queries of a tile."""
     block_kv: int
-    """Keys of a tile."""
 
     def pairs(self, seq_len: int, sliding_window: int | None) -> int:
         """Query-key pairs of one head that lie in a tile with at least one visible pair."""

@@ -88,7 +88,6 @@ class ModelShape:
 
     @property
     def output_weights(self) -> int:
-        """Weights of one layer's attention output projection."""
         return self.num_heads * self.head_dim * self.hidden_dim
 
     @property
@@ -98,12 +97,10 @@ class ModelShape:
 
     @property
     def mlp_out_weights(self) -> int:
-        """Weights of one layer's down projection."""
         return self.intermediate_dim * self.hidden_dim
 
     @property
     def layer_matmul_weights(self) -> int:
-        """Matrix weights of one layer."""
         return self.qkv_weights + self.output_weights + self.mlp_in_weights + self.mlp_out_weights
 
     @property
@@ -190,7 +187,6 @@ class UsefulTokens:
     n_preamble: int
     """Tokens that are neither density nor padding: cell, atoms, markers."""
     n_density: int
-    """Density tokens."""
     head_rows: int
     """Ids over which the loss normalises."""
     loss_on_preamble: bool = False
@@ -239,9 +235,7 @@ class OperandTypes:
     projections: Operand = "bf16"
     """The layers' projections, those of attention and of the MLP: forward."""
     input_gradients: Operand = "bf16"
-    """The gradients of their inputs."""
     weight_gradients: Operand = "bf16"
-    """The gradients of their weights."""
     attention: Operand = "bf16"
     """Scores, their product with the values, and the gradients of both."""
     head: Operand = "bf16"
@@ -260,7 +254,6 @@ class Products:
 
     @property
     def total(self) -> float:
-        """FLOPs of all of them."""
         return sum(vars(self).values())
 
     def times(self, count: int) -> Products:

@@ -28,7 +28,6 @@ class Utilisation:
     """One way to count the FLOPs that a step is credited with."""
 
     key: str
-    """In reports and records."""
     name: str
     short: str
     """Over a column, in a table whose first such column says MFU."""
@@ -140,7 +139,6 @@ def step_report(work: StepWork, slice_: Slice, step_seconds: float) -> dict[str,
 
 
 def slice_dict(found: Slice) -> dict[str, Any]:
-    """A slice for a JSON report."""
     return {
         "slice": found.name,
         "chip": found.chip.name,
@@ -165,11 +163,8 @@ class LiveMfu:
     work: StepWork | None
     """Of a step; None where its FLOPs are not known, and no MFU is logged."""
     tokens_per_step: int
-    """Padding included."""
     chip: Chip | None
-    """None for one that is not in the table."""
     n_devices: int
-    """That JAX shows."""
 
     def row(self, step_seconds: float) -> dict[str, float]:
         """`tokens_per_second` and `tokens_per_second_per_chip`, and `MFU_KEYS` where the peak is known."""

@@ -60,7 +60,6 @@ class Parameters:
     step_seconds: float = 3e-7
     """The least that a step of a grid takes: the latency of the copy that it waits for."""
     kernel_seconds: float = 5e-7
-    """Fixed cost of a kernel."""
 
 
 NAMES = tuple(Parameters.__dataclass_fields__)
@@ -158,7 +157,6 @@ class KernelTime:
     core_seconds: float
     """Its bundles, the same."""
     bound: str
-    """A key of `BOUNDS`."""
 
 
 BOUNDS = {
@@ -206,14 +204,12 @@ class ChipModel:
     """The parameters of a chip, and how well they fit it."""
 
     chip: str
-    """As in `chip_table.py`."""
     parameters: Parameters
     errors: Mapping[str, KindError] = field(default_factory=dict)
     """What bounds a kernel (`BOUNDS`, or `all`) -> how far off the model is on such kernels."""
     borrowed: bool = False
     """Whether the parameters are those of another chip, for want of its own."""
     links: LinkRates = ASSUMED_RATES
-    """What its collectives reach."""
     operations: Mapping[str, Mapping[str, KindError]] = field(default_factory=dict)
     """Operation of a timed kernel (`kernels.json`) -> chip that has timed it -> how far off that chip's model is."""
 
@@ -261,8 +257,6 @@ class ChipModel:
 
 @dataclass(frozen=True)
 class ParameterOnRecord:
-    """A parameter as fitted."""
-
     value: float
     deviation: Amount | None = None
 

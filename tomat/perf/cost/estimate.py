@@ -70,7 +70,6 @@ class OpTimes:
     """Whether it is a Pallas kernel, of which only those like a timed one are known to be right."""
 
     def seconds(self, model: str) -> float | None:
-        """One execution by one of `MODELS`."""
         if model == "roofline":
             return self.roofline.seconds if self.roofline is not None else None
         if model == "schedule":
@@ -110,7 +109,6 @@ class Support:
 
     @property
     def name(self) -> str:
-        """For a reader."""
         if self.kind.startswith(PALLAS):
             return f"Pallas kernels, {self.kind.removeprefix(PALLAS)}"
         return BOUNDS.get(self.kind) or self.kind or "nothing known"
@@ -123,7 +121,6 @@ class Support:
         return f"none: error as on {', '.join(self.chips)}" if self.chips else "none: assumed"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON; fractions and seconds."""
         return {**asdict(self), "chips": list(self.chips)}
 
 
@@ -209,11 +206,9 @@ class Assumption:
     seconds_per_step: float
     """What they take in the plan, or what the bodies and branches take."""
     step_share: float
-    """The same as a fraction of the step."""
 
     @property
     def sentence(self) -> str:
-        """For the reader of the plan."""
         shown = ", ".join(self.operations[:NAMES_SHOWN])
         if len(self.operations) > NAMES_SHOWN:
             shown += f" and {len(self.operations) - NAMES_SHOWN} more"
@@ -223,7 +218,6 @@ class Assumption:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
         return {**asdict(self), "operations": list(self.operations), "sentence": self.sentence}
 
 
@@ -274,7 +268,6 @@ class StepEstimate:
     ops: Mapping[str, OpTimes]
     collectives: Mapping[str, CollectiveTime]
     breakdown: Breakdown
-    """By the estimate."""
     model: ChipModel
     """Of the chip, that the estimate was made with."""
     assumed: tuple[Assumption, ...] = ()
@@ -282,7 +275,6 @@ class StepEstimate:
 
     @cached_property
     def supports(self) -> tuple[Support, ...]:
-        """What the step rests on, the largest part first."""
         return supports(self.ops.values(), self.model)
 
     @property
@@ -292,7 +284,6 @@ class StepEstimate:
 
     @property
     def model_seconds(self) -> float:
-        """The step by the models."""
         return self.breakdown.step_seconds
 
     def model_table(self) -> dict[str, dict[str, float]]:

@@ -161,7 +161,6 @@ class Region:
         return sum(each.size_bytes for each in self.transfers if not each.written)
 
     def walk(self) -> Iterator[Region]:
-        """The region and all in it, in order."""
         yield self
         for region in self.regions:
             yield from region.walk()
@@ -169,8 +168,6 @@ class Region:
 
 @dataclass(frozen=True)
 class OpSchedule:
-    """The final schedule of one HLO op."""
-
     body: Region
     units: tuple[str, ...] = ()
     """Names of the slots, such as MXU."""
@@ -197,14 +194,12 @@ class OpSchedule:
 
 
 def write_schedules(path: Path, schedules: Mapping[str, OpSchedule]) -> None:
-    """Write schedules by operation as compressed JSON."""
     # Level 6 costs 0.1 s for a 200M step and leaves a fifth.
     content = json.dumps({name: asdict(schedule) for name, schedule in schedules.items()})
     path.write_bytes(gzip.compress(content.encode(), compresslevel=6, mtime=0))
 
 
 def kept_schedules(path: Path, remedy: str) -> dict[str, OpSchedule]:
-    """The schedules that `write_schedules` wrote."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:

@@ -127,7 +127,6 @@ def _bundles_of_regions(metadata: Path) -> tuple[dict[int, list[tuple[int, int]]
 
 
 def _enclosing(region: int, parents: Mapping[int, int]) -> Iterator[int]:
-    """The region and those around it."""
     while region >= 0:
         yield region
         region = parents.get(region, -1)

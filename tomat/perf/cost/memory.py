@@ -40,7 +40,6 @@ class Buffer:
     hbm_bytes: Count
     """Bytes it takes, the padding to the layout's tiles included."""
     logical_bytes: Count
-    """Bytes of its elements alone."""
     shape: str
     """As in HLO text, with its layout: `bf16[20,8,8192,2048]{2,3,1,0:T(8,128)(2,1)}`."""
     instruction: str
@@ -305,12 +304,10 @@ class MemoryReport:
         return kinds | ({name: rest} if rest > 0 else {})
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON; `read_memory` reads it back."""
         return {**asdict(self), "headroom_bytes": self.headroom_bytes, "fragmentation_bytes": self.fragmentation_bytes}
 
 
 def read_memory(data: Any) -> MemoryReport:
-    """The report that `MemoryReport.to_dict` wrote."""
     return typed(data, MemoryReport, "the memory of the plan", "Plan again.")
 
 

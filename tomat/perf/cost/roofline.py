@@ -42,7 +42,6 @@ SUBLANES, LANES = 8, 128
 
 
 def rounded_up(size: int, multiple: int) -> int:
-    """The next multiple."""
     return -(-size // multiple) * multiple
 
 
@@ -77,7 +76,6 @@ class MatrixProduct:
     bits: int
     """Of one element of the wider operand."""
     operands: Operand = "bf16"
-    """Of both."""
 
     def padded_flops(self, side: int) -> float:
         """What a systolic array of `side` x `side` goes through: the cheaper of holding either operand.
@@ -94,7 +92,6 @@ class MatrixProduct:
 
 
 def matrix_products(program: HloProgram, instruction: Instruction) -> list[MatrixProduct]:
-    """The dots and convolutions inside a kernel."""
     products = []
     for inner in program.inner(instruction):
         if inner.opcode == "dot":
@@ -172,7 +169,6 @@ class RooflineTime:
 
     @property
     def seconds(self) -> float:
-        """The largest."""
         return max(self.mxu_seconds, self.hbm_seconds, self.vpu_seconds, self.ici_seconds)
 
 

@@ -64,7 +64,6 @@ class CalibrationRow:
     name: str
     slice: str
     source: str
-    """Where the measured figures are from."""
     measured: Mapping[str, Any]
     """`fits`, and of `step_seconds`, `hbm_required_gib` and `SHARES` what is known."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
@@ -81,17 +80,14 @@ class CalibrationRow:
 
     @property
     def step_ratio(self) -> float | None:
-        """Measured step time over that of the cycle models."""
         measured, predicted = self.measured.get("step_seconds"), self.predicted.get("model_seconds")
         return measured / predicted if measured and predicted else None
 
     @property
     def chip(self) -> str:
-        """Name of the chip."""
         return slice_named(self.slice).chip.name
 
     def training_config(self) -> TrainConfig:
-        """The configuration that was measured."""
         from tomat.train.settings.config import config_from_dict, load_config
 
         if self.config is not None:
@@ -157,8 +153,6 @@ def _check_figures(figures: Any, where: str) -> None:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All rows on record."""
-
     rows: tuple[CalibrationRow, ...]
 
     @staticmethod
@@ -173,7 +167,6 @@ class Calibration:
         return Calibration(tuple(row.checked(str(path)) for row in rows))
 
     def save(self, tracking_dir: Path) -> None:
-        """Write the record into `tracking_dir`."""
         write_json(tracking_dir / RECORD_FILE, {"rows": [asdict(row) for row in self.rows]})
 
     def step_ratios(self, chip: str) -> list[float]:

@@ -113,17 +113,14 @@ class DecoderPlan:
 
     @property
     def batches(self) -> int:
-        """Of the cell."""
         return -(-self.cell.patches // self.batch.patches)
 
     @property
     def batch_seconds(self) -> Interval | None:
-        """Of one batch."""
         return Interval.of(self.step) if self.step is not None else None
 
     @property
     def cell_seconds(self) -> Interval | None:
-        """Of all batches of the cell."""
         return Interval.of(self.step, self.batches) if self.step is not None else None
 
     def to_dict(self) -> dict[str, Any]:

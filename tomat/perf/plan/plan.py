@@ -42,13 +42,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Plan:
-    """One configuration on one slice."""
-
     config: TrainConfig
     slice_: Slice
     compiled: CompiledStep
     calibration: Calibration
-    """Pods on record: their steps beside their plans."""
     model: ChipModel
     work: StepWork
     """The products of the step by every convention."""

@@ -175,7 +175,6 @@ def work_folder(cache: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(cache: Path) -> None:
-    """Remove what compiles that were killed left in `cache`."""
     for lock in cache.glob(f"{WORK}*{LOCK}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:  # NFS locks for one alone what can be written
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,8 +209,6 @@ def keep(part: Path, folder: Path) -> None:
 
 
 class Kept(NamedTuple):
-    """An answer in the cache."""
-
     lock: IO[bytes]
     """Keeps the folder from being evicted while it is open."""
     result: dict[str, Any]
@@ -322,7 +319,6 @@ def _set_aside(folder: Path) -> None:
 
 
 def _remove_dangling(cache: Path) -> None:
-    """Remove the requests whose program is gone."""
     for request in (cache / "requests").glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if not (cache / PROGRAMS / json.loads(request.read_text(encoding="utf-8"))["program"]).exists():

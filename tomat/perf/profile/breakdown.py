@@ -30,8 +30,6 @@ LATENCY_FRACTION = 0.1
 
 
 class Bound(StrEnum):
-    """What limits an operation."""
-
     COMPUTE = "compute"
     MEMORY = "memory"
     COMMUNICATION = "communication"
@@ -100,7 +98,6 @@ class OpRow:
     op_name: str = ""
     source: str = ""
     operands: Operand = "bf16"
-    """Of its matrix products."""
 
     def of_step(self, seconds: float, hidden_seconds: float, occurrences: float) -> OpRow:
         """The row of a step out of that of one execution, whose flops and bytes are taken `occurrences` times."""
@@ -141,7 +138,6 @@ class WindowRow:
     start_seconds: Amount
     """Since the first window's."""
     seconds: Amount
-    """All of it."""
     step_seconds: Amount
     """Of each step in it, without other programs."""
     steps: Count
@@ -160,7 +156,6 @@ class OtherRow:
     """In all windows of one device; 0 where the trace does not mark executions. The mean over devices, as below."""
     seconds: Amount
     windows: Amount
-    """In how many windows."""
     host_activity: str = ""
     """What the host did in the longest gap; "" for programs, and where nothing is known."""
 
@@ -192,8 +187,6 @@ class GapRow:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """See the module."""
-
     title: str
     source: str
     """`trace` (measured) or `compiled` (predicted)."""
@@ -208,7 +201,6 @@ class Breakdown:
     """These steps, of all devices."""
     step_classes: tuple[StepClass, ...] = ()
     windows: tuple[WindowRow, ...] = ()
-    """All windows of all devices."""
     others: tuple[OtherRow, ...] = ()
     gaps: tuple[GapRow, ...] = ()
     memory_bytes: Mapping[str, Count] = field(default_factory=dict)
@@ -244,11 +236,9 @@ class Breakdown:
         return tuple(sorted(rows, key=lambda r: (-r.seconds, r.name)))
 
     def top(self, count: int) -> tuple[OpRow, ...]:
-        """The `count` operations with the most time."""
         return tuple(sorted(self.ops, key=lambda o: (-o.seconds, o.program, o.name))[:count])
 
     def group(self, name: str, rows: Sequence[OpRow]) -> GroupRow:
-        """The sum of rows."""
         seconds = sum((o.seconds for o in rows), 0.0)
         flops = _sum_if_known([(o.flops, o.seconds) for o in rows])
         hbm_bytes = _sum_if_known([(o.hbm_bytes, o.seconds) for o in rows])
@@ -286,7 +276,6 @@ class Breakdown:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], origin: str = "breakdown") -> Breakdown:
-        """The breakdown that `to_dict` wrote."""
         remedy = "Write it with `tomat profile TRACE --json FILE`."
         content = mapping(data)
         if (version := content.get("format_version")) != FORMAT_VERSION:

@@ -39,8 +39,6 @@ class Category(StrEnum):
 
 
 class Part(StrEnum):
-    """Where in the model an operation belongs."""
-
     EMBEDDING = "embedding"
     ATTENTION_PROJECTIONS = "layer: attention projections"
     ATTENTION_CORE = "layer: attention core"
@@ -141,8 +139,6 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Classified:
-    """The verdict on one operation."""
-
     category: Category
     part: Part
     direction: Direction
@@ -181,7 +177,6 @@ def _part_of_frames(frames: tuple[Frame, ...]) -> Part:
 
 
 def direction_of(op_name: str) -> Direction:
-    """The direction that JAX's transforms leave in a path."""
     if "rematted_computation" in op_name:
         return Direction.RECOMPUTE
     if "transpose(" in op_name or re.search(r"_(dq|dkv|bwd)(_|\b)", op_name):

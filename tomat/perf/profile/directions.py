@@ -108,7 +108,6 @@ def _decide(part: Part, works: list[_Work], one_forward: float, verdicts: dict[s
 
 
 def _amounts(works: list[_Work], verdicts: dict[str, Classified]) -> tuple[float, float]:
-    """What is forward, and what is recomputed."""
     found = dict.fromkeys(Direction, 0.0)
     for work in works:
         found[verdicts[work.name].direction] += work.amount

@@ -46,7 +46,6 @@ def base_opcode(opcode: str) -> str:
 
 
 def instruction_flops(program: HloProgram, instruction: Instruction) -> float:
-    """Flops of one instruction that is not a fusion."""
     opcode, out = instruction.opcode, instruction.shape.elements
     if opcode == "dot":
         left = program.operands(instruction)[0].shape.dims

@@ -128,7 +128,6 @@ class Field:
 
 
 def parse_fields(line: str) -> list[Field]:
-    """The fields of one line of the tables above."""
     found = []
     for item in line.split(","):
         name, number, kind = item.split()

@@ -129,14 +129,11 @@ class WindowKind(StrEnum):
 
 @dataclass(frozen=True)
 class JudgedWindows:
-    """The windows of one device."""
-
     intervals: np.ndarray
     """int64 [n, 2]: disjoint stretches that make up the steady steps, ps."""
     durations_ps: np.ndarray
     """float64 [n_steps]: of each steady step."""
     rows: tuple[WindowRow, ...]
-    """All windows."""
     others: tuple[OtherRow, ...]
     """What else ran in all windows, and how long the host left the device without work."""
     longest_gap: tuple[int, int] | None

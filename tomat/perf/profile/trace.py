@@ -26,8 +26,6 @@ from tomat.perf.profile.trace_data import LONGEST_TRACE_PS, HostTrace, Trace, da
 
 
 class _XPlane(Plane):
-    """An XPlane message."""
-
     def __init__(self, host: HostTrace, proto: Any, origin_ns: int) -> None:
         """`origin_ns` is the `timestamp_ns` of lines that counts as time 0."""
         super().__init__(host)
@@ -348,7 +346,6 @@ def _read_file(origin: str, data: bytes) -> HostTrace:
 
 
 def merge_hosts(origin: str, hosts: list[HostTrace], notes: list[str] | None = None) -> Trace:
-    """The hosts of one session as one trace."""
     trace = Trace(origin, hosts, list(notes or []))
     if not trace.devices:
         raise TomatError(

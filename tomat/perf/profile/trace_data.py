@@ -48,9 +48,7 @@ class Events:
     kind: np.ndarray
     """int32 [n]: index into `DeviceTrace.kinds`."""
     start_ps: np.ndarray
-    """int64 [n]."""
     duration_ps: np.ndarray
-    """int64 [n]."""
     line: np.ndarray
     """int32 [n]: events of one line nest, events of different lines run concurrently."""
 
@@ -78,8 +76,6 @@ class ModuleRun:
 
 @dataclass(frozen=True)
 class StepMark:
-    """A step as the trace marks it."""
-
     number: int
     start_ps: int
     end_ps: int
@@ -106,8 +102,6 @@ class DeviceTrace:
 
 @dataclass
 class HostTrace:
-    """One host's file."""
-
     origin: str
     host: str
     devices: list[DeviceTrace] = field(default_factory=list)
@@ -123,8 +117,6 @@ class HostTrace:
 
 @dataclass
 class Trace:
-    """The merged hosts of one session."""
-
     origin: str
     hosts: list[HostTrace]
     notes: list[str] = field(default_factory=list)

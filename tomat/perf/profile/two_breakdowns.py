@@ -45,7 +45,6 @@ class CategoryDelta:
     a_share: float
     b_share: float
     delta_points: float
-    """Change of the share, in percentage points."""
     growth_percent_of_step: float
     """Change of the time over A's step time."""
     verdict: Verdict
@@ -53,8 +52,6 @@ class CategoryDelta:
 
 @dataclass(frozen=True)
 class Comparison:
-    """See the module."""
-
     a: str
     b: str
     a_step_seconds: float
@@ -70,7 +67,6 @@ class Comparison:
         return max([self.step_verdict, *(row.verdict for row in self.rows)])
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON with units in the keys."""
         data = asdict(self)
         data["rows"] = [{**row, "verdict": Verdict(row["verdict"]).name.lower()} for row in data["rows"]]
         data["step_verdict"] = self.step_verdict.name.lower()

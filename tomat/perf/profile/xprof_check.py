@@ -27,13 +27,11 @@ class XprofCheck:
     tomat_self_seconds: float
     xprof_self_seconds: float
     largest_difference_seconds: float
-    """Of a single operation."""
     occurrences_differ: int
     """Operations that the two have different numbers of executions of."""
 
 
 def require_xprof() -> None:
-    """Stop where there is nothing to compare with."""
     if importlib.util.find_spec("xprof") is None:
         raise TomatError("xprof is not installed; install it with `uv sync --extra xprof`.")
 

@@ -63,7 +63,6 @@ class Compilers:
         return self.by_op.get(op, self.other)
 
     def name_of(self, op: str) -> str:
-        """`libtpu 0.0.46`."""
         other = self.of(op)
         return compiler_version() if other is None else other.compiler
 
@@ -168,7 +167,6 @@ def _decided_by(op: str, compiler: str) -> tuple[list[str], str]:
 
 
 def _is_listed(slice_: Slice, other: OtherLibtpu | None) -> bool:
-    """Whether schedules are read off listings."""
     return other is None and slice_.chip.name in LISTED_CHIPS
 
 

@@ -19,18 +19,12 @@ from tomat.perf.timed_kernels.timings import KernelTiming
 
 @dataclass(frozen=True)
 class ProgramWork:
-    """What one run of a program has to do."""
-
     kernels: tuple[tuple[KernelWork, float], ...]
-    """Each kernel, and how often it runs."""
     pallas: bool
-    """Whether a Pallas kernel is among them."""
     unscheduled_pallas: tuple[str, ...]
-    """Pallas kernels of which no schedule was found."""
 
 
 def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
-    """The work of a program that `compile_kernels` kept."""
     schedules = kept_schedules(folder / SCHEDULE_FILE, f"Delete {folder} and calibrate again.")
     program = load_program(folder / PROGRAM_FILE)
     # For the work alone: no parameters of the chip are needed, and there may be none yet.
@@ -79,7 +73,6 @@ class TimedPrograms:
     """Programs with their measured times, all kernels of all of them in one table."""
 
     def __init__(self, programs: Sequence[tuple[KernelTiming, ProgramWork]], bandwidth: float) -> None:
-        """The programs in order."""
         self.timings = [timing for timing, _ in programs]
         self.works = [kernel for _, work in programs for kernel in work.kernels]
         self.program = np.repeat(np.arange(len(programs)), [len(work.kernels) for _, work in programs])
@@ -99,7 +92,6 @@ class TimedPrograms:
         return np.bincount(self.program, kernel_seconds * self.executions, len(self.timings))
 
     def seconds(self, at: Parameters) -> np.ndarray:
-        """Of each program."""
         return self._sum(self.parts(at)[2])
 
     def errors(self, at: Parameters) -> np.ndarray:

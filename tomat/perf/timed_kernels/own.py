@@ -40,7 +40,6 @@ class OwnProgram:
     compiler_options: dict[str, str]
 
     def lower(self, sharding: jax.sharding.Sharding) -> jax.stages.Lowered:
-        """The program for the device of `sharding`."""
         placed = {
             name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
             for name, array in self.arrays.items()

@@ -201,7 +201,6 @@ def no_program(timing: KernelTiming) -> str | None:
 
 
 def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
-    """The program of one timing, for `device`."""
     import jax
     from tokamax import benchmarking
 

@@ -46,15 +46,12 @@ class KernelTiming:
     line: int
     """Of the file, the header is line 1."""
     chip: str
-    """As in `chip_table.py`."""
     op: str
-    """tokamax's name of the operation and its implementation."""
     arguments: Mapping[str, Any]
     """Of the call; arrays as `bf16[1024,4096]`."""
     settings: Mapping[str, Any]
     """Tiles and layouts; empty where the operation has none."""
     seconds: float
-    """The median run."""
     seconds_min: float
     seconds_max: float
     runs: int
@@ -77,8 +74,6 @@ class KernelTiming:
 
 @dataclass(frozen=True)
 class RefusedRow:
-    """A row of the file that does not count."""
-
     line: int
     reason: str
 

@@ -38,7 +38,6 @@ class Crossing:
 
     @property
     def sentence(self) -> str:
-        """For the page."""
         if not self.shares:
             said = "no step time, so nothing is known of its collectives"
         elif above := self.above:
@@ -90,7 +89,6 @@ class Contest:
 
     @property
     def sentence(self) -> str:
-        """For the page."""
         where = f"{_chips(self.n_chips)}, {self.batch_sequences:,} sequences of {self.sequence_tokens:,}: "
         timed = self.timed
         rest = [f"{_lines_of(row)} {_without(row)}" for row in self.rows if row not in timed]
@@ -135,7 +133,6 @@ def lines_of(rows: Sequence[RowRecord]) -> dict[str, list[RowRecord]]:
 
 
 def crossings(rows: Sequence[RowRecord]) -> list[Crossing]:
-    """One for each line."""
     found = []
     for line, points in lines_of(rows).items():
         known = [(row.n_chips, exposed(row), row) for row in points if row.n_chips]
@@ -217,7 +214,6 @@ def _chips(count: int) -> str:
 
 
 def _listed(counts: Sequence[int]) -> str:
-    """`8, 16 and 32 chips`."""
     *first, last = counts
     return f"{', '.join(f'{count:,}' for count in first)} and {_chips(last)}" if first else _chips(last)
 

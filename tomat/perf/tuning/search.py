@@ -67,7 +67,6 @@ class Trial:
     required_bytes: int | None = None
     capacity_bytes: int | None = None
     compile_seconds: float = 0.0
-    """What the compile took when it was made."""
     cached: bool = False
     error: str = ""
 
@@ -229,10 +228,7 @@ def _smaller_batches(config: TrainConfig, shards: int, memory: MemoryReport) -> 
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch that fits with one checkpoint policy."""
-
     policy: Any
-    """Value of `model.gradient_checkpointing`."""
     unit_sequences: int
     """Batches are multiples of it: devices of the data axis times the microbatch."""
     fits: Trial | None
@@ -245,11 +241,9 @@ class LargestBatch:
 
     @property
     def batch_sequences(self) -> int | None:
-        """Sequences of the batch that fits."""
         return None if self.fits is None else int(self.fits.overrides["trainer.train_batch_size"])
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON with units in the keys."""
         return {
             "policy": self.policy if isinstance(self.policy, str | bool) else str(self.policy),
             "unit_sequences": self.unit_sequences,

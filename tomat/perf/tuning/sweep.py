@@ -194,7 +194,6 @@ def _record(sweep: SweepConfig, rows: Mapping[str, RowRecord]) -> dict[str, Any]
 
 
 def record_path(tracking_dir: Path, name: str) -> Path:
-    """Where the record of the sweep `name` is."""
     return tracking_dir / SWEEPS_DIR / f"{name}.json"
 
 
@@ -215,7 +214,6 @@ class SweepRecord(RowsOnRecord):
 
 
 def read_sweep[Record: RowsOnRecord](path: Path, kind: type[Record]) -> Record:
-    """A sweep's record."""
     return read_typed(path, kind, "Delete it and run the sweep again.", version=("record_format", RECORD_FORMAT))
 
 

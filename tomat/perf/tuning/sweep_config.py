@@ -46,9 +46,7 @@ class SweepRow:
     """One step to plan."""
 
     name: str
-    """Unique in the sweep."""
     config_path: Path
-    """The training configuration."""
     overrides: Mapping[str, Any]
     """Dotted keys and values on top of it."""
     slice: str | None
@@ -70,7 +68,6 @@ class SweepRow:
         return self.slice or self.overrides.get("slice")
 
     def load(self) -> tuple[TrainConfig, Slice]:
-        """The configuration and the slice."""
         from tomat.perf.plan.compile.topology import planned_slice
         from tomat.train.settings.config import load_config
 
@@ -131,7 +128,6 @@ BASE = "base"
 
 
 def load_sweep(path: str | Path) -> SweepConfig:
-    """Read a sweep."""
     return _sweep_of(read_yaml(path, "sweeps"), Path(path))
 
 

@@ -36,16 +36,12 @@ MATMULS = frozenset({"dot", "convolution"})
 
 @dataclass(frozen=True)
 class WindowedEinsums:
-    """The windowed einsums of one step of one device."""
-
     n_loops: int
     """Loops in the program, each of which runs once a layer."""
     steps: float
-    """Executions of all loop bodies together."""
     seconds: float
     """All that runs in the loops, the sum of their operations' time."""
     share: float
-    """`seconds` of the step."""
     narrowest_contraction: int
     """Least length of the sum in one of their matmuls, the length of the cut: 128 in the reference's 200M and 1B, whose
     whole matmuls sum over 1,024 and 2,048. (Those of weight gradients sum over the batch, which is long.)"""
@@ -93,8 +89,6 @@ Figure = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
 
 
 class Interval(TypedDict):
-    """An estimate and its range."""
-
     estimate: Figure
     low: Figure
     high: Figure
@@ -105,8 +99,6 @@ def _interval(span: Any) -> Interval:
 
 
 class CategoryTime(TypedDict):
-    """A category of a step's operations."""
-
     name: str
     seconds: Amount
     share: Amount
@@ -115,8 +107,6 @@ class CategoryTime(TypedDict):
 
 
 class OperationTime(TypedDict):
-    """An operation of a step."""
-
     name: str
     category: str
     seconds: Amount
@@ -161,14 +151,11 @@ class RowRecord:
     program_key: str | None = None
     compile_seconds: Amount | None = None
     notes: Sequence[str] = ()
-    """Of the plan."""
     categories: Sequence[CategoryTime] = ()
     """Empty where it does not fit."""
     top_operations: Sequence[OperationTime] = ()
-    """The longest."""
     windowed_einsums: WindowedEinsums | None = None
     lines: Sequence[str] = ()
-    """`SweepRow.lines`."""
 
     def utilisation(self, key: str) -> Interval | None:
         """By one of `UTILISATION_KEYS`."""
@@ -185,7 +172,6 @@ class RowRecord:
         return self.batch_sequences * self.sequence_tokens / self.n_chips
 
     def to_dict(self) -> dict[str, Any]:
-        """For the record on disk."""
         values = asdict(self)
         kept = {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else values
         # Records of sweeps without lines, and of before kernels without timings were told apart, stay as they are.
@@ -229,7 +215,6 @@ def described(row: SweepRow, config: TrainConfig | None, slice_: Slice | None) -
 
 
 def failed(row: SweepRow, config: TrainConfig | None, slice_: Slice | None, error: str) -> RowRecord:
-    """The record of a row that has no answer."""
     return RowRecord(**described(row, config, slice_), status=FAILED, error=" ".join(error.split()))
 
 

@@ -62,11 +62,9 @@ class LossShape:
         return {"width": self.width, "ids": self.ids, "dtype": self.dtype}
 
     def request(self, candidate: Candidate) -> dict[str, Any]:
-        """What `tile_child.py` is asked."""
         return {**asdict(self), "loss": {"kind": self.kind, "vocabulary": self.vocabulary} | dict(candidate)}
 
     def seconds(self, row: Mapping[str, Any]) -> float:
-        """Planned seconds of an answered candidate."""
         return row["seconds"]
 
 
@@ -87,7 +85,6 @@ class AttentionShape:
 
     @property
     def head_size(self) -> int:
-        """Of queries, keys and values."""
         return self.hidden_dim // self.num_heads
 
     @property
@@ -96,7 +93,6 @@ class AttentionShape:
         return {"positions": self.positions, "head_size": self.head_size, "dtype": self.dtype}
 
     def request(self, candidate: Candidate) -> dict[str, Any]:
-        """What `tile_child.py` is asked: keys of `DensityDecoderConfig`."""
         model = {
             "max_seq_len": self.positions,
             "hidden_dim": self.hidden_dim,

@@ -44,28 +44,23 @@ class CompiledStep:
     folder: Path
     result: dict[str, Any]
     cached: bool
-    """The answer was there already."""
     lock: IO[bytes] | None = field(default=None, repr=False, compare=False)
     """Keeps the folder from being evicted as long as this object lives."""
 
     @property
     def key(self) -> str:
-        """Names the program: module, slice, compiler and flags."""
         return self.folder.name
 
     @property
     def fits(self) -> bool:
-        """Whether the program fits the memory of a device."""
         return self.result["status"] == "fits"
 
     @property
     def compiler(self) -> str:
-        """`libtpu 0.0.46`."""
         return self.result["compiler"]
 
     @cached_property
     def memory(self) -> MemoryReport:
-        """Where the bytes are, of one device."""
         return read_memory(self.result["memory"])
 
     @cached_property
@@ -84,7 +79,6 @@ class CompiledStep:
 
 
 def default_cache_dir() -> Path:
-    """`~/.cache/tomat/plan`."""
     return Path.home() / ".cache" / "tomat" / "plan"
 
 
@@ -157,7 +151,6 @@ def _from_cache(request_file: Path, programs: Path, executable: bool) -> Compile
 
 
 def _request_key(request: dict[str, Any], value_table: np.ndarray | None) -> str:
-    """Names a request before it is lowered."""
     from tomat.train.settings.meanings import keys_beside_step
 
     config = json.loads(json.dumps(request["config"], default=str))

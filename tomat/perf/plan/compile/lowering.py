@@ -151,17 +151,13 @@ class DecoderBatch:
     """What decides a decoder's program beside the configuration."""
 
     decoder: str
-    """`parallel` or `autoregressive`."""
     patches: int
     """At a time, of all devices."""
     n_voxels: int
-    """Of a patch."""
     n_atoms: int
     """That there is room for near a patch."""
     n_elements: int
-    """Of these atoms."""
     rounds: int = 1
-    """Forward passes of the parallel decoder."""
     kv_cache_dtype: KvCacheDtype = "compute"
     """Of what the autoregressive decoder keeps."""
 

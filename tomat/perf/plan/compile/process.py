@@ -214,5 +214,4 @@ def keep_answer(result: Mapping[str, Any], part: Path, folder: Path) -> None:
 
 
 def say(stage: str, **details: Any) -> None:
-    """Tell the parent."""
     print(json.dumps({"stage": stage, **details}), flush=True)

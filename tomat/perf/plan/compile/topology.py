@@ -60,15 +60,11 @@ def compiler_version() -> str:
 
 @dataclass(frozen=True)
 class OtherLibtpu:
-    """A libtpu that is not the installed one."""
-
     version: str
     library: Path
-    """Its `libtpu.so`."""
 
     @property
     def compiler(self) -> str:
-        """As `compiler_version` writes it."""
         return f"libtpu {self.version}"
 
 

@@ -9,7 +9,6 @@ thousand times too short.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, METRICS_FILE
-from tomat.base.records import read_typed
+from tomat.base.overrides import read_yaml
+from tomat.base.records import read_typed, typed
 from tomat.base.reporting import counted, write_json
 from tomat.hardware.chips import FoundDevices, Slice, slice_named
 from tomat.perf.profile.categories import Category
@@ -64,9 +64,9 @@ class CalibrationRow:
     name: str
     slice: str
     source: str
-    measured: Mapping[str, Any]
+    measured: Mapping[str, bool | int | float]
     """`fits`, and of `step_seconds`, `hbm_required_gib` and `SHARES` what is known."""
-    predicted: Mapping[str, Any] = field(default_factory=dict)
+    predicted: Mapping[str, bool | int | float] = field(default_factory=dict)
     """The same keys, but `model_seconds` for the planned step, and `error` for its range; empty where it was not
     planned yet."""
     config_path: str | None = None
@@ -97,9 +97,6 @@ class CalibrationRow:
 
     def checked(self, where: str) -> CalibrationRow:
         """This row, if its figures can be. `where` is the file it is from, for the error."""
-        texts = (self.name, self.slice, self.source, self.compiler, self.config_path or "", *self.overrides)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(self.config or {}, Mapping):
-            raise TomatError(f"{where}: the row {self.name!r} has a field of another kind than text.")
         row = f"{where}: {self.name!r}"
         _check_figures(self.measured, f"{row}, measured")
         if self.predicted:
@@ -114,12 +111,10 @@ class CalibrationRow:
                         f"{self.predicted[planned]:.4g} {unit} that were planned; a factor of {RATIO:g} is a slip of "
                         f"units. Correct the figure (it is in {unit}), or take the row out."
                     )
-        if not isinstance(self.doubted, Mapping) or not all(
-            key in SHARES and key in self.measured and isinstance(why, str) for key, why in self.doubted.items()
-        ):
+        if unmeasured := sorted(set(self.doubted) - (set(SHARES) & set(self.measured))):
             raise TomatError(
-                f"{row}: doubted is {self.doubted!r}; expected measured shares ({', '.join(SHARES)}), each with the "
-                "reason as text. Take a row out whose other figures cannot be."
+                f"{row}: doubted has {unmeasured[0]}; expected measured shares ({', '.join(SHARES)}). Take a row out "
+                "whose other figures cannot be."
             )
         if self.slice:
             try:
@@ -129,26 +124,21 @@ class CalibrationRow:
         return self
 
 
-def _check_figures(figures: Any, where: str) -> None:
-    """Refuse figures that are none: unknown keys, text, NaN, infinity, what is outside `BOUNDS`, no `fits`."""
-    if not isinstance(figures, Mapping):
-        raise TomatError(f"{where} is {figures!r}; expected a mapping of fits and {', '.join(BOUNDS)}.")
+def _check_figures(figures: Mapping[str, bool | int | float], where: str) -> None:
+    """Refuse figures that cannot be: unknown keys, what is outside `BOUNDS`, no `fits`."""
+    if not isinstance(figures.get("fits"), bool):
+        raise TomatError(f"{where} has no fits: true or false; add whether the step fits.")
     for key, value in figures.items():
         if key == "fits":
-            if not isinstance(value, bool):
-                raise TomatError(f"{where}: fits is {value!r}; expected true or false.")
             continue
         if key not in BOUNDS:
             raise TomatError(f"{where} has the unknown figure {key!r}; expected some of fits, {', '.join(BOUNDS)}.")
         least, most, unit = BOUNDS[key]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not least <= value <= most:
+        if isinstance(value, bool) or not least <= value <= most:
             raise TomatError(
                 f"{where}: {key} is {value!r}; expected a number from {least:g} to {most:g}, {unit}. Correct the "
                 "figure, or take the row out."
             )
-    if "fits" not in figures:
-        raise TomatError(f"{where} does not say whether the step fits; add fits: true or fits: false.")
 
 
 @dataclass(frozen=True)
@@ -185,32 +175,41 @@ class Calibration:
         )
 
 
+@dataclass(frozen=True)
+class _Measurement:
+    name: str
+    source: str
+    measured: Mapping[str, bool | int | float]
+    config_path: str
+    overrides: tuple[str, ...] = ()
+    doubted: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Measurements:
+    measurements: tuple[_Measurement, ...]
+    notes: tuple[str, ...] = ()
+
+
 def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[str]]:
     """The measurements kept by hand, and the notes below them."""
-    import yaml
-
     path = tracking_dir / MEASUREMENTS_FILE
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        rows = [
-            CalibrationRow(
-                name=item["name"],
-                slice="",
-                source=" ".join(item["source"].split()),
-                measured=item["measured"],
-                config_path=item["config_path"],
-                overrides=tuple(item.get("overrides", ())),
-                doubted={key: " ".join(why.split()) for key, why in item.get("doubted", {}).items()},
-            )
-            for item in data["measurements"]
-        ]
-        notes = [" ".join(note.split()) for note in data.get("notes", ())]
-    except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise TomatError(
-            f"{path}: cannot be read as measurements ({error!r}); expected a list `measurements` of name, config_path, "
-            "measured and source. Run from a checkout, or give --tracking_dir."
-        ) from None
-    return [row.checked(str(path)) for row in rows], notes
+    if not path.is_file():
+        raise TomatError(f"{path} does not exist. Run from a checkout, or give --tracking_dir.")
+    data = typed(read_yaml(path), _Measurements, path, "Correct it.")
+    rows = [
+        CalibrationRow(
+            name=one.name,
+            slice="",
+            source=" ".join(one.source.split()),
+            measured=one.measured,
+            config_path=one.config_path,
+            overrides=one.overrides,
+            doubted={key: " ".join(why.split()) for key, why in one.doubted.items()},
+        ).checked(str(path))
+        for one in data.measurements
+    ]
+    return rows, [" ".join(note.split()) for note in data.notes]
 
 
 def tpu_slice(found: FoundDevices, asked: str | None) -> Slice:

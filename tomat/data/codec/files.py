@@ -27,11 +27,7 @@ def write_codec(codec: DensityCodec, path: str | os.PathLike[str]) -> None:
 
 
 def codec_from_text(text: str, source: str) -> DensityCodec:
-    """The codec in `codec_text`'s JSON.
-
-    Raises:
-        TomatError: if the text is no codec, of an unknown kind or version, or its hashes do not fit its content.
-    """
+    """The codec in `codec_text`'s JSON."""
     again = "Fit the codec again with `tomat codec fit`, or copy it again from where it came from."
     content, checked = parse_checked(text, source, "a codec", again)
     kinds = {LloydMaxCodec.kind: LloydMaxCodec, TwoTokenCodec.kind: TwoTokenCodec}

@@ -69,11 +69,6 @@ class DensityHistogram:
 
         Args:
             rho: float32 [...], in `unit`, finite and at least 0.
-            material_id: name of the material; may be empty, and is then not kept.
-
-        Raises:
-            TomatError: if a density is negative or not finite, or its material has been counted before; nothing is
-                counted then.
         """
         values = np.ascontiguousarray(rho, dtype=np.float32).reshape(-1)
         if material_id in self.material_ids:
@@ -105,11 +100,7 @@ class DensityHistogram:
             self.material_ids.add(material_id)
 
     def merge(self, other: "DensityHistogram") -> None:
-        """Add what another histogram counted.
-
-        Raises:
-            TomatError: if the units differ, or a material is in both.
-        """
+        """Add what another histogram counted."""
         if twice := self.material_ids & other.material_ids:
             raise TomatError(f"Material {min(twice)} is counted in both histograms; count each material once.")
         if other.unit != self.unit:
@@ -152,13 +143,7 @@ class DensityHistogram:
         source: str | None = None,
         remedy: str = "Remove it and count again.",
     ) -> Self:
-        """A histogram that `save` or `to_bytes` wrote.
-
-        Args:
-            file: its path, or an open file.
-            source: what to call it in errors, if not by its path.
-            remedy: a sentence that says what to do about one that is damaged.
-        """
+        """A histogram that `save` or `to_bytes` wrote."""
         source = source or str(file)
         try:
             with np.load(file, allow_pickle=False) as content:

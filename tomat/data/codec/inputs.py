@@ -37,18 +37,7 @@ class DensityInputs:
         what: str,
         kept: object,
     ) -> dict[str, str]:
-        """Add the densities that are not added yet to sums; why others could not be, by name.
-
-        Args:
-            add: adds one, with its name.
-            added: names of those that were.
-            save: keeps the sums; called every `SAVE_EVERY_SECONDS` and at the end.
-            what: stands beside the bar.
-            kept: file of the sums, named in errors.
-
-        Raises:
-            TomatError: if one was added that is none of these, memory runs out, or none can be read.
-        """
+        """Add the densities that are not added yet to sums; why others could not be, by name."""
         done = set(added)
         if extra := sorted(done - set(self.material_ids)):
             raise TomatError(
@@ -91,11 +80,6 @@ def path_inputs(paths: Iterable[str], rules: ReadRules = DEFAULT_RULES) -> Densi
 
     Args:
         paths: files, folders, URLs.
-        rules: what may be assumed of them, and which refusals are lifted.
-
-    Raises:
-        TomatError: as `find_densities`; or the rules name elements and no file is of a kind that may lack them.
-        UnreachableError: if a bucket cannot be reached.
     """
     found = {file.name: file.path for file in find_densities(paths, accept=rules.accept).files}
     check_species_apply(found.values(), rules)

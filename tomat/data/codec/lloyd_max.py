@@ -141,7 +141,6 @@ class LloydMaxCodec:
 
         Args:
             ids: integers [...], 0 to n_bins - 1.
-            decoder: "median" or "mean", the table to read.
 
         Returns:
             float32 [...], in `unit`.
@@ -205,15 +204,6 @@ def fit_lloyd_max(
 
     Both objectives are fitted, since their floors belong side by side; the codec is of the one asked for. The floor is
     the NMAE that is left when every voxel is replaced by its bin's reconstruction, over all voxels of the histogram.
-
-    Args:
-        histogram: the densities.
-        n_bins: number of bins, the one of zero included.
-        objective: "absolute" (NMAE is an absolute error) or "squared".
-
-    Raises:
-        TomatError: if the objective or the number of bins is out of range, or the histogram has fewer distinct
-            densities (fine bins that are not empty) than there are bins to fill.
     """
     if objective not in OBJECTIVES:
         raise TomatError(f"There is no objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")

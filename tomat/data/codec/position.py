@@ -30,9 +30,6 @@ def encode_positions(frac_coords: np.ndarray) -> np.ndarray:
 
     Returns:
         uint16 [..., 3], values in [0, 512), [512, 768) and [768, 1024).
-
-    Raises:
-        TomatError: if a coordinate lies outside [0, 1].
     """
     coords = np.ascontiguousarray(frac_coords, dtype=np.float64).reshape(np.shape(frac_coords))
     if not np.all((coords >= 0) & (coords <= 1)):
@@ -67,9 +64,6 @@ def decode_positions(ids: np.ndarray) -> np.ndarray:
 
     Returns:
         float64 [...], in [0, 1).
-
-    Raises:
-        TomatError: if an id is out of its group's range, or the coordinate it makes is not in [0, 1).
     """
     ids = np.asarray(ids, dtype=np.int64)
     starts = np.array([0, N_EXPONENT_IDS, N_EXPONENT_IDS + N_BYTE_IDS])

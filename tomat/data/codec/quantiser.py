@@ -137,8 +137,6 @@ def optimal_cuts(fine: FineBins, n: int, absolute: bool) -> tuple[np.ndarray, in
 
     Args:
         fine: at least n bins.
-        n: number of intervals.
-        absolute: minimise the absolute error, else the squared error.
 
     Returns:
         int64 [n + 1] cuts, cut k is below fine bin cuts[k]; and the number of passes.

@@ -21,9 +21,6 @@ def codec_figures(codec: DensityCodec) -> dict[str, Any]:
 
     For a Lloyd-Max codec: bins, voxels, share of zeros, quantiles of the bins' widths, relative to their medians, over
     voxels, and the NMAE floor of both objectives with both tables.
-
-    Raises:
-        TomatError: if a Lloyd-Max codec does not say how it was fitted.
     """
     figures: dict[str, Any] = {
         "kind": codec.to_dict()["kind"],
@@ -102,7 +99,6 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
     """Draw where the voxels are and where the bins are, a decade, and how wide the bins are.
 
     Args:
-        codec: the codec.
         path: the picture, `.svg` or `.png`; the same bytes for the same codec.
     """
     if path.suffix not in PICTURE_FORMATS:

@@ -31,18 +31,7 @@ def fit_codec_and_promolecule(
     floor: float,
     valences: Callable[[], Mapping[int, float]],
 ) -> tuple[LloydMaxCodec, Promolecule]:
-    """Fit both, or read those that were fitted before.
-
-    Args:
-        names: of the training materials.
-        load: reads one.
-        folder: keeps them, and what was added so far.
-        most_bins, objective, floor: as `choose_codec`.
-        valences: gives those of the elements, as far as they are known; asked before anything is fitted.
-
-    Raises:
-        TomatError: no materials, a density that cannot be read any more, or a file that is damaged.
-    """
+    """Fit both, or read those that were fitted before."""
     if not names:
         raise TomatError("there is no density to learn from; lower data.validation_share.")
     codec_file, promolecule_file = folder / CODEC_FILE, folder / PROMOLECULE_FILE
@@ -84,9 +73,6 @@ def choose_codec(histogram: DensityHistogram, most_bins: int, objective: Objecti
     the same patches. The floor of Lloyd-Max bins halves with twice as many.
 
     Args:
-        histogram: of the densities.
-        most_bins: taken where fewer do not suffice.
-        objective: `absolute` or `squared`, the error that the bins minimise.
         floor: NMAE, a fraction.
     """
     bins = min(FEWEST_BINS, most_bins)

@@ -86,11 +86,7 @@ class FolderData:
 
 
 class DensityReader:
-    """Reads densities by the name of their material, and keeps those read as long as there is room.
-
-    Args:
-        paths: by name.
-    """
+    """Reads densities by the name of their material, and keeps those read as long as there is room."""
 
     def __init__(self, paths: Mapping[str, str], rules: ReadRules) -> None:
         self.paths, self.rules = dict(paths), rules
@@ -113,13 +109,6 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
 
     Args:
         place: file, folder or URL of the densities.
-        request: how they are made.
-        folder: `data` in the run's folder.
-        run_name: named in errors.
-
-    Raises:
-        TomatError: nothing to read, data of other densities or of another request under the same name of a run, or a
-            place that cannot be written.
     """
     found = find_densities([place], accept=request.accept)
     check_species_apply((file.path for file in found.files), request.rules)
@@ -165,16 +154,8 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
     A file counts if its bytes are those recorded, or, renamed or packed since, if the density in it is. Nothing is made
     or written, and other densities may have come or gone.
 
-    Args:
-        place: file or folder of the densities.
-        folder: `data` in the run's folder.
-        run_name: named in errors.
-
     Returns:
         Its only split is `validation`, and it loads only the materials of that.
-
-    Raises:
-        TomatError: no record, nothing held out, or a held-out density that is gone or another one now.
     """
     recorded, plan = _recorded(folder), read_plan(Store(folder / "validation"))
     if recorded is not None and not recorded["validation_formulas"]:

@@ -35,9 +35,6 @@ def potcar_beside(path: str) -> Path | None:
 def potcar_valences(place: Path) -> dict[int, float]:
     """Valence electrons by atomic number, as a POTCAR states them; a potential without an element or a valence is
     passed over.
-
-    Raises:
-        TomatError: one that cannot be read, or with two potentials of an element that differ.
     """
     try:
         content = structure_text(str(place))
@@ -64,12 +61,7 @@ def valences_beside(path: str) -> dict[int, float]:
 
 
 def expected_electrons(grid: DensityGrid, path: str, valences: Mapping[int, float] | None) -> tuple[float, str]:
-    """The electrons that a density should have, and where that is from.
-
-    Args:
-        path: its file; the POTCAR beside it is read.
-        valences: go before it.
-    """
+    """The electrons that a density should have, and where that is from."""
     numbers = grid.atomic_numbers.tolist()
     if valences:
         if missing := sorted(set(numbers) - set(valences)):

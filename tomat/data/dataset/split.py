@@ -19,9 +19,7 @@ def held_out_compositions(materials: Sequence[tuple[str, Atoms]], share: float, 
     that the electrons of a prediction are known.
 
     Args:
-        materials: reduced formula and atoms of each density.
         share: of the densities, 0 to 1; 0: none are held out.
-        seed: of the order.
 
     Returns:
         Formulas, sorted; empty if none can be held out.

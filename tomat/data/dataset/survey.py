@@ -46,10 +46,6 @@ class Survey:
 
     def without(self, used: Collection[str], ignored: Mapping[str, str]) -> "Survey":
         """With files that were of use after all no longer among the ignored, but for those with a reason of their own.
-
-        Args:
-            used: their paths.
-            ignored: why, by path, of those among them that were not.
         """
         kept = {path: why for path, why in self.ignored.items() if path not in used}
         return replace(self, ignored={**kept, **ignored})
@@ -70,21 +66,7 @@ def survey(
     kept: Path,
     rules: ReadRules,
 ) -> Survey:
-    """Read what was not read before.
-
-    Args:
-        files: as they were found.
-        hashes: of each, by path.
-        ignored: of the search.
-        read: reads one; what it refuses is ignored, with its reason.
-        check: likewise refuses one that was read, now or before.
-        kept: file of the answers so far, in a folder that is there.
-        rules: that `read` reads by; answers under others are not taken.
-
-    Raises:
-        RetryableError: a place that does not answer.
-        TomatError: memory that ran out.
-    """
+    """Read what was not read before."""
     rule_words = {"species": list(rules.species), "accept": sorted(rules.accept)}
     known = _answers(kept, rule_words)
     found: list[Material] = []
@@ -120,11 +102,6 @@ def files_of_contents(
 ) -> dict[str, str]:
     """Paths of the files that hold given densities, whatever they are called and however they are packed. Nothing is
     written.
-
-    Args:
-        wanted: material of each content hash.
-        files, hashes, read: as `survey`.
-        kept: file of the answers of a survey, which need not be there.
 
     Returns:
         Path by material; one that no file holds is not in it.

@@ -36,11 +36,7 @@ class Potcars:
 
 
 def potcars_beside(paths: Iterable[str]) -> Potcars:
-    """Read the POTCARs in the folders of densities.
-
-    Args:
-        paths: of the densities that were read.
-    """
+    """Read the POTCARs in the folders of densities."""
     places = dict.fromkeys(place for path in paths if (place := potcar_beside(path)))
     valences: dict[int, tuple[float, str]] = {}
     differing: dict[int, str] = {}
@@ -67,16 +63,10 @@ def choose_valences(
     """The valence electrons of each element, as far as counts or POTCARs settle them, and where each is from.
 
     Args:
-        materials: that are learnt from.
-        potcars: beside them, and beside what is held out.
         accept: of the rules of reading; `electrons` lets densities differ in what their atoms bring.
 
     Returns:
         By atomic number; and `Mg 2, O 6 of the densities' electron counts; Na 1 of a/POTCAR`.
-
-    Raises:
-        TomatError: a POTCAR says another number than the counts, or a sum that a density does not hold; densities
-            whose electrons do not fit those of most others.
     """
     atoms = [{atomic_number(symbol): count for symbol, count in each.atoms.items()} for each in materials]
     electrons = [each.electrons for each in materials]
@@ -141,11 +131,7 @@ def _refuse_odd_ones(materials: Sequence[Material]) -> None:
 
 
 def common_valences(meanings: Sequence[Sequence[Mapping[int, float]]]) -> dict[int, float]:
-    """The valences that explain most densities.
-
-    Args:
-        meanings: of each density, the valences that its count allows, by atomic number.
-    """
+    """The valences that explain most densities."""
     kinds = Counter(tuple(tuple(sorted(way.items())) for way in ways) for ways in meanings if ways)
     votes: dict[int, dict[float, float]] = {}
     for ways, often in kinds.items():

@@ -133,9 +133,7 @@ def check_atoms_on_density(
         lattice: `[3, 3]` in A.
         atomic_numbers: `[n]`.
         frac_coords: `[n, 3]`.
-        source: named in errors.
         meanings: how many electrons the atoms can bring, by the count; empty where that is not known.
-        hint: a sentence on what else the values may be, said where no meaning holds.
     """
     found = misfit_of(values, lattice, atomic_numbers, frac_coords)
     if found is None:
@@ -246,7 +244,6 @@ def electrons_within(values: np.ndarray, lattice: np.ndarray, frac: np.ndarray, 
         values: `[nx, ny, nz]`, rho x V in electrons.
         lattice: `[3, 3]` in A.
         frac: `[3]`, its centre.
-        radius_a: of the sphere.
     """
     shape = np.array(values.shape)
     steps = lattice / shape[:, None]

@@ -56,13 +56,8 @@ def density_of(
         lattice: `[3, 3]` in A.
         atomic_numbers: `[n]`.
         frac_coords: `[n, 3]`.
-        source: named in errors.
         partial: any part of the electrons of these atoms will do.
         cube: the values are of a cube, which some write in e/A^3 and with rounded sides.
-
-    Raises:
-        TomatError: a cell that cannot be, values that are no total density of these atoms, that were zeroed in part,
-            whose sum no potentials of these elements give, or that do not lie on the atoms.
     """
     if "distances" not in rules.accept:
         check_cell(lattice, atomic_numbers, frac_coords, source)
@@ -174,10 +169,6 @@ def check_rho_times_volume(
         lattice: `[3, 3]` in A.
         partial: any part of the electrons will do.
         cube: the values were read as e/bohr^3.
-
-    Raises:
-        TomatError: values that are not finite, a quantity with both signs, or a mean that is no electron count; where
-            the values would fit as e/A^3 or as e/bohr^3 the message says so.
     """
     total = float(np.mean(values, dtype=np.float64))
     if not np.isfinite(total):

@@ -36,16 +36,8 @@ KIND = "CHGCAR"
 def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
     """Read the total density of a CHGCAR; spin densities and augmentation occupancies in it are checked and left alone.
 
-    Args:
-        material_id: name to give it; else the file name.
-        rules: elements of a file that names none, and refusals that are lifted.
-
     Returns:
         The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
-
-    Raises:
-        TomatError: no such file, a file that is no CHGCAR, ends early, holds more or fewer values than its grid, or
-            names no elements; a name or title of what is no total density; whatever `density_of` refuses.
     """
     source = os.fspath(path)
     if not Path(path).is_file():
@@ -104,11 +96,7 @@ def read_grid_shape(path: Location) -> tuple[int, int, int]:
 
 
 def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augmentation:
-    """The augmentation occupancies of the total density of a CHGCAR.
-
-    Raises:
-        TomatError: no such file, no complete CHGCAR, or other than one block of occupancies for each of its atoms.
-    """
+    """The augmentation occupancies of the total density of a CHGCAR."""
     source = os.fspath(path)
     with _opened(source) as text:
         header = read_header(text)

@@ -18,12 +18,7 @@ MOST_IMAGES = 10_000_000
 
 @dataclass(frozen=True, eq=False)
 class Crystal:
-    """A periodic cell and its atoms.
-
-    Raises:
-        TomatError: an array of the wrong shape, a value that is not finite, a flat cell, no atom, an atomic number
-            outside 1..118.
-    """
+    """A periodic cell and its atoms."""
 
     lattice: np.ndarray
     """float64 `[3, 3]`, rows a, b, c in A."""
@@ -86,13 +81,9 @@ class Crystal:
         Args:
             origin: `[3]`, A.
             edges: `[3, 3]`, rows in A.
-            radius_a: reach of an atom.
 
         Returns:
             Atomic numbers int64 `[n]`, and positions float64 `[n, 3]` in A relative to `origin`.
-
-        Raises:
-            TomatError: a box that spans so many cells that more than `MOST_IMAGES` atoms would be looked at.
         """
         centre = origin + edges.sum(axis=0) / 2
         corners = np.array(list(np.ndindex(2, 2, 2))) @ edges - edges.sum(axis=0) / 2

@@ -47,16 +47,9 @@ _log = logging.getLogger(__name__)
 def read_cube(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
     """Read the density of a cube whose voxels tile the cell.
 
-    Args:
-        material_id: name to give it; else the file name.
-
     Returns:
         The density in e/A^3, without ghost atoms (Z = 0), which are counted in a warning; negative values are set to
         zero and counted in `clipped_voxels`.
-
-    Raises:
-        TomatError: no such file, a file that is no cube of one density, ends early or goes on, or is said to hold
-            something else than the total density; whatever `density_of` refuses.
     """
     source = os.fspath(path)
     with _opened(source) as text:

@@ -68,10 +68,7 @@ def check_electron_count(
         values: `[nx, ny, nz]`, rho x V in electrons, as read.
         lattice: `[3, 3]` in A.
         atomic_numbers: `[n]`.
-        source: named in errors.
         accept: of the rules of reading: `fractional_electrons` lifts the first refusal, `electrons` the second.
-        given: valences that are known; their sum alone will do.
-        cube: the values are of a cube.
         tolerance: electrons; None: what the values earn.
 
     Returns:

@@ -44,23 +44,14 @@ class ReciprocalList:
 
 
 def read_reciprocal_list(path: str | os.PathLike[str]) -> ReciprocalList:
-    """The vectors that a `charge-density.dat` lists; its coefficients are not read.
-
-    Raises:
-        TomatError: it cannot be read, is something else, or is of a spin-polarised run.
-    """
+    """The vectors that a `charge-density.dat` lists; its coefficients are not read."""
     return read_coefficients(path)[0]
 
 
 def read_charge_density(
     path: str | os.PathLike[str], crystal: Crystal, grid_shape: tuple[int, int, int]
 ) -> DensityGrid:
-    """The density of a `charge-density.dat` on a grid of the crystal's cell, in e/A^3.
-
-    Raises:
-        TomatError: it cannot be read, is something else, of a spin-polarised run, of another cell, or of vectors that
-            the grid cannot hold.
-    """
+    """The density of a `charge-density.dat` on a grid of the crystal's cell, in e/A^3."""
     vectors, coefficients = read_coefficients(path)
     _check_cell(crystal.lattice, crystal.name, vectors)
     _check_shape(grid_shape, vectors)
@@ -110,11 +101,7 @@ def _check_vectors(reciprocal: np.ndarray, miller: np.ndarray, coefficients: np.
 
 
 def write_charge_density(grid: DensityGrid, path: str | os.PathLike[str], vectors: ReciprocalList) -> None:
-    """Write a density for `startingpot = 'file'` of pw.x.
-
-    Raises:
-        TomatError: `vectors` are of another cell, or reach beyond what the grid can tell.
-    """
+    """Write a density for `startingpot = 'file'` of pw.x."""
     from scipy.io import FortranFile
 
     _check_cell(grid.lattice, grid.material_id, vectors)

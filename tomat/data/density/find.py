@@ -48,15 +48,6 @@ def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES, accept: Seq
     cubes, `*.vasp` that are not called POSCAR or CONTCAR, `*.zarr`, `*.json[.gz]`; a CHG where no CHGCAR of the same
     calculation lies beside it. A material is called as its file without suffixes, a file just called CHGCAR as its
     folder; where two would be called the same, the folders above go before the name.
-
-    Args:
-        paths: a file that is named is taken whatever it is called; whether it is a density its reader says.
-        tries: how often a bucket is asked.
-        accept: of the rules of reading; with `not_total` a folder gives parts of densities too (AECCAR0, PARCHG).
-
-    Raises:
-        TomatError: a path that does not exist, or a folder without a density.
-        UnreachableError: a bucket that cannot be reached.
     """
     found: dict[str, tuple[str, str]] = {}
     ignored: dict[str, str] = {}
@@ -106,12 +97,7 @@ def densities_below(root: str, suffixes: str | tuple[str, ...], tries: int = STO
 
 
 def asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) -> Answer:
-    """What `ask` says of the file system that a path or URL lies on, and its path there; tried again in an outage.
-
-    Raises:
-        TomatError: if there is no such place, or it cannot be read.
-        UnreachableError: if it still cannot be reached after `tries` tries.
-    """
+    """What `ask` says of the file system that a path or URL lies on, and its path there; tried again in an outage."""
     import fsspec
 
     def answer() -> Answer:

@@ -52,10 +52,6 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
         lattice: `[3, 3]`, rows in A.
         atomic_numbers: `[n]`.
         frac_coords: `[n, 3]`.
-
-    Raises:
-        TomatError: too little or too much volume for an atom or for these elements, atoms on top of each other, or
-            atoms of which none is near enough to another to be bound.
     """
     # NaN is refused too: it is below nothing.
     if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(frac_coords) <= 1000).all():

@@ -30,10 +30,6 @@ class DensityGrid:
     """An electron density and the crystal it belongs to.
 
     The grid has no duplicate end points: voxel `[i, j, k]` is the value at fractional position `(i/nx, j/ny, k/nz)`.
-
-    Raises:
-        TomatError: an array of the wrong shape, a value that is not finite or that no density has, a flat cell, an
-            atomic number outside 1..118.
     """
 
     rho: np.ndarray
@@ -149,7 +145,6 @@ class DensityGrid:
         """A sub-block of the endless crystal.
 
         Args:
-            anchor: its first voxel; any integers, also negative or beyond the cell.
             shape: its sides in voxels, at least 1; also larger than the cell.
 
         Returns:
@@ -172,7 +167,6 @@ class DensityGrid:
         them. The electron count stays, and so does every original value where the two grids meet.
 
         Args:
-            grid_shape: sides of the finer grid, none below the present side.
             clip_negative: set negative values to zero and count them; for a density whose series was cut off, which
                 rings below zero between voxels.
         """
@@ -202,10 +196,6 @@ def fast_shape(lattice: np.ndarray, spacing_a: float, at_least: Sequence[int] = 
     Args:
         lattice: `[3, 3]`, rows in A.
         spacing_a: largest distance of neighbouring voxels along each axis, A.
-        at_least: sides that it does not go below.
-
-    Raises:
-        TomatError: more voxels than can be counted.
     """
     from scipy.fft import next_fast_len
 
@@ -223,7 +213,6 @@ def clip_negative_values(values: np.ndarray, volume_a3: float) -> tuple[np.ndarr
 
     Args:
         values: `[nx, ny, nz]`, e/A^3.
-        volume_a3: of the cell.
     """
     negative = values < 0
     count = int(np.count_nonzero(negative))

@@ -35,10 +35,8 @@ def open_density(
     Args:
         location: `*CHGCAR*[.gz|.bz2|.xz]`, `*.vasp`, `*.cube[.gz|.bz2|.xz]`, `*.zarr` (or a folder with `zarr.json`),
             `*.json[.gz]`; Zarr and JSON also as URLs.
-        rules: what may be assumed, and which refusals are lifted.
 
     Raises:
-        TomatError: a name of none of these kinds, or what the reader of its kind finds wrong.
         MemoryError: as it is; it says nothing about the file.
     """
     text = os.fspath(location).rstrip("/")
@@ -88,11 +86,9 @@ def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
     pymatgen, NumPy or a decompressor, each with exceptions of its own, and one such file must not end the work on all.
 
     Args:
-        read: reads one density.
         location: its path or URL, or another name of it.
 
     Raises:
-        TomatError: what `read` raises, with its class and first line.
         MemoryError: as it is; it says nothing about the file.
     """
     try:

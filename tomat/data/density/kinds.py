@@ -105,7 +105,6 @@ def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> K
 
     Args:
         location: path or URL.
-        titles: what the file itself says: title lines, names of arrays.
         accept: of the rules of reading; `not_total` reads what holds electrons.
 
     Returns:

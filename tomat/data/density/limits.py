@@ -85,11 +85,7 @@ class BoundedText:
         self._buffer, self._at = b"", 0
 
     def line(self, longest: int = 4096) -> bytes:
-        """The next line with its end; empty at the end of the text.
-
-        Raises:
-            TomatError: a line longer than `longest` bytes, or a limit that is passed.
-        """
+        """The next line with its end; empty at the end of the text."""
         while (end := self._buffer.find(b"\n", self._at) + 1) == 0:
             if len(self._buffer) - self._at > longest or not self._fill():
                 end = len(self._buffer)
@@ -146,7 +142,6 @@ def decompressed(raw: bytes, source: str) -> bytes:
     """The content of a plain or compressed object, within the limits.
 
     Raises:
-        TomatError: a limit that is passed.
         COMPRESSION_ERRORS: damaged compression.
     """
     return BoundedText(io.BytesIO(raw), len(raw), source).everything()
@@ -163,7 +158,6 @@ def structure_text(path: str) -> str:
     """The whole content of a local file with a structure or pseudopotentials, plain or compressed.
 
     Raises:
-        TomatError: more than `MOST_STRUCTURE_BYTES`, of which no more are decompressed; or no text.
         COMPRESSION_ERRORS: damaged compression.
     """
     text = open_structure(path)

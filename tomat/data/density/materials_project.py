@@ -29,14 +29,9 @@ def read_materials_project(
 
     Args:
         location: a local path or a URL that fsspec opens; `.json.gz` or `.json`.
-        material_id: name to give it; else the document's `task_id`, else its `fs_id`, else the file name.
 
     Returns:
         The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
-
-    Raises:
-        TomatError: no such object, damaged compression or JSON, more than a density can need, a part that is missing or
-            of another type; whatever `density_of` refuses.
     """
     source = os.fspath(location)
     document = _load(source)

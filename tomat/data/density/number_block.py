@@ -42,23 +42,13 @@ def without_padding(values: np.ndarray, n_values: int, per_line: int) -> np.ndar
 
     Args:
         values: `[n]`.
-        n_values: how many are expected.
-        per_line: of a full line; what is beyond is no padding.
     """
     excess = values[n_values:]
     return values[:n_values] if excess.size < per_line and not excess.any() else values
 
 
 def read_block(text: BoundedText, n_values: int, what: str, kind: str) -> np.ndarray:
-    """`n_values` numbers over as many lines as they take, float64; a block ends with its line, which zeros may fill.
-
-    Args:
-        what: the block, in errors.
-        kind: of the file, in errors, such as "CHGCAR".
-
-    Raises:
-        TomatError: fewer or more values, a word that is no number, or blank lines without end.
-    """
+    """`n_values` numbers over as many lines as they take, float64; a block ends with its line, which zeros may fill."""
     parts: list[np.ndarray] = []
     found, per_line, blank = 0, 1, 0
     while found < n_values:

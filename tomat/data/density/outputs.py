@@ -83,14 +83,6 @@ def write_density(
         form: `chgcar` (rho x V in electrons, x fastest), `cube` (e/bohr^3, z fastest, lengths in bohr), `zarr` (the
             `rho_gga` layout), `json` (a charge density of the Materials Project; compressed where the name ends in
             `.gz`), `qe` (a folder with Quantum ESPRESSO's `charge-density.dat`).
-        augmentation: of the same atoms, for `chgcar`; without it the file has none.
-        vectors: of the same cell, for `qe`, which is not written without.
-        metadata: kept in `zarr`.
-
-    Raises:
-        OutputError: the disk is full, or the place cannot be written.
-        TomatError: `augmentation` or `vectors` are of something else, or the density has an electron count that its
-            atoms cannot have.
     """
     target = Path(path)
     if form not in FORMATS:
@@ -123,9 +115,6 @@ def write_density(
 
 def write_spread(grid: DensityGrid, path: Path) -> None:
     """Write the standard deviation over samples, `grid.rho`, as a cube in e/bohr^3: every viewer of densities reads it.
-
-    Raises:
-        OutputError: the disk is full, or the place cannot be written.
     """
     _replace(path, lambda place: _write_cube(grid, place))
 
@@ -248,11 +237,7 @@ def _binary(path: Path) -> Iterator[IO[bytes]]:
 
 
 def check_augmentation(augmentation: Augmentation, atomic_numbers: np.ndarray, name: str) -> None:
-    """Refuse augmentation occupancies of other atoms, or of the same in another order.
-
-    Args:
-        atomic_numbers: of the structure that they are to be written with, which is called `name`.
-    """
+    """Refuse augmentation occupancies of other atoms, or of the same in another order."""
     theirs, ours = augmentation.crystal.atomic_numbers, atomic_numbers
     if not np.array_equal(theirs, ours):
         words = [" ".join(symbol_of(z) for z in numbers.tolist()[:12]) for numbers in (theirs, ours)]

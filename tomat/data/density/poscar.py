@@ -69,11 +69,7 @@ class Header:
 
 
 def read_header(text: BoundedText) -> Header:
-    """Read title, scale, lattice, species, counts and coordinates, and the empty line after them.
-
-    Raises:
-        TomatError: naming the part that is damaged, or the elements that it names differently in two places.
-    """
+    """Read title, scale, lattice, species, counts and coordinates, and the empty line after them."""
     source = text.source
     title = _line(text, "the title")
     scale = _numbers(_line(text, "the scale"), "the scale", source)
@@ -116,9 +112,6 @@ def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
 
     Returns:
         atomic numbers int64 `[n]`.
-
-    Raises:
-        TomatError: no element is named anywhere, or two places differ.
     """
     groups = f"{len(header.counts)} group(s) of {_words(header.counts)} atom(s)"
     if (named := header.elements) is not None:
@@ -166,9 +159,6 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
     """Refuse `--species` where every file names its elements, and none those of the flag.
 
     A file that cannot be read is passed over, and the flag taken to be for it: its reader says what is wrong.
-
-    Args:
-        paths: of CHGCARs and POSCARs, of which the headers are read up to the first that names no elements.
     """
     first = ""
     for path in paths if rules.species else ():

@@ -93,9 +93,6 @@ class Promolecule:
 
         Radial functions are interpolated linearly from points `cutoff_a` / 16,384 apart, to some 1e-6 of their value.
         The time grows with the atoms and the voxels within `cutoff_a` of each, in a skewed cell too.
-
-        Raises:
-            TomatError: an element it does not know.
         """
         self.check_elements(crystal)
         basis, points = self.basis, 1 << 14
@@ -141,11 +138,7 @@ class Promolecule:
         return {number: float(simpson(values @ c, x=r)) for number, c in self.coefficients.items()}
 
     def nmae(self, grid: DensityGrid) -> float:
-        """The integral of |sum of atoms - density| over that of the density, in the whole cell.
-
-        Raises:
-            TomatError: an element it does not know.
-        """
+        """The integral of |sum of atoms - density| over that of the density, in the whole cell."""
         found = self.density(Crystal.of(grid), grid.grid_shape).astype(np.float64)
         return float(np.abs(found - grid.rho).sum() / grid.rho.sum(dtype=np.float64))
 
@@ -245,11 +238,7 @@ class PromoleculeFit:
     """Of each density: `geometry.void_radius_a`; fewer than densities where an earlier tomat added some."""
 
     def add(self, grid: DensityGrid, voxels: int = FIT_VOXELS, material_id: str = "") -> None:
-        """Add a density, at that many of its voxels; its name is kept if given.
-
-        Raises:
-            TomatError: it is zero at all of them; nothing is added then.
-        """
+        """Add a density, at that many of its voxels; its name is kept if given."""
         crystal = Crystal.of(grid)
         index = (np.outer(np.arange(voxels), _STRIDES) % 1.0 * grid.grid_shape).astype(np.int64)
         rho = grid.rho[tuple(index.T)].astype(np.float64)
@@ -279,11 +268,7 @@ class PromoleculeFit:
             self.distances_a[pair] = min(distance, self.distances_a.get(pair, distance))
 
     def merge(self, other: PromoleculeFit) -> None:
-        """Add the densities that another fit has seen.
-
-        Raises:
-            TomatError: it has another basis.
-        """
+        """Add the densities that another fit has seen."""
         if other.basis != self.basis:
             raise TomatError("two parts of a promolecule fit have different radial functions; fit both again.")
         _add(self.projections, other.projections)
@@ -325,9 +310,7 @@ class PromoleculeFit:
         """What `to_bytes` wrote.
 
         Args:
-            content: the file's.
             source: path or URL, named in errors.
-            remedy: a sentence that says what to do about a damaged one.
         """
         arrays = unpack_arrays(content, source, "the sums of a promolecule's fit", remedy)
         try:
@@ -352,11 +335,7 @@ class PromoleculeFit:
             raise TomatError(f"{source} is not the sums of a promolecule's fit ({error}). {remedy}") from error
 
     def solve(self) -> Promolecule:
-        """The non-negative least-squares solution.
-
-        Raises:
-            TomatError: no density was added.
-        """
+        """The non-negative least-squares solution."""
         from scipy.optimize import nnls
 
         elements = sorted(self.projections)
@@ -395,9 +374,7 @@ def radial_sums(crystal: Crystal, places: np.ndarray, basis: RadialBasis) -> dic
     """Sums over the atoms of each element, periodic images too, of the radial functions.
 
     Args:
-        crystal: Cell and atoms.
         places: `[n_points, 3]`, fractional.
-        basis: The functions.
 
     Returns:
         Atomic number to float64 `[n_points, basis.n]`.

@@ -20,15 +20,8 @@ SAME_PLACE_A = 0.01
 def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lattice, atomic numbers and fractional coordinates of a pymatgen `Structure.as_dict()`.
 
-    Args:
-        source: named in errors.
-
     Returns:
         lattice float64 `[3, 3]` in A, atomic numbers int64 `[n]`, fractional coordinates float64 `[n, 3]`.
-
-    Raises:
-        TomatError: a part is missing, of another type, or not finite, a site holds no or more than one element, or the
-            parts that say the same twice (matrix and volume of the lattice, fractional and Cartesian places) differ.
     """
     try:
         lattice = np.array(structure["lattice"]["matrix"], dtype=np.float64).reshape(3, 3)

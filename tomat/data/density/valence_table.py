@@ -89,7 +89,6 @@ def readings(atomic_numbers: np.ndarray, given: Valences | None = None) -> tuple
 
     Args:
         atomic_numbers: `[n]`.
-        given: valences that are known; then there is one reading, if it has all the elements.
 
     Returns:
         Ascending in electrons, at most `MOST_READINGS` of each count; the counts are complete.

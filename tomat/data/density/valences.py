@@ -18,8 +18,6 @@ def settled_valences(
     number another's could make up for (it is always in the same ratio with others).
 
     Args:
-        atoms: of each density, how many of each atomic number.
-        electrons: of each density.
         known: elements whose electrons are known otherwise. They help to settle the others, and are not in the answer.
     """
     known = known or {}

@@ -86,12 +86,7 @@ def check_array(array: Any, source: str) -> None:
 
 
 def decompressed_bytes(content: bytes, enough: int) -> int:
-    """Size of a chunk once it is decompressed, as far as its format tells without decompressing it.
-
-    Args:
-        content: a chunk as stored, zstd, gzip or blosc; anything else counts as stored.
-        enough: do not look beyond.
-    """
+    """Size of a chunk once it is decompressed, as far as its format tells without decompressing it."""
     if content[:4] in (_ZSTD_MAGIC, *_ZSTD_SKIPPABLE_MAGIC):
         stated = _stated_zstd_bytes(content)
         return _counted_bytes(content, "zstd", enough) if stated is None else stated

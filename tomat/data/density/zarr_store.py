@@ -39,14 +39,11 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
 
     Args:
         location: the group, a local path or a URL.
-        material_id: name to give it; else `task_id` of its metadata, else the name of the group.
 
     Returns:
         The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
 
     Raises:
-        TomatError: no such group, an array or attribute that is missing or larger than any density's, a chunk that is
-            missing or does not decode, another checksum than the one written; whatever `density_of` refuses.
         MemoryError: as it is; it says nothing about the material.
     """
     text = os.fspath(location)
@@ -96,10 +93,7 @@ def write_zarr(
     """Write one material.
 
     Args:
-        location: the group to create, a local path; it appears complete or not at all.
         chunks: side of cubic chunks (the `rho_gga` set uses 16); None for one chunk.
-        metadata: added to `{"task_id": material_id}`.
-        overwrite: replace what is there; otherwise that is an error.
     """
     import zarr
     from zarr.codecs import ZstdCodec

@@ -53,8 +53,6 @@ def count_clipped(values: np.ndarray, codec: DensityCodec, material_id: str) -> 
 
     Args:
         values: float32 [...], in the codec's unit, finite and at least 0.
-        codec: the codec.
-        material_id: name of the material.
     """
     low, high = codec.fitted_range
     below = (values > 0) & (values < low)
@@ -68,11 +66,7 @@ def count_clipped(values: np.ndarray, codec: DensityCodec, material_id: str) -> 
 
 
 def clipped_of(grid: DensityGrid, codec: DensityCodec, material_id: str, max_share: float) -> ClippedMaterial:
-    """The voxels of a density outside a codec, if it can hold the rest.
-
-    Raises:
-        TomatError: if they hold more than `max_share` of the electrons; says what lies outside, and what to do.
-    """
+    """The voxels of a density outside a codec, if it can hold the rest."""
     values = grid.rho_times_volume() if codec.unit == UNIT_RHO_TIMES_VOLUME else grid.rho
     clipped = count_clipped(values, codec, material_id)
     if clipped.electron_share > max_share:

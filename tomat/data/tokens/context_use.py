@@ -51,11 +51,7 @@ def _use(context: int, shapes: Sequence[PatchShape], used_tokens: int) -> Use:
 
 
 def one_patch(layout: SequenceLayout, n_atoms: int) -> Use:
-    """The context of a layout of one token a voxel.
-
-    Raises:
-        TomatError: if not one voxel fits.
-    """
+    """The context of a layout of one token a voxel."""
     shape = layout.patch_shape(n_atoms)
     return _use(layout.context, [shape], layout.used_tokens(n_atoms, shape))
 
@@ -67,10 +63,7 @@ def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool,
     with a shared one it costs `FURTHER_PATCH_TOKENS`.
 
     Args:
-        context: tokens.
-        n_atoms: atoms of the material.
         n_patches: cubes, at least 1.
-        shared_preamble: whether the material is described once, or once a cube.
         smallest_side: of the cubes, in voxels, at least 1.
     """
     preamble = FIXED_TOKENS + TOKENS_PER_ATOM * n_atoms
@@ -107,8 +100,6 @@ def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> lis
     """Every layout of that context with one token a voxel, and packing, for each number of atoms.
 
     Args:
-        context: tokens.
-        atoms: numbers of atoms, none negative.
         smallest_side: of packed cubes, in voxels, at least 1.
 
     Returns:
@@ -116,9 +107,6 @@ def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> lis
         those that fill with `voxels_without_preamble`, what a shorter preamble could win at most; `wide_box`, the same
         for boxes of `WIDE_SIDE_DIFFERENCE`; `packed`, a list of the same with `n_patches` (2 to `MOST_PACKED`) and
         `shared_preamble`, without those that do not fit.
-
-    Raises:
-        TomatError: if no layout has that context.
     """
     layouts = [each for each in LAYOUTS.values() if each.context == context and each.tokens_per_voxel == 1]
     if not layouts:

@@ -25,15 +25,7 @@ def write_demo_shards(
     objective: Literal["absolute", "squared"],
     patches_per_material: int,
 ) -> None:
-    """Fit codec and promolecule to the embedded training densities; write a set for each split, unless it is there.
-
-    Args:
-        folder: It gets `train` and `validation`.
-        layout: The sequence layout.
-        n_density_tokens: Bins of the codec.
-        objective: What the codec minimises.
-        patches_per_material: Patches drawn from each cell.
-    """
+    """Fit codec and promolecule to the embedded training densities; write a set for each split, unless it is there."""
     if _is_there(folder, layout, n_density_tokens, patches_per_material):
         return
     codec = fit_demo_codec(n_density_tokens, objective)

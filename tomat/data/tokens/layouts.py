@@ -36,11 +36,7 @@ PatchShape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """One patch of a density in `context` tokens.
-
-    Raises:
-        TomatError: if not even one voxel fits, or a setting is out of its range.
-    """
+    """One patch of a density in `context` tokens."""
 
     name: str
     """Name the layout is known by, `v3-p19`."""
@@ -110,9 +106,6 @@ class SequenceLayout:
         """The patch with the most voxels beside `n_atoms` atoms: a cube of at most P^3, or a box.
 
         Of boxes with equally many voxels it is the one with the least surface; sides ascend.
-
-        Raises:
-            TomatError: if not one voxel fits.
         """
         if self.used_tokens(n_atoms, self.default_shape) <= self.context and not self.fills_context:
             return self.default_shape

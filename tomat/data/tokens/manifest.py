@@ -79,9 +79,7 @@ def draw_anchors(key: str, grid_shape: Sequence[int], count: int) -> np.ndarray:
     floor(53 random bits x voxels / 2^53): uneven by less than 2^-22 even for 2^31 voxels.
 
     Args:
-        key: from `anchors_seed`.
         grid_shape: voxels along each side.
-        count: number of anchors.
 
     Returns:
         int64 [count, 3].
@@ -207,11 +205,7 @@ class ShardManifest:
         return np.searchsorted(self.row_ends, rows, side="right")
 
     def anchors(self, material: MaterialRows) -> np.ndarray:
-        """int64 [rows of the material, 3]: the anchor of each of its rows.
-
-        Raises:
-            TomatError: if the set was imported and its anchors are not known.
-        """
+        """int64 [rows of the material, 3]: the anchor of each of its rows."""
         if material.anchors_seed == IMPORTED_ANCHORS:
             raise TomatError(
                 f"The rows of {material.material_id} were imported, and where their patches lie is not known. Tokenize "
@@ -280,20 +274,8 @@ def plan_rows(
     """Lay out the rows of a data set: the manifest, not complete and without checksums.
 
     Args:
-        materials: name and grid shape of each material that can be tokenized, in the order of their rows.
-        layout, codec: of every row.
-        patches_per_material: rows of each material, M.
-        seed: of the anchors.
-        split: name of the split.
-        skipped: the materials left out, with reasons.
-        block_rows: rows of a chunk.
         clipped: the materials with voxels outside the codec; None if they were not counted.
-        max_clipped_share: above which a material was skipped for them.
         read_rules: what is assumed of the densities, such as `{"species": ["Na"], "accept": []}`; None if not recorded.
-        structures_sha256, promolecule_sha256: of what lies beside the manifest.
-
-    Raises:
-        TomatError: if no material is left, one is named twice, a name is none, or there are no rows of a material.
     """
     skipped = tuple(skipped)
     entries = [

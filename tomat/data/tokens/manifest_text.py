@@ -23,11 +23,7 @@ LATER_KEYS = {"clipped", "max_clipped_share", "read_rules", "structures_sha256",
 
 
 def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
-    """The manifest in `ShardManifest.to_text`'s JSON.
-
-    Raises:
-        TomatError: if it is none, of another version, damaged, or contradicts itself; it names `source`.
-    """
+    """The manifest in `ShardManifest.to_text`'s JSON."""
     again = "Copy or tokenize the set again."
     content, checked = parse_checked(text, source, "a manifest of a shard set", again)
     if missing := sorted(KEYS - LATER_KEYS - content.keys()):

@@ -30,12 +30,7 @@ _INTEGER_END = v.INTEGER_START + v.N_INTEGERS
 
 
 def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCodec) -> PatchShape:
-    """Check that patches of `grid` can be written in `layout`, and return the shape of the patch, in voxels.
-
-    Raises:
-        TomatError: if a grid side exceeds 1023, an element or the lattice is out of the vocabulary's range, the context
-            is too short for the atoms, or codec and layout differ in tokens a voxel.
-    """
+    """Check that patches of `grid` can be written in `layout`, and return the shape of the patch, in voxels."""
     check_codec(layout, codec)
     return check_grid_encodable(grid, layout)
 
@@ -120,8 +115,6 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
     Args:
         grid: the density, e/A^3.
         anchors: int [n, 3], first voxel of each patch, wrapped into the cell.
-        layout: the layout of the sequences.
-        codec: the codec of the density.
 
     Returns:
         uint16 [n, context].
@@ -263,12 +256,6 @@ def decode_sequence(
 
     Args:
         ids: integers [context], or shorter if only padding was cut.
-        layout: the layout the sequence was written in.
-        codec: the codec it was written with.
-        decoder: "median" or "mean".
-
-    Raises:
-        TomatError: at the first token that does not belong where it stands.
     """
     check_codec(layout, codec)
     read = _Reader(ids, layout)

@@ -43,10 +43,6 @@ def derive_key(seed: int, *context: str | int) -> int:
 
     Keys of different contexts are independent for every practical purpose: BLAKE2b of the JSON of `[seed, *context]`.
 
-    Args:
-        seed: the run's data seed, any integer.
-        context: what the key is for, e.g. `("window", epoch, window)`.
-
     Returns:
         An integer in [0, 2**128).
     """
@@ -56,10 +52,6 @@ def derive_key(seed: int, *context: str | int) -> int:
 
 class KeyedPermutation:
     """A bijection of [0, n) chosen by a key. See the module's docstring for the construction.
-
-    Args:
-        n: size of the domain, 1 <= n < 2**63.
-        key: 0 <= key < 2**128, usually from `derive_key`. Equal (n, key) give equal permutations on every machine.
 
     Raises:
         ValueError: n or key out of range.

@@ -128,11 +128,6 @@ class ShardSet:
     def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
         """Start reading a block.
 
-        Args:
-            block: index, 0 to n_blocks - 1.
-            verify: also compare the rows with the manifest's checksum (a stored object that is damaged or gone is
-                noticed in any case, by its crc32c and by rows that do not begin with BOS).
-
         Returns:
             A future of uint16 [rows of the block, context]; its result raises TomatError, naming the chunk, if the
             chunk is missing or damaged.
@@ -171,11 +166,7 @@ class ShardSet:
         return rows
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows start to stop - 1: uint16 [stop - start, context].
-
-        Raises:
-            TomatError: if there are no such rows, or a chunk is missing or damaged.
-        """
+        """Rows start to stop - 1: uint16 [stop - start, context]."""
         if not 0 <= start <= stop <= self.rows:
             asked = f"Row {start} was" if stop == start + 1 else f"Rows {start} to {stop - 1} were"
             raise TomatError(f"{asked} asked for; {self.url} has {counted(self.rows, 'row')}, numbered from 0.")
@@ -203,10 +194,6 @@ def open_shards(place: str | Path) -> ShardSet:
 
     Args:
         place: folder, or `file://` or `gs://` URL.
-
-    Raises:
-        TomatError: if there is no data set, it is of another version or not complete, or its array or codec is not the
-            manifest's.
     """
     store = Store(place)
     content = store.read(MANIFEST_NAME)

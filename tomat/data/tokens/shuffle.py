@@ -61,8 +61,6 @@ class ShuffledIndex:
 
     Args:
         rows: rows of the data set, at least 1.
-        config: the shuffle.
-        seed: seeds every permutation.
     """
 
     def __init__(self, rows: int, config: BlockShuffleConfig, seed: int):

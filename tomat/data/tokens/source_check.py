@@ -32,12 +32,7 @@ def damaged_chunks(shards: ShardSet, blocks: Iterable[int] | None = None) -> dic
 
 
 def repair_chunks(shards: ShardSet, chunks: Iterable[int], get_grid: GetGrid) -> None:
-    """Write chunks again from the source; no other chunk is touched, and none changes the manifest.
-
-    Raises:
-        TomatError: if the densities give other tokens than those the manifest has the checksum of; the chunk is then
-            left as it is.
-    """
+    """Write chunks again from the source; no other chunk is touched, and none changes the manifest."""
     store = Store(shards.url)
     for chunk in chunks:
         rows = chunk_tokens(shards.manifest, chunk, get_grid, shards.codec)
@@ -57,18 +52,10 @@ def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid
     Independent of how rows are written: the patch comes from `DensityGrid.patch`, and every voxel's token must be the
     bin its density lies in.
 
-    Args:
-        shards: an open set.
-        rows: rows to compare, best in ascending order (a material is then read once).
-        get_grid: reads the density of a material by name.
-
     Returns:
         `rows_compared` and `voxels_compared`; `nmae_fraction`, sum |decoded - source| / sum |source| over the patches
         of these rows, the codec's own error; `largest_relative_error_fraction`, of a voxel above 1e-3 of the largest
         density in its patch.
-
-    Raises:
-        TomatError: naming the row and what differs.
     """
     error_sum = total_sum = largest = 0.0
     n_rows = voxels = 0

@@ -88,10 +88,7 @@ class Structures:
         """What `to_bytes` wrote.
 
         Args:
-            content: the file's.
             source: path or URL, named in errors.
-            names: of the materials, in their order.
-            remedy: a sentence that says what to do about a damaged one.
         """
         arrays = unpack_arrays(content, source, "the structures of materials", remedy)
         try:
@@ -109,8 +106,6 @@ class PreambleStructures:
     """The structures of a set that has no others: read from the first row of each material, and rounded.
 
     Args:
-        url: of the set; named in the warning that is printed.
-        manifest, codec: the set's.
         read_rows: rows [start, stop) of the set.
     """
 
@@ -132,12 +127,7 @@ class PreambleStructures:
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Crystal:
-        """The rounded structure.
-
-        Raises:
-            TomatError: if the row cannot be read; of an imported set in version 3 of the layout, whose rows place the
-                atoms relative to patches that are not known (`crystal_of_row` reads them as they are).
-        """
+        """The rounded structure."""
         index = range(len(self))[index]
         if index not in self._read:
             material, layout = self.manifest.materials[index], self.manifest.layout
@@ -158,8 +148,6 @@ def crystal_of_row(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec,
 
     Args:
         ids: integers [context].
-        layout, codec: the row was written with.
-        name: of the material.
     """
     read = decode_sequence(ids, layout, codec)
     a, b, c = read.lattice_parameters[:3]

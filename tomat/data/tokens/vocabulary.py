@@ -68,11 +68,7 @@ MAX_IDS = 1 << 16
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All ids of a data set whose codec uses `n_density_tokens` ids.
-
-    Raises:
-        TomatError: if the ids would not fit uint16, or there are none for the density.
-    """
+    """All ids of a data set whose codec uses `n_density_tokens` ids."""
 
     n_density_tokens: int
     """Number of ids of the codec: 16,384 for one token a voxel at the default number of bins."""

@@ -39,8 +39,6 @@ def humanise(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, first
 
     Args:
         ids: integers [context].
-        layout: the layout the sequence was written in.
-        codec: the codec it was written with.
         first_voxels: number of voxels to spell out.
     """
     read = decode_sequence(ids, layout, codec)

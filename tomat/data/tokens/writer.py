@@ -81,11 +81,6 @@ def start_shards(
 
     Args:
         place: folder or `gs://` URL of the data set.
-        plan: the plan; the last that is written.
-        codec, structures, promolecule: those of the plan; the last two are not needed where the plan is in place.
-
-    Raises:
-        TomatError: if another data set lies there, or the place cannot be written.
     """
     if codec.sha256 != plan.codec_sha256:
         raise TomatError("The plan was made with another codec than the one given; plan again.")
@@ -161,12 +156,7 @@ def check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> No
 
 
 def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: DensityCodec) -> np.ndarray:
-    """The rows of one chunk: uint16 [rows of the chunk, context].
-
-    Raises:
-        TomatError: if a density cannot be read or written in the layout, or is not of the shape that was planned;
-            names the material.
-    """
+    """The rows of one chunk: uint16 [rows of the chunk, context]."""
     start, stop = plan.chunk_rows(chunk)
     first, last = plan.material_indices(np.array([start, stop - 1]))
     parts = []
@@ -205,11 +195,6 @@ class ChunkWriter:
     A chunk is durable before its record is written. Waiting for that takes longer than making the next chunk (30 ms
     against 12 ms for 64 rows of 8,192 tokens on a disk that others use), so up to `BEHIND` chunks are under way.
     Use as a context: leaving it without an error waits for all of them.
-
-    Args:
-        store: where `start_shards` put the plan.
-        plan: that plan.
-        array: the token array; else it is opened.
     """
 
     BEHIND = 2
@@ -228,11 +213,7 @@ class ChunkWriter:
             self._settle(0)
 
     def write(self, chunk: int, rows: np.ndarray) -> None:
-        """Start to write the rows of a chunk; they must not be changed afterwards.
-
-        Raises:
-            TomatError: if this chunk or one before it cannot be written.
-        """
+        """Start to write the rows of a chunk; they must not be changed afterwards."""
         future = begin_chunk(self.store, self.array, self.plan, chunk, rows)
         future.commit.force()
         self.chunks.append((chunk, rows_checksum(rows), future))
@@ -270,11 +251,7 @@ def begin_chunk(
 
 
 def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:
-    """True if the chunk has a whole record, and its stored rows have the record's checksum.
-
-    Raises:
-        RetryableError: if the place does not answer.
-    """
+    """True if the chunk has a whole record, and its stored rows have the record's checksum."""
     name = PROGRESS_PREFIX + record_name(chunk)
     record = store.read(name)
     if record is None:
@@ -290,11 +267,7 @@ def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:
 
 
 def finalise(place: str | Path | Store) -> ShardManifest:
-    """Gather the records of all chunks into the manifest, and mark the set complete.
-
-    Raises:
-        TomatError: if chunks are missing, or a record is damaged; names how many, and the first. If the place fails.
-    """
+    """Gather the records of all chunks into the manifest, and mark the set complete."""
     store = place if isinstance(place, Store) else Store(place)
     plan = read_plan(store)
     if plan is None:

@@ -71,12 +71,7 @@ class Runner(Protocol):
         """Call `function` for every unit, in any order, anywhere.
 
         Args:
-            function: picklable; leaves its result in the output and returns how many items were done.
-            units: picklable.
             on_done: called in the driver with the number of items of a finished unit.
-
-        Raises:
-            TomatError: what a unit raised, or that workers died again and again. Finished units stay finished.
         """
         ...
 
@@ -95,12 +90,7 @@ class WrittenSet:
 
 
 def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: bool = False) -> WrittenSet:
-    """Write the shard set that a configuration names, or finish it.
-
-    Raises:
-        TomatError: if input, output and worker are in different regions and that is not allowed; input or output cannot
-            be reached; the output holds another set; too many materials are skipped; or nothing can be tokenized.
-    """
+    """Write the shard set that a configuration names, or finish it."""
     store = Store(config.output, config.storage_tries)
     # Also finds out whether the output can be reached, before anything is listed or read.
     started = store.read(REQUEST_NAME)
@@ -144,19 +134,10 @@ def write_shards(
 
     Args:
         place: folder or `gs://` URL of the data set.
-        material_ids: names of the materials, in the order of their rows.
-        get_grid: reads a density by name, and compares its electron count.
-        layout, codec, patches_per_material, seed, split, block_rows: as `plan_rows`.
         max_clipped_share: a material that loses more of its electrons outside the codec is skipped.
-        read_rules: what `get_grid` assumes of the densities, as `plan_rows`.
-        promolecule: laid beside the rows; it decides none.
-        surveyed: what is known of the materials, all of which can be tokenized.
 
     Returns:
         The manifest of the complete set.
-
-    Raises:
-        TomatError: if another data set lies there, nothing can be tokenized, or a density or the place fails.
     """
     check_max_clipped_share(max_clipped_share)
     check_codec(layout, codec)
@@ -240,11 +221,7 @@ def _write_set(
 def check_request(
     config: RetokenizeConfig, job: ShardJob, store: Store, started: bytes | None, materials: Sequence[Material]
 ) -> None:
-    """Check that the output is empty or holds the set of this request; write the request into an empty one.
-
-    Raises:
-        TomatError: if it holds another set, or something else.
-    """
+    """Check that the output is empty or holds the set of this request; write the request into an empty one."""
     # By way of JSON, so that tuples and lists compare equal.
     wanted = json.loads(json.dumps(request_identity(config, job, materials)))
     if started is not None:

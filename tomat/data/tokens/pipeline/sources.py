@@ -44,12 +44,7 @@ class Material:
     def read(self, tries: int) -> DensityGrid:
         """The density.
 
-        Args:
-            tries: how often to try while the place cannot be reached.
-
         Raises:
-            UnreachableError: if it still cannot be.
-            TomatError: if the material is missing or broken, whatever its reader raised.
             MemoryError: as it is; it says nothing about the material.
         """
         if self.location.startswith("embedded:"):
@@ -70,11 +65,7 @@ class GivenMaterial(Material):
 
 
 def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
-    """The materials that a configuration names, in the order of their rows.
-
-    Raises:
-        TomatError: if there is none, one is named twice or by a path, or a list cannot be read.
-    """
+    """The materials that a configuration names, in the order of their rows."""
     if config.source == "embedded":
         materials = _embedded(config.split)
     elif config.filelist is not None:

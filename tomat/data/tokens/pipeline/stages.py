@@ -225,11 +225,7 @@ class Findings:
 
 
 def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
-    """Survey the materials of a unit.
-
-    Raises:
-        TomatError: if the input cannot be reached, or memory runs out.
-    """
+    """Survey the materials of a unit."""
     histogram = DensityHistogram() if job.codec is None else None
     promolecule = PromoleculeFit() if job.fits_promolecule else None
     crystals: list[Crystal] = []
@@ -323,9 +319,6 @@ class Planned:
 
 def plan_set(job: ShardJob, findings: Iterable[Findings]) -> Planned:
     """Fit codec and promolecule, unless they are given, to the findings of all units in their order; lay out the rows.
-
-    Raises:
-        TomatError: if there is nothing to tokenize, or too few densities to fit a codec.
     """
     histogram, sums = DensityHistogram(), PromoleculeFit()
     found: list[Surveyed] = []
@@ -371,11 +364,7 @@ def write_units(plan: ShardManifest, materials: Sequence[Material], missing: Seq
 
 
 def missing_chunks(store: Store, plan: ShardManifest, *, read: bool = False) -> list[int]:
-    """The chunks without a record, or whose object is gone: two listings.
-
-    Args:
-        read: also read what is there: one whose rows have another checksum than its record is missing too.
-    """
+    """The chunks without a record, or whose object is gone: two listings."""
     if plan.complete:
         return []
     records = set(store.names(PROGRESS_PREFIX))
@@ -403,10 +392,7 @@ def write_unit(output: str, tries: int, plan_sha256: str, unit: WriteUnit) -> in
     """Write the chunks of a unit, each with its record; finished ones are written again with the same bytes.
 
     Args:
-        output: place of the set, where `start_shards` put the plan.
-        tries: how often a request to a bucket is tried.
         plan_sha256: of the bytes of that plan.
-        unit: its chunks and their densities.
 
     Returns:
         Number of rows.

@@ -65,11 +65,7 @@ class DensityHistogram:
         return float(self.sums.sum())
 
     def add(self, rho: np.ndarray, material_id: str = "") -> None:
-        """Count every voxel of a density.
-
-        Args:
-            rho: float32 [...], in `unit`, finite and at least 0.
-        """
+        """Count every voxel of a density. `rho`: float32 [...], in `unit`, finite and at least 0."""
         values = np.ascontiguousarray(rho, dtype=np.float32).reshape(-1)
         if material_id in self.material_ids:
             raise TomatError(f"Material {material_id} is counted already; count each material once.")

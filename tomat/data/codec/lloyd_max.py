@@ -112,16 +112,11 @@ class LloydMaxCodec:
         return first.astype(np.uint16), bits, int((last - first).max())
 
     def encode(self, rho: np.ndarray) -> np.ndarray:
-        """Bin of each density, `np.searchsorted(edges, rho, side="right")`, computed from the bits of the float32.
+        """Bin of each density, `np.searchsorted(edges, rho, side="right")`, computed from the bits of the float32:
+        uint16 [...].
 
-        Negative values go to bin 0, values above the last edge to the last bin; NaN is the caller's to
-        exclude, as `DensityGrid` does.
-
-        Args:
-            rho: float32 [...], in `unit`.
-
-        Returns:
-            uint16 [...].
+        Negative values go to bin 0, values above the last edge to the last bin; NaN is the caller's to exclude, as
+        `DensityGrid` does. `rho`: float32 [...], in `unit`.
         """
         values = np.asarray(rho, dtype=np.float32)
         bits = np.ascontiguousarray(values).reshape(-1).view(np.int32)
@@ -137,14 +132,7 @@ class LloydMaxCodec:
         return ids.reshape(values.shape)
 
     def decode(self, ids: np.ndarray, decoder: Decoder = "median") -> np.ndarray:
-        """Density of each bin.
-
-        Args:
-            ids: integers [...], 0 to n_bins - 1.
-
-        Returns:
-            float32 [...], in `unit`.
-        """
+        """Density of each bin: float32 [...], in `unit`. `ids`: integers [...], 0 to n_bins - 1."""
         if decoder not in DECODERS:
             raise TomatError(f"There is no decoder {decoder!r}; expected one of {', '.join(DECODERS)}.")
         ids = np.asarray(ids)

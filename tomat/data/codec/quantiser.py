@@ -129,17 +129,11 @@ class FineBins:
 
 
 def optimal_cuts(fine: FineBins, n: int, absolute: bool) -> tuple[np.ndarray, int]:
-    """Cuts with the least error.
+    """Cuts with the least error: int64 [n + 1] cuts, cut k is below fine bin cuts[k]; and the number of passes.
 
     Cuts that hold equally many fine bins are first improved by exchanges. Then each pass finds, by dynamic programming,
     the best of all cuts that lie within `WINDOW` old intervals of where they were, and takes the exchanges that this
-    makes worth while.
-
-    Args:
-        fine: at least n bins.
-
-    Returns:
-        int64 [n + 1] cuts, cut k is below fine bin cuts[k]; and the number of passes.
+    makes worth while. `fine`: at least n bins.
     """
     cuts = np.arange(n + 1) * len(fine.bins) // n
     best, passes = np.inf, 0

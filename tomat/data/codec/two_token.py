@@ -57,13 +57,9 @@ class TwoTokenCodec:
         return 10.0**self.log10_low, 10.0**self.log10_high
 
     def encode(self, rho: np.ndarray) -> np.ndarray:
-        """Ids of each density.
+        """Ids of each density, uint16 [..., 2]: coarse id in [0, 512), fine id in [512, 4608).
 
-        Args:
-            rho: float32 [...], in `unit`, at least 0.
-
-        Returns:
-            uint16 [..., 2]: coarse id in [0, 512), fine id in [512, 4608).
+        `rho`: float32 [...], in `unit`, at least 0.
         """
         values = np.asarray(rho, dtype=np.float64)
         if not np.all((values >= 0) & (values < np.inf)):
@@ -74,13 +70,8 @@ class TwoTokenCodec:
         return np.stack([level // N_FINE, N_COARSE + level % N_FINE], axis=-1).astype(np.uint16)
 
     def decode(self, ids: np.ndarray, decoder: Decoder = "median") -> np.ndarray:
-        """Density of each pair of ids: the middle of the level in log10 for either decoder, 0 for level 0.
-
-        Args:
-            ids: integers [..., 2] as `encode` gives them.
-
-        Returns:
-            float32 [...].
+        """Density of each pair of ids: the middle of the level in log10 for either decoder, 0 for level 0. Returns
+        float32 [...]. `ids`: integers [..., 2] as `encode` gives them.
         """
         ids = np.asarray(ids, dtype=np.int64)
         coarse, fine = ids[..., 0], ids[..., 1] - N_COARSE

@@ -70,10 +70,7 @@ def choose_codec(histogram: DensityHistogram, most_bins: int, objective: Objecti
     """The codec with the fewest bins, a power of two, whose NMAE floor on the densities is below `floor`.
 
     What no model can go below should be small beside what models reach, and every bin is one more answer to learn from
-    the same patches. The floor of Lloyd-Max bins halves with twice as many.
-
-    Args:
-        floor: NMAE, a fraction.
+    the same patches. The floor of Lloyd-Max bins halves with twice as many. `floor`: NMAE, a fraction.
     """
     bins = min(FEWEST_BINS, most_bins)
     while True:

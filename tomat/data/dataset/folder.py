@@ -152,10 +152,8 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
     """What a run held out of the densities below a path, as its record says, with their files as they lie there now.
 
     A file counts if its bytes are those recorded, or, renamed or packed since, if the density in it is. Nothing is made
-    or written, and other densities may have come or gone.
-
-    Returns:
-        Its only split is `validation`, and it loads only the materials of that.
+    or written, and other densities may have come or gone. Its only split is `validation`, and it loads only the
+    materials of that.
     """
     recorded, plan = _recorded(folder), read_plan(Store(folder / "validation"))
     if recorded is not None and not recorded["validation_formulas"]:

@@ -45,8 +45,7 @@ class Survey:
         return f"{len(self.materials):,} read, {ignored_words(self.ignored)}, {twice}"
 
     def without(self, used: Collection[str], ignored: Mapping[str, str]) -> "Survey":
-        """With files that were of use after all no longer among the ignored, but for those with a reason of their own.
-        """
+        """With files that were of use after all no longer among the ignored, but for those with a reason of their own."""
         kept = {path: why for path, why in self.ignored.items() if path not in used}
         return replace(self, ignored={**kept, **ignored})
 
@@ -101,10 +100,7 @@ def files_of_contents(
     wanted: Mapping[str, str], files: Sequence[DensityFile], hashes: Mapping[str, str], read: Reader, kept: Path
 ) -> dict[str, str]:
     """Paths of the files that hold given densities, whatever they are called and however they are packed. Nothing is
-    written.
-
-    Returns:
-        Path by material; one that no file holds is not in it.
+    written. Returns paths by material; one that no file holds is not in it.
     """
     known = _answers(kept)
     found: dict[str, str] = {}

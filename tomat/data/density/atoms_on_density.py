@@ -75,14 +75,8 @@ def misfit_of(
 ) -> Misfit | None:
     """Fit a sum of atoms to a density.
 
-    Args:
-        rho: `[nx, ny, nz]`, in any unit; the share does not depend on it.
-        lattice: `[3, 3]` in A.
-        atomic_numbers: `[n]`.
-        frac_coords: `[n, 3]`.
-
-    Returns:
-        What is left; None where the voxels are too far apart to tell.
+    `rho`: `[nx, ny, nz]`, in any unit; the share does not depend on it. Returns what is left; None where the voxels are
+    too far apart to tell.
     """
     from scipy.optimize import nnls
 
@@ -128,12 +122,7 @@ def check_atoms_on_density(
 ) -> None:
     """Refuse a density that does not lie on its atoms, or on other elements than those.
 
-    Args:
-        values: `[nx, ny, nz]`, rho x V in electrons.
-        lattice: `[3, 3]` in A.
-        atomic_numbers: `[n]`.
-        frac_coords: `[n, 3]`.
-        meanings: how many electrons the atoms can bring, by the count; empty where that is not known.
+    `meanings`: how many electrons the atoms can bring, by the count; empty where that is not known.
     """
     found = misfit_of(values, lattice, atomic_numbers, frac_coords)
     if found is None:
@@ -238,13 +227,7 @@ def _from_atoms_a(lattice: np.ndarray, frac_coords: np.ndarray, place: np.ndarra
 
 
 def electrons_within(values: np.ndarray, lattice: np.ndarray, frac: np.ndarray, radius_a: float) -> float:
-    """Electrons in a sphere, by its voxels.
-
-    Args:
-        values: `[nx, ny, nz]`, rho x V in electrons.
-        lattice: `[3, 3]` in A.
-        frac: `[3]`, its centre.
-    """
+    """Electrons in a sphere, by its voxels. `frac`: `[3]`, its centre."""
     shape = np.array(values.shape)
     steps = lattice / shape[:, None]
     reach = np.ceil(radius_a * np.linalg.norm(np.linalg.inv(steps), axis=0)).astype(int)

@@ -53,9 +53,6 @@ def density_of(
     Args:
         values: `[nx, ny, nz]`, rho x V in electrons as read; the reader has checked their number, and that of the
             atoms, before it read them.
-        lattice: `[3, 3]` in A.
-        atomic_numbers: `[n]`.
-        frac_coords: `[n, 3]`.
         partial: any part of the electrons of these atoms will do.
         cube: the values are of a cube, which some write in e/A^3 and with rounded sides.
     """
@@ -105,9 +102,6 @@ def check_zeros(values: np.ndarray, source: str) -> None:
 
     Zeros as such say nothing: half of a slab's vacuum can be zero after rounding or clipping. But a density is smooth,
     and reaches zero through small values; a lost page, a lost chunk and scattered losses do not.
-
-    Args:
-        values: `[nx, ny, nz]`.
     """
     zero = values == 0
     n_zeros = int(np.count_nonzero(zero))
@@ -165,8 +159,6 @@ def check_rho_times_volume(
     """Refuse values that are not rho x V of these atoms.
 
     Args:
-        values: `[nx, ny, nz]` as read.
-        lattice: `[3, 3]` in A.
         partial: any part of the electrons will do.
         cube: the values were read as e/bohr^3.
     """

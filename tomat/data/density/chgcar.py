@@ -36,8 +36,7 @@ KIND = "CHGCAR"
 def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
     """Read the total density of a CHGCAR; spin densities and augmentation occupancies in it are checked and left alone.
 
-    Returns:
-        The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
+    Returns the density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
     """
     source = os.fspath(path)
     if not Path(path).is_file():

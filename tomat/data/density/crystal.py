@@ -76,14 +76,12 @@ class Crystal:
         """Atoms and periodic images within `radius_a` of a parallelepiped, nearest to its centre first.
 
         A box stands for the points `origin + s0 edges[0] + s1 edges[1] + s2 edges[2]` with s in [0, 1]. An atom is
-        taken if it is within `radius_a` of the sphere around the box, which is never too few.
+        taken if it is within `radius_a` of the sphere around the box, which is never too few. Returns atomic numbers
+        int64 `[n]`, and positions float64 `[n, 3]` in A relative to `origin`.
 
         Args:
             origin: `[3]`, A.
             edges: `[3, 3]`, rows in A.
-
-        Returns:
-            Atomic numbers int64 `[n]`, and positions float64 `[n, 3]` in A relative to `origin`.
         """
         centre = origin + edges.sum(axis=0) / 2
         corners = np.array(list(np.ndindex(2, 2, 2))) @ edges - edges.sum(axis=0) / 2

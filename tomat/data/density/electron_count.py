@@ -34,8 +34,6 @@ def earned_tolerance(values: np.ndarray, lattice: np.ndarray, *, cube: bool) -> 
     voxels' sides are rounded by (0.01 of 1,000 electrons).
 
     Args:
-        values: `[nx, ny, nz]`, rho x V in electrons.
-        lattice: `[3, 3]` in A.
         cube: sides of voxels were written with six decimals of a bohr.
     """
     allowed = ELECTRON_TOLERANCE
@@ -64,15 +62,11 @@ def check_electron_count(
 ) -> tuple[Reading, ...]:
     """Refuse a count that is no whole number, or no sum of valences that pseudopotentials leave these elements.
 
+    Returns what the count can mean; empty where that is not known, which was accepted.
+
     Args:
-        values: `[nx, ny, nz]`, rho x V in electrons, as read.
-        lattice: `[3, 3]` in A.
-        atomic_numbers: `[n]`.
         accept: of the rules of reading: `fractional_electrons` lifts the first refusal, `electrons` the second.
         tolerance: electrons; None: what the values earn.
-
-    Returns:
-        What the count can mean; empty where that is not known, which was accepted.
     """
     found = float(np.mean(values, dtype=np.float64))
     allowed = earned_tolerance(values, lattice, cube=cube) if tolerance is None else tolerance

@@ -46,13 +46,7 @@ nearly all that reading a POSCAR took."""
 
 
 def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray, source: str) -> None:
-    """Refuse a cell that holds no such atoms.
-
-    Args:
-        lattice: `[3, 3]`, rows in A.
-        atomic_numbers: `[n]`.
-        frac_coords: `[n, 3]`.
-    """
+    """Refuse a cell that holds no such atoms."""
     # NaN is refused too: it is below nothing.
     if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(frac_coords) <= 1000).all():
         raise TomatError(f"{source}: the lattice or a coordinate is no plausible finite number; the file is damaged.")
@@ -106,14 +100,7 @@ def shortest_distances_a(
     """The shortest distance of each pair of elements that are neighbours, periodic images too.
 
     The eight nearest atoms of every atom are looked at; a pair of elements that is nowhere among them is left out.
-
-    Args:
-        lattice: `[3, 3]`, rows in A.
-        atomic_numbers: `[n]`.
-        frac_coords: `[n, 3]`.
-
-    Returns:
-        By pair of atomic numbers, the lower one first: A.
+    Returns distances in A by pair of atomic numbers, the lower one first.
     """
     first, second, distance_a = _neighbours(lattice, frac_coords)
     numbers = np.asarray(atomic_numbers)
@@ -125,16 +112,12 @@ def shortest_distances_a(
 
 
 def reduced_basis(lattice: np.ndarray) -> np.ndarray:
-    """The shortest three vectors that span a lattice (a Minkowski-reduced basis), in which images of atoms are counted.
+    """The shortest three vectors that span a lattice (a Minkowski-reduced basis), in which images of atoms are counted:
+    float64 `[3, 3]`, rows: whole-numbered combinations of those of `lattice`, with its volume.
 
     By pairs, and then the longest vector by the nearest one of the plane of the others (I. Semaev, A 3-dimensional
     lattice reduction algorithm, Lecture Notes in Computer Science 2146, 2001). A basis that is reduced stays as it is.
-
-    Args:
-        lattice: `[3, 3]`, finite rows, not flat.
-
-    Returns:
-        float64 `[3, 3]`, rows: whole-numbered combinations of those of `lattice`, with its volume.
+    `lattice`: `[3, 3]`, finite rows, not flat.
     """
     basis = np.array(lattice, dtype=np.float64)
     for _ in range(_MOST_REDUCTIONS):
@@ -156,12 +139,7 @@ def _shorten(basis: np.ndarray, i: int, by: np.ndarray) -> None:
 
 
 def nearest_distances_a(lattice: np.ndarray, frac_coords: np.ndarray) -> np.ndarray:
-    """How far the nearest other atom is from each, periodic images too: `[n]` in A.
-
-    Args:
-        lattice: `[3, 3]`, rows in A.
-        frac_coords: `[n, 3]`.
-    """
+    """How far the nearest other atom is from each, periodic images too: `[n]` in A."""
     first, _, distance_a = _neighbours(lattice, frac_coords)
     nearest = np.full(len(frac_coords), np.inf)
     np.minimum.at(nearest, first, distance_a)
@@ -169,14 +147,8 @@ def nearest_distances_a(lattice: np.ndarray, frac_coords: np.ndarray) -> np.ndar
 
 
 def atoms_and_images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A reduced basis, the atoms in its cell, and these with their images around it, the cell itself first.
-
-    Args:
-        lattice: `[3, 3]`, rows in A.
-        frac_coords: `[n, 3]`.
-
-    Returns:
-        `[3, 3]` rows, `[n, 3]` and `[images, 3]`, all in A.
+    """A reduced basis, the atoms in its cell, and these with their images around it, the cell itself first: `[3, 3]`
+    rows, `[n, 3]` and `[images, 3]`, all in A.
     """
     basis = reduced_basis(lattice)
     fractions = frac_coords @ lattice @ np.linalg.inv(basis)

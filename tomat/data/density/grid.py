@@ -142,13 +142,8 @@ class DensityGrid:
         return (self.rho * np.float64(self.volume_a3)).astype(np.float32)
 
     def patch(self, anchor: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """A sub-block of the endless crystal.
-
-        Args:
-            shape: its sides in voxels, at least 1; also larger than the cell.
-
-        Returns:
-            float32 `shape`, a copy: element `[i, j, k]` is `rho[(anchor + (i, j, k)) mod grid_shape]`.
+        """A sub-block of the endless crystal: float32 `shape`, a copy: element `[i, j, k]` is `rho[(anchor + (i, j, k))
+        mod grid_shape]`. `shape`: its sides in voxels, at least 1; also larger than the cell.
         """
         sides = [int(side) for side in shape]
         if len(sides) != 3 or len(anchor) != 3 or min(sides) < 1:
@@ -164,11 +159,9 @@ class DensityGrid:
         """The trigonometric interpolation of rho on a finer grid.
 
         Exact for a plane-wave density, whose Fourier series ends: the coefficients are kept, zeros are added beyond
-        them. The electron count stays, and so does every original value where the two grids meet.
-
-        Args:
-            clip_negative: set negative values to zero and count them; for a density whose series was cut off, which
-                rings below zero between voxels.
+        them. The electron count stays, and so does every original value where the two grids meet. `clip_negative`: set
+        negative values to zero and count them; for a density whose series was cut off, which rings below zero between
+        voxels.
         """
         sides = [int(side) for side in grid_shape]
         if len(sides) != 3 or any(side < n for side, n in zip(sides, self.grid_shape, strict=True)):
@@ -194,7 +187,6 @@ def fast_shape(lattice: np.ndarray, spacing_a: float, at_least: Sequence[int] = 
     """The smallest grid with a voxel spacing at or below `spacing_a` whose sides have no prime factor but 2, 3 and 5.
 
     Args:
-        lattice: `[3, 3]`, rows in A.
         spacing_a: largest distance of neighbouring voxels along each axis, A.
     """
     from scipy.fft import next_fast_len
@@ -211,8 +203,7 @@ def fast_shape(lattice: np.ndarray, spacing_a: float, at_least: Sequence[int] = 
 def clip_negative_values(values: np.ndarray, volume_a3: float) -> tuple[np.ndarray, int, float]:
     """`values` with negative numbers set to zero, how many there were, and the electrons that this adds. NaN stays.
 
-    Args:
-        values: `[nx, ny, nz]`, e/A^3.
+    `values`: `[nx, ny, nz]`, e/A^3.
     """
     negative = values < 0
     count = int(np.count_nonzero(negative))

@@ -32,9 +32,8 @@ def open_density(
 ) -> DensityGrid:
     """Read a CHGCAR, a cube, a `rho_gga` Zarr group or a Materials Project document, told apart by name.
 
-    Args:
-        location: `*CHGCAR*[.gz|.bz2|.xz]`, `*.vasp`, `*.cube[.gz|.bz2|.xz]`, `*.zarr` (or a folder with `zarr.json`),
-            `*.json[.gz]`; Zarr and JSON also as URLs.
+    `location`: `*CHGCAR*[.gz|.bz2|.xz]`, `*.vasp`, `*.cube[.gz|.bz2|.xz]`, `*.zarr` (or a folder with `zarr.json`),
+    `*.json[.gz]`; Zarr and JSON also as URLs.
 
     Raises:
         MemoryError: as it is; it says nothing about the file.

@@ -27,11 +27,8 @@ def read_materials_project(
 ) -> DensityGrid:
     """Read one document.
 
-    Args:
-        location: a local path or a URL that fsspec opens; `.json.gz` or `.json`.
-
-    Returns:
-        The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
+    `location`: a local path or a URL that fsspec opens; `.json.gz` or `.json`. Returns the density in e/A^3; negative
+    values are set to zero and counted in `clipped_voxels`.
     """
     source = os.fspath(location)
     document = _load(source)

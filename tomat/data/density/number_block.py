@@ -38,11 +38,7 @@ def with_e(line: bytes) -> bytes:
 
 
 def without_padding(values: np.ndarray, n_values: int, per_line: int) -> np.ndarray:
-    """`values` without the zeros that fill their last line: some programs write every line in full.
-
-    Args:
-        values: `[n]`.
-    """
+    """`values` without the zeros that fill their last line: some programs write every line in full. `values`: `[n]`."""
     excess = values[n_values:]
     return values[:n_values] if excess.size < per_line and not excess.any() else values
 

@@ -106,12 +106,10 @@ def read_header(text: BoundedText) -> Header:
 
 
 def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
-    """The elements of a header, from itself, from `--species`, or from the files of its calculation beside it.
+    """The elements of a header, from itself, from `--species`, or from the files of its calculation beside it: atomic
+    numbers int64 `[n]`.
 
     A header that names its elements is read as it is, and what the flag says else is said to be left aside.
-
-    Returns:
-        atomic numbers int64 `[n]`.
     """
     groups = f"{len(header.counts)} group(s) of {_words(header.counts)} atom(s)"
     if (named := header.elements) is not None:

@@ -373,11 +373,7 @@ def _add[Key](mine: dict[Key, np.ndarray], theirs: Mapping[Key, np.ndarray]) -> 
 def radial_sums(crystal: Crystal, places: np.ndarray, basis: RadialBasis) -> dict[int, np.ndarray]:
     """Sums over the atoms of each element, periodic images too, of the radial functions.
 
-    Args:
-        places: `[n_points, 3]`, fractional.
-
-    Returns:
-        Atomic number to float64 `[n_points, basis.n]`.
+    `places`: `[n_points, 3]`, fractional. Returns, by atomic number, float64 `[n_points, basis.n]`.
     """
     elements = np.unique(crystal.atomic_numbers)
     cell = reduced_basis(crystal.lattice)

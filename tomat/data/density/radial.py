@@ -51,8 +51,7 @@ class RadialBasis:
     def nonzero(self, distance_a: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The same, four functions a distance: pairs of which function, int `[m]`, and its value there, `[m]`.
 
-        Args:
-            distance_a: `[m]`, A, all below `cutoff_a`.
+        `distance_a`: `[m]`, A, all below `cutoff_a`.
         """
         s = self.scale * np.log1p(distance_a / self.stretch_a)
         knot = s.astype(np.int64)

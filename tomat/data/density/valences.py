@@ -13,12 +13,10 @@ def settled_valences(
 ) -> dict[int, float]:
     """Electrons that an atom of each element brings, as far as the densities' counts settle it.
 
-    A whole number within `VALENCE_TOLERANCE` each, from all compositions at once by least squares. Nothing where
-    the counts do not add up to within that (densities of several sets of pseudopotentials), and no element whose
-    number another's could make up for (it is always in the same ratio with others).
-
-    Args:
-        known: elements whose electrons are known otherwise. They help to settle the others, and are not in the answer.
+    A whole number within `VALENCE_TOLERANCE` each, from all compositions at once by least squares. Nothing where the
+    counts do not add up to within that (densities of several sets of pseudopotentials), and no element whose number
+    another's could make up for (it is always in the same ratio with others). `known`: elements whose electrons are
+    known otherwise. They help to settle the others, and are not in the answer.
     """
     known = known or {}
     present = {z for row in atoms for z in row}

@@ -14,14 +14,7 @@ def void_radius_a(lattice: np.ndarray, frac_coords: np.ndarray) -> float:
     """The farthest that any point of the cell is from its nearest atom: the radius of the largest sphere that holds no
     nucleus.
 
-    Its centre is a corner of the atoms' Voronoi cells.
-
-    Args:
-        lattice: `[3, 3]`, rows in A.
-        frac_coords: `[n, 3]`, at least one.
-
-    Returns:
-        A.
+    Its centre is a corner of the atoms' Voronoi cells. `frac_coords`: `[n, 3]`, at least one.
     """
     from scipy.spatial import KDTree, Voronoi
 
@@ -49,16 +42,11 @@ def nearest_atom_a(
     grid_shape: tuple[int, int, int],
     sides: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The distance of every voxel to its nearest atom, periodic images too.
+    """The distance of every voxel to its nearest atom, periodic images too: float32 `grid_shape`, A.
 
     Args:
-        lattice: `[3, 3]`, rows in A.
-        frac_coords: `[n, 3]`.
         grid_shape: voxels along a, b, c; the first one at the origin.
         sides: `[3, 3]`, a, b, c of the voxels in A; None: the lattice.
-
-    Returns:
-        float32 `grid_shape`, A.
     """
     from scipy.spatial import KDTree
 

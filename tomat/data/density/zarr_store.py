@@ -37,14 +37,10 @@ Location = str | os.PathLike[str]
 def read_zarr(location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
     """Read one material.
 
+    Returns the density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
+
     Args:
         location: the group, a local path or a URL.
-
-    Returns:
-        The density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
-
-    Raises:
-        MemoryError: as it is; it says nothing about the material.
     """
     text = os.fspath(location)
     kind = check_kind(text, (), rules.accept)
@@ -90,11 +86,7 @@ def write_zarr(
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write one material.
-
-    Args:
-        chunks: side of cubic chunks (the `rho_gga` set uses 16); None for one chunk.
-    """
+    """Write one material. `chunks`: side of cubic chunks (the `rho_gga` set uses 16); None for one chunk."""
     import zarr
     from zarr.codecs import ZstdCodec
 

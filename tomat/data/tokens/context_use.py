@@ -99,14 +99,13 @@ def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool,
 def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> list[dict[str, Any]]:
     """Every layout of that context with one token a voxel, and packing, for each number of atoms.
 
-    Args:
-        smallest_side: of packed cubes, in voxels, at least 1.
+    `smallest_side`: of packed cubes, in voxels, at least 1.
 
     Returns:
         Of each number of atoms: `n_atoms`; `preamble_tokens` without SHAPE; `layouts`, the `Use` of each by name, for
-        those that fill with `voxels_without_preamble`, what a shorter preamble could win at most; `wide_box`, the same
-        for boxes of `WIDE_SIDE_DIFFERENCE`; `packed`, a list of the same with `n_patches` (2 to `MOST_PACKED`) and
-        `shared_preamble`, without those that do not fit.
+            those that fill with `voxels_without_preamble`, what a shorter preamble could win at most; `wide_box`, the
+            same for boxes of `WIDE_SIDE_DIFFERENCE`; `packed`, a list of the same with `n_patches` (2 to `MOST_PACKED`)
+            and `shared_preamble`, without those that do not fit.
     """
     layouts = [each for each in LAYOUTS.values() if each.context == context and each.tokens_per_voxel == 1]
     if not layouts:

@@ -72,7 +72,8 @@ def anchors_seed(seed: int, material_id: str) -> str:
 
 
 def draw_anchors(key: str, grid_shape: Sequence[int], count: int) -> np.ndarray:
-    """The anchors of a material, in random order; all different where the grid has `count` voxels or more.
+    """The anchors of a material, in random order; all different where the grid has `count` voxels or more. Returns
+    int64 [count, 3].
 
     Philox's raw 64-bit stream is fixed by its definition (Salmon et al., 2011, "Parallel random numbers: as easy as
     1, 2, 3") whatever the NumPy version; the draws on top are made here for the same reason. A voxel is
@@ -80,9 +81,6 @@ def draw_anchors(key: str, grid_shape: Sequence[int], count: int) -> np.ndarray:
 
     Args:
         grid_shape: voxels along each side.
-
-    Returns:
-        int64 [count, 3].
     """
     n_voxels = int(np.prod(grid_shape, dtype=np.int64))
     philox = np.random.Philox(key=int(key, 16))

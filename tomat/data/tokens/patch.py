@@ -108,16 +108,13 @@ def _in_unit(rho: np.ndarray, grid: DensityGrid, codec: DensityCodec) -> np.ndar
 
 
 def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, codec: DensityCodec) -> np.ndarray:
-    """One sequence for each anchor.
+    """One sequence for each anchor: uint16 [n, context].
 
     A codec of unit `rho_times_volume` gets the density times the cell volume.
 
     Args:
         grid: the density, e/A^3.
         anchors: int [n, 3], first voxel of each patch, wrapped into the cell.
-
-    Returns:
-        uint16 [n, context].
     """
     v.Vocabulary(codec.n_density_tokens)
     patch_shape = check_encodable(grid, layout, codec)
@@ -254,8 +251,7 @@ def decode_sequence(
 ) -> DecodedSequence:
     """Read a sequence back; what `encode_sequence` wrote comes back exactly, up to lattice steps and the codec's bins.
 
-    Args:
-        ids: integers [context], or shorter if only padding was cut.
+    `ids`: integers [context], or shorter if only padding was cut.
     """
     check_codec(layout, codec)
     read = _Reader(ids, layout)

@@ -42,9 +42,7 @@ def derive_key(seed: int, *context: str | int) -> int:
     """A 128-bit key for one purpose of one run.
 
     Keys of different contexts are independent for every practical purpose: BLAKE2b of the JSON of `[seed, *context]`.
-
-    Returns:
-        An integer in [0, 2**128).
+    Returns an integer in [0, 2**128).
     """
     text = json.dumps([int(seed), *context], separators=(",", ":"))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
@@ -76,13 +74,7 @@ class KeyedPermutation:
         self._round_keys = np.asarray(words.random_raw(N_ROUNDS), dtype=np.uint64)
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Image of every index.
-
-        Args:
-            indices: integers in [0, n), any shape.
-
-        Returns:
-            int64 of the same shape.
+        """Image of every index: int64 of the same shape. `indices`: integers in [0, n), any shape.
 
         Raises:
             IndexError: an index outside [0, n).

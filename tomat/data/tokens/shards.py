@@ -128,9 +128,8 @@ class ShardSet:
     def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
         """Start reading a block.
 
-        Returns:
-            A future of uint16 [rows of the block, context]; its result raises TomatError, naming the chunk, if the
-            chunk is missing or damaged.
+        Returns a future of uint16 [rows of the block, context]; its result raises TomatError, naming the chunk, if the
+        chunk is missing or damaged.
         """
         if not 0 <= block < self.n_blocks:
             raise TomatError(f"Block {block} was asked for; {self.url} has blocks 0 to {self.n_blocks - 1}.")

@@ -57,10 +57,8 @@ class ShuffledIndex:
 
     Each epoch is a bijection of [0, rows), the rows of a last, shorter block included, and has permutations of its own.
     With `feistel`, the blocks are dealt to ceil(blocks / window_blocks) windows whose sizes differ by at most one
-    block, so that no epoch ends in a window of a few blocks with a few materials.
-
-    Args:
-        rows: rows of the data set, at least 1.
+    block, so that no epoch ends in a window of a few blocks with a few materials. `rows`: rows of the data set, at
+    least 1.
     """
 
     def __init__(self, rows: int, config: BlockShuffleConfig, seed: int):
@@ -82,13 +80,10 @@ class ShuffledIndex:
         self._full_order = lru_cache(maxsize=2)(self._make_full_order)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Rows at the given positions.
+        """Rows at the given positions: int64 of the same shape, in [0, rows).
 
         Args:
             positions: integers >= 0, any shape.
-
-        Returns:
-            int64 of the same shape, in [0, rows).
         """
         positions = np.asarray(positions, dtype=np.int64)
         if positions.size and int(positions.min()) < 0:

@@ -105,8 +105,7 @@ class Structures:
 class PreambleStructures:
     """The structures of a set that has no others: read from the first row of each material, and rounded.
 
-    Args:
-        read_rows: rows [start, stop) of the set.
+    `read_rows`: rows [start, stop) of the set.
     """
 
     def __init__(
@@ -144,10 +143,8 @@ class PreambleStructures:
 def crystal_of_row(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, name: str = "") -> Crystal:
     """The structure that a row's preamble says, its lattice rounded to 0.05 A and 0.2 degrees.
 
-    In version 3 of the layout its origin is the patch's first voxel, in version 2 the cell's.
-
-    Args:
-        ids: integers [context].
+    In version 3 of the layout its origin is the patch's first voxel, in version 2 the cell's. `ids`: integers
+    [context].
     """
     read = decode_sequence(ids, layout, codec)
     a, b, c = read.lattice_parameters[:3]

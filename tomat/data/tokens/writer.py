@@ -239,8 +239,7 @@ def begin_chunk(
 ) -> ts.WriteFutures:
     """Start to write the rows of one chunk as one object, and nothing else; they must not be changed afterwards.
 
-    Returns:
-        The write under way; its result raises TensorStore's own errors.
+    Returns the write under way; its result raises TensorStore's own errors.
     """
     start, stop = plan.chunk_rows(chunk)
     if stop - start < plan.block_rows:

@@ -70,8 +70,7 @@ class Runner(Protocol):
     def run[Unit](self, function: Callable[[Unit], int], units: Sequence[Unit], on_done: Callable[[int], None]) -> None:
         """Call `function` for every unit, in any order, anywhere.
 
-        Args:
-            on_done: called in the driver with the number of items of a finished unit.
+        `on_done`: called in the driver with the number of items of a finished unit.
         """
         ...
 
@@ -130,14 +129,12 @@ def write_shards(
     """Tokenize materials into a data set, in this process; goes on where it was stopped.
 
     Every density is read once before the first token is written, so that one that cannot be tokenized is skipped, with
-    the reason in the manifest, and the rows of the others are known; unless it is `surveyed` already.
+    the reason in the manifest, and the rows of the others are known; unless it is `surveyed` already. Returns the
+    manifest of the complete set.
 
     Args:
         place: folder or `gs://` URL of the data set.
         max_clipped_share: a material that loses more of its electrons outside the codec is skipped.
-
-    Returns:
-        The manifest of the complete set.
     """
     check_max_clipped_share(max_clipped_share)
     check_codec(layout, codec)

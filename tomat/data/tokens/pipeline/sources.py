@@ -42,11 +42,7 @@ class Material:
         return "://" in self.location
 
     def read(self, tries: int) -> DensityGrid:
-        """The density.
-
-        Raises:
-            MemoryError: as it is; it says nothing about the material.
-        """
+        """The density."""
         if self.location.startswith("embedded:"):
             return read_density(lambda: load_demo(self.location.removeprefix("embedded:")), self.location)
         return with_retries(lambda: open_density(self.location, self.material_id, self.rules), self.location, tries)

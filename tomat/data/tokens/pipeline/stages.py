@@ -260,11 +260,7 @@ def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
 
 
 def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
-    """Survey the materials of a unit, and leave the findings in the output.
-
-    Returns:
-        Number of materials.
-    """
+    """Survey the materials of a unit, and leave the findings in the output. Returns the number of materials."""
     found = look_at(job, unit)
     store = Store(job.output, job.storage_tries)
     store.write(unit.structures, found.structures.to_bytes())
@@ -318,8 +314,7 @@ class Planned:
 
 
 def plan_set(job: ShardJob, findings: Iterable[Findings]) -> Planned:
-    """Fit codec and promolecule, unless they are given, to the findings of all units in their order; lay out the rows.
-    """
+    """Fit codec and promolecule, unless they are given, to the findings of all units in their order; lay out the rows."""
     histogram, sums = DensityHistogram(), PromoleculeFit()
     found: list[Surveyed] = []
     skipped: list[SkippedMaterial] = []
@@ -391,11 +386,10 @@ def _open_set(output: str, tries: int, plan_sha256: str) -> tuple[Store, ShardMa
 def write_unit(output: str, tries: int, plan_sha256: str, unit: WriteUnit) -> int:
     """Write the chunks of a unit, each with its record; finished ones are written again with the same bytes.
 
+    Returns the number of rows.
+
     Args:
         plan_sha256: of the bytes of that plan.
-
-    Returns:
-        Number of rows.
     """
     store, plan, codec, array = _open_set(output, tries, plan_sha256)
     rows = 0

@@ -45,7 +45,7 @@ class Survey:
         return f"{len(self.materials):,} read, {ignored_words(self.ignored)}, {twice}"
 
     def without(self, used: Collection[str], ignored: Mapping[str, str]) -> "Survey":
-        """With files that were of use after all no longer among the ignored, but for those with a reason of their own."""
+        """With files that were of use after all (`used`) no longer ignored, but for those in `ignored`."""
         kept = {path: why for path, why in self.ignored.items() if path not in used}
         return replace(self, ignored={**kept, **ignored})
 

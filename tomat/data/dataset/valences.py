@@ -62,8 +62,8 @@ def choose_valences(
 ) -> tuple[dict[int, float], str]:
     """The valence electrons of each element, as far as counts or POTCARs settle them, and where each is from.
 
-    `accept`: of the rules of reading; `electrons` lets densities differ in what their atoms bring. Returns valences by atomic
-    number; and `Mg 2, O 6 of the densities' electron counts; Na 1 of a/POTCAR`.
+    `accept`: of the rules of reading; `electrons` lets densities differ in what their atoms bring. Returns
+    valences by atomic number; and `Mg 2, O 6 of the densities' electron counts; Na 1 of a/POTCAR`.
     """
     atoms = [{atomic_number(symbol): count for symbol, count in each.atoms.items()} for each in materials]
     electrons = [each.electrons for each in materials]

@@ -114,7 +114,7 @@ def write_density(
 
 
 def write_spread(grid: DensityGrid, path: Path) -> None:
-    """Write the standard deviation over samples, `grid.rho`, as a cube in e/bohr^3: every viewer of densities reads it."""
+    """Write the standard deviation over samples, `grid.rho`, as a cube in e/bohr^3."""
     _replace(path, lambda place: _write_cube(grid, place))
 
 

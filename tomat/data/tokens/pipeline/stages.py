@@ -314,7 +314,7 @@ class Planned:
 
 
 def plan_set(job: ShardJob, findings: Iterable[Findings]) -> Planned:
-    """Fit codec and promolecule, unless they are given, to the findings of all units in their order; lay out the rows."""
+    """Fit codec and promolecule, unless given, to the findings of all units in their order; lay out the rows."""
     histogram, sums = DensityHistogram(), PromoleculeFit()
     found: list[Surveyed] = []
     skipped: list[SkippedMaterial] = []

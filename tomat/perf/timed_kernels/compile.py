@@ -12,7 +12,6 @@ import importlib.util
 import json
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.ports.libtpu import listing_flags
-from tomat.base.reporting import write_json
 from tomat.hardware.chips import Slice, slice_named
 from tomat.perf.cost.llo_listing import LISTED_CHIPS
-from tomat.perf.plan.compile.process import LLO_DUMP, REFUSED, XLA_DUMP, dump_flags
+from tomat.perf.plan.compile.process import LLO_DUMP, REFUSED, XLA_DUMP, dump_flags, start_child
 from tomat.perf.plan.compile.topology import OtherLibtpu, child_environment, compiler_version
 from tomat.perf.plan.plan_cache import RESULT_FILE, open_cache, sources_digest, work_folder
 from tomat.perf.timed_kernels.child import COMPILING, KEPT, OWN, PROGRAM_FILE, REFUSED_KERNEL, SCHEDULE_FILE
@@ -200,13 +198,9 @@ def _compile_share(
                 "kernels_dir": str(kernels),
                 "work_dir": str(work),
             }
-            write_json(work / "request.json", request)
-            command = [sys.executable, "-m", CHILD_MODULE, str(work / "request.json")]
             with (work / "stderr.txt").open("wb") as errors:
                 environment = child_environment(slice_, libtpu_args, [], other)
-                child = subprocess.Popen(
-                    command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work
-                )
+                child = start_child(CHILD_MODULE, request, work, environment, errors)
                 try:
                     current, ended = _listen(child, waiting, kernels, add, longest_seconds, stop)
                 finally:

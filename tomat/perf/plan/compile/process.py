@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
@@ -91,11 +91,10 @@ def ask(
         for name in (LLO_DUMP, XLA_DUMP):
             (work / name).mkdir()
         places = {"programs_dir": str(cache / PROGRAMS), "work_dir": str(work)}
-        write_json(work / "request.json", {**request, **places, "asked_by": os.getpid()})
         libtpu_dump, xla_dump = dump_flags(work)
         libtpu_args = [*request.get("libtpu_args", ()), *libtpu_dump]
         environment = child_environment(slice_, libtpu_args, [*request.get("xla_flags", ()), *xla_dump])
-        folder = cache / PROGRAMS / _run(module, work, environment, limits, on_stage)
+        folder = cache / PROGRAMS / _run(module, {**request, **places}, work, environment, limits, on_stage)
     opened = open_result(folder)
     if opened is None:
         raise TomatError(
@@ -107,12 +106,28 @@ def ask(
     return opened
 
 
-def _run(module: str, work: Path, environment: dict[str, str], limits: Limits, on_stage: Callable[[str], None]) -> str:
+def start_child(
+    module: str, request: Mapping[str, Any], work: Path, environment: Mapping[str, str], errors: IO[bytes]
+) -> subprocess.Popen[str]:
+    """Start `python -m MODULE REQUEST.json` in `work`, its standard output a pipe; the module calls `answer`."""
+    file = work / "request.json"
+    write_json(file, {**request, "asked_by": os.getpid()})
+    command = [sys.executable, "-m", module, str(file)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work)
+
+
+def _run(
+    module: str,
+    request: Mapping[str, Any],
+    work: Path,
+    environment: dict[str, str],
+    limits: Limits,
+    on_stage: Callable[[str], None],
+) -> str:
     """The key of the answer that the child left in the cache."""
-    command = [sys.executable, "-m", module, str(work / "request.json")]
     last: dict[str, Any] = {"stage": "starting"}
     with (work / "stderr.txt").open("wb") as errors:
-        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work)
+        child = start_child(module, request, work, environment, errors)
 
         def listen() -> None:
             assert child.stdout is not None

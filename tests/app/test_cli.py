@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small_promolecule import promolecule, skewed
 from tiny_run import tomat
 
 from tomat.app.cli import build_parser, main
@@ -224,3 +225,15 @@ def test_child_processes_do_not_write_between_the_json(capfd):
         report.write_text('{"a": 1}\n')
     told = capfd.readouterr()
     assert told.out == '{"a": 1}\n' and told.err == "of a child\n"
+
+
+def test_a_structure_becomes_a_chgcar_by_few_modules(tmp_path):
+    (tmp_path / "atoms.json").write_text(promolecule().to_text())
+    skewed().to(str(tmp_path / "POSCAR"), fmt="poscar")
+    words = ["predict", "--promolecule", "atoms.json", "--structure", "POSCAR", "--grid", "8", "8", "8"]
+    code = "import sys; from tomat.app.entry import main\n"
+    code += f"status = main({[*words, '--output', 'out']!r})\n"
+    code += "walk = [name for name in sys.modules if name.split('.')[0] == 'tomat']\n"
+    code += "sys.exit(status or (len(walk) > 55 and f'{len(walk)} modules'))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (tmp_path / "out" / "POSCAR.CHGCAR").is_file()

@@ -16,36 +16,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tomat import __version__
-from tomat.base.arguments import STANDARD_OUTPUT, Parser
+from tomat.base.arguments import STANDARD_OUTPUT, Parser, spelt_today
 from tomat.base.errors import FULL_ERRNOS, RetryableError, TomatError
 from tomat.base.layout import INTERRUPTED_STATUS, REFUSED_STATUS, RETRY_STATUS
 
-COMMAND_MODULES = (
-    "tomat.app.density_verbs",
-    "tomat.app.density_file_verbs",
-    "tomat.app.codec_verbs",
-    "tomat.app.promolecule_verbs",
-    "tomat.app.token_verbs",
-    "tomat.app.train_verbs",
-    "tomat.app.predict_verbs",
-    "tomat.app.weights_verbs",
-    "tomat.app.eval_verbs",
-    "tomat.app.mfu_verbs",
-    "tomat.app.profile_verbs",
-    "tomat.app.plan_verbs",
-    "tomat.app.lab_verbs",
-    "tomat.app.bench_verbs",
-    "tomat.app.launch_verbs",
-    "tomat.app.runs_verbs",
-    "tomat.app.page_verbs",
-)
+VERBS = {
+    "tomat.app.density_verbs": ("demo-data", "density"),
+    "tomat.app.codec_verbs": ("codec",),
+    "tomat.app.promolecule_verbs": ("promolecule",),
+    "tomat.app.token_verbs": ("tokenize", "retokenize"),
+    "tomat.app.shard_verbs": ("tokens", "shards"),
+    "tomat.app.train_verbs": ("train",),
+    "tomat.app.predict_verbs": ("predict",),
+    "tomat.app.weights_verbs": ("export", "compress", "small-models"),
+    "tomat.app.eval_verbs": ("eval",),
+    "tomat.app.mfu_verbs": ("mfu",),
+    "tomat.app.profile_verbs": ("profile",),
+    "tomat.app.plan_verbs": ("plan",),
+    "tomat.app.lab_verbs": ("lab",),
+    "tomat.app.bench_verbs": ("bench",),
+    "tomat.app.launch_verbs": ("launch",),
+    "tomat.app.runs_verbs": ("runs",),
+    "tomat.app.page_verbs": ("page",),
+}
+"""Module -> the verbs that its `register` adds."""
 DISK_ERRNOS = FULL_ERRNOS | {errno.EIO, errno.EROFS}
 EXAMPLES = Path(__file__).with_name("examples.txt")
 """What the help of each verb ends with."""
 
 
-def build_parser() -> Parser:
-    """The parser of every verb."""
+def build_parser(words: Sequence[str] = ()) -> Parser:
+    """The parser of the verb that a command line begins with; of every verb where it begins with none."""
     parser = Parser(
         prog="tomat",
         description="Transformers on the electron densities of crystals: data, training, evaluation, performance.",
@@ -56,10 +57,11 @@ def build_parser() -> Parser:
         "--version", action="version", version=f"tomat {__version__}", help="print the version and exit"
     )
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for name in COMMAND_MODULES:
-        importlib.import_module(name).register(subparsers)
+    named = [module for module, verbs in VERBS.items() if words and spelt_today(words[0]) in verbs]
+    for module in named or VERBS:
+        importlib.import_module(module).register(subparsers)
     for line in EXAMPLES.read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"{parser.prog} "):
+        if line.startswith(f"{parser.prog} ") and line.split()[1] in subparsers.choices:
             verb = parser.verb_of(line.split()[1:])
             verb.examples = (*verb.examples, line)
     return parser
@@ -81,9 +83,9 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
     # A file's name may hold bytes that are no text in this encoding; it is shown with their numbers.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    parser = parser or build_parser()
+    words = sys.argv[1:] if argv is None else argv
+    parser = parser or build_parser(words)
     with errors_told() as outcome:
-        words = sys.argv[1:] if argv is None else argv
         args, args.overrides = parser.parse_known_args(words)
         args.words = words
         with _report_on_standard_output(args):

@@ -1,12 +1,89 @@
-"""`tomat demo-data show`."""
+"""`tomat demo-data` and `tomat density`: the embedded densities, and files of densities whatever their format."""
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tomat.base.arguments import report_file
+from tomat.app.predict_verbs import existing_place, valences
+from tomat.base.arguments import existing_file, output_file, report_file
+from tomat.base.errors import RetryableError, TomatError
+from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tomat.data.density.grid import DensityGrid
+
+FORMATS = ("chgcar", "cube", "zarr", "json")
+VALENCES_HELP = (
+    "electrons that an atom of each element brings; a density with others is refused (default: of the POTCAR beside a "
+    "file, else any that pseudopotentials in use leave)"
+)
+SOME_FAILED_STATUS = 1
+"""Exit status when a density could not be read or written and the others were."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add the verbs of this room."""
+    """Add `tomat demo-data` and `tomat density`."""
+    _register_demo_data(subparsers)
+    verbs = subparsers.add_parser("density", help="look at, convert and compare files of densities").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    show = verbs.add_parser(
+        "show",
+        help="formula, electrons, grid and range of a density",
+        description="Formula, electrons beside those expected, grid, spacing, what a file holds beside the total "
+        "density, and its range.",
+    )
+    show.add_argument("input", nargs="+", metavar="PATH", help="files, or folders (also gs://) of them")
+    add_rule_flags(show)
+    show.add_argument(
+        "--valences",
+        type=valences,
+        metavar="SYMBOL=N,...",
+        help=VALENCES_HELP,
+    )
+    show.add_argument("--picture", type=output_file, metavar="FILE", help="draw a plane of one density, .png .svg .pdf")
+    show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    show.set_defaults(run=run_show)
+
+    convert = verbs.add_parser(
+        "convert",
+        help="write densities in another format: CHGCAR, cube, Zarr, Materials Project JSON",
+        description="Write densities in another format. The total density is kept; of a CHGCAR that becomes a CHGCAR "
+        "the augmentation occupancies too. The command says what it does not keep.",
+    )
+    source = convert.add_mutually_exclusive_group(required=True)
+    source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
+    source.add_argument("--demo", nargs="+", metavar="ID", help="embedded cells, on the grids that they are stored on")
+    add_rule_flags(convert)
+    convert.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=VALENCES_HELP)
+    convert.add_argument(
+        "--output", type=Path, required=True, metavar="PATH", help="a file whose name says the format; with --format "
+        "a folder"
+    )  # fmt: skip
+    convert.add_argument("--format", choices=FORMATS, help="write each as NAME with the ending of the format")
+    convert.add_argument(
+        "--augmentation_from", type=existing_file, metavar="CHGCAR", help="copy the augmentation occupancies of this"
+    )
+    convert.add_argument("--json", type=report_file, metavar="FILE", help="write what was written")
+    convert.set_defaults(run=run_convert)
+
+    compare = verbs.add_parser(
+        "compare",
+        help="NMAE of two densities of one crystal",
+        description="How far a density is from a reference of the same crystal. Grids that differ are interpolated, "
+        "by their Fourier series, to the finer sides.",
+    )
+    compare.add_argument("reference", type=existing_place, metavar="REFERENCE", help="the density to compare with")
+    compare.add_argument("other", type=existing_place, metavar="OTHER", help="a prediction, or another calculation")
+    add_rule_flags(compare)
+    compare.add_argument("--picture", type=output_file, metavar="FILE", help="draw both and the difference")
+    compare.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    compare.set_defaults(run=run_compare)
+
+
+def _register_demo_data(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser("demo-data", help="the embedded DFT densities")
     parser.moved = {"build": "`python profiling/embedded_set.py` in a checkout of tomat"}
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
@@ -18,10 +95,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     show.add_argument("material_id", nargs="?", help="one cell in full")
     show.add_argument("--json", type=report_file, metavar="FILE", help="write what is shown as JSON")
-    show.set_defaults(run=show_command)
+    show.set_defaults(run=run_show_demo)
 
 
-def show_command(args: argparse.Namespace) -> int:
+def run_show_demo(args: argparse.Namespace) -> int:
     """`tomat demo-data show`."""
     from tomat.base.report.model import Column, Table
     from tomat.base.report.terminal import show
@@ -65,4 +142,269 @@ def show_command(args: argparse.Namespace) -> int:
         ),
     )
     write_report(args.json, demo_index())
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print what each density is like."""
+    from tomat.base.reporting import console, counted, write_report
+    from tomat.data.density.find import find_densities, ignored_words
+    from tomat.data.density.io import check_species_apply
+
+    if args.picture is not None:
+        from tomat.predict.evaluation.picture import check_picture
+
+        check_picture(args.picture)
+    rules = rules_of(args.species, args.accept)
+    found = find_densities(args.input, accept=rules.accept)
+    if args.picture is not None and len(found.files) > 1:
+        raise TomatError(f"--picture draws one density, and {len(found.files):,} were found; name one file.")
+    check_species_apply((file.path for file in found.files), rules)
+    shown, failed = [], {}
+    for file in found.files:
+        try:
+            figures, grid = _figures(file.path, file.name, rules, args.valences)
+        except RetryableError:
+            raise
+        except TomatError as error:
+            if len(found.files) == 1:
+                raise
+            failed[file.path] = str(error)
+            continue
+        shown.append(figures)
+        _print(figures)
+        if args.picture is not None:
+            from tomat.predict.evaluation.picture import draw_density
+
+            console.print(f"picture: {draw_density(grid, args.picture)}")
+    if len(found.files) > 1 or found.ignored:
+        words = f"{len(shown):,} read, {len(failed):,} failed, {ignored_words(found.ignored)}"
+        console.print(words, soft_wrap=True)
+    for path, reason in failed.items():
+        console.print(f"failed: {reason if path in reason else f'{path}: {reason}'}", soft_wrap=True)
+    write_report(args.json, {"densities": shown, "failed": failed, "ignored": dict(found.ignored)})
+    if failed and not shown:
+        raise TomatError(f"none of {counted(len(failed), 'density', 'densities')} could be read.")
+    return SOME_FAILED_STATUS if failed else 0
+
+
+def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any], DensityGrid]":
+    """What is reported of one file, units in the keys."""
+    from tomat.data.dataset.potcar import expected_electrons, rules_for
+    from tomat.data.density.atoms_on_density import misfit_of
+    from tomat.data.density.io import format_name, open_density, parts_beside
+
+    grid = open_density(path, name, rules_for(path, rules, given))
+    parts = parts_beside(path)
+    misfit = misfit_of(grid.rho, grid.lattice, grid.atomic_numbers, grid.frac_coords)
+    expected, expected_from = expected_electrons(grid, path, given)
+    figures = {
+        "name": name,
+        "path": path,
+        "format": format_name(path),
+        "formula": grid.formula,
+        "atoms": len(grid.atomic_numbers),
+        "electrons": grid.electron_count,
+        "electrons_expected": expected,
+        "electrons_expected_from": expected_from,
+        "grid": list(grid.grid_shape),
+        "spacing_a": list(grid.spacing_a),
+        "volume_a3": grid.volume_a3,
+        "spin_densities": parts.spin_densities,
+        "augmentation": parts.augmentation,
+        "ghost_atoms": parts.ghost_atoms,
+        "smallest_e_per_a3": float(grid.rho.min()),
+        "mean_e_per_a3": grid.electron_count / grid.volume_a3,
+        "largest_e_per_a3": float(grid.rho.max()),
+        "negative_voxels_set_to_zero": grid.clipped_voxels,
+        "electrons_added_by_that": grid.clipped_electrons,
+        "misfit_of_a_sum_of_atoms_fraction": None if misfit is None else misfit.share,
+    }
+    return figures, grid
+
+
+def _print(figures: dict[str, Any]) -> None:
+    from tomat.base.report.model import Facts
+    from tomat.base.report.terminal import show
+    from tomat.base.reporting import counted
+    from tomat.data.density.atoms_on_density import DOUBTFUL_MISFIT
+
+    found, expected = figures["electrons"], figures["electrons_expected"]
+    low, mean, high = (figures[f"{name}_e_per_a3"] for name in ("smallest", "mean", "largest"))
+    rows = {
+        "format": figures["format"],
+        "formula": f"{figures['formula']}, {counted(figures['atoms'], 'atom')}",
+        "electrons": f"{found:.6f}; expected {expected:g} ({figures['electrons_expected_from']}), "
+        f"{found - expected:+.2g}",
+        "grid": " x ".join(map(str, figures["grid"])),
+        "spacing": " x ".join(f"{side:.4f}" for side in figures["spacing_a"]) + " A",
+        "volume": f"{figures['volume_a3']:.4f} A^3",
+        "spin densities": f"{figures['spin_densities'] or 'none'}",
+        "augmentation": "present" if figures["augmentation"] else "none",
+        "ghost atoms": f"{figures['ghost_atoms']} (Z = 0), left out" if figures["ghost_atoms"] else None,
+        "range": f"{low:.4g} to {high:.4g} e/A^3, mean {mean:.4g}",
+    }
+    share = figures["misfit_of_a_sum_of_atoms_fraction"]
+    if share is not None:
+        much = "; that is much: do these atoms belong to it?" if share > DOUBTFUL_MISFIT else ""
+        rows["atoms"] = f"one function an element around them leaves {100 * share:.2g} % of it{much}"
+    if clipped := figures["negative_voxels_set_to_zero"]:
+        added = figures["electrons_added_by_that"]
+        read = f"{added:.2g} electrons beside the {found - added:.6f} read"
+        rows["negative"] = f"{counted(clipped, 'voxel')} set to zero: {read}"
+    show(Facts(rows, figures["path"]))
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    """Write each density, saying what is not kept."""
+    from tomat.base.progress import progress
+    from tomat.base.reporting import console, counted, write_report
+    from tomat.data.density.outputs import FORMATS as ENDINGS
+    from tomat.data.density.outputs import OutputError, form_of
+
+    inputs, ignored = _inputs(args)
+    if args.format is None:
+        if len(inputs) > 1:
+            raise TomatError(
+                f"{len(inputs):,} densities and one file {args.output}; give --format, and a folder as --output."
+            )
+        targets = {next(iter(inputs)): (args.output, form_of(args.output))}
+    else:
+        if args.output.exists() and not args.output.is_dir():
+            raise TomatError(f"--output {args.output} is a file; with --format a folder is expected.")
+        targets = {name: (args.output / f"{name}{ENDINGS[args.format]}", args.format) for name in inputs}
+    if args.augmentation_from is not None and any(form != "chgcar" for _, form in targets.values()):
+        raise TomatError("--augmentation_from is for CHGCARs. Leave it out, or write a CHGCAR.")
+    written, failed = [], {}
+    with progress() as bar:
+        for name, (target, form) in bar.track(targets.items(), description="Converting"):
+            path, read = inputs[name]
+            try:
+                written.append(_convert(name, path, read, target, form, args.augmentation_from))
+            except (RetryableError, OutputError):
+                raise
+            except TomatError as error:
+                if len(targets) == 1:
+                    raise
+                failed[name] = str(error)
+                continue
+            for note in written[-1]["not_kept"]:
+                bar.console.print(f"{name}: {note}", soft_wrap=True)
+    last = written[-1]["output"] if len(written) == 1 else str(args.output)
+    console.print(f"{counted(len(written), 'density', 'densities')} -> {last}{ignored}", soft_wrap=True)
+    for name, reason in failed.items():
+        console.print(f"failed: {name}: {reason}", soft_wrap=True)
+    write_report(args.json, {"written": written, "failed": failed})
+    return SOME_FAILED_STATUS if failed else 0
+
+
+def _inputs(args: argparse.Namespace) -> "tuple[dict[str, tuple[str | None, Callable[[], DensityGrid]]], str]":
+    """Path (None: embedded) and reader of each density by name, and what is said of files that are passed over."""
+    from functools import partial
+
+    from tomat.data.density.find import find_densities, ignored_words
+    from tomat.data.density.io import check_species_apply
+
+    if args.demo is not None:
+        from tomat.data.density.demo.embedded import load_stored
+
+        refuse_rules(args.species, args.accept, "the embedded densities")
+        return {name: (None, partial(load_stored, name)) for name in args.demo}, ""
+    rules = rules_of(args.species, args.accept)
+    found = find_densities(args.input, accept=rules.accept)
+    check_species_apply((file.path for file in found.files), rules)
+    inputs: dict[str, tuple[str | None, Callable[[], DensityGrid]]] = {
+        file.name: (file.path, partial(_opened, file.path, file.name, rules, args.valences)) for file in found.files
+    }
+    return inputs, f"; {ignored_words(found.ignored)}" if found.ignored else ""
+
+
+def _opened(path: str, name: str, rules: Any, given: Any) -> "DensityGrid":
+    """A density, its electrons compared with the valences given or of the POTCAR beside it."""
+    from tomat.data.dataset.potcar import rules_for
+    from tomat.data.density.io import open_density
+
+    return open_density(path, name, rules_for(path, rules, given))
+
+
+def _convert(
+    name: str, path: str | None, read: "Callable[[], DensityGrid]", target: Path, form: str, augmented: Path | None
+) -> dict[str, Any]:
+    """Write one density; what is reported of it."""
+    from tomat.data.density.chgcar import Parts, read_augmentation
+    from tomat.data.density.io import is_chgcar, parts_beside
+    from tomat.data.density.outputs import write_density
+
+    grid = read()
+    parts = Parts() if path is None else parts_beside(path)
+    augmentation = None
+    if augmented is not None:
+        augmentation = read_augmentation(augmented)
+    elif path is not None and parts.augmentation and form == "chgcar" and is_chgcar(path):
+        augmentation = read_augmentation(path)
+    write_density(grid, target, form, augmentation=augmentation)
+    not_kept = []
+    if parts.spin_densities:
+        not_kept.append(f"{parts.spin_densities} spin density(s) not kept; only the total density is written")
+    if parts.augmentation and augmentation is None:
+        not_kept.append(f"augmentation occupancies not kept; they are only from CHGCAR to CHGCAR, not to {form}")
+    if parts.ghost_atoms:
+        not_kept.append(f"{parts.ghost_atoms} ghost atom(s) (Z = 0) not kept")
+    if grid.clipped_voxels:
+        not_kept.append(f"{grid.clipped_voxels:,} negative voxel(s) written as zero")
+    return {
+        "name": name,
+        "output": str(target),
+        "format": form,
+        "electrons": grid.electron_count,
+        "augmentation": augmentation is not None,
+        "not_kept": not_kept,
+    }
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Print how far two densities are apart."""
+    from tomat.base.report.model import Facts
+    from tomat.base.report.terminal import show
+    from tomat.base.reporting import console, write_report
+    from tomat.data.density.io import check_species_apply, open_density
+    from tomat.predict.evaluation.difference import compare_densities
+    from tomat.predict.evaluation.picture import check_picture, compared_plane, draw_plane
+
+    if args.picture is not None:
+        check_picture(args.picture)
+    rules = rules_of(args.species, args.accept)
+    check_species_apply((args.reference, args.other), rules)
+    names = [str(Path(*Path(path).parts[-2:])) for path in (args.reference, args.other)]
+    places = zip((args.reference, args.other), names, strict=True)
+    reference, other = (open_density(path, name, rules) for path, name in places)
+    found = compare_densities(reference, other)
+    largest, place = found.largest
+    figures = {
+        "reference": args.reference,
+        "other": args.other,
+        "formula": reference.formula,
+        "grids": [list(reference.grid_shape), list(other.grid_shape)],
+        "compared_on": list(found.reference.grid_shape),
+        "electrons": [reference.electron_count, other.electron_count],
+        "nmae_fraction": found.nmae,
+        "nmae_scaled_fraction": found.scaled_nmae,
+        "largest_difference_e_per_a3": largest,
+        "largest_difference_frac_coords": list(place),
+    }
+    sides = " x ".join(map(str, figures["compared_on"]))
+    of = ", ".join(" x ".join(map(str, shape)) for shape in figures["grids"])
+    where = ", ".join(f"{each:.3f}" for each in place)
+    rows = {
+        "formula": figures["formula"],
+        "electrons": f"{other.electron_count:.6f} against {reference.electron_count:.6f}",
+        "grid": f"{sides}, interpolated from {of}" if found.refined else sides,
+        "NMAE": f"{100 * found.nmae:.4g} %",
+        "NMAE, same electrons": f"{100 * found.scaled_nmae:.4g} %",
+        "largest difference": f"{largest:.4g} e/A^3 at ({where}) of the cell",
+    }
+    show(Facts(rows, f"{args.other} against {args.reference}"))
+    if args.picture is not None:
+        console.print(f"picture: {draw_plane(compared_plane(found.reference, found.other), args.picture)}")
+    write_report(args.json, figures)
     return 0

@@ -251,15 +251,15 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     check_words(path, overrides)
     _say_withheld()
 
-    from tomat.app.plan_step import compile_plan, max_batch, search, write_outputs
     from tomat.base.reporting import write_report
-    from tomat.perf.plan.compile.compiler import default_cache_dir
-    from tomat.perf.plan.plan_cache import find_report, keep_report
+    from tomat.perf.plan.plan_cache import default_cache_dir, find_report, keep_report
     from tomat.report.pages.plan_tables import print_plan, print_trials
 
     if args.tracking_dir is not None:
         overrides = [*overrides, "--tracking_dir", str(args.tracking_dir)]
     if args.max_batch:
+        from tomat.app.plan_step import max_batch
+
         return max_batch(args, path, overrides)
     cache, key = args.cache_dir or default_cache_dir(), _question(args, path, overrides)
     if args.decode is not None:
@@ -268,18 +268,24 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     report = find_report(cache, key) if key is not None and not writes else None
     plan = None
     if report is None or "fits" not in report:
+        from tomat.app.plan_step import compile_plan
+
         plan, report = compile_plan(args, path, overrides)
     else:
         report["cached"] = True
     print_plan(report, args.top)
     if not report["fits"] and not args.no_search:
         if "nearest_fits" not in report:
+            from tomat.app.plan_step import search
+
             report["nearest_fits"] = search(args, path, overrides)
         print_trials(report["nearest_fits"])
     if key is not None:
         keep_report(cache, key, report)
     write_report(args.json, report)
     if plan is not None:
+        from tomat.app.plan_step import write_outputs
+
         write_outputs(args, plan)
     return 0 if report["fits"] else 1
 

@@ -3,8 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tomat.app.serve_verbs import register_serve
-from tomat.base.arguments import output_file, report_file
+from tomat.base.arguments import output_file, port_number, report_file
 
 if TYPE_CHECKING:
     from tomat.train.runs.summary import RunSummary
@@ -70,7 +69,17 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     compare.add_argument("--output", type=output_file, metavar="FILE.md", help="write a page, and its figure beside it")
     compare.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     compare.set_defaults(run=run_compare)
-    register_serve(verbs)
+    serve = verbs.add_parser(
+        "serve",
+        help="runs in a browser while they train: states, losses, speeds against plans, curves",
+        description="Serve the runs of a folder or bucket to a browser of this machine, until Ctrl-C. Reads only.",
+        epilog="The guide is docs/guides/pages.md.",
+    )
+    serve.add_argument("place", nargs="?", default="runs", metavar="DIR", help="folder or gs:// URL of runs (runs)")
+    serve.add_argument("--port", type=port_number, default=8080, help="port (default: %(default)s)")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
+    serve.add_argument("--token", action="store_true", help="make a token, and answer only those who know it")
+    serve.set_defaults(run=run_serve)
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -252,6 +261,14 @@ def run_compare(args: argparse.Namespace) -> int:
     if args.output is not None:
         console.print(f"wrote {write_comparison_page(comparison, args.output)}", highlight=False)
     write_report(args.json, comparison.to_dict())
+    return 0
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from tomat.report.dashboard.server import serve
+
+    serve(args.place, host=args.host, port=args.port, with_token=args.token)
     return 0
 
 

@@ -1,13 +1,15 @@
-"""`tomat shards verify`."""
+"""`tomat tokens` and `tomat shards`: what sequences and shard sets hold, and whether a set is whole."""
 
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import count, report_file
+from tomat.base.arguments import count, positive_int, report_file, whole_number
 from tomat.base.errors import TomatError
-from tomat.data.density.rules import add_rule_flags, refuse_rules
+from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 SAMPLE_ROWS = 64
 """Rows compared with their source: a fault that hits one material in twenty is missed by 4 % of such samples."""
@@ -17,7 +19,77 @@ NO_CHECKSUM = "no checksum of its own: written before manifests had one"
 """What is said of such a manifest."""
 
 
-def register_verify(verbs: argparse._SubParsersAction) -> None:
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add `tomat tokens` and `tomat shards`."""
+    _register_show(subparsers)
+    _register_shards(subparsers)
+
+
+def _register_show(subparsers: argparse._SubParsersAction) -> None:
+    verbs = subparsers.add_parser("tokens", help="look at sequences").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    show = verbs.add_parser(
+        "show",
+        help="a sequence in words",
+        description="A sequence of a shard set, or of a density with --input and --codec, in words: cell, atoms, first "
+        "voxels.",
+    )
+    show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")
+    show.add_argument("--row", type=count, default=0, help="row of the shard set (default: %(default)s)")
+    show.add_argument("--input", metavar="PATH", help="a density instead of a shard set")
+    add_rule_flags(show)
+    show.add_argument(
+        "--anchor", type=whole_number, nargs=3, default=(0, 0, 0), metavar=("X", "Y", "Z"), help="first voxel"
+    )
+    show.add_argument("--layout", default="v3-p19", help="layout for --input (default: %(default)s)")
+    show.add_argument("--codec", type=Path, metavar="FILE", help="codec for --input")
+    show.add_argument("--voxels", type=count, default=8, help="voxels to spell out (default: %(default)s)")
+    show.add_argument("--raw", action="store_true", help="also every token by name")
+    show.set_defaults(run=run_show)
+    _register_layouts(verbs)
+
+
+def _register_shards(subparsers: argparse._SubParsersAction) -> None:
+    shards = subparsers.add_parser("shards", help="look at a shard set")
+    shards.moved = {"import": "`python profiling/import_first_generation.py` in a checkout of tomat"}
+    verbs = shards.add_subparsers(title="verbs", metavar="VERB", required=True)
+    parser = verbs.add_parser(
+        "info", help="what a shard set holds", description="What a shard set holds, from its manifest alone."
+    )
+    parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run_info)
+    _register_verify(verbs)
+
+
+def _register_layouts(verbs: argparse._SubParsersAction) -> None:
+    """Add `tomat tokens layouts`."""
+    parser = verbs.add_parser(
+        "layouts",
+        help="how much of a context is density",
+        description="Show, for materials of given numbers of atoms, the patch of each layout of a context, its share "
+        "of the context, and the same for several cubes packed into one context, which no layout does.",
+    )
+    parser.add_argument("--context", type=positive_int, default=8192, help="tokens (default: %(default)s)")
+    parser.add_argument(
+        "--atoms",
+        type=positive_int,
+        nargs="+",
+        default=[1, 4, 12, 29, 88],
+        help="of the materials (default: 1 4 12 29 88)",
+    )
+    parser.add_argument(
+        "--smallest_side",
+        type=positive_int,
+        default=8,
+        help="smallest side of packed cubes, in voxels (default: %(default)s, half an angstrom)",
+    )
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures; shares are fractions")
+    parser.set_defaults(run=run_layouts)
+
+
+def _register_verify(verbs: argparse._SubParsersAction) -> None:
     """Add `verify` to the verbs of `tomat shards`."""
     parser = verbs.add_parser(
         "verify",
@@ -38,6 +110,156 @@ def register_verify(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument("--repair", action="store_true", help="write the damaged chunks again, and only these")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run_verify)
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print one sequence in words."""
+    from tomat.data.tokens.vocabulary import Vocabulary
+    from tomat.data.tokens.words import humanise, token_runs
+
+    if (args.shards is None) == (args.input is None):
+        raise TomatError("Give a shard set, or a density with --input PATH --codec FILE.")
+    if args.input is not None:
+        ids, layout, codec = _sequence_of_density(args)
+    else:
+        from tomat.data.tokens.shards import open_shards
+
+        refuse_rules(args.species, args.accept, "a shard set")
+        shards = open_shards(args.shards)
+        ids, layout, codec = shards.read_rows(args.row, args.row + 1)[0], shards.layout, shards.codec
+        material = shards.material_of_row(args.row)
+        x, y, z = shards.anchor_of_row(args.row)
+        print(f"row      {args.row:,} of {shards.rows:,}: {material.material_id}, first voxel {x} {y} {z}")
+    print("\n".join(humanise(ids, layout, codec, args.voxels)))
+    if args.raw:
+        for place, names in token_runs(ids, Vocabulary(codec.n_density_tokens)):
+            words = f"PAD x {len(names)}" if names[0] == "PAD" else "  ".join(names)
+            print(f"{place:6d}  {words}")
+    return 0
+
+
+def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    from tomat.data.codec.files import load_codec
+    from tomat.data.codec.inputs import path_inputs
+    from tomat.data.tokens.layouts import layout_named
+    from tomat.data.tokens.patch import encode_sequence
+
+    if args.codec is None:
+        raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
+    layout, codec = layout_named(args.layout), load_codec(args.codec)
+    inputs = path_inputs([args.input], rules_of(args.species, args.accept))
+    name, *others = inputs.material_ids
+    if others:
+        shown = ", ".join([name, *others[:4]])
+        raise TomatError(f"{args.input} holds {1 + len(others):,} densities ({shown}, ...); name one file.")
+    grid = inputs.get_grid(name)
+    return encode_sequence(grid, tuple(args.anchor), layout, codec), layout, codec
+
+
+def run_layouts(args: argparse.Namespace) -> int:
+    """Count, print and write."""
+    from tomat.base.reporting import write_report
+    from tomat.data.tokens.context_use import context_table
+
+    rows = context_table(args.context, args.atoms, args.smallest_side)
+    _print_layouts(args.context, rows)
+    write_report(args.json, {"context_tokens": args.context, "smallest_packed_side": args.smallest_side, "rows": rows})
+    return 0
+
+
+def _print_layouts(context: int, rows: list[dict[str, Any]]) -> None:
+    from tomat.base.report.model import Column, Table
+    from tomat.base.report.terminal import show
+
+    made = [["preamble, tokens", *(f"{row['preamble_tokens']:,}" for row in rows)]]
+    made += [[name, *(_cell(row["layouts"][name]) for row in rows)] for name in rows[0]["layouts"]]
+    made.append(["wider box", *(_cell(row["wide_box"]) for row in rows)])
+    by_voxels = itemgetter("voxels")
+    for shared, words in ((True, "one preamble"), (False, "a preamble each")):
+        best = [
+            max((each for each in row["packed"] if each["shared_preamble"] == shared), key=by_voxels, default=None)
+            for row in rows
+        ]
+        made.append([f"packed cubes, {words}", *(_cell(each) for each in best)])
+    for name, use in rows[0]["layouts"].items():
+        if "voxels_without_preamble" in use:
+            cells = (f"{row['layouts'][name]['voxels_without_preamble']:,}" for row in rows)
+            made.append([f"{name} with no preamble at all", *cells])
+    title = f"Voxels in {context:,} tokens, their share of the context, and how many of them have\n"
+    title += "their seven preceding neighbours in the patch too"
+    show(Table(title, [Column("atoms"), *(Column(str(row["n_atoms"]), right=True) for row in rows)], made))
+
+
+def _cell(use: dict[str, Any] | None) -> str:
+    if use is None:
+        return "-"
+    shapes = use["patch_shapes_voxels"]
+    words = " x ".join(map(str, shapes[0])) if len(shapes) == 1 else " + ".join(f"{shape[0]}^3" for shape in shapes)
+    share, neighbours = 100 * use["voxel_share"], 100 * use["neighbour_share"]
+    return f"{words}\n{use['voxels']:,} = {share:.1f} %\n({neighbours:.1f} %)"
+
+
+def run_info(args: argparse.Namespace) -> int:
+    """Print what a shard set holds."""
+    from tomat.data.tokens.shards import open_shards
+
+    report_shards(open_shards(args.shards), args.json, {})
+    return 0
+
+
+def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
+    """Print what a shard set holds, and write it with `extra` figures."""
+    from tomat.base.report.model import Facts
+    from tomat.base.report.terminal import show
+    from tomat.base.reporting import console, counted, write_report
+    from tomat.data.tokens.clipping import clipped_figures, clipped_lines
+    from tomat.data.tokens.words import UNIT_WORDS
+
+    manifest = shards.manifest
+    layout = manifest.layout
+    figures = {
+        "url": shards.url,
+        "split": manifest.split,
+        "layout": layout.name,
+        "context_tokens": layout.context,
+        "voxels_per_patch": layout.n_voxels,
+        "rows": manifest.rows,
+        "tokens": manifest.rows * layout.context,
+        "bytes_uncompressed": manifest.rows * layout.context * 2,
+        "chunks": manifest.n_chunks,
+        "block_rows": manifest.block_rows,
+        "materials": len(manifest.materials),
+        "materials_skipped": len(manifest.skipped),
+        "patches_per_material": manifest.patches_per_material,
+        "seed": manifest.seed,
+        "n_density_tokens": manifest.n_density_tokens,
+        "codec_sha256": manifest.codec_sha256,
+        "unit": manifest.unit,
+        "structures_sha256": manifest.structures_sha256,
+        "promolecule_sha256": manifest.promolecule_sha256,
+        "manifest_has_checksum": manifest.has_checksum,
+        "max_clipped_share": manifest.max_clipped_share,
+    }
+    figures |= clipped_figures(manifest.clipped) | extra
+    most = "up to " if layout.fills_context else ""
+    skipped = f", {len(manifest.skipped):,} skipped" if manifest.skipped else ""
+    known = manifest.promolecule_sha256
+    rows = {
+        "split": manifest.split or "-",
+        "layout": f"{layout.name}: {most}{layout.n_voxels:,} voxels, context {layout.context:,}",
+        "rows": f"{manifest.rows:,} in {counted(manifest.n_chunks, 'chunk')} of {manifest.block_rows}",
+        "materials": f"{len(manifest.materials):,}{skipped}, {counted(manifest.patches_per_material, 'row')} each",
+        "tokens": f"{figures['tokens']:,}, {figures['bytes_uncompressed'] / 1e6:,.1f} MB uncompressed",
+        "codec": f"{manifest.n_density_tokens:,} ids, {UNIT_WORDS[manifest.unit]}, {manifest.codec_sha256[:16]}...",
+        "structures": "exact" if manifest.structures_sha256 else "rounded, from the rows",
+        "promolecule": f"{len(shards.promolecule.elements)} elements, {known[:16]}..." if known else "none",
+        "seed": str(manifest.seed),
+        "manifest": "its checksum fits" if manifest.has_checksum else NO_CHECKSUM,
+    }
+    show(Facts(rows, shards.url))
+    for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
+        console.print(line)
+    write_report(path, figures)
 
 
 def run_verify(args: argparse.Namespace) -> int:

@@ -1,24 +1,35 @@
-"""`tomat tokenize`, `tomat tokens show` and `tomat shards info`; further verbs of the room lie beside it."""
+"""`tomat tokenize` and `tomat retokenize`: densities to a shard set, by one process, by all cores, or by a cluster."""
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tomat.app.layout_verbs import register_layouts
-from tomat.app.retokenize_verbs import register_retokenize
-from tomat.app.shard_verbs import NO_CHECKSUM, register_verify
-from tomat.base.arguments import count, positive_int, report_file, share, whole_number
-from tomat.base.errors import TomatError
+from tomat.base.arguments import config_file, count, positive_int, report_file, share
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
+
+SETTINGS: Mapping[str, str] = {
+    "input": "folder or URL (gs://, s3://) of the densities",
+    "output": "folder or gs:// URL of the shard set",
+    "source": "rho_gga, materials_project, chgcar, folder or embedded (default: rho_gga)",
+    "filelist": "file with a material id a line, also below --input (default: all that --input holds)",
+    "split_file": "JSON with lists of indices into the filelist by split (default: every material)",
+    "split": "split to take and to record (default: train)",
+    "layout": "sequence layout, such as v3-p19; `tomat tokens layouts` compares them (default: v3-p19)",
+    "codec": "codec to use, path or URL (default: fit one to these densities)",
+    "promolecule": "promolecule to lay beside the rows, path or URL (default: fit one where the codec is fitted)",
+    "max_clipped_share": "share of its electrons a material may lose outside the codec, else skipped (default: 0.001)",
+    "max_skipped": "materials that may be skipped: a number, or below 1 a share of all (default: 0.01)",
+    "seed": "of the anchors (default: 0)",
+}
+"""Settings with a flag of their own in `--help`; every other is an override alike, `--block_rows 128`."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add the verbs of the tokens room."""
+    """Add `tomat tokenize` and `tomat retokenize`."""
     _register_tokenize(subparsers)
-    register_retokenize(subparsers)
-    _register_show(subparsers)
-    _register_shards(subparsers)
+    _register_retokenize(subparsers)
 
 
 def _register_tokenize(subparsers: argparse._SubParsersAction) -> None:
@@ -55,46 +66,42 @@ def _register_tokenize(subparsers: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=run_tokenize)
 
 
-def _register_show(subparsers: argparse._SubParsersAction) -> None:
-    verbs = subparsers.add_parser("tokens", help="look at sequences").add_subparsers(
-        title="verbs", metavar="VERB", required=True
+def _register_retokenize(subparsers: argparse._SubParsersAction) -> None:
+    """Add `tomat retokenize`."""
+    parser = subparsers.add_parser(
+        "retokenize",
+        help="write a shard set from many densities: a process pool, or Zephyr on a cluster",
+        description="Survey the densities, fit codec and promolecule (unless they are given), write the tokens. "
+        "Stopped at any moment and started again with the same arguments it goes on, and ends with the same bytes, "
+        "whatever the number of workers. Every setting of tomat/data/tokens/pipeline/config.py can be given as --name "
+        "VALUE.",
     )
-    show = verbs.add_parser(
-        "show",
-        help="a sequence in words",
-        description="A sequence of a shard set, or of a density with --input and --codec, in words: cell, atoms, first "
-        "voxels.",
+    parser.add_argument(
+        "--config_path", type=config_file("tokenize"), metavar="FILE", help="YAML, see configs/tokenize/"
     )
-    show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")
-    show.add_argument("--row", type=count, default=0, help="row of the shard set (default: %(default)s)")
-    show.add_argument("--input", metavar="PATH", help="a density instead of a shard set")
-    add_rule_flags(show)
-    show.add_argument(
-        "--anchor", type=whole_number, nargs=3, default=(0, 0, 0), metavar=("X", "Y", "Z"), help="first voxel"
+    for name, text in SETTINGS.items():
+        parser.add_argument(f"--{name}", metavar="VALUE", help=text)
+    add_rule_flags(parser)
+    parser.add_argument(
+        "--runner", choices=("pool", "zephyr"), default="pool", help="where workers run (default: %(default)s)"
     )
-    show.add_argument("--layout", default="v3-p19", help="layout for --input (default: %(default)s)")
-    show.add_argument("--codec", type=Path, metavar="FILE", help="codec for --input")
-    show.add_argument("--voxels", type=count, default=8, help="voxels to spell out (default: %(default)s)")
-    show.add_argument("--raw", action="store_true", help="also every token by name")
-    show.set_defaults(run=run_show)
-    register_layouts(verbs)
-
-
-def _register_shards(subparsers: argparse._SubParsersAction) -> None:
-    shards = subparsers.add_parser("shards", help="look at a shard set")
-    shards.moved = {"import": "`python profiling/import_first_generation.py` in a checkout of tomat"}
-    verbs = shards.add_subparsers(title="verbs", metavar="VERB", required=True)
-    parser = verbs.add_parser(
-        "info", help="what a shard set holds", description="What a shard set holds, from its manifest alone."
+    parser.add_argument(
+        "--workers",
+        type=positive_int,
+        metavar="N",
+        help="at most (default: pool one a core, zephyr one a unit)",
     )
-    parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
+    parser.add_argument(
+        "--worker_memory", default=None, metavar="SIZE", help="of a Zephyr worker, such as 4g (default: 2g)"
+    )
+    parser.add_argument("--allow_cross_region", action="store_true", help="move data between regions knowingly")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=run_info)
-    register_verify(verbs)
+    parser.set_defaults(run=run_retokenize, takes_overrides=True)
 
 
 def run_tokenize(args: argparse.Namespace) -> int:
     """Write the shard set and print what it holds."""
+    from tomat.app.shard_verbs import report_shards
     from tomat.data.codec.files import load_codec
     from tomat.data.codec.inputs import demo_inputs, path_inputs
     from tomat.data.density.promolecule import Promolecule
@@ -123,113 +130,94 @@ def run_tokenize(args: argparse.Namespace) -> int:
         read_rules=None if args.demo else {"species": rules.species, "accept": sorted(rules.accept)},
         promolecule=promolecule,
     )
-    _report(open_shards(args.output), args.json, {"seconds": time.monotonic() - started})
+    report_shards(open_shards(args.output), args.json, {"seconds": time.monotonic() - started})
     for material in manifest.skipped:
         print(f"skipped {material.material_id}: {material.reason}")
     return 0
 
 
-def run_show(args: argparse.Namespace) -> int:
-    """Print one sequence in words."""
-    from tomat.data.tokens.vocabulary import Vocabulary
-    from tomat.data.tokens.words import humanise, token_runs
+def run_retokenize(args: argparse.Namespace) -> int:
+    """Write or finish the set, and print what it holds, what was skipped, and the padding."""
+    from tomat.data.tokens.pipeline.config import RetokenizeConfig, load_retokenize_config
+    from tomat.train.settings.keys import check_words
 
-    if (args.shards is None) == (args.input is None):
-        raise TomatError("Give a shard set, or a density with --input PATH --codec FILE.")
-    if args.input is not None:
-        ids, layout, codec = _sequence_of_density(args)
-    else:
-        from tomat.data.tokens.shards import open_shards
+    words = [word for name in SETTINGS if (value := getattr(args, name)) is not None for word in (f"--{name}", value)]
+    check_words(args.config_path, [*words, *args.overrides], RetokenizeConfig, "tokenize")
 
-        refuse_rules(args.species, args.accept, "a shard set")
-        shards = open_shards(args.shards)
-        ids, layout, codec = shards.read_rows(args.row, args.row + 1)[0], shards.layout, shards.codec
-        material = shards.material_of_row(args.row)
-        x, y, z = shards.anchor_of_row(args.row)
-        print(f"row      {args.row:,} of {shards.rows:,}: {material.material_id}, first voxel {x} {y} {z}")
-    print("\n".join(humanise(ids, layout, codec, args.voxels)))
-    if args.raw:
-        for place, names in token_runs(ids, Vocabulary(codec.n_density_tokens)):
-            words = f"PAD x {len(names)}" if names[0] == "PAD" else "  ".join(names)
-            print(f"{place:6d}  {words}")
-    return 0
-
-
-def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    from tomat.data.codec.files import load_codec
-    from tomat.data.codec.inputs import path_inputs
-    from tomat.data.tokens.layouts import layout_named
-    from tomat.data.tokens.patch import encode_sequence
-
-    if args.codec is None:
-        raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
-    layout, codec = layout_named(args.layout), load_codec(args.codec)
-    inputs = path_inputs([args.input], rules_of(args.species, args.accept))
-    name, *others = inputs.material_ids
-    if others:
-        shown = ", ".join([name, *others[:4]])
-        raise TomatError(f"{args.input} holds {1 + len(others):,} densities ({shown}, ...); name one file.")
-    grid = inputs.get_grid(name)
-    return encode_sequence(grid, tuple(args.anchor), layout, codec), layout, codec
-
-
-def run_info(args: argparse.Namespace) -> int:
-    """Print what a shard set holds."""
-    from tomat.data.tokens.shards import open_shards
-
-    _report(open_shards(args.shards), args.json, {})
-    return 0
-
-
-def _report(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
-    from tomat.base.report.model import Facts
-    from tomat.base.report.terminal import show
     from tomat.base.reporting import console, counted, write_report
     from tomat.data.tokens.clipping import clipped_figures, clipped_lines
-    from tomat.data.tokens.words import UNIT_WORDS
+    from tomat.data.tokens.pipeline.driver import retokenize, skipped_by_reason
 
-    manifest = shards.manifest
-    layout = manifest.layout
-    figures = {
-        "url": shards.url,
-        "split": manifest.split,
-        "layout": layout.name,
-        "context_tokens": layout.context,
-        "voxels_per_patch": layout.n_voxels,
-        "rows": manifest.rows,
-        "tokens": manifest.rows * layout.context,
-        "bytes_uncompressed": manifest.rows * layout.context * 2,
-        "chunks": manifest.n_chunks,
-        "block_rows": manifest.block_rows,
-        "materials": len(manifest.materials),
-        "materials_skipped": len(manifest.skipped),
-        "patches_per_material": manifest.patches_per_material,
-        "seed": manifest.seed,
-        "n_density_tokens": manifest.n_density_tokens,
-        "codec_sha256": manifest.codec_sha256,
-        "unit": manifest.unit,
-        "structures_sha256": manifest.structures_sha256,
-        "promolecule_sha256": manifest.promolecule_sha256,
-        "manifest_has_checksum": manifest.has_checksum,
-        "max_clipped_share": manifest.max_clipped_share,
-    }
-    figures |= clipped_figures(manifest.clipped) | extra
-    most = "up to " if layout.fills_context else ""
-    skipped = f", {len(manifest.skipped):,} skipped" if manifest.skipped else ""
-    known = manifest.promolecule_sha256
-    rows = {
-        "split": manifest.split or "-",
-        "layout": f"{layout.name}: {most}{layout.n_voxels:,} voxels, context {layout.context:,}",
-        "rows": f"{manifest.rows:,} in {counted(manifest.n_chunks, 'chunk')} of {manifest.block_rows}",
-        "materials": f"{len(manifest.materials):,}{skipped}, {counted(manifest.patches_per_material, 'row')} each",
-        "tokens": f"{figures['tokens']:,}, {figures['bytes_uncompressed'] / 1e6:,.1f} MB uncompressed",
-        "codec": f"{manifest.n_density_tokens:,} ids, {UNIT_WORDS[manifest.unit]}, {manifest.codec_sha256[:16]}...",
-        "structures": "exact" if manifest.structures_sha256 else "rounded, from the rows",
-        "promolecule": f"{len(shards.promolecule.elements)} elements, {known[:16]}..." if known else "none",
-        "seed": str(manifest.seed),
-        "manifest": "its checksum fits" if manifest.has_checksum else NO_CHECKSUM,
-    }
-    show(Facts(rows, shards.url))
+    rules = {"species": args.species, "accept": args.accept}
+    config = load_retokenize_config(args.config_path, [*words, *args.overrides], rules)
+    runner: Any
+    if args.runner == "zephyr":
+        from tomat.data.tokens.pipeline.zephyr import WORKER_MEMORY, ZephyrRunner
+
+        temporary = config.output.rstrip("/") + "-zephyr"
+        runner = ZephyrRunner(temporary, args.workers, args.worker_memory or WORKER_MEMORY)
+    else:
+        from tomat.data.tokens.pipeline.pool import PoolRunner
+
+        runner = PoolRunner(args.workers)
+    result = retokenize(config, runner, allow_cross_region=args.allow_cross_region)
+    manifest = result.manifest
+    padding = padding_share(config.output, config.storage_tries, manifest)
+    padded = "padding not known" if padding is None else f"{100 * padding:.1f} % padding"
+    console.print(
+        f"{config.output}: {counted(manifest.rows, 'row')} of {manifest.context:,} tokens from "
+        f"{counted(len(manifest.materials), 'material')}, {padded}, "
+        f"{counted(len(manifest.skipped), 'material')} skipped"
+    )
     for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
         console.print(line)
-    write_report(path, figures)
+    for entry in manifest.skipped:
+        console.print(f"skipped {entry.material_id}: {entry.reason}")
+    write_report(
+        args.json,
+        {
+            "output": config.output,
+            "rows": manifest.rows,
+            "context_tokens": manifest.context,
+            "chunks": manifest.n_chunks,
+            "materials": len(manifest.materials),
+            "materials_skipped": len(manifest.skipped),
+            "skipped_reasons": dict(skipped_by_reason(manifest)),
+            "padding_fraction": padding,
+            **clipped_figures(manifest.clipped),
+            "codec_sha256": manifest.codec_sha256,
+            "promolecule_sha256": manifest.promolecule_sha256,
+            "structures_sha256": manifest.structures_sha256,
+            "materials_surveyed_by_this_run": result.surveyed,
+            "rows_written_by_this_run": result.rows_written,
+            "survey_seconds": result.survey_seconds,
+            "write_seconds": result.write_seconds,
+            "materials_surveyed_per_second": result.surveyed / max(result.survey_seconds, 1e-9),
+            "rows_written_per_second": result.rows_written / max(result.write_seconds, 1e-9),
+        },
+    )
+    return 0
+
+
+def padding_share(output: str, tries: int, manifest: Any) -> float | None:
+    """Part of all tokens that is padding, from the number of atoms of every material, 0 to 1; None without a survey.
+
+    Raises:
+        TomatError: if the survey is damaged.
+    """
+    from tomat.base.checked_json import parse_checked
+    from tomat.base.records import typed
+    from tomat.base.storage import Store
+    from tomat.data.tokens.pipeline.driver import SURVEY_NAME
+    from tomat.data.tokens.pipeline.stages import SetSurvey
+
+    store = Store(output, tries)
+    content = store.read(SURVEY_NAME)
+    if content is None:
+        return None
+    source = store.url + SURVEY_NAME
+    remedy = "The set itself is complete; remove this file, and the padding is not known."
+    values, _ = parse_checked(content, source, "the survey of a shard set", remedy)
+    found = typed(values, SetSurvey, source, remedy)
+    shares = [manifest.layout.padding_share(each.n_atoms) for each in found.materials]
+    return sum(shares) / len(shares)

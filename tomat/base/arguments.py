@@ -19,9 +19,14 @@ from tomat.base.shipped import named_configuration, none_of_that_name
 STANDARD_OUTPUT = Path("-")
 """`--json -`: the report goes to standard output, and everything else to standard error."""
 
-
 SPELT_BEFORE = {"tokenise": "tokenize"}
 """Verbs as they were spelt -> as they are; the old ones go with the release after this one."""
+
+
+def spelt_today(verb: str) -> str:
+    """`demo_data` as `demo-data`, and a spelling of before as today's."""
+    spelt = verb.replace("_", "-")
+    return SPELT_BEFORE.get(spelt, spelt)
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,10 +81,9 @@ class Parser(argparse.ArgumentParser):
         return spelt + equals + value if spelt in self._option_string_actions else word
 
     def _verb_as_declared(self, word: str) -> str:
-        """`demo_data` as `demo-data`, and a spelling of before as today's, where that is a verb."""
+        """As `spelt_today` gives it, where that is a verb."""
         verbs = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        spelt = word.replace("_", "-")
-        spelt = SPELT_BEFORE.get(spelt, spelt)
+        spelt = spelt_today(word)
         return spelt if any(spelt in names for names in verbs if names) else word
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tomat.base.tuned_table import load_entries
+from tomat.base.documents import load_entries
 
 NAMES = ("block", "rows", "block_bwd", "keys_bwd")
 """Sizes of an entry; `WholeHeadConfig` says what each is."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.app.token_verbs import register
+from tomat.app.shard_verbs import register
 from tomat.base.errors import TomatError
 from tomat.data.tokens.context_use import context_table, one_patch, packed
 from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from chgcar_files import write_chgcar
 
+from tomat.app import shard_verbs, token_verbs
 from tomat.app.cli import main
-from tomat.app.token_verbs import register
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
@@ -19,7 +19,9 @@ from tomat.data.tokens.shards import open_shards
 
 def run(*arguments):
     parser = argparse.ArgumentParser()
-    register(parser.add_subparsers())
+    verbs = parser.add_subparsers()
+    token_verbs.register(verbs)
+    shard_verbs.register(verbs)
     args = parser.parse_args([str(each) for each in arguments])
     return args.run(args)
 
@@ -104,7 +106,7 @@ def test_show_needs_one_source(shards, densities):
 
 
 def test_defaults_in_the_help_are_those_of_the_settings():
-    from tomat.app.retokenize_verbs import SETTINGS
+    from tomat.app.token_verbs import SETTINGS
     from tomat.data.tokens.pipeline.config import RetokenizeConfig
 
     config = RetokenizeConfig(input="in", output="out")

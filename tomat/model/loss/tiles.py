@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.config_keys import key
+from tomat.base.documents import load_entries
 from tomat.base.errors import TomatError
-from tomat.base.tuned_table import load_entries
 
 LANES = 128
 """Lanes of a TPU vector register: ids of a tile are a multiple of it."""

@@ -1,14 +1,15 @@
 """Which tokens a run reads."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
-from tomat.data.density.rules import ReadRules
-from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.data.tokens.shuffle import BlockShuffleConfig
-from tomat.data.tokens.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # the keys alone, to find a misspelt one, need neither
+    from tomat.data.tokens.layouts import SequenceLayout
+    from tomat.data.tokens.vocabulary import Vocabulary
 
 BUFFERED_BATCHES, MOST_PREFETCHED = 8, 1024
 """Batches made ahead where nothing is set, and at most."""
@@ -62,6 +63,9 @@ class DataConfig:
     """Refusals of densities that are lifted (`source: folder`): names of `tomat/data/density/rules.py`."""
 
     def __post_init__(self) -> None:
+        from tomat.data.density.rules import ReadRules
+        from tomat.data.tokens.layouts import LAYOUTS
+
         if self.layout not in LAYOUTS:
             raise TomatError(f"data.layout is '{self.layout}'; expected one of {', '.join(sorted(LAYOUTS))}.")
         if self.source == "shards" and self.train is None:
@@ -103,13 +107,17 @@ class DataConfig:
             )
 
     @property
-    def sequence_layout(self) -> SequenceLayout:
+    def sequence_layout(self) -> "SequenceLayout":
         """The layout named by `layout`."""
+        from tomat.data.tokens.layouts import LAYOUTS
+
         return LAYOUTS[self.layout]
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> "Vocabulary":
         """The vocabulary with `n_density_tokens` density ids."""
+        from tomat.data.tokens.vocabulary import Vocabulary
+
         return Vocabulary(self.n_density_tokens)
 
     @property

@@ -171,7 +171,7 @@ def test_two_files_are_compared(tmp_path, polarised, grid, capsys):
 
 
 def test_the_formats_of_the_verb_are_those_without_a_calculation():
-    from tomat.app.density_file_verbs import FORMATS as of_the_verb
+    from tomat.app.density_verbs import FORMATS as of_the_verb
 
     assert tuple(FORMATS) == (*of_the_verb, "qe")
 

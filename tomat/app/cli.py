@@ -68,15 +68,10 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int:
-    """Run one verb.
+    """Run one verb, of the words of this process where none are given, or of the parser of a study.
 
-    Args:
-        argv: The words of a command line; None: those of this process.
-        parser: What reads them, such as that of a study; None: the parser of every verb.
-
-    Returns:
-        The exit status: 0 for success, 2 for input that was refused and 75 for storage that did not answer (with one
-        line on standard error), or what the verb returns.
+    The exit status is 0 for success, 2 for input that was refused and 75 for storage that did not answer (with one
+    line on standard error), or what the verb returns.
     """
     # Levanter imports transformers, which advises on every start that PyTorch is missing; nothing here wants it.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -183,11 +183,7 @@ def _materials(
 
 
 def read_report(path: Path) -> "TeacherForcedResult":
-    """The report that `--json` wrote.
-
-    Raises:
-        TomatError: no such file, or not such a report.
-    """
+    """The report that `--json` wrote."""
     from tomat.base.checked_json import parse_checked
     from tomat.base.documents import read_bytes
     from tomat.predict.evaluation.result import TeacherForcedResult

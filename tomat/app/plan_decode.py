@@ -15,16 +15,7 @@ BOTH = "both"
 
 
 def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str]) -> dict[str, Any]:
-    """Compile what `--decode` names.
-
-    Args:
-        args: Of `tomat plan`.
-        path: The configuration.
-        overrides: `--a.b VALUE`, word by word.
-
-    Returns:
-        The report.
-    """
+    """The report of the decoders that `--decode` names."""
     with stages_of(args, path, overrides) as (config, slice_, show):
         from tomat.perf.plan.decode import cell_of, plan_decoder
         from tomat.predict.inference.structures import read_structure

@@ -63,16 +63,7 @@ def _words(overrides: Mapping[str, Any]) -> str:
 
 
 def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> tuple[Plan, dict[str, Any]]:
-    """Compile the step.
-
-    Args:
-        args: Of `tomat plan`.
-        path: The configuration.
-        overrides: `--a.b VALUE`, word by word.
-
-    Returns:
-        The plan and its report.
-    """
+    """The plan of the step, compiled, and its report."""
     with stages_of(args, path, overrides) as (config, slice_, show):
         table = None
         if args.codec is not None:
@@ -94,7 +85,7 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
 
 
 def search(args: argparse.Namespace, path: Path, overrides: list[str]) -> list[dict[str, Any]]:
-    """The nearest changes with which a step that does not fit would; arguments as for `compile_plan`."""
+    """The nearest changes with which a step that does not fit would."""
     with stages_of(args, path, overrides, "looking for what fits") as (config, slice_, show):
         whole = partial(compile_step, **compile_arguments(args), on_stage=show)
         until_memory_is_known = partial(whole, memory_only=True)
@@ -105,11 +96,7 @@ def search(args: argparse.Namespace, path: Path, overrides: list[str]) -> list[d
 
 
 def max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int:
-    """Find, print and write the largest batch of each checkpoint policy; arguments as for `compile_plan`.
-
-    Returns:
-        0 if each policy has a batch that fits, else 1.
-    """
+    """Find, print and write the largest batch of each checkpoint policy; 1 if one has none that fits."""
     words = [word for word in args.policies.split(",") if word]
     policies = [{"true": True, "false": False}.get(word, word) for word in words] or None
     with stages_of(args, path, overrides, "largest batch") as (config, slice_, show):
@@ -121,11 +108,7 @@ def max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int
 
 
 def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
-    """Write the page, the configuration and the executable that were asked for.
-
-    Raises:
-        TomatError: The step does not fit, so that there is nothing to emit.
-    """
+    """Write the page, the configuration and the executable that were asked for."""
     if args.docs:
         console.print(f"wrote {_write_page(plan)}", highlight=False)
     if args.emit is None and args.executable is None:

@@ -200,11 +200,7 @@ def run_retokenize(args: argparse.Namespace) -> int:
 
 
 def padding_share(output: str, tries: int, manifest: Any) -> float | None:
-    """Part of all tokens that is padding, from the number of atoms of every material, 0 to 1; None without a survey.
-
-    Raises:
-        TomatError: if the survey is damaged.
-    """
+    """Part of all tokens that is padding, from the number of atoms of every material, 0 to 1; None without a survey."""
     from tomat.base.checked_json import parse_checked
     from tomat.base.records import typed
     from tomat.base.storage import Store

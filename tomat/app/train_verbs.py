@@ -138,11 +138,7 @@ def _distils(args: argparse.Namespace) -> bool:
 
 
 def refuse_what_cannot_fit(config: "TrainConfig") -> None:
-    """Plan the run's step for its slice (`tomat plan`), on the machine that is about to run it or another.
-
-    Raises:
-        TomatError: The step needs more memory than a chip has, or cannot be planned.
-    """
+    """Plan the run's step for its slice (`tomat plan`), on the machine that is about to run it or another."""
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console
     from tomat.base.stages import Stages

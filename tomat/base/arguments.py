@@ -130,11 +130,7 @@ def existing_file(text: str) -> Path:
 
 
 def config_file(kind: str) -> Callable[[str], Path]:
-    """An argparse type: a configuration that is there, or the name of one that ships with tomat.
-
-    Args:
-        kind: `train`, `sweeps`, ...: as for `shipped.shipped_folder`.
-    """
+    """An argparse type: a configuration that is there, or the name of one of this kind that ships with tomat."""
 
     def parse(text: str) -> Path:
         found = named_configuration(text, kind)

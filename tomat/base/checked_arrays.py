@@ -35,17 +35,8 @@ def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def unpack_arrays(content: bytes, source: str, what: str, remedy: str) -> dict[str, np.ndarray]:
-    """The arrays that `pack_arrays` wrote.
-
-    Args:
-        content: the file's.
-        source: path or URL, named in errors.
-        what: what the file should be, such as `the structures of a shard set`.
-        remedy: a sentence that says what to do about a damaged one.
-
-    Raises:
-        TomatError: if it is something else, or damaged.
-    """
+    """The arrays that `pack_arrays` wrote; `source`, `what` it should be and the `remedy` for a damaged one are for
+    errors."""
     try:
         with np.load(BytesIO(content), allow_pickle=False) as file:
             # Every part has a CRC32; NumPy would read a damaged header before it gets to it.

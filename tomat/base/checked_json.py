@@ -29,14 +29,8 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_checked(text: str | bytes, source: str, what: str, remedy: str) -> tuple[dict[str, Any], bool]:
-    """The content of a JSON object, and whether it had a checksum, which is taken out.
-
-    Args:
-        text: the file's.
-        source: path or URL, named in errors.
-        what: what the file should be, such as `a manifest of a shard set`.
-        remedy: a sentence that says what to do about a damaged one.
-    """
+    """The content of a JSON object, and whether it had a checksum, which is taken out; `source`, `what` it should be
+    and the `remedy` for a damaged one are for errors."""
     content = parse_json(text, f"{source} is not {what}: it", remedy)
     if not isinstance(content, dict):
         raise TomatError(f"{source} is not {what}: it holds a {type(content).__name__}. {remedy}")

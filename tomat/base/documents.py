@@ -42,12 +42,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def append_whole_line(file: BinaryIO, line: str) -> None:
-    """Write a line at the end of a file of lines, and wait until it is on disk.
-
-    Args:
-        file: Open for reading and appending (`a+b`).
-        line: With its newline.
-    """
+    """Write a line, with its newline, at the end of a file that is open for reading and appending (`a+b`), and wait
+    until it is on disk."""
     # A kill may have cut the last line short; this one must not become part of it.
     if file.seek(0, os.SEEK_END) > 0:
         file.seek(-1, os.SEEK_END)
@@ -111,17 +107,14 @@ def take_out(values: dict[str, Any], dotted: str) -> tuple[bool, Any]:
 def load_entries[Entry](
     path: Path, make: Callable[[Mapping[str, Any]], Entry], *, name: str, verb: str, keys: Sequence[str]
 ) -> tuple[Entry, ...]:
-    """The entries of a table of tuned sizes: JSON that ships beside the code that reads it, written by a benchmark.
+    """The entries of a table of tuned sizes, `{"entries": [...]}`: JSON that ships beside the code that reads it.
 
     Args:
-        path: `{"entries": [...]}`.
+        path: The table.
         make: An entry of its JSON; what it raises where a key is missing or wrong is said.
         name: Of the table, in messages.
         verb: What writes it.
         keys: Of the configuration, that can be set instead.
-
-    Raises:
-        TomatError: It is missing, not what `verb` writes, or empty.
     """
     remedy = f"write it with `{verb}`, or set {', '.join(keys)}."
     try:

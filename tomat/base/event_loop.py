@@ -6,12 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def outside_event_loop[Result](work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises. Where this thread runs an event loop, `work` runs in a thread of its own: there
-    `asyncio.run` is allowed.
-
-    Args:
-        work: Called once; it relies on nothing that is set for this thread alone, such as a JAX mesh.
-    """
+    """What `work` returns or raises. Where this thread runs an event loop, `work` runs in a thread of its own, where
+    `asyncio.run` is allowed; so it relies on nothing that is set for a thread alone, such as a JAX mesh."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # none runs

@@ -14,11 +14,7 @@ from tomat.base.shipped import named_configuration, none_of_that_name
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`["--a.b", "1", "--c=x"]` as `{"a": {"b": 1}, "c": "x"}`; values are read as YAML, and `--a-b` is `--a_b`.
-
-    Raises:
-        TomatError: A word that is no flag, a flag without a value, or two of which one would undo the other.
-    """
+    """`["--a.b", "1", "--c=x"]` as `{"a": {"b": 1}, "c": "x"}`; values are read as YAML, and `--a-b` is `--a_b`."""
     result: dict[str, Any] = {}
     words = list(overrides)
     while words:
@@ -50,14 +46,11 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def read_yaml(config_path: str | Path, kind: str | None = None) -> dict[str, Any]:
-    """The keys and values of a YAML file; an empty file has none.
+    """The keys and values of a YAML file, or of one that ships with tomat under that name; an empty file has none.
 
     Args:
-        config_path: the file, or the name of one that ships with tomat.
-        kind: of the configurations that ship (`shipped.shipped_folder`); None: it is the file of a run, and no name.
-
-    Raises:
-        TomatError: A file that is missing, is not YAML, or holds something else than keys and values.
+        config_path: The file or name.
+        kind: Of the configurations that ship (`shipped.shipped_folder`); None: it is the file of a run, and no name.
     """
     named = named_configuration(str(config_path), kind) if kind is not None else None
     path = named or Path(config_path)

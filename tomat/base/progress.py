@@ -57,12 +57,9 @@ class SpokenProgress(Progress):
 
 
 def progress(*, first: float = FIRST_SECONDS, repeat: float = REPEAT_SECONDS, **columns: str) -> SpokenProgress:
-    """A progress bar with count, elapsed and remaining time.
-
-    Args:
-        first, repeat: Seconds until the first line elsewhere than on a terminal, and from one line to the next.
-        columns: further columns, name to text with the task's fields, such as `rate="{task.fields[rate]}"`.
-    """
+    """A progress bar with count, elapsed and remaining time; `columns` are further ones, name to text with the task's
+    fields, such as `rate="{task.fields[rate]}"`. Seconds until the `first` line elsewhere than on a terminal, then
+    `repeat`."""
     return SpokenProgress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

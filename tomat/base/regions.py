@@ -79,10 +79,7 @@ def bucket_region(url: str) -> str | None:
 
 
 def instance_metadata(key: str) -> str | None:
-    """`instance/<key>` of this Google virtual machine; None elsewhere, or where there is no answer.
-
-    The server is Google's, or the one that `GCE_METADATA_HOST` names, as for Google's own libraries.
-    """
+    """`instance/<key>` of this Google virtual machine; None elsewhere, or where there is no answer."""
     host = os.environ.get("GCE_METADATA_HOST", METADATA_HOST)
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
@@ -101,12 +98,8 @@ def worker_region() -> str | None:
 
 
 def known_places(urls: Mapping[str, str | None], machine: str) -> list[Place]:
-    """The regions of places and of this machine, as far as they are known; folders are on the machine.
-
-    Args:
-        urls: Folder or URL by role; None where there is none.
-        machine: The role of this machine.
-    """
+    """The regions of folders and URLs by role, and of this machine, as far as they are known; folders are on the
+    machine."""
     found = [Place(role, url, region) for role, url in urls.items() if url and (region := bucket_region(url))]
     # Asking where the machine is takes up to two seconds off Google's network.
     if found and (region := worker_region()):
@@ -121,16 +114,13 @@ def check_regions(
     cost: str = "Moving the data between them is slow and is charged by the byte",
     remedy: str = "Run where the data is, or add --allow_cross_region.",
 ) -> str | None:
-    """Refuse to move the data between regions unless that is allowed.
+    """Refuse to move the data between regions unless that is allowed; what to say of it then, None when all is in one.
 
     Args:
         places: What there is, and where.
         allow_cross_region: It is allowed.
         cost: What it costs, a sentence without its full stop.
         remedy: What to do instead, a sentence.
-
-    Returns:
-        What to say when it is allowed and happens; None when all is in one region.
     """
     apart = [
         (first, second)

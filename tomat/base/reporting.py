@@ -82,12 +82,9 @@ def dump_json(value: Mapping[str, Any]) -> str:
 def writing(
     path: str | os.PathLike[str], remedy: str = "Make room, change its rights, or name another place."
 ) -> Iterator[None]:
-    """Everything that writes to the file or folder `path` stands in this block; `remedy` says what to do about it.
-
-    Raises:
-        TomatError: The disk is full, this user has no right, something else is in the way; a `RetryableError` of a
-            disk that does not answer.
-    """
+    """Everything that writes to the file or folder `path` stands in this block: a full disk, missing rights or
+    something in the way become a TomatError, and a disk that does not answer a `RetryableError`. `remedy` says what to
+    do about it."""
     try:
         yield
     except OSError as error:

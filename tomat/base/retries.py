@@ -27,14 +27,10 @@ class UnreachableError(RetryableError):
 
 
 def with_retries[Result](read: Callable[[], Result], place: str, tries: int = STORAGE_TRIES) -> Result:
-    """Call `read`; where it fails because a place cannot be reached, wait and call it again.
+    """Call `read`; where it fails because a place cannot be reached, wait and call it again; then `UnreachableError`.
 
     gcsfs tries a request six times by itself; this is for outages that last longer, and for file systems behind which
     there is a network.
-
-    Raises:
-        UnreachableError: after the last try.
-        TomatError: what `read` raises for another reason, at once.
     """
     # gcsfs logs what it raises, with a traceback, which a user would take for a crash; here it becomes one line.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)

@@ -23,15 +23,8 @@ def shipped_configurations(kind: str) -> dict[str, Path]:
 
 
 def named_configuration(text: str, kind: str) -> Path | None:
-    """The file that a word means: one that is there under that path, else one that ships under that name.
-
-    Args:
-        text: A path, or a name with or without `.yaml`. What is there comes before what ships.
-        kind: As for `shipped_folder`.
-
-    Returns:
-        The file, seen from the working directory where it lies below it, as the commands of a launch name it; None
-        where there is none.
+    """The file that a word means: one that is there under that path, else one that ships under that name, with or
+    without `.yaml`. It is seen from the working directory where it lies below it, as the commands of a launch name it.
     """
     # Of os.path and not of Path, which raises on names that are too long.
     if os.path.isfile(text):

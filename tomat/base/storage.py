@@ -35,11 +35,7 @@ def retry_context(tries: int) -> ts.Context:
 
 
 def store_url(place: str | Path) -> str:
-    """The TensorStore URL, with a final slash, of a folder or of a `file://` or `gs://` URL.
-
-    Raises:
-        TomatError: for another scheme.
-    """
+    """The TensorStore URL, with a final slash, of a folder or of a `file://` or `gs://` URL; other schemes are refused."""
     text = str(place)
     scheme = re.match(r"([a-z0-9]+)://", text)
     if scheme is None:
@@ -50,14 +46,8 @@ def store_url(place: str | Path) -> str:
 
 
 def local_target(folder: Path, relative: str, origin: str) -> Path:
-    """Where a remote object of that name is copied to. A bucket may hold any name, `../../.bashrc` among them: one that
-    leads out of `folder` is refused.
-
-    Args:
-        folder: What it is copied into.
-        relative: Its name from where the copy begins.
-        origin: Names that place in the error.
-    """
+    """Where a remote object of that name is copied to in `folder`. A bucket may hold any name, `../../.bashrc` among
+    them: one that leads out of it is refused; `origin` names the place in the error."""
     root = folder.resolve()
     # No path has a zero byte; the folder itself is refused below.
     target = root if "\x00" in relative else (root / relative).resolve()
@@ -101,12 +91,8 @@ def storage_errors() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def explaining_storage(what: str, remedy: str = "") -> Iterator[None]:
-    """Turn what a folder or a bucket raises in the block, through fsspec or TensorStore, into one error.
-
-    Args:
-        what: As for `storage_error`.
-        remedy: As for `storage_error`.
-    """
+    """Turn what a folder or a bucket raises in the block, through fsspec or TensorStore, into one error, as
+    `storage_error`."""
     try:
         yield
     except (ValueError, *storage_errors()) as error:
@@ -114,15 +100,12 @@ def explaining_storage(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def storage_error(what: str, error: Exception, remedy: str) -> TomatError:
-    """The error to raise for a place that could not be read or written.
+    """The error to raise for a place that could not be read or written: a `RetryableError` if it passes.
 
     Args:
         what: What could not be done, such as "gs://b/x cannot be read".
         error: As TensorStore, the operating system or gcsfs raised it.
         remedy: What to do if the error is one that stays; empty: nothing is said.
-
-    Returns:
-        A `RetryableError` if the error passes.
     """
     cause = " ".join(short_message(error).split()).rstrip(".") or type(error).__name__
     if is_passing(error):
@@ -131,13 +114,8 @@ def storage_error(what: str, error: Exception, remedy: str) -> TomatError:
 
 
 class Store:
-    """The objects of one data set, by name. Whatever cannot be read or written is a `TomatError` or, where the storage
-    does not answer, a `RetryableError`.
-
-    Args:
-        place: folder, or `file://` or `gs://` URL.
-        tries: how often a request to a bucket is tried.
-    """
+    """The objects of one data set in a folder or `gs://` URL, by name. Whatever cannot be read or written is a
+    `TomatError` or, where the storage does not answer after so many tries, a `RetryableError`."""
 
     def __init__(self, place: str | Path, tries: int = STORAGE_TRIES) -> None:
         self.url = store_url(place)

@@ -26,20 +26,8 @@ STEPS = 800
 def distillation_values(
     quantised: Path, teacher: str, train: str | None, overrides: Sequence[str]
 ) -> tuple[dict[str, Any], str]:
-    """The configuration of a distillation as plain values: the folder's, with an optimizer and steps of its own.
-
-    Args:
-        quantised: Folder of weights in few bits.
-        teacher: As `distillation.teacher`.
-        train: As `distillation.train`; None: its default.
-        overrides: `--a.b VALUE`, word by word, over all of it.
-
-    Returns:
-        The values, and where they are from in words.
-
-    Raises:
-        TomatError: The folder's configuration cannot be read.
-    """
+    """The configuration of a distillation as plain values, and where they are from in words: that of the folder
+    `quantised`, with an optimizer and steps of its own, and `overrides` over all of it."""
     path = quantised / CONFIG_FILE
     values = read_yaml(path, "a folder of `tomat compress`")
     name = quantised.resolve().name

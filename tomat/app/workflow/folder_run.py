@@ -21,12 +21,7 @@ ROOM_FILE = "room.json"
 
 def folder_words(config_path: Path, overrides: Sequence[str]) -> list[str]:
     """The words of a command line, with a name for a run whose configuration is turned to a folder of densities: that
-    of the folder, where none is given. The name in the file is of the run on other data.
-
-    Args:
-        config_path: of the configuration.
-        overrides: `--a.b VALUE`, word by word.
-    """
+    of the folder, where none is given. The name in the file is of the run on other data."""
     from tomat.base.overrides import parse_overrides, read_yaml
 
     given = parse_overrides(overrides)
@@ -48,13 +43,8 @@ def folder_words(config_path: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
-    """The configuration that a run trains with, and its data where they are those of a folder.
-
-    Of the densities follow `data.n_density_tokens`, and the room for the atoms near a patch.
-
-    Raises:
-        TomatError: as `prepare_folder`; or the run was begun with another source of data.
-    """
+    """The configuration that a run trains with, and its data where they are those of a folder: of the densities follow
+    `data.n_density_tokens`, and the room for the atoms near a patch."""
     if config.data.source != "folder":
         return config, None
     from tomat.base.errors import TomatError

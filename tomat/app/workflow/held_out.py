@@ -33,11 +33,7 @@ class HeldOut:
 
 def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> HeldOut | None:
     """What a run can be evaluated on: all that was held out, or as many as `evaluation.materials` says; None for a run
-    on shard sets, which hold densities only as tokens, and for one that held nothing out.
-
-    Args:
-        data: of a run that is trained on a folder.
-    """
+    on shard sets, which hold densities only as tokens, and for one that held nothing out."""
     from tomat.base.reporting import console
 
     asked = config.evaluation
@@ -59,15 +55,8 @@ def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> Held
 
 
 def held_out_of_run(config: "TrainConfig", run_dir: Path) -> HeldOut:
-    """What a run on a folder of densities was evaluated on at its end; says which files those are.
-
-    Args:
-        config: that the run left.
-        run_dir: the run's local folder, with the record of its data.
-
-    Raises:
-        TomatError: as `held_out_by_record`.
-    """
+    """What a run on a folder of densities was evaluated on at its end, by the record of its data; says which files
+    those are."""
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console, counted
     from tomat.data.dataset.folder import FOLDER_FILE, held_out_by_record

@@ -85,11 +85,7 @@ def models_table(models: Sequence[SmallModel]) -> Table:
 
 
 def small_model(folder: Path) -> SmallModel:
-    """The row of a run, a folder of weights, or a run with `distillation`, of what is in its `evaluation.json`.
-
-    Raises:
-        TomatError: It is none, or has not been measured.
-    """
+    """The row of a run, a folder of weights, or a run with `distillation`, of what is in its `evaluation.json`."""
     from tomat.predict.inference.trained import load_trained
     from tomat.predict.weights.arrays import named_arrays
     from tomat.predict.weights.folder import read_weights
@@ -116,11 +112,7 @@ def small_model(folder: Path) -> SmallModel:
 
 def measure(folder: Path) -> None:
     """Evaluate what has not been evaluated, as the end of its run would have: on what the embedded set holds out, into
-    `evaluation.json`.
-
-    Raises:
-        TomatError: Its data are not the embedded ones, or it cannot predict.
-    """
+    `evaluation.json`."""
     if (folder / EVALUATION_FILE).exists():
         return
     from tomat.app.workflow.held_out import evaluate_held_out, held_out_materials
@@ -144,16 +136,7 @@ def measure(folder: Path) -> None:
 
 
 def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str) -> None:
-    """Write (or bring up to date) the page.
-
-    Args:
-        models: Of which the first is what the others are held against.
-        page: Such as `docs/tracking/small-models.md`.
-        words: How and where the figures were measured, for the page.
-
-    Raises:
-        TomatError: The page's markers are broken. Nothing is written then.
-    """
+    """Write (or bring up to date) the page, models held against the first; `words`: how and where they were measured."""
     said = (
         f"Errors are medians over {models[0].materials} held-out materials; sizes are those of the weights, "
         f"{models[0].float32_bytes:,} bytes in float32. {words}"
@@ -164,14 +147,8 @@ def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str
 
 
 def keep_named(folder: Path, model: SmallModel, output: Path) -> Path:
-    """Copy a model's folder of weights under a name that says its result, such as `demo-2bit-nmae2.81`.
-
-    Returns:
-        The copy; left as it is where it is there already.
-
-    Raises:
-        TomatError: The model has no folder of weights.
-    """
+    """Copy a model's folder of weights under a name that says its result, such as `demo-2bit-nmae2.81`, unless it is
+    there."""
     from tomat.base.reporting import writing
 
     place = folder / WEIGHTS_FOLDER if (folder / WEIGHTS_FOLDER).is_dir() else folder

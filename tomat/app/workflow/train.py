@@ -24,7 +24,7 @@ def train_and_report(
     stop: "StopRequest | None" = None,
     asked: "Asked | None" = None,
 ) -> dict[str, Any]:
-    """Train, evaluate, draw, write the page.
+    """Train, evaluate, draw, write the page; returns the run's figures, units in the keys.
 
     Args:
         config: The run.
@@ -32,9 +32,6 @@ def train_and_report(
         continuation: Allowed changes, a fork, a warm start; None: none of them.
         stop: Listening to SIGTERM; None: only the training does.
         asked: How the run was asked for, for the log of its output folder; None: by Python.
-
-    Returns:
-        The run's figures, units in the keys.
     """
     import jax
 
@@ -100,12 +97,7 @@ def train_and_report(
 
 
 def write_browser_page(run_dir: Path, run_url: str) -> None:
-    """The run's page for a browser, as `tomat page` makes it. The run is whole without it: an error is a warning.
-
-    Args:
-        run_dir: The run's local folder.
-        run_url: Where its checkpoints are.
-    """
+    """The run's page for a browser, as `tomat page` makes it. The run is whole without it: an error is a warning."""
     from tomat.base.errors import TomatError
     from tomat.base.layout import HTML_FILE
     from tomat.base.reporting import warn
@@ -131,11 +123,7 @@ def loss_change(first: float, last: float) -> str:
 
 
 def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | None:
-    """The tracking page of a run that was profiled: where each cycle of a step went, and the MFU by every convention.
-
-    Returns:
-        The page; None where nothing was profiled, or on a process that is not the first.
-    """
+    """The tracking page of a run that was profiled: where each cycle of a step went, and the MFU by every convention."""
     import jax
 
     from tomat.base.errors import TomatError

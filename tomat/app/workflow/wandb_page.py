@@ -26,17 +26,10 @@ ARTIFACT_TYPE = "page"
 
 
 def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
-    """Log the pages of a run as one artifact, `RUN-page`; for the first process, after `tomat train` has written them.
+    """Log the pages of a run as one artifact, `RUN-page`, unless its W&B is off; whether they were logged.
 
     W&B that fails or does not answer within `trackers.wandb.background_finish_timeout` is a warning: the pages are in
     the run's folder.
-
-    Args:
-        config: Of the run; without `trackers.wandb`, or with mode `disabled`, nothing is done.
-        run_dir: The run's local folder.
-
-    Returns:
-        Whether they were logged; in mode `offline`, to the folder that `wandb sync` sends.
     """
     from tomat.base.reporting import console
     from tomat.train.tracking import end_wandb

@@ -113,7 +113,7 @@ def run_eval(args: argparse.Namespace) -> int:
             raise TomatError(f"{place} does not exist; --input takes densities that `tomat tokenize` reads too.")
     earlier = None if args.against is None else read_report(args.against)
 
-    from tomat.app.workflow.bars import evaluate_with_bar, partial_path, predict_with_bar
+    from tomat.app.workflow.held_out import evaluate_with_bar, partial_path, predict_with_bar
     from tomat.base.checked_json import with_checksum
     from tomat.base.reporting import console, to_jsonable, write_json
     from tomat.predict.evaluation.picture import draw_plane, teacher_forced_plane

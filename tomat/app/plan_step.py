@@ -1,4 +1,4 @@
-"""One step for `tomat plan`: compile it, look for what fits, write what was asked for. The question is read before."""
+"""What `tomat plan` compiles, of a step or of the decoders of a model: look for what fits, write what was asked for."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import yaml
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.reporting import console, replacing, write_report, write_text
-from tomat.base.stages import Stages
-from tomat.hardware.mfu import step_report
+from tomat.base.stages import DONE, Stages
+from tomat.hardware.mfu import slice_dict, step_report
 from tomat.perf.cost.estimate import untimed_share, untimed_text
 from tomat.perf.plan.compile.child import EXECUTABLE_FILE
 from tomat.perf.plan.compile.compiler import compile_step
@@ -82,6 +82,42 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
         )
         show("estimating")
         return plan, plan.to_dict()
+
+
+def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str]) -> dict[str, Any]:
+    """The report of the decoders that `--decode` names."""
+    with stages_of(args, path, overrides) as (config, slice_, show):
+        from tomat.perf.plan.decode import cell_of, plan_decoder
+        from tomat.predict.inference.structures import read_structure
+
+        cell = cell_of(config, tuple(args.grid), args.atoms or read_structure(args.structure)[0])
+        plans = {}
+        for decoder in ("parallel", "autoregressive") if args.decode == "both" else (args.decode,):
+
+            def say(stage: str, decoder: str = decoder) -> None:
+                show(stage if stage == DONE else f"{decoder} decoder, {stage}")
+
+            rounds = (args.rounds or 1) if decoder == "parallel" else 1
+            kept = (args.kv_cache_dtype or "compute") if decoder == "autoregressive" else "compute"
+            plan = plan_decoder(config, slice_, cell, decoder, rounds, kept, **compile_arguments(args), on_stage=say)
+            show("estimating")
+            plans[decoder] = plan.to_dict()
+            show(DONE)
+    times = [plan["cell_seconds"]["estimate"] for plan in plans.values() if plan["fits"]]
+    return {
+        "run_name": config.run_name,
+        **slice_dict(slice_),
+        "grid": list(cell.grid_shape),
+        "atoms": cell.atoms,
+        "patch_shape_voxels": list(cell.patch_shape),
+        "patches": cell.patches,
+        "room_atoms_per_patch": cell.room.atoms,
+        "room_elements_per_patch": cell.room.elements,
+        "fits": all(plan["fits"] for plan in plans.values()),
+        "decoders": plans,
+        "times_faster_in_parallel": times[1] / times[0] if len(times) == 2 else None,
+        "notes": list(cell.notes),
+    }
 
 
 def search(args: argparse.Namespace, path: Path, overrides: list[str]) -> list[dict[str, Any]]:

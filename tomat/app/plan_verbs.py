@@ -291,13 +291,14 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _plan_decoders(args: argparse.Namespace, path: Path, overrides: list[str], cache: Path, key: str | None) -> int:
-    from tomat.app.plan_decode import compile_decoders
     from tomat.base.reporting import write_report
     from tomat.perf.plan.plan_cache import find_report, keep_report
     from tomat.report.pages.plan_tables import print_decoders
 
     report = find_report(cache, key) if key is not None else None
     if report is None or "decoders" not in report:
+        from tomat.app.plan_step import compile_decoders
+
         report = compile_decoders(args, path, overrides)
     else:
         for plan in report["decoders"].values():

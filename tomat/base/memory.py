@@ -15,7 +15,7 @@ def peak_memory_bytes() -> int:
     """Resident memory of this process at its highest, since its program was started or it was forked.
 
     `VmHWM` of /proc (proc_pid_status(5)). `ru_maxrss` of getrusage is another figure: exec keeps it, so that a small
-    process which a test of 2.036 GB had started reported 2.036 GB (setmaxrss_mm in Linux's kernel/exit.c and fs/exec.c).
+    process which a test of 2.036 GB had started reported 2.036 GB (setmaxrss_mm in Linux's kernel/exit.c, fs/exec.c).
     """
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

@@ -35,7 +35,7 @@ def retry_context(tries: int) -> ts.Context:
 
 
 def store_url(place: str | Path) -> str:
-    """The TensorStore URL, with a final slash, of a folder or of a `file://` or `gs://` URL; other schemes are refused."""
+    """The TensorStore URL, with a final slash, of a folder or a `file://` or `gs://` URL; others are refused."""
     text = str(place)
     scheme = re.match(r"([a-z0-9]+)://", text)
     if scheme is None:

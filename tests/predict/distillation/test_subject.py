@@ -11,7 +11,7 @@ import pytest
 from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
-from tomat.app.workflow.distil import distillation_values
+from tomat.app.train_verbs import distillation_values
 from tomat.base.errors import TomatError
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max

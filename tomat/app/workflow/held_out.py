@@ -1,17 +1,21 @@
 """The evaluations at the end of a training, on whole materials that it held out: embedded ones, or of a folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tomat.base.layout import DENSITY_FIGURE, PREDICTED_DENSITY, PREDICTION_FIGURE, REFERENCE_DENSITY
 
 if TYPE_CHECKING:
+    from levanter.models.lm_model import LmHeadModel
+
     from tomat.data.dataset.folder import FolderData
     from tomat.data.density.grid import DensityGrid
     from tomat.predict.evaluation.free_running import FreeRunningResult
-    from tomat.predict.evaluation.result import TeacherForcedResult
+    from tomat.predict.evaluation.result import MaterialResult, TeacherForcedResult
+    from tomat.predict.evaluation.teacher_forced import TeacherForcedEvaluator
+    from tomat.predict.inference.predictor import RunPredictor
     from tomat.train.settings.config import TrainConfig
 
 MOST_SHOWN = 20
@@ -82,7 +86,6 @@ def evaluate_held_out(
     config: "TrainConfig", run_dir: Path, held: HeldOut
 ) -> "tuple[TeacherForcedResult | None, FreeRunningResult | None]":
     """The evaluations which are asked for and which the model can do, each with a picture of the first material."""
-    from tomat.app.workflow.bars import evaluate_with_bar, predict_with_bar
     from tomat.data.density.crystal import Crystal
     from tomat.data.density.outputs import write_density
     from tomat.predict.evaluation.picture import draw_plane, predicted_plane, teacher_forced_plane
@@ -114,3 +117,69 @@ def evaluate_held_out(
             write_density(truth, run_dir / REFERENCE_DENSITY, "cube")
             write_density(prediction, run_dir / PREDICTED_DENSITY, "cube")
     return evaluation, free_running
+
+
+def evaluate_with_bar(
+    evaluator: "TeacherForcedEvaluator",
+    model: "LmHeadModel",
+    names: Sequence[str],
+    load: "Callable[[str], DensityGrid]",
+    settings: Mapping[str, Any],
+    report: Path | None = None,
+) -> "TeacherForcedResult":
+    """Evaluate under a progress bar, keeping finished materials beside the report to be, if there is to be one."""
+    from tomat.base.progress import progress
+    from tomat.predict.evaluation.partial import PartialResults
+
+    partial = None
+    if report is not None:
+        partial = PartialResults(partial_path(report), {**settings, **evaluator.sampling(model)})
+    done = partial.done if partial is not None else {}
+    with progress() as bar:
+        materials = bar.add_task("materials", total=len(names), completed=sum(name in done for name in names))
+        sequences = bar.add_task("sequences", total=None)
+
+        def on_material(result: "MaterialResult") -> None:
+            if partial is not None:
+                partial.add(result)
+            bar.advance(materials)
+
+        return evaluator.evaluate(
+            model,
+            names,
+            load,
+            settings=settings,
+            done=done,
+            on_material=on_material,
+            on_sequences=lambda done, total: bar.update(sequences, completed=done, total=total),
+        )
+
+
+def predict_with_bar(
+    predictor: "RunPredictor",
+    names: Sequence[str],
+    load: "Callable[[str], DensityGrid]",
+    settings: Mapping[str, Any],
+) -> "FreeRunningResult":
+    """Free-running evaluation under a progress bar."""
+    from tomat.base.progress import progress
+    from tomat.predict.evaluation.free_running import evaluate_free_running
+
+    with progress() as bar:
+        materials = bar.add_task("whole cells", total=len(names))
+        patches = bar.add_task("patches", total=None)
+        return evaluate_free_running(
+            predictor,
+            predictor.promolecule,
+            predictor.run.codec,
+            names,
+            load,
+            settings={**settings, "predictor": predictor.identity},
+            on_material=lambda material: bar.advance(materials),
+            on_patches=lambda done, total: bar.update(patches, completed=done, total=total),
+        )
+
+
+def partial_path(report: Path) -> Path:
+    """Where finished materials are kept beside a report to be."""
+    return report.with_name(report.name + ".partial")

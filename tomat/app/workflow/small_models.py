@@ -136,7 +136,7 @@ def measure(folder: Path) -> None:
 
 
 def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str) -> None:
-    """Write (or bring up to date) the page, models held against the first; `words`: how and where they were measured."""
+    """Bring the page up to date, models held against the first; `words`: how and where they were measured."""
     said = (
         f"Errors are medians over {models[0].materials} held-out materials; sizes are those of the weights, "
         f"{models[0].float32_bytes:,} bytes in float32. {words}"

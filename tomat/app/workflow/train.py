@@ -123,7 +123,7 @@ def loss_change(first: float, last: float) -> str:
 
 
 def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | None:
-    """The tracking page of a run that was profiled: where each cycle of a step went, and the MFU by every convention."""
+    """The tracking page of a profiled run: where each cycle of a step went, and the MFU by every convention."""
     import jax
 
     from tomat.base.errors import TomatError

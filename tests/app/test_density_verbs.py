@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from pymatgen.io.vasp import Chgcar
 from small_promolecule import skewed
 
 from tomat.app.cli import main
@@ -50,14 +49,6 @@ def test_every_format_becomes_every_other_and_back(tmp_path, first):
             assert found.electron_count == pytest.approx(truth.electron_count, rel=1e-6)
             assert np.abs(found.lattice - truth.lattice).max() < 1e-6
             assert found.atomic_numbers.tolist() == truth.atomic_numbers.tolist()
-
-
-def test_a_document_is_pymatgens(tmp_path, grid):
-    write_density(grid, tmp_path / "a.json", "json")
-    document = json.loads((tmp_path / "a.json").read_text())
-    found = Chgcar.from_dict(document["data"])
-    assert document["task_id"] == "NaF" and found.dim == (6, 5, 4)
-    assert np.allclose(found.data["total"], grid.rho * grid.volume_a3, rtol=1e-6)
 
 
 AUGMENTATION = "augmentation occupancies   1   2\n  0.25E-04  0.26E-21\naugmentation occupancies   2   1\n  0.66E-04\n"

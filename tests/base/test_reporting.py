@@ -8,7 +8,7 @@ import stat
 import numpy as np
 import pytest
 
-from tomat.base.reporting import counted, dump_json, replacing, write_text
+from tomat.base.reporting import dump_json, replacing, write_text
 
 
 def test_a_file_is_replaced_when_the_block_ends(tmp_path):
@@ -48,11 +48,3 @@ def test_json_is_the_same_for_the_same_content():
     text = dump_json(value)
     assert text == dump_json(dict(reversed(value.items())))
     assert json.loads(text) == {"a": [1, None, [1, 2]], "b": 0.5, "c": [0, 1, 2]}
-
-
-def test_counted():
-    assert [counted(1, "chunk"), counted(1024, "chunk"), counted(0, "try", "tries")] == [
-        "1 chunk",
-        "1,024 chunks",
-        "0 tries",
-    ]

@@ -43,15 +43,6 @@ def test_only_remote_outages_are_tried_again(waits):
     assert len(calls) == 3
 
 
-def test_a_disk_that_does_not_answer_has_no_credentials(waits):
-    def read():
-        raise OSError(errno.ESTALE, "Stale file handle")
-
-    with pytest.raises(UnreachableError, match="^folder/a cannot be reached after 2 tries: .*") as refused:
-        with_retries(read, "folder/a", 2)
-    assert "Check the disk or the network" in str(refused.value) and "credentials" not in str(refused.value)
-
-
 @pytest.mark.parametrize("number", [errno.EBUSY, errno.EMFILE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EAGAIN])
 def test_densities_and_shard_sets_agree_on_what_passes(number):
     assert number in PASSING_ERRNOS

@@ -29,11 +29,6 @@ def test_names_are_found_from_any_folder_and_files_come_first(kind, tmp_path, mo
     assert read_yaml(f"{name}.yaml", kind) == {"mine": 1}
 
 
-def test_in_the_checkout_a_name_is_the_path_that_one_would_write(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert named_configuration("200m-v6e16", "train") == Path("configs/train/200m-v6e16.yaml")
-
-
 def test_a_name_that_is_none_is_answered_with_those_that_there_are(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for words in (["train", "--config_path", "200m"], ["plan", "--sweep", "200m"], ["lab", "run", "200m"]):

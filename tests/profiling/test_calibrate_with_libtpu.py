@@ -39,14 +39,6 @@ def test_each_operation_may_have_a_compiler_of_its_own(other, tmp_path):
         read_compilers([str(tmp_path / "odd=name")])  # a path, not an operation
 
 
-def test_a_folder_without_one_libtpu_is_refused(other, tmp_path):
-    with pytest.raises(TomatError, match=r"holds no libtpu and no libtpu/libtpu.so; expected one"):
-        libtpu_in(tmp_path)
-    (other / "libtpu" / "libtpu.so").unlink()
-    with pytest.raises(TomatError, match=r"holds libtpu 0.0.1 and no libtpu/libtpu.so"):
-        libtpu_in(other)
-
-
 def test_the_script_reads_its_flags_before_anything_is_compiled(other, tmp_path, monkeypatch, capsys):
     parser = build_parser()
     monkeypatch.chdir(tmp_path)

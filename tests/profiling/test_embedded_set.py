@@ -1,5 +1,4 @@
 import json
-import sys
 from dataclasses import replace
 
 import embedded_set
@@ -10,7 +9,6 @@ from embedded_set_dft import Calculation
 from embedded_set_recipes import CellRecipe, Distortion
 
 from tomat.app.cli import main
-from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
 from tomat.data.density.zarr_store import read_zarr
 
@@ -32,13 +30,6 @@ def hydrogen(material_id: str, a: float) -> CellRecipe:
         k_shift=(0, 0, 0),
         distortion=Distortion(),
     )
-
-
-def test_without_eminus_the_remedy_is_said(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "eminus", None)
-    with pytest.raises(TomatError, match="uv sync --extra demo-data"):
-        build_demo_data(tmp_path, recipes=[hydrogen("H2-a", 3.0)], convergence=False, processes=1)
-    assert not list(tmp_path.glob("*.zarr"))
 
 
 def test_build_resume_and_change(tmp_path):
@@ -81,24 +72,9 @@ def test_what_did_not_converge_is_discarded(tmp_path):
     assert not _reason_to_discard(recipe, Calculation(np.ones((3, 3, 3)), True, record))
 
 
-def test_a_folder_with_another_index_is_refused(tmp_path):
-    for content, message in (("{}", "not an index"), ('{"format_version": 99}', "format version 99, expected 1")):
-        (tmp_path / "index.json").write_text(content)
-        with pytest.raises(TomatError, match=message):
-            build_demo_data(tmp_path, recipes=[], processes=1)
-    with pytest.raises(TomatError, match="expected at least 1"):
-        build_demo_data(tmp_path, processes=0)
-
-
 def test_the_script_writes_what_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(embedded_set, "cell_recipes", lambda: [hydrogen("H2-a", 3.0), hydrogen("H2-b", 3.2)])
     words = ["--out", str(tmp_path / "set"), "--only", "H2-b", "--processes", "1", "--json", str(tmp_path / "x.json")]
     assert main(words, build_parser()) == 0
     assert "1 cells, 0 discarded" in capsys.readouterr().out
     assert json.loads((tmp_path / "x.json").read_text()) == json.loads((tmp_path / "set" / "index.json").read_text())
-
-
-def test_an_unknown_cell_is_one_line(tmp_path, capsys):
-    assert main(["--out", str(tmp_path / "set"), "--only", "nothing"], build_parser()) == 2
-    assert capsys.readouterr().err == "error: no recipe for nothing; `tomat demo-data show` lists the cells.\n"
-    assert not list(tmp_path.iterdir())

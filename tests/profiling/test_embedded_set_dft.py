@@ -2,13 +2,11 @@ import math
 
 import numpy as np
 import pytest
-from embedded_set_dft import band_limited_shape, calculate, fourier_truncated, time_reversal_mesh
+from embedded_set_dft import calculate, fourier_truncated, time_reversal_mesh
 from embedded_set_recipes import CellRecipe, Distortion, cell_recipes, compounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from smooth_grid import smooth_grid
-
-from tomat.base.errors import TomatError
 
 
 def silicon(**changes) -> CellRecipe:
@@ -77,11 +75,6 @@ def test_symmetry_of_the_crystal_shows_in_the_density(calculation):
         assert np.abs(rho - rho.transpose(axes)).sum() < 1e-3 * rho.sum()
 
 
-def test_a_pseudopotential_that_does_not_exist_is_one_error():
-    with pytest.raises(TomatError, match="no GTH pseudopotential of valence"):
-        calculate(silicon(valence=(2, 2)))
-
-
 @given(st.tuples(*[st.integers(1, 5)] * 3), st.tuples(*[st.integers(0, 1)] * 3))
 @settings(max_examples=40, deadline=None)
 def test_time_reversal_mesh_is_the_whole_mesh(mesh, shift):
@@ -104,11 +97,6 @@ def test_fourier_truncation_undoes_zero_padding(seed, reach, extra):
     grid = smooth_grid(shape, seed=seed)
     fine = grid.refined([n + more for n, more in zip(shape, extra, strict=True)])
     np.testing.assert_allclose(fourier_truncated(fine.rho, shape), grid.rho, rtol=1e-5, atol=1e-5)
-
-
-def test_band_limited_shape_of_a_cube():
-    """A cube of side pi bohr at 8 hartree: orbitals reach |G| = 4, the density 8 = 4 reciprocal vectors of length 2."""
-    assert band_limited_shape(math.pi * np.eye(3), 8.0) == (9, 9, 9)
 
 
 def test_recipes_are_what_the_data_set_promises():

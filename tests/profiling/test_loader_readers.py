@@ -27,12 +27,3 @@ def test_every_reader_reads_every_row(tmp_path, monkeypatch):
         assert all(value > 0 and math.isfinite(value) for value in reader.values()), reader
         assert reader["peak_rss_bytes"] >= reader["rss_before_bytes"]
     assert [resume["step"] for resume in figures["resume"]] == list(RESUME_STEPS)
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch", "message"),
-    [(65, 16, "multiple of 32"), (32, 64, "at least one batch of 64")],
-)
-def test_what_cannot_be_measured_is_refused(rows, batch, message, capsys):
-    assert main(["--rows", str(rows), "--batch", str(batch)], build_parser()) == 2
-    assert message in " ".join(capsys.readouterr().err.split())

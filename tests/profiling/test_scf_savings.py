@@ -10,7 +10,6 @@ from scf_savings import (
     BOX_A,
     STARTS,
     Cell,
-    build_parser,
     by_compound,
     chosen_cells,
     in_words,
@@ -22,8 +21,6 @@ from scf_savings_page import savings, table, write_page
 from scf_savings_pwscf import CHARGE_DENSITY, KeptRun, PwX, parse_output
 from scipy.io import FortranFile
 
-from tomat.app.cli import main
-from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import load_demo
 from tomat.data.density.geometry import BOHR_A
@@ -96,16 +93,6 @@ def test_cells_of_a_compound_are_one_observation():
     assert by_compound({"A": [0.1]})["ci95"] is None
 
 
-def test_the_page_says_what_is_shown_and_what_is_not(report):
-    told = savings(report)
-    assert "By compound (2): mean 50.0 %, 95 % interval -77.1 % to 177.1 %" in told[0]
-    assert all("not shown (so few compounds cannot get below p = " in each for each in told)
-    for each, n in zip(report["cells"], (2, 4, 3), strict=True):
-        each["starts"]["prediction"]["iterations"] = n
-    report["over_cells"] = over_cells(report["cells"])
-    assert "more than 0 % is shown by the interval" in savings(report)[2]
-
-
 def test_the_page_has_every_cell_and_reason_and_keeps_what_people_wrote(report, tmp_path):
     page = tmp_path / "page.md"
     write_page(report, page)
@@ -152,21 +139,6 @@ def test_a_superposition_is_the_sum_of_its_atoms(tmp_path):
                 (2 * np.pi) ** 1.5 * width_a**3
             )  # fmt: skip
     assert np.abs(found.rho - expected).max() < 1e-4 * expected.max()
-
-
-def test_cells_are_chosen_by_name_or_split():
-    held_out = chosen_cells(None, "validation")
-    assert len(held_out) == 10 and {cell.recipe["split"] for cell in held_out} == {"validation"}
-    assert [cell.name for cell in chosen_cells([CELL], "validation")] == [CELL]
-    with pytest.raises(TomatError, match="no embedded density 'XYZ'"):
-        chosen_cells(["XYZ"], "train")
-
-
-def test_without_pw_it_is_one_error(tmp_path, capsys):
-    (tmp_path / "config.yaml").touch()
-    words = ["--run", str(tmp_path), "--pw", "no-such-pw.x", "--work", str(tmp_path / "work")]
-    assert main(words, build_parser()) == 2
-    assert "apt-get install quantum-espresso" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.fixture

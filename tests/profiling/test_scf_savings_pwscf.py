@@ -166,8 +166,3 @@ def test_a_start_that_was_not_read_is_an_error(tmp_path, calculation):
     with pytest.raises(TomatError, match="did not read the density that it was given"):
         pw.run(calculation, "guess", Start("one", lambda place: {"bytes": place.write_text("one")}))
     assert not list((tmp_path / "work").rglob("*.dat"))
-
-
-def test_without_the_program_the_package_is_named(tmp_path):
-    with pytest.raises(TomatError, match="no-such-pw.x is not installed.*apt-get install quantum-espresso"):
-        PwX(tmp_path, "no-such-pw.x")

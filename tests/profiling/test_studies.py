@@ -47,7 +47,3 @@ def test_a_verb_of_before_says_which_study_it_is_now(words, study, capsys):
     assert main(words) == 2
     told = capsys.readouterr().err
     assert f"profiling/{study}.py" in told and told.count("\n") == 1
-
-
-def test_there_are_studies():
-    assert len(STUDIES) >= 6

@@ -21,10 +21,8 @@ PROFILE = Path(__file__).parents[2] / "fixtures" / "profiles" / "cpu_step.xplane
         (5.0, 2.5, " (2.0 times lower)"),
         (2.5376, 2.5658, " (1.1 % higher)"),
         (2.5658, 2.5376, " (1.1 % lower)"),
-        (1.0, 7.0, " (600.0 % higher)"),
         (2.5, 2.5, ""),
         (math.nan, 2.5, ""),
-        (2.5, math.inf, ""),
         (2.5, 0.0, ""),
     ],
 )

@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from files_aside import parser_without_files
 
-from tomat.app.cli import build_parser
+from tomat.app.cli import EXAMPLES, build_parser
 from tomat.base.config_keys import fields_below
 from tomat.base.errors import TomatError
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
@@ -85,9 +85,10 @@ def in_blocks(text: str) -> Iterator[list[str]]:
         yield from tomat_words(line)
 
 
-def test_the_build_parser_takes_what_the_blocks_of_the_pages_show():
+def test_the_build_parser_takes_what_the_blocks_of_the_pages_and_the_examples_show():
     parser, wrong = parser_without_files(build_parser()), []
-    lines = list(shown(in_blocks))
+    examples = [line for line in EXAMPLES.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    lines = [*shown(in_blocks), *((line, shlex.split(line, comments=True)[1:]) for line in examples)]
     for line, words in lines:
         try:
             args, rest = parser.parse_known_args(words)

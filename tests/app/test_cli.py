@@ -6,10 +6,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small_commands import VERBS
 from small_promolecule import promolecule, skewed
 from tiny_run import tomat
 
@@ -22,17 +22,7 @@ HEAVY = ("jax", "levanter", "pymatgen", "scipy", "matplotlib", "numpy")
 """JAX with Levanter takes 17 seconds of CPU time to import, and NumPy as long as everything else of `--help`."""
 
 
-def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Parser]]:
-    """Every verb's words and parser."""
-    below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not below and isinstance(parser, Parser):
-        yield words, parser
-    for choices in below:
-        for name, verb in (choices or {}).items():
-            yield from leaves(verb, (*words, name))
-
-
-LEAVES = dict(leaves(build_parser()))
+LEAVES = {tuple(verb.split()): parser for verb, parser in VERBS.items()}
 RESULT = "result "
 OF_SETTINGS = {"numpy"}
 """What looking at a configuration's keys, fields of light dataclasses, imports: 0.1 s."""

@@ -1,4 +1,6 @@
-"""The examples that the help of each verb ends with: those that take seconds run, the command line takes the others."""
+"""The examples that the help of each verb ends with: those that take seconds run.
+
+`tests/test_docs.py` holds that the command line takes the others."""
 
 import shlex
 import shutil
@@ -7,14 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from files_aside import parser_without_files
+from small_commands import VERBS
 from tiny_run import tiny_run
 
 from tomat.app.cli import EXAMPLES, build_parser, main
-from tomat.base.errors import TomatError
-from tomat.data.tokens.pipeline.config import RetokenizeConfig
-from tomat.train.settings.keys import check_words
-from tomat.train.settings.schema import RunSchema
 
 ROOT = Path(__file__).parents[2]
 LINES = [line for line in EXAMPLES.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
@@ -53,32 +51,13 @@ def test_the_help_of_every_verb_ends_with_its_examples():
         verb = parser.verb_of(words_of(line))
         assert verb.format_help().rstrip().endswith("\n  " + "\n  ".join(verb.examples)), line
         shown += [verb.prog, *verb.prog.split(" ")[:-1]] if line in verb.examples else []
-    verbs = {p.prog for p in leaves(parser)}
+    verbs = {verb.prog for verb in VERBS.values()}
     assert verbs <= set(shown), f"without an example: {sorted(verbs - set(shown))}"
     assert max(map(len, LINES)) <= 110
 
 
-def leaves(parser):
-    below = [
-        action.choices for action in parser._actions if isinstance(action.choices, dict) and action.nargs == "A..."
-    ]
-    return [leaf for choices in below for verb in choices.values() for leaf in leaves(verb)] if below else [parser]
-
-
 def test_every_reason_is_of_an_example():
     assert [words for words in NOT_RUN if not any(f"{line} ".startswith(f"tomat {words} ") for line in LINES)] == []
-
-
-def test_the_command_line_takes_the_examples():
-    parser, wrong = parser_without_files(build_parser()), []
-    for line in LINES:
-        try:
-            args, rest = parser.parse_known_args(words_of(line))
-            if getattr(args, "takes_overrides", False):
-                check_words(None, rest, RetokenizeConfig if hasattr(args, "runner") else RunSchema)
-        except TomatError as error:
-            wrong.append(f"{line}: {error}")
-    assert not wrong
 
 
 def beside(folder: Path) -> dict[str, Callable[[], object]]:

@@ -43,53 +43,15 @@ def verbs(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> dict[
 PARSER: Parser = build_parser()
 VERBS = verbs(PARSER)
 FLAGS = sorted({flag for flags in VERBS.values() for flag in flags})
-KEYS = [
-    "run_name",
-    "trainer.num_train_steps",
-    "trainer.checkpointer.keep",
-    "model.splash.block_q",
-    "loss.kind",
-    "data.shuffle",
-    "optimizer",
-    "block_rows",
-    "valences.Si",
-]
+KEYS = (
+    "run_name trainer.num_train_steps trainer.checkpointer.keep model.splash.block_q loss.kind data.shuffle optimizer "
+    "block_rows valences.Si"
+).split()
 VALUES = [
-    *(
-        "",
-        "-",
-        "--",
-        "0",
-        "1",
-        "-1",
-        "3.5",
-        "nan",
-        "-inf",
-        "1e999",
-        "9" * 400,
-        "1_0",
-        "two",
-        "null",
-        "true",
-        "[",
-        "{a",
-        "{}",
-    ),
-    *(
-        "{kind: crps}",
-        "2026-13-01",
-        "!!python/name:os.system",
-        "&a [*a]",
-        "../..",
-        "a\nb",
-        "\u2028",
-        "\udcff",
-        "n" * 300,
-    ),
-    *("train", "validation", "runs/demo", "gs://bucket/x", "/dev/null/x", "v6e-16", "crps", "a,b", "%s", "{0}"),
-    str(CONFIGS / "train" / "demo.yaml"),
-    str(CONFIGS / "tokenize" / "v3-p19.yaml"),
-    str(CONFIGS),
+    *"- -- 0 1 -1 3.5 nan -inf 1e999 1_0 two null true [ {a {} 2026-13-01 ../.. v6e-16 crps a,b %s {0}".split(),
+    *"train validation runs/demo gs://bucket/x /dev/null/x !!python/name:os.system".split(),
+    *("", "9" * 400, "n" * 300, "{kind: crps}", "&a [*a]", "a\nb", "\u2028", "\udcff"),
+    *map(str, (CONFIGS / "train" / "demo.yaml", CONFIGS / "tokenize" / "v3-p19.yaml", CONFIGS)),
 ]
 
 

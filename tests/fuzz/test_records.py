@@ -4,7 +4,6 @@ Each starts from a real one: those of `docs/tracking`, and small ones that are w
 """
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import strategies as st
 from scf_savings_pwscf import RECORD, _kept
 
@@ -287,15 +285,3 @@ def test_checkpoint(tried: Any, tmp_path: Path, name: str):
         assert array_shapes(str(path)) == {"model/a": (8,)}
 
     fuzz_json(tried, f"checkpoint, {name}", document, path / name, read, 100)
-
-
-def test_configuration_of_a_run_has_its_hash(tmp_path: Path):
-    """Every byte of it, one after the other."""
-    from tomat.base.checked_json import is_as_signed, signed
-
-    text = signed(yaml.safe_dump({"a": {"b": 1.5}, "run_name": "x"})).encode()
-    assert is_as_signed(text) is True
-    for place in range(len(text) - 1):
-        changed = bytes([*text[:place], text[place] ^ 1, *text[place + 1 :]])
-        assert is_as_signed(changed) is not True
-    shutil.rmtree(tmp_path)

@@ -203,12 +203,6 @@ def test_chrome_trace(tried: Tried, folder: Path):
     fuzz(tried, "Chrome trace", whole, inputs, breakdown_of_file(folder / "a.trace.json"), 600)
 
 
-def test_gzipped_chrome_trace(tried: Tried, folder: Path):
-    packed = gzip.compress(json.dumps(chrome_document()).encode(), mtime=0)
-    inputs = damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(packed, steps))
-    fuzz(tried, "Chrome trace, gzip", packed, inputs, breakdown_of_file(folder / "a.trace.json.gz"), 200)
-
-
 INSTRUCTION_DAMAGE = st.lists(
     st.tuples(
         st.sampled_from(
@@ -419,23 +413,13 @@ RECORD = {
     "tokens_per_second_per_chip": 1000.0, "largest_category": "matmul", "largest_category_share": 0.4,
     "config": {"a.b": 1},
 }  # fmt: skip
-SWEEP = {
-    "title": "a sweep",
-    "sweep": "s1",
-    "n_rows": 3,
-    "n_fitting": 2,
-    "ranking": ["row 1", "row 2"],
-    "rows": [{}] * 2,
-}
 
 
-@pytest.mark.parametrize(
-    ("name", "document"), [("index.md", None), ("data/r1.json", RECORD), ("sweeps/s1.json", SWEEP)]
-)
+@pytest.mark.parametrize(("name", "document"), [("index.md", None), ("data/r1.json", RECORD)])
 def test_tracking_folder(tried: Tried, folder: Path, name: str, document: dict[str, Any] | None):
     """The index is written anew, or refused and left as it was with what people wrote in it."""
     docs = folder / name.replace("/", "-")
-    for file, text in (("index.md", PAGE), ("data/r1.json", json.dumps(RECORD)), ("sweeps/s1.json", json.dumps(SWEEP))):
+    for file, text in (("index.md", PAGE), ("data/r1.json", json.dumps(RECORD))):
         (docs / file).parent.mkdir(parents=True, exist_ok=True)
         (docs / file).write_text(text, encoding="utf-8")
     inputs = (

@@ -1,11 +1,9 @@
 """A small Google Cloud Storage: the part of its JSON API that gcsfs and TensorStore use, with faults on demand.
 
 Objects in memory, with generations and preconditions that hold, media, multipart and resumable uploads, ranges (suffix
-ranges too), lists with delimiter and pages, deletes, and the metadata server of a virtual machine. Run alone it serves
-a bucket for experiments: `python tests/support/gcs_server.py --port 4443`.
+ranges too), lists with delimiter and pages, deletes, and the metadata server of a virtual machine.
 """
 
-import argparse
 import base64
 import json
 import random
@@ -313,23 +311,3 @@ def serve_bucket() -> Iterator[BucketServer]:
         finally:
             server.shutdown()
             thread.join()
-
-
-def main() -> None:
-    """Serve a bucket until interrupted, and say how to use it."""
-    parser = argparse.ArgumentParser(description="An empty bucket gs://bucket in memory, for experiments.")
-    parser.add_argument("--port", type=int, default=4443)
-    parser.add_argument("--fault_share", type=float, default=0.0, help="part of the requests that fail")
-    args = parser.parse_args()
-    with BucketServer(args.port) as server:
-        server.faults = Faults(args.fault_share)
-        for key, value in server.environment.items():
-            print(f"export {key}={value}", flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print(f"injected faults: {dict(server.faults.counts)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -117,12 +117,8 @@ def _add_loss_tiles(benches: Benches) -> None:
     add_flag(parser, "--slice", "v6e-1", "one chip of it")
     _add_loss_shape(parser, "cross_entropy")
     add_flag(parser, "--vocabulary", "full", "ids of the softmax", choices=["density", "full"])
-    parser.add_argument(
-        "--tiles",
-        action="append",
-        metavar=",".join(NAMES),
-        help=f"a candidate; may be repeated (default: {' '.join(DEFAULT_TILES)})",
-    )
+    text = f"a candidate; may be repeated (default: {' '.join(DEFAULT_TILES)})"
+    parser.add_argument("--tiles", action="append", metavar=",".join(NAMES), help=text)
     parser.set_defaults(default_tiles=DEFAULT_TILES)  # as the default of --tiles, it would be added to
     blocks = "blocks of XLA's loss to compare with"
     add_flag(parser, "--block_positions", [64, 128, 256, 512], blocks, type=positive_int, nargs="*")
@@ -154,12 +150,8 @@ def _add_attention_tiles(benches: Benches) -> None:
     add_flag(parser, "--num_heads", 4, "heads of the queries", type=positive_int)
     add_flag(parser, "--num_kv_heads", 4, "heads of keys and values", type=positive_int)
     add_flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
-    parser.add_argument(
-        "--tiles",
-        action="append",
-        metavar="BLOCK,ROWS,BLOCK_BWD,KEYS_BWD",
-        help="a candidate of model.whole_head; may be repeated (default: " + " ".join(DEFAULT_ATTENTION_TILES) + ")",
-    )
+    text = "a candidate of model.whole_head; may be repeated (default: " + " ".join(DEFAULT_ATTENTION_TILES) + ")"
+    parser.add_argument("--tiles", action="append", metavar="BLOCK,ROWS,BLOCK_BWD,KEYS_BWD", help=text)
     parser.set_defaults(default_tiles=DEFAULT_ATTENTION_TILES)  # as the default of --tiles, it would be added to
     blocks = "tiles of the splash kernels to compare with"
     add_flag(parser, "--splash_blocks", [1024], blocks, type=positive_int, nargs="*")

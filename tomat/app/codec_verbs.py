@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import output_file, positive_int, report_file
+from tomat.base.arguments import add_flag, output_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
@@ -23,9 +23,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
     source.add_argument("--demo", action="store_true", help="the embedded training densities")
     add_rule_flags(fit)
-    fit.add_argument(
-        "--bins", type=positive_int, default=16_384, help="bins, the one of zero included (default: %(default)s)"
-    )
+    add_flag(fit, "--bins", 16_384, "bins, the one of zero included", type=positive_int)
     fit.add_argument("--objective", choices=("absolute", "squared"), default="absolute", help="error to minimise")
     fit.add_argument(
         "--histogram", type=output_file, metavar="FILE", help="keep the counts here; goes on where it stopped"

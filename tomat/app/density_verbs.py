@@ -37,12 +37,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     show.add_argument("input", nargs="+", metavar="PATH", help="files, or folders (also gs://) of them")
     add_rule_flags(show)
-    show.add_argument(
-        "--valences",
-        type=valences,
-        metavar="SYMBOL=N,...",
-        help=VALENCES_HELP,
-    )
+    show.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=VALENCES_HELP)
     show.add_argument("--picture", type=output_file, metavar="FILE", help="draw a plane of one density, .png .svg .pdf")
     show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     show.set_defaults(run=run_show)

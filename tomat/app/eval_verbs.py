@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tomat.base.arguments import (
+    add_flag,
     count,
     existing_file,
     output_file,
@@ -33,36 +34,19 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Teacher-forced NMAE and NEMD of a run on held-out materials, beside constant, copy-previous and "
         "Lorenzo baselines. A diagnostic, not a prediction: the model reads the true values of all earlier voxels.",
     )
-    parser.add_argument(
-        "--run",
-        dest="run_dir",
-        type=run_folder,
-        required=True,
-        metavar="DIR",
-        help="the run's folder, such as runs/demo",
-    )
+    text = "the run's folder, such as runs/demo"
+    parser.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help=text)
     parser.add_argument("--step", type=count, help="checkpoint to evaluate (default: the newest)")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--split",
-        choices=("train", "validation"),
-        help="materials of the embedded set (default: validation; for a run on a folder, what it held out)",
-    )
-    source.add_argument(
-        "--input",
-        nargs="+",
-        metavar="PATH",
-        help="densities instead: CHGCAR, cube, Zarr, Materials Project JSON, or folders of such",
-    )
+    text = "materials of the embedded set (default: validation; for a run on a folder, what it held out)"
+    source.add_argument("--split", choices=("train", "validation"), help=text)
+    text = "densities instead: CHGCAR, cube, Zarr, Materials Project JSON, or folders of such"
+    source.add_argument("--input", nargs="+", metavar="PATH", help=text)
     add_rule_flags(parser)
-    parser.add_argument(
-        "--patches_per_material", type=positive_int, default=8, metavar="N", help="random patches (default: 8)"
-    )
+    add_flag(parser, "--patches_per_material", 8, "random patches", type=positive_int, metavar="N")
     parser.add_argument("--whole_cell", action="store_true", help="tile each cell, counting every voxel once")
     parser.add_argument("--seed", type=count, default=0, help="seeds the patches' anchors (default: 0)")
-    parser.add_argument(
-        "--batch_size", type=positive_int, default=8, metavar="B", help="sequences a forward pass (default: 8)"
-    )
+    add_flag(parser, "--batch_size", 8, "sequences a forward pass", type=positive_int, metavar="B")
     parser.add_argument(
         "--against", type=existing_file, metavar="FILE", help="an earlier --json report: compare, paired by material"
     )
@@ -77,18 +61,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="also predict whole cells from their structures alone, by each of these decoders: parallel, "
         "autoregressive (default: parallel; a run with model.environment and density_dropout)",
     )
-    parser.add_argument(
-        "--samples",
-        type=positive_int,
-        metavar="N",
-        help="draw N with the autoregressive decoder: their mean, and how well their spread tells the error",
-    )
+    text = "draw N with the autoregressive decoder: their mean, and how well their spread tells the error"
+    parser.add_argument("--samples", type=positive_int, metavar="N", help=text)
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
-    parser.add_argument(
-        "--kv_cache_dtype",
-        choices=("compute", "int8"),
-        help="type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)",
-    )
+    text = "type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
+    parser.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of every material")
     parser.set_defaults(run=run_eval)
 

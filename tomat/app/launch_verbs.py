@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import config_file, count, existing_file, positive_float, positive_int, report_file
+from tomat.base.arguments import add_flag, config_file, count, existing_file, positive_float, positive_int, report_file
 
 if TYPE_CHECKING:
     from tomat.launch.gcloud import TpuLaunch
@@ -32,13 +32,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "configuration can follow as --a.b VALUE. Started again while the training runs, it goes on watching it.",
         epilog="The guides are docs/guides/first-pod-run.md and preemption.md.",
     )
-    parser.add_argument(
-        "--config_path",
-        type=config_file("train"),
-        required=True,
-        metavar="FILE",
-        help="configuration, a file or the name of one that ships; its `slice` is what is used",
-    )
+    text = "configuration, a file or the name of one that ships; its `slice` is what is used"
+    parser.add_argument("--config_path", type=config_file("train"), required=True, metavar="FILE", help=text)
     parser.add_argument("--zone", help="zone, such as us-east5-b")
     parser.add_argument("--project", help="project (default: gcloud's own)")
     parser.add_argument("--tpu_name", metavar="NAME", help="name of the TPU VM (default: tomat-RUN)")
@@ -63,21 +58,13 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     hosts.add_argument(
         "--internal_ips", action="store_true", help="no external addresses; start this from inside the network"
     )
-    hosts.add_argument(
-        "--env_file",
-        type=existing_file,
-        metavar="FILE",
-        help="variables of the training (NAME=VALUE lines, mode 600), sent as a file: no value is printed or logged",
-    )
+    text = "variables of the training (NAME=VALUE lines, mode 600), sent as a file: no value is printed or logged"
+    hosts.add_argument("--env_file", type=existing_file, metavar="FILE", help=text)
     policy = parser.add_argument_group("restarts")
     policy.add_argument("--max_restarts", type=count, default=200, help="of whatever kind (default: %(default)s)")
     policy.add_argument("--max_failures", type=positive_int, default=5, help="failures in a row (default: %(default)s)")
-    policy.add_argument(
-        "--backoff_seconds", type=positive_float, default=30.0, help="first wait (default: %(default)s)"
-    )
-    policy.add_argument(
-        "--poll_seconds", type=positive_float, default=30.0, help="between questions (default: %(default)s)"
-    )
+    add_flag(policy, "--backoff_seconds", 30.0, "first wait", type=positive_float)
+    add_flag(policy, "--poll_seconds", 30.0, "between questions", type=positive_float)
     parser.add_argument(
         "--json", type=report_file, metavar="FILE", help="write what happened (with --execute), or was found (--check)"
     )

@@ -20,12 +20,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="a run's folder (or gs://), a JSON of `tomat plan` or `tomat profile`, a trace, a record of a "
         "sweep, a folder of `tomat predict`, or a density",
     )
-    parser.add_argument(
-        "--output",
-        type=output_file,
-        metavar="FILE",
-        help="the page (default: index.html in a folder, NAME.html by a file)",
-    )
+    text = "the page (default: index.html in a folder, NAME.html by a file)"
+    parser.add_argument("--output", type=output_file, metavar="FILE", help=text)
     parser.add_argument(
         "--reference", metavar="PATH", help="density to draw beside a prediction, or a folder of densities"
     )

@@ -51,11 +51,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_argument_group("what to plan")
-    what.add_argument(
-        "--config_path",
-        type=config_file("train"),
-        help="a training configuration, a file or the name of one that ships; overrides (--a.b VALUE) follow",
-    )
+    text = "a training configuration, a file or the name of one that ships; overrides (--a.b VALUE) follow"
+    what.add_argument("--config_path", type=config_file("train"), help=text)
     what.add_argument("--like", type=run_folder, metavar="RUN", help="a run's folder: its configuration")
     what.add_argument("--slice", help="accelerator type, such as v6e-16; default: the configuration's")
     what.add_argument(
@@ -65,21 +62,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     what.add_argument(
         "--row", action="append", default=[], metavar="NAME", help="of --sweep: only this row; repeatable"
     )
-    what.add_argument(
-        "--workers",
-        type=positive_int,
-        default=1,
-        help="rows of a sweep, or kernels, at once (default 1: a row uses two cores, a kernel little more than one)",
-    )
+    text = "rows of a sweep, or kernels, at once (default 1: a row uses two cores, a kernel little more than one)"
+    what.add_argument("--workers", type=positive_int, default=1, help=text)
     what.add_argument("--max_batch", action="store_true", help="find the largest batch that fits")
     what.add_argument("--policies", default="", help="with --max_batch: checkpoint policies, comma-separated")
-    what.add_argument(
-        "--decode",
-        nargs="?",
-        const="both",
-        choices=("parallel", "autoregressive", "both"),
-        help="plan the prediction of a cell instead of a step, by one decoder or both",
-    )
+    text = "plan the prediction of a cell instead of a step, by one decoder or both"
+    what.add_argument("--decode", nargs="?", const="both", choices=("parallel", "autoregressive", "both"), help=text)
     what.add_argument(
         "--grid", type=positive_int, nargs=3, metavar=("NX", "NY", "NZ"), help="of --decode: voxels along a, b, c"
     )
@@ -88,11 +76,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--structure", type=existing_file, metavar="FILE", help="of --decode: the cell, instead of --atoms"
     )
     what.add_argument("--rounds", type=positive_int, metavar="R", help="of --decode: parallel passes (default: 1)")
-    what.add_argument(
-        "--kv_cache_dtype",
-        choices=("compute", "int8"),
-        help="of --decode: keys and values that the autoregressive decoder keeps (default: compute, that of the model)",
-    )
+    text = "of --decode: keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
+    what.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
     what.add_argument("--no_search", action="store_true", help="if it does not fit, do not look for what would")
     what.add_argument("--calibrate", action="store_true", help="plan every measured step again, and write the page")
     what.add_argument(

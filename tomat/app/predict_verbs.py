@@ -33,67 +33,34 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     source.add_argument(
         "--run", dest="run_dir", type=run_folder, metavar="DIR", help="the run's folder, such as runs/demo"
     )
-    parser.add_argument(
-        "--structure",
-        nargs="+",
-        required=True,
-        type=existing_place,
-        metavar="PATH",
-        help="POSCAR, CIF, CHGCAR (only its header is read), pymatgen's JSON, XYZ with a lattice, or folders of such",
-    )
+    text = "POSCAR, CIF, CHGCAR (only its header is read), pymatgen's JSON, XYZ with a lattice, or folders of such"
+    parser.add_argument("--structure", nargs="+", required=True, type=existing_place, metavar="PATH", help=text)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the outputs")
     parser.add_argument("--format", choices=FORMATS, default="chgcar", help="of the outputs (default: %(default)s)")
     grid = parser.add_mutually_exclusive_group()
     grid.add_argument("--grid", type=positive_int, nargs=3, metavar=("NX", "NY", "NZ"), help="voxels along a, b, c")
-    grid.add_argument(
-        "--spacing",
-        type=positive_float,
-        metavar="A",
-        help="largest voxel spacing in A (default: that of the training; of a promolecule 0.065)",
-    )
+    text = "largest voxel spacing in A (default: that of the training; of a promolecule 0.065)"
+    grid.add_argument("--spacing", type=positive_float, metavar="A", help=text)
     grid.add_argument("--like", type=existing_place, metavar="PATH", help="the three sides of this density's grid")
-    parser.add_argument(
-        "--valences",
-        type=valences,
-        metavar="SYMBOL=N,...",
-        help="valence electrons, such as Sr=10,F=7 (default: those that the training set settles)",
-    )
-    parser.add_argument(
-        "--augmentation_from",
-        type=existing_file,
-        metavar="CHGCAR",
-        help="copy the augmentation occupancies of this one",
-    )
-    parser.add_argument(
-        "--vectors_from",
-        type=existing_place,
-        metavar="PATH",
-        help="for qe: charge-density.dat of pw.x for the same cell and cut-off, or a folder of NAME.save with one each",
-    )
+    text = "valence electrons, such as Sr=10,F=7 (default: those that the training set settles)"
+    parser.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=text)
+    text = "copy the augmentation occupancies of this one"
+    parser.add_argument("--augmentation_from", type=existing_file, metavar="CHGCAR", help=text)
+    text = "for qe: charge-density.dat of pw.x for the same cell and cut-off, or a folder of NAME.save with one each"
+    parser.add_argument("--vectors_from", type=existing_place, metavar="PATH", help=text)
     parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
     parser.add_argument("--rounds", type=positive_int, metavar="R", help="of a run: passes a patch (default: 1)")
     parser.add_argument("--decoder", choices=("parallel", "autoregressive"), help="of a run (default: parallel)")
-    parser.add_argument(
-        "--choice",
-        choices=("greedy", "median", "sampled"),
-        help="bins that the autoregressive decoder takes (default: median; sampled with one of the next three)",
-    )
+    text = "bins that the autoregressive decoder takes (default: median; sampled with one of the next three)"
+    parser.add_argument("--choice", choices=("greedy", "median", "sampled"), help=text)
     parser.add_argument("--samples", type=positive_int, metavar="N", help="of a run: samples to average (default: 1)")
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
     parser.add_argument("--seed", type=count, metavar="S", help="of samples (default: 0)")
-    parser.add_argument(
-        "--kv_cache_dtype",
-        choices=("compute", "int8"),
-        help="type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)",
-    )
+    text = "type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
+    parser.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
     parser.add_argument("--species", nargs="+", metavar="SYMBOL", help="elements of POSCARs that name none (VASP 4)")
-    parser.add_argument(
-        "--accept",
-        nargs="+",
-        choices=("distances", "normalisation"),
-        metavar="NAME",
-        help="distances: atoms however near or far; normalisation: densities more than 10 %% off their electrons",
-    )
+    text = "distances: atoms however near or far; normalisation: densities more than 10 %% off their electrons"
+    parser.add_argument("--accept", nargs="+", choices=("distances", "normalisation"), metavar="NAME", help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the lines of all structures")
     parser.set_defaults(run=run_predict)
 

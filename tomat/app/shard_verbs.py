@@ -72,19 +72,10 @@ def _register_layouts(verbs: argparse._SubParsersAction) -> None:
         "of the context, and the same for several cubes packed into one context, which no layout does.",
     )
     parser.add_argument("--context", type=positive_int, default=8192, help="tokens (default: %(default)s)")
-    parser.add_argument(
-        "--atoms",
-        type=positive_int,
-        nargs="+",
-        default=[1, 4, 12, 29, 88],
-        help="of the materials (default: 1 4 12 29 88)",
-    )
-    parser.add_argument(
-        "--smallest_side",
-        type=positive_int,
-        default=8,
-        help="smallest side of packed cubes, in voxels (default: %(default)s, half an angstrom)",
-    )
+    text = "of the materials (default: 1 4 12 29 88)"
+    parser.add_argument("--atoms", type=positive_int, nargs="+", default=[1, 4, 12, 29, 88], help=text)
+    text = "smallest side of packed cubes, in voxels (default: %(default)s, half an angstrom)"
+    parser.add_argument("--smallest_side", type=positive_int, default=8, help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures; shares are fractions")
     parser.set_defaults(run=run_layouts)
 

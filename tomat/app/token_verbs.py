@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import config_file, count, positive_int, report_file, share
+from tomat.base.arguments import add_flag, config_file, count, positive_int, report_file, share
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 SETTINGS: Mapping[str, str] = {
@@ -51,17 +51,11 @@ def _register_tokenize(subparsers: argparse._SubParsersAction) -> None:
         "--promolecule", type=Path, metavar="FILE", help="laid beside the rows, from `tomat promolecule fit`"
     )
     parser.add_argument("--output", required=True, metavar="PLACE", help="folder or gs:// URL of the shard set")
-    parser.add_argument(
-        "--patches_per_material", type=positive_int, default=64, help="rows a material (default: %(default)s)"
-    )
+    add_flag(parser, "--patches_per_material", 64, "rows a material", type=positive_int)
     parser.add_argument("--seed", type=count, default=0, help="of the anchors (default: %(default)s)")
     parser.add_argument("--split", help="name of the split (default: the embedded one, or none)")
-    parser.add_argument(
-        "--max_clipped_share",
-        type=share,
-        metavar="SHARE",
-        help="share of its electrons a material may lose outside the codec, else skipped (default: 0.001)",
-    )
+    text = "share of its electrons a material may lose outside the codec, else skipped (default: 0.001)"
+    parser.add_argument("--max_clipped_share", type=share, metavar="SHARE", help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run_tokenize)
 
@@ -82,14 +76,9 @@ def _register_retokenize(subparsers: argparse._SubParsersAction) -> None:
     for name, text in SETTINGS.items():
         parser.add_argument(f"--{name}", metavar="VALUE", help=text)
     add_rule_flags(parser)
+    add_flag(parser, "--runner", "pool", "where workers run", choices=("pool", "zephyr"))
     parser.add_argument(
-        "--runner", choices=("pool", "zephyr"), default="pool", help="where workers run (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--workers",
-        type=positive_int,
-        metavar="N",
-        help="at most (default: pool one a core, zephyr one a unit)",
+        "--workers", type=positive_int, metavar="N", help="at most (default: pool one a core, zephyr one a unit)"
     )
     parser.add_argument(
         "--worker_memory", default=None, metavar="SIZE", help="of a Zephyr worker, such as 4g (default: 2g)"

@@ -38,47 +38,26 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--a.b VALUE.",
         epilog="Settings: tomat/train/settings/schema.py and the sections beside it document every field.",
     )
-    parser.add_argument(
-        "--config_path",
-        type=config_file("train"),
-        metavar="FILE",
-        help=f"configuration, a file or the name of one that ships (default: {DEFAULT_CONFIG})",
-    )
+    text = f"configuration, a file or the name of one that ships (default: {DEFAULT_CONFIG})"
+    parser.add_argument("--config_path", type=config_file("train"), metavar="FILE", help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of the run")
-    parser.add_argument(
-        "--allow_change",
-        default="",
-        metavar="KEY[,KEY...]",
-        help="settings, such as optimizer.learning_rate, that may differ from those the run began with; recorded",
-    )
-    parser.add_argument(
-        "--fork",
-        metavar="NEW_NAME",
-        help="begin run NEW_NAME with model, optimizer state and step of a checkpoint of the run that run_name names",
-    )
+    text = "settings, such as optimizer.learning_rate, that may differ from those the run began with; recorded"
+    parser.add_argument("--allow_change", default="", metavar="KEY[,KEY...]", help=text)
+    text = "begin run NEW_NAME with model, optimizer state and step of a checkpoint of the run that run_name names"
+    parser.add_argument("--fork", metavar="NEW_NAME", help=text)
     parser.add_argument(
         "--fork_step", type=count, metavar="N", help="fork checkpoint step-N (default: the newest whole one)"
     )
-    parser.add_argument(
-        "--warm_start",
-        metavar="RUN_OR_CHECKPOINT",
-        help="begin a new run with the weights alone of another one: fresh optimizer, step 0, its own warm-up",
-    )
-    parser.add_argument(
-        "--teacher",
-        type=run_folder,
-        metavar="RUN",
-        help="train a model in few bits, --quantised, on the distributions of this run or folder of weights",
-    )
+    text = "begin a new run with the weights alone of another one: fresh optimizer, step 0, its own warm-up"
+    parser.add_argument("--warm_start", metavar="RUN_OR_CHECKPOINT", help=text)
+    text = "train a model in few bits, --quantised, on the distributions of this run or folder of weights"
+    parser.add_argument("--teacher", type=run_folder, metavar="RUN", help=text)
     parser.add_argument(
         "--quantised", type=Path, metavar="DIR", help="folder that `tomat compress` wrote; its configuration is taken"
     )
     parser.add_argument("--train", choices=("mlp", "all"), help="what of it is trained (default: all)")
-    parser.add_argument(
-        "--plan_first",
-        action="store_true",
-        help="compile the step for the configured TPU slice first, and do not start a run that cannot fit",
-    )
+    text = "compile the step for the configured TPU slice first, and do not start a run that cannot fit"
+    parser.add_argument("--plan_first", action="store_true", help=text)
     parser.set_defaults(run=run_train, takes_overrides=True)
 
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import count, positive_int, report_file, run_folder
+from tomat.base.arguments import add_flag, count, positive_int, report_file, run_folder
 
 if TYPE_CHECKING:
     from tomat.predict.weights.folder import Compression, WrittenWeights
@@ -32,16 +32,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     compress.add_argument(
         "--scheme", choices=("affine", "lut"), help="affine (8, 4 bits) or lut, a table (4, 3, 2 bits; default below 8)"
     )
-    compress.add_argument(
-        "--group", type=positive_int, default=128, metavar="N", help="numbers that share a scale (default: %(default)s)"
-    )
-    compress.add_argument(
-        "--what",
-        type=parts,
-        default=dict.fromkeys(PARTS),
-        metavar="PART[=BITS],...",
-        help=f"matrices of {', '.join(PARTS)} (default: all), some with other bits: mlp=2,attention=4",
-    )
+    add_flag(compress, "--group", 128, "numbers that share a scale", type=positive_int, metavar="N")
+    text = f"matrices of {', '.join(PARTS)} (default: all), some with other bits: mlp=2,attention=4"
+    compress.add_argument("--what", type=parts, default=dict.fromkeys(PARTS), metavar="PART[=BITS],...", help=text)
     compress.add_argument(
         "--workers", type=positive_int, metavar="N", help="matrices at once (default: the processor's cores)"
     )
@@ -60,14 +53,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "and after distillation. A folder without evaluation.json is evaluated first, as at the end of its run.",
     )
     compare.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help="the run")
-    compare.add_argument(
-        "--folders",
-        nargs="+",
-        type=run_folder,
-        required=True,
-        metavar="DIR",
-        help="folders of weights, and distilled runs, to compare with it",
-    )
+    text = "folders of weights, and distilled runs, to compare with it"
+    compare.add_argument("--folders", nargs="+", type=run_folder, required=True, metavar="DIR", help=text)
     compare.add_argument("--page", type=Path, metavar="FILE", help="page to write, docs/tracking/small-models.md")
     compare.add_argument("--about", default="", metavar="TEXT", help="how and where it was measured, for the page")
     compare.add_argument(

@@ -8,8 +8,7 @@ from typing import Any
 
 from tomat.base.report.formats import count, cycles, number, percent, quantity, seconds, signed
 from tomat.base.report.model import Axis, Cell, Chart, Column, Facts, Series, State, Table, Verdict
-from tomat.perf.profile.breakdown import Breakdown, GroupRow, OpRow
-from tomat.perf.profile.categories import Category
+from tomat.perf.profile.breakdown import Breakdown, Category, GroupRow, OpRow
 from tomat.perf.profile.steady import WindowKind, what_else_ran
 from tomat.perf.profile.two_breakdowns import Comparison
 from tomat.perf.profile.two_breakdowns import Verdict as Judged

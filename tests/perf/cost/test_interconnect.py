@@ -3,11 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.hardware.chips import slice_named
+from tomat.perf.cost.chip_model import RING_EFFICIENCY, START_SECONDS, LinkRates
 from tomat.perf.cost.interconnect import (
     HOP_SECONDS,
-    RING_EFFICIENCY,
-    START_SECONDS,
-    LinkRates,
     collective_seconds,
     executed_order,
     overlap,

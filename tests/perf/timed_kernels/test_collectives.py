@@ -7,8 +7,8 @@ import pytest
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
 from tomat.measure.bench.collectives import KINDS
-from tomat.perf.cost.chip_model import NAMES, RECORD_FILE, ChipModel, Parameters
-from tomat.perf.cost.interconnect import ASSUMED_RATES, HOP_SECONDS, LinkRates
+from tomat.perf.cost.chip_model import ASSUMED_RATES, NAMES, RECORD_FILE, ChipModel, LinkRates, Parameters
+from tomat.perf.cost.interconnect import HOP_SECONDS
 from tomat.perf.timed_kernels.timings import PASSES, PERMUTE, measured_rates
 
 LINK = 100e9

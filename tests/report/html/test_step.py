@@ -8,7 +8,7 @@ import pytest
 from html_reader import read_page, values_of
 
 from tomat.base.errors import TomatError
-from tomat.perf.cost.estimate import Support
+from tomat.perf.cost.chip_model import Support
 from tomat.perf.cost.memory import LIVE_AT_PEAK, Buffer, MemoryReport, read_memory
 from tomat.perf.profile.breakdown import Roofs
 from tomat.report.html.charts import module_path

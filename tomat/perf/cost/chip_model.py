@@ -12,19 +12,31 @@ The parameters are few and physical, and fitted to kernels that TPUs have run (`
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from tomat.base.records import Amount, Count, read_typed
+from tomat.base.report.formats import percent
 from tomat.hardware.chip_table import Chip
-from tomat.perf.cost.interconnect import ASSUMED_RATES, LinkRates
-from tomat.perf.cost.llo import Transfer
-from tomat.perf.cost.roofline import RooflineTime
-from tomat.perf.cost.schedule_model import ScheduleTime
+
+if TYPE_CHECKING:  # a plan from the cache reads no program
+    from tomat.perf.cost.llo import Transfer
+    from tomat.perf.cost.roofline import RooflineTime
+    from tomat.perf.cost.schedule_model import ScheduleTime
+
+RING_EFFICIENCY = 236 / 400
+"""The same of collectives that go round: an all-reduce over 16 x 16 v6e reports 236 GB/s of bus bandwidth, of 400 on
+its four links (AI-Hypercomputer/tpu-recipes, microbenchmarks). The one such figure at hand."""
+START_SECONDS = 20e-6
+"""What each collective makes the step wait, however much runs beside it: its start, and the barrier between chips that
+are not in step. Windowed einsums show it: collectives take 5.5 % of the 200M pod's step, 36 us for each of its 3,174,
+and 2.1 % of the 1B pod's, 12 us for each of its 10,087 (`docs/tracking/calibration.yaml`)."""
+MODELS = ("compiler", "roofline", "schedule", "estimate")
 
 RECORD_FILE = "kernels.json"
 PACKAGED_FILE = Path(__file__).with_name(RECORD_FILE)
@@ -37,6 +49,26 @@ on the sustained one, in between by the logarithm. Of 281 kernels of a v6e (timi
 scatter, from 6.3 to 3.3 % (root mean square of kernels left out of the fit). What a program holds, the size of arrays
 and the pieces that they lie in explain less, and nothing beside it. HBM-bound fusions of an 8B's step are found at 0.75
 to 0.77 of the nominal rate (vlasenkoalexey/tpu_performance_autoresearch_wiki)."""
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """What collectives of a chip reach; `tomat bench chip` measures both."""
+
+    start_seconds: float = START_SECONDS
+    """What each makes the step wait."""
+    ring_efficiency: float = RING_EFFICIENCY
+    """Share of the links' nominal bandwidth that those reach that go round."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_seconds < 1:
+            raise ValueError(f"a collective starts in {self.start_seconds:g} s; expected 0 to 1")
+        if not 0 < self.ring_efficiency <= 1:
+            raise ValueError(f"rings reach {self.ring_efficiency:g} of the links' bandwidth; expected up to 1")
+
+
+ASSUMED_RATES = LinkRates()
+"""Of chips that `tomat bench chip` has not measured."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +124,8 @@ def kernel_work(scheduled: ScheduleTime | None, roofline: RooflineTime | None, b
         return KernelWork(scheduled.bundle_seconds, scheduled.mxu_seconds, scheduled.copies, scheduled.grid_steps)
     if roofline is None:
         return None
+    from tomat.perf.cost.llo import Transfer
+
     size = round(roofline.hbm_seconds * bandwidth)  # of this core
     copies = ((Transfer(False, size), 1.0),) if size else ()
     core = max(roofline.mxu_seconds, roofline.vpu_seconds)
@@ -310,3 +344,56 @@ def _recorded(path: Path) -> tuple[dict[str, ChipModel], dict[str, LinkRates]]:
 
 def _error(its: ErrorsOnRecord) -> KindError:
     return KindError(its["kernels"], its["absolute_error_median"], its["absolute_error_p90"])
+
+
+PALLAS = "Pallas: "
+"""Begins the kind of a part of Pallas kernels that the chip's timings do not cover; what they do follows."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """A part of the step that rests on one kind of kernel."""
+
+    kind: str
+    """As `OpTimes.basis`, or `PALLAS` and what the kernels do."""
+    seconds_per_step: float
+    step_share: float
+    error: float
+    """Nine of ten measured kernels of the kind are closer, as a fraction; or `ASSUMED_ERROR`."""
+    measured_kernels: int
+    """How many kernels of the kind the chip has timed; 0 where none."""
+    chips: tuple[str, ...] = ()
+    """Where it has timed none: the chips that the error is from; none: it is assumed."""
+
+    @property
+    def name(self) -> str:
+        if self.kind.startswith(PALLAS):
+            return f"Pallas kernels, {self.kind.removeprefix(PALLAS)}"
+        return BOUNDS.get(self.kind) or self.kind or "nothing known"
+
+    @property
+    def timed(self) -> str:
+        """How many kernels of the kind were timed, for a reader."""
+        if self.measured_kernels:
+            return f"{self.measured_kernels:,}"
+        return f"none: error as on {', '.join(self.chips)}" if self.chips else "none: assumed"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "chips": list(self.chips)}
+
+
+def step_error(parts: Iterable[Support]) -> float:
+    """By which fraction a step may be off, either way."""
+    return math.hypot(*(part.step_share * part.error for part in parts))
+
+
+def untimed_share(parts: Iterable[Support]) -> float:
+    """Share of the step that rests on kernels which the chip has timed none like."""
+    return sum(part.step_share for part in parts if not part.measured_kernels)
+
+
+def untimed_text(parts: Iterable[Support]) -> str:
+    """`30.0 %: Pallas kernels, attention backward 18.5 %, interconnect 6.2 %, ...`."""
+    untimed = [part for part in parts if not part.measured_kernels and part.step_share >= 0.0005]
+    names = ", ".join(f"{part.name} {percent(part.step_share)}" for part in untimed)
+    return percent(untimed_share(untimed)) + (f": {names}" if names else "")

@@ -22,7 +22,6 @@ A plan is read for its sum. What in it is no model of the device's work is named
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +30,16 @@ from typing import Any
 
 from tomat.base.report.formats import count, percent, seconds
 from tomat.hardware.chips import Slice
-from tomat.perf.cost.chip_model import BOUNDS, ChipModel, KernelWork, core_bandwidth, kernel_work
+from tomat.perf.cost.chip_model import (
+    MODELS,
+    PALLAS,
+    ChipModel,
+    KernelWork,
+    Support,
+    core_bandwidth,
+    kernel_work,
+    step_error,
+)
 from tomat.perf.cost.interconnect import CollectiveTime, overlap
 from tomat.perf.cost.llo import OpSchedule
 from tomat.perf.cost.roofline import RooflineTime, roofline_seconds
@@ -43,8 +51,6 @@ from tomat.perf.profile.hlo import CONTROL_OPCODES, HloProgram, Instruction
 from tomat.perf.profile.hlo_costs import kernel_flops
 from tomat.perf.profile.hlo_kernels import Kernel, executed_kernels, trip_count
 from tomat.perf.profile.program_breakdown import breakdown_from_program
-
-MODELS = ("compiler", "roofline", "schedule", "estimate")
 
 PALLAS_TARGET = "tpu_custom_call"
 """Custom-call target of a Pallas kernel on a TPU."""
@@ -88,40 +94,6 @@ PALLAS_OPERATIONS = {
     Category.LOSS: (_LOSS, f"{_LOSS}_vjp"),
 }
 """What a Pallas kernel does -> the timed operations that do the same (`kernels.json`)."""
-PALLAS = "Pallas: "
-"""Begins the kind of a part of Pallas kernels that the chip's timings do not cover; what they do follows."""
-
-
-@dataclass(frozen=True)
-class Support:
-    """A part of the step that rests on one kind of kernel."""
-
-    kind: str
-    """As `OpTimes.basis`, or `PALLAS` and what the kernels do."""
-    seconds_per_step: float
-    step_share: float
-    error: float
-    """Nine of ten measured kernels of the kind are closer, as a fraction; or `ASSUMED_ERROR`."""
-    measured_kernels: int
-    """How many kernels of the kind the chip has timed; 0 where none."""
-    chips: tuple[str, ...] = ()
-    """Where it has timed none: the chips that the error is from; none: it is assumed."""
-
-    @property
-    def name(self) -> str:
-        if self.kind.startswith(PALLAS):
-            return f"Pallas kernels, {self.kind.removeprefix(PALLAS)}"
-        return BOUNDS.get(self.kind) or self.kind or "nothing known"
-
-    @property
-    def timed(self) -> str:
-        """How many kernels of the kind were timed, for a reader."""
-        if self.measured_kernels:
-            return f"{self.measured_kernels:,}"
-        return f"none: error as on {', '.join(self.chips)}" if self.chips else "none: assumed"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "chips": list(self.chips)}
 
 
 def supports(ops: Iterable[OpTimes], model: ChipModel) -> tuple[Support, ...]:
@@ -161,23 +133,6 @@ def _error_elsewhere(category: Category, model: ChipModel) -> tuple[float, tuple
     # Estimates of these are too short: what is planned 30 % short takes 1 / 0.7 of its plan.
     worst = min(0.9, max(error.p90 for errors in timed for error in errors.values()))
     return 1 / (1 - worst) - 1, tuple(sorted({chip for errors in timed for chip in errors}))
-
-
-def step_error(parts: Iterable[Support]) -> float:
-    """By which fraction a step may be off, either way."""
-    return math.hypot(*(part.step_share * part.error for part in parts))
-
-
-def untimed_share(parts: Iterable[Support]) -> float:
-    """Share of the step that rests on kernels which the chip has timed none like."""
-    return sum(part.step_share for part in parts if not part.measured_kernels)
-
-
-def untimed_text(parts: Iterable[Support]) -> str:
-    """`30.0 %: Pallas kernels, attention backward 18.5 %, interconnect 6.2 %, ...`."""
-    untimed = [part for part in parts if not part.measured_kernels and part.step_share >= 0.0005]
-    names = ", ".join(f"{part.name} {percent(part.step_share)}" for part in untimed)
-    return percent(untimed_share(untimed)) + (f": {names}" if names else "")
 
 
 NAMES_SHOWN = 4

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tomat.hardware.chips import Slice
+from tomat.perf.cost.chip_model import ASSUMED_RATES, LinkRates
 from tomat.perf.profile.hlo import FREE_OPCODES, HloProgram, Instruction
 from tomat.perf.profile.hlo_costs import COLLECTIVES, base_opcode
 from tomat.perf.profile.hlo_kernels import trip_count
@@ -148,38 +149,11 @@ def places(program: HloProgram, slice_: Slice) -> list[tuple[int, ...]]:
 
 LINK_EFFICIENCY = 0.9
 """Share of a link's nominal bandwidth that a transfer between two chips reaches; see the module."""
-RING_EFFICIENCY = 236 / 400
-"""The same of collectives that go round: an all-reduce over 16 x 16 v6e reports 236 GB/s of bus bandwidth, of 400 on
-its four links (AI-Hypercomputer/tpu-recipes, microbenchmarks). The one such figure at hand."""
 HOP_SECONDS = 1e-6
 """Latency of a hop (https://jax-ml.github.io/scaling-book/sharding: "about 1 us")."""
 
-START_SECONDS = 20e-6
-"""What each collective makes the step wait, however much runs beside it: its start, and the barrier between chips that
-are not in step. Windowed einsums show it: collectives take 5.5 % of the 200M pod's step, 36 us for each of its 3,174,
-and 2.1 % of the 1B pod's, 12 us for each of its 10,087 (`docs/tracking/calibration.yaml`)."""
 
 KernelSeconds = Callable[[Instruction], float | None]
-
-
-@dataclass(frozen=True)
-class LinkRates:
-    """What collectives of a chip reach; `tomat bench chip` measures both."""
-
-    start_seconds: float = START_SECONDS
-    """What each makes the step wait."""
-    ring_efficiency: float = RING_EFFICIENCY
-    """Share of the links' nominal bandwidth that those reach that go round."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start_seconds < 1:
-            raise ValueError(f"a collective starts in {self.start_seconds:g} s; expected 0 to 1")
-        if not 0 < self.ring_efficiency <= 1:
-            raise ValueError(f"rings reach {self.ring_efficiency:g} of the links' bandwidth; expected up to 1")
-
-
-ASSUMED_RATES = LinkRates()
-"""Of chips that `tomat bench chip` has not measured."""
 
 
 def link_bandwidth(slice_: Slice) -> float:

@@ -17,12 +17,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count, typed
-from tomat.perf.profile.hlo import HBM_MEMORY_SPACE, PRIMITIVE_TYPES, UNKNOWN_TYPE, HloProgram, Instruction, Shape
-from tomat.perf.profile.protos import new_message
+
+if TYPE_CHECKING:  # a plan from the cache reads no program
+    from tomat.perf.profile.hlo import HloProgram, Instruction, Shape
 
 LARGEST_COUNT = 24
 """Buffers a report keeps."""
@@ -54,6 +55,8 @@ def shape_text(shape: Any) -> str:
     """A `ShapeProto` as HLO text spells it, layout and tiles included."""
     if shape.tuple_shapes:
         return "(" + ", ".join(shape_text(part) for part in shape.tuple_shapes) + ")"
+    from tomat.perf.profile.hlo import PRIMITIVE_TYPES, UNKNOWN_TYPE
+
     text = f"{PRIMITIVE_TYPES.get(shape.element_type, UNKNOWN_TYPE)[0]}[{','.join(map(str, shape.dimensions))}]"
     tiles = "".join(f"({','.join(map(str, tile.dimensions))})" for tile in shape.layout.tiles)
     space = f"S({shape.layout.memory_space})" if shape.layout.memory_space else ""
@@ -66,6 +69,9 @@ def shape_text(shape: Any) -> str:
 def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
     """What the buffer assignment in a serialised `HloProto` says of HBM, as arguments of `MemoryReport`. None if it
     holds no assignment."""
+    from tomat.perf.profile.hlo import HBM_MEMORY_SPACE, HloProgram
+    from tomat.perf.profile.protos import new_message
+
     message = new_message("HloProto")
     message.ParseFromString(hlo_proto)
     assignment = message.buffer_assignment

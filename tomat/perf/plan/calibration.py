@@ -20,7 +20,7 @@ from tomat.base.overrides import read_yaml
 from tomat.base.records import read_typed, typed
 from tomat.base.reporting import counted, write_json
 from tomat.hardware.chips import FoundDevices, Slice, slice_named
-from tomat.perf.profile.categories import Category
+from tomat.perf.profile.breakdown import Category
 
 if TYPE_CHECKING:
     from tomat.train.settings.config import TrainConfig

@@ -17,8 +17,8 @@ from tomat.hardware.chips import Slice
 from tomat.model.any_decoder import environment_of
 from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
 from tomat.model.patch_atoms import Room
-from tomat.perf.cost.chip_model import ChipModel
-from tomat.perf.cost.estimate import StepEstimate, estimate_step, untimed_share
+from tomat.perf.cost.chip_model import ChipModel, untimed_share
+from tomat.perf.cost.estimate import StepEstimate, estimate_step
 from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.plan.compile.compiler import CompiledStep, compile_step
 from tomat.perf.plan.compile.lowering import DecoderBatch

@@ -12,8 +12,8 @@ import numpy as np
 
 from tomat.hardware.chips import Slice
 from tomat.hardware.mfu import MFU_KEYS, StepWork, peaks_dict, slice_dict
-from tomat.perf.cost.chip_model import ChipModel
-from tomat.perf.cost.estimate import PALLAS_TARGET, StepEstimate, estimate_step, untimed_share
+from tomat.perf.cost.chip_model import ChipModel, untimed_share
+from tomat.perf.cost.estimate import PALLAS_TARGET, StepEstimate, estimate_step
 from tomat.perf.cost.llo import slot_utilisation
 from tomat.perf.cost.schedule_model import matched_schedules
 from tomat.perf.plan.calibration import Calibration

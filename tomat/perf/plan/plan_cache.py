@@ -32,6 +32,10 @@ from tomat.base.reporting import counted, to_jsonable, write_json
 PACKAGE = Path(__file__).parents[2]
 
 
+def default_cache_dir() -> Path:
+    return Path.home() / ".cache" / "tomat" / "plan"
+
+
 def module_files(*modules: str, package: Path = PACKAGE) -> list[Path]:
     """The files of `package` that `modules` import, in functions too, and those that these import; sorted.
 

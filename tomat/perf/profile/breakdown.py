@@ -19,7 +19,6 @@ from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count, Positive, typed
 from tomat.hardware.chip_table import Operand
 from tomat.hardware.chips import chip_for_device_kind, known_chip
-from tomat.perf.profile.categories import Category, Direction, Part
 
 FORMAT_VERSION = 1
 SINCE_THE_FIRST = frozenset({"n_events_left_out", "windows", "others"})
@@ -27,6 +26,48 @@ SINCE_THE_FIRST = frozenset({"n_events_left_out", "windows", "others"})
 LATENCY_FRACTION = 0.1
 """An operation that reaches less than a tenth of both roofs is bound by neither: it waits, starts up or is too small.
 (A choice, not a measurement: large v6e matmuls and copies reach 0.8-0.9 of theirs.)"""
+
+
+class Category(StrEnum):
+    """The rows of a breakdown; their shares sum to the step. `COLLECTIVES_HIDDEN` overlaps others and has share 0."""
+
+    ATTENTION_FORWARD = "attention forward"
+    ATTENTION_BACKWARD = "attention backward"
+    MATMUL = "matmul"
+    LOSS = "loss"
+    ELEMENTWISE = "elementwise fusion"
+    NORM_ROTARY = "normalisation and rotary"
+    EMBEDDING = "embedding"
+    OPTIMIZER = "optimizer"
+    COPIES = "copies and relayout"
+    COLLECTIVES_EXPOSED = "collectives, exposed"
+    COLLECTIVES_HIDDEN = "collectives, hidden"
+    CUSTOM_KERNELS = "custom kernels"
+    CONTROL = "loop control"
+    HOST = "host"
+    IDLE = "idle between steps"
+    UNATTRIBUTED = "unattributed"
+
+
+class Part(StrEnum):
+    EMBEDDING = "embedding"
+    ATTENTION_PROJECTIONS = "layer: attention projections"
+    ATTENTION_CORE = "layer: attention core"
+    NORM_ROTARY = "layer: normalisation and rotary"
+    MLP = "layer: MLP"
+    LAYER_OTHER = "layer: residual and carries"
+    LOSS = "head and loss"
+    OPTIMIZER = "optimizer"
+    OUTSIDE = "outside the model"
+
+
+class Direction(StrEnum):
+    """Forward pass, backward pass, forward recomputed in the backward pass, or neither."""
+
+    FORWARD = "forward"
+    RECOMPUTE = "recompute"
+    BACKWARD = "backward"
+    NONE = ""
 
 
 class Bound(StrEnum):

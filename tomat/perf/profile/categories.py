@@ -10,54 +10,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from enum import StrEnum
 
+from tomat.perf.profile.breakdown import Category, Direction, Part
 from tomat.perf.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, Frame, HloProgram, Instruction
 from tomat.perf.profile.hlo_costs import COLLECTIVES, base_opcode, instruction_flops
 from tomat.perf.profile.hlo_kernels import executed_kernels
-
-
-class Category(StrEnum):
-    """The rows of a breakdown; their shares sum to the step. `COLLECTIVES_HIDDEN` overlaps others and has share 0."""
-
-    ATTENTION_FORWARD = "attention forward"
-    ATTENTION_BACKWARD = "attention backward"
-    MATMUL = "matmul"
-    LOSS = "loss"
-    ELEMENTWISE = "elementwise fusion"
-    NORM_ROTARY = "normalisation and rotary"
-    EMBEDDING = "embedding"
-    OPTIMIZER = "optimizer"
-    COPIES = "copies and relayout"
-    COLLECTIVES_EXPOSED = "collectives, exposed"
-    COLLECTIVES_HIDDEN = "collectives, hidden"
-    CUSTOM_KERNELS = "custom kernels"
-    CONTROL = "loop control"
-    HOST = "host"
-    IDLE = "idle between steps"
-    UNATTRIBUTED = "unattributed"
-
-
-class Part(StrEnum):
-    EMBEDDING = "embedding"
-    ATTENTION_PROJECTIONS = "layer: attention projections"
-    ATTENTION_CORE = "layer: attention core"
-    NORM_ROTARY = "layer: normalisation and rotary"
-    MLP = "layer: MLP"
-    LAYER_OTHER = "layer: residual and carries"
-    LOSS = "head and loss"
-    OPTIMIZER = "optimizer"
-    OUTSIDE = "outside the model"
-
-
-class Direction(StrEnum):
-    """Forward pass, backward pass, forward recomputed in the backward pass, or neither."""
-
-    FORWARD = "forward"
-    RECOMPUTE = "recompute"
-    BACKWARD = "backward"
-    NONE = ""
-
 
 MOVEMENT = frozenset(
     {"copy", "transpose", "reshape", "bitcast", "bitcast-convert", "convert", "broadcast", "slice", "dynamic-slice",

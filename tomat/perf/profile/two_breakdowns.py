@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any
 
-from tomat.perf.profile.breakdown import Breakdown
-from tomat.perf.profile.categories import Category
+from tomat.perf.profile.breakdown import Breakdown, Category
 from tomat.perf.profile.steady import what_else_ran
 
 

@@ -24,7 +24,8 @@ from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Positive, read_typed, typed
 from tomat.hardware.chip_table import TPUS
 from tomat.hardware.chips import TPU_SLICES
-from tomat.perf.cost.interconnect import HOP_SECONDS, LinkRates, coordinates, entrances, hops_across, link_bandwidth
+from tomat.perf.cost.chip_model import LinkRates
+from tomat.perf.cost.interconnect import HOP_SECONDS, coordinates, entrances, hops_across, link_bandwidth
 
 COLUMNS = ("chip", "op", "shapes", "settings", "ms_median", "ms_min", "ms_max", "runs", "peak_memory_mb")
 CHIP_NAMES = {"v7x": "tpu7x"}

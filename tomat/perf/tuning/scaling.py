@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tomat.base.report.formats import percent
-from tomat.perf.profile.categories import Category
+from tomat.perf.profile.breakdown import Category
 from tomat.perf.tuning.sweep_rows import FITS, SAME, Interval, RowRecord
 
 COLLECTIVES_LIMIT = 0.10

@@ -17,7 +17,7 @@ from msgspec import Meta
 from tomat.base.records import MAX_FIGURE, Amount, Count, Positive
 from tomat.base.report.formats import UNKNOWN, percent
 from tomat.hardware.mfu import TABLE_UTILISATIONS
-from tomat.perf.cost.estimate import untimed_share
+from tomat.perf.cost.chip_model import untimed_share
 from tomat.perf.cost.memory import Buffer
 from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_costs import instruction_flops

@@ -9,7 +9,7 @@ from tomat.base.records import typed
 from tomat.base.report.formats import number, percent, seconds
 from tomat.base.report.model import Column, Facts, Note, Part, Report, Section, Table
 from tomat.hardware.mfu import UTILISATIONS
-from tomat.perf.cost.estimate import MODELS, Support, untimed_text
+from tomat.perf.cost.chip_model import MODELS, Support, untimed_text
 from tomat.perf.cost.memory import read_memory
 from tomat.perf.profile.breakdown import Breakdown
 from tomat.report.html.charts import flame_chart, treemap

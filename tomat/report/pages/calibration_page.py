@@ -12,7 +12,7 @@ from tomat.base.report.document import empty_section, update_document
 from tomat.base.report.formats import UNKNOWN, percent, seconds
 from tomat.base.report.markdown import markdown_table
 from tomat.base.reporting import console
-from tomat.perf.cost.estimate import MODELS
+from tomat.perf.cost.chip_model import MODELS
 from tomat.perf.plan.calibration import SHARES, Calibration, CalibrationRow, read_measurements
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import planned_slice

@@ -28,11 +28,10 @@ from tomat.perf.cost.chip_model import (
     ChipModel,
     ChipOnRecord,
     ErrorsOnRecord,
+    LinkRates,
     core_bandwidth,
 )
-from tomat.perf.cost.interconnect import LinkRates
-from tomat.perf.plan.compile.compiler import default_cache_dir
-from tomat.perf.plan.plan_cache import RESULT_FILE
+from tomat.perf.plan.plan_cache import RESULT_FILE, default_cache_dir
 from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, Compilers, compile_kernels
 from tomat.perf.timed_kernels.fit import ProgramWork, TimedPrograms, fit, kept_work
 from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, measured_rates, read_timings

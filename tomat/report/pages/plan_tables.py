@@ -12,7 +12,7 @@ from rich.text import Text
 from tomat.base.report.formats import percent, seconds
 from tomat.base.reporting import console
 from tomat.hardware.mfu import UTILISATIONS
-from tomat.perf.cost.estimate import MODELS, Support, untimed_share, untimed_text
+from tomat.perf.cost.chip_model import MODELS, Support, untimed_share, untimed_text
 from tomat.perf.cost.memory import MemoryReport, read_memory
 from tomat.perf.profile.breakdown import Breakdown
 from tomat.report.pages.profile_tables import print_breakdown

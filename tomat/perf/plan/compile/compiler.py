@@ -25,7 +25,7 @@ from tomat.perf.cost.memory import MemoryReport, read_memory
 from tomat.perf.plan.compile.child import MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
 from tomat.perf.plan.compile.process import Limits, ask, request_key
 from tomat.perf.plan.compile.topology import compiler_version, data_axis_size
-from tomat.perf.plan.plan_cache import open_cache, open_result
+from tomat.perf.plan.plan_cache import default_cache_dir, open_cache, open_result
 
 if TYPE_CHECKING:
     from tomat.perf.cost.llo import OpSchedule
@@ -76,10 +76,6 @@ class CompiledStep:
         from tomat.perf.cost.llo import kept_schedules
 
         return kept_schedules(self.folder / SCHEDULE_FILE, f"Delete {self.folder} and plan again.")
-
-
-def default_cache_dir() -> Path:
-    return Path.home() / ".cache" / "tomat" / "plan"
 
 
 def compile_step(

@@ -1,0 +1,206 @@
+"""Every verb shows paths, names and purposes letter by letter, none read as the console's markup; and what it cannot
+write is one line and status 2: a full disk, a file in a folder's place."""
+
+import ast
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from small_commands import TOO_LONG, VERBS, make_run, small_commands, why_not
+from tiny_run import tomat
+
+from tomat.app.cli import main
+from tomat.base import reporting
+from tomat.base.errors import TomatError
+from tomat.base.reporting import plain_console, write_json
+
+WORD = "qa[bold]bq"
+"""Without its markup it would be `qabq`."""
+FOLDERS = Path("x[", "b] :dog:")
+"""As a path, `x[/b] :dog:`, which closes what nothing has opened."""
+FULL = Path("/dev/full")
+full_device = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full: no file that is always full")
+SOURCES = sorted((Path(__file__).parents[2] / "tomat").rglob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """No word is folded into two lines of a cell."""
+    monkeypatch.setattr(reporting.console, "_width", 2000)
+
+
+def shown(text: str) -> set[str]:
+    """Every form in which the word is there."""
+    return set(re.findall(r"qa.{0,12}?bq", text))
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory) -> dict[str, list[str]]:
+    return small_commands(tmp_path_factory.mktemp("verbs") / FOLDERS, WORD)
+
+
+def test_every_verb_shows_every_letter(commands, capfd):
+    capfd.readouterr()
+    wrong, named = {}, 0
+    for verb, words in commands.items():
+        status = main(words)
+        said = "".join(capfd.readouterr())
+        if status or shown(said) - {WORD, quote(WORD)}:
+            wrong[verb] = said
+        named += WORD in said
+    assert not wrong
+    assert named >= 12 and {*commands, *filter(why_not, VERBS)} == {*VERBS}
+    assert all(any(verb == one or verb.startswith(f"{one} ") for verb in VERBS) for one in TOO_LONG)
+
+
+def test_a_purpose_is_shown_as_it_was_given(tmp_path, capfd):
+    make_run(tmp_path / WORD, "see [/red] and :dog:")
+    assert main(["runs", "show", str(tmp_path / WORD)]) == 0
+    assert "see [/red] and :dog:" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "verb", [verb for verb in filter(why_not, VERBS) if any(action.required for action in VERBS[verb]._actions)]
+)
+def test_a_refusal_names_the_file_as_it_is_called(verb, tmp_path, capfd):
+    """Of verbs that would take long: what they are to read is damaged."""
+    folder = tmp_path / FOLDERS / WORD
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("a: [")
+    words = [str(folder)] if verb == "runs serve" else []
+    for action in VERBS[verb]._actions:
+        if action.required:
+            place = folder if action.dest in ("run_dir", "folders", "input") else folder / "config.yaml"
+            words += [*action.option_strings[:1], "4" if action.dest == "bits" else str(place)]
+    flags = {"launch": ["--zone", "z"], "plan": ["--config_path", str(folder / "config.yaml")]}
+    status = main([*verb.split(), *words, *flags.get(verb, [])])
+    told = capfd.readouterr()
+    assert status == 2 and told.err.count("\n") == 1, told
+    assert WORD in told.err and str(FOLDERS) in told.err
+
+
+def test_there_is_one_console_and_no_other_way_to_markup():
+    """What Rich reads markup in whatever the console says: a column of a progress bar, a status, titles of panels."""
+    found = []
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if re.search(r"\[/?(bold|dim|italic|red|green|yellow|blue|cyan)\b[^]]*\]", node.value):
+                    found.append(f"{path}:{node.lineno}: {node.value}")
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            of_text = node.args and isinstance(node.args[0], ast.JoinedStr)
+            if (
+                (name == "Console" and path.name != "reporting.py")
+                or (
+                    name == "TextColumn" and of_text is not None and given.get("markup") != "False" and not _fixed(node)
+                )
+                or name in ("from_markup", "render_markup", "Panel", "Prompt", "RichHandler")
+                or (name == "status" and of_text)
+                or given.get("markup") == "True"
+            ):
+                found.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
+    assert not found
+
+
+def _fixed(node: ast.Call) -> bool:
+    """Whether a column's text has no field."""
+    return isinstance(node.args[0], ast.Constant) and "{" not in node.args[0].value
+
+
+def test_a_console_shows_what_it_is_given(capsys):
+    plain_console(width=200).print("a[bold]b [/x] :dog: [link=x]")
+    assert capsys.readouterr().out == "a[bold]b [/x] :dog: [link=x]\n"
+    reporting.warn("[/x]")
+    assert capsys.readouterr().out == "warning: [/x]\n"
+
+
+def flags(verb: str) -> set[str]:
+    return {flag for action in VERBS[verb]._actions for flag in action.option_strings}
+
+
+def one_line(told: str) -> bool:
+    lines = told.splitlines()
+    return len([line for line in lines if line.startswith("error: ")]) == 1 and "Traceback" not in told
+
+
+@full_device
+def test_a_report_that_the_disk_does_not_take_is_one_line(commands, tmp_path, capfd):
+    reports = [verb for verb in VERBS if "--json" in flags(verb) and not why_not(verb)]
+    assert len(reports) > 12 and set(reports) <= set(commands)
+    picture = tmp_path / "full.png"
+    picture.symlink_to(FULL)
+    page = tmp_path / "full.md"
+    page.symlink_to(FULL)
+    wrong = {}
+    for verb, words in commands.items():
+        tried = [["--json", str(FULL)]] if "--json" in flags(verb) else []
+        tried += [["--picture", str(picture)]] if "--picture" in flags(verb) else []
+        tried += [["--output", str(page)]] if verb in ("runs log", "runs compare", "page", "codec fit") else []
+        for more in tried:
+            capfd.readouterr()
+            without = [word for at, word in enumerate(words) if more[0] not in (word, words[at - 1])]
+            status = main([*without, *more])
+            told = capfd.readouterr().err
+            if status != 2 or not one_line(told) or more[1] not in told or "No space left" not in told:
+                wrong[f"{verb} {more[0]}"] = (status, told)
+    assert not wrong
+    assert FULL.is_char_device() and picture.is_symlink()
+
+
+@pytest.mark.parametrize("where", ["a file in the place of its folder", "a folder in its place"])
+def test_what_is_in_the_way_is_one_line(tmp_path, capfd, where):
+    """Found at the command line where that is possible, and where not, when it is written."""
+    target = tmp_path / "place" / "x.json"
+    if where.startswith("a file"):
+        target.parent.write_text("")
+    else:
+        target.mkdir(parents=True)
+    with pytest.raises(TomatError, match="x.json cannot be written"):
+        write_json(target, {})
+    assert main(["tokens", "layouts", "--atoms", "4", "--json", str(target)]) == 2
+    assert one_line(capfd.readouterr().err)
+    assert [path.name for path in tmp_path.rglob("*")] == (
+        ["place"] if where.startswith("a file") else ["place", "x.json"]
+    )
+
+
+def test_a_limit_of_the_system_leaves_what_was_there(tmp_path):
+    """As a quota does it: a file may grow to some bytes and no further."""
+    report = tmp_path / "x.json"
+    report.write_text("before")
+    limited = subprocess.run(
+        tomat("tokens", "layouts", "--atoms", "4", "--json", report), capture_output=True, text=True, cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)),
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert limited.returncode == 2 and one_line(limited.stderr), limited.stderr
+    assert report.read_text() == "before" and [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+@full_device
+@pytest.mark.parametrize("words", [["--json", "-"], []])
+def test_standard_output_that_takes_no_more_is_one_line(words):
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            tomat("tokens", "layouts", "--atoms", "4", *words), stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2 and one_line(done.stderr) and "No space left" in done.stderr, done.stderr
+
+
+def test_a_name_that_is_no_text_is_shown(tmp_path):
+    name = os.fsdecode(b"x\xff.cube")
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from tomat.app.cli import main; from tomat.base.reporting import console\n"
+         "main(['tokens', 'layouts', '--atoms', '4']); console.print(sys.argv[1])", name],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0 and r"x\udcff.cube" in done.stdout, done.stderr

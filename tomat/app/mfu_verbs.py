@@ -59,7 +59,7 @@ def run_mfu(args: argparse.Namespace) -> int:
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:
-    words = list(getattr(args, "overrides", []))
+    words = list(args.overrides)
     if args.batch is not None:
         words += ["--trainer.train_batch_size", str(args.batch)]
     if args.seq_len is not None:

@@ -114,7 +114,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Dispatch the forms."""
-    overrides = list(getattr(args, "overrides", []))
+    overrides = list(args.overrides)
     # A positional argument would swallow the values of overrides, which argparse does not know.
     if overrides[:1] == ["compare"]:
         return _compare(args, overrides[1:])

@@ -114,7 +114,7 @@ share = _number(float, lambda value: 0 <= value <= 1, "a share from 0 to 1")
 percent = _number(float, lambda value: 0 <= value < math.inf, "a percentage of at least 0")
 
 
-def add_flag(parser: argparse.ArgumentParser, name: str, default: Any, text: str, **options: Any) -> None:
+def add_flag(parser: argparse._ActionsContainer, name: str, default: Any, text: str, **options: Any) -> None:
     """Add a flag whose help ends with its default; `options` are those of `add_argument`."""
     parser.add_argument(name, default=default, help=f"{text} (default: %(default)s)", **options)
 

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import inspect
+from typing import Any
 
 import haliax.nn as hnn
 import jax
@@ -69,7 +70,7 @@ def test_a_weighted_mean_is_the_sum_over_its_weight():
 @pytest.mark.parametrize("op", sorted(tokamax.OPS))
 def test_every_operation_of_tokamax_has_what_is_taken_from_it(op):
     pytest.importorskip("tokamax")
-    cls = tokamax.class_of(op)
+    cls: Any = tokamax.class_of(op)
     assert dataclasses.is_dataclass(cls) and callable(cls.bind) and callable(cls.supported_on)
     assert inspect.signature(cls._fwd).parameters and hasattr(cls, "config_cls")
 

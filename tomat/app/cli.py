@@ -1,7 +1,7 @@
 """The `tomat` command: it parses and calls, and decides nothing.
 
-Each `*_verbs.py` beside this file registers its own verbs; those modules import only argparse, so that `tomat --help`
-and a wrong verb answer at once, and a verb pays only for what it uses.
+Each `*_verbs.py` beside this file registers its own verbs, and is imported for these and for `tomat --help`. They
+import only argparse, so that help and a wrong word are answered at once, and a verb pays only for what it uses.
 """
 
 import argparse

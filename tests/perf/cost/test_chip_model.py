@@ -19,14 +19,13 @@ from tomat.perf.cost.chip_model import (
     Support,
     WorkTable,
     core_bandwidth,
-    kernel_work,
     record_digest,
     step_error,
     sustained_share,
     untimed_share,
     untimed_text,
 )
-from tomat.perf.cost.estimate import ASSUMED_ERROR, OpTimes, supports
+from tomat.perf.cost.estimate import ASSUMED_ERROR, OpTimes, kernel_work, supports
 from tomat.perf.cost.llo import Transfer
 from tomat.perf.cost.roofline import RooflineTime
 from tomat.perf.profile.categories import Category

@@ -26,8 +26,6 @@ from tomat.hardware.chip_table import Chip
 
 if TYPE_CHECKING:  # a plan from the cache reads no program
     from tomat.perf.cost.llo import Transfer
-    from tomat.perf.cost.roofline import RooflineTime
-    from tomat.perf.cost.schedule_model import ScheduleTime
 
 RING_EFFICIENCY = 236 / 400
 """The same of collectives that go round: an all-reduce over 16 x 16 v6e reports 236 GB/s of bus bandwidth, of 400 on
@@ -116,20 +114,6 @@ class KernelWork:
     def hbm_bytes(self) -> float:
         """To and from HBM."""
         return sum(times * copy.size_bytes for copy, times in self.copies)
-
-
-def kernel_work(scheduled: ScheduleTime | None, roofline: RooflineTime | None, bandwidth: float) -> KernelWork | None:
-    """The work of a kernel by its schedule, else by its roofline; None where neither is known."""
-    if scheduled is not None:
-        return KernelWork(scheduled.bundle_seconds, scheduled.mxu_seconds, scheduled.copies, scheduled.grid_steps)
-    if roofline is None:
-        return None
-    from tomat.perf.cost.llo import Transfer
-
-    size = round(roofline.hbm_seconds * bandwidth)  # of this core
-    copies = ((Transfer(False, size), 1.0),) if size else ()
-    core = max(roofline.mxu_seconds, roofline.vpu_seconds)
-    return KernelWork(core, roofline.mxu_seconds, copies, scheduled=False)
 
 
 def core_bandwidth(chip: Chip) -> float:

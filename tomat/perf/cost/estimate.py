@@ -37,11 +37,10 @@ from tomat.perf.cost.chip_model import (
     KernelWork,
     Support,
     core_bandwidth,
-    kernel_work,
     step_error,
 )
 from tomat.perf.cost.interconnect import CollectiveTime, overlap
-from tomat.perf.cost.llo import OpSchedule
+from tomat.perf.cost.llo import OpSchedule, Transfer
 from tomat.perf.cost.roofline import RooflineTime, roofline_seconds
 from tomat.perf.cost.schedule_model import ScheduleTime, matched_schedules, schedule_time
 from tomat.perf.profile.breakdown import Breakdown, Roofs
@@ -54,6 +53,18 @@ from tomat.perf.profile.program_breakdown import breakdown_from_program
 
 PALLAS_TARGET = "tpu_custom_call"
 """Custom-call target of a Pallas kernel on a TPU."""
+
+
+def kernel_work(scheduled: ScheduleTime | None, roofline: RooflineTime | None, bandwidth: float) -> KernelWork | None:
+    """The work of a kernel by its schedule, else by its roofline; None where neither is known."""
+    if scheduled is not None:
+        return KernelWork(scheduled.bundle_seconds, scheduled.mxu_seconds, scheduled.copies, scheduled.grid_steps)
+    if roofline is None:
+        return None
+    size = round(roofline.hbm_seconds * bandwidth)  # of this core
+    copies = ((Transfer(False, size), 1.0),) if size else ()
+    core = max(roofline.mxu_seconds, roofline.vpu_seconds)
+    return KernelWork(core, roofline.mxu_seconds, copies, scheduled=False)
 
 
 @dataclass(frozen=True)

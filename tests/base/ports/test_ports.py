@@ -7,7 +7,6 @@ dumps) and `tests/perf/profile/test_xprof_check.py`.
 """
 
 import dataclasses
-import importlib
 import importlib.metadata
 import inspect
 from typing import Any
@@ -21,50 +20,55 @@ from haliax.partitioning import set_mesh
 from jax.sharding import Mesh
 from levanter.metrics import Metric, ReductionType, unwrap_metrics
 
-from tomat.base.ports import tokamax
-from tomat.base.ports.haliax import mesh_in_force, reparametrisation
-from tomat.base.ports.jax import kinds_of_cluster
-from tomat.base.ports.jaxlib import parse_hlo_text
-from tomat.base.ports.levanter import value_of, weighted_mean
+from tomat.base.ports import haliax, jaxlib, levanter, libtpu, tokamax, xprof
+from tomat.base.ports import jax as jax_port
 
+PORTS = {
+    "marin-haliax": haliax,
+    "jax": jax_port,
+    "jaxlib": jaxlib,
+    "marin-levanter": levanter,
+    "libtpu": libtpu,
+    "tokamax": tokamax,
+    "xprof": xprof,
+}
 HLO_TEXT = "HloModule m\n\nENTRY e {\n  ROOT a = f32[4]{0} parameter(0)\n}\n"
 
 
-@pytest.mark.parametrize("name", ["haliax", "jax", "jaxlib", "levanter", "libtpu", "tokamax", "xprof"])
-def test_the_version_is_the_one_that_this_was_written_for(name):
-    if name in ("libtpu", "tokamax", "xprof"):
-        pytest.importorskip(name)
-    package = {"haliax": "marin-haliax", "levanter": "marin-levanter"}.get(name, name)
-    assert importlib.metadata.version(package) == importlib.import_module(f"tomat.base.ports.{name}").VERSION
+@pytest.mark.parametrize("package", PORTS)
+def test_the_version_is_the_one_that_this_was_written_for(package):
+    if package in ("libtpu", "tokamax", "xprof"):
+        pytest.importorskip(package)
+    assert importlib.metadata.version(package) == PORTS[package].VERSION
 
 
 def test_haliax_has_the_mesh_in_force_and_an_embedding_its_parts():
     mesh = Mesh(jax.devices()[:1], ("data",))
     with set_mesh(mesh):
-        found = mesh_in_force()
+        found = haliax.mesh_in_force()
     assert found is not None and found.shape == mesh.shape
     made = hnn.Embedding.init(Axis("vocab", 4), Axis("embed", 2), key=jax.random.PRNGKey(0))
-    again = hnn.Embedding(made.weight, made.Vocab, made.Embed, reparametrisation(made))
+    again = hnn.Embedding(made.weight, made.Vocab, made.Embed, haliax.reparametrisation(made))
     assert again.reparam.active_scale == made.reparam.active_scale
 
 
 def test_kinds_of_cluster_say_whether_they_are_here():
-    kinds = kinds_of_cluster()
+    kinds = jax_port.kinds_of_cluster()
     assert len(kinds) > 3
     assert all(isinstance(kind.is_env_present(), bool) and isinstance(kind.opt_in_only_method, bool) for kind in kinds)
 
 
 def test_hlo_text_becomes_a_module_or_a_reason():
-    done = parse_hlo_text(HLO_TEXT, 60.0)
+    done = jaxlib.parse_hlo_text(HLO_TEXT, 60.0)
     assert done.returncode == 0 and b"parameter" in done.stdout
-    done = parse_hlo_text(HLO_TEXT.replace("parameter", "nothing"), 60.0)
+    done = jaxlib.parse_hlo_text(HLO_TEXT.replace("parameter", "nothing"), 60.0)
     assert done.returncode == 1 and done.stderr
 
 
 def test_a_weighted_mean_is_the_sum_over_its_weight():
-    mean = weighted_mean(jnp.float32(3.0), jnp.float32(0.5))
+    mean = levanter.weighted_mean(jnp.float32(3.0), jnp.float32(0.5))
     assert unwrap_metrics({"mean": mean})["mean"] == 6.0
-    assert value_of(Metric.from_value(jnp.float32(2.0), ReductionType.MEAN)) == 2.0
+    assert levanter.value_of(Metric.from_value(jnp.float32(2.0), ReductionType.MEAN)) == 2.0
 
 
 @pytest.mark.parametrize("op", sorted(tokamax.OPS))

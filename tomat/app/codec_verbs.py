@@ -30,7 +30,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the codec, JSON")
     fit.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    fit.set_defaults(run=run_fit)
+    fit.set_defaults(run=_run_fit)
 
     show = verbs.add_parser(
         "show",
@@ -40,11 +40,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     show.add_argument("codec", type=Path, help="the codec, JSON")
     show.add_argument("--plot", type=output_file, metavar="FILE", help="draw the bins, .svg or .png")
     show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    show.set_defaults(run=run_show)
+    show.set_defaults(run=_run_show)
 
 
-def run_fit(args: argparse.Namespace) -> int:
-    """Count, fit, save, and print the figures."""
+def _run_fit(args: argparse.Namespace) -> int:
     from tomat.base.reporting import console, write_report
     from tomat.data.codec.files import write_codec
     from tomat.data.codec.histogram import DensityHistogram
@@ -82,8 +81,7 @@ def run_fit(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_show(args: argparse.Namespace) -> int:
-    """Print the figures of a codec, and draw it if asked."""
+def _run_show(args: argparse.Namespace) -> int:
     from tomat.base.reporting import write_report
     from tomat.data.codec.files import load_codec
     from tomat.data.codec.lloyd_max import LloydMaxCodec

@@ -40,7 +40,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     show.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=VALENCES_HELP)
     show.add_argument("--picture", type=output_file, metavar="FILE", help="draw a plane of one density, .png .svg .pdf")
     show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    show.set_defaults(run=run_show)
+    show.set_defaults(run=_run_show)
 
     convert = verbs.add_parser(
         "convert",
@@ -62,7 +62,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--augmentation_from", type=existing_file, metavar="CHGCAR", help="copy the augmentation occupancies of this"
     )
     convert.add_argument("--json", type=report_file, metavar="FILE", help="write what was written")
-    convert.set_defaults(run=run_convert)
+    convert.set_defaults(run=_run_convert)
 
     compare = verbs.add_parser(
         "compare",
@@ -75,7 +75,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     add_rule_flags(compare)
     compare.add_argument("--picture", type=output_file, metavar="FILE", help="draw both and the difference")
     compare.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    compare.set_defaults(run=run_compare)
+    compare.set_defaults(run=_run_compare)
 
 
 def _register_demo_data(subparsers: argparse._SubParsersAction) -> None:
@@ -90,11 +90,10 @@ def _register_demo_data(subparsers: argparse._SubParsersAction) -> None:
     )
     show.add_argument("material_id", nargs="?", help="one cell in full")
     show.add_argument("--json", type=report_file, metavar="FILE", help="write what is shown as JSON")
-    show.set_defaults(run=run_show_demo)
+    show.set_defaults(run=_run_show_demo)
 
 
-def run_show_demo(args: argparse.Namespace) -> int:
-    """`tomat demo-data show`."""
+def _run_show_demo(args: argparse.Namespace) -> int:
     from tomat.base.report.model import Column, Table
     from tomat.base.report.terminal import show
     from tomat.base.reporting import console, dump_json, write_report
@@ -140,8 +139,7 @@ def run_show_demo(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_show(args: argparse.Namespace) -> int:
-    """Print what each density is like."""
+def _run_show(args: argparse.Namespace) -> int:
     from tomat.base.reporting import console, counted, write_report
     from tomat.data.density.find import find_densities, ignored_words
     from tomat.data.density.io import check_species_apply
@@ -250,8 +248,7 @@ def _print(figures: dict[str, Any]) -> None:
     show(Facts(rows, figures["path"]))
 
 
-def run_convert(args: argparse.Namespace) -> int:
-    """Write each density, saying what is not kept."""
+def _run_convert(args: argparse.Namespace) -> int:
     from tomat.base.progress import progress
     from tomat.base.reporting import console, counted, write_report
     from tomat.data.density.outputs import FORMATS as ENDINGS
@@ -357,8 +354,7 @@ def _convert(
     }
 
 
-def run_compare(args: argparse.Namespace) -> int:
-    """Print how far two densities are apart."""
+def _run_compare(args: argparse.Namespace) -> int:
     from tomat.base.report.model import Facts
     from tomat.base.report.terminal import show
     from tomat.base.reporting import console, write_report

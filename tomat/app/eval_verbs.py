@@ -67,11 +67,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
     parser.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of every material")
-    parser.set_defaults(run=run_eval)
+    parser.set_defaults(run=_run_eval)
 
 
-def run_eval(args: argparse.Namespace) -> int:
-    """Evaluate, print the table, and write what was asked for."""
+def _run_eval(args: argparse.Namespace) -> int:
     from tomat.base.errors import TomatError
     from tomat.predict.evaluation.picture import FORMATS
 

@@ -43,7 +43,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     run.add_argument("--steps", type=positive_int, help="of a window, instead of --window_seconds")
     _add_limits(run, row_seconds=600.0)
     _add_output(run, DEFAULT_WORK_DIR)
-    run.set_defaults(run=run_lab)
+    run.set_defaults(run=_run_lab)
     largest = verbs.add_parser(
         "max_batch",
         help="find the largest batch that runs",
@@ -62,7 +62,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_flag(largest, "--steps", 2, "steps that are timed together", type=positive_int)
     _add_limits(largest, row_seconds=900.0)
     _add_output(largest, DEFAULT_WORK_DIR)
-    largest.set_defaults(run=run_max_batch, takes_overrides=True)
+    largest.set_defaults(run=_run_max_batch, takes_overrides=True)
     quality = verbs.add_parser(
         "quality",
         help="train the rows of a sweep over seeds: speed beside loss and held-out error",
@@ -76,7 +76,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_flag(quality, "--share", 0.15, "of the embedded training densities set aside", type=share)
     add_flag(quality, "--split_seed", 0, "decides which are", type=count, metavar="N")
     _add_output(quality, DEFAULT_QUALITY_DIR)
-    quality.set_defaults(run=run_quality)
+    quality.set_defaults(run=_run_quality)
 
 
 def _add_sweep(parser: argparse.ArgumentParser, example: str, row: str) -> None:
@@ -116,7 +116,7 @@ def _show(stages: "Stages", what: str, stage: str) -> None:
         stages.show(what, stage)
 
 
-def run_lab(args: argparse.Namespace) -> int:
+def _run_lab(args: argparse.Namespace) -> int:
     """Measure a sweep; status 1 if a row has no answer."""
     from tomat.base.reporting import console, write_report
     from tomat.base.stages import Stages
@@ -167,7 +167,7 @@ def run_lab(args: argparse.Namespace) -> int:
     return 0 if record["n_measured"] == record["n_rows"] else 1
 
 
-def run_max_batch(args: argparse.Namespace) -> int:
+def _run_max_batch(args: argparse.Namespace) -> int:
     """Search for the largest batch; status 1 if a search has found none."""
     from tomat.base.errors import TomatError
     from tomat.train.settings.keys import check_words
@@ -225,7 +225,7 @@ def run_max_batch(args: argparse.Namespace) -> int:
     return 0 if all(one.largest for one in search.searches) else 1
 
 
-def run_quality(args: argparse.Namespace) -> int:
+def _run_quality(args: argparse.Namespace) -> int:
     """Train a sweep over seeds; status 1 if a run has failed."""
     from tomat.app.workflow.quality import train_study
     from tomat.base.report.terminal import show

@@ -68,11 +68,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--json", type=report_file, metavar="FILE", help="write what happened (with --execute), or was found (--check)"
     )
-    parser.set_defaults(run=run_launch, takes_overrides=True)
+    parser.set_defaults(run=_run_launch, takes_overrides=True)
 
 
-def run_launch(args: argparse.Namespace) -> int:
-    """Read the configuration, and print or run the launch."""
+def _run_launch(args: argparse.Namespace) -> int:
     from tomat.base.errors import TomatError
     from tomat.train.settings.keys import check_words
 

@@ -30,11 +30,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures; MFUs are fractions")
     # `run` is the function of the verb.
-    parser.set_defaults(run=run_mfu, takes_overrides=True)
+    parser.set_defaults(run=_run_mfu, takes_overrides=True)
 
 
-def run_mfu(args: argparse.Namespace) -> int:
-    """Compute, print, and write what was asked for."""
+def _run_mfu(args: argparse.Namespace) -> int:
     from tomat.app.public import mfu
     from tomat.base.reporting import write_report
     from tomat.hardware.chips import slice_named

@@ -29,11 +29,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--device_kind", help="chip that a compiled program is for, such as 'TPU v6 lite'")
     parser.add_argument("--open", action="store_true", help="show it in the browser of this machine")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write what the page shows and its bytes")
-    parser.set_defaults(run=run_page)
+    parser.set_defaults(run=_run_page)
 
 
-def run_page(args: argparse.Namespace) -> int:
-    """Make the page, write it, show it."""
+def _run_page(args: argparse.Namespace) -> int:
     import time
 
     from rich.text import Text

@@ -109,11 +109,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     limits.add_argument("--cache_gib", type=positive_float, default=2.0, help="what the cache may hold (default 2)")
     parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
     parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: growth of A's step that fails")
-    parser.set_defaults(run=run_plan, takes_overrides=True, device_kind=None)
+    parser.set_defaults(run=_run_plan, takes_overrides=True, device_kind=None)
 
 
-def run_plan(args: argparse.Namespace) -> int:
-    """Dispatch the forms."""
+def _run_plan(args: argparse.Namespace) -> int:
     overrides = list(args.overrides)
     # A positional argument would swallow the values of overrides, which argparse does not know.
     if overrides[:1] == ["compare"]:

@@ -62,7 +62,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     text = "distances: atoms however near or far; normalisation: densities more than 10 %% off their electrons"
     parser.add_argument("--accept", nargs="+", choices=("distances", "normalisation"), metavar="NAME", help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the lines of all structures")
-    parser.set_defaults(run=run_predict)
+    parser.set_defaults(run=_run_predict)
 
 
 def existing_place(text: str) -> str:
@@ -85,7 +85,7 @@ def valences(text: str) -> dict[int, float]:
     return found
 
 
-def run_predict(args: argparse.Namespace) -> int:
+def _run_predict(args: argparse.Namespace) -> int:
     """Predict, saying what is done; the exit status says whether all could be."""
     from tomat.base.errors import TomatError
     from tomat.data.density.rules import ACCEPTABLE as READ_RULES

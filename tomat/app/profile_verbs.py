@@ -47,7 +47,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--date", default="", help="ISO date of the run (with --docs)")
     parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
     parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: growth of A's step that fails")
-    parser.set_defaults(run=run_profile)
+    parser.set_defaults(run=_run_profile)
 
 
 class _FormHelp(argparse.Action):
@@ -85,8 +85,7 @@ def _form_parser(form: str, prog: str) -> argparse.ArgumentParser | None:
     return parser
 
 
-def run_profile(args: argparse.Namespace) -> int:
-    """Dispatch the three forms."""
+def _run_profile(args: argparse.Namespace) -> int:
     words = args.target
     if words[0] == "compare":
         if len(words) != 3:

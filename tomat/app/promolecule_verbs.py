@@ -28,7 +28,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     fit.add_argument("--sums", type=output_file, metavar="FILE", help="keep the sums here; goes on where it stopped")
     fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the promolecule, JSON")
     fit.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    fit.set_defaults(run=run_fit)
+    fit.set_defaults(run=_run_fit)
 
     show = verbs.add_parser(
         "show",
@@ -37,11 +37,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     show.add_argument("promolecule", type=Path, help="the promolecule, JSON")
     show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    show.set_defaults(run=run_show)
+    show.set_defaults(run=_run_show)
 
 
-def run_fit(args: argparse.Namespace) -> int:
-    """Add up, solve, save, compare with the densities, and print the figures."""
+def _run_fit(args: argparse.Namespace) -> int:
     import numpy as np
 
     from tomat.base.progress import progress
@@ -96,8 +95,7 @@ def run_fit(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_show(args: argparse.Namespace) -> int:
-    """Print the figures of a promolecule."""
+def _run_show(args: argparse.Namespace) -> int:
     from tomat.base.reporting import write_report
     from tomat.data.density.promolecule import Promolecule
 

@@ -33,9 +33,9 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     verbs = subparsers.add_parser("runs", help="look at runs: state, losses, what they survived; their log; compare")
     verbs = verbs.add_subparsers(title="verbs", metavar="VERB", required=True)
     for name, text, place, function in (
-        ("list", "the runs in a folder or bucket, one a line", "folder or gs:// URL of runs, or of one", run_list),
-        ("show", "one run: its history, checkpoints and figures", "folder or gs:// URL of a run", run_show),
-        ("verify", "check every checkpoint and the log; status 1 on damage", "folder or gs:// URL", run_verify),
+        ("list", "the runs in a folder or bucket, one a line", "folder or gs:// URL of runs, or of one", _run_list),
+        ("show", "one run: its history, checkpoints and figures", "folder or gs:// URL of a run", _run_show),
+        ("verify", "check every checkpoint and the log; status 1 on damage", "folder or gs:// URL", _run_verify),
     ):
         parser = verbs.add_parser(
             name,
@@ -58,7 +58,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--output", type=output_file, metavar="FILE.md", help=f"the page (default: {LOG_PAGE} in the folder)"
     )
     log.add_argument("--json", type=report_file, metavar="FILE", help="write the entries")
-    log.set_defaults(run=run_log)
+    log.set_defaults(run=_run_log)
     compare = verbs.add_parser(
         "compare",
         help="runs beside each other: settings, losses, speeds, where the time went",
@@ -68,7 +68,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     compare.add_argument("runs", nargs="+", metavar="RUN", help="folders or gs:// URLs of runs, two or more")
     compare.add_argument("--output", type=output_file, metavar="FILE.md", help="write a page, and its figure beside it")
     compare.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    compare.set_defaults(run=run_compare)
+    compare.set_defaults(run=_run_compare)
     serve = verbs.add_parser(
         "serve",
         help="runs in a browser while they train: states, losses, speeds against plans, curves",
@@ -79,11 +79,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     serve.add_argument("--port", type=port_number, default=8080, help="port (default: %(default)s)")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
     serve.add_argument("--token", action="store_true", help="make a token, and answer only those who know it")
-    serve.set_defaults(run=run_serve)
+    serve.set_defaults(run=_run_serve)
 
 
-def run_list(args: argparse.Namespace) -> int:
-    """Print one line a run."""
+def _run_list(args: argparse.Namespace) -> int:
     import time
 
     from tomat.base.progress import progress
@@ -109,8 +108,7 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_show(args: argparse.Namespace) -> int:
-    """Print one run in detail."""
+def _run_show(args: argparse.Namespace) -> int:
     import time
 
     from tomat.base.errors import TomatError
@@ -151,7 +149,7 @@ def run_show(args: argparse.Namespace) -> int:
 _ORIGINS = ("fork", "warm_start")
 
 
-def run_verify(args: argparse.Namespace) -> int:
+def _run_verify(args: argparse.Namespace) -> int:
     """Check runs; status 1 if one is damaged."""
     from dataclasses import replace
 
@@ -200,17 +198,16 @@ def damaged_weights(url: str) -> list[str]:
     return problems
 
 
-def run_log(args: argparse.Namespace) -> int:
-    """Write the page of a log."""
+def _run_log(args: argparse.Namespace) -> int:
     import time
     from pathlib import Path
 
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console, counted, warn, write_report
     from tomat.report.pages.run_log_page import write_log_page
+    from tomat.train.runs.run_log import RUN
     from tomat.train.runs.entries import read_log
     from tomat.train.runs.published import is_remote
-    from tomat.train.runs.run_log import RUN
 
     if args.output is None and is_remote(args.place):
         raise TomatError(f"{args.place} is a bucket; say with --output FILE.md where the page is to be written.")
@@ -231,8 +228,7 @@ def run_log(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_compare(args: argparse.Namespace) -> int:
-    """Print a comparison, and write its page where that is asked for."""
+def _run_compare(args: argparse.Namespace) -> int:
     from rich.text import Text
 
     from tomat.base.report.terminal import show
@@ -264,8 +260,7 @@ def run_compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_serve(args: argparse.Namespace) -> int:
-    """Serve until Ctrl-C."""
+def _run_serve(args: argparse.Namespace) -> int:
     from tomat.report.dashboard.server import serve
 
     serve(args.place, host=args.host, port=args.port, with_token=args.token)

@@ -46,7 +46,7 @@ def _register_show(subparsers: argparse._SubParsersAction) -> None:
     show.add_argument("--codec", type=Path, metavar="FILE", help="codec for --input")
     show.add_argument("--voxels", type=count, default=8, help="voxels to spell out (default: %(default)s)")
     show.add_argument("--raw", action="store_true", help="also every token by name")
-    show.set_defaults(run=run_show)
+    show.set_defaults(run=_run_show)
     _register_layouts(verbs)
 
 
@@ -59,7 +59,7 @@ def _register_shards(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=run_info)
+    parser.set_defaults(run=_run_info)
     _register_verify(verbs)
 
 
@@ -77,7 +77,7 @@ def _register_layouts(verbs: argparse._SubParsersAction) -> None:
     text = "smallest side of packed cubes, in voxels (default: %(default)s, half an angstrom)"
     parser.add_argument("--smallest_side", type=positive_int, default=8, help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures; shares are fractions")
-    parser.set_defaults(run=run_layouts)
+    parser.set_defaults(run=_run_layouts)
 
 
 def _register_verify(verbs: argparse._SubParsersAction) -> None:
@@ -100,11 +100,10 @@ def _register_verify(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument("--seed", type=count, default=0, help="of the sample")
     parser.add_argument("--repair", action="store_true", help="write the damaged chunks again, and only these")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=run_verify)
+    parser.set_defaults(run=_run_verify)
 
 
-def run_show(args: argparse.Namespace) -> int:
-    """Print one sequence in words."""
+def _run_show(args: argparse.Namespace) -> int:
     from tomat.data.tokens.vocabulary import Vocabulary
     from tomat.data.tokens.words import humanise, token_runs
 
@@ -147,8 +146,7 @@ def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     return encode_sequence(grid, tuple(args.anchor), layout, codec), layout, codec
 
 
-def run_layouts(args: argparse.Namespace) -> int:
-    """Count, print and write."""
+def _run_layouts(args: argparse.Namespace) -> int:
     from tomat.base.reporting import write_report
     from tomat.data.tokens.context_use import context_table
 
@@ -190,8 +188,7 @@ def _cell(use: dict[str, Any] | None) -> str:
     return f"{words}\n{use['voxels']:,} = {share:.1f} %\n({neighbours:.1f} %)"
 
 
-def run_info(args: argparse.Namespace) -> int:
-    """Print what a shard set holds."""
+def _run_info(args: argparse.Namespace) -> int:
     from tomat.data.tokens.shards import open_shards
 
     report_shards(open_shards(args.shards), args.json, {})
@@ -253,8 +250,7 @@ def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None
     write_report(path, figures)
 
 
-def run_verify(args: argparse.Namespace) -> int:
-    """Check, repair if asked, and print the figures."""
+def _run_verify(args: argparse.Namespace) -> int:
     from tomat.base.progress import progress
     from tomat.base.reporting import console, counted, is_or_are, write_report
     from tomat.data.tokens.clipping import clipped_figures, clipped_lines

@@ -57,7 +57,7 @@ def _register_tokenize(subparsers: argparse._SubParsersAction) -> None:
     text = "share of its electrons a material may lose outside the codec, else skipped (default: 0.001)"
     parser.add_argument("--max_clipped_share", type=share, metavar="SHARE", help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=run_tokenize)
+    parser.set_defaults(run=_run_tokenize)
 
 
 def _register_retokenize(subparsers: argparse._SubParsersAction) -> None:
@@ -85,11 +85,10 @@ def _register_retokenize(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--allow_cross_region", action="store_true", help="move data between regions knowingly")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=run_retokenize, takes_overrides=True)
+    parser.set_defaults(run=_run_retokenize, takes_overrides=True)
 
 
-def run_tokenize(args: argparse.Namespace) -> int:
-    """Write the shard set and print what it holds."""
+def _run_tokenize(args: argparse.Namespace) -> int:
     from tomat.app.shard_verbs import report_shards
     from tomat.data.codec.files import load_codec
     from tomat.data.codec.inputs import demo_inputs, path_inputs
@@ -125,8 +124,7 @@ def run_tokenize(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_retokenize(args: argparse.Namespace) -> int:
-    """Write or finish the set, and print what it holds, what was skipped, and the padding."""
+def _run_retokenize(args: argparse.Namespace) -> int:
     from tomat.data.tokens.pipeline.config import RetokenizeConfig, load_retokenize_config
     from tomat.train.settings.keys import check_words
 

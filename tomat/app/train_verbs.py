@@ -58,11 +58,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--train", choices=("mlp", "all"), help="what of it is trained (default: all)")
     text = "compile the step for the configured TPU slice first, and do not start a run that cannot fit"
     parser.add_argument("--plan_first", action="store_true", help=text)
-    parser.set_defaults(run=run_train, takes_overrides=True)
+    parser.set_defaults(run=_run_train, takes_overrides=True)
 
 
-def run_train(args: argparse.Namespace) -> int:
-    """Load the configuration and run the workflow."""
+def _run_train(args: argparse.Namespace) -> int:
     from tomat.app.workflow.folder_run import folder_words
     from tomat.base.errors import TomatError
     from tomat.train.settings.keys import check_words

@@ -44,7 +44,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to make")
         parser.add_argument("--licence", metavar="TEXT", help="of the weights, for the card")
         parser.add_argument("--json", type=report_file, metavar="FILE", help="write the sizes")
-        parser.set_defaults(run=run_write)
+        parser.set_defaults(run=_run_write)
     export.set_defaults(bits=None)
     compare = subparsers.add_parser(
         "small-models",
@@ -61,7 +61,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--keep", type=Path, metavar="DIR", help="copy each folder in few bits here, named by its result"
     )
     compare.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    compare.set_defaults(run=run_compare)
+    compare.set_defaults(run=_run_compare)
 
 
 def parts(text: str) -> dict[str, int | None]:
@@ -77,8 +77,7 @@ def parts(text: str) -> dict[str, int | None]:
     return found
 
 
-def run_write(args: argparse.Namespace) -> int:
-    """Load, quantise if asked, write, and say the sizes."""
+def _run_write(args: argparse.Namespace) -> int:
     import os
 
     from tomat.base.errors import TomatError
@@ -126,8 +125,7 @@ def run_write(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_compare(args: argparse.Namespace) -> int:
-    """Read what was measured, show it, and write what was asked for."""
+def _run_compare(args: argparse.Namespace) -> int:
     from tomat.app.workflow.small_models import (
         as_json,
         keep_named,

@@ -205,9 +205,9 @@ def _run_log(args: argparse.Namespace) -> int:
     from tomat.base.errors import TomatError
     from tomat.base.reporting import console, counted, warn, write_report
     from tomat.report.pages.run_log_page import write_log_page
-    from tomat.train.runs.run_log import RUN
     from tomat.train.runs.entries import read_log
     from tomat.train.runs.published import is_remote
+    from tomat.train.runs.run_log import RUN
 
     if args.output is None and is_remote(args.place):
         raise TomatError(f"{args.place} is a bucket; say with --output FILE.md where the page is to be written.")

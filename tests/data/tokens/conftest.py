@@ -1,9 +1,12 @@
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from retokenized import files
 from smooth_grid import smooth_grid
 
 from tomat.data.codec.histogram import DensityHistogram
@@ -11,6 +14,8 @@ from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import write_zarr
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
+from tomat.data.tokens.pipeline.driver import retokenize
+from tomat.data.tokens.pipeline.pool import PoolRunner
 
 MakeGrid = Callable[..., DensityGrid]
 
@@ -30,10 +35,10 @@ def codec(make_grid) -> LloydMaxCodec:
     return fit_lloyd_max(histogram, 256)
 
 
-@pytest.fixture
-def tree(tmp_path, make_grid) -> Path:
+@pytest.fixture(scope="session")
+def kept_tree(tmp_path_factory, make_grid) -> Path:
     """A `rho_gga` tree of six silicon cells: `label/<id>.zarr`, `mp_filelist.txt`, `split_limit_22M.json`."""
-    root = tmp_path / "rho_gga"
+    root = tmp_path_factory.mktemp("kept") / "rho_gga"
     names = [f"mp-{k}" for k in range(6)]
     for k, name in enumerate(names):
         grid = make_grid((9, 10, 8 + k), n_atoms=2, seed=k, material_id=name)
@@ -46,21 +51,41 @@ def tree(tmp_path, make_grid) -> Path:
 
 
 @pytest.fixture
-def retokenize_config(tree) -> Callable[..., RetokenizeConfig]:
+def tree(tmp_path, kept_tree) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(kept_tree, tmp_path / "rho_gga"))
+
+
+def config_of(root: Path, output: Path | str, **settings: Any) -> RetokenizeConfig:
     """A configuration for the tree: five materials of 20 rows, 13 chunks of 8."""
+    defaults: dict[str, Any] = {
+        "input": str(root),
+        "output": str(output),
+        "filelist": "mp_filelist.txt",
+        "split_file": "split_limit_22M.json",
+        "layout": "v3-p7",
+        "bins": 200,
+        "patches_per_material": 20,
+        "block_rows": 8,
+        "max_skipped": 0,
+    }
+    return RetokenizeConfig(**(defaults | settings))
 
-    def make(output: Path | str, **settings: Any) -> RetokenizeConfig:
-        defaults: dict[str, Any] = {
-            "input": str(tree),
-            "output": str(output),
-            "filelist": "mp_filelist.txt",
-            "split_file": "split_limit_22M.json",
-            "layout": "v3-p7",
-            "bins": 200,
-            "patches_per_material": 20,
-            "block_rows": 8,
-            "max_skipped": 0,
-        }
-        return RetokenizeConfig(**(defaults | settings))
 
-    return make
+@pytest.fixture
+def retokenize_config(tree) -> Callable[..., RetokenizeConfig]:
+    return partial(config_of, tree)
+
+
+@pytest.fixture(scope="session")
+def kept_set(tmp_path_factory, kept_tree) -> Path:
+    place = tmp_path_factory.mktemp("kept") / "set"
+    retokenize(config_of(kept_tree, place), PoolRunner(1))
+    return place
+
+
+@pytest.fixture
+def whole(tmp_path, kept_set) -> dict[str, bytes]:
+    """The files of the whole set, of which a copy lies at `whole`."""
+    shutil.copytree(kept_set, tmp_path / "whole")
+    return files(kept_set)

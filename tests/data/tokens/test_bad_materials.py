@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from retokenized import files
 
 from tomat.app.cli import main
 from tomat.base import retries
@@ -22,10 +23,6 @@ from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.source_check import damaged_chunks
 
 ALLOWED = {"max_skipped": 0.4}
-
-
-def files(place):
-    return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
 
 
 def document(number="0.1", element="Si"):

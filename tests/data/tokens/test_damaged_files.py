@@ -5,36 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from retokenized import StoppingRunner, files
 
 from tomat.app.cli import main
 from tomat.base.checked_json import CHECKSUM_KEY
 from tomat.base.errors import TomatError
 from tomat.data.tokens.pipeline.driver import retokenize
 from tomat.data.tokens.pipeline.pool import PoolRunner
-
-
-def files(place):
-    return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
-
-
-class StoppingRunner:
-    """Runs units until `left` of them are done."""
-
-    def __init__(self, left):
-        self.left = left
-
-    def run(self, function, units, on_done):
-        for unit in units:
-            if self.left == 0:
-                raise KeyboardInterrupt
-            self.left -= 1
-            on_done(function(unit))
-
-
-@pytest.fixture
-def whole(tmp_path, retokenize_config):
-    retokenize(retokenize_config(tmp_path / "whole"), PoolRunner(1))
-    return files(tmp_path / "whole")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ import types
 
 import numpy as np
 import pytest
+from retokenized import files
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.data.density.crystal import Crystal
@@ -43,10 +44,6 @@ class Grids:
 @pytest.fixture
 def grids(make_grid):
     return Grids(make_grid)
-
-
-def files(place):
-    return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture

@@ -39,7 +39,6 @@ class DensityHistogram:
     """Counts and sums of densities; grows with `add` and `merge`."""
 
     unit: str = UNIT_E_PER_A3
-    """Unit of the densities."""
     n_zero: int = 0
     """Voxels of exactly zero (or below 1.2e-38)."""
     counts: np.ndarray = field(default_factory=lambda: np.zeros(N_FINE_BINS, dtype=np.int64))
@@ -61,7 +60,6 @@ class DensityHistogram:
 
     @property
     def total(self) -> float:
-        """Sum of all densities, in `unit`."""
         return float(self.sums.sum())
 
     def add(self, rho: np.ndarray, material_id: str = "") -> None:
@@ -129,7 +127,6 @@ class DensityHistogram:
         return file.getvalue()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_bytes` to a file, in one step."""
         write_bytes(path, self.to_bytes())
 
     @classmethod

@@ -23,7 +23,6 @@ class DensityInputs:
     """Materials that can be read one by one."""
 
     material_ids: tuple[str, ...]
-    """Their names, all different."""
     get_grid: Callable[[str], DensityGrid]
     """Reads the density of one, by name; raises TomatError if that is impossible, and RetryableError if its place
     cannot be reached now."""

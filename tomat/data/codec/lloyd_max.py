@@ -30,9 +30,7 @@ class LloydMaxCodec:
     """Bins of density with two reconstruction tables; made by `fit_lloyd_max`."""
 
     unit: str
-    """Unit of the densities."""
     objective: Objective
-    """Error that the bins were fitted for."""
     edges: np.ndarray
     """float32 [n_bins - 1], strictly increasing, in `unit`: bin k holds edges[k - 1] <= rho < edges[k]."""
     medians: np.ndarray
@@ -87,12 +85,10 @@ class LloydMaxCodec:
 
     @property
     def tokens_per_voxel(self) -> int:
-        """One id a voxel."""
         return 1
 
     @property
     def n_density_tokens(self) -> int:
-        """Number of ids, one a bin."""
         return self.n_bins
 
     @cached_property
@@ -145,17 +141,14 @@ class LloydMaxCodec:
 
     @property
     def fitted_range(self) -> tuple[float, float]:
-        """Smallest density above zero, and largest, that the fit saw, in `unit`; a smallest of 0 is not known."""
         return self.fitted_min, self.fitted_max
 
     @property
     def sha256(self) -> str:
-        """Hash over unit, objective, edges and both tables."""
         fields = {"kind": self.kind, "unit": self.unit, "objective": self.objective}
         return content_sha256(fields, {"edges": self.edges, "medians": self.medians, "means": self.means})
 
     def to_dict(self) -> dict[str, Any]:
-        """The codec, JSON-ready."""
         return {
             "format_version": CODEC_FORMAT_VERSION,
             "kind": self.kind,
@@ -172,7 +165,6 @@ class LloydMaxCodec:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """The codec that `to_dict` described."""
         return cls(
             unit=content["unit"],
             objective=content["objective"],

@@ -43,12 +43,10 @@ class TwoTokenCodec:
 
     @property
     def n_density_tokens(self) -> int:
-        """Coarse and fine ids, 4,608 in all."""
         return N_COARSE + N_FINE
 
     @property
     def tokens_per_voxel(self) -> int:
-        """Two ids a voxel."""
         return 2
 
     @property
@@ -86,12 +84,10 @@ class TwoTokenCodec:
 
     @property
     def sha256(self) -> str:
-        """Hash over unit and range."""
         fields = {"kind": self.kind, "unit": self.unit, "log10_low": self.log10_low, "log10_high": self.log10_high}
         return content_sha256(fields, {})
 
     def to_dict(self) -> dict[str, Any]:
-        """The codec, JSON-ready."""
         return {
             "format_version": CODEC_FORMAT_VERSION,
             "kind": self.kind,
@@ -103,5 +99,4 @@ class TwoTokenCodec:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """The codec that `to_dict` described."""
         return cls(content["unit"], float(content["log10_low"]), float(content["log10_high"]))

@@ -38,7 +38,6 @@ class Material:
     formula: str
     """Reduced; what a split goes by."""
     atoms: dict[str, Positive]
-    """By symbol."""
     electrons: float
     grid_shape: tuple[Positive, Positive, Positive]
     sites: tuple[float, ...]
@@ -70,7 +69,6 @@ class Material:
 
     @property
     def crystal(self) -> Crystal:
-        """Cell and atoms, as they were read."""
         n, sites = sum(self.atoms.values()), np.array(self.sites)
         return Crystal(sites[:9].reshape(3, 3), sites[9 + 3 * n :], sites[9 : 9 + 3 * n], self.name)
 
@@ -100,7 +98,6 @@ class Material:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON has them."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 

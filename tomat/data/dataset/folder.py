@@ -41,7 +41,6 @@ FOLDER_FILE = "folder.json"
 LOCK_FILE = "data.lock"
 SPLITS = ("train", "validation")
 SEED = 0
-"""Of the anchors of the patches."""
 CACHE_BYTES = 2**29
 """Of densities that are kept in memory: they are read for the survey, the fits and the tokens."""
 _AGAIN = "Remove the folder and run the same command again."
@@ -65,7 +64,6 @@ class FolderRequest:
 
     @property
     def rules(self) -> ReadRules:
-        """How densities are read."""
         return ReadRules(self.species, self.accept)
 
 
@@ -78,11 +76,8 @@ class FolderData:
     splits: Mapping[str, tuple[str, ...]]
     """Materials that have rows, by split; a split without any is not there."""
     n_density_tokens: int
-    """Bins of the codec."""
     formulas: Mapping[str, str]
-    """Reduced formula of each material."""
     load: "DensityReader" = field(repr=False)
-    """Reads a material by name."""
 
 
 class DensityReader:

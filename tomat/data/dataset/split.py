@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 Atoms = Mapping[str, int]
-"""Atoms of a cell by symbol."""
 
 
 def held_out_compositions(materials: Sequence[tuple[str, Atoms]], share: float, seed: int) -> tuple[str, ...]:

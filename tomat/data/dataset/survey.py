@@ -20,7 +20,6 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.rules import ReadRules
 
 SURVEY_FILE = "survey.jsonl"
-"""One JSON object for each file that was looked at."""
 
 Reader = Callable[[DensityFile], DensityGrid]
 

@@ -30,7 +30,6 @@ class Potcars:
     differing: Mapping[int, str] = field(default_factory=dict)
     """Elements of which two files say different numbers, in words; they have none."""
     paths: frozenset[str] = frozenset()
-    """Of all that were read."""
     ignored: Mapping[str, str] = field(default_factory=dict)
     """Why, by path, of those that state nothing."""
 

@@ -55,7 +55,6 @@ CORE_SPHERE_A, LEAST_CORE_SHARE = 0.5, 0.7
 """An all-electron density holds in this radius at least this share of what Thomas and Fermi's atom has there."""
 
 ATOMS_LOOKED_AT = 8
-"""Of each element, at most."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,9 @@ class Misfit:
     """What a sum of atoms leaves of a density."""
 
     share: float
-    """Of the electrons."""
     worst_frac: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Where most is left over."""
     worst_e_per_a3: float = 0.0
-    """Density there."""
 
 
 def misfit_of(

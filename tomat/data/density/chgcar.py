@@ -30,7 +30,6 @@ _AUGMENTATION = b"augmentation occupancies"
 _IMAGINARY = b" (imaginary part)"
 """Follows `_AUGMENTATION` where magnetisation is not collinear, as with spin-orbit coupling."""
 KIND = "CHGCAR"
-"""What errors call the file."""
 
 
 def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:

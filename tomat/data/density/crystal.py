@@ -21,13 +21,10 @@ class Crystal:
     """A periodic cell and its atoms."""
 
     lattice: np.ndarray
-    """float64 `[3, 3]`, rows a, b, c in A."""
     atomic_numbers: np.ndarray
     """int64 `[n_atoms]`, 1..118."""
     frac_coords: np.ndarray
-    """float64 `[n_atoms, 3]`."""
     name: str = ""
-    """Appears in messages."""
 
     def __post_init__(self) -> None:
         where = f"structure {self.name!r}" if self.name else "structure"
@@ -57,12 +54,10 @@ class Crystal:
 
     @classmethod
     def of(cls, grid: DensityGrid) -> Crystal:
-        """The crystal of a density."""
         return cls(grid.lattice, grid.atomic_numbers, grid.frac_coords, grid.material_id)
 
     @property
     def volume_a3(self) -> float:
-        """Cell volume in A^3."""
         return abs(float(np.linalg.det(self.lattice)))
 
     @cached_property

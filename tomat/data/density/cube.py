@@ -83,7 +83,6 @@ class _Header:
     titles: list[str]
     shape: tuple[int, int, int]
     lattice: np.ndarray
-    """float64 `[3, 3]`, rows in A."""
     numbers: np.ndarray
     """int64 `[n]`, 0 of a ghost atom: basis functions without a nucleus."""
     coords: np.ndarray
@@ -91,7 +90,6 @@ class _Header:
 
     @property
     def ghosts(self) -> int:
-        """How many atoms are none."""
         return int(np.count_nonzero(self.numbers == 0))
 
 

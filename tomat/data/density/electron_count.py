@@ -20,7 +20,6 @@ SAME_PLANE = 1e-4
 """Largest difference of two planes that are one, as a share of its largest value: cubes have five digits and more."""
 
 FEWEST_VOXELS = 8
-"""Along an axis whose planes are compared."""
 
 ROUGH_TIMES = 3.0
 """Times the roughness between all other planes, from which on one is said to be missing."""

@@ -39,7 +39,6 @@ class ReciprocalList:
     reciprocal: np.ndarray
     """float64 `[3, 3]`, rows b1, b2, b3 in 1/bohr."""
     miller: np.ndarray
-    """int32 `[n, 3]`."""
     source: str
 
 

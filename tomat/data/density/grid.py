@@ -35,7 +35,6 @@ class DensityGrid:
     rho: np.ndarray
     """float32 `[nx, ny, nz]`, e/A^3, C order."""
     lattice: np.ndarray
-    """float64 `[3, 3]`, rows a, b, c in A."""
     atomic_numbers: np.ndarray
     """int64 `[n_atoms]`, 1..118."""
     frac_coords: np.ndarray
@@ -100,12 +99,10 @@ class DensityGrid:
 
     @cached_property
     def volume_a3(self) -> float:
-        """Cell volume in A^3."""
         return abs(float(np.linalg.det(self.lattice)))
 
     @property
     def voxel_volume_a3(self) -> float:
-        """Volume of one voxel in A^3."""
         return self.volume_a3 / self.rho.size
 
     @cached_property

@@ -24,7 +24,6 @@ FORMAT_NAMES = {
     read_zarr: "rho_gga Zarr",
     read_materials_project: "Materials Project JSON",
 }
-"""Reader to the name of what it reads."""
 
 
 def open_density(

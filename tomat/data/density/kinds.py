@@ -17,7 +17,6 @@ class Kind:
     """A quantity that is not the total density that is learnt."""
 
     words: str
-    """What it holds."""
     form: Literal["not_total", "no_density", "other_total"]
     """`not_total`: electrons, but not all; `no_density`: no electrons in any unit; `other_total`: all electrons of
     another kind, which no folder gives and which is read where it is named itself."""

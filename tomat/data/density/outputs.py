@@ -39,7 +39,6 @@ FORMATS: Mapping[str, str] = {
 }
 """Format to the end of the file's name; `.zarr` and `.save` are folders."""
 CHARGE_DENSITY = "charge-density.dat"
-"""The file in the `.save` of Quantum ESPRESSO."""
 
 WRITING = ".writing-"
 """Begins the name of the folder that an output lies in until it is whole."""

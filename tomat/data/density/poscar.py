@@ -40,20 +40,16 @@ class Header:
     """A structure as a POSCAR has it."""
 
     lattice: np.ndarray
-    """float64 `[3, 3]`, rows in A."""
     counts: tuple[int, ...]
-    """Atoms of each group."""
     species: tuple[str, ...] | None
     """Element of each group; None where the text names none (VASP 4)."""
     frac_coords: np.ndarray
-    """float64 `[n, 3]`."""
     site_symbols: tuple[str, ...] | None = None
     """Elements at the ends of the coordinate lines."""
     title: str = ""
 
     @property
     def volume_a3(self) -> float:
-        """Of the cell."""
         return abs(float(np.linalg.det(self.lattice)))
 
     @property

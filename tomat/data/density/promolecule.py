@@ -55,7 +55,6 @@ class Promolecule:
     coefficients: Mapping[int, np.ndarray]
     """Atomic number to float64 `[basis.n]`, e/A^3, none negative."""
     n_materials: int = 0
-    """Densities it was fitted to."""
     valences: Mapping[int, float] = field(default_factory=dict)
     """Atomic number to the electrons that an atom brings to these densities, where their counts settle it."""
     shortest_distance_a: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -144,7 +143,6 @@ class Promolecule:
 
     @property
     def sha256(self) -> str:
-        """Hash of everything that decides its densities."""
         return hashlib.sha256(dump_json(self._content()).encode()).hexdigest()
 
     def _content(self) -> dict[str, Any]:
@@ -165,7 +163,6 @@ class Promolecule:
         }
 
     def to_text(self) -> str:
-        """JSON with its own hash."""
         return dump_json({**self._content(), "sha256": self.sha256})
 
     @classmethod
@@ -194,7 +191,6 @@ class Promolecule:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Promolecule:
-        """The promolecule in a file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -227,13 +223,9 @@ class PromoleculeFit:
     """Names of the densities, as far as they were given: what a fit that was stopped need not add again."""
 
     atoms: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
-    """Of each density: how many atoms of each atomic number."""
     electrons: list[float] = field(default_factory=list)
-    """Of each density: its integral."""
     spacings_a: list[float] = field(default_factory=list)
-    """Of each density: the mean distance of neighbouring voxels."""
     distances_a: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Shortest distance of each pair of atomic numbers."""
     void_radii_a: list[float] = field(default_factory=list)
     """Of each density: `geometry.void_radius_a`; fewer than densities where an earlier tomat added some."""
 

@@ -43,7 +43,6 @@ HEAVIEST_WITH_ITS_CORE = 36
 """Molecular codes keep the cores of elements up to krypton and replace those of heavier ones (the def2 sets)."""
 
 MOST_READINGS = 24
-"""Kept of one count."""
 
 Valences = Mapping[int, float]
 """Electrons that an atom brings, by atomic number."""
@@ -58,7 +57,6 @@ def _parsed(*tables: str) -> dict[int, tuple[float, ...]]:
 
 
 KNOWN_VALENCES = _parsed(_VASP_AND_GTH, _NORM_CONSERVING)
-"""By atomic number, ascending."""
 
 
 @dataclass(frozen=True)

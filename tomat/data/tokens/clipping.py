@@ -44,7 +44,6 @@ class ClippedMaterial:
 
     @property
     def voxels(self) -> int:
-        """Both kinds."""
         return self.below_voxels + self.above_voxels
 
 

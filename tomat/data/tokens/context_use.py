@@ -21,12 +21,10 @@ from tomat.data.tokens.layouts import (
 )
 
 DENSITY_BRACKETS = 2
-"""Start and end of a block of density tokens."""
 WIDE_SIDE_DIFFERENCE = 8
 """Voxels by which sides differ in the boxes that packing is held against: they leave 0.3 % of 8,192 tokens less the
 preamble empty (mean over 1 to 131 atoms), and a difference of 10 no less."""
 MOST_PACKED = 4
-"""Cubes that are packed into a context at most."""
 FURTHER_PATCH_TOKENS = BLOCK_OF_THREE + DENSITY_BRACKETS
 """Of a further patch beside the same preamble: where it lies from the first (OFFSET), the brackets of its density."""
 

@@ -31,7 +31,6 @@ sides, and a model must know it to find them: a difference of 1 makes 3 such pai
 56 atoms; 2, 4 and 8 make 5, 9 and 25."""
 
 PatchShape = tuple[int, int, int]
-"""Voxels of a patch along each axis."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,6 @@ class SequenceLayout:
         return FIXED_TOKENS + TOKENS_PER_ATOM * n_atoms + BLOCK_OF_THREE * blocks
 
     def used_tokens(self, n_atoms: int, patch_shape: PatchShape) -> int:
-        """All tokens but padding."""
         return self.preamble_tokens(n_atoms, patch_shape) + self.tokens_per_voxel * prod(patch_shape)
 
     def patch_shape(self, n_atoms: int) -> PatchShape:

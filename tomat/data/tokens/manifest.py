@@ -42,11 +42,9 @@ class MaterialRows:
     material_id: str
     row_start: Count
     row_end: Count
-    """One past the last row."""
     anchors_seed: str
     """Philox key of the anchors, 32 hexadecimal digits; or `IMPORTED_ANCHORS`."""
     grid_shape: tuple[Positive, Positive, Positive]
-    """Voxels of the whole cell."""
 
 
 @dataclass(frozen=True)
@@ -107,25 +105,18 @@ class ShardManifest:
     split: str
     """Name of the split the set is, such as `train`; may be empty."""
     layout: SequenceLayout
-    """The layout of every row."""
     rows: Count
     """Rows in all; those that pad the last chunk do not count."""
     block_rows: Count
     """Rows of a chunk, the block of a shuffle."""
     codec_sha256: str
-    """Hash of the codec beside the manifest."""
     n_density_tokens: Count
-    """Ids of the codec."""
     unit: str
-    """Unit of the codec's densities."""
     patches_per_material: Count
     """Rows of each material, M."""
     seed: int
-    """Seed of the anchors."""
     materials: tuple[MaterialRows, ...]
-    """In order of their rows."""
     skipped: tuple[SkippedMaterial, ...] = ()
-    """Materials that cannot be tokenized, each with its reason."""
     clipped: tuple[ClippedMaterial, ...] | None = None
     """The materials with voxels outside the codec; None: not counted (imported, or planned before they were)."""
     max_clipped_share: float | None = None
@@ -140,7 +131,6 @@ class ShardManifest:
     chunk_checksums: tuple[Sha256, ...] = ()
     """One for each chunk, as `CHECKSUM` says; empty in a plan."""
     complete: bool = False
-    """True once every chunk is written."""
     format_version: int = field(default=SHARD_FORMAT_VERSION)
     vocabulary_version: int = field(default=VOCABULARY_VERSION)
     has_checksum: bool = field(default=True, compare=False)
@@ -176,7 +166,6 @@ class ShardManifest:
 
     @property
     def context(self) -> int:
-        """Tokens of a row."""
         return self.layout.context
 
     @property
@@ -185,7 +174,6 @@ class ShardManifest:
         return -(-self.rows // self.block_rows)
 
     def chunk_rows(self, chunk: int) -> tuple[int, int]:
-        """First row, and one past the last, of a chunk."""
         return chunk * self.block_rows, min((chunk + 1) * self.block_rows, self.rows)
 
     @cached_property

@@ -19,7 +19,6 @@ from tomat.data.tokens.vocabulary import VOCABULARY_VERSION
 
 KEYS = frozenset(field.name for field in fields(ShardManifest)) - {"has_checksum"}
 LATER_KEYS = {"clipped", "max_clipped_share", "read_rules", "structures_sha256", "promolecule_sha256"}
-"""Which older manifests lack."""
 
 
 def parse_manifest(text: str | bytes, source: str) -> ShardManifest:

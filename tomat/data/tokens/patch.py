@@ -180,15 +180,12 @@ class DecodedSequence:
     """What a sequence says."""
 
     grid_shape: tuple[int, int, int]
-    """Voxels of the whole cell."""
     lattice_parameters: tuple[float, float, float, float, float, float]
     """a, b, c in angstrom, in steps of 0.05; alpha, beta, gamma in degrees, in steps of 0.2."""
     atomic_numbers: np.ndarray
-    """int64 [n_atoms]."""
     frac_coords: np.ndarray
     """float64 [n_atoms, 3], in [0, 1): relative to the patch's first voxel in version 3, to the cell in version 2."""
     patch_shape: tuple[int, int, int]
-    """Voxels of the patch."""
     offset: tuple[int, int, int] | None
     """First voxel of the patch in version 2; version 3 does not tell."""
     density_tokens: np.ndarray

@@ -46,21 +46,17 @@ class ShardSet:
     array: ts.TensorStore
     """uint16 [rows, context]."""
     promolecule: Promolecule | None = None
-    """The promolecule that lies beside the rows; None: there is none."""
 
     @property
     def layout(self) -> SequenceLayout:
-        """The layout of every row."""
         return self.manifest.layout
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return self.manifest.rows
 
     @property
     def context(self) -> int:
-        """Tokens of a row."""
         return self.manifest.context
 
     @property
@@ -70,12 +66,10 @@ class ShardSet:
 
     @property
     def n_blocks(self) -> int:
-        """Number of blocks."""
         return self.manifest.n_chunks
 
     @property
     def uncompressed_bytes(self) -> int:
-        """Bytes of all rows as uint16."""
         return self.rows * self.context * np.dtype(np.uint16).itemsize
 
     @property
@@ -178,7 +172,6 @@ class ShardSet:
         return np.concatenate(rows)[start - first : stop - first]
 
     def material_of_row(self, row: int) -> MaterialRows:
-        """The material a row belongs to."""
         return self.manifest.materials[int(self.manifest.material_indices(np.array(row)))]
 
     def anchor_of_row(self, row: int) -> tuple[int, int, int]:

@@ -34,11 +34,9 @@ class Structures:
     frac_coords: np.ndarray
     """float64 [atoms, 3]."""
     names: Sequence[str] = ()
-    """Of the materials; not stored."""
 
     @classmethod
     def of(cls, crystals: Iterable[Crystal]) -> Structures:
-        """Those of crystals, in their order."""
         parts = list(crystals)
         return cls(
             np.array([each.lattice for each in parts], np.float64).reshape(-1, 3, 3),

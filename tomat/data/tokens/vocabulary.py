@@ -29,14 +29,12 @@ ELEMENT_START = 20
 N_ELEMENTS = 118
 
 INTEGER_START = ELEMENT_START + N_ELEMENTS
-"""Id of the integer 0."""
 N_INTEGERS = 1024
 
 POSITION_START = INTEGER_START + N_INTEGERS
 """First of the ids of `tomat.data.codec.position`: 512 of sign and exponent, then 256 and 256 of the mantissa."""
 
 DENSITY_START = POSITION_START + N_IDS
-"""Id of the codec's id 0."""
 
 SPECIAL_NAMES: tuple[str, ...] = (
     "PAD",

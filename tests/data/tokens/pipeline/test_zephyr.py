@@ -6,15 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from retokenized import files
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.pipeline.driver import retokenize
 from tomat.data.tokens.pipeline.pool import PoolRunner
 from tomat.data.tokens.pipeline.zephyr import ZephyrRunner
-
-
-def files(place):
-    return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
 
 
 def local_cluster_missing():
@@ -48,11 +45,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_on_threads_the_bytes_are_those_of_a_pool(tmp_path, retokenize_config):
-    retokenize(retokenize_config(tmp_path / "pool"), PoolRunner(1))
+def test_on_threads_the_bytes_are_those_of_a_pool(tmp_path, retokenize_config, kept_set):
     runner = ZephyrRunner(str(tmp_path / "messages"), workers=2)
     retokenize(retokenize_config(tmp_path / "zephyr"), runner)
-    assert files(tmp_path / "zephyr") == files(tmp_path / "pool")
+    assert files(tmp_path / "zephyr") == files(kept_set)
     assert not (tmp_path / "messages").exists()
 
 

@@ -17,7 +17,6 @@ from tomat.data.density.zarr_store import read_zarr
 
 DATA_DIR = Path(__file__).parent.parent / "demo_data"
 SPLITS = ("train", "validation")
-"""A compound is wholly in one of them."""
 
 
 @dataclass(frozen=True)

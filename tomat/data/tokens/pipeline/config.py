@@ -25,7 +25,6 @@ class RetokenizeConfig:
     input: str = ""
     """Folder or URL (`gs://`, `s3://`) of the densities; nothing for `source: embedded`."""
     output: str = ""
-    """Folder or `gs://` URL of the shard set."""
     source: Literal["rho_gga", "materials_project", "chgcar", "folder", "embedded"] = "rho_gga"
     """`rho_gga`: `<id>.zarr` groups; `materials_project`: `<id>.json.gz` objects; `chgcar`: a local folder of CHGCARs,
     at any depth; `folder`: densities of every kind, as other verbs find them (`data/density/find.py`);
@@ -52,9 +51,7 @@ class RetokenizeConfig:
     patches_per_material: int = 64
     """Rows of each material, M."""
     seed: int = 0
-    """Of the anchors."""
     block_rows: int = DEFAULT_BLOCK_ROWS
-    """Rows of a chunk."""
     electron_tolerance: float = 0.005
     """Largest relative deviation of a density's integral from its electron count, and never more than 0.05 electrons;
     beyond it the material is skipped. With `accept: fractional_electrons` only from a count that the source or
@@ -123,21 +120,17 @@ class RetokenizeConfig:
 
     @property
     def sequence_layout(self) -> SequenceLayout:
-        """The layout named by `layout`."""
         return layout_named(self.layout)
 
     @property
     def fits_codec(self) -> bool:
-        """True if a codec is to be fitted to the densities."""
         return self.codec is None and self.sequence_layout.tokens_per_voxel == 1
 
     @property
     def fits_promolecule(self) -> bool:
-        """True if a promolecule is to be fitted to the densities."""
         return self.promolecule is None and self.fits_codec
 
     def n_skipped_allowed(self, n_materials: int) -> int:
-        """How many of `n_materials` may be skipped."""
         return int(self.max_skipped * n_materials) if self.max_skipped < 1 else int(self.max_skipped)
 
 

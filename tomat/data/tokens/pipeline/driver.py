@@ -72,7 +72,6 @@ class Runner(Protocol):
 
         `on_done`: called in the driver with the number of items of a finished unit.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,6 @@ class WrittenSet:
     surveyed: int
     """Materials surveyed by this run; those surveyed before it do not count."""
     rows_written: int
-    """Rows written by this run."""
     survey_seconds: float
     write_seconds: float
 

@@ -24,7 +24,6 @@ class ElectronRules:
     tolerance: float
     """Largest relative deviation."""
     valences: Mapping[str, float]
-    """Valence electrons by symbol; may be empty."""
     accept: tuple[str, ...]
 
 
@@ -33,7 +32,6 @@ class ShardJob:
     """A shard set to write, as every worker needs it."""
 
     output: str
-    """Folder or URL."""
     layout: SequenceLayout
     codec: DensityCodec | None
     """None: one is fitted to the densities."""
@@ -41,7 +39,6 @@ class ShardJob:
     """Given, and laid beside the rows."""
     fits_promolecule: bool = False
     bins: int = 0
-    """Of a codec that is fitted."""
     objective: Objective = "absolute"
     patches_per_material: int
     seed: int

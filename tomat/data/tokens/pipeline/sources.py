@@ -34,15 +34,12 @@ class Material:
     n_electrons: float | None = None
     """Valence electrons that its source states."""
     rules: ReadRules = DEFAULT_RULES
-    """What may be assumed of it, and which refusals are lifted."""
 
     @property
     def is_remote(self) -> bool:
-        """True if reading it waits for a network."""
         return "://" in self.location
 
     def read(self, tries: int) -> DensityGrid:
-        """The density."""
         if self.location.startswith("embedded:"):
             return read_density(lambda: load_demo(self.location.removeprefix("embedded:")), self.location)
         return with_retries(lambda: open_density(self.location, self.material_id, self.rules), self.location, tries)

@@ -61,22 +61,18 @@ class SurveyUnit:
 
     @property
     def record(self) -> str:
-        """Name of the object that says what was found."""
         return f"{SURVEY_PREFIX}{self.index:06d}.json"
 
     @property
     def structures(self) -> str:
-        """Name of the object with the structures of the materials that were found good."""
         return f"{SURVEY_PREFIX}{self.index:06d}.structures.npz"
 
     @property
     def histogram(self) -> str:
-        """Name of the object with the voxels counted."""
         return f"{SURVEY_PREFIX}{self.index:06d}.npz"
 
     @property
     def promolecule(self) -> str:
-        """Name of the object with the sums that a promolecule is fitted from."""
         return f"{SURVEY_PREFIX}{self.index:06d}.promolecule.npz"
 
     def parts(self, job: ShardJob) -> list[str]:
@@ -123,7 +119,6 @@ class UnitSurvey:
 
     materials: tuple[Surveyed, ...]
     skipped: tuple[tuple[str, str], ...]
-    """Material and reason."""
 
     def to_bytes(self) -> bytes:
         """JSON with its checksum, the same for the same findings."""
@@ -217,11 +212,8 @@ class Findings:
 
     survey: UnitSurvey
     structures: Structures
-    """Of `survey.materials`."""
     histogram: DensityHistogram | None = None
-    """None: no codec is fitted."""
     promolecule: PromoleculeFit | None = None
-    """None: none is fitted."""
 
 
 def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:

@@ -34,7 +34,6 @@ class ZephyrRunner:
     workers: int | None = None
     """Most workers at a time; None for as many as there are units and the cluster allows."""
     memory: str = WORKER_MEMORY
-    """Of a worker, such as `2g`."""
 
     def run[Unit](self, function: Callable[[Unit], int], units: Sequence[Unit], on_done: Callable[[int], None]) -> None:
         """See `driver.Runner`. Zephyr reports a pipeline's results together, so the bar moves at its end;

@@ -21,8 +21,7 @@ from tomat.data.codec.files import load_codec, write_codec
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.codec.report import codec_figures, draw_codec
-from tomat.data.dataset.contents import Material
-from tomat.data.dataset.survey import _answers
+from tomat.data.dataset.survey import Material, _answers
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.espresso import ReciprocalList, read_charge_density, write_charge_density
 from tomat.data.density.geometry import BOHR_A

@@ -32,8 +32,7 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.radial import RadialBasis
 from tomat.data.tokens.clipping import ClippedMaterial
 from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
-from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, plan_rows
-from tomat.data.tokens.manifest_text import parse_manifest
+from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_manifest, plan_rows
 from tomat.data.tokens.patch import encode_rows
 from tomat.data.tokens.pipeline.config import load_retokenize_config
 from tomat.data.tokens.pipeline.driver import request_content, write_shards

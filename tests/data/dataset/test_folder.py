@@ -13,9 +13,9 @@ from tomat.base.errors import TomatError
 from tomat.base.records import typed
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.dataset import fit, folder, survey
-from tomat.data.dataset.contents import Material
 from tomat.data.dataset.fit import choose_codec
 from tomat.data.dataset.folder import FolderRequest, held_out_by_record, prepare_folder
+from tomat.data.dataset.survey import Material
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.outputs import write_density
 from tomat.data.tokens.shards import open_shards

@@ -5,10 +5,10 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
+from tomat.data.density.geometry import void_radius_a
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit, radial_sums
 from tomat.data.density.radial import RadialBasis
-from tomat.data.density.voids import void_radius_a
 
 BASIS = RadialBasis(6, 3.0, 0.5)
 LATTICE = np.array([[3.4, 0.2, 0.0], [1.2, 3.1, 0.3], [-0.4, 0.9, 3.8]])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tomat.data.density.elements import SYMBOLS, fewest_valence_electrons
-from tomat.data.density.valence_table import KNOWN_VALENCES, readings
+from tomat.data.density.valence_table import KNOWN_VALENCES, readings, settled_valences
 
 LEFT_OUT = {("Si", 10.0), ("C", 6.0), ("O", 8.0), ("Ne", 10.0)}
 """Silicon with 10 is what its cores hold; the others are potentials without a core."""
@@ -58,3 +58,26 @@ def test_what_a_count_can_mean():
 def test_many_elements_of_many_atoms_take_no_time():
     found = readings(np.repeat(np.arange(19, 35), 7))
     assert len({each.electrons for each in found}) < 3000
+
+
+NACL, CAF2, MG, LIF = {11: 1, 17: 1}, {20: 1, 9: 2}, {12: 2}, {3: 1, 9: 1}
+
+
+@pytest.mark.parametrize(
+    ("densities", "known", "expected"),
+    [
+        ([(NACL, 8.0)], {}, {}),
+        ([(NACL, 8.001), ({11: 2}, 2.0)], {}, {11: 1, 17: 7}),
+        # 16 electrons of CaF2 are shared by no whole numbers in the smallest solution; what is settled beside it stays.
+        ([(CAF2, 16.0), (NACL, 8.0), (MG, 4.0)], {}, {12: 2}),
+        ([(NACL, 8.0)], {11: 1.0}, {17: 7}),
+        ([(NACL, 8.0)], {11: 1.0, 17: 7.0}, {}),
+        ([(NACL, 8.0), (LIF, 8.0)], {11: 7.0}, {17: 1}),
+        # Two sets of pseudopotentials.
+        ([(NACL, 8.0), (NACL, 14.0), (MG, 4.0)], {}, {}),
+        ([(MG, 4.6)], {}, {}),
+        ([], {}, {}),
+    ],
+)
+def test_what_counts_settle(densities, known, expected):
+    assert settled_valences([row for row, _ in densities], [n for _, n in densities], known) == expected

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.tokens.layouts import LAYOUTS
-from tomat.data.tokens.manifest import SkippedMaterial, anchors_seed, draw_anchors, plan_rows
-from tomat.data.tokens.manifest_text import parse_manifest
+from tomat.data.tokens.manifest import SkippedMaterial, anchors_seed, draw_anchors, parse_manifest, plan_rows
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
-from tomat.data.tokens.manifest_text import parse_manifest
+from tomat.data.tokens.manifest import parse_manifest
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.shuffle import ShuffledIndex
 from tomat.predict.inference.trained import load_trained

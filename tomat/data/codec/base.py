@@ -25,38 +25,37 @@ class DensityCodec(Protocol):
     """Turns densities into ids 0 to n_density_tokens - 1, and ids into densities."""
 
     @property
-    def n_density_tokens(self) -> int:
-        """Number of ids."""
+    def n_density_tokens(self) -> int: ...
 
     @property
-    def tokens_per_voxel(self) -> int:
-        """Ids a voxel: 1 or 2."""
+    def tokens_per_voxel(self) -> int: ...
 
     @property
-    def unit(self) -> str:
-        """Unit of the densities, one of `UNITS`."""
+    def unit(self) -> str: ...
 
     @property
     def fitted_range(self) -> tuple[float, float]:
         """Smallest density above zero, and largest, that ids stand for, in `unit`. What lies outside, zero apart, takes
         the first or the last id; a smallest of 0 says that it is not known."""
+        ...
 
     @property
     def sha256(self) -> str:
         """Hash of all that decides which id a density gets and which density an id gets."""
+        ...
 
     def encode(self, rho: np.ndarray) -> np.ndarray:
         """float32 [...] to uint16 [...] for one token a voxel, [..., tokens_per_voxel] for more."""
+        ...
 
     def decode(self, ids: np.ndarray, decoder: Decoder = "median") -> np.ndarray:
         """The ids of `encode` to float32 [...]."""
+        ...
 
-    def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` needs, JSON-ready."""
+    def to_dict(self) -> dict[str, Any]: ...
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """The codec that `to_dict` described."""
+    def from_dict(cls, content: Mapping[str, Any]) -> Self: ...
 
 
 def check_unit(unit: str, source: str) -> None:

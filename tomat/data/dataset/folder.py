@@ -20,10 +20,9 @@ from tomat.base.reporting import console, counted, write_text, writing
 from tomat.base.retries import with_retries
 from tomat.base.storage import Store
 from tomat.data.codec.lloyd_max import Objective
-from tomat.data.dataset.contents import Material, file_sha256
 from tomat.data.dataset.fit import fit_codec_and_promolecule
 from tomat.data.dataset.split import held_out_compositions
-from tomat.data.dataset.survey import SURVEY_FILE, Survey, files_of_contents, hash_files, survey
+from tomat.data.dataset.survey import SURVEY_FILE, Material, Survey, file_sha256, files_of_contents, hash_files, survey
 from tomat.data.dataset.valences import Potcars, choose_valences, potcars_beside
 from tomat.data.density.find import DensityFile, find_densities
 from tomat.data.density.grid import DensityGrid

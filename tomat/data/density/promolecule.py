@@ -23,11 +23,10 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import SYMBOLS, atomic_number, symbol_of
-from tomat.data.density.geometry import reduced_basis, shortest_distances_a
+from tomat.data.density.geometry import reduced_basis, shortest_distances_a, void_radius_a
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.radial import RadialBasis
-from tomat.data.density.valences import settled_valences
-from tomat.data.density.voids import void_radius_a
+from tomat.data.density.valence_table import settled_valences
 
 FIT_VOXELS = 8192
 """Voxels of each density that are fitted, spread evenly over its grid. Each has some hundred atoms around it."""

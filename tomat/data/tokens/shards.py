@@ -28,8 +28,7 @@ from tomat.base.storage import (
 from tomat.data.codec.base import DensityCodec
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.manifest import MaterialRows, ShardManifest
-from tomat.data.tokens.manifest_text import parse_manifest
+from tomat.data.tokens.manifest import MaterialRows, ShardManifest, parse_manifest
 from tomat.data.tokens.structures import PreambleStructures, Structures
 from tomat.data.tokens.vocabulary import BOS
 from tomat.data.tokens.writer import rows_checksum, stored_codec, stored_promolecule

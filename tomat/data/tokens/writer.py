@@ -34,8 +34,7 @@ from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text, codec_text
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
-from tomat.data.tokens.manifest import ShardManifest
-from tomat.data.tokens.manifest_text import parse_manifest
+from tomat.data.tokens.manifest import ShardManifest, parse_manifest
 from tomat.data.tokens.patch import encode_rows
 from tomat.data.tokens.structures import Structures
 

@@ -14,9 +14,8 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import console
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import symbol_of
-from tomat.data.density.geometry import check_cell, shortest_distances_a
+from tomat.data.density.geometry import check_cell, nearest_atom_a, shortest_distances_a, void_radius_a
 from tomat.data.density.promolecule import Promolecule
-from tomat.data.density.voids import nearest_atom_a, void_radius_a
 
 ACCEPTABLE = {
     "distances": "atoms however near or far",

@@ -35,8 +35,7 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.kinds import is_partial
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.clipping import ClippedMaterial, clipped_of
-from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial
-from tomat.data.tokens.manifest_text import parse_manifest
+from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_manifest
 from tomat.data.tokens.patch import check_grid_encodable
 from tomat.data.tokens.pipeline.job import ElectronRules, ShardJob
 from tomat.data.tokens.pipeline.sources import Material

@@ -1,7 +1,7 @@
-"""Every file of a shard set, of its making and of what it is imported from, damaged.
+"""Every file of a shard set and of its making, damaged.
 
 Files with a checksum give what was written or one TomatError: a difference is never silent. Files without one (a YAML
-configuration, Parquet rows, manifests and codecs of before they had checksums) give something whole or one TomatError.
+configuration, manifests and codecs of before they had checksums) give something whole or one TomatError.
 None raises anything else, takes long, or far more memory than its file.
 """
 
@@ -15,14 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
-from import_first_generation import import_first_generation
 
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
-from tomat.base.errors import TomatError
 from tomat.data.codec.files import codec_from_text, codec_text
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
@@ -33,13 +29,11 @@ from tomat.data.density.radial import RadialBasis
 from tomat.data.tokens.clipping import ClippedMaterial
 from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_manifest, plan_rows
-from tomat.data.tokens.patch import encode_rows
 from tomat.data.tokens.pipeline.config import load_retokenize_config
 from tomat.data.tokens.pipeline.driver import request_content, write_shards
 from tomat.data.tokens.pipeline.sources import Material
 from tomat.data.tokens.pipeline.stages import Surveyed, SurveyUnit, UnitSurvey
 from tomat.data.tokens.shards import open_shards
-from tomat.data.tokens.vocabulary import Vocabulary
 from tomat.data.tokens.writer import checksum_of_record, record_content
 
 damage = sys.modules["fuzz_damage"]
@@ -269,66 +263,3 @@ def test_objects_of_a_set(tried, shard_set, tmp_path, name):
         damaged_bytes(content) | damaged_json(content.decode()) if name.endswith("json") else damaged_bytes(content)
     )
     check(tried, f"set, {name}", content, parse, inputs, 70, lambda found: np.array_equal(found, rows))
-
-
-def test_parquet_import(tried, tmp_path):
-    """Rows of the first generation have no checksum; what is imported must be a whole set, or nothing complete."""
-    layout, codec = SequenceLayout("first-v2", "v2", 4, 260, 2), TwoTokenCodec()
-    sequences, names = [], []
-    for seed, name in enumerate(("mp-3", "mp-1")):
-        grid = density(seed, name)
-        for row in encode_rows(grid, np.zeros((2, 3), dtype=int) + [[0, 0, 0], [1, 2, 3]], layout, codec):
-            sequences.append(row[row != 0].tolist())
-            names.append(name)
-    table = pa.table({"task_id": names, "input_ids": pa.array(sequences, pa.list_(pa.int32()))})
-    old = tmp_path / "old"
-    old.mkdir()
-    pq.write_table(table, old / "rows.parquet", compression="NONE")
-    meta = {
-        "split": "train",
-        "patch_size": 4,
-        "patches_per_material": 2,
-        "seed": 0,
-        "density_codec_name": "two_token_9_12",
-        "vocab": {
-            "total_size": Vocabulary(codec.n_density_tokens).size,
-            "density_codec": {"log_min": codec.log10_low, "log_max": codec.log10_high},
-        },
-    }
-    (old / "meta.json").write_text(json.dumps(meta))
-    whole = {path.name: path.read_bytes() for path in old.iterdir()}
-
-    def parse(damaged: tuple[str, bytes]) -> Any:
-        for name, content in (whole | dict([damaged])).items():
-            (old / name).write_bytes(content)
-        shutil.rmtree(tmp_path / "new", ignore_errors=True)
-        import_first_generation(old, tmp_path / "new", layout)
-        return open_shards(tmp_path / "new")
-
-    def sound(shards: Any) -> bool:
-        for block in range(shards.n_blocks):
-            shards.read_block(block, verify=True).result()
-        size = Vocabulary(codec.n_density_tokens).size
-        return all(row.max() < size for row in shards.read_rows(0, shards.rows))
-
-    parts = {"rows.parquet": damaged_bytes(whole["rows.parquet"]), "meta.json": damaged_json(json.dumps(meta))}
-    for name, inputs in parts.items():
-        pairs = st.tuples(st.just(name), inputs)
-        check(tried, f"Parquet import, {name}", (name, whole[name]), parse, pairs, 80, sound)
-    odd = (
-        {"task_id": [1, 2]},
-        {"task_id": [None, "mp-1"]},
-        {"task_id": ["mp-1", "../x"]},
-        {"input_ids": [1, 2]},
-        {"input_ids": [None, [1, 2]]},
-        {"input_ids": [[1, None], [1, 2]]},
-        {"input_ids": [[1.5], [2.5]]},
-        {"input_ids": [["a"], ["b"]]},
-        {"input_ids": [[], []]},
-        {"input_ids": [[-1, 2], [2**40]]},
-    )
-    for change in odd:
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({"task_id": ["mp-1", "mp-2"], "input_ids": [[1, 2], [1, 2]]} | change), sink)
-        with pytest.raises(TomatError):
-            parse(("rows.parquet", sink.getvalue().to_pybytes()))

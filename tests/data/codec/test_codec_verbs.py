@@ -90,10 +90,10 @@ def test_fit_of_too_few_densities_is_refused(tmp_path, densities):
 
 
 def test_fit_of_the_embedded_densities(tmp_path):
-    assert run("codec", "fit", "--demo", "--bins", 1024, "--output", tmp_path / "codec.json") == 0
+    assert run("codec", "fit", "--demo", "--bins", 256, "--output", tmp_path / "codec.json") == 0
     floors = load_codec(tmp_path / "codec.json").fit["nmae_floor"]
-    # 1,024 bins over the 3 decades that matter: below 1 %, and the absolute fit is the better one.
-    assert floors["absolute"]["median"] < floors["squared"]["median"] < 0.01
+    # 256 bins over the 3 decades that matter: below 4 %, and the absolute fit is the better one.
+    assert floors["absolute"]["median"] < floors["squared"]["median"] < 0.04
 
 
 def test_show(tmp_path, capsys):

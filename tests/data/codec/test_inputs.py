@@ -1,10 +1,7 @@
-import gzip
-
 import numpy as np
 import pytest
 from chgcar_files import write_chgcar
 
-from tomat.base.errors import TomatError
 from tomat.data.codec.inputs import demo_inputs, path_inputs
 from tomat.data.density.demo.embedded import demo_materials
 from tomat.data.density.grid import DensityGrid
@@ -28,22 +25,6 @@ def test_folder_of_all_kinds(tmp_path, grid):
     for name in inputs.material_ids:
         read = inputs.get_grid(name)
         np.testing.assert_allclose(read.rho, grid.rho, rtol=1e-5)
-
-
-def test_nothing_is_refused(tmp_path):
-    with pytest.raises(TomatError, match="There is no file or folder"):
-        path_inputs([str(tmp_path / "missing")])
-    (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(TomatError, match="holds no density"):
-        path_inputs([str(tmp_path)])
-
-
-def test_unreadable_file_is_refused_when_read(tmp_path):
-    with gzip.open(tmp_path / "mp-1.json.gz", "wt") as file:
-        file.write("{}")
-    inputs = path_inputs([str(tmp_path / "mp-1.json.gz")])
-    with pytest.raises(TomatError):
-        inputs.get_grid("mp-1")
 
 
 def test_embedded_densities():

@@ -13,7 +13,7 @@ from tomat.data.codec.files import load_codec, write_codec
 from tomat.data.codec.histogram import SHIFT, DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
 
-RHO = np.random.default_rng(0).lognormal(-2, 1.8, 300_000).astype(np.float32)
+RHO = np.random.default_rng(0).lognormal(-2, 1.8, 100_000).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def histogram():
 
 @pytest.fixture(scope="module")
 def codec(histogram):
-    return fit_lloyd_max(histogram, n_bins=512)
+    return fit_lloyd_max(histogram, n_bins=256)
 
 
 def nmae(codec, decoder):
@@ -94,7 +94,7 @@ def test_tables_are_medians_and_means_of_the_bins(histogram, objective):
 
 @pytest.mark.parametrize("objective", ["absolute", "squared"])
 def test_floor_is_the_error_of_the_round_trip(histogram, objective):
-    codec = fit_lloyd_max(histogram, 512, objective)
+    codec = fit_lloyd_max(histogram, 256, objective)
     floors = codec.fit["nmae_floor"][objective]
     assert nmae(codec, "median") == pytest.approx(floors["median"], rel=2e-3)
     assert nmae(codec, "mean") == pytest.approx(floors["mean"], rel=2e-3)
@@ -134,14 +134,9 @@ def test_number_of_bins_out_of_range_is_refused(histogram, n_bins):
         fit_lloyd_max(histogram, n_bins)
 
 
-def test_values_above_the_fit_take_the_last_bin(codec):
-    rho = np.array([1.0, codec.fitted_max, 2 * codec.fitted_max], np.float32)
-    assert codec.encode(rho)[1] == codec.encode(rho)[2] == codec.n_bins - 1
-
-
 def test_decode_refuses_what_is_no_bin(codec):
-    for ids in ([512], [-1]):
-        with pytest.raises(TomatError, match="0 to 511"):
+    for ids in ([256], [-1]):
+        with pytest.raises(TomatError, match="0 to 255"):
             codec.decode(np.array(ids))
     with pytest.raises(TomatError, match="decoder 'mode'"):
         codec.decode(np.array([1]), "mode")

@@ -36,13 +36,6 @@ def test_ends_of_the_range():
     assert ids.dtype == np.uint16 and codec.n_density_tokens == 4608
 
 
-def test_magnitude_grows_with_the_coarse_id():
-    codec = TwoTokenCodec()
-    decades = codec.encode(10.0 ** np.arange(-4, 5))[:, 0].astype(int)
-    # 512 bins for 9.1 decades: 56.3 a decade.
-    assert set(np.diff(decades)) <= {56, 57}
-
-
 @pytest.mark.parametrize("value", [-1e-3, np.nan, np.inf])
 def test_no_density_is_refused(value):
     with pytest.raises(TomatError, match="negative or not finite"):

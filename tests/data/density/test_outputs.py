@@ -292,13 +292,13 @@ from tomat.data.density.chgcar import read_chgcar
 grid = read_chgcar(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
-for _ in range(15):
+for _ in range(8):
     write_density(grid, Path(sys.argv[2]), sys.argv[3])
 """
 
 
-@pytest.mark.parametrize("form", ["zarr", "cube"])
-def test_several_at_once_write_whole_files_and_leave_nothing(tmp_path, grid, form):
+def test_several_at_once_write_whole_files_and_leave_nothing(tmp_path, grid):
+    form = "zarr"
     source, place = tmp_path / "CHGCAR", tmp_path / "out" / f"NaF.{form}"
     write_density(grid, source, "chgcar")
     words = [sys.executable, "-c", WRITER, str(source), str(place), form]

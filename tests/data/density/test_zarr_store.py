@@ -183,7 +183,7 @@ def test_what_was_changed_behind_the_checksum_is_refused(tmp_path, grid, change)
 
 
 @pytest.mark.parametrize("name", ["zarr.json", f"{TOTAL}/zarr.json"])
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000])
 def test_metadata_that_is_none(tmp_path, grid, name, content):
     path = tmp_path / "a.zarr"
     write_zarr(grid, path)

@@ -14,7 +14,6 @@ from retokenized import files
 from tomat.app.cli import main
 from tomat.base import retries
 from tomat.base.errors import TomatError
-from tomat.base.retries import UnreachableError
 from tomat.data.codec.files import write_codec
 from tomat.data.density import io
 from tomat.data.tokens.pipeline.driver import retokenize
@@ -88,17 +87,6 @@ def objects(tmp_path):
 BAD_OBJECTS = ("mp-2", "mp-3", "mp-4")
 
 
-def test_broken_objects_are_skipped_by_name(tmp_path, objects, retokenize_config):
-    settings = {"input": str(objects), "source": "materials_project", "filelist": None, "split_file": None}
-    settings |= {"bins": 20, "max_skipped": 3, "electron_tolerance": 0.2}
-    manifest = retokenize(retokenize_config(tmp_path / "set", **settings), PoolRunner(1)).manifest
-    assert [each.material_id for each in manifest.materials] == ["mp-1"]
-    reasons = {each.material_id: each.reason for each in manifest.skipped}
-    assert set(reasons) == set(BAD_OBJECTS)
-    for name, reason in reasons.items():
-        assert f"{name}.json.gz" in reason
-
-
 def test_tokenize_and_codec_fit_name_the_file(tmp_path, objects, capsys):
     codec = tmp_path / "codec.json"
     assert main(["codec", "fit", "--input", str(objects), "--bins", "20", "--output", str(codec)]) == 0
@@ -139,9 +127,6 @@ def no_waits(monkeypatch):
     "error",
     [
         KeyError("Xx"),
-        RecursionError("too deep"),
-        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
-        PermissionError(errno.EACCES, "Permission denied"),
         OSError(errno.EIO, "Input/output error"),
     ],
     ids=lambda error: type(error).__name__,
@@ -191,46 +176,29 @@ def test_an_outage_ends_tokenize_and_codec_fit(tmp_path, tree, codec, monkeypatc
     assert not open_shards(tmp_path / "set").manifest.skipped
 
 
-def test_ctrl_c_stops(tmp_path, retokenize_config, monkeypatch):
-    monkeypatch.setattr(io, "_reader", Reader(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        retokenize(retokenize_config(tmp_path / "set", **ALLOWED), PoolRunner(1))
-
-
-def test_fault_of_a_mounted_disk_that_passes_is_waited_out(tmp_path, retokenize_config, monkeypatch, no_waits):
-    retokenize(retokenize_config(tmp_path / "calm"), PoolRunner(1))
+def test_fault_of_a_mounted_disk_that_passes_is_waited_out(
+    tmp_path, retokenize_config, kept_set, monkeypatch, no_waits
+):
     # Of the same class as a wrapped one: readers raise a TomatError from what they met.
     wrapped = TomatError("cannot read")
     wrapped.__cause__ = OSError(errno.ESTALE, "Stale file handle")
     monkeypatch.setattr(io, "_reader", Reader(wrapped, times=3))
     retokenize(retokenize_config(tmp_path / "rough"), PoolRunner(1))
-    assert files(tmp_path / "rough") == files(tmp_path / "calm") and len(no_waits) == 3
+    assert files(tmp_path / "rough") == files(kept_set) and len(no_waits) == 3
 
 
-def test_fault_of_a_mounted_disk_that_lasts_ends_the_run(tmp_path, retokenize_config, monkeypatch, no_waits):
-    monkeypatch.setattr(io, "_reader", Reader(OSError(errno.ESTALE, "Stale file handle")))
-    with pytest.raises(UnreachableError, match="mp-1.zarr cannot be reached after 3 tries: .*Stale file handle"):
-        retokenize(retokenize_config(tmp_path / "set", storage_tries=3, **ALLOWED), PoolRunner(1))
-
-
-def test_material_that_breaks_after_the_survey_is_named(tmp_path, tree, retokenize_config):
+def test_material_that_breaks_after_the_survey_is_named(tmp_path, tree, kept_tree, kept_set, retokenize_config):
     """Its rows are laid out by then, so it can no longer be skipped."""
-    config = retokenize_config(tmp_path / "set", **ALLOWED)
-    retokenize(config, PoolRunner(1))
-    whole = files(tmp_path / "set")
-    shutil.copytree(tree, tmp_path / "kept")
 
     class BreakAfterSurvey(PoolRunner):
         def run(self, function, units, on_done):
             super().run(function, units, on_done)
             (tree / "label" / "mp-2.zarr" / "zarr.json").write_bytes(b"")
 
-    again = retokenize_config(tmp_path / "again", **ALLOWED)
-    with pytest.raises(
-        TomatError, match="Material mp-2 could be read when the rows were laid out, .*mp-2.zarr.*Restore"
-    ):
-        retokenize(again, BreakAfterSurvey(1))
-    shutil.rmtree(tree / "label")
-    shutil.copytree(tmp_path / "kept" / "label", tree / "label")
-    retokenize(again, PoolRunner(1))
-    assert files(tmp_path / "again") == whole
+    config = retokenize_config(tmp_path / "set")
+    words = "Material mp-2 could be read when the rows were laid out, .*mp-2.zarr.*Restore"
+    with pytest.raises(TomatError, match=words):
+        retokenize(config, BreakAfterSurvey(1))
+    shutil.copytree(kept_tree, tree, dirs_exist_ok=True)
+    retokenize(config, PoolRunner(1))
+    assert files(tmp_path / "set") == files(kept_set)

@@ -13,7 +13,7 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.zarr_store import read_zarr, write_zarr
-from tomat.data.tokens.clipping import ClippedMaterial, clipped_lines, clipped_of, count_clipped
+from tomat.data.tokens.clipping import clipped_of, count_clipped
 from tomat.data.tokens.pipeline.driver import retokenize
 from tomat.data.tokens.pipeline.pool import PoolRunner
 from tomat.data.tokens.shards import open_shards
@@ -62,25 +62,6 @@ def test_share_decides(make_grid, narrow):
         clipped_of(grid, narrow, "a", share * 0.99)
 
 
-def test_codec_that_does_not_know_its_smallest_density_counts_none_below(narrow):
-    """As codecs that were fitted before it was recorded."""
-    content = narrow.to_dict()
-    del content["fitted_min"]
-    old = type(narrow).from_dict(content)
-    assert old.sha256 == narrow.sha256
-    assert count_clipped(np.array([0.01, 3.0], np.float32), old, "a").below_voxels == 0
-
-
-def test_lines_name_the_worst_materials():
-    clipped = [ClippedMaterial(f"mp-{k}", k, 2 * k, k / 1000) for k in range(1, 8)]
-    lines = clipped_lines(clipped, 0.01)
-    assert "28 below it, 56 above it, in 7 materials; at most 0.7 %" in lines[0] and "above 1 % a material" in lines[0]
-    assert lines[1].startswith("outside the codec mp-7: 7 voxels below it, 14 above it, 0.7 %")
-    assert len(lines) == 7 and lines[-1].startswith("and 2 more materials")
-    assert clipped_lines([], 0.01) == ["voxels outside the codec: none"]
-    assert "not counted" in clipped_lines(None, None)[0]
-
-
 def scaled(tree, name, peak):
     """The material with a few voxels made denser, and as many electrons as before."""
     place = tree / "label" / f"{name}.zarr"
@@ -93,9 +74,8 @@ def scaled(tree, name, peak):
     return rho
 
 
-def test_retokenize_counts_says_and_skips(tmp_path, tree, retokenize_config, capsys):
-    retokenize(retokenize_config(tmp_path / "train"), PoolRunner(1))
-    trained = open_shards(tmp_path / "train")
+def test_retokenize_counts_says_and_skips(tmp_path, tree, kept_set, capsys):
+    trained = open_shards(kept_set)
     # A codec fitted to these very densities has none outside, which is known without looking.
     assert trained.manifest.clipped == () and trained.manifest.max_clipped_share == 0.001
     codec = trained.codec
@@ -103,7 +83,7 @@ def test_retokenize_counts_says_and_skips(tmp_path, tree, retokenize_config, cap
     rho = scaled(tree, "mp-1", 1.05 * top)
     scaled(tree, "mp-2", 5 * top)
     words = ["retokenize", "--input", tree, "--output", tmp_path / "set", "--layout", "v3-p7", "--workers", "1"]
-    words += ["--codec", tmp_path / "train" / "codec.json", "--patches_per_material", "20"]
+    words += ["--codec", kept_set / "codec.json", "--patches_per_material", "20"]
     words += ["--filelist", "mp_filelist.txt", "--split_file", "split_limit_22M.json", "--json", tmp_path / "f.json"]
     assert main([*map(str, words), "--max_skipped", "0"]) == 2
     error = capsys.readouterr().err

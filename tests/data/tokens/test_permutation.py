@@ -117,26 +117,6 @@ def test_steps_between_neighbours_have_no_favourite_residue(n: int, modulus: int
     assert_plausible(float(stats.chisquare(counts, counts.sum() * pairs / pairs.sum()).pvalue))
 
 
-@pytest.mark.parametrize("n", [TABLE_SIZE, TABLE_SIZE + 1, 5000])
-def test_cycle_structure_is_that_of_a_random_permutation(n: int) -> None:
-    """The number of fixed points of a random permutation is Poisson with mean 1; 600 keys."""
-    indices = np.arange(n)
-    fixed = [int(np.sum(KeyedPermutation(n, derive_key(key, "fix"))(indices) == indices)) for key in range(600)]
-    observed = np.bincount(np.minimum(fixed, 4), minlength=5)
-    probabilities = stats.poisson.pmf(np.arange(4), 1.0)
-    expected = 600 * np.append(probabilities, 1 - probabilities.sum())
-    assert_plausible(float(stats.chisquare(observed, expected).pvalue))
-
-
-def test_one_bit_of_the_key_changes_the_whole_permutation() -> None:
-    n, key = 65_536, derive_key(3)
-    images = KeyedPermutation(n, key)(np.arange(n))
-    for bit in (0, 63, 64, 127):
-        agreeing = int(np.sum(KeyedPermutation(n, key ^ (1 << bit))(np.arange(n)) == images))
-        # Agreements of two independent permutations are Poisson with mean 1.
-        assert stats.poisson.sf(agreeing - 1, 1.0) > ALPHA
-
-
 @pytest.mark.parametrize("n", [10, 100_000])
 def test_indices_outside_the_domain_are_refused(n: int) -> None:
     permutation = KeyedPermutation(n, 1)

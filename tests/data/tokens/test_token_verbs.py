@@ -114,22 +114,6 @@ def test_defaults_in_the_help_are_those_of_the_settings():
         assert f"(default: {getattr(config, name)})" in SETTINGS[name]
 
 
-def test_one_is_one(tmp_path, densities, codec, capsys):
-    """One chunk, one row, one material: no plural in what is said of them."""
-    write_codec(codec, tmp_path / "codec.json")
-    arguments = ["--input", densities / "mp-0.zarr", "--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
-    run("tokenize", *arguments, "--patches_per_material", 1, "--output", tmp_path / "set")
-    run("shards", "info", tmp_path / "set")
-    run("shards", "verify", tmp_path / "set", "--input", densities, "--source", "rho_gga")
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "1 chunk (1 row) is whole" in printed and "1 row (343 voxels) agrees with the source" in printed
-    for plural in ("1 chunks", "1 rows", "1 materials"):
-        assert f" {plural}" not in printed
-    (tmp_path / "set" / "tokens.zarr" / "c" / "0" / "0").unlink()
-    with pytest.raises(TomatError, match="1 of 1 chunk is missing or damaged"):
-        run("shards", "verify", tmp_path / "set")
-
-
 def test_verify_finds_the_embedded_densities(tmp_path, codec, capsys):
     """Sets of `--demo` and of trainings on the embedded densities do not say where their densities lie."""
     write_codec(codec, tmp_path / "codec.json")
@@ -165,14 +149,6 @@ def test_flags_that_could_do_nothing_are_refused(tmp_path, shards, flags):
         run("tokens", "show", shards, *flags)
     assert main(["codec", "fit", "--demo", "--output", str(tmp_path / "out"), *flags]) == 2
     assert not (tmp_path / "out").exists()
-
-
-def test_elements_for_files_that_name_theirs_are_refused(tmp_path, shards, densities):
-    codec = ["--layout", "v3-p7", "--codec", tmp_path / "codec.json"]
-    for words in (["tokenize", "--input", densities, "--output", tmp_path / "out"], ["tokens", "show", "--input"]):
-        words = words if words[0] == "tokenize" else [*words, densities / "mp-0.zarr"]
-        with pytest.raises(TomatError, match="--species names Si, but none of the inputs is a CHGCAR"):
-            run(*words, *codec, "--species", "Si")
 
 
 @pytest.fixture

@@ -160,8 +160,7 @@ def write_unchecked(grid, place):
         ("unit", "electrons? count|average to"),
     ],
 )
-def test_bad_material_is_skipped_with_its_reason(tmp_path, tree, retokenize_config, whole, how, reason):
-    shutil.copytree(tree, tmp_path / "kept")
+def test_bad_material_is_skipped_with_its_reason(tmp_path, tree, kept_tree, kept_set, retokenize_config, how, reason):
     damage(tree, "mp-1", how)
     config = retokenize_config(tmp_path / "set")
     with pytest.raises(TomatError, match=f"1 of 5 materials would be skipped, more than the 0.*mp-1: .*({reason})"):
@@ -171,23 +170,21 @@ def test_bad_material_is_skipped_with_its_reason(tmp_path, tree, retokenize_conf
     assert [each.material_id for each in result.manifest.skipped] == ["mp-1"] and result.manifest.rows == 80
     # Repaired, the same command goes on, and looks again at the one that was bad.
     shutil.rmtree(tree / "label")
-    shutil.copytree(tmp_path / "kept" / "label", tree / "label")
+    shutil.copytree(kept_tree / "label", tree / "label")
     assert retokenize(config, PoolRunner(1)).surveyed == 1
-    assert files(tmp_path / "set") == whole
+    assert files(tmp_path / "set") == files(kept_set)
 
 
-def test_electron_count_is_compared_with_a_tolerance(tmp_path, tree, retokenize_config):
+def test_electron_count_is_compared_with_a_tolerance(tmp_path, tree, kept_tree, retokenize_config):
     def skipped(place, **settings):
         return retokenize(retokenize_config(tmp_path / place, **settings), PoolRunner(1)).manifest.skipped
 
     with pytest.raises(TomatError, match="8.0000 electrons, expected 10: off by 20.00 %"):
         skipped("valences", valences={"Si": 5})
-    kept = (tree / "label" / "mp-1.zarr").rename(tmp_path / "mp-1.zarr")
-    shutil.copytree(kept, tree / "label" / "mp-1.zarr")
     damage(tree, "mp-1", "rounding")
     assert not skipped("rounding")
     shutil.rmtree(tree / "label" / "mp-1.zarr")
-    kept.rename(tree / "label" / "mp-1.zarr")
+    shutil.copytree(kept_tree / "label" / "mp-1.zarr", tree / "label" / "mp-1.zarr")
     damage(tree, "mp-1", "electrons")
     with pytest.raises(TomatError, match="mp-1.zarr: .*8.0480 electrons, 0.048 off.*--accept fractional_electrons"):
         skipped("electrons")

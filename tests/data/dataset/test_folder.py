@@ -243,7 +243,7 @@ def test_the_fewest_bins_below_the_floor_are_taken(capsys):
     histogram = DensityHistogram()
     histogram.add(np.random.default_rng(0).lognormal(size=50_000).astype(np.float32))
     floors = {}
-    for floor in (0.05, 0.02, 0.002):
+    for floor in (0.05, 0.02, 0.01):
         codec = choose_codec(histogram, 4096, "absolute", floor)
         n = codec.n_density_tokens
         floors[n] = codec.fit["nmae_floor"]["absolute"]["median"]

@@ -106,14 +106,14 @@ def test_set_of_before_there_were_checksums_goes_on_and_is_said_to_be_one(tmp_pa
         assert json.loads((tmp_path / "figures.json").read_text())["manifest_has_checksum"] is False
 
 
-def test_verify_with_a_damaged_request_is_one_line(tmp_path, whole, capsys):
+def test_verify_with_a_damaged_request_is_one_line(tmp_path, tree, whole, capsys):
     for content in (b"", b"[]", b'{"source": {"colour": "red"}}', b'{"source": {"input": 3}}', b"\xff"):
         (tmp_path / "whole" / "request.json").write_bytes(content)
         assert main(["shards", "verify", str(tmp_path / "whole")]) == 2
         error = capsys.readouterr().err
         assert "request.json" in error and "--input and --source" in error and "Traceback" not in error
     # With both given, there is nothing to read in it.
-    words = ["--input", str(tmp_path / "rho_gga"), "--source", "rho_gga"]
+    words = ["--input", str(tree), "--source", "rho_gga"]
     assert main(["shards", "verify", str(tmp_path / "whole"), *words]) == 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tomat.data.tokens.permutation import TABLE_SIZE, KeyedPermutation, derive_key
+from tomat.data.tokens.shuffle import TABLE_SIZE, KeyedPermutation, derive_key
 
 ALPHA = 1e-4
 KEYS = st.integers(min_value=0, max_value=2**128 - 1)

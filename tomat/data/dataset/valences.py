@@ -13,7 +13,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, first_line
 from tomat.data.dataset.survey import Material
-from tomat.data.density.electron_count import ELECTRON_TOLERANCE
+from tomat.data.density.checks import ELECTRON_TOLERANCE
 from tomat.data.density.elements import atomic_number, symbol_of
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.limits import COMPRESSION_ERRORS, structure_text

@@ -13,8 +13,17 @@ from tomat.data.density.checks import density_of
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.kinds import check_kind
-from tomat.data.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape, open_text
-from tomat.data.density.number_block import LONGEST_LINE_BYTES, parsed, read_block, with_e, without_padding
+from tomat.data.density.limits import (
+    COMPRESSION_ERRORS,
+    LONGEST_LINE_BYTES,
+    BoundedText,
+    check_grid_shape,
+    open_text,
+    parsed,
+    read_block,
+    with_e,
+    without_padding,
+)
 from tomat.data.density.poscar import read_header, species_of
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
 

@@ -24,12 +24,14 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.kinds import check_kind
 from tomat.data.density.limits import (
     COMPRESSION_ERRORS,
+    LONGEST_LINE_BYTES,
     BoundedText,
     check_atom_count,
     check_grid_shape,
+    finite_numbers,
     open_text,
+    read_block,
 )
-from tomat.data.density.number_block import LONGEST_LINE_BYTES, finite_numbers, read_block
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
 
 Location = str | os.PathLike[str]

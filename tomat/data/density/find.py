@@ -111,6 +111,11 @@ def asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) -> 
     return with_retries(answer, place, tries)
 
 
+def text_at(place: str, tries: int = STORAGE_TRIES) -> str:
+    """The text at a path or URL."""
+    return asked(place, tries, lambda files, path: files.cat_file(path).decode())
+
+
 def _below(given: str, tries: int, not_total: bool) -> tuple[list[str], dict[str, str]]:
     """The densities at one path, and what else lies there with the reason."""
     path = given.rstrip("/") or given

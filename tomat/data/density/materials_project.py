@@ -13,11 +13,11 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.data.density.checks import density_of
 from tomat.data.density.chgcar import Parts
+from tomat.data.density.crystal import structure_from_dict
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.kinds import check_kind
 from tomat.data.density.limits import COMPRESSION_ERRORS, check_grid_shape, decompressed
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
-from tomat.data.density.structures import structure_from_dict
 
 Location = str | os.PathLike[str]
 

@@ -15,8 +15,14 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS, atomic_number
-from tomat.data.density.limits import COMPRESSION_ERRORS, BoundedText, check_atom_count, open_text, structure_text
-from tomat.data.density.number_block import finite_numbers
+from tomat.data.density.limits import (
+    COMPRESSION_ERRORS,
+    BoundedText,
+    check_atom_count,
+    finite_numbers,
+    open_text,
+    structure_text,
+)
 from tomat.data.density.rules import ReadRules
 
 MOST_GROUPS = 400

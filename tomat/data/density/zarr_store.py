@@ -20,10 +20,10 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.data.density.checks import check_electrons, density_of
 from tomat.data.density.chgcar import Parts
+from tomat.data.density.crystal import structure_from_dict
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.kinds import check_kind
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
-from tomat.data.density.structures import structure_from_dict
 
 TOTAL = "charge_density_total"
 DIFFERENCE = "charge_density_diff"

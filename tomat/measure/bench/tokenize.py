@@ -23,9 +23,8 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import write_zarr
-from tomat.data.tokens.pipeline.config import RetokenizeConfig
+from tomat.data.tokens.pipeline.config import RetokenizeConfig, ShardJob
 from tomat.data.tokens.pipeline.driver import retokenize
-from tomat.data.tokens.pipeline.job import ShardJob
 from tomat.data.tokens.pipeline.pool import PoolRunner
 from tomat.data.tokens.pipeline.sources import find_materials
 from tomat.data.tokens.pipeline.stages import (

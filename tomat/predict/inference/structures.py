@@ -20,20 +20,19 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
 from tomat.data.density import poscar
-from tomat.data.density.crystal import Crystal
+from tomat.data.density.crystal import Crystal, structure_from_dict
 from tomat.data.density.elements import SYMBOLS, atomic_number, symbol_of
 from tomat.data.density.geometry import check_cell
 from tomat.data.density.limits import (
     COMPRESSION_ERRORS,
     MOST_ATOMS,
     check_atom_count,
+    finite_numbers,
     open_structure,
     open_text,
     structure_text,
 )
-from tomat.data.density.number_block import finite_numbers
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
-from tomat.data.density.structures import structure_from_dict
 from tomat.predict.inference.cif_text import bounded_cif
 
 if TYPE_CHECKING:

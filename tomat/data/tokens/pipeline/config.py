@@ -1,8 +1,8 @@
-"""The configuration of re-tokenizing: one frozen dataclass, from YAML and `--a.b value` overrides."""
+"""The configuration of re-tokenizing, from YAML and `--a.b value` overrides, and the shard set that it asks for."""
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,11 +11,17 @@ from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
 from tomat.base.reporting import counted
 from tomat.base.retries import STORAGE_TRIES
+from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.files import codec_from_text
+from tomat.data.codec.lloyd_max import Objective
+from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.elements import SYMBOLS
+from tomat.data.density.find import text_at
+from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, check_max_clipped_share
 from tomat.data.tokens.layouts import SequenceLayout, layout_named
-from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS
+from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, plan_rows
 
 
 @dataclass(frozen=True)
@@ -185,3 +191,75 @@ def _refuse_truth_values(values: Mapping[str, Any]) -> None:
         given |= {f"valences of {symbol}": electrons for symbol, electrons in valences.items()}
     if bad := next((key for key, value in given.items() if isinstance(value, bool)), None):
         raise TomatError(f"{bad} is {given[bad]}; expected a number.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardJob:
+    """A shard set to write, as every worker needs it."""
+
+    output: str
+    layout: SequenceLayout
+    codec: DensityCodec | None
+    """None: one is fitted to the densities."""
+    promolecule: Promolecule | None = None
+    """Given, and laid beside the rows."""
+    fits_promolecule: bool = False
+    bins: int = 0
+    objective: Objective = "absolute"
+    patches_per_material: int
+    seed: int
+    split: str = ""
+    block_rows: int = DEFAULT_BLOCK_ROWS
+    max_clipped_share: float = MAX_CLIPPED_SHARE
+    """A material that loses more of its electrons outside the codec is skipped."""
+    read_rules: Mapping[str, Sequence[str]] | None = None
+    """What is assumed of the densities; None: not recorded in the manifest."""
+    electron_tolerance: float | None = None
+    """Largest relative deviation of an electron count; None: whoever reads the densities has compared them."""
+    valences: Mapping[str, float] = field(default_factory=dict)
+    accept: tuple[str, ...] = ()
+    storage_tries: int = STORAGE_TRIES
+
+    @classmethod
+    def of(cls, config: RetokenizeConfig) -> "ShardJob":
+        """That of a configuration, with the codec and the promolecule that it names."""
+        codec = promolecule = None
+        if config.codec is not None:
+            codec = codec_from_text(text_at(config.codec, config.storage_tries), config.codec)
+        elif not config.fits_codec:
+            codec = TwoTokenCodec()
+        if config.promolecule is not None:
+            promolecule = Promolecule.from_text(text_at(config.promolecule, config.storage_tries), config.promolecule)
+        return cls(
+            output=config.output,
+            layout=config.sequence_layout,
+            codec=codec,
+            promolecule=promolecule,
+            fits_promolecule=config.fits_promolecule,
+            bins=config.bins,
+            objective=config.objective,
+            patches_per_material=config.patches_per_material,
+            seed=config.seed,
+            split=config.split,
+            block_rows=config.block_rows,
+            max_clipped_share=config.max_clipped_share,
+            electron_tolerance=config.electron_tolerance,
+            valences=config.valences,
+            accept=config.accept,
+            storage_tries=config.storage_tries,
+        )
+
+    def plan(self, materials: Iterable[tuple[str, Sequence[int]]], codec: DensityCodec, **found: Any) -> ShardManifest:
+        """The rows of materials, by name and grid shape; `found` as for `plan_rows`."""
+        return plan_rows(
+            materials,
+            layout=self.layout,
+            codec=codec,
+            patches_per_material=self.patches_per_material,
+            seed=self.seed,
+            split=self.split,
+            block_rows=self.block_rows,
+            max_clipped_share=self.max_clipped_share,
+            read_rules=self.read_rules,
+            **found,
+        )

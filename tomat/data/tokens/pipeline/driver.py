@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,13 +24,10 @@ from tomat.base.reporting import console, counted
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, Store
 from tomat.data.codec.base import DensityCodec
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.promolecule import Promolecule
-from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, check_max_clipped_share
-from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, SkippedMaterial, lined_json
+from tomat.data.tokens.clipping import check_max_clipped_share
+from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, lined_json
 from tomat.data.tokens.patch import check_codec
-from tomat.data.tokens.pipeline.config import RetokenizeConfig
-from tomat.data.tokens.pipeline.job import ShardJob
+from tomat.data.tokens.pipeline.config import RetokenizeConfig, ShardJob
 from tomat.data.tokens.pipeline.pool import PoolRunner
 from tomat.data.tokens.pipeline.sources import GivenMaterial, Material, find_materials
 from tomat.data.tokens.pipeline.stages import (
@@ -113,42 +110,20 @@ def write_shards(
     material_ids: Iterable[str],
     get_grid: Callable[[str], DensityGrid],
     *,
-    layout: SequenceLayout,
     codec: DensityCodec,
-    patches_per_material: int,
-    seed: int,
-    split: str = "",
-    block_rows: int = DEFAULT_BLOCK_ROWS,
-    max_clipped_share: float = MAX_CLIPPED_SHARE,
-    read_rules: Mapping[str, Sequence[str]] | None = None,
-    promolecule: Promolecule | None = None,
     surveyed: Findings | None = None,
+    **settings: Any,
 ) -> ShardManifest:
-    """Tokenize materials into a data set, in this process; goes on where it was stopped.
+    """Tokenize materials into a data set, in this process; goes on where it was stopped. Returns its manifest.
 
     Every density is read once before the first token is written, so that one that cannot be tokenized is skipped, with
-    the reason in the manifest, and the rows of the others are known; unless it is `surveyed` already. Returns the
-    manifest of the complete set.
-
-    Args:
-        place: folder or `gs://` URL of the data set.
-        max_clipped_share: a material that loses more of its electrons outside the codec is skipped.
+    the reason in the manifest, and the rows of the others are known; unless it is `surveyed` already. The `settings`
+    are those of `ShardJob`.
     """
-    check_max_clipped_share(max_clipped_share)
-    check_codec(layout, codec)
     store, runner = Store(place), PoolRunner(1)
-    job = ShardJob(
-        output=store.url,
-        layout=layout,
-        codec=codec,
-        promolecule=promolecule,
-        patches_per_material=patches_per_material,
-        seed=seed,
-        split=split,
-        block_rows=block_rows,
-        max_clipped_share=max_clipped_share,
-        read_rules=read_rules,
-    )
+    job = ShardJob(output=store.url, codec=codec, **settings)
+    check_max_clipped_share(job.max_clipped_share)
+    check_codec(job.layout, codec)
     # A chunk boundary inside a material must not read it twice.
     read = lru_cache(maxsize=2)(get_grid)
     materials = [GivenMaterial(name, f"material {name}", get_grid=read) for name in material_ids]
@@ -158,7 +133,7 @@ def write_shards(
         wanted = job.plan(
             [(material.material_id, (1, 1, 1)) for material in materials],
             codec,
-            promolecule_sha256=promolecule and promolecule.sha256,
+            promolecule_sha256=job.promolecule and job.promolecule.sha256,
         )
         check_same(store, plan, wanted.identity())
 

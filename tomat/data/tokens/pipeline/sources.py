@@ -13,7 +13,7 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.base.retries import with_retries
 from tomat.data.density.demo.embedded import demo_materials, load_demo
-from tomat.data.density.find import asked, densities_below, find_densities, material_name
+from tomat.data.density.find import asked, densities_below, find_densities, material_name, text_at
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import is_chgcar, open_density, read_density
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
@@ -93,13 +93,13 @@ def _listed(config: RetokenizeConfig) -> list[Material]:
     assert config.filelist is not None
     if config.source not in SUFFIXES:
         raise TomatError(f"A filelist needs source rho_gga or materials_project; found '{config.source}'.")
-    lines = read_text(_below(config.filelist, config.input), config.storage_tries).splitlines()
+    lines = text_at(_below(config.filelist, config.input), config.storage_tries).splitlines()
     names = [material_name(line.strip()) for line in lines if line.strip()]
     chosen = range(len(names))
     if config.split_file is not None:
         place = _below(config.split_file, config.input)
         try:
-            splits = json.loads(read_text(place, config.storage_tries))
+            splits = json.loads(text_at(place, config.storage_tries))
             chosen = splits[config.split]
             good = all(isinstance(index, int) and 0 <= index < len(names) for index in chosen)
         except (ValueError, KeyError, TypeError) as error:
@@ -147,8 +147,3 @@ def _below(place: str, root: str) -> str:
     if "://" in place or Path(place).is_absolute() or Path(place).exists():
         return place
     return f"{root.rstrip('/')}/{place}"
-
-
-def read_text(place: str, tries: int) -> str:
-    """The text at a path or URL."""
-    return asked(place, tries, lambda files, path: files.cat_file(path).decode())

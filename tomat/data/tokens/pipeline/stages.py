@@ -10,7 +10,7 @@ ends with the same bytes.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,8 +28,8 @@ from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.density.checks import ELECTRON_TOLERANCE, check_electron_count
 from tomat.data.density.crystal import Crystal
-from tomat.data.density.electron_count import ELECTRON_TOLERANCE, check_electron_count
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.kinds import is_partial
@@ -37,7 +37,7 @@ from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.clipping import ClippedMaterial, clipped_of
 from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_manifest
 from tomat.data.tokens.patch import check_grid_encodable
-from tomat.data.tokens.pipeline.job import ElectronRules, ShardJob
+from tomat.data.tokens.pipeline.config import ShardJob
 from tomat.data.tokens.pipeline.sources import Material
 from tomat.data.tokens.structures import Structures
 from tomat.data.tokens.writer import ChunkWriter, chunk_is_written, chunk_tokens, planned, record_name, stored_codec
@@ -152,46 +152,37 @@ def survey_units(materials: Sequence[Material]) -> list[SurveyUnit]:
     ]
 
 
-def expected_electrons(material: Material, grid: DensityGrid, valences: Mapping[str, float]) -> float | None:
-    """The electron count a density should have: what its source states, else the sum of the valences; None where
-    neither says."""
-    if material.n_electrons is not None:
-        return material.n_electrons
-    symbols = [symbol_of(int(number)) for number in grid.atomic_numbers]
-    if symbols and all(symbol in valences for symbol in symbols):
-        return sum(valences[symbol] for symbol in symbols)
-    return None
-
-
-def check_electrons(rules: ElectronRules, material: Material, grid: DensityGrid) -> None:
+def check_electrons(job: ShardJob, tolerance: float, material: Material, grid: DensityGrid) -> None:
     """Compare the electron count with what source or valences state, else with what pseudopotentials leave."""
     # A part of the electrons has no count to compare with; the reader lets one in only by its name and `accept`.
     if is_partial(material.location):
         return
     # What was clipped is no error of the file's.
     read = grid.electron_count - grid.clipped_electrons
-    tolerance = min(rules.tolerance * read, ELECTRON_TOLERANCE)
-    expected = expected_electrons(material, grid, rules.valences)
+    allowed = min(tolerance * read, ELECTRON_TOLERANCE)
+    expected, symbols = material.n_electrons, [symbol_of(int(number)) for number in grid.atomic_numbers]
+    if expected is None and symbols and all(symbol in job.valences for symbol in symbols):
+        expected = sum(job.valences[symbol] for symbol in symbols)
     if expected is None:
         check_electron_count(
             grid.rho * (grid.volume_a3 * read / grid.electron_count),
             grid.lattice,
             grid.atomic_numbers,
             material.location,
-            accept=rules.accept,
-            tolerance=tolerance,
+            accept=job.accept,
+            tolerance=allowed,
         )
-    elif abs(read - expected) > tolerance:
+    elif abs(read - expected) > allowed:
         raise TomatError(
             f"the density integrates to {read:.4f} electrons, expected {expected:g}: off by "
-            f"{100 * abs(read - expected) / expected:.2f} %, more than {tolerance:.2g} electrons."
+            f"{100 * abs(read - expected) / expected:.2f} %, more than {allowed:.2g} electrons."
         )
 
 
 def survey_material(job: ShardJob, material: Material, grid: DensityGrid) -> Surveyed:
     """Check that a density can be tokenized."""
-    if job.electrons is not None:
-        check_electrons(job.electrons, material, grid)
+    if job.electron_tolerance is not None:
+        check_electrons(job, job.electron_tolerance, material, grid)
     check_grid_encodable(grid, job.layout)
     # A codec that is fitted to these very densities has none of their voxels outside.
     outside = None if job.codec is None else clipped_of(grid, job.codec, material.material_id, job.max_clipped_share)

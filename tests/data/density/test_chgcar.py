@@ -63,21 +63,6 @@ def test_a_missing_file(tmp_path):
         read_chgcar(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 300, b"hello\n" * 40, b"\x1f\x8b broken"])
-def test_a_file_that_is_none(tmp_path, content):
-    for name in ("CHGCAR", "CHGCAR.gz"):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(TomatError, match="is not a complete (CHGCAR|structure header)"):
-            read_chgcar(tmp_path / name)
-
-
-def test_values_in_another_unit(tmp_path):
-    path = tmp_path / "CHGCAR"
-    path.write_text(HELIUM.format(*[value / 24 for value in (0.5, 1.0, 2.0, 2.5, 3.0, 4.0)]))
-    with pytest.raises(TomatError, match=r"look like e/A\^3"):
-        read_chgcar(path)
-
-
 def as_vasp_writes(grid, *, spin_blocks=0, augmentation=True, newline="\n", per_line=5, fill=""):
     """A CHGCAR as VASP 5 and 6 write it: 5 values a line, augmentation occupancies, moments before a spin density.
     `fill` is put into each place that a last line leaves."""
@@ -178,28 +163,11 @@ def test_zeros_that_fill_a_last_line_are_no_damage(tmp_path, make_grid, per_line
     ("edit", "message"),
     [
         (lambda text: text.replace("   6   5   4\n", "   6   5   3\n", 1), "values are left over"),
-        (lambda text: text.replace("   6   5   4\n", "   6   5   5\n", 1), "augmentation|not a complete CHGCAR"),
-        (
-            lambda text: text.replace("   6   5   4\n", "   99999999   99999999   99999999\n", 1),
-            "the grid is 99,999,999",
-        ),
-        (lambda text: text.replace("   6   5   4\n", "   0   5   4\n", 1), "the grid is 0 x 5 x 4"),
-        (
-            lambda text: text.replace("   6   5   4\n", "   4   5   6\n").replace(
-                "   4   5   6\n", "   6   5   4\n", 1
-            ),
-            "there is a grid 4 x 5 x 6",
-        ),
+        (lambda text: text[::-1].replace("\n4   5   6", "\n6   5   4", 1)[::-1], "there is a grid 4 x 5 x 6"),
         (lambda text: text + " 0.1 0.2\n", "values are left over"),
         (lambda text: text[: len(text) - 60], "not a complete CHGCAR"),
-        (
-            lambda text: text.replace("augmentation occupancies   2  13", "augmentation occupancies   2  14"),
-            "augmentation",
-        ),
-        (
-            lambda text: text.replace("augmentation occupancies   2  13", "augmentation occupancies   2  99999999999"),
-            "number of augmentation occupancies",
-        ),
+        (lambda text: text.replace("occupancies   2  13", "occupancies   2  14"), "augmentation"),
+        (lambda text: text.replace("occupancies   2  13", "occupancies   2  99999999999"), "number of augmentation"),
     ],
 )
 def test_damage_between_the_blocks(tmp_path, grid, edit, message):
@@ -218,22 +186,6 @@ def test_a_bomb_behind_a_small_header_is_refused_early(tmp_path):
             file.write((b" " * 63 + b"\n") * (1 << 14))
     with pytest.raises(TomatError, match="holds more than .* bytes, the most that such a density can need"):
         read_chgcar(tmp_path / "CHGCAR.gz")
-
-
-@pytest.mark.parametrize("name", ["AECCAR0", "AECCAR1.gz", "x.AECCAR0.vasp", "PARCHG.0001"])
-def test_no_total_density_unless_it_is_asked_for(tmp_path, name):
-    text = HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4).encode()
-    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    with pytest.raises(TomatError, match="its name says that it holds the .*, no total density.* `--accept not_total`"):
-        read_chgcar(tmp_path / name)
-    assert read_chgcar(tmp_path / name, rules=ReadRules(accept=("not_total",))).formula == "He"
-
-
-@pytest.mark.parametrize("name", ["ELFCAR.vasp", "LOCPOT.vasp"])
-def test_what_is_no_density_has_no_way_in(tmp_path, name):
-    (tmp_path / name).write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4))
-    with pytest.raises(TomatError, match="holds a .*, no total density; expected the total electron density.$"):
-        read_chgcar(tmp_path / name, rules=ReadRules(accept=("not_total",)))
 
 
 def test_a_part_is_accepted_by_its_name_alone(tmp_path):

@@ -93,30 +93,15 @@ def test_exponents_of_fortran_and_a_last_line_in_full(tmp_path, text, grid):
     [
         (lambda lines: lines[:-1], "is not a complete cube: 1.. of 120 values of the grid 6 x 5 x 4"),
         (lambda lines: [*lines, " 1.0"], "goes on after the 120 values"),
-        (lambda lines: [*lines[:2], "-2 0 0 0", *lines[3:]], "holds orbitals"),
         (lambda lines: [*lines[:2], "2 0 0 0 3", *lines[3:]], "3 values a voxel"),
-        (lambda lines: [*lines[:2], "2 0 0 0 1.5", *lines[3:]], "found 1.5 where a whole number"),
         (lambda lines: [*lines[:8], *[""] * 1200, *lines[8:]], "blank lines after 0 of 120 values"),
-        (lambda lines: [*lines[:3], "6 0 0", *lines[4:]], "where the voxels along an axis is expected"),
         (lambda lines: [*lines[:3], "-6 1 0 0", *lines[4:]], "expected three of one sign"),
         (lambda lines: [*lines[:3], "6 0 0 0", *lines[4:]], "lattice is flat"),
-        (lambda lines: [*lines[:6], "300 0 0 0 0", *lines[7:]], "atomic numbers .300"),
         (lambda lines: [*lines[:6], "3.5 0 0 0 0", *lines[7:]], "found 3.5 where a whole number"),
-        (lambda lines: [*lines[:9], "one two", *lines[10:]], "found 'one' among the values"),
-        (lambda lines: [*lines[:2], "99999999 0 0 0", *lines[3:]], "expected 1 to 10,000"),
         (lambda lines: [*lines[:3], "999999999 1 0 0", *lines[4:]], "the grid is"),
-        (lambda lines: [], "where the number of atoms"),
     ],
 )
 def test_what_is_no_whole_density_is_refused(tmp_path, text, edit, message):
     (tmp_path / "bad.cube").write_text("\n".join(edit(text.splitlines())))
     with pytest.raises(TomatError, match=message):
         read_cube(tmp_path / "bad.cube")
-
-
-def test_no_file_and_damaged_compression(tmp_path):
-    with pytest.raises(TomatError, match="no cube at"):
-        read_cube(tmp_path / "none.cube")
-    (tmp_path / "a.cube.gz").write_bytes(b"\x1f\x8b\x08broken")
-    with pytest.raises(TomatError, match="is not a complete cube"):
-        read_cube(tmp_path / "a.cube.gz")

@@ -2,10 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.spatial import KDTree
 
 from tomat.base.errors import TomatError
-from tomat.data.density import geometry
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.density.elements import SYMBOLS, atomic_number, covalent_radius_a
 from tomat.data.density.geometry import (
@@ -179,18 +177,6 @@ def test_neighbours_in_a_very_skewed_cell_are_those_of_the_plain_one(skew):
     assert found == {
         pair: pytest.approx(a, abs=1e-6) for pair, a in shortest_distances_a(plain, numbers, coords).items()
     }
-
-
-def test_few_atoms_and_many_have_the_same_neighbours():
-    """89 atoms are compared one by one, 90 by a tree."""
-    rng = np.random.default_rng(0)
-    coords = rng.random((90, 3))
-    for count in (20, 89):
-        images, points = coords[:count] * 9, coords[:30] * 9
-        assert len(images) * len(points) < geometry._MOST_DISTANCES
-        ours, tree = geometry._nearest(images, points, 9), KDTree(images).query(points, k=9)
-        np.testing.assert_allclose(ours[0], tree[0])
-        np.testing.assert_array_equal(ours[1], tree[1])
 
 
 def test_covalent_radii_are_pymatgens():

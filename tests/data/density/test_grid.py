@@ -27,12 +27,6 @@ def test_patch_is_the_endless_crystal(make_grid, seed, shape, anchor, sides):
         assert patch[index] == grid.rho[voxel]
 
 
-def test_a_patch_is_a_copy(grid):
-    patch = grid.patch((0, 0, 0), grid.grid_shape)
-    patch[:] = 0
-    assert grid.rho.min() > 0
-
-
 @given(seeds, shapes, st.tuples(*[st.integers(2, 3)] * 3))
 @settings(max_examples=30, deadline=None)
 def test_refining_keeps_every_value_and_the_electrons(make_grid, seed, shape, factors):
@@ -119,11 +113,6 @@ def test_lattice_parameters_and_structure_agree_with_pymatgen(grid):
     assert grid.volume_a3 == pytest.approx(lattice.volume)
     np.testing.assert_allclose(grid.structure.frac_coords, grid.frac_coords)
     assert list(grid.structure.atomic_numbers) == [3, 9] and grid.formula == "FLi"
-
-
-def test_formula_is_reduced(grid):
-    atoms = np.tile(grid.atomic_numbers, 6)
-    assert DensityGrid(grid.rho, grid.lattice, atoms, np.zeros((12, 3))).formula == "FLi"
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,3 @@ def test_a_lost_object_is_noticed(bucket, put_density):
     del bucket.stored["bucket", lost]
     with pytest.raises(TomatError, match=r"'charge_density_total' is not whole .* \(1 chunk\(s\) not found"):
         read_zarr("gs://bucket/mp-1.zarr")
-
-
-def test_an_absent_material_is_one_error(bucket):
-    with pytest.raises(TomatError, match="gs://bucket/mp-9.zarr is not a readable Zarr group"):
-        read_zarr("gs://bucket/mp-9.zarr")
-    with pytest.raises(TomatError, match="gs://bucket/nothing holds no density|There is no gs://bucket/nothing"):
-        path_inputs(["gs://bucket/nothing"])

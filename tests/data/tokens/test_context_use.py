@@ -57,18 +57,6 @@ def test_packing_is_the_best_there_is(context, n_atoms, n_patches, shared, small
     assert found is None or found["padding_share"] >= 0
 
 
-def test_what_packing_wins_wider_boxes_win_without_masks():
-    """The reason for which patches are not packed."""
-    for row in context_table(8192, [1, 4, 12, 29, 88], 8):
-        best = max(row["packed"], key=lambda use: use["voxels"])
-        filled, wide = row["layouts"]["v3-fill8k"], row["wide_box"]
-        assert filled["voxels"] >= row["layouts"]["v3-p20"]["voxels"] >= row["layouts"]["v3-p19"]["voxels"]
-        assert best["voxels"] <= 1.005 * wide["voxels"]
-        assert best["voxels"] <= 1.035 * filled["voxels"]
-        assert best["neighbour_share"] < filled["neighbour_share"]
-        assert filled["voxels"] <= filled["voxels_without_preamble"] == 8000
-
-
 def test_the_guide_has_these_figures():
     guide = (Path(__file__).parents[3] / "docs" / "guides" / "layouts.md").read_text(encoding="utf-8")
     for row in context_table(8192, [1, 4, 12, 29, 88], 8):

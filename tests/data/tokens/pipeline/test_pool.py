@@ -155,38 +155,14 @@ def test_workers_end_with_their_driver(tmp_path):
         "if __name__ == '__main__':\n    PoolRunner(2).run(wait, range(4), print)\n"
     )
     with subprocess.Popen([sys.executable, script]) as driver:
-        workers = wait_for(lambda: spawned(driver.pid) if len(spawned(driver.pid)) == 2 else None)
+        workers, end = [], time.monotonic() + 60
+        while len(workers) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+            # multiprocessing's resource tracker is another child.
+            workers = [each for each in psutil.Process(driver.pid).children() if "spawn_main" in str(each.cmdline())]
         driver.kill()
-    wait_for(lambda: True if not any(running(pid) for pid in workers) else None)
-
-
-def spawned(pid):
-    """The workers of a driver; multiprocessing's resource tracker is another child of it."""
-    return [child.pid for child in psutil.Process(pid).children() if b"spawn_main" in command_line(child.pid)]
-
-
-def command_line(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
-
-
-def running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while (found := condition()) is None:
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    return found
+    assert not psutil.wait_procs(workers, timeout=60)[1]
 
 
 @pytest.mark.slow

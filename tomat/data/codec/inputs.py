@@ -75,11 +75,7 @@ def demo_inputs(split: Literal["train", "validation"] | None) -> DensityInputs:
 
 
 def path_inputs(paths: Iterable[str], rules: ReadRules = DEFAULT_RULES) -> DensityInputs:
-    """Densities in files, and in folders of files, as `find_densities` finds and names them.
-
-    Args:
-        paths: files, folders, URLs.
-    """
+    """Densities in files, and in folders of files, as `find_densities` finds and names them."""
     found = {file.name: file.path for file in find_densities(paths, accept=rules.accept).files}
     check_species_apply(found.values(), rules)
 

@@ -83,12 +83,7 @@ class FineBins:
         return np.where(np.diff(cuts) == 1, self.centres[at], inside)
 
     def absolute_error(self, cuts: np.ndarray, values: np.ndarray) -> float:
-        """Sum of |rho - value| over all voxels; exact but for the fine bin a value lies in, taken as evenly filled.
-
-        Args:
-            cuts: int [n + 1], cut k is below fine bin cuts[k].
-            values: float64 [n], the reconstructions.
-        """
+        """Sum of |rho - value| over all voxels; exact but for the fine bin a value lies in, taken as evenly filled."""
         counts, sums = self.running_counts, self.running_sums
         at = np.clip(np.searchsorted(self.upper, values, side="right"), cuts[:-1], cuts[1:] - 1)
         below = values * (counts[at] - counts[cuts[:-1]]) - (sums[at] - sums[cuts[:-1]])

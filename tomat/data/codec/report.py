@@ -96,10 +96,7 @@ def relative_widths(codec: LloydMaxCodec) -> np.ndarray:
 
 
 def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
-    """Draw where the voxels are and where the bins are, a decade, and how wide the bins are.
-
-    `path`: the picture, `.svg` or `.png`; the same bytes for the same codec.
-    """
+    """Draw where the voxels are and where the bins are, a decade, and how wide the bins are."""
     if path.suffix not in PICTURE_FORMATS:
         raise TomatError(f"A picture is {' or '.join(PICTURE_FORMATS)}, not {path.name}.")
     import matplotlib

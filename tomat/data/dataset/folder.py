@@ -99,11 +99,7 @@ class DensityReader:
 
 
 def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: str) -> FolderData:
-    """Make the data of a run from the densities below a path, or take those that are there if they are of the same.
-
-    Args:
-        place: file, folder or URL of the densities.
-    """
+    """Make the data of a run from the densities below a path, or take those that are there if they are of the same."""
     found = find_densities([place], accept=request.accept)
     check_species_apply((file.path for file in found.files), request.rules)
     _refuse_other_source(folder, run_name)

@@ -157,12 +157,7 @@ def check_rho_times_volume(
     partial: bool = False,
     cube: bool = False,
 ) -> None:
-    """Refuse values that are not rho x V of these atoms.
-
-    Args:
-        partial: any part of the electrons will do.
-        cube: the values were read as e/bohr^3.
-    """
+    """Refuse values that are not rho x V of these atoms."""
     total = float(np.mean(values, dtype=np.float64))
     if not np.isfinite(total):
         bad = int(values.size - np.isfinite(values).sum())
@@ -220,9 +215,6 @@ def earned_tolerance(values: np.ndarray, lattice: np.ndarray, *, cube: bool) -> 
     Beyond `ELECTRON_TOLERANCE` a file earns what stands beside its exact zeros (negative values that a writer has set
     to zero are between them and the values around: 0.011 electrons of 8 in silicon of VASP), and a cube what its
     voxels' sides are rounded by (0.01 of 1,000 electrons).
-
-    Args:
-        cube: sides of voxels were written with six decimals of a bohr.
     """
     allowed = ELECTRON_TOLERANCE
     zero = values == 0

@@ -50,9 +50,6 @@ def atomic_number(symbol: str) -> int:
     """Z of a chemical symbol.
 
     Deuterium and tritium are hydrogen to a density. An oxidation state after the symbol (`O2-`) is ignored.
-
-    Raises:
-        KeyError: no element has this symbol.
     """
     bare = symbol.rstrip("+-0123456789.")
     return 1 if bare in ("D", "T") else _NUMBER_OF[bare]

@@ -181,11 +181,7 @@ class DensityGrid:
 
 
 def fast_shape(lattice: np.ndarray, spacing_a: float, at_least: Sequence[int] = (1, 1, 1)) -> tuple[int, int, int]:
-    """The smallest grid with a voxel spacing at or below `spacing_a` whose sides have no prime factor but 2, 3 and 5.
-
-    Args:
-        spacing_a: largest distance of neighbouring voxels along each axis, A.
-    """
+    """The smallest grid of a spacing of at most `spacing_a` whose sides have no prime factor but 2, 3 and 5."""
     from scipy.fft import next_fast_len
 
     lengths = np.linalg.norm(lattice, axis=1)
@@ -198,10 +194,7 @@ def fast_shape(lattice: np.ndarray, spacing_a: float, at_least: Sequence[int] = 
 
 
 def clip_negative_values(values: np.ndarray, volume_a3: float) -> tuple[np.ndarray, int, float]:
-    """`values` with negative numbers set to zero, how many there were, and the electrons that this adds. NaN stays.
-
-    `values`: `[nx, ny, nz]`, e/A^3.
-    """
+    """`values` with negative numbers set to zero, how many there were, and the electrons that this adds. NaN stays."""
     negative = values < 0
     count = int(np.count_nonzero(negative))
     if not count:

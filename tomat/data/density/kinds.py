@@ -103,10 +103,6 @@ def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> K
     """Refuse a file that says it holds something else than the total density.
 
     Returns what it holds, where it is read nevertheless.
-
-    Args:
-        location: path or URL.
-        accept: of the rules of reading; `not_total` reads what holds electrons.
     """
     kind, said = kind_of_name(location), "its name"
     if kind is None:

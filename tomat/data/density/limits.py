@@ -142,11 +142,7 @@ class BoundedText:
 
 
 def decompressed(raw: bytes, source: str) -> bytes:
-    """The content of a plain or compressed object, within the limits.
-
-    Raises:
-        COMPRESSION_ERRORS: damaged compression.
-    """
+    """The content of a plain or compressed object, within the limits."""
     return BoundedText(io.BytesIO(raw), len(raw), source).everything()
 
 
@@ -158,11 +154,7 @@ def open_structure(path: str) -> BoundedText:
 
 
 def structure_text(path: str) -> str:
-    """The whole content of a local file with a structure or pseudopotentials, plain or compressed.
-
-    Raises:
-        COMPRESSION_ERRORS: damaged compression.
-    """
+    """The whole content of a local file with a structure or pseudopotentials, plain or compressed."""
     text = open_structure(path)
     with text.stream:
         content = text.everything()

@@ -298,11 +298,7 @@ class PromoleculeFit:
 
     @classmethod
     def from_bytes(cls, content: bytes, source: str, remedy: str) -> PromoleculeFit:
-        """What `to_bytes` wrote.
-
-        Args:
-            source: path or URL, named in errors.
-        """
+        """What `to_bytes` wrote."""
         arrays = unpack_arrays(content, source, "the sums of a promolecule's fit", remedy)
         try:
             n, cutoff_a, stretch_a = arrays["basis"].tolist()

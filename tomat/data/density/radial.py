@@ -48,10 +48,7 @@ class RadialBasis:
         return _cubic(s - k) + np.where(k > 0, _cubic(s + k), 0.0)
 
     def nonzero(self, distance_a: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The same, four functions a distance: pairs of which function, int `[m]`, and its value there, `[m]`.
-
-        `distance_a`: `[m]`, A, all below `cutoff_a`.
-        """
+        """The same, four functions a distance: pairs of which function, int `[m]`, and its value there, `[m]`."""
         s = self.scale * np.log1p(distance_a / self.stretch_a)
         knot = s.astype(np.int64)
         u = s - knot

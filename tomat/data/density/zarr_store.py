@@ -38,9 +38,6 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
     """Read one material.
 
     Returns the density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
-
-    Args:
-        location: the group, a local path or a URL.
     """
     text = os.fspath(location)
     kind = check_kind(text, (), rules.accept)

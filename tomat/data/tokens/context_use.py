@@ -59,10 +59,6 @@ def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool,
 
     Cubes of another size than the largest say their SHAPE. With a preamble of its own each cube is a whole sequence;
     with a shared one it costs `FURTHER_PATCH_TOKENS`.
-
-    Args:
-        n_patches: cubes, at least 1.
-        smallest_side: of the cubes, in voxels, at least 1.
     """
     preamble = FIXED_TOKENS + TOKENS_PER_ATOM * n_atoms
     further = FURTHER_PATCH_TOKENS if shared_preamble else preamble

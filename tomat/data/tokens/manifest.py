@@ -77,9 +77,6 @@ def draw_anchors(key: str, grid_shape: Sequence[int], count: int) -> np.ndarray:
     Philox's raw 64-bit stream is fixed by its definition (Salmon et al., 2011, "Parallel random numbers: as easy as
     1, 2, 3") whatever the NumPy version; the draws on top are made here for the same reason. A voxel is
     floor(53 random bits x voxels / 2^53): uneven by less than 2^-22 even for 2^31 voxels.
-
-    Args:
-        grid_shape: voxels along each side.
     """
     n_voxels = int(np.prod(grid_shape, dtype=np.int64))
     philox = np.random.Philox(key=int(key, 16))

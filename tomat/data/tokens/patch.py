@@ -246,10 +246,7 @@ class _Reader:
 def decode_sequence(
     ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, decoder: Decoder = "median"
 ) -> DecodedSequence:
-    """Read a sequence back; what `encode_sequence` wrote comes back exactly, up to lattice steps and the codec's bins.
-
-    `ids`: integers [context], or shorter if only padding was cut.
-    """
+    """Read a sequence back, exactly but for lattice steps and the codec's bins; padding may be cut off."""
     check_codec(layout, codec)
     read = _Reader(ids, layout)
     read.expect(v.BOS)

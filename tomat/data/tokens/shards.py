@@ -181,11 +181,7 @@ class ShardSet:
 
 
 def open_shards(place: str | Path) -> ShardSet:
-    """Open a data set for reading.
-
-    Args:
-        place: folder, or `file://` or `gs://` URL.
-    """
+    """Open a data set for reading."""
     store = Store(place)
     content = store.read(MANIFEST_NAME)
     if content is None:

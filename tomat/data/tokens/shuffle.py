@@ -57,11 +57,7 @@ def derive_key(seed: int, *context: str | int) -> int:
 
 
 class KeyedPermutation:
-    """A bijection of [0, n) chosen by a key. See the module's docstring for the construction.
-
-    Raises:
-        ValueError: n or key out of range.
-    """
+    """A bijection of [0, n) chosen by a key. See the module's docstring for the construction."""
 
     def __init__(self, n: int, key: int):
         if not 1 <= n < 2**63:
@@ -82,11 +78,7 @@ class KeyedPermutation:
         self._round_keys = np.asarray(words.random_raw(N_ROUNDS), dtype=np.uint64)
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Image of every index: int64 of the same shape. `indices`: integers in [0, n), any shape.
-
-        Raises:
-            IndexError: an index outside [0, n).
-        """
+        """Image of every index: int64 of the same shape. `indices`: integers in [0, n), any shape."""
         return self._map(indices, self._table, inverse=False)
 
     def inverse(self, images: np.ndarray) -> np.ndarray:
@@ -222,11 +214,7 @@ class ShuffledIndex:
         self._full_order = lru_cache(maxsize=2)(self._make_full_order)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Rows at the given positions: int64 of the same shape, in [0, rows).
-
-        Args:
-            positions: integers >= 0, any shape.
-        """
+        """Rows at the given positions: int64 of the same shape, in [0, rows)."""
         positions = np.asarray(positions, dtype=np.int64)
         if positions.size and int(positions.min()) < 0:
             raise IndexError(f"positions in a run are >= 0, got {int(positions.min())}")

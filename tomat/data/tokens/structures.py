@@ -83,11 +83,7 @@ class Structures:
 
     @classmethod
     def from_bytes(cls, content: bytes, source: str, names: Sequence[str], remedy: str) -> Structures:
-        """What `to_bytes` wrote.
-
-        Args:
-            source: path or URL, named in errors.
-        """
+        """What `to_bytes` wrote."""
         arrays = unpack_arrays(content, source, "the structures of materials", remedy)
         try:
             found = cls(**arrays, names=names)
@@ -101,10 +97,7 @@ class Structures:
 
 
 class PreambleStructures:
-    """The structures of a set that has no others: read from the first row of each material, and rounded.
-
-    `read_rows`: rows [start, stop) of the set.
-    """
+    """The structures of a set that has no others: read from the first row of each material, and rounded."""
 
     def __init__(
         self, url: str, manifest: ShardManifest, codec: DensityCodec, read_rows: Callable[[int, int], np.ndarray]

@@ -15,11 +15,7 @@ UNIT_WORDS = {"e_per_A3": "e/A^3", "rho_times_volume": "e (density x cell volume
 
 
 def token_runs(ids: np.ndarray, vocabulary: Vocabulary) -> Iterator[tuple[int, list[str]]]:
-    """The tokens by name, a block a time.
-
-    Yields:
-        Position of a block's first token, and the names of its tokens; all padding is one block.
-    """
+    """The tokens by name, a block a time."""
     start, names = 0, []
     for place, token in enumerate(np.asarray(ids).tolist()):
         name = vocabulary.name(token)
@@ -35,12 +31,7 @@ def token_runs(ids: np.ndarray, vocabulary: Vocabulary) -> Iterator[tuple[int, l
 
 
 def humanise(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, first_voxels: int = 8) -> list[str]:
-    """A sequence in words, a line for each thing it says.
-
-    Args:
-        ids: integers [context].
-        first_voxels: number of voxels to spell out.
-    """
+    """A sequence in words, a line for each thing it says."""
     read = decode_sequence(ids, layout, codec)
     where = "" if read.offset is None else f", first voxel {_triple(read.offset)}"
     n_padding = int(np.count_nonzero(np.asarray(ids) == v.PAD))

@@ -76,11 +76,7 @@ def start_shards(
     structures: Structures | None = None,
     promolecule: Promolecule | None = None,
 ) -> Store:
-    """Put the codec, structures and promolecule as planned, the plan and the empty array in place.
-
-    Args:
-        place: folder or `gs://` URL of the data set.
-    """
+    """Put the codec, structures and promolecule as planned, the plan and the empty array in place."""
     if codec.sha256 != plan.codec_sha256:
         raise TomatError("The plan was made with another codec than the one given; plan again.")
     store = place if isinstance(place, Store) else Store(place)

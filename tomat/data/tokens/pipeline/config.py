@@ -158,13 +158,7 @@ def _check_valences(valences: Mapping[str, float]) -> None:
 def load_retokenize_config(
     config_path: str | Path | None, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None
 ) -> RetokenizeConfig:
-    """Read a configuration.
-
-    Args:
-        config_path: a YAML file; None for the defaults.
-        overrides: words of a command line, `["--seed", "3"]`.
-        flags: keys given otherwise, over the rest; None values are left out.
-    """
+    """A YAML file (None: the defaults), over it words of a command line, and over both the flags that are not None."""
     import draccus
 
     values = {} if config_path is None else read_yaml(config_path, "tokenize")

@@ -65,10 +65,7 @@ class Runner(Protocol):
     """Runs the units of a stage: a process pool, or Zephyr."""
 
     def run[Unit](self, function: Callable[[Unit], int], units: Sequence[Unit], on_done: Callable[[int], None]) -> None:
-        """Call `function` for every unit, in any order, anywhere.
-
-        `on_done`: called in the driver with the number of items of a finished unit.
-        """
+        """Call `function` for every unit, in any order, anywhere, and `on_done` in the driver with what it returns."""
 
 
 @dataclass(frozen=True)

@@ -369,9 +369,6 @@ def write_unit(output: str, tries: int, plan_sha256: str, unit: WriteUnit) -> in
     """Write the chunks of a unit, each with its record; finished ones are written again with the same bytes.
 
     Returns the number of rows.
-
-    Args:
-        plan_sha256: of the bytes of that plan.
     """
     store, plan, codec, array = _open_set(output, tries, plan_sha256)
     rows = 0

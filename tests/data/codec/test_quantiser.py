@@ -91,17 +91,6 @@ def test_errors_are_those_of_the_voxels():
         assert low * (1 - 2.0**-13) <= fine.medians(cuts)[k] <= high * (1 + 2.0**-13)
 
 
-def test_uniform_density_is_cut_evenly():
-    rho = np.linspace(1, 2, 200_000, dtype=np.float32)
-    for absolute in (True, False):
-        fine = fine_of(rho)
-        cuts, _ = optimal_cuts(fine, 20, absolute)
-        # The best 20 intervals of a uniform density are equal, and lose a quarter of a width on average.
-        np.testing.assert_allclose(np.diff(fine.lower[cuts[:-1]]), 1 / 20, atol=3 * 2.0**-13)
-        error = fine.absolute_error(cuts, fine.medians(cuts)) / len(rho)
-        assert error == pytest.approx(1 / 80, rel=1e-3)
-
-
 @pytest.mark.parametrize("absolute", [True, False])
 def test_cuts_are_half_way_between_reconstructions(smooth, absolute):
     """Lloyd's and Max's conditions, to a fine bin: they are necessary for the optimum."""
@@ -109,16 +98,6 @@ def test_cuts_are_half_way_between_reconstructions(smooth, absolute):
     values = smooth.medians(cuts) if absolute else smooth.means(cuts)
     halfway = np.searchsorted(smooth.centres, (values[:-1] + values[1:]) / 2)
     assert np.abs(halfway - cuts[1:-1]).max() <= 1
-
-
-def test_many_bins_are_as_dense_as_theory_says(smooth):
-    """For many bins the best density of bins is p^(1/2) for absolute and p^(1/3) for squared error (Gersho, 1979)."""
-    for absolute, power in ((True, 1 / 2), (False, 1 / 3)):
-        cuts, _ = optimal_cuts(smooth, 400, absolute)
-        widths = smooth.upper[cuts[1:] - 1] - smooth.lower[cuts[:-1]]
-        density = np.diff(smooth.running_counts[cuts]) / widths
-        bins = np.log(density[20:-20] ** power * widths[20:-20])
-        assert bins.std() < 0.1
 
 
 @settings(max_examples=25, deadline=None)
@@ -133,20 +112,3 @@ def test_any_number_of_intervals_up_to_the_distinct_values(values, data):
         # Cutting at the edges puts each fine bin where the cuts put it.
         ids = np.searchsorted(edges, fine.lower, side="right")
         np.testing.assert_array_equal(ids, np.repeat(np.arange(n), np.diff(cuts)))
-
-
-@pytest.mark.parametrize("absolute", [True, False])
-def test_smooth_densities_get_what_lloyd_on_the_voxels_gives(absolute):
-    """The same alternation on the sorted voxels themselves, without histogram, from evenly filled bins."""
-    rho = np.sort(np.exp(-2 + 1.8 * ndtri(np.linspace(0.001, 0.999, 100_000))).astype(np.float32))
-    values = np.quantile(rho, [0.125, 0.375, 0.625, 0.875])
-    for _ in range(100):
-        bounds = np.concatenate([[0], np.searchsorted(rho, (values[1:] + values[:-1]) / 2), [len(rho)]])
-        parts = [rho[start:stop].astype(np.float64) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
-        values = np.array([np.median(part) if absolute else part.mean() for part in parts])
-    distance = np.concatenate([np.abs(part - value) for part, value in zip(parts, values, strict=True)])
-    expected = distance.sum() if absolute else (distance**2).sum()
-    fine = fine_of(rho)
-    cuts, _ = optimal_cuts(fine, 4, absolute)
-    fitted = fine.absolute_error(cuts, fine.medians(cuts)) if absolute else error_of(fine, cuts, absolute)
-    assert fitted == pytest.approx(expected, rel=2e-4)

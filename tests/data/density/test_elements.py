@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from tomat.data.density.elements import SYMBOLS, atomic_number, fewest_valence_electrons, symbol_of
@@ -15,16 +13,6 @@ def test_symbols_are_those_of_pymatgen():
 @pytest.mark.parametrize(("symbol", "number"), [("D", 1), ("O2-", 8), ("Fe3+", 26)])
 def test_isotopes_and_ions(symbol, number):
     assert atomic_number(symbol) == number
-
-
-def test_no_gth_pseudopotential_has_fewer_electrons():
-    import eminus
-
-    files = sorted((Path(eminus.__file__).parent / "psp").glob("p*/*-q*"))
-    assert len(files) > 200
-    for file in files:
-        symbol, valence = file.name.split("-q")
-        assert fewest_valence_electrons(atomic_number(symbol)) <= int(valence), file.name
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_covalent_radii_are_pymatgens():
 
 
 CUBE = np.eye(3)
-FCC = np.array([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]])
+FACE_CENTRED = np.array([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]])
 ORIGIN = np.zeros((1, 3))
 
 
@@ -196,7 +196,7 @@ ORIGIN = np.zeros((1, 3))
     ("lattice", "coords", "radius_a"),
     [
         (3.0 * CUBE, ORIGIN, 1.5 * np.sqrt(3)),  # simple cubic: the body's centre
-        (4.0 * FCC, ORIGIN, 2.0),  # the octahedral hole, half of the cube's side
+        (4.0 * FACE_CENTRED, ORIGIN, 2.0),  # the octahedral hole, half of the cube's side
         (5.0 * CUBE, np.array([[0, 0, 0], [0.5, 0.5, 0.5]]), 5.0 * np.sqrt(5) / 4),  # bcc: the tetrahedral hole
         (20.0 * CUBE, np.full((1, 3), 0.4), 10 * np.sqrt(3)),  # an atom in a box
         (np.diag([2.0, 2.0, 30.0]), np.array([[0.1, 0.2, 0.5]]), np.sqrt(1 + 1 + 15**2)),  # a layer in vacuum

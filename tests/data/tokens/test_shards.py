@@ -163,7 +163,7 @@ def test_other_versions_and_other_parts_are_refused(place, codec):
     (place / "manifest.json").write_text(manifest)
     kept = (place / "codec.json").read_bytes()
     write_codec(dataclasses.replace(codec, means=codec.medians), place / "codec.json")
-    refused("is not the one the set was written with")
+    refused("codec.json is not the set's: it hashes")
     (place / "codec.json").unlink()
     refused("has no codec.json")
     (place / "codec.json").write_bytes(kept)

@@ -1,8 +1,6 @@
 """VASP's CHGCAR: text, rho x V in electrons, x fastest. Plain, `.gz`, `.bz2` or `.xz`."""
 
-import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +12,10 @@ from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.kinds import check_kind
 from tomat.data.density.limits import (
-    COMPRESSION_ERRORS,
     LONGEST_LINE_BYTES,
     BoundedText,
     check_grid_shape,
-    open_text,
+    opened,
     parsed,
     read_block,
     with_e,
@@ -47,11 +44,9 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
     Returns the density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
     """
     source = os.fspath(path)
-    if not Path(path).is_file():
-        raise TomatError(f"no CHGCAR at {source}; expected a file.")
-    with _opened(source) as text:
+    with opened(source, KIND) as text:
         header = read_header(text)
-        kind = check_kind(source, [header.title], rules.accept)
+        partial = check_kind(source, [header.title], rules.accept)
         numbers = species_of(header, Path(path), rules)
         values, _ = _read_values(text, len(numbers))
     return density_of(
@@ -62,7 +57,7 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
         source=source,
         material_id=material_id or Path(source).name,
         rules=rules,
-        partial=kind is not None and kind.form == "not_total",
+        partial=partial,
     )
 
 
@@ -80,7 +75,7 @@ class Parts:
 
 def read_parts(path: Location) -> Parts:
     """What a CHGCAR holds beside the total density; it is read to its end."""
-    with _opened(os.fspath(path)) as text:
+    with opened(os.fspath(path), KIND) as text:
         return _read_values(text, sum(read_header(text).counts))[1]
 
 
@@ -97,7 +92,7 @@ class Augmentation:
 def read_grid_shape(path: Location) -> tuple[int, int, int]:
     """The sides of the grid of a CHGCAR; of its values none is read."""
     source = os.fspath(path)
-    with _opened(source) as text:
+    with opened(source, KIND) as text:
         read_header(text)
         return _shape(text)
 
@@ -105,7 +100,7 @@ def read_grid_shape(path: Location) -> tuple[int, int, int]:
 def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augmentation:
     """The augmentation occupancies of the total density of a CHGCAR."""
     source = os.fspath(path)
-    with _opened(source) as text:
+    with opened(source, KIND) as text:
         header = read_header(text)
         crystal = Crystal(header.lattice, species_of(header, Path(path), rules), header.frac_coords, source)
         shape = _shape(text)
@@ -131,22 +126,6 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
                 f"{', some without an imaginary part' if both else ''}; expected those of each, in order."
             )
     return Augmentation(crystal, tuple(lines))
-
-
-@contextlib.contextmanager
-def _opened(source: str) -> Iterator[BoundedText]:
-    """The text of a file that has the form of a CHGCAR."""
-    if not Path(source).is_file():
-        raise TomatError(f"no CHGCAR at {source}; expected a file.")
-    try:
-        text = open_text(source)
-        with text.stream:
-            yield text
-    except COMPRESSION_ERRORS as error:
-        raise TomatError(
-            f"{source} is not a complete CHGCAR ({type(error).__name__}: {error}). It may be cut off or damaged: "
-            "compare it with the original."
-        ) from error
 
 
 def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:

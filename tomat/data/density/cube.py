@@ -4,11 +4,9 @@ Read and written here, and not by pymatgen or ASE: these write the sides of a vo
 the volume and with it of the electrons, and read a file that is cut off or goes on as if it were whole.
 """
 
-import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -23,13 +21,12 @@ from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.kinds import check_kind
 from tomat.data.density.limits import (
-    COMPRESSION_ERRORS,
     LONGEST_LINE_BYTES,
     BoundedText,
     check_atom_count,
     check_grid_shape,
     finite_numbers,
-    open_text,
+    opened,
     read_block,
 )
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
@@ -53,9 +50,9 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
     to zero and counted in `clipped_voxels`.
     """
     source = os.fspath(path)
-    with _opened(source) as text:
+    with opened(source, KIND) as text:
         header = _read_header(text)
-        kind = check_kind(source, header.titles, rules.accept)
+        partial = check_kind(source, header.titles, rules.accept)
         values = _read_values(text, header)
     if ghosts := header.ghosts:
         _log.warning("%s has %d ghost atom(s) (Z = 0), which are left out.", source, ghosts)
@@ -67,14 +64,14 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
         source=source,
         material_id=material_id or Path(source).name,
         rules=rules,
-        partial=kind is not None and kind.form == "not_total",
+        partial=partial,
         cube=True,
     )
 
 
 def read_cube_parts(path: Location) -> Parts:
     """What a cube holds beside the total density; of its values none is read."""
-    with _opened(os.fspath(path)) as text:
+    with opened(os.fspath(path), KIND) as text:
         return Parts(ghost_atoms=_read_header(text).ghosts)
 
 
@@ -93,22 +90,6 @@ class _Header:
     @property
     def ghosts(self) -> int:
         return int(np.count_nonzero(self.numbers == 0))
-
-
-@contextlib.contextmanager
-def _opened(source: str) -> Iterator[BoundedText]:
-    """The text of a file that has the form of a cube."""
-    if not Path(source).is_file():
-        raise TomatError(f"no cube at {source}; expected a file.")
-    try:
-        text = open_text(source)
-        with text.stream:
-            yield text
-    except COMPRESSION_ERRORS as error:
-        raise TomatError(
-            f"{source} is not a complete cube ({type(error).__name__}: {error}). It may be cut off or damaged: compare "
-            "it with the original."
-        ) from error
 
 
 def _read_header(text: BoundedText) -> _Header:

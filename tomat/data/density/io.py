@@ -18,12 +18,13 @@ CHGCAR_NAMES = ("CHGCAR", "AECCAR", "CHG", "PARCHG")
 EXPECTED = "CHGCAR*[.gz|.bz2|.xz], *.vasp, *.cube, *.zarr, *.json.gz or *.json"
 PACKED = (".gz", ".bz2", ".xz")
 
-FORMAT_NAMES = {
-    read_chgcar: "CHGCAR",
-    read_cube: "cube",
-    read_zarr: "rho_gga Zarr",
-    read_materials_project: "Materials Project JSON",
+READERS = {
+    read_chgcar: ("CHGCAR", read_parts),
+    read_cube: ("cube", read_cube_parts),
+    read_zarr: ("rho_gga Zarr", parts_of_group),
+    read_materials_project: ("Materials Project JSON", parts_of_document),
 }
+"""To each reader the name of what it reads, and what else is in such a file."""
 
 
 def open_density(
@@ -38,25 +39,18 @@ def open_density(
         MemoryError: as it is; it says nothing about the file.
     """
     text = os.fspath(location).rstrip("/")
-
     return read_density(lambda: _known_reader(text)(text, material_id, rules), text)
 
 
 def format_name(location: str) -> str:
     """What a density of that name is called: "CHGCAR", "cube", ..."""
-    return FORMAT_NAMES[_known_reader(location.rstrip("/"))]
+    return READERS[_known_reader(location.rstrip("/"))][0]
 
 
 def parts_beside(location: str) -> Parts:
     """What a file holds beside the total density, of which `open_density` reads no more than that it is whole."""
     text = location.rstrip("/")
-    readers = {
-        read_chgcar: read_parts,
-        read_cube: read_cube_parts,
-        read_zarr: parts_of_group,
-        read_materials_project: parts_of_document,
-    }
-    return readers[_known_reader(text)](text)
+    return READERS[_known_reader(text)][1](text)
 
 
 def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:

@@ -99,16 +99,18 @@ def is_partial(location: str) -> bool:
     return kind is not None and kind.form == "not_total"
 
 
-def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> Kind | None:
-    """Refuse a file that says it holds something else than the total density.
+def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> bool:
+    """Refuse a file that says, by its name or in its titles, that it holds something else than the total density.
 
-    Returns what it holds, where it is read nevertheless.
+    True for a part of the electrons, which `accept` lets in.
     """
     kind, said = kind_of_name(location), "its name"
     if kind is None:
         kind, said = kind_of_titles(titles), "its title"
-    if kind is None or kind.form == "other_total" or (kind.form == "not_total" and "not_total" in accept):
-        return kind
+    if kind is None or kind.form == "other_total":
+        return False
+    if kind.form == "not_total" and "not_total" in accept:
+        return True
     remedy = " `--accept not_total` reads it nevertheless." if kind.form == "not_total" else ""
     raise TomatError(
         f"{location}: {said} says that it holds {kind.words}, no total density; expected the total electron density."

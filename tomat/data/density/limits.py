@@ -267,3 +267,19 @@ def _plain_numbers(text: bytes) -> np.ndarray | None:
     # number that is added only if it has read all before.
     found = parse_n_doubles(BytesIO(text + b" 0\n"), values, n_words + 2)
     return values[:n_words] if found == n_words + 1 else None
+
+
+@contextlib.contextmanager
+def opened(source: str, kind: str) -> Iterator[BoundedText]:
+    """The text of a file that has the form of a `kind`, such as a CHGCAR, within the limits."""
+    if not os.path.isfile(source):
+        raise TomatError(f"no {kind} at {source}; expected a file.")
+    try:
+        text = open_text(source)
+        with text.stream:
+            yield text
+    except COMPRESSION_ERRORS as error:
+        raise TomatError(
+            f"{source} is not a complete {kind} ({type(error).__name__}: {error}). It may be cut off or damaged: "
+            "compare it with the original."
+        ) from error

@@ -44,11 +44,10 @@ def read_materials_project(
             "`data.poscar.structure` and `data.data.total`."
         ) from error
     title = chgcar["poscar"].get("comment")
-    kind = check_kind(source, [title] if isinstance(title, str) else [], rules.accept)
+    partial = check_kind(source, [title] if isinstance(title, str) else [], rules.accept)
     lattice, numbers, coords = structure_from_dict(structure, source)
     values = _values(nested, source)
     name = material_id or str(document.get("task_id") or document.get("fs_id") or source.rsplit("/", 1)[-1])
-    partial = kind is not None and kind.form == "not_total"
     return density_of(values, lattice, numbers, coords, source=source, material_id=name, rules=rules, partial=partial)
 
 

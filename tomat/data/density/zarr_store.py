@@ -6,12 +6,13 @@ or in 16^3 voxels, and some add `charge_density_diff`, the spin density, which i
 zstd's checksum in every chunk, and the attribute `sha256` over values, structure and metadata.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
     Returns the density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
     """
     text = os.fspath(location)
-    kind = check_kind(text, (), rules.accept)
+    partial = check_kind(text, (), rules.accept)
     group = _open_group(text)
     attributes = dict(group.attrs)
     array = _total_array(group, text)
@@ -50,23 +51,14 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
     stem = text.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zarr")
     name = material_id or str(metadata.get("task_id") or stem)
     group.store.chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize + CODEC_BYTES
-    try:
+    with _named(text, f": array {TOTAL!r} is not whole or does not decode", "fetch it again."):
         values = np.asarray(array[...])
-    except TomatError as error:
-        raise TomatError(f"{text}: {error}") from error
-    except MemoryError:
-        raise
-    except Exception as error:  # zarr, numcodecs and fsspec each raise their own; every one means the same here
-        raise TomatError(
-            f"{text}: array {TOTAL!r} is not whole or does not decode ({_first_line(error)}); fetch it again."
-        ) from error
     # Before what the values mean: damage is named as damage.
     if attributes.get(CHECKSUM, found := _checksum(values, attributes)) != found:
         raise TomatError(
             f"{text}: values, structure or metadata are not what was written (sha256 {found[:12]}..., written "
             f"{str(attributes[CHECKSUM])[:12]}...); fetch this material again."
         )
-    partial = kind is not None and kind.form == "not_total"
     return density_of(values, lattice, numbers, coords, source=text, material_id=name, rules=rules, partial=partial)
 
 
@@ -127,6 +119,19 @@ def _checksum(values: np.ndarray, attributes: Mapping[str, Any]) -> str:
     return hashlib.sha256(words.encode() + np.ascontiguousarray(values, dtype="<f4").tobytes()).hexdigest()
 
 
+@contextlib.contextmanager
+def _named(text: str, what: str, remedy: str) -> Iterator[None]:
+    """One meaning for what zarr, numcodecs and fsspec raise, each its own; memory that runs out is no damage."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except TomatError as error:
+        raise TomatError(f"{text}: {error}") from error
+    except Exception as error:
+        raise TomatError(f"{text}{what} ({_first_line(error)}); {remedy}") from error
+
+
 def _open_group(text: str) -> Any:
     import zarr
 
@@ -134,17 +139,9 @@ def _open_group(text: str) -> Any:
 
     if "://" not in text and not Path(text).exists():
         raise TomatError(f"no density at {text}; the folder does not exist.")
-    try:
+    expected = f"expected the `rho_gga` layout, a group with the array {TOTAL!r}."
+    with _named(text, " is not a readable Zarr group", expected):
         return zarr.open_group(read_only_store(text), mode="r")
-    except TomatError as error:
-        raise TomatError(f"{text}: {error}") from error
-    except MemoryError:
-        raise
-    except Exception as error:  # as above: one meaning, many types
-        raise TomatError(
-            f"{text} is not a readable Zarr group ({_first_line(error)}); expected the `rho_gga` layout, a group "
-            f"with the array {TOTAL!r}."
-        ) from error
 
 
 def _total_array(group: Any, text: str) -> Any:
@@ -152,14 +149,8 @@ def _total_array(group: Any, text: str) -> Any:
 
     from tomat.data.density.zarr_limits import check_array
 
-    try:
+    with _named(text, f": no readable array {TOTAL!r}", "expected the `rho_gga` layout."):
         array = group[TOTAL]
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise TomatError(
-            f"{text}: no readable array {TOTAL!r} ({_first_line(error)}); expected the `rho_gga` layout."
-        ) from error
     if not isinstance(array, zarr.Array):
         raise TomatError(f"{text}: {TOTAL!r} has the form of a group; expected an array.")
     if array.ndim != 3 or array.dtype.kind != "f":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Count
 from tomat.base.reporting import counted
 from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME, DensityCodec
 from tomat.data.density.grid import DensityGrid
@@ -27,20 +28,13 @@ class ClippedMaterial:
     """The voxels of one material outside the codec, of its whole cell."""
 
     material_id: str
-    below_voxels: int
+    below_voxels: Count
     """Above zero, but below the codec's smallest density."""
-    above_voxels: int
+    above_voxels: Count
     """Above the codec's largest density."""
-    electron_share: float
+    electron_share: Amount
     """sum |decoded - density| over these voxels, over the sum of the density in the whole cell: the NMAE that they cost
     (median decoder)."""
-
-    def __post_init__(self) -> None:
-        counts = (self.below_voxels, self.above_voxels)
-        whole = all(type(count) is int and 0 <= count < 1 << 53 for count in counts)
-        # NaN and infinity fail the comparison; a material of an older set has no share.
-        if not isinstance(self.material_id, str) or not whole or not 0 <= self.electron_share < np.inf:
-            raise ValueError(f"voxels outside the codec are {self!r:.120}")
 
     @property
     def voxels(self) -> int:

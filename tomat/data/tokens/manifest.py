@@ -341,17 +341,11 @@ def _check_derived(manifest: ShardManifest, content: Mapping[str, Any]) -> None:
             raise TomatError(f"The manifest is damaged: its read_rules are {rules!r:.80}.")
         ReadRules(rules["species"], rules["accept"])  # refuses unknown names
     layout = manifest.layout
-    if LAYOUTS.get(layout.name, layout) != layout:
+    is_known = replace(layout, name="") in {replace(each, name="") for each in LAYOUTS.values()}
+    if LAYOUTS.get(layout.name) != layout and (layout.name in LAYOUTS or is_known):
         raise TomatError(
             f"The manifest is damaged: its layout is called {layout.name}, but is not the layout of that name "
-            f"(found {layout.to_dict()}, expected {LAYOUTS[layout.name].to_dict()})."
-        )
-    known = [
-        each.name for each in LAYOUTS.values() if layout.name not in LAYOUTS and replace(layout, name=each.name) == each
-    ]
-    if known:
-        raise TomatError(
-            f"The manifest is damaged: its layout is called {layout.name}, and is {known[0]} in all but its name."
+            f"(found {layout.to_dict()})."
         )
     if content.get("context", layout.context) != layout.context:
         raise TomatError(

@@ -18,7 +18,6 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, dump_json, is_or_are
 from tomat.base.storage import (
     ARRAY_NAME,
-    CODEC_NAME,
     MANIFEST_NAME,
     PROGRESS_PREFIX,
     STRUCTURES_NAME,
@@ -31,7 +30,7 @@ from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.manifest import MaterialRows, ShardManifest, parse_manifest
 from tomat.data.tokens.structures import PreambleStructures, Structures
 from tomat.data.tokens.vocabulary import BOS
-from tomat.data.tokens.writer import rows_checksum, stored_codec, stored_promolecule
+from tomat.data.tokens.writer import AGAIN, check_part, read_part, rows_checksum, stored_codec, stored_promolecule
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,19 +102,12 @@ class ShardSet:
 
         Of a set without exact ones those of its rows, with a warning.
         """
-        manifest, again = self.manifest, "Copy or tokenize the set again."
+        manifest = self.manifest
         if manifest.structures_sha256 is None:
             return PreambleStructures(self.url, manifest, self.codec, self.read_rows)
-        content, source = Store(self.url).read(STRUCTURES_NAME), self.url + STRUCTURES_NAME
-        if content is None:
-            raise TomatError(f"The shard set {self.url} has no {STRUCTURES_NAME}, and its manifest has. {again}")
-        names = [material.material_id for material in manifest.materials]
-        found = Structures.from_bytes(content, source, names, again)
-        if found.sha256 != manifest.structures_sha256:
-            raise TomatError(
-                f"The structures {source} are not the set's: they hash to {found.sha256[:12]}..., the manifest says "
-                f"{manifest.structures_sha256[:12]}... {again}"
-            )
+        content, source = read_part(Store(self.url), STRUCTURES_NAME)
+        found = Structures.from_bytes(content, source, [each.material_id for each in manifest.materials], AGAIN)
+        check_part(source, found.sha256, manifest.structures_sha256)
         return found
 
     def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
@@ -196,12 +188,7 @@ def open_shards(place: str | Path) -> ShardSet:
             f"{is_or_are(manifest.n_chunks)} written. Run the command that writes it again; it goes on where it "
             "stopped."
         )
-    codec = stored_codec(store)
-    if codec.sha256 != manifest.codec_sha256:
-        raise TomatError(
-            f"The codec {store.url}{CODEC_NAME} is not the one the set was written with: it hashes to "
-            f"{codec.sha256[:12]}..., the manifest says {manifest.codec_sha256[:12]}... Copy or tokenize the set again."
-        )
+    codec = stored_codec(store, manifest)
     array = store.open_array()
     expected = ((manifest.rows, manifest.context), "uint16", (manifest.block_rows, manifest.context))
     found = (tuple(array.shape), array.dtype.name, tuple(array.chunk_layout.read_chunk.shape or ()))

@@ -46,15 +46,9 @@ class Structures:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Structures]) -> Structures:
-        """One after another; at least one."""
-        before = np.cumsum([0, *(len(part.atomic_numbers) for part in parts)])
-        return cls(
-            np.concatenate([part.lattices for part in parts]),
-            np.concatenate([part.atom_ends + start for part, start in zip(parts, before[:-1], strict=True)]),
-            np.concatenate([part.atomic_numbers for part in parts]),
-            np.concatenate([part.frac_coords for part in parts]),
-        )
+    def joined(cls, parts: Iterable[Structures]) -> Structures:
+        """One after another."""
+        return cls.of(crystal for part in parts for crystal in part)
 
     def __len__(self) -> int:
         return len(self.lattices)

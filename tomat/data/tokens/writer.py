@@ -10,7 +10,7 @@ import hashlib
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -40,6 +40,9 @@ from tomat.data.tokens.structures import Structures
 
 GetGrid = Callable[[str], DensityGrid]
 """Reads the density of a material by name; raises TomatError where that is impossible."""
+
+
+AGAIN = "Copy or tokenize the set again."
 
 
 def rows_checksum(rows: np.ndarray) -> str:
@@ -81,9 +84,6 @@ def start_shards(
         raise TomatError("The plan was made with another codec than the one given; plan again.")
     store = place if isinstance(place, Store) else Store(place)
     found = read_plan(store)
-    hashes = structures and structures.sha256, promolecule and promolecule.sha256
-    if found is None and hashes != (plan.structures_sha256, plan.promolecule_sha256):
-        raise TomatError("The plan was made with other structures or another promolecule than given; plan again.")
     if found is not None:
         check_same(store, found, plan.identity())
     else:
@@ -106,48 +106,49 @@ def read_plan(store: Store) -> ShardManifest | None:
     return None if content is None else parse_manifest(content, store.url + MANIFEST_NAME)
 
 
-def stored_codec(store: Store) -> DensityCodec:
+def read_part(store: Store, name: str) -> tuple[bytes, str]:
+    """A file that a manifest says lies beside it, and where it lies."""
+    if (content := store.read(name)) is None:
+        raise TomatError(f"The shard set {store.url} has no {name}, and its manifest has. {AGAIN}")
+    return content, store.url + name
+
+
+def check_part(source: str, found: str, stated: str) -> None:
+    """Refuse a file beside a manifest that is another set's, by its hash."""
+    if found != stated:
+        raise TomatError(
+            f"{source} is not the set's: it hashes to {found[:12]}..., the manifest says {stated[:12]}... {AGAIN}"
+        )
+
+
+def stored_codec(store: Store, plan: ShardManifest) -> DensityCodec:
     """The codec beside a plan."""
-    content = store.read(CODEC_NAME)
-    if content is None:
-        raise TomatError(f"The shard set {store.url} has no {CODEC_NAME}. Copy or tokenize it again.")
-    return codec_from_text(content.decode(errors="replace"), store.url + CODEC_NAME)
+    content, source = read_part(store, CODEC_NAME)
+    codec = codec_from_text(content.decode(errors="replace"), source)
+    check_part(source, codec.sha256, plan.codec_sha256)
+    return codec
 
 
 def stored_promolecule(store: Store, plan: ShardManifest) -> Promolecule | None:
     """The promolecule beside a plan; None if the plan has none."""
     if plan.promolecule_sha256 is None:
         return None
-    content = store.read(PROMOLECULE_NAME)
-    source, again = store.url + PROMOLECULE_NAME, "Copy or tokenize the set again."
-    if content is None:
-        raise TomatError(f"The shard set {store.url} has no {PROMOLECULE_NAME}, and its manifest has. {again}")
+    content, source = read_part(store, PROMOLECULE_NAME)
     found = Promolecule.from_text(content.decode(errors="replace"), source)
-    if found.sha256 != plan.promolecule_sha256:
-        raise TomatError(
-            f"The promolecule {source} is not the set's: it hashes to {found.sha256[:12]}..., the manifest says "
-            f"{plan.promolecule_sha256[:12]}... {again}"
-        )
+    check_part(source, found.sha256, plan.promolecule_sha256)
     return found
-
-
-def check_planned_promolecule(store: Store, plan: ShardManifest, given: bool) -> None:
-    """Refuse a promolecule for a set that was planned without one."""
-    if given and plan.promolecule_sha256 is None:
-        raise TomatError(
-            f"{store.url} was begun without a promolecule, and goes on without. Leave --promolecule out, or choose "
-            "another place."
-        )
 
 
 def check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:
     """Refuse a set in place whose `identity` is another than the wanted one."""
-    differing = [key for key, value in found.identity().items() if wanted.get(key) != value]
+    refuse_differing(store, [key for key, value in found.identity().items() if wanted.get(key) != value])
+
+
+def refuse_differing(store: Store, differing: Sequence[str]) -> None:
+    """Refuse to write over a set that differs in something."""
     if differing:
-        raise TomatError(
-            f"{store.url} holds another data set: it differs in {', '.join(differing)}. Remove it, or choose another "
-            "place."
-        )
+        said = f"{store.url} holds another data set: it differs in {', '.join(differing)}"
+        raise TomatError(f"{said}. Remove it, or choose another place.")
 
 
 def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: DensityCodec) -> np.ndarray:

@@ -46,10 +46,10 @@ from tomat.data.tokens.pipeline.stages import (
     write_units,
 )
 from tomat.data.tokens.writer import (
-    check_planned_promolecule,
     check_same,
     finalise,
     read_plan,
+    refuse_differing,
     start_shards,
     stored_codec,
 )
@@ -166,9 +166,11 @@ def _write_set(
         plan = new.plan
         start_shards(store, plan, new.codec, new.structures, new.promolecule)
     else:
-        check_planned_promolecule(store, plan, job.promolecule is not None)
+        if job.promolecule is not None and plan.promolecule_sha256 is None:
+            goes_on = f"{store.url} was begun without a promolecule, and goes on without"
+            raise TomatError(f"{goes_on}. Leave --promolecule out, or choose another place.")
         if not plan.complete:
-            start_shards(store, plan, stored_codec(store) if job.codec is None else job.codec)
+            start_shards(store, plan, stored_codec(store, plan) if job.codec is None else job.codec)
     survey_seconds, began = time.monotonic() - began, time.monotonic()
     units = write_units(plan, materials, missing_chunks(store, plan, read=read_again))
     spans = [plan.chunk_rows(chunk) for unit in units for chunk in unit.chunks]
@@ -203,11 +205,7 @@ def check_request(
             raise TomatError(
                 f"{store.url}{REQUEST_NAME} is damaged ({type(error).__name__}: {error}). {again}"
             ) from error
-        if differing:
-            raise TomatError(
-                f"{store.url} holds another data set: it differs in {', '.join(differing)}. Remove it, or choose "
-                "another place."
-            )
+        refuse_differing(store, differing)
         return
     if store.read(MANIFEST_NAME) is not None or store.names(f"{ARRAY_NAME}/"):
         raise TomatError(

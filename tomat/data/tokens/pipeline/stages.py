@@ -362,7 +362,8 @@ def _open_set(output: str, tries: int, plan_sha256: str) -> tuple[Store, ShardMa
     content = store.read(MANIFEST_NAME)
     if content is None or hashlib.sha256(content).hexdigest() != plan_sha256:
         raise TomatError(f"The plan in {store.url} has gone or changed while it was carried out. Start again.")
-    return store, parse_manifest(content, store.url + MANIFEST_NAME), stored_codec(store), store.open_array()
+    plan = parse_manifest(content, store.url + MANIFEST_NAME)
+    return store, plan, stored_codec(store, plan), store.open_array()
 
 
 def write_unit(output: str, tries: int, plan_sha256: str, unit: WriteUnit) -> int:

@@ -183,7 +183,7 @@ def _run_show(args: argparse.Namespace) -> int:
 
 def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any], DensityGrid]":
     """What is reported of one file, units in the keys."""
-    from tomat.data.dataset.potcar import expected_electrons, rules_for
+    from tomat.data.dataset.valences import expected_electrons, rules_for
     from tomat.data.density.atoms_on_density import misfit_of
     from tomat.data.density.io import format_name, open_density, parts_beside
 
@@ -313,7 +313,7 @@ def _inputs(args: argparse.Namespace) -> "tuple[dict[str, tuple[str | None, Call
 
 def _opened(path: str, name: str, rules: Any, given: Any) -> "DensityGrid":
     """A density, its electrons compared with the valences given or of the POTCAR beside it."""
-    from tomat.data.dataset.potcar import rules_for
+    from tomat.data.dataset.valences import rules_for
     from tomat.data.density.io import open_density
 
     return open_density(path, name, rules_for(path, rules, given))

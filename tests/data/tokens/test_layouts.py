@@ -74,25 +74,15 @@ def test_patches_that_fill_8192_tokens():
     layout = LAYOUTS["v3-fill8k"]
     found = {n_atoms: layout.patch_shape(n_atoms) for n_atoms in range(1, 132)}
     changes = {n: box for n, box in found.items() if box != found.get(n - 1)}
-    assert changes == {
-        1: (20, 20, 20),
-        18: (19, 20, 20),
-        57: (19, 19, 20),
-        95: (19, 19, 19),
-        131: (18, 19, 19),
-    }
+    expected = {1: (20, 20, 20), 18: (19, 20, 20), 57: (19, 19, 20), 95: (19, 19, 19), 131: (18, 19, 19)}
+    assert changes == expected
     assert all(prod(box) >= prod(LAYOUTS["v3-p20"].patch_shape(n)) for n, box in found.items())
 
 
 def test_layouts_of_cubes_are_written_as_they_always_were():
     """Manifests and interrupted runs on disk are compared with these."""
-    assert LAYOUTS["v3-p19"].to_dict() == {
-        "name": "v3-p19",
-        "version": "v3",
-        "patch_size": 19,
-        "context": 8192,
-        "tokens_per_voxel": 1,
-    }
+    kept = {"name": "v3-p19", "version": "v3", "patch_size": 19, "context": 8192, "tokens_per_voxel": 1}
+    assert LAYOUTS["v3-p19"].to_dict() == kept
     for layout in LAYOUTS.values():
         assert SequenceLayout(**layout.to_dict()) == layout
 

@@ -116,25 +116,8 @@ def test_v3_token_by_token(codec):
     exp, m1, m2 = 1162, 1162 + 512, 1162 + 768
     zero, half = [exp, m1, m2], [exp + 126, m1, m2]
     third = [exp + 125, m1 + 0x55, m2 + 0x55]
-    expected = [
-        1,
-        7,
-        140,
-        141,
-        142,
-        8,
-        18,
-        138 + 60,
-        138 + 80,
-        138 + 100,
-        *[138 + 450] * 3,
-        19,
-        3,
-        20 + 13,
-        20 + 7,
-        4,
-        5,
-    ]
+    expected = [1, 7, 140, 141, 142, 8, 18, 138 + 60, 138 + 80, 138 + 100, *[138 + 450] * 3, 19]
+    expected += [3, 20 + 13, 20 + 7, 4, 5]
     # Si at (1/2, 0, 1/4) less (1/2, 2/3, 3/4); O at (0, 1/3, 3/4) less the same.
     expected += [*zero, *third, *half, *half, exp + 126, m1 + 0x55, m2 + 0x55, *zero]
     expected += [6, 15, high, *[low] * 7, 16, 2]

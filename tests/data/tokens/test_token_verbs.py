@@ -172,19 +172,10 @@ def test_elements_that_a_file_does_not_name(tmp_path, unnamed, codec, verb, capl
     words = {
         "tokenize": ["tokenize", "--input", unnamed, "--codec", tmp_path / "codec.json", "--layout", "v3-p7"],
         "codec fit": ["codec", "fit", "--input", unnamed, "--bins", 50],
-        "retokenize": [
-            "retokenize",
-            "--source",
-            "chgcar",
-            "--input",
-            unnamed.parent,
-            "--layout",
-            "v3-p7",
-            "--workers",
-            1,
-        ]
-        + ["--codec", tmp_path / "codec.json", "--max_skipped", 0],
+        "retokenize": ["retokenize", "--source", "chgcar", "--input", unnamed.parent, "--layout", "v3-p7"],
     }[verb]
+    if verb == "retokenize":
+        words += ["--codec", tmp_path / "codec.json", "--max_skipped", 0, "--workers", 1]
     words = [str(word) for word in words]
     assert main([*words, "--output", str(tmp_path / "none")]) == 2
     assert not (tmp_path / "none").exists() or verb == "retokenize"

@@ -69,7 +69,7 @@ class Learnt:
     @property
     def void_radius_a(self) -> float | None:
         """The farthest that a point of the training's cells is from its nearest atom, A
-        (`density.voids.void_radius_a`). None: not known."""
+        (`density.geometry.void_radius_a`). None: not known."""
         return self.promolecule.void_radius_a
 
     @property

@@ -23,6 +23,7 @@ class RadialBasis:
     """
 
     n: int = 16
+    """Functions."""
     cutoff_a: float = 5.0
     """Distance from which on all are zero, A."""
     stretch_a: float = 0.5

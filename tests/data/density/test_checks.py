@@ -6,16 +6,15 @@ from tomat.base.errors import TomatError
 from tomat.data.density.checks import (
     ELECTRON_TOLERANCE,
     check_electron_count,
-    check_electrons,
     check_rho_times_volume,
     check_zeros,
     density_of,
     earned_tolerance,
-    plausible_electron_counts,
 )
 from tomat.data.density.cube import read_cube, write_cube
+from tomat.data.density.elements import plausible_electron_counts
 from tomat.data.density.geometry import BOHR_A
-from tomat.data.density.grid import DensityGrid
+from tomat.data.density.grid import DensityGrid, check_electrons
 from tomat.data.density.rules import ACCEPTABLE, ReadRules
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.density.atoms_on_density import check_atoms_on_density
-from tomat.data.density.elements import fewest_valence_electrons
+from tomat.data.density.elements import plausible_electron_counts
 from tomat.data.density.geometry import BOHR_A, check_cell
 from tomat.data.density.grid import SMALLEST_CELL_VOLUME_A3, DensityGrid, clip_negative_values
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
@@ -17,9 +17,6 @@ from tomat.data.density.valence_table import Reading, Valences, readings
 LARGEST_NEGATIVE_SHARE = 0.05
 """Negative charge over positive charge above which an array is refused. PAW densities ring to about 1e-4 of it in
 vacuum; a spin or difference density has shares near one half."""
-
-LOWEST_VALENCE_SHARE = 0.75
-"""Electrons found over the fewest that pseudopotentials leave these atoms. Below one for charged cells and rounding."""
 
 STEEP_SHARE_OF_MEAN = 0.1
 """A zero beside a value above this share of the mean is steep. A density that decays into vacuum reaches zero, or what
@@ -130,22 +127,6 @@ def _longest_steep_run(values: np.ndarray, zero: np.ndarray, ordinary: np.ndarra
     starts, stops = edges[::2], edges[1::2]
     at_end = steep[starts - 1] | steep[stops % len(steep)]  # the crystal is periodic
     return int(np.max((stops - starts)[at_end], initial=0))
-
-
-def plausible_electron_counts(atomic_numbers: np.ndarray) -> tuple[float, float]:
-    """The least and the most electrons that a valence or all-electron density of these atoms can hold."""
-    fewest = sum(fewest_valence_electrons(int(number)) for number in atomic_numbers)
-    return LOWEST_VALENCE_SHARE * fewest, float(np.sum(atomic_numbers)) * 1.02 + 1.0
-
-
-def check_electrons(grid: DensityGrid, source: str) -> None:
-    """Refuse a density whose integral no set of these atoms has."""
-    least, most = plausible_electron_counts(grid.atomic_numbers)
-    if grid.atomic_numbers.size and not least <= grid.electron_count <= most:
-        raise TomatError(
-            f"{source}: the density integrates to {grid.electron_count:.4g} electrons, but {grid.formula} with "
-            f"{grid.atomic_numbers.size} atoms has {least:.4g} to {most:.4g}; check its unit (expected e/A^3)."
-        )
 
 
 def check_rho_times_volume(

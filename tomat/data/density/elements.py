@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from math import gcd
 
+import numpy as np
+
 SYMBOLS: tuple[str, ...] = tuple(
     """
     H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb Mo
@@ -41,6 +43,9 @@ _PAULING: tuple[float, ...] = tuple(
 )
 """Electronegativity on Pauling's scale of Z = 1..103, 0 where there is none (He, Ne, Ar): the CRC Handbook of Chemistry
 and Physics, as pymatgen's periodic table has it, against which a test holds it."""
+
+LOWEST_VALENCE_SHARE = 0.75
+"""Electrons found over the fewest that pseudopotentials leave these atoms. Below one for charged cells and rounding."""
 
 _NUMBER_OF = {symbol: number for number, symbol in enumerate(SYMBOLS, start=1)}
 _NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
@@ -100,3 +105,9 @@ def reduced_formula(atomic_numbers: Sequence[int]) -> str:
     counts = Counter(symbol_of(number) for number in atomic_numbers)
     divisor = gcd(*counts.values())
     return "".join(f"{symbol}{'' if n == divisor else n // divisor}" for symbol, n in sorted(counts.items()))
+
+
+def plausible_electron_counts(atomic_numbers: np.ndarray) -> tuple[float, float]:
+    """The least and the most electrons that a valence or all-electron density of these atoms can hold."""
+    fewest = sum(fewest_valence_electrons(int(number)) for number in atomic_numbers)
+    return LOWEST_VALENCE_SHARE * fewest, float(np.sum(atomic_numbers)) * 1.02 + 1.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.data.density.elements import SYMBOLS, reduced_formula, symbol_of
+from tomat.data.density.elements import SYMBOLS, plausible_electron_counts, reduced_formula, symbol_of
 from tomat.data.density.geometry import lattice_parameters
 
 if TYPE_CHECKING:
@@ -177,6 +177,16 @@ class DensityGrid:
             rho=rho,
             clipped_voxels=self.clipped_voxels + clipped,
             clipped_electrons=self.clipped_electrons + added,
+        )
+
+
+def check_electrons(grid: DensityGrid, source: str) -> None:
+    """Refuse a density whose integral no set of these atoms has."""
+    least, most = plausible_electron_counts(grid.atomic_numbers)
+    if grid.atomic_numbers.size and not least <= grid.electron_count <= most:
+        raise TomatError(
+            f"{source}: the density integrates to {grid.electron_count:.4g} electrons, but {grid.formula} with "
+            f"{grid.atomic_numbers.size} atoms has {least:.4g} to {most:.4g}; check its unit (expected e/A^3)."
         )
 
 

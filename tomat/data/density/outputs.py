@@ -1,7 +1,9 @@
 """Densities as files that other codes read: each appears whole under its name, or not at all.
 
-What the formats are is in the module of each; a CHGCAR is written by pymatgen.
+What the formats are is in the module of each, imported where it is written; a CHGCAR is written by pymatgen.
 """
+
+from __future__ import annotations
 
 import contextlib
 import errno
@@ -14,21 +16,18 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
-from tomat.data.density.checks import check_electrons
-from tomat.data.density.chgcar import Augmentation
-from tomat.data.density.cube import SUFFIXES as CUBE_SUFFIXES
-from tomat.data.density.cube import write_cube
 from tomat.data.density.elements import symbol_of
-from tomat.data.density.espresso import ReciprocalList, write_charge_density
-from tomat.data.density.grid import DensityGrid
-from tomat.data.density.materials_project import write_materials_project
-from tomat.data.density.zarr_store import write_zarr
+from tomat.data.density.grid import DensityGrid, check_electrons
+
+if TYPE_CHECKING:
+    from tomat.data.density.chgcar import Augmentation
+    from tomat.data.density.espresso import ReciprocalList
 
 FORMATS: Mapping[str, str] = {
     "chgcar": ".CHGCAR",
@@ -48,13 +47,15 @@ _EXCHANGES = 100
 
 def form_of(path: str | os.PathLike[str]) -> str:
     """The format that the name of a file to be written asks for."""
+    from tomat.data.density.cube import SUFFIXES
+
     name = Path(path).name
     plain = name.removesuffix(".gz")
     if name.endswith(".zarr"):
         return "zarr"
     if plain.endswith(".json"):
         return "json"
-    if plain.endswith(CUBE_SUFFIXES):
+    if plain.endswith(SUFFIXES):
         return "cube"
     if plain.endswith(".vasp") or "CHGCAR" in plain.upper():
         return "chgcar"
@@ -101,11 +102,17 @@ def write_density(
         elif form == "cube":
             _write_cube(grid, place)
         elif form == "json":
+            from tomat.data.density.materials_project import write_materials_project
+
             with _binary(place) as file:
                 write_materials_project(grid, file)
         elif form == "zarr":
+            from tomat.data.density.zarr_store import write_zarr
+
             write_zarr(grid, place, metadata=metadata)
         elif vectors is not None:
+            from tomat.data.density.espresso import write_charge_density
+
             place.mkdir()
             write_charge_density(grid, place / CHARGE_DENSITY, vectors)
 
@@ -219,6 +226,8 @@ def _write_chgcar(grid: DensityGrid, path: Path, augmentation: tuple[str, ...] |
 
 
 def _write_cube(grid: DensityGrid, path: Path) -> None:
+    from tomat.data.density.cube import write_cube
+
     with _binary(path) as file:
         write_cube(grid, file)
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.data.density.checks import check_electrons, density_of
+from tomat.data.density.checks import density_of
 from tomat.data.density.chgcar import Parts
 from tomat.data.density.crystal import structure_from_dict
-from tomat.data.density.grid import DensityGrid
+from tomat.data.density.grid import DensityGrid, check_electrons
 from tomat.data.density.kinds import check_kind
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
 

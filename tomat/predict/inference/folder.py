@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import numpy as np
 from msgspec import Meta
@@ -21,9 +21,7 @@ from tomat.base.documents import mapping, parse_json
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count, Positive, Sha256, typed
 from tomat.base.reporting import dump_json, first_line, to_jsonable, write_text
-from tomat.data.density.chgcar import Augmentation, read_augmentation
 from tomat.data.density.crystal import Crystal
-from tomat.data.density.espresso import ReciprocalList, read_reciprocal_list
 from tomat.data.density.outputs import (
     CHARGE_DENSITY,
     FORMATS,
@@ -41,6 +39,10 @@ from tomat.predict.inference.grids import GridChoice
 from tomat.predict.inference.interface import OnPatches, Predictor
 from tomat.predict.inference.structures import NoStructureError, StructureFile, formula, read_structure
 from tomat.predict.inference.valences import electron_count
+
+if TYPE_CHECKING:
+    from tomat.data.density.chgcar import Augmentation
+    from tomat.data.density.espresso import ReciprocalList
 
 LINES_FILE = "predictions.jsonl"
 """In the output folder: one JSON object for each structure."""
@@ -157,6 +159,8 @@ def predict_structures(
     """
     augmentation = None
     if settings.augmentation_from is not None:
+        from tomat.data.density.chgcar import read_augmentation
+
         augmentation = read_augmentation(settings.augmentation_from, settings.rules)
     lines: dict[int, Line] = {}
     skipped: list[str] = []
@@ -328,6 +332,8 @@ def _is_whole(output: Path, line: Line) -> bool:
 def _vectors(settings: Settings, name: str) -> ReciprocalList | None:
     if settings.vectors_from is None:
         return None
+    from tomat.data.density.espresso import read_reciprocal_list
+
     place = Path(settings.vectors_from)
     return read_reciprocal_list(place / f"{name}.save" / CHARGE_DENSITY if place.is_dir() else place)
 

@@ -5,10 +5,8 @@ import os
 from dataclasses import dataclass
 
 from tomat.base.errors import TomatError
-from tomat.data.density.chgcar import read_grid_shape
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import fast_shape
-from tomat.data.density.io import is_chgcar, open_density
 from tomat.data.density.limits import MOST_VOXELS
 
 SPACING_A = 0.065
@@ -56,6 +54,9 @@ def choose_grid(
     if spacing_a is not None:
         return GridChoice(spacing_a=spacing_a, why=f"--spacing {spacing_a:g}")
     if like is not None:
+        from tomat.data.density.chgcar import read_grid_shape
+        from tomat.data.density.io import is_chgcar, open_density
+
         shape = read_grid_shape(like) if is_chgcar(like) else open_density(like).grid_shape
         return GridChoice(sides=shape, why=f"--like {os.fspath(like)}")
     if trained_a is not None:

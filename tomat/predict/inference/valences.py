@@ -5,9 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.data.density.checks import plausible_electron_counts
 from tomat.data.density.crystal import Crystal
-from tomat.data.density.elements import symbol_of
+from tomat.data.density.elements import plausible_electron_counts, symbol_of
 
 
 def electron_count(

@@ -6,6 +6,9 @@ from typing import Any
 
 from tomat.base.arguments import add_flag, output_file, positive_int, report_file
 from tomat.base.errors import TomatError
+from tomat.base.report.model import Facts
+from tomat.base.report.terminal import show
+from tomat.base.reporting import console, counted, write_report
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 
@@ -44,7 +47,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run_fit(args: argparse.Namespace) -> int:
-    from tomat.base.reporting import console, write_report
     from tomat.data.codec.files import write_codec
     from tomat.data.codec.histogram import DensityHistogram
     from tomat.data.codec.inputs import demo_inputs, path_inputs
@@ -82,7 +84,6 @@ def _run_fit(args: argparse.Namespace) -> int:
 
 
 def _run_show(args: argparse.Namespace) -> int:
-    from tomat.base.reporting import write_report
     from tomat.data.codec.files import load_codec
     from tomat.data.codec.lloyd_max import LloydMaxCodec
     from tomat.data.codec.report import codec_figures, draw_codec
@@ -101,10 +102,6 @@ def _run_show(args: argparse.Namespace) -> int:
 
 
 def _print(figures: dict[str, Any], path: Path) -> None:
-    from tomat.base.report.model import Facts
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import counted
-
     unit = {"e_per_A3": "e/A^3"}.get(figures["unit"], figures["unit"])
     rows = {
         "kind": f"{figures['kind']}, {counted(figures['tokens_per_voxel'], 'token')} a voxel, {unit}",

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any
 from tomat.app.predict_verbs import existing_place, valences
 from tomat.base.arguments import existing_file, output_file, report_file
 from tomat.base.errors import RetryableError, TomatError
+from tomat.base.progress import progress
+from tomat.base.report.model import Column, Facts, Table
+from tomat.base.report.terminal import show
+from tomat.base.reporting import console, counted, dump_json, write_report
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:
@@ -94,9 +98,6 @@ def _register_demo_data(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run_show_demo(args: argparse.Namespace) -> int:
-    from tomat.base.report.model import Column, Table
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import console, dump_json, write_report
     from tomat.data.density.demo.embedded import demo_index, load_demo
 
     if args.material_id:
@@ -140,7 +141,6 @@ def _run_show_demo(args: argparse.Namespace) -> int:
 
 
 def _run_show(args: argparse.Namespace) -> int:
-    from tomat.base.reporting import console, counted, write_report
     from tomat.data.density.find import find_densities, ignored_words
     from tomat.data.density.io import check_species_apply
 
@@ -217,9 +217,6 @@ def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, A
 
 
 def _print(figures: dict[str, Any]) -> None:
-    from tomat.base.report.model import Facts
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import counted
     from tomat.data.density.atoms_on_density import DOUBTFUL_MISFIT
 
     found, expected = figures["electrons"], figures["electrons_expected"]
@@ -249,8 +246,6 @@ def _print(figures: dict[str, Any]) -> None:
 
 
 def _run_convert(args: argparse.Namespace) -> int:
-    from tomat.base.progress import progress
-    from tomat.base.reporting import console, counted, write_report
     from tomat.data.density.outputs import FORMATS as ENDINGS
     from tomat.data.density.outputs import OutputError, form_of
 
@@ -355,9 +350,6 @@ def _convert(
 
 
 def _run_compare(args: argparse.Namespace) -> int:
-    from tomat.base.report.model import Facts
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import console, write_report
     from tomat.data.density.io import check_species_apply, open_density
     from tomat.predict.evaluation.difference import compare_densities
     from tomat.predict.evaluation.picture import check_picture, compared_plane, draw_plane

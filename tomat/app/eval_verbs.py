@@ -15,6 +15,8 @@ from tomat.base.arguments import (
     report_file,
     run_folder,
 )
+from tomat.base.errors import TomatError
+from tomat.base.reporting import console, counted, to_jsonable, write_json
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
@@ -71,7 +73,6 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run_eval(args: argparse.Namespace) -> int:
-    from tomat.base.errors import TomatError
     from tomat.predict.evaluation.picture import FORMATS
 
     decoders = [] if args.free_running is None else list(dict.fromkeys(args.free_running)) or ["parallel"]
@@ -91,7 +92,6 @@ def _run_eval(args: argparse.Namespace) -> int:
 
     from tomat.app.workflow.held_out import evaluate_with_bar, partial_path, predict_with_bar
     from tomat.base.checked_json import with_checksum
-    from tomat.base.reporting import console, to_jsonable, write_json
     from tomat.predict.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
     from tomat.predict.inference.choice import Choice
@@ -132,8 +132,6 @@ def _materials(
     args: argparse.Namespace, config: "TrainConfig"
 ) -> "tuple[Sequence[str], Callable[[str], DensityGrid], str]":
     """Names of the materials, how to load one, and where they come from in words."""
-    from tomat.base.errors import TomatError
-    from tomat.base.reporting import counted
 
     if args.input is not None:
         from tomat.data.codec.inputs import path_inputs

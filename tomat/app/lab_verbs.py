@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tomat.base.arguments import add_flag, config_file, count, positive_float, positive_int, report_file, share
+from tomat.base.errors import TomatError
+from tomat.base.report.terminal import show
+from tomat.base.reporting import console, write_report
+from tomat.base.stages import Stages
 
 if TYPE_CHECKING:
-    from tomat.base.stages import Stages
     from tomat.measure.lab.max_batch import Probe
     from tomat.measure.lab.messages import Limits
     from tomat.measure.lab.record import LabRow
@@ -118,8 +121,6 @@ def _show(stages: "Stages", what: str, stage: str) -> None:
 
 def _run_lab(args: argparse.Namespace) -> int:
     """Measure a sweep; status 1 if a row has no answer."""
-    from tomat.base.reporting import console, write_report
-    from tomat.base.stages import Stages
     from tomat.measure.lab.log import log_row
     from tomat.measure.lab.run import Lab, LabConfig
     from tomat.perf.tuning.changes import override_words
@@ -169,13 +170,10 @@ def _run_lab(args: argparse.Namespace) -> int:
 
 def _run_max_batch(args: argparse.Namespace) -> int:
     """Search for the largest batch; status 1 if a search has found none."""
-    from tomat.base.errors import TomatError
     from tomat.train.settings.keys import check_words
 
     check_words(args.config_path, args.overrides)  # before JAX is imported
 
-    from tomat.base.reporting import console, write_report
-    from tomat.base.stages import Stages
     from tomat.measure.lab.log import log_probe
     from tomat.measure.lab.max_batch import STATUS_WORDS, MaxBatch
     from tomat.measure.lab.run import LabConfig
@@ -228,8 +226,6 @@ def _run_max_batch(args: argparse.Namespace) -> int:
 def _run_quality(args: argparse.Namespace) -> int:
     """Train a sweep over seeds; status 1 if a run has failed."""
     from tomat.app.workflow.quality import train_study
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import console, write_report
     from tomat.measure.lab.quality import Quality, seeds_of
     from tomat.measure.lab.record import record_path
     from tomat.perf.tuning.changes import override_words

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tomat.base.arguments import add_flag, config_file, count, existing_file, positive_float, positive_int, report_file
+from tomat.base.errors import TomatError
+from tomat.base.reporting import console, write_report
 
 if TYPE_CHECKING:
     from tomat.launch.gcloud import TpuLaunch
@@ -72,7 +74,6 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run_launch(args: argparse.Namespace) -> int:
-    from tomat.base.errors import TomatError
     from tomat.train.settings.keys import check_words
 
     if not Path(LAUNCHER).exists():
@@ -131,7 +132,6 @@ def _check(
     args: argparse.Namespace, config: "TrainConfig", places: Mapping[str, str | None], problems: Sequence[str]
 ) -> int:
     """Print a line a question; status 1 where one failed."""
-    from tomat.base.reporting import write_report
     from tomat.launch.check import print_line, run_checks
     from tomat.launch.command import require_program, run_command
 
@@ -148,7 +148,6 @@ def _check(
 
 
 def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
-    from tomat.base.reporting import console, write_report
     from tomat.launch.command import require_program, run_command
     from tomat.launch.supervisor import RestartPolicy, Supervisor
 
@@ -184,7 +183,6 @@ def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
 
 
 def _launch_iris(args: argparse.Namespace, config: "TrainConfig") -> int:
-    from tomat.base.errors import TomatError
     from tomat.launch.command import require_program, run_command
     from tomat.launch.iris import iris_command
 

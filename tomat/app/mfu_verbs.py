@@ -5,6 +5,9 @@ from typing import Any
 
 from tomat.base.arguments import config_file, positive_float, positive_int, report_file, run_folder
 from tomat.base.errors import TomatError
+from tomat.base.report.model import Column, Table
+from tomat.base.report.terminal import show
+from tomat.base.reporting import console, counted, write_report
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -35,7 +38,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def _run_mfu(args: argparse.Namespace) -> int:
     from tomat.app.public import mfu
-    from tomat.base.reporting import write_report
     from tomat.hardware.chips import slice_named
     from tomat.train.settings.keys import check_words
 
@@ -67,9 +69,6 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from tomat.base.report.model import Column, Table
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import console, counted
     from tomat.hardware.mfu import UTILISATIONS
 
     model, where = result["model"], result["slice"]
@@ -123,9 +122,6 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _print_parts(result: dict[str, Any]) -> None:
-    from tomat.base.report.model import Column, Table
-    from tomat.base.report.terminal import show
-
     wall, lost = result["wall_seconds"], result.get("wall_mfu_full_lost", {})
     headings = ("seconds", "share", "MFU lost, points") if lost else ("seconds", "share")
     rows = []

@@ -3,6 +3,8 @@
 import argparse
 
 from tomat.base.arguments import output_file, report_file
+from tomat.base.errors import TomatError
+from tomat.base.reporting import console, readable_bytes, write_report
 from tomat.data.density.rules import add_rule_flags, rules_of
 
 
@@ -37,7 +39,6 @@ def _run_page(args: argparse.Namespace) -> int:
 
     from rich.text import Text
 
-    from tomat.base.reporting import console, readable_bytes, write_report
     from tomat.report.html.density import LOOKED_AT
     from tomat.report.html.document import write_page
     from tomat.report.html.kinds import default_output, page_of
@@ -60,8 +61,6 @@ def _run_page(args: argparse.Namespace) -> int:
     )
     if args.open:
         import webbrowser
-
-        from tomat.base.errors import TomatError
 
         if not webbrowser.open(output.resolve().as_uri()):
             raise TomatError(f"no browser was found on this machine; open {output.resolve()} in one.")

@@ -18,6 +18,8 @@ from tomat.base.arguments import (
 )
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
+from tomat.base.reporting import console, write_report
+from tomat.base.stages import Stages
 
 if TYPE_CHECKING:
     from tomat.perf.plan.calibration import CalibrationRow
@@ -167,7 +169,6 @@ def _compare(args: argparse.Namespace, words: list[str]) -> int:
 
 def _sweep(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
-    from tomat.base.reporting import console, write_report
     from tomat.perf.tuning.sweep import run_sweep
     from tomat.perf.tuning.sweep_rows import FAILED
     from tomat.report.pages.sweep_page import print_ranking, write_sweep_page
@@ -183,8 +184,6 @@ def _sweep(args: argparse.Namespace) -> int:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
-    from tomat.base.reporting import write_report
-    from tomat.base.stages import Stages
     from tomat.report.pages.calibration_page import calibrate
 
     added = [] if args.record is None else _measurements(args.record)
@@ -202,7 +201,6 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 def _measurements(path: Path) -> "list[CalibrationRow]":
     """Of a run's folder, or of the lab's record."""
-    from tomat.base.reporting import console
     from tomat.measure.lab.measurements import measured_steps
     from tomat.perf.plan.calibration import row_of_run
 
@@ -215,7 +213,6 @@ def _measurements(path: Path) -> "list[CalibrationRow]":
 
 
 def _calibrate_kernels(args: argparse.Namespace) -> int:
-    from tomat.base.reporting import write_report
     from tomat.report.pages.kernels_page import calibrate_kernels
 
     where = {"cache_dir": args.cache_dir, "chips": args.chip}
@@ -235,7 +232,6 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     check_words(path, overrides)
     _say_withheld()
 
-    from tomat.base.reporting import write_report
     from tomat.perf.plan.plan_cache import default_cache_dir, find_report, keep_report
     from tomat.report.pages.plan_tables import print_plan, print_trials
 
@@ -275,7 +271,6 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _plan_decoders(args: argparse.Namespace, path: Path, overrides: list[str], cache: Path, key: str | None) -> int:
-    from tomat.base.reporting import write_report
     from tomat.perf.plan.plan_cache import find_report, keep_report
     from tomat.report.pages.plan_tables import print_decoders
 

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import count, existing_file, positive_float, positive_int, report_file, run_folder
+from tomat.base.errors import TomatError
+from tomat.base.progress import progress
+from tomat.base.reporting import console, counted, write_report
 from tomat.data.density.elements import SYMBOLS, atomic_number
 
 if TYPE_CHECKING:
@@ -87,7 +90,6 @@ def valences(text: str) -> dict[int, float]:
 
 def _run_predict(args: argparse.Namespace) -> int:
     """Predict, saying what is done; the exit status says whether all could be."""
-    from tomat.base.errors import TomatError
     from tomat.data.density.rules import ACCEPTABLE as READ_RULES
     from tomat.data.density.rules import rules_of
 
@@ -113,8 +115,6 @@ def _run_predict(args: argparse.Namespace) -> int:
     accept = tuple(args.accept or ())
     rules = rules_of(args.species, [name for name in accept if name in READ_RULES])
 
-    from tomat.base.progress import progress
-    from tomat.base.reporting import console, counted, write_report
     from tomat.predict.inference.folder import LINES_FILE, Settings, predict_structures
     from tomat.predict.inference.grids import choose_grid
     from tomat.predict.inference.structures import check_species_used, find_structures

@@ -7,6 +7,7 @@ from typing import Any
 
 from tomat.base.arguments import count, percent, report_file
 from tomat.base.errors import TomatError
+from tomat.base.reporting import console, write_report
 
 EPILOG = """\
 forms:
@@ -103,7 +104,6 @@ def _run_profile(args: argparse.Namespace) -> int:
 
 
 def _parse(args: argparse.Namespace, target: str) -> int:
-    from tomat.base.reporting import console, write_report
     from tomat.perf.profile.load import load_breakdown, profile_place
     from tomat.report.pages.profile_tables import print_breakdown
 
@@ -144,7 +144,6 @@ def _parse(args: argparse.Namespace, target: str) -> int:
 
 def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
-    from tomat.base.reporting import write_report
     from tomat.perf.profile.load import load_breakdown
     from tomat.perf.profile.two_breakdowns import Thresholds, Verdict, compare_breakdowns
     from tomat.report.pages.profile_tables import print_comparison
@@ -162,7 +161,6 @@ def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
 
 
 def _index(docs: Path) -> int:
-    from tomat.base.reporting import console
     from tomat.report.pages.report import write_index
 
     if not docs.is_dir():

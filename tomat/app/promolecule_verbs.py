@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.arguments import output_file, report_file
+from tomat.base.progress import progress
+from tomat.base.report.model import Facts
+from tomat.base.report.terminal import show
+from tomat.base.reporting import console, counted, write_bytes, write_report, write_text
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 _REMEDY = "Remove it and fit again."
@@ -43,8 +47,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def _run_fit(args: argparse.Namespace) -> int:
     import numpy as np
 
-    from tomat.base.progress import progress
-    from tomat.base.reporting import console, write_bytes, write_report, write_text
     from tomat.data.codec.inputs import demo_inputs, path_inputs
     from tomat.data.density.promolecule import PromoleculeFit
 
@@ -96,7 +98,6 @@ def _run_fit(args: argparse.Namespace) -> int:
 
 
 def _run_show(args: argparse.Namespace) -> int:
-    from tomat.base.reporting import write_report
     from tomat.data.density.promolecule import Promolecule
 
     figures = _figures(Promolecule.load(args.promolecule))
@@ -119,10 +120,6 @@ def _figures(promolecule: Any) -> dict[str, Any]:
 
 
 def _print(figures: dict[str, Any], path: Path) -> None:
-    from tomat.base.report.model import Facts
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import counted
-
     rows = {
         "fitted to": counted(figures["n_materials"], "density", "densities"),
         "each element": f"{figures['functions']} radial functions to {figures['cutoff_a']:g} A",

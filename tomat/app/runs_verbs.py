@@ -4,6 +4,12 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import output_file, port_number, report_file
+from tomat.base.errors import TomatError
+from tomat.base.layout import WEIGHTS_FOLDER
+from tomat.base.progress import progress
+from tomat.base.report.model import Column, Facts, Table
+from tomat.base.report.terminal import show
+from tomat.base.reporting import console, counted, warn, write_report
 
 if TYPE_CHECKING:
     from tomat.train.runs.summary import RunSummary
@@ -85,10 +91,6 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run_list(args: argparse.Namespace) -> int:
     import time
 
-    from tomat.base.progress import progress
-    from tomat.base.report.model import Column, Table
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import console, write_report
     from tomat.train.runs.checkpoints import survey
     from tomat.train.runs.record import find_runs, read_record
     from tomat.train.runs.summary import summarise
@@ -111,10 +113,6 @@ def _run_list(args: argparse.Namespace) -> int:
 def _run_show(args: argparse.Namespace) -> int:
     import time
 
-    from tomat.base.errors import TomatError
-    from tomat.base.report.model import Facts
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import write_report
     from tomat.report.run import history_table
     from tomat.train.runs.checkpoints import list_checkpoints
     from tomat.train.runs.record import find_runs, read_record
@@ -155,8 +153,6 @@ def _run_verify(args: argparse.Namespace) -> int:
 
     from rich.text import Text
 
-    from tomat.base.progress import progress
-    from tomat.base.reporting import console, counted, write_report
     from tomat.train.runs.checkpoints import list_checkpoints
     from tomat.train.runs.record import find_runs, read_record
     from tomat.train.runs.verify import verify_run
@@ -183,8 +179,6 @@ def damaged_weights(url: str) -> list[str]:
     """What is wrong with the weights in a local run's folder, or with the folder where it is one of weights."""
     from pathlib import Path
 
-    from tomat.base.errors import TomatError
-    from tomat.base.layout import WEIGHTS_FOLDER
     from tomat.predict.weights.folder import read_weights
     from tomat.predict.weights.record import is_weights_folder
 
@@ -202,8 +196,6 @@ def _run_log(args: argparse.Namespace) -> int:
     import time
     from pathlib import Path
 
-    from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, counted, warn, write_report
     from tomat.report.pages.run_log_page import write_log_page
     from tomat.train.runs.entries import read_log
     from tomat.train.runs.published import is_remote
@@ -231,8 +223,6 @@ def _run_log(args: argparse.Namespace) -> int:
 def _run_compare(args: argparse.Namespace) -> int:
     from rich.text import Text
 
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import console, write_report
     from tomat.report.pages.compare_page import (
         breakdown_parts,
         figures_table,

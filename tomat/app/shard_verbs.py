@@ -9,6 +9,10 @@ from typing import Any
 
 from tomat.base.arguments import count, positive_int, report_file, whole_number
 from tomat.base.errors import TomatError
+from tomat.base.progress import progress
+from tomat.base.report.model import Column, Facts, Table
+from tomat.base.report.terminal import show
+from tomat.base.reporting import console, counted, is_or_are, write_report
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 SAMPLE_ROWS = 64
@@ -147,7 +151,6 @@ def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 
 def _run_layouts(args: argparse.Namespace) -> int:
-    from tomat.base.reporting import write_report
     from tomat.data.tokens.context_use import context_table
 
     rows = context_table(args.context, args.atoms, args.smallest_side)
@@ -157,9 +160,6 @@ def _run_layouts(args: argparse.Namespace) -> int:
 
 
 def _print_layouts(context: int, rows: list[dict[str, Any]]) -> None:
-    from tomat.base.report.model import Column, Table
-    from tomat.base.report.terminal import show
-
     made = [["preamble, tokens", *(f"{row['preamble_tokens']:,}" for row in rows)]]
     made += [[name, *(_cell(row["layouts"][name]) for row in rows)] for name in rows[0]["layouts"]]
     made.append(["wider box", *(_cell(row["wide_box"]) for row in rows)])
@@ -197,9 +197,6 @@ def _run_info(args: argparse.Namespace) -> int:
 
 def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
     """Print what a shard set holds, and write it with `extra` figures."""
-    from tomat.base.report.model import Facts
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import console, counted, write_report
     from tomat.data.tokens.clipping import clipped_figures, clipped_lines
     from tomat.data.tokens.words import UNIT_WORDS
 
@@ -251,8 +248,6 @@ def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None
 
 
 def _run_verify(args: argparse.Namespace) -> int:
-    from tomat.base.progress import progress
-    from tomat.base.reporting import console, counted, is_or_are, write_report
     from tomat.data.tokens.clipping import clipped_figures, clipped_lines
     from tomat.data.tokens.shards import open_shards
     from tomat.data.tokens.source_check import compare_with_source, damaged_chunks, repair_chunks, sample_rows
@@ -311,7 +306,6 @@ def _run_verify(args: argparse.Namespace) -> int:
 
 def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | None:
     """Reads the densities of the set; None if it is not known where they are."""
-    from tomat.base.reporting import console
     from tomat.base.storage import Store
     from tomat.data.tokens.pipeline.config import RetokenizeConfig
     from tomat.data.tokens.pipeline.driver import REQUEST_NAME, request_content, rules_without_use

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.arguments import add_flag, config_file, count, positive_int, report_file, share
+from tomat.base.reporting import console, counted, write_report
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 SETTINGS: Mapping[str, str] = {
@@ -131,7 +132,6 @@ def _run_retokenize(args: argparse.Namespace) -> int:
     words = [word for name in SETTINGS if (value := getattr(args, name)) is not None for word in (f"--{name}", value)]
     check_words(args.config_path, [*words, *args.overrides], RetokenizeConfig, "tokenize")
 
-    from tomat.base.reporting import console, counted, write_report
     from tomat.data.tokens.clipping import clipped_figures, clipped_lines
     from tomat.data.tokens.pipeline.driver import retokenize, skipped_by_reason
 

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import config_file, count, report_file, run_folder
+from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
+from tomat.base.reporting import console, write_report
+from tomat.base.stages import Stages
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from tomat.train.settings.config import TrainConfig
@@ -63,7 +66,6 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _run_train(args: argparse.Namespace) -> int:
     from tomat.app.workflow.folder_run import folder_words
-    from tomat.base.errors import TomatError
     from tomat.train.settings.keys import check_words
 
     distils = _distils(args)
@@ -76,7 +78,6 @@ def _run_train(args: argparse.Namespace) -> int:
     overrides = args.overrides if distils else folder_words(path, args.overrides)
 
     from tomat.app.workflow.train import train_and_report
-    from tomat.base.reporting import console, write_report
     from tomat.train.origins import Continuation
     from tomat.train.preemption import StopRequest
     from tomat.train.runs.run_log import Asked
@@ -111,7 +112,6 @@ def _run_train(args: argparse.Namespace) -> int:
 
 def _distils(args: argparse.Namespace) -> bool:
     """Whether the flags of a distillation are there; they come together, and bring a configuration."""
-    from tomat.base.errors import TomatError
 
     if args.teacher is None and args.quantised is None and args.train is None:
         return False
@@ -153,9 +153,6 @@ def distillation_values(
 
 def refuse_what_cannot_fit(config: "TrainConfig") -> None:
     """Plan the run's step for its slice (`tomat plan`), on the machine that is about to run it or another."""
-    from tomat.base.errors import TomatError
-    from tomat.base.reporting import console
-    from tomat.base.stages import Stages
     from tomat.perf.plan.compile.compiler import compile_step
     from tomat.perf.plan.compile.topology import planned_slice
 

@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tomat.base.arguments import add_flag, count, positive_int, report_file, run_folder
+from tomat.base.errors import TomatError
+from tomat.base.progress import progress
+from tomat.base.report.terminal import show
+from tomat.base.reporting import console, readable_bytes, write_report
 
 if TYPE_CHECKING:
     from tomat.predict.weights.folder import Compression, WrittenWeights
@@ -80,10 +84,6 @@ def parts(text: str) -> dict[str, int | None]:
 def _run_write(args: argparse.Namespace) -> int:
     import os
 
-    from tomat.base.errors import TomatError
-    from tomat.base.progress import progress
-    from tomat.base.reporting import console
-
     if args.output.exists():
         raise TomatError(f"--output {args.output} is there already; give another folder, or remove it.")
     compression = None if args.bits is None else _compression(args)
@@ -134,8 +134,6 @@ def _run_compare(args: argparse.Namespace) -> int:
         small_model,
         write_small_models_page,
     )
-    from tomat.base.report.terminal import show
-    from tomat.base.reporting import console, write_report
 
     models = []
     folders = [args.run_dir, *args.folders]
@@ -166,8 +164,6 @@ def _export_distilled(args: argparse.Namespace) -> int:
 def _say(args: argparse.Namespace, written: "WrittenWeights", more: str) -> None:
     """The sizes, on the terminal and in the report."""
     from dataclasses import asdict
-
-    from tomat.base.reporting import console, readable_bytes, write_report
 
     share = written.weights_bytes / written.float32_bytes
     said = f"wrote {args.output}: {readable_bytes(written.weights_bytes)} of weights, {share:.3f} of float32{more}"

@@ -7,7 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
+from tomat.base.progress import progress
+from tomat.base.reporting import write_text
 
 if TYPE_CHECKING:
     from tomat.data.dataset.folder import FolderData
@@ -47,7 +50,6 @@ def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
     `data.n_density_tokens`, and the room for the atoms near a patch."""
     if config.data.source != "folder":
         return config, None
-    from tomat.base.errors import TomatError
     from tomat.data.dataset.folder import FolderRequest, prepare_folder
     from tomat.model.any_decoder import environment_of
     from tomat.train.folder import RunFolder
@@ -88,8 +90,6 @@ def _room(data: "FolderData", environment: "EnvironmentConfig") -> "Room":
     """What the patches of all rows need, counted once."""
     import numpy as np
 
-    from tomat.base.progress import progress
-    from tomat.base.reporting import write_text
     from tomat.data.tokens.shards import open_shards
     from tomat.model.patch_atoms import Room, atoms_of_patch
 

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tomat.base.errors import TomatError
 from tomat.base.layout import DENSITY_FIGURE, PREDICTED_DENSITY, PREDICTION_FIGURE, REFERENCE_DENSITY
+from tomat.base.progress import progress
+from tomat.base.reporting import console, counted
 
 if TYPE_CHECKING:
     from levanter.models.lm_model import LmHeadModel
@@ -38,7 +41,6 @@ class HeldOut:
 def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> HeldOut | None:
     """What a run can be evaluated on: all that was held out, or as many as `evaluation.materials` says; None for a run
     on shard sets, which hold densities only as tokens, and for one that held nothing out."""
-    from tomat.base.reporting import console
 
     asked = config.evaluation
     if data is not None:
@@ -61,8 +63,6 @@ def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> Held
 def held_out_of_run(config: "TrainConfig", run_dir: Path) -> HeldOut:
     """What a run on a folder of densities was evaluated on at its end, by the record of its data; says which files
     those are."""
-    from tomat.base.errors import TomatError
-    from tomat.base.reporting import console, counted
     from tomat.data.dataset.folder import FOLDER_FILE, held_out_by_record
 
     assert config.data.input is not None  # or `DataConfig` would have refused it
@@ -128,7 +128,6 @@ def evaluate_with_bar(
     report: Path | None = None,
 ) -> "TeacherForcedResult":
     """Evaluate under a progress bar, keeping finished materials beside the report to be, if there is to be one."""
-    from tomat.base.progress import progress
     from tomat.predict.evaluation.partial import PartialResults
 
     partial = None
@@ -162,7 +161,6 @@ def predict_with_bar(
     settings: Mapping[str, Any],
 ) -> "FreeRunningResult":
     """Free-running evaluation under a progress bar."""
-    from tomat.base.progress import progress
     from tomat.predict.evaluation.free_running import evaluate_free_running
 
     with progress() as bar:

@@ -18,6 +18,7 @@ from tomat.base.records import Amount, typed
 from tomat.base.report.formats import number, share
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Cell, Column, Report, Section, Table
+from tomat.base.reporting import to_jsonable, write_json, writing
 
 if TYPE_CHECKING:
     from tomat.predict.weights.quantise import Quantised
@@ -117,7 +118,6 @@ def measure(folder: Path) -> None:
         return
     from tomat.app.workflow.held_out import evaluate_held_out, held_out_materials
     from tomat.base.checked_json import with_checksum
-    from tomat.base.reporting import to_jsonable, write_json
     from tomat.train.settings.config import recorded_config
 
     config = recorded_config(folder / CONFIG_FILE)
@@ -149,7 +149,6 @@ def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str
 def keep_named(folder: Path, model: SmallModel, output: Path) -> Path:
     """Copy a model's folder of weights under a name that says its result, such as `demo-2bit-nmae2.81`, unless it is
     there."""
-    from tomat.base.reporting import writing
 
     place = folder / WEIGHTS_FOLDER if (folder / WEIGHTS_FOLDER).is_dir() else folder
     if not (place / "weights.json").is_file():

@@ -7,7 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.layout import EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
+from tomat.base.errors import TomatError
+from tomat.base.layout import EVALUATION_FILE, HTML_FILE, METRICS_FILE, PROFILER_FOLDER
+from tomat.base.reporting import console, to_jsonable, warn, write_json
 
 if TYPE_CHECKING:  # imported only when a run needs them
     from tomat.train.loop import TrainResult
@@ -40,7 +42,6 @@ def train_and_report(
     from tomat.app.workflow.run_page import write_training_page
     from tomat.app.workflow.wandb_page import keep_pages
     from tomat.base.checked_json import with_checksum
-    from tomat.base.reporting import console, to_jsonable, write_json
     from tomat.train.folder import RunFolder
     from tomat.train.logged import log_end
     from tomat.train.run import train
@@ -98,9 +99,6 @@ def train_and_report(
 
 def write_browser_page(run_dir: Path, run_url: str) -> None:
     """The run's page for a browser, as `tomat page` makes it. The run is whole without it: an error is a warning."""
-    from tomat.base.errors import TomatError
-    from tomat.base.layout import HTML_FILE
-    from tomat.base.reporting import warn
     from tomat.report.html.document import write_page
     from tomat.report.html.run import run_page
 
@@ -126,8 +124,6 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     """The tracking page of a profiled run: where each cycle of a step went, and the MFU by every convention."""
     import jax
 
-    from tomat.base.errors import TomatError
-    from tomat.base.reporting import warn
     from tomat.base.version import commit
     from tomat.hardware.mfu import RunTimes, run_report
     from tomat.model.devices import found_devices

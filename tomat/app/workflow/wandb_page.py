@@ -16,6 +16,7 @@ from tomat.base.layout import (
     PAGE_FILE,
     PREDICTION_FIGURE,
 )
+from tomat.base.reporting import console
 
 if TYPE_CHECKING:
     from tomat.train.settings.config import TrainConfig
@@ -31,7 +32,6 @@ def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
     W&B that fails or does not answer within `trackers.wandb.background_finish_timeout` is a warning: the pages are in
     the run's folder.
     """
-    from tomat.base.reporting import console
     from tomat.train.tracking import end_wandb
 
     wandb = config.trackers.wandb

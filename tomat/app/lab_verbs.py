@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from tomat.base.arguments import add_flag, config_file, count, positive_float, positive_int, report_file, share
 from tomat.base.errors import TomatError
+from tomat.base.progress import Stages
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, write_report
-from tomat.base.stages import Stages
 
 if TYPE_CHECKING:
     from tomat.measure.lab.max_batch import Probe

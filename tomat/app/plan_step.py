@@ -16,8 +16,8 @@ import yaml
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
+from tomat.base.progress import DONE, Stages
 from tomat.base.reporting import console, replacing, write_report, write_text
-from tomat.base.stages import DONE, Stages
 from tomat.hardware.mfu import slice_dict, step_report
 from tomat.perf.cost.chip_model import untimed_share, untimed_text
 from tomat.perf.plan.compile.child import EXECUTABLE_FILE

@@ -18,8 +18,8 @@ from tomat.base.arguments import (
 )
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
+from tomat.base.progress import Stages
 from tomat.base.reporting import console, write_report
-from tomat.base.stages import Stages
 
 if TYPE_CHECKING:
     from tomat.perf.plan.calibration import CalibrationRow

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tomat.base.arguments import config_file, count, report_file, run_folder
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
+from tomat.base.progress import Stages
 from tomat.base.reporting import console, write_report
-from tomat.base.stages import Stages
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from tomat.train.settings.config import TrainConfig

@@ -1,4 +1,4 @@
-"""The configurations that ship with tomat, by name and from any folder.
+"""Which code runs, and the configurations that ship with it, by name and from any folder.
 
 In a checkout they are those of `configs/`, in an installed tomat those that its wheel holds. Only the standard library,
 so that a wrong name is refused before anything heavy is imported.
@@ -39,3 +39,26 @@ def none_of_that_name(text: str, kind: str) -> str:
     names = ", ".join(shipped_configurations(kind))
     ship = f"these ship with tomat and are found by name: {names}" if names else "none ships with this tomat"
     return f"config file {text} does not exist; {ship}"
+
+
+def commit() -> str:
+    """The commit of the code that runs, `-dirty` with local changes; empty outside a checkout."""
+    import subprocess
+
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def source_hash() -> str:
+    """SHA-256 of tomat's modules and tables (`.py`, `.json`) and their names: of a checkout with its changes, and where
+    there is none."""
+    import hashlib
+
+    total = hashlib.sha256()
+    for path in sorted(path for suffix in ("py", "json") for path in PACKAGE.rglob(f"*.{suffix}")):
+        content = path.read_bytes()
+        total.update(f"{path.relative_to(PACKAGE).as_posix()}\0{len(content)}\0".encode() + content)
+    return total.hexdigest()

@@ -5,9 +5,9 @@ import argparse
 from collections.abc import Sequence
 
 from tomat.base.errors import TomatError
+from tomat.base.progress import Stages
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, write_json, write_report
-from tomat.base.stages import Stages
 from tomat.measure.lab.numerics import numerics_report
 from tomat.measure.lab.quality import Quality, seeds_of
 from tomat.measure.lab.record import record_path

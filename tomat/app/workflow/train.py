@@ -124,7 +124,7 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     """The tracking page of a profiled run: where each cycle of a step went, and the MFU by every convention."""
     import jax
 
-    from tomat.base.version import commit
+    from tomat.base.shipped import commit
     from tomat.hardware.mfu import RunTimes, run_report
     from tomat.model.devices import found_devices
     from tomat.perf.profile.load import load_breakdown

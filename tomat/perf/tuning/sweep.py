@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import SWEEPS_DIR
+from tomat.base.progress import Stages
 from tomat.base.records import Count, read_typed
 from tomat.base.report.document import write_if_changed
 from tomat.base.reporting import dump_json, to_jsonable
-from tomat.base.stages import Stages
 from tomat.perf.tuning.scaling import scaling_record
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord, base_of, failed, planned, ranked, verdict

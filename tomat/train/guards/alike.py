@@ -17,7 +17,7 @@ from levanter.utils.jax_utils import multihost_allgather_sync
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
-from tomat.base.version import commit, source_hash
+from tomat.base.shipped import commit, source_hash
 from tomat.train.settings.config import TrainConfig
 from tomat.train.settings.meanings import is_of_host
 

@@ -26,8 +26,8 @@ from tomat.base.documents import append_whole_line, flatten
 from tomat.base.layout import LOG_FILE, LOG_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml
 from tomat.base.reporting import to_jsonable, writing
+from tomat.base.shipped import commit
 from tomat.base.storage import explaining_storage
-from tomat.base.version import commit
 from tomat.train.runs.history import REMEDY
 from tomat.train.runs.log_lines import Row, parse_log
 from tomat.train.runs.published import is_remote

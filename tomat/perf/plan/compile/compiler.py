@@ -18,8 +18,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from tomat.base.documents import take_out
+from tomat.base.progress import DONE
 from tomat.base.reporting import write_json
-from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice
 from tomat.perf.cost.memory import MemoryReport, read_memory
 from tomat.perf.plan.compile.child import MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files

@@ -24,8 +24,8 @@ from typing import IO, Any
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.ports.libtpu import final_bundles_flags
+from tomat.base.progress import DONE
 from tomat.base.reporting import to_jsonable, write_json
-from tomat.base.stages import DONE
 from tomat.hardware.chips import Slice
 from tomat.perf.plan.compile.topology import child_environment
 from tomat.perf.plan.plan_cache import (

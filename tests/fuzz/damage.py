@@ -174,4 +174,4 @@ def fuzz(
 
     one()
     tried(reader, seen, refused)
-    assert 0 < refused < seen  # neither everything nor nothing is refused: the damage reaches the reader
+    assert refused  # the damage reaches the reader

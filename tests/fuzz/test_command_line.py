@@ -90,7 +90,7 @@ def command_lines(draw) -> list[str]:
 
 
 @settings(
-    max_examples=1000, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=600, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(command_lines())
 def test_a_damaged_command_line_is_refused_in_one_line(words):

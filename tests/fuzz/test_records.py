@@ -203,10 +203,10 @@ def test_codec_figures(tried: Any, tmp_path: Path):
         draw_codec(codec, path.with_suffix(".svg"))
 
     del record["content_sha256"]
-    fuzz_json(tried, "codec of before, its report", record, tmp_path / "codec.json", read, 60)
+    fuzz_json(tried, "codec of before, its report", record, tmp_path / "codec.json", read, 30)
     fit = {"fit": record["fit"]}
     inputs = damage.damaged_texts(fit).map(lambda text: whole_text(record | _object(text)) if _object(text) else b"cut")
-    fuzz(tried, "codec, how it was fitted", whole_text(record), inputs, of_file(tmp_path / "codec.json", read), 100)
+    fuzz(tried, "codec, how it was fitted", whole_text(record), inputs, of_file(tmp_path / "codec.json", read), 60)
 
 
 def _object(text: bytes) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def test_xplane(tried: Tried, folder: Path, xspace: bytes):
         damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(xspace, steps)),
         EVENT_DAMAGE.map(lambda steps: damaged_xspace(xspace, steps)),
     )
-    fuzz(tried, "xplane", xspace, inputs, breakdown_of_file(folder / "a.xplane.pb"), 500)
+    fuzz(tried, "xplane", xspace, inputs, breakdown_of_file(folder / "a.xplane.pb"), 350)
 
 
 def chrome_document() -> dict[str, Any]:

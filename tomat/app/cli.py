@@ -22,8 +22,7 @@ from tomat.base.layout import INTERRUPTED_STATUS, REFUSED_STATUS, RETRY_STATUS
 
 VERBS = {
     "tomat.app.density_verbs": ("demo-data", "density"),
-    "tomat.app.codec_verbs": ("codec",),
-    "tomat.app.promolecule_verbs": ("promolecule",),
+    "tomat.app.codec_verbs": ("codec", "promolecule"),
     "tomat.app.token_verbs": ("tokenize", "retokenize"),
     "tomat.app.shard_verbs": ("tokens", "shards"),
     "tomat.app.train_verbs": ("train",),

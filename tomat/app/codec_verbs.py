@@ -1,19 +1,45 @@
-"""`tomat codec fit` and `tomat codec show`."""
+"""`tomat codec` and `tomat promolecule`: what is fitted to many densities, and looked at."""
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import add_flag, output_file, positive_int, report_file
 from tomat.base.errors import TomatError
+from tomat.base.progress import progress
 from tomat.base.report.model import Facts
 from tomat.base.report.terminal import show
-from tomat.base.reporting import console, counted, write_report
+from tomat.base.reporting import console, counted, write_bytes, write_report, write_text
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
+
+if TYPE_CHECKING:
+    from tomat.data.codec.inputs import DensityInputs
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat codec`."""
+    """Add `tomat codec` and `tomat promolecule`."""
+    _register_codec(subparsers)
+    _register_promolecule(subparsers)
+
+
+def _add_source(fit: argparse.ArgumentParser) -> None:
+    source = fit.add_mutually_exclusive_group(required=True)
+    source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
+    source.add_argument("--demo", action="store_true", help="the embedded training densities")
+    add_rule_flags(fit)
+
+
+def _inputs(args: argparse.Namespace) -> "DensityInputs":
+    """What the flags of `_add_source` name."""
+    from tomat.data.codec.inputs import demo_inputs, path_inputs
+
+    if args.demo:
+        refuse_rules(args.species, args.accept, "the embedded densities")
+        return demo_inputs("train")
+    return path_inputs(args.input, rules_of(args.species, args.accept))
+
+
+def _register_codec(subparsers: argparse._SubParsersAction) -> None:
     verbs = subparsers.add_parser("codec", help="fit a codec to densities, or look at one").add_subparsers(
         title="verbs", metavar="VERB", required=True
     )
@@ -22,10 +48,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="fit Lloyd-Max bins to every voxel of many densities",
         description="Count every voxel, fit bins for absolute and for squared error, and keep those of the objective.",
     )
-    source = fit.add_mutually_exclusive_group(required=True)
-    source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
-    source.add_argument("--demo", action="store_true", help="the embedded training densities")
-    add_rule_flags(fit)
+    _add_source(fit)
     add_flag(fit, "--bins", 16_384, "bins, the one of zero included", type=positive_int)
     fit.add_argument("--objective", choices=("absolute", "squared"), default="absolute", help="error to minimise")
     fit.add_argument(
@@ -46,18 +69,41 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     show.set_defaults(run=_run_show)
 
 
+def _register_promolecule(subparsers: argparse._SubParsersAction) -> None:
+    verbs = subparsers.add_parser("promolecule", help="fit a sum of atoms to densities, or look at one").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    fit = verbs.add_parser(
+        "fit",
+        help="fit one radial density an element to many densities",
+        description="Fit the sum over atoms of one non-negative radial function an element, and say how far it is from "
+        "the densities it was fitted to.",
+    )
+    _add_source(fit)
+    fit.add_argument("--sums", type=output_file, metavar="FILE", help="keep the sums here; goes on where it stopped")
+    fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the promolecule, JSON")
+    fit.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    fit.set_defaults(run=_run_fit_promolecule)
+
+    show = verbs.add_parser(
+        "show",
+        help="elements and electrons of a promolecule",
+        description="Elements of a promolecule, and the electrons that each brings.",
+    )
+    show.add_argument("promolecule", type=Path, help="the promolecule, JSON")
+    show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    show.set_defaults(run=_run_show_promolecule)
+
+
 def _run_fit(args: argparse.Namespace) -> int:
     from tomat.data.codec.files import write_codec
     from tomat.data.codec.histogram import DensityHistogram
-    from tomat.data.codec.inputs import demo_inputs, path_inputs
     from tomat.data.codec.lloyd_max import fit_lloyd_max
     from tomat.data.codec.report import codec_figures
 
     if not 2 <= args.bins <= 1 << 16:
         raise TomatError(f"--bins is {args.bins:,}; expected 2 to 65,536.")
-    if args.demo:
-        refuse_rules(args.species, args.accept, "the embedded densities")
-    inputs = demo_inputs("train") if args.demo else path_inputs(args.input, rules_of(args.species, args.accept))
+    inputs = _inputs(args)
     kept: Path | None = args.histogram
     histogram = DensityHistogram.load(kept) if kept is not None and kept.exists() else DensityHistogram()
 
@@ -123,3 +169,85 @@ def _print(figures: dict[str, Any], path: Path) -> None:
             text = ", ".join(f"{name}s {100 * value:.4f} %" for name, value in sorted(floors.items(), reverse=True))
             rows[f"NMAE floor, {objective} fit"] = text
     show(Facts(rows | {"sha256": figures["sha256"]}, str(path)))
+
+
+def _run_fit_promolecule(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    from tomat.data.density.promolecule import PromoleculeFit
+
+    inputs = _inputs(args)
+    kept: Path | None = args.sums
+
+    def save() -> None:
+        if kept is not None:
+            write_bytes(kept, fit.to_bytes())
+
+    fit = PromoleculeFit()
+    if kept is not None and kept.exists():
+        fit = PromoleculeFit.from_bytes(kept.read_bytes(), str(kept), "Remove it and fit again.")
+
+    skipped = inputs.add_to(
+        lambda name, grid: fit.add(grid, material_id=name),
+        fit.material_ids,
+        save,
+        what="Adding densities",
+        kept=kept,
+    )
+    with progress() as bar:
+        task = bar.add_task(f"Solving for {len(fit.projections)} elements", total=1)
+        promolecule = fit.solve()
+        bar.advance(task)
+        write_text(args.output, promolecule.to_text())
+        nmae = {
+            name: promolecule.nmae(inputs.get_grid(name))
+            for name in bar.track(fit.material_ids, description="Comparing with the densities")
+        }
+    values = list(nmae.values())
+    figures = _promolecule_figures(promolecule) | {
+        "skipped": skipped,
+        "nmae_fraction": {"mean": float(np.mean(values)), "median": float(np.median(values)), "worst": max(values)},
+        "nmae_fraction_by_material": nmae,
+    }
+    write_report(args.json, figures)
+    _print_promolecule(figures, args.output)
+    worst = max(nmae, key=lambda name: nmae[name])
+    console.print(
+        f"NMAE on these densities, whole cells: median {100 * np.median(values):.2f} %, mean "
+        f"{100 * np.mean(values):.2f} %, worst {100 * nmae[worst]:.2f} % ({worst})"
+    )
+    for name, reason in skipped.items():
+        console.print(f"skipped {name}: {reason}")
+    return 0
+
+
+def _run_show_promolecule(args: argparse.Namespace) -> int:
+    from tomat.data.density.promolecule import Promolecule
+
+    figures = _promolecule_figures(Promolecule.load(args.promolecule))
+    write_report(args.json, figures)
+    _print_promolecule(figures, args.promolecule)
+    return 0
+
+
+def _promolecule_figures(promolecule: Any) -> dict[str, Any]:
+    from tomat.data.density.elements import symbol_of
+
+    basis = promolecule.basis
+    return {
+        "n_materials": promolecule.n_materials,
+        "functions": basis.n,
+        "cutoff_a": basis.cutoff_a,
+        "electrons": {symbol_of(z): electrons for z, electrons in promolecule.electrons().items()},
+        "sha256": promolecule.sha256,
+    }
+
+
+def _print_promolecule(figures: dict[str, Any], path: Path) -> None:
+    rows = {
+        "fitted to": counted(figures["n_materials"], "density", "densities"),
+        "each element": f"{figures['functions']} radial functions to {figures['cutoff_a']:g} A",
+        "electrons": ", ".join(f"{symbol} {value:.2f}" for symbol, value in figures["electrons"].items()),
+        "sha256": figures["sha256"],
+    }
+    show(Facts(rows, str(path)))

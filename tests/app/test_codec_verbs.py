@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from tomat.app.promolecule_verbs import register
+from tomat.app.codec_verbs import register
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid

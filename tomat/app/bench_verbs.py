@@ -7,12 +7,12 @@ from pathlib import Path
 from tomat.base.arguments import (
     Parser,
     add_flag,
+    add_report,
     config_file,
     count,
     output_file,
     positive_float,
     positive_int,
-    report_file,
 )
 from tomat.model.loss.config import LOSS_KINDS, LossConfig
 from tomat.model.loss.tiles import NAMES
@@ -64,8 +64,7 @@ def register(subparsers: Benches) -> None:
     for add in flags:
         add(benches)
     for bench in benches.choices.values():
-        bench.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
-        bench.set_defaults(run=run)
+        add_report(bench, run, "write the figures to FILE")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.arguments import add_flag, output_file, positive_int, report_file
+from tomat.base.arguments import add_flag, add_report, output_file, positive_int
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.model import Facts
@@ -55,8 +55,7 @@ def _register_codec(subparsers: argparse._SubParsersAction) -> None:
         "--histogram", type=output_file, metavar="FILE", help="keep the counts here; goes on where it stopped"
     )
     fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the codec, JSON")
-    fit.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    fit.set_defaults(run=_run_fit)
+    add_report(fit, _run_fit)
 
     show = verbs.add_parser(
         "show",
@@ -65,8 +64,7 @@ def _register_codec(subparsers: argparse._SubParsersAction) -> None:
     )
     show.add_argument("codec", type=Path, help="the codec, JSON")
     show.add_argument("--plot", type=output_file, metavar="FILE", help="draw the bins, .svg or .png")
-    show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    show.set_defaults(run=_run_show)
+    add_report(show, _run_show)
 
 
 def _register_promolecule(subparsers: argparse._SubParsersAction) -> None:
@@ -82,8 +80,7 @@ def _register_promolecule(subparsers: argparse._SubParsersAction) -> None:
     _add_source(fit)
     fit.add_argument("--sums", type=output_file, metavar="FILE", help="keep the sums here; goes on where it stopped")
     fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the promolecule, JSON")
-    fit.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    fit.set_defaults(run=_run_fit_promolecule)
+    add_report(fit, _run_fit_promolecule)
 
     show = verbs.add_parser(
         "show",
@@ -91,8 +88,7 @@ def _register_promolecule(subparsers: argparse._SubParsersAction) -> None:
         description="Elements of a promolecule, and the electrons that each brings.",
     )
     show.add_argument("promolecule", type=Path, help="the promolecule, JSON")
-    show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    show.set_defaults(run=_run_show_promolecule)
+    add_report(show, _run_show_promolecule)
 
 
 def _run_fit(args: argparse.Namespace) -> int:

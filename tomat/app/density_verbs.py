@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.app.predict_verbs import existing_place, valences
-from tomat.base.arguments import existing_file, output_file, report_file
+from tomat.base.arguments import add_report, existing_file, output_file
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.progress import progress
 from tomat.base.report.model import Column, Facts, Table
@@ -43,8 +43,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     add_rule_flags(show)
     show.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=VALENCES_HELP)
     show.add_argument("--picture", type=output_file, metavar="FILE", help="draw a plane of one density, .png .svg .pdf")
-    show.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    show.set_defaults(run=_run_show)
+    add_report(show, _run_show)
 
     convert = verbs.add_parser(
         "convert",
@@ -65,8 +64,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     convert.add_argument(
         "--augmentation_from", type=existing_file, metavar="CHGCAR", help="copy the augmentation occupancies of this"
     )
-    convert.add_argument("--json", type=report_file, metavar="FILE", help="write what was written")
-    convert.set_defaults(run=_run_convert)
+    add_report(convert, _run_convert, "write what was written")
 
     compare = verbs.add_parser(
         "compare",
@@ -78,8 +76,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     compare.add_argument("other", type=existing_place, metavar="OTHER", help="a prediction, or another calculation")
     add_rule_flags(compare)
     compare.add_argument("--picture", type=output_file, metavar="FILE", help="draw both and the difference")
-    compare.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    compare.set_defaults(run=_run_compare)
+    add_report(compare, _run_compare)
 
 
 def _register_demo_data(subparsers: argparse._SubParsersAction) -> None:
@@ -93,8 +90,7 @@ def _register_demo_data(subparsers: argparse._SubParsersAction) -> None:
         description="List the embedded cells, the settings they were computed with, and the measured error of these.",
     )
     show.add_argument("material_id", nargs="?", help="one cell in full")
-    show.add_argument("--json", type=report_file, metavar="FILE", help="write what is shown as JSON")
-    show.set_defaults(run=_run_show_demo)
+    add_report(show, _run_show_demo, "write what is shown as JSON")
 
 
 def _run_show_demo(args: argparse.Namespace) -> int:

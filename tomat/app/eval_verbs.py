@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from tomat.base.arguments import (
     add_flag,
+    add_report,
     count,
     existing_file,
     output_file,
     positive_float,
     positive_int,
-    report_file,
     run_folder,
 )
 from tomat.base.errors import TomatError
@@ -68,8 +68,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
     text = "type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
     parser.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of every material")
-    parser.set_defaults(run=_run_eval)
+    add_report(parser, _run_eval, "write the figures of every material")
 
 
 def _run_eval(args: argparse.Namespace) -> int:

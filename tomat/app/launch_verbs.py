@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import add_flag, config_file, count, existing_file, positive_float, positive_int, report_file
+from tomat.base.arguments import (
+    add_flag,
+    add_report,
+    config_file,
+    count,
+    existing_file,
+    positive_float,
+    positive_int,
+)
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
 
@@ -67,10 +75,9 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     policy.add_argument("--max_failures", type=positive_int, default=5, help="failures in a row (default: %(default)s)")
     add_flag(policy, "--backoff_seconds", 30.0, "first wait", type=positive_float)
     add_flag(policy, "--poll_seconds", 30.0, "between questions", type=positive_float)
-    parser.add_argument(
-        "--json", type=report_file, metavar="FILE", help="write what happened (with --execute), or was found (--check)"
+    add_report(
+        parser, _run_launch, "write what happened (with --execute), or was found (--check)", takes_overrides=True
     )
-    parser.set_defaults(run=_run_launch, takes_overrides=True)
 
 
 def _run_launch(args: argparse.Namespace) -> int:

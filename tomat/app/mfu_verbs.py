@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from tomat.base.arguments import config_file, positive_float, positive_int, report_file, run_folder
+from tomat.base.arguments import add_report, config_file, positive_float, positive_int, run_folder
 from tomat.base.errors import TomatError
 from tomat.base.report.model import Column, Table
 from tomat.base.report.terminal import show
@@ -31,9 +31,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--atoms", type=positive_int, help="atoms of a typical material, for the useful tokens; default: 12"
     )
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures; MFUs are fractions")
-    # `run` is the function of the verb.
-    parser.set_defaults(run=_run_mfu, takes_overrides=True)
+    add_report(parser, _run_mfu, "write the figures; MFUs are fractions", takes_overrides=True)
 
 
 def _run_mfu(args: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tomat.base.arguments import output_file, report_file
+from tomat.base.arguments import add_report, output_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, readable_bytes, write_report
 from tomat.data.density.rules import add_rule_flags, rules_of
@@ -30,8 +30,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     add_rule_flags(parser)
     parser.add_argument("--device_kind", help="chip that a compiled program is for, such as 'TPU v6 lite'")
     parser.add_argument("--open", action="store_true", help="show it in the browser of this machine")
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write what the page shows and its bytes")
-    parser.set_defaults(run=_run_page)
+    add_report(parser, _run_page, "write what the page shows and its bytes")
 
 
 def _run_page(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.arguments import count, existing_file, positive_float, positive_int, report_file, run_folder
+from tomat.base.arguments import add_report, count, existing_file, positive_float, positive_int, run_folder
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.reporting import console, counted, write_report
@@ -64,8 +64,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--species", nargs="+", metavar="SYMBOL", help="elements of POSCARs that name none (VASP 4)")
     text = "distances: atoms however near or far; normalisation: densities more than 10 %% off their electrons"
     parser.add_argument("--accept", nargs="+", choices=("distances", "normalisation"), metavar="NAME", help=text)
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the lines of all structures")
-    parser.set_defaults(run=_run_predict)
+    add_report(parser, _run_predict, "write the lines of all structures")
 
 
 def existing_place(text: str) -> str:

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.arguments import output_file, port_number, report_file
+from tomat.base.arguments import add_report, output_file, port_number
 from tomat.base.errors import TomatError
 from tomat.base.layout import WEIGHTS_FOLDER
 from tomat.base.progress import progress
@@ -51,8 +51,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         parser.add_argument("place", nargs="?" if name == "list" else None, default="runs", metavar="PLACE", help=place)
-        parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-        parser.set_defaults(run=function)
+        add_report(parser, function)
     log = verbs.add_parser(
         "log",
         help="the log of an output folder: every run and measured row, as a page",
@@ -63,8 +62,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     log.add_argument(
         "--output", type=output_file, metavar="FILE.md", help=f"the page (default: {LOG_PAGE} in the folder)"
     )
-    log.add_argument("--json", type=report_file, metavar="FILE", help="write the entries")
-    log.set_defaults(run=_run_log)
+    add_report(log, _run_log, "write the entries")
     compare = verbs.add_parser(
         "compare",
         help="runs beside each other: settings, losses, speeds, where the time went",
@@ -73,8 +71,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     compare.add_argument("runs", nargs="+", metavar="RUN", help="folders or gs:// URLs of runs, two or more")
     compare.add_argument("--output", type=output_file, metavar="FILE.md", help="write a page, and its figure beside it")
-    compare.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    compare.set_defaults(run=_run_compare)
+    add_report(compare, _run_compare)
     serve = verbs.add_parser(
         "serve",
         help="runs in a browser while they train: states, losses, speeds against plans, curves",

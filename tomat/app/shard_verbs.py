@@ -7,7 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import count, positive_int, report_file, whole_number
+from tomat.base.arguments import add_report, count, positive_int, whole_number
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.model import Column, Facts, Table
@@ -62,8 +62,7 @@ def _register_shards(subparsers: argparse._SubParsersAction) -> None:
         "info", help="what a shard set holds", description="What a shard set holds, from its manifest alone."
     )
     parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=_run_info)
+    add_report(parser, _run_info)
     _register_verify(verbs)
 
 
@@ -80,8 +79,7 @@ def _register_layouts(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument("--atoms", type=positive_int, nargs="+", default=[1, 4, 12, 29, 88], help=text)
     text = "smallest side of packed cubes, in voxels (default: %(default)s, half an angstrom)"
     parser.add_argument("--smallest_side", type=positive_int, default=8, help=text)
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures; shares are fractions")
-    parser.set_defaults(run=_run_layouts)
+    add_report(parser, _run_layouts, "write the figures; shares are fractions")
 
 
 def _register_verify(verbs: argparse._SubParsersAction) -> None:
@@ -103,8 +101,7 @@ def _register_verify(verbs: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--seed", type=count, default=0, help="of the sample")
     parser.add_argument("--repair", action="store_true", help="write the damaged chunks again, and only these")
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=_run_verify)
+    add_report(parser, _run_verify)
 
 
 def _run_show(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import add_flag, config_file, count, positive_int, report_file, share
+from tomat.base.arguments import add_flag, add_report, config_file, count, positive_int, share
 from tomat.base.reporting import console, counted, write_report
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
@@ -57,8 +57,7 @@ def _register_tokenize(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--split", help="name of the split (default: the embedded one, or none)")
     text = "share of its electrons a material may lose outside the codec, else skipped (default: 0.001)"
     parser.add_argument("--max_clipped_share", type=share, metavar="SHARE", help=text)
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=_run_tokenize)
+    add_report(parser, _run_tokenize)
 
 
 def _register_retokenize(subparsers: argparse._SubParsersAction) -> None:
@@ -85,8 +84,7 @@ def _register_retokenize(subparsers: argparse._SubParsersAction) -> None:
         "--worker_memory", default=None, metavar="SIZE", help="of a Zephyr worker, such as 4g (default: 2g)"
     )
     parser.add_argument("--allow_cross_region", action="store_true", help="move data between regions knowingly")
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    parser.set_defaults(run=_run_retokenize, takes_overrides=True)
+    add_report(parser, _run_retokenize, takes_overrides=True)
 
 
 def _run_tokenize(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import add_flag, count, positive_int, report_file, run_folder
+from tomat.base.arguments import add_flag, add_report, count, positive_int, run_folder
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.terminal import show
@@ -47,8 +47,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
         parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to make")
         parser.add_argument("--licence", metavar="TEXT", help="of the weights, for the card")
-        parser.add_argument("--json", type=report_file, metavar="FILE", help="write the sizes")
-        parser.set_defaults(run=_run_write)
+        add_report(parser, _run_write, "write the sizes")
     export.set_defaults(bits=None)
     compare = subparsers.add_parser(
         "small-models",
@@ -64,8 +63,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     compare.add_argument(
         "--keep", type=Path, metavar="DIR", help="copy each folder in few bits here, named by its result"
     )
-    compare.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
-    compare.set_defaults(run=_run_compare)
+    add_report(compare, _run_compare)
 
 
 def parts(text: str) -> dict[str, int | None]:

@@ -167,3 +167,11 @@ def output_file(text: str) -> Path:
 def report_file(text: str) -> Path:
     """An argparse type: a file that can be written, or `-` for standard output."""
     return STANDARD_OUTPUT if text == str(STANDARD_OUTPUT) else output_file(text)
+
+
+def add_report(
+    parser: argparse.ArgumentParser, run: Callable[..., int], text: str = "write the figures", **defaults: Any
+) -> None:
+    """End the flags of a verb: `--json`, and the function that carries it out."""
+    parser.add_argument("--json", type=report_file, metavar="FILE", help=text)
+    parser.set_defaults(run=run, **defaults)

@@ -28,8 +28,8 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.radial import RadialBasis
 from tomat.data.tokens.clipping import ClippedMaterial
 from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
-from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_manifest, plan_rows
-from tomat.data.tokens.pipeline.config import load_retokenize_config
+from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_manifest
+from tomat.data.tokens.pipeline.config import ShardJob, load_retokenize_config
 from tomat.data.tokens.pipeline.driver import request_content, write_shards
 from tomat.data.tokens.pipeline.sources import Material
 from tomat.data.tokens.pipeline.stages import Surveyed, SurveyUnit, UnitSurvey
@@ -87,17 +87,12 @@ def codec():
 
 @pytest.fixture(scope="module")
 def manifest(codec) -> ShardManifest:
-    plan = plan_rows(
+    settings = {"layout": LAYOUTS["v3-p7"], "patches_per_material": 10, "seed": 3, "split": "train", "block_rows": 8}
+    plan = ShardJob(output="", codec=None, **settings).plan(
         [("mp-1", (40, 44, 48)), ("mp-2", (50, 50, 50)), ("mp-3", (41, 42, 43))],
-        layout=LAYOUTS["v3-p7"],
-        codec=codec,
-        patches_per_material=10,
-        seed=3,
-        split="train",
+        codec,
         skipped=[SkippedMaterial("mp-9", "too large")],
-        block_rows=8,
         clipped=[ClippedMaterial("mp-2", 3, 1, 2.5e-5)],
-        max_clipped_share=0.001,
     )
     return dataclasses.replace(plan, chunk_checksums=tuple(f"{k:064x}" for k in range(4)), complete=True)
 

@@ -10,23 +10,17 @@ from hypothesis import strategies as st
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.tokens.layouts import LAYOUTS
-from tomat.data.tokens.manifest import SkippedMaterial, anchors_seed, draw_anchors, parse_manifest, plan_rows
+from tomat.data.tokens.manifest import SkippedMaterial, anchors_seed, draw_anchors, parse_manifest
+from tomat.data.tokens.pipeline.config import ShardJob
 
 
 @pytest.fixture(scope="module")
 def plan(codec):
     materials = [("mp-1", (4, 5, 6)), ("mp-2", (40, 40, 40)), ("mp-3", (7, 7, 7))]
     skipped = [SkippedMaterial("mp-9", "too large")]
-    return plan_rows(
-        materials,
-        layout=LAYOUTS["v3-p7"],
-        codec=codec,
-        patches_per_material=10,
-        seed=3,
-        split="train",
-        skipped=skipped,
-        block_rows=8,
-    )
+    settings = {"layout": LAYOUTS["v3-p7"], "patches_per_material": 10, "seed": 3, "split": "train", "block_rows": 8}
+    job = ShardJob(output="", codec=None, max_clipped_share=None, **settings)
+    return job.plan(materials, codec, skipped=skipped)
 
 
 @settings(max_examples=60, deadline=None)
@@ -144,13 +138,13 @@ def test_text_that_is_no_manifest_is_refused(text):
 
 
 def test_nothing_or_the_same_material_twice_cannot_be_planned(codec):
-    settings = {"layout": LAYOUTS["v3-p7"], "codec": codec, "seed": 0}
+    job = ShardJob(output="", layout=LAYOUTS["v3-p7"], codec=codec, seed=0, patches_per_material=1)
     with pytest.raises(TomatError, match="mp-1 is named twice"):
-        plan_rows([("mp-1", (4, 4, 4))] * 2, patches_per_material=1, **settings)
+        job.plan([("mp-1", (4, 4, 4))] * 2, codec)
     with pytest.raises(TomatError, match="1 material was skipped.*too large"):
-        plan_rows([], patches_per_material=1, skipped=[SkippedMaterial("mp-9", "too large")], **settings)
+        job.plan([], codec, skipped=[SkippedMaterial("mp-9", "too large")])
     with pytest.raises(TomatError, match="patches_per_material 0; expected at least 1 each"):
-        plan_rows([("mp-1", (4, 4, 4))], patches_per_material=0, **settings)
+        dataclasses.replace(job, patches_per_material=0).plan([("mp-1", (4, 4, 4))], codec)
 
 
 def test_identity_changes_with_all_that_decides_the_tokens(plan):

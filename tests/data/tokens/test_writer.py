@@ -7,9 +7,8 @@ from retokenized import files
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.data.density.crystal import Crystal
-from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE
 from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.manifest import plan_rows
+from tomat.data.tokens.pipeline.config import ShardJob
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.structures import Structures
@@ -17,8 +16,7 @@ from tomat.data.tokens.writer import ChunkWriter, chunk_is_written, chunk_tokens
 
 LAYOUT = SequenceLayout("small", "v3", 4, 160)
 SETTINGS = {"layout": LAYOUT, "patches_per_material": 10, "seed": 5, "block_rows": 8}
-COUNTED = {"clipped": (), "max_clipped_share": MAX_CLIPPED_SHARE}
-"""As `write_shards` plans, which finds no voxel outside the codec."""
+JOB = ShardJob(output="", codec=None, **SETTINGS)
 NAMES = ["a", "b", "c"]
 
 
@@ -64,7 +62,7 @@ def start(place, grids, codec):
     structures = Structures.of([Crystal.of(grids(name)) for name in NAMES])
     grids.reads.clear()
     entries = [(name, (5, 6, 7)) for name in NAMES]
-    plan = plan_rows(entries, codec=codec, structures_sha256=structures.sha256, **SETTINGS, **COUNTED)
+    plan = JOB.plan(entries, codec, clipped=(), structures_sha256=structures.sha256)
     return plan, start_shards(place, plan, codec, structures)
 
 
@@ -124,7 +122,7 @@ def test_nothing_is_left_behind_when_nothing_can_be_tokenized(tmp_path, grids, c
 
 
 def test_density_that_changed_since_the_plan_is_refused(tmp_path, grids, codec):
-    plan = plan_rows([("a", (5, 6, 8))], codec=codec, **SETTINGS)
+    plan = JOB.plan([("a", (5, 6, 8))], codec)
     with pytest.raises(TomatError, match="Its density has changed"):
         chunk_tokens(plan, 0, grids, codec)
 
@@ -159,7 +157,7 @@ class Silent:
 
 
 def test_outage_while_records_are_read_is_no_traceback_and_no_damage(tmp_path, grids, codec, monkeypatch):
-    plan = plan_rows([(name, (5, 6, 7)) for name in NAMES], codec=codec, **SETTINGS, **COUNTED)
+    plan = JOB.plan([(name, (5, 6, 7)) for name in NAMES], codec, clipped=())
     store = start_shards(tmp_path / "set", plan, codec)
     write_chunks(store, plan, range(4), grids, codec)
 

@@ -7,8 +7,7 @@ material follow from the data set's seed and the material's name alone, so any w
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,7 @@ from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_che
 from tomat.base.errors import TomatError
 from tomat.base.records import Count, Positive, Sha256, typed
 from tomat.base.reporting import counted
-from tomat.data.codec.base import DensityCodec, check_unit
+from tomat.data.codec.base import check_unit
 from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.clipping import ClippedMaterial, check_max_clipped_share
 from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
@@ -237,69 +236,6 @@ def lined_json(content: Mapping[str, Any]) -> str:
         else:
             parts.append(f' "{key}": {json.dumps(value, sort_keys=True)}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def plan_rows(
-    materials: Iterable[tuple[str, Sequence[int]]],
-    *,
-    layout: SequenceLayout,
-    codec: DensityCodec,
-    patches_per_material: int,
-    seed: int,
-    split: str = "",
-    skipped: Iterable[SkippedMaterial] = (),
-    block_rows: int = DEFAULT_BLOCK_ROWS,
-    clipped: Iterable[ClippedMaterial] | None = None,
-    max_clipped_share: float | None = None,
-    read_rules: Mapping[str, Sequence[str]] | None = None,
-    structures_sha256: str | None = None,
-    promolecule_sha256: str | None = None,
-) -> ShardManifest:
-    """Lay out the rows of a data set: the manifest, not complete and without checksums.
-
-    Args:
-        clipped: the materials with voxels outside the codec; None if they were not counted.
-        read_rules: what is assumed of the densities, such as `{"species": ["Na"], "accept": []}`; None if not recorded.
-    """
-    skipped = tuple(skipped)
-    entries = [
-        MaterialRows(
-            material_id=material_id,
-            row_start=i * patches_per_material,
-            row_end=(i + 1) * patches_per_material,
-            anchors_seed=anchors_seed(seed, material_id),
-            grid_shape=(int(shape[0]), int(shape[1]), int(shape[2])),
-        )
-        for i, (material_id, shape) in enumerate(materials)
-    ]
-    names = [entry.material_id for entry in entries] + [entry.material_id for entry in skipped]
-    if len(set(names)) < len(names):
-        twice = next(name for name, count in Counter(names).items() if count > 1)
-        raise TomatError(f"Material {twice} is named twice; name each material once.")
-    if not entries:
-        was = "was" if len(skipped) == 1 else "were"
-        first = f" The first reason: {skipped[0].material_id}: {skipped[0].reason}" if skipped else ""
-        raise TomatError(
-            f"There is nothing to tokenize: {counted(len(skipped), 'material')} {was} skipped, none is left.{first}"
-        )
-    return ShardManifest(
-        split=split,
-        layout=layout,
-        rows=len(entries) * patches_per_material,
-        block_rows=block_rows,
-        codec_sha256=codec.sha256,
-        n_density_tokens=codec.n_density_tokens,
-        unit=codec.unit,
-        patches_per_material=patches_per_material,
-        seed=seed,
-        materials=tuple(entries),
-        skipped=skipped,
-        clipped=None if clipped is None else tuple(clipped),
-        max_clipped_share=max_clipped_share,
-        read_rules=None if read_rules is None else {key: tuple(names) for key, names in read_rules.items()},
-        structures_sha256=structures_sha256,
-        promolecule_sha256=promolecule_sha256,
-    )
 
 
 KEYS = frozenset(field.name for field in fields(ShardManifest)) - {"has_checksum"}

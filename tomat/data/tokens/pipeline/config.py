@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,15 @@ from tomat.data.density.elements import SYMBOLS
 from tomat.data.density.find import text_at
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.rules import ReadRules
-from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, check_max_clipped_share
+from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share
 from tomat.data.tokens.layouts import SequenceLayout, layout_named
-from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, ShardManifest, plan_rows
+from tomat.data.tokens.manifest import (
+    DEFAULT_BLOCK_ROWS,
+    MaterialRows,
+    ShardManifest,
+    SkippedMaterial,
+    anchors_seed,
+)
 
 
 @dataclass(frozen=True)
@@ -243,17 +250,56 @@ class ShardJob:
             storage_tries=config.storage_tries,
         )
 
-    def plan(self, materials: Iterable[tuple[str, Sequence[int]]], codec: DensityCodec, **found: Any) -> ShardManifest:
-        """The rows of materials, by name and grid shape; `found` as for `plan_rows`."""
-        return plan_rows(
-            materials,
-            layout=self.layout,
-            codec=codec,
-            patches_per_material=self.patches_per_material,
-            seed=self.seed,
+    def plan(
+        self,
+        materials: Iterable[tuple[str, Sequence[int]]],
+        codec: DensityCodec,
+        *,
+        skipped: Sequence[SkippedMaterial] = (),
+        clipped: Iterable[ClippedMaterial] | None = None,
+        structures_sha256: str | None = None,
+        promolecule_sha256: str | None = None,
+    ) -> ShardManifest:
+        """Lay out the rows of materials, by name and grid shape: the manifest, not complete and without checksums.
+
+        Of `clipped`, None says that nobody counted the voxels outside the codec.
+        """
+        rows = self.patches_per_material
+        entries = [
+            MaterialRows(
+                material_id=material_id,
+                row_start=i * rows,
+                row_end=(i + 1) * rows,
+                anchors_seed=anchors_seed(self.seed, material_id),
+                grid_shape=(int(shape[0]), int(shape[1]), int(shape[2])),
+            )
+            for i, (material_id, shape) in enumerate(materials)
+        ]
+        names = Counter(entry.material_id for entry in (*entries, *skipped))
+        if twice := next((name for name, count in names.items() if count > 1), None):
+            raise TomatError(f"Material {twice} is named twice; name each material once.")
+        if not entries:
+            was = "was" if len(skipped) == 1 else "were"
+            first = f" The first reason: {skipped[0].material_id}: {skipped[0].reason}" if skipped else ""
+            raise TomatError(
+                f"There is nothing to tokenize: {counted(len(skipped), 'material')} {was} skipped, none is left.{first}"
+            )
+        rules = self.read_rules
+        return ShardManifest(
             split=self.split,
+            layout=self.layout,
+            rows=len(entries) * rows,
             block_rows=self.block_rows,
+            codec_sha256=codec.sha256,
+            n_density_tokens=codec.n_density_tokens,
+            unit=codec.unit,
+            patches_per_material=rows,
+            seed=self.seed,
+            materials=tuple(entries),
+            skipped=tuple(skipped),
+            clipped=None if clipped is None else tuple(clipped),
             max_clipped_share=self.max_clipped_share,
-            read_rules=self.read_rules,
-            **found,
+            read_rules=None if rules is None else {key: tuple(names) for key, names in rules.items()},
+            structures_sha256=structures_sha256,
+            promolecule_sha256=promolecule_sha256,
         )

@@ -10,7 +10,7 @@ The peaks of GPUs by type of operand were held on 2026-11-26 against copies of N
 in each row's source: NVIDIA's own files were not at hand. All agreed, those with sparsity halved.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 GIB = 2**30
@@ -168,48 +168,45 @@ TPUS = (
     ),
 )
 
+_A100 = Chip(
+    name="a100-40gb",
+    device_kinds=("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
+    peak_bf16_flops_per_second=312e12,
+    peak_int8_ops_per_second=624e12,
+    peak_f32_flops_per_second=156e12,
+    hbm_bytes_per_second=1555e9,
+    clock_hz=1.41e9,
+    source=f"NVIDIA A100 Tensor Core GPU Architecture white paper (2020), tables 4 and 5; checked: {_A100_CHECKED}",
+)
+_H100 = Chip(
+    name="h100",
+    device_kinds=("NVIDIA H100 80GB HBM3",),
+    peak_bf16_flops_per_second=989.4e12,
+    peak_int8_ops_per_second=1978.9e12,
+    peak_fp8_flops_per_second=1978.9e12,
+    peak_f32_flops_per_second=494.7e12,
+    hbm_bytes_per_second=3352e9,
+    clock_hz=1.83e9,
+    source=f"{_HOPPER}, H100 SXM5 (1,830 MHz is its boost clock for tensor cores); checked: {_H100_CHECKED}",
+)
+
 GPUS = (
-    Chip(
-        name="a100-40gb",
-        device_kinds=("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
-        peak_bf16_flops_per_second=312e12,
-        peak_int8_ops_per_second=624e12,
-        peak_f32_flops_per_second=156e12,
-        hbm_bytes_per_second=1555e9,
-        clock_hz=1.41e9,
-        source=f"NVIDIA A100 Tensor Core GPU Architecture white paper (2020), tables 4 and 5; checked: {_A100_CHECKED}",
-    ),
-    Chip(
+    _A100,
+    replace(
+        _A100,
         name="a100-80gb",
         device_kinds=("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
-        peak_bf16_flops_per_second=312e12,
-        peak_int8_ops_per_second=624e12,
-        peak_f32_flops_per_second=156e12,
         hbm_bytes_per_second=2039e9,
-        clock_hz=1.41e9,
         source=f"NVIDIA A100 data sheet (June 2021), A100 80GB SXM; checked: {_A100_CHECKED}",
     ),
-    Chip(
+    replace(
+        _A100,
         name="a100-80gb-pcie",
         device_kinds=("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
-        peak_bf16_flops_per_second=312e12,
-        peak_int8_ops_per_second=624e12,
-        peak_f32_flops_per_second=156e12,
         hbm_bytes_per_second=1935e9,
-        clock_hz=1.41e9,
         source=f"NVIDIA A100 data sheet (June 2021), A100 80GB PCIe; checked: {_A100_CHECKED}",
     ),
-    Chip(
-        name="h100",
-        device_kinds=("NVIDIA H100 80GB HBM3",),
-        peak_bf16_flops_per_second=989.4e12,
-        peak_int8_ops_per_second=1978.9e12,
-        peak_fp8_flops_per_second=1978.9e12,
-        peak_f32_flops_per_second=494.7e12,
-        hbm_bytes_per_second=3352e9,
-        clock_hz=1.83e9,
-        source=f"{_HOPPER}, H100 SXM5 (1,830 MHz is its boost clock for tensor cores); checked: {_H100_CHECKED}",
-    ),
+    _H100,
     Chip(
         name="h100-pcie",
         device_kinds=("NVIDIA H100 PCIe",),
@@ -221,14 +218,12 @@ GPUS = (
         clock_hz=1.62e9,
         source=f"{_HOPPER}, H100 PCIe (1,620 MHz is its boost clock for tensor cores); checked: {_GPUMAP}",
     ),
-    Chip(
+    replace(
+        _H100,
         name="h200",
         device_kinds=("NVIDIA H200",),
-        peak_bf16_flops_per_second=989.4e12,
-        peak_int8_ops_per_second=1978.9e12,
-        peak_fp8_flops_per_second=1978.9e12,
-        peak_f32_flops_per_second=494.7e12,
         hbm_bytes_per_second=4800e9,
+        clock_hz=None,
         source="NVIDIA H200 data sheet (2024), H200 SXM: the peaks of the H100 SXM with other memory; "
         f"checked: {_H100_CHECKED}, {_GPUMAP}",
     ),

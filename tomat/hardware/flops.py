@@ -175,9 +175,9 @@ def training_flops(shape: ModelShape, seq_len: int, count: AttentionCount = "ful
     return training_products(shape, seq_len, count).total
 
 
-def forward_flops(shape: ModelShape, seq_len: int, count: AttentionCount = "full") -> float:
+def forward_flops(shape: ModelShape, seq_len: int) -> float:
     """FLOPs of one forward pass over one sequence, with logits as in `training_flops`."""
-    return training_flops(shape, seq_len, count) / TRAINING_PASSES
+    return training_flops(shape, seq_len) / TRAINING_PASSES
 
 
 @dataclass(frozen=True)

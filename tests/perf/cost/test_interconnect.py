@@ -7,13 +7,16 @@ from tomat.perf.cost.chip_model import RING_EFFICIENCY, START_SECONDS, LinkRates
 from tomat.perf.cost.interconnect import (
     HOP_SECONDS,
     collective_seconds,
+    coordinates,
+    entrances,
     executed_order,
+    hops_across,
     overlap,
+    participants,
+    route,
 )
-from tomat.perf.profile.categories import Category
 from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_files import program_from_text
-from tomat.perf.profile.program_breakdown import breakdown_from_program
 
 V6E_4, V6E_16, V6E_256 = slice_named("v6e-4"), slice_named("v6e-16"), slice_named("v6e-256")
 LINK = 90e9
@@ -71,17 +74,6 @@ def test_an_all_reduce_scatters_and_gathers():
     # a whole pod closes both axes: four links into each chip, at most 8 + 8 hops
     assert scattered.seconds == pytest.approx(8 * MIB * 255 / 256 / (4 * RING) + 16 * HOP_SECONDS)
     assert reduced.seconds == pytest.approx(2 * scattered.seconds)
-
-
-def test_groups_along_one_axis_use_its_links_only():
-    rows = one(
-        "bf16[16,1024,1024]{2,1,0} all-gather(a), channel_id=1, replica_groups=[4,4]<=[16], dimensions={0}, "
-        "use_global_device_ids=true",
-        "bf16[4,1024,1024]{2,1,0}",
-        16,
-        V6E_16,
-    )
-    assert rows.seconds == pytest.approx(3 * 8 * MIB / RING + 3 * HOP_SECONDS)
 
 
 def test_a_permute_takes_the_way_of_its_pairs():
@@ -155,62 +147,6 @@ def test_transfers_on_the_same_link_queue_and_on_others_do_not():
     assert waits["{{2,3}}"] == pytest.approx(TRANSFER + START_SECONDS)
 
 
-LOOP = """
-HloModule m, is_scheduled=true, num_partitions=4
-body {
-  state = (s32[], bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) parameter(0)
-  i = s32[] get-tuple-element(state), index=0
-  a = bf16[4,1024,1024]{2,1,0} get-tuple-element(state), index=1
-  b = bf16[1024,1024]{1,0} get-tuple-element(state), index=2
-  one = s32[] constant(1)
-  next = s32[] add(i, one)
-  start = (bf16[4,1024,1024]{2,1,0}, bf16[4,1024,1024]{2,1,0}, u32[], u32[])
-    collective-permute-start(a), channel_id=1, source_target_pairs={{0,1},{1,0}}
-  work = bf16[1024,1024]{1,0} dot(b, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-  done = bf16[4,1024,1024]{2,1,0} collective-permute-done(start)
-  ROOT out = (s32[], bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) tuple(next, done, work)
-}
-condition {
-  state = (s32[], bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) parameter(0)
-  i = s32[] get-tuple-element(state), index=0
-  n = s32[] constant(7)
-  ROOT less = pred[] compare(i, n), direction=LT
-}
-ENTRY e {
-  a = bf16[4,1024,1024]{2,1,0} parameter(0)
-  b = bf16[1024,1024]{1,0} parameter(1)
-  zero = s32[] constant(0)
-  init = (s32[], bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) tuple(zero, a, b)
-  ROOT loop = (s32[], bf16[4,1024,1024]{2,1,0}, bf16[1024,1024]{1,0}) while(init), condition=condition, body=body
-}
-"""
-
-
-def test_the_breakdown_of_a_windowed_loop_shows_exposed_and_hidden():
-    program = program_from_text(LOOP, "inline")
-    work = TRANSFER / 4
-
-    def compute(instruction) -> float:
-        return work if instruction.name == "work" else 0.0
-
-    times = overlap(program, compute, V6E_4)
-
-    def exposed(instruction) -> float:
-        return times[instruction.name].exposed_seconds if instruction.name in times else compute(instruction)
-
-    def hidden(instruction) -> float:
-        return times[instruction.name].hidden_seconds if instruction.name in times else 0.0
-
-    breakdown = breakdown_from_program(
-        program, device_kind="TPU v6 lite", kernel_seconds=exposed, hidden_seconds=hidden
-    )
-    rows = {row.name: row for row in breakdown.categories}
-    assert rows[Category.COLLECTIVES_EXPOSED].seconds == pytest.approx(7 * (3 * work + START_SECONDS))
-    assert rows[Category.COLLECTIVES_HIDDEN].hidden_seconds == pytest.approx(7 * work)
-    assert rows[Category.COLLECTIVES_HIDDEN].share == 0
-    assert breakdown.step_seconds == pytest.approx(7 * (work + 3 * work + START_SECONDS))
-
-
 def test_the_schedule_decides_the_order():
     program = program_from_text(PERMUTES.replace("SECOND", ""), "inline")
     names = [i.name for i in executed_order(program, program.entry_id)]
@@ -248,8 +184,71 @@ ENTRY e {
     assert overlap(program, lambda i: 10 * transfer, V6E_4)["f"].exposed_seconds == pytest.approx(START_SECONDS)
 
 
-def test_what_is_no_collective_has_no_cost():
-    shape = "bf16[8]{0}"
-    text = f"HloModule m\nENTRY e {{\n  a = {shape} parameter(0)\n  ROOT y = {shape} collective-permute(a), channel_id=1, source_target_pairs={{{{0,1}}}}\n}}"  # noqa: E501 - HLO text
+V6E_16_OF_TORUS, V6E_256_OF_TORUS, V5P_16 = slice_named("v6e-16"), slice_named("v6e-256"), slice_named("v5p-16")
+
+
+def test_places_are_those_that_libtpu_gives_its_devices():
+    # (id, coords) of get_topology_desc for v6e:4x8 and v5p:2x2x2, libtpu 0.0.46
+    assert [coordinates(i, slice_named("v6e-32")) for i in (1, 4, 5, 27, 31)] == [
+        (1, 0),
+        (0, 1),
+        (1, 1),
+        (3, 6),
+        (3, 7),
+    ]
+    assert [coordinates(i, V5P_16) for i in (1, 2, 4, 7)] == [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)]
+
+
+chips = st.tuples(st.integers(0, 15), st.integers(0, 15))
+
+
+@settings(max_examples=80, deadline=None)
+@given(chips, chips)
+def test_routes_arrive_by_the_shortest_way(source, target):
+    links = route(source, target, V6E_256_OF_TORUS)
+    here = list(source)
+    for place, axis, step in links:
+        assert tuple(here) == place
+        here[axis] = (here[axis] + step) % 16
+    assert tuple(here) == target
+    around = [min(abs(a - b), 16 - abs(a - b)) for a, b in zip(source, target, strict=True)]
+    assert len(links) == sum(around)
+
+
+def test_the_worst_placed_chip_of_a_group():
+    whole = [coordinates(i, V6E_16_OF_TORUS) for i in range(16)]
+    row = [(x, 0) for x in range(4)]
+    pod = [(x, y) for x in range(16) for y in range(16)]
+    ring = [(x, 3) for x in range(16)]
+    assert (entrances(whole, V6E_16_OF_TORUS), hops_across(whole, V6E_16_OF_TORUS)) == (
+        2,
+        6,
+    )  # a corner, and the opposite one
+    assert (entrances(row, V6E_16_OF_TORUS), hops_across(row, V6E_16_OF_TORUS)) == (1, 3)
+    assert (entrances(pod, V6E_256_OF_TORUS), hops_across(pod, V6E_256_OF_TORUS)) == (4, 16)
+    assert (entrances(ring, V6E_256_OF_TORUS), hops_across(ring, V6E_256_OF_TORUS)) == (2, 8)
+
+
+def gather(groups: str, n_partitions: int = 8):
+    text = (
+        f"HloModule m, num_partitions={n_partitions}\nENTRY e {{\n  a = f32[8]{{0}} parameter(0)\n"
+        f"  ROOT y = f32[16]{{0}} all-gather(a), {groups} channel_id=1, dimensions={{0}}, "
+        "use_global_device_ids=true\n}"
+    )
     program = program_from_text(text, "inline")
-    assert collective_seconds(program, program.by_name["a"], V6E_4) is None
+    return participants(program, program.by_name["y"].proto)
+
+
+@pytest.mark.parametrize(
+    ("written", "groups"),
+    [
+        ("replica_groups={{0,4},{1,5},{2,6},{3,7}},", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("replica_groups=[4,2]<=[8],", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("replica_groups=[4,2]<=[2,4]T(1,0),", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("replica_groups=mesh['x'=2,'y'=4] {'x'},", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("replica_groups=mesh['x'=2,'y'=4] {'y'},", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("replica_groups=mesh['x'=8] {'x':(2)2},", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+    ],
+)
+def test_groups_in_every_spelling(written, groups):
+    assert gather(written) == groups

@@ -46,13 +46,6 @@ def test_what_was_moved_before_a_branch_counts_where_it_stands(dump):
     assert read_listed_schedules(dump) == read_listed_schedules(DUMP)
 
 
-def test_the_last_of_several_schedules_counts(dump):
-    for name in (LISTING, METADATA):
-        shutil.copy(dump / name, dump / name.replace(STAMP, "1"))
-    change(dump / METADATA.replace(STAMP, "1"), lambda text: re.sub(r"limit: \d+", "limit: 999", text))
-    assert read_listed_schedules(dump)[OP] == read_schedules(DUMP)[OP]
-
-
 def test_what_is_no_op_is_left_out(dump):
     for name in ("TLP", "<late-initialization>"):
         shutil.copy(dump / LISTING, dump / f"{STAMP}-{name}-00-post-delay-converter.txt")
@@ -81,17 +74,4 @@ def test_damage_is_refused(dump):
         read_listed_schedules(dump)
     (dump / METADATA).unlink()
     with pytest.raises(TomatError, match=f"no metadata of {re.escape(OP)}"):
-        read_listed_schedules(dump)
-
-
-def test_a_branch_without_a_bundle_is_refused(dump):
-    branching = re.compile(r"\$region(\d+): .*\n *%\d+ = sbr\.rel")
-    region = branching.search((dump / LISTING).read_text())
-    assert region is not None
-    symbol = re.compile(rf'description: "region{region[1]} \{{.*?(?=description)', re.S)
-    change(
-        dump / METADATA,
-        lambda text: symbol.sub(lambda found: re.sub(r" *(start|limit): \d+\n", "", found[0]), text),
-    )
-    with pytest.raises(TomatError, match=f"in which bundle region {region[1]} branches"):
         read_listed_schedules(dump)

@@ -9,7 +9,9 @@ from tomat.perf.cost.memory import (
     memory_of_compiled,
     memory_of_oom,
     read_memory,
+    saved_value,
 )
+from tomat.perf.profile.hlo_files import program_from_text
 
 DATA = Path(__file__).parent / "data"
 GIB = 2**30
@@ -93,10 +95,6 @@ def test_other_refusals(message, required, capacity, space):
     assert report.memory_space == space
 
 
-def test_other_errors_are_not_about_memory():
-    assert memory_of_oom("INVALID_ARGUMENT: Mosaic failed to compile TPU kernel") is None
-
-
 def test_a_program_without_a_buffer_assignment_is_refused():
     with pytest.raises(TomatError, match="no buffer assignment"):
         memory_of_compiled(b"", V6E_BYTES)
@@ -108,3 +106,31 @@ def test_reports_survive_json():
     assert read_memory(report.to_dict()) == report
     with pytest.raises(TomatError, match="the memory of the plan is damaged.*required_bytes"):
         read_memory({"fits": True})
+
+
+SAVED = """
+HloModule m
+fused {
+  stack = bf16[6,8,128]{2,1,0} parameter(0)
+  value = f32[8,128]{1,0} parameter(1)
+  i = s32[] parameter(2)
+  zero = s32[] constant(0)
+  half = f32[8,128]{1,0} tanh(value), metadata={op_name="jit(f)/layer/tanh" source_file="model.py" source_line=7}
+  rounded = bf16[8,128]{1,0} convert(half)
+  update = bf16[1,8,128]{2,1,0} bitcast(rounded)
+  ROOT stored = bf16[6,8,128]{2,1,0} dynamic-update-slice(stack, update, i, zero, zero)
+}
+ENTRY e {
+  stack = bf16[6,8,128]{2,1,0} parameter(0)
+  x = f32[8,128]{1,0} parameter(1)
+  i = s32[] parameter(2)
+  ROOT y = bf16[6,8,128]{2,1,0} fusion(stack, x, i), kind=kLoop, calls=fused,
+    metadata={op_name="jit(f)/while/dynamic_update_slice" source_file="scan.py" source_line=99}
+}
+"""
+
+
+def test_a_scans_stack_is_told_by_the_value_it_keeps():
+    program = program_from_text(SAVED, "inline")
+    assert program.source(saved_value(program, program.by_name["y"])) == "model.py:7"
+    assert saved_value(program, program.by_name["half"]) is program.by_name["half"]

@@ -5,7 +5,6 @@ import pytest
 
 from tomat.perf.cost.llo import OpSchedule, Region, read_schedules
 from tomat.perf.cost.schedule_model import (
-    constant_integers,
     entered_shares,
     mask_blocks,
     matched_schedules,
@@ -13,7 +12,6 @@ from tomat.perf.cost.schedule_model import (
 )
 from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_files import program_from_text
-from tomat.perf.profile.hlo_kernels import executed_kernels, loop_notes
 
 DUMP = Path(__file__).parent / "data" / "llo"
 SPLASH = "splash_mha_fwd_residuals.14"
@@ -61,56 +59,6 @@ CHANGED = HLO.replace("HANDED_ON", "changed").replace(
 )
 
 
-def nested(text: str, depth: int, mask: str = "mask") -> str:
-    """`HLO` with its loop in `depth` loops of 2 iterations, as gradient accumulation makes them.
-
-    Args:
-        text: `HLO`, filled in.
-        depth: Loops around.
-        mask: What they return as their mask: `mask`, as they got it, or `other`, its negation.
-    """
-    head = text.split("ENTRY main {")[0]
-    kinds = "s32[], s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}"
-    inner, condition = "body", "cond"
-    for level in range(depth):
-        # the innermost loop has one counter, the others have that of the layers to start as well
-        given, loop_type, place = ("start, start, blocks, x", f"({kinds})", 2)
-        if level == 0:
-            given, loop_type, place = ("start, blocks, x", "(" + kinds.removeprefix("s32[], ") + ")", 1)
-        head += f"""outer{level} {{
-  p = ({kinds}) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  start = s32[] get-tuple-element(p), index=1
-  blocks = s8[1,4,4]{{2,1,0}} get-tuple-element(p), index=2
-  x = bf16[8,16,8192,64]{{3,2,1,0}} get-tuple-element(p), index=3
-  one = s32[] constant(1)
-  next = s32[] add(i, one)
-  init = {loop_type} tuple({given})
-  loop = {loop_type} while(init), condition={condition}, body={inner}
-  mask = s8[1,4,4]{{2,1,0}} get-tuple-element(loop), index={place}
-  other = s8[1,4,4]{{2,1,0}} negate(mask)
-  y = bf16[8,16,8192,64]{{3,2,1,0}} get-tuple-element(loop), index={place + 1}
-  ROOT t = ({kinds}) tuple(next, start, {mask}, y)
-}}
-again{level} {{
-  p = ({kinds}) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  n = s32[] constant(2)
-  ROOT lt = pred[] compare(i, n), direction=LT
-}}
-"""
-        inner, condition = f"outer{level}", f"again{level}"
-    return f"""{head}ENTRY main {{
-  x = bf16[8,16,8192,64]{{3,2,1,0}} parameter(0)
-  zero = s32[] constant(0)
-  mask = s8[1,4,4]{{2,1,0}} constant({{ {{ {{1,0,0,0}}, {{2,1,0,0}}, {{2,2,1,0}}, {{2,2,2,1}} }} }})
-  init = ({kinds}) tuple(zero, zero, mask, x)
-  loop = ({kinds}) while(init), condition={condition}, body={inner}
-  ROOT out = bf16[8,16,8192,64]{{3,2,1,0}} get-tuple-element(loop), index=3
-}}
-"""
-
-
 MASK = [1, 0, 0, 0, 2, 1, 0, 0, 2, 2, 1, 0, 2, 2, 2, 1]
 
 
@@ -122,12 +70,6 @@ def program() -> HloProgram:
 @pytest.fixture(scope="module")
 def schedules() -> dict[str, OpSchedule]:
     return read_schedules(DUMP)
-
-
-def test_the_mask_is_found_through_the_loop(program):
-    kernel = program.by_name[SPLASH]
-    assert constant_integers(program, program.operands(kernel)[1]) == MASK
-    assert constant_integers(program, program.operands(kernel)[2]) is None
 
 
 def test_a_splash_kernel_counts_its_active_steps(program, schedules):
@@ -147,31 +89,6 @@ def test_a_mask_that_the_loop_changes_leaves_every_step_active(schedules):
     assert time is not None and time.mask_found is False and time.active_share == 1.0
 
 
-def test_a_copy_of_the_mask_is_the_mask(schedules):
-    program = program_from_text(HLO.replace("HANDED_ON", "blocks.vmem"), "test")
-    assert mask_blocks(program, program.by_name[SPLASH], schedules[SPLASH]) == MASK
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_the_mask_is_found_through_loops_in_loops(schedules, depth):
-    program = program_from_text(nested(HLO.replace("HANDED_ON", "blocks"), depth), "test")
-    assert mask_blocks(program, program.by_name[SPLASH], schedules[SPLASH]) == MASK
-    time = schedule_time(program, program.by_name[SPLASH], schedules[SPLASH], CLOCK_HZ)
-    assert time is not None and time.mask_found
-    # 12 layers in each of 2 microbatches (of 2 more groups); the counter of the layers starts at a constant of the
-    # outermost loop.
-    executions = {kernel.instruction.name: kernel.executions for kernel in executed_kernels(program)}
-    assert executions[SPLASH] == 12 * 2**depth
-    assert not loop_notes(program)
-
-
-def test_a_mask_that_an_outer_loop_changes_is_not_found(schedules):
-    inner_changes = program_from_text(nested(CHANGED, 1), "test")
-    outer_changes = program_from_text(nested(HLO.replace("HANDED_ON", "blocks"), 1, mask="other"), "test")
-    for program in (inner_changes, outer_changes):
-        assert mask_blocks(program, program.by_name[SPLASH], schedules[SPLASH]) == []
-
-
 def test_blocks_are_fetched_in_the_active_steps(program, schedules):
     time = schedule_time(program, program.by_name[SPLASH], schedules[SPLASH], CLOCK_HZ)
     assert time is not None and time.grid_steps == 32768 * 10 / 16
@@ -185,14 +102,6 @@ def test_equal_ops_share_a_schedule(program, schedules):
     matched = matched_schedules(program, {SPLASH: schedules[SPLASH]})
     assert set(matched) == {SPLASH, "splash_mha_fwd_residuals.13"}
     assert matched["splash_mha_fwd_residuals.13"] is schedules[SPLASH]
-
-
-def test_a_loop_of_unknown_length_gives_no_time(program, schedules):
-    kernel, schedule = program.by_name[SPLASH], schedules[BROADCAST]
-    (loop,) = schedule.body.regions
-    unknown = replace(schedule, body=replace(schedule.body, regions=(replace(loop, executions=None),)))
-    assert schedule_time(program, kernel, schedule, CLOCK_HZ) is not None
-    assert schedule_time(program, kernel, unknown, CLOCK_HZ) is None
 
 
 def test_what_is_assumed_is_said(program, schedules):
@@ -244,13 +153,3 @@ def test_a_branch_within_a_branch_is_entered_in_a_share_of_its_blocks(program, s
     diagonal, never = outer.regions
     shares = entered_shares(program, program.by_name[SPLASH], schedule)
     assert shares == {id(outer): 10 / 16, id(diagonal): 4 / 10, id(never): 0.0}
-
-
-def test_a_mask_that_is_not_known_says_nothing_of_a_branch(schedules):
-    changed = program_from_text(CHANGED, "test")
-    schedule = replace(
-        schedules[SPLASH], body=replace(schedules[SPLASH].body, bundles=0, regions=(branch(100, (1,), 1000),))
-    )
-    assert entered_shares(changed, changed.by_name[SPLASH], schedule) == {}
-    time = schedule_time(changed, changed.by_name[SPLASH], schedule, CLOCK_HZ)
-    assert time is not None and time.bundle_seconds == pytest.approx(1000 / CLOCK_HZ)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from shared_folder import alone, shared_folder
 
 import tomat
 from tomat.app.cli import main
@@ -16,7 +17,6 @@ from tomat.perf.cost.chip_model import CHECKOUT_FILE, RECORD_FILE
 from tomat.perf.plan.compile.compiler import compile_step
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import planned_slice
-from tomat.perf.plan.plan import make_plan
 from tomat.train.settings.config import load_config
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
@@ -27,29 +27,38 @@ SMALL = [
     "--model.num_kv_heads", "2", "--model.head_dim", "128", "--trainer.train_batch_size", "8",
     "--model.attn_backend", "splash", "--model.qk_rotary.kernel", "pallas", "--run_name", "small",
     "--model.splash", "{block_q: 128, block_kv: 128, block_q_dkv: 128, block_kv_dkv: 128, use_fused_bwd: true}",
+    "--trainer.per_device_parallelism", "1",
 ]  # fmt: skip
+"""Of two microbatches: accumulation puts the scan of the layers into a loop; the mask of attention is behind both."""
 CAUSAL_SHARE = 10 / 16
 """Of 4 x 4 blocks of 128 positions, those on or below the diagonal."""
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("plan-cache")
-
-
-def small_config(folder: Path) -> list[str]:
-    """A configuration file for the verb."""
-    path = folder / "small.yaml"
-    path.write_text(yaml.safe_dump(load_config(None, SMALL).to_dict()))
-    return ["--config_path", str(path)]
+    return shared_folder(tmp_path_factory, "plan-cache")
 
 
 @pytest.fixture(scope="module")
-def report(cache) -> dict:
+def folder(tmp_path_factory) -> Path:
+    """With a configuration file for the verb."""
+    made = tmp_path_factory.mktemp("plans")
+    (made / "small.yaml").write_text(yaml.safe_dump(load_config(None, SMALL).to_dict()))
+    return made
+
+
+@pytest.fixture(scope="module")
+def words(cache, folder) -> list[str]:
+    """Of the verb."""
+    return ["plan", "--config_path", str(folder / "small.yaml"), "--slice", "v6e-4", "--cache_dir", str(cache)]
+
+
+@pytest.fixture(scope="module")
+def report(cache, folder, words) -> dict:
     """The plan's JSON, by the verb."""
-    out = cache / "plan.json"
-    words = ["--slice", "v6e-4", "--cache_dir", str(cache), "--json", str(out), "--executable", str(cache / "step.bin")]
-    assert main(["plan", *small_config(cache), *words]) == 0
+    out = folder / "plan.json"
+    with alone(cache):
+        assert main([*words, "--json", str(out), "--executable", str(folder / "step.bin")]) == 0
     return json.loads(out.read_text())
 
 
@@ -72,42 +81,29 @@ def test_a_plan_has_memory_cycles_and_utilisation(report):
     untimed = [part["step_share"] for part in parts.values() if not part["measured_kernels"]]
     assert parts["Pallas: attention backward"]["chips"] == ["tpu7x"]
     assert report["untimed_step_share"] == pytest.approx(sum(untimed)) and 0 < sum(untimed) < 1
-    # two layers, in the forward and in the backward scan
-    assert {kernel["executions"] for kernel in report["pallas_kernels"]} == {2.0}
-    assert active_shares(report["pallas_kernels"]) == {CAUSAL_SHARE}
-
-
-def active_shares(kernels: list[dict]) -> set[float]:
-    return {kernel["active_grid_share"] for kernel in kernels if "splash" in kernel["name"]}
-
-
-@pytest.mark.slow
-def test_causal_kernels_of_two_microbatches_are_planned_by_their_active_blocks(cache):
-    """Accumulation puts the scan of the layers into a loop; the mask of attention is behind both."""
-    config = load_config(None, [*SMALL, "--trainer.per_device_parallelism", "1"])
-    plan = make_plan(config, planned_slice(config, "v6e-4"), cache_dir=cache)
-    kernels = [row for row in plan.pallas_kernels() if "splash" in row["name"]]
-    assert active_shares(kernels) == {CAUSAL_SHARE}
-    assert {row["executions"] for row in kernels} == {4.0}  # of two layers
-    assert plan.to_dict()["assumed"] == []
+    # two layers of two microbatches, in the forward and in the backward scan
+    assert {kernel["executions"] for kernel in report["pallas_kernels"]} == {4.0}
+    splash = [kernel for kernel in report["pallas_kernels"] if "splash" in kernel["name"]]
+    assert {kernel["active_grid_share"] for kernel in splash} == {CAUSAL_SHARE}
+    assert report["assumed"] == []
 
 
 @pytest.mark.slow
-def test_the_same_plan_again_compiles_nothing(report, cache):
-    config = load_config(cache / "small.yaml")
+def test_the_same_plan_again_compiles_nothing(report, cache, folder):
+    config = load_config(folder / "small.yaml")
     stages: list[str] = []
     again = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=cache, on_stage=stages.append)
     assert again.cached and stages == [] and again.key == report["program_key"]
     # another learning rate is another configuration, and another program
-    other = load_config(cache / "small.yaml", ["--run_name", "other", "--trainer.seed", "7"])
+    other = load_config(folder / "small.yaml", ["--run_name", "other", "--trainer.seed", "7"])
     assert compile_step(other, planned_slice(other, "v6e-4"), cache_dir=cache).cached
 
 
 @pytest.mark.slow
-def test_the_example_of_the_guide_is_the_plan_of_the_verb(report, cache):
+def test_the_example_of_the_guide_is_the_plan_of_the_verb(report, cache, folder):
     guide = (Path(__file__).parents[3] / "docs" / "guides" / "python.md").read_text()
     (code,) = [block for block in re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S) if "tomat.plan(" in block]
-    places = {'"30m-v6e4-fast"': repr(str(cache / "small.yaml")), '"plans"': repr(str(cache))}
+    places = {'"30m-v6e4-fast"': repr(str(folder / "small.yaml")), '"plans"': repr(str(cache))}
     for name, place in places.items():
         assert name in code
         code = code.replace(name, place)
@@ -117,31 +113,21 @@ def test_the_example_of_the_guide_is_the_plan_of_the_verb(report, cache):
 
 
 @pytest.mark.slow
-def test_a_question_asked_before_is_answered_without_jax(report, cache):
+def test_a_question_asked_before_is_answered_without_jax(report, words, tmp_path):
     """The first time without `--executable` keeps the answer, the second finds it."""
-    words = ["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache)]
-    assert main([*words, "--json", str(cache / "again.json")]) == 0
+    assert main([*words, "--json", str(tmp_path / "again.json")]) == 0
     code = "import sys; from tomat.app.cli import main\n"
-    code += f"status = main({[*words, '--json', str(cache / 'third.json')]!r})\n"
+    code += f"status = main({[*words, '--json', str(tmp_path / 'third.json')]!r})\n"
     code += "sys.exit(status or ('jax' in sys.modules))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
-    first, third = (json.loads((cache / name).read_text()) for name in ("again.json", "third.json"))
+    first, third = (json.loads((tmp_path / name).read_text()) for name in ("again.json", "third.json"))
     assert third == {**first, "cached": True}
 
 
 @pytest.mark.slow
-def test_a_chip_that_is_calibrated_anew_is_asked_anew(report, cache, tmp_path):
+def test_a_chip_that_is_calibrated_anew_is_asked_anew(report, words, tmp_path):
     record = json.loads(CHECKOUT_FILE.read_text())
-    words = [
-        "plan",
-        *small_config(cache),
-        "--slice",
-        "v6e-4",
-        "--cache_dir",
-        str(cache),
-        "--tracking_dir",
-        str(tmp_path),
-    ]
+    words = [*words, "--tracking_dir", str(tmp_path)]
     seconds = []
     for efficiency in (0.9, 0.45):
         record["chips"]["v6e"]["parameters"]["bundle_efficiency"]["value"] = efficiency
@@ -152,8 +138,8 @@ def test_a_chip_that_is_calibrated_anew_is_asked_anew(report, cache, tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_alone_is_that_of_the_whole_compile(report, cache, tmp_path):
-    config = load_config(cache / "small.yaml")
+def test_memory_alone_is_that_of_the_whole_compile(report, cache, folder, tmp_path):
+    config = load_config(folder / "small.yaml")
     known = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=cache, memory_only=True)
     assert known.cached and known.key == report["program_key"]
     fresh = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=tmp_path, memory_only=True)
@@ -166,14 +152,17 @@ def test_memory_alone_is_that_of_the_whole_compile(report, cache, tmp_path):
     assert all(path.stem.endswith("-memory") for path in (tmp_path / "requests").iterdir())
 
 
+TOO_LARGE = [
+    "--trainer.train_batch_size", "32768", "--trainer.per_device_parallelism", "-1",
+    "--model.gradient_checkpointing", "false",
+]  # fmt: skip
+
+
 @pytest.mark.slow
-def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, capsys):
-    out = cache / "oom.json"
-    words = ["--trainer.train_batch_size", "32768", "--model.gradient_checkpointing", "false"]
-    status = main(
-        ["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--json", str(out), "--no_search"]
-        + words
-    )
+def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, words, tmp_path, capsys):
+    out = tmp_path / "oom.json"
+    with alone(cache):
+        status = main([*words, "--json", str(out), "--no_search", *TOO_LARGE])
     found = json.loads(out.read_text())
     assert status == 1 and found["fits"] is False and found["step_seconds"] is None and found["breakdown"] is None
     assert found["hbm_required_bytes"] > found["hbm_capacity_bytes"] > 31 * 2**30
@@ -182,28 +171,28 @@ def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_that_cannot_fit_is_not_started(cache, tmp_path, monkeypatch):
+def test_a_run_that_cannot_fit_is_not_started(cache, folder, tmp_path, monkeypatch):
     (tmp_path / ".cache" / "tomat").mkdir(parents=True)
     (tmp_path / ".cache" / "tomat" / "plan").symlink_to(cache)
     monkeypatch.setenv("HOME", str(tmp_path))
-    words = ["--trainer.train_batch_size", "32768", "--model.gradient_checkpointing", "false", "--slice", "v6e-4"]
-    run = ["--plan_first", "--output_dir", str(tmp_path / "runs")]
-    assert main(["train", *small_config(cache), *run, *words]) == 2
+    run = ["--plan_first", "--output_dir", str(tmp_path / "runs"), "--slice", "v6e-4"]
+    with alone(cache):
+        assert main(["train", "--config_path", str(folder / "small.yaml"), *run, *TOO_LARGE]) == 2
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
-def test_emit_writes_a_configuration_that_loads(report, cache, tmp_path):
+def test_emit_writes_a_configuration_that_loads(report, folder, words, tmp_path):
     out = tmp_path / "ready.yaml"
-    assert main(["plan", *small_config(cache), "--slice", "v6e-4", "--cache_dir", str(cache), "--emit", str(out)]) == 0
+    assert main([*words, "--emit", str(out)]) == 0
     assert load_config(out).slice == "v6e-4"
-    assert (cache / "step.bin").stat().st_size > 100_000  # the machine code of the step
+    assert (folder / "step.bin").stat().st_size > 100_000  # the machine code of the step
     assert report["program_key"] in out.read_text()
 
 
 @pytest.mark.slow
-def test_compare_shows_two_plans(report, cache, capsys):
-    path = str(cache / "plan.json")
+def test_compare_shows_two_plans(report, folder, capsys):
+    path = str(folder / "plan.json")
     assert main(["plan", "compare", path, path]) == 0
     assert "matmul" in capsys.readouterr().out
 
@@ -217,9 +206,9 @@ DECODED = [
 
 
 @pytest.mark.slow
-def test_a_planned_decoder_runs_its_loop_for_each_voxel(cache, capsys):
+def test_a_planned_decoder_runs_its_loop_for_each_voxel(cache, tmp_path, capsys):
     """Each time over all keys and all values, 67 MB each, of which the memory on the chip holds one."""
-    path, out = cache / "decoded.yaml", cache / "decoded.json"
+    path, out = tmp_path / "decoded.yaml", tmp_path / "decoded.json"
     path.write_text(yaml.safe_dump(load_config(None, DECODED).to_dict()))
     words = ["plan", "--config_path", str(path), "--slice", "v6e-1", "--cache_dir", str(cache), "--json", str(out)]
     words += ["--decode", "autoregressive", "--grid", "15", "16", "18", "--atoms", "2"]

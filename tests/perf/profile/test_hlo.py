@@ -1,12 +1,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
 from tomat.perf.profile.hlo import FREE_OPCODES
-from tomat.perf.profile.hlo_costs import _divisible, instruction_flops
+from tomat.perf.profile.hlo_costs import instruction_flops
 from tomat.perf.profile.hlo_files import load_program, program_from_bytes, program_from_text, serialise_program
 from tomat.perf.profile.hlo_kernels import executed_kernels, loop_notes, trip_count
 from tomat.perf.profile.protos import new_message
@@ -14,16 +12,6 @@ from tomat.perf.profile.protos import new_message
 
 def compiled_text(function, *args) -> str:
     return jax.jit(function).lower(*args).compile().as_text()
-
-
-@pytest.mark.parametrize("length", [1, 3, 7])
-def test_trip_count_of_a_scan(length):
-    def scan(x):
-        return jax.lax.scan(lambda c, _: (jnp.sin(c @ c), None), x, None, length=length)[0]
-
-    program = program_from_text(compiled_text(scan, jnp.ones((8, 8))), "scan")
-    loops = [i for body in program.computations.values() for i in body if i.opcode == "while"]
-    assert [trip_count(program, loop) for loop in loops] == ([] if length == 1 else [length])
 
 
 def test_trip_count_without_xlas_annotation():
@@ -156,11 +144,3 @@ def test_stack_frames_that_lead_back_end(v6e_program):
     program = program_from_bytes(message.SerializeToString(), "x.pb")
     found = [i for body in program.computations.values() for i in body if i.frame_id]
     assert found and all(len(program.frames(i)) <= len(frames) for i in found)
-
-
-@given(st.integers(-50, 50), st.integers(-5, 300), st.integers(1, 40), st.integers(-90, 90), st.integers(1, 40))
-def test_divisible_positions_are_counted_without_a_loop(first, count, stride, offset, base):
-    last = first + count
-    assert _divisible(first, last, stride, offset, base) == sum(
-        (o * stride + offset) % base == 0 for o in range(first, last + 1)
-    )

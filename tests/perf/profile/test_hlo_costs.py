@@ -65,8 +65,3 @@ def test_padded_convolutions_count_only_real_input():
         "  x = f32[2,5,7]{2,1,0} parameter(0)\n  k = f32[3,7,4]{2,1,0} parameter(1)",
     )
     assert kernel_flops(program, program.by_name["y"]) == 2 * (2 * 4) * 13 * 7
-
-
-def test_custom_calls_are_unknown_unless_they_say(v6e_program):
-    kernel = next(i for i in v6e_program.by_name.values() if i.custom_call_target == "tpu_custom_call")
-    assert kernel_flops(v6e_program, kernel) is None

@@ -87,16 +87,3 @@ def test_wrong_words(words):
 def test_thresholds_are_finite(flag, value, capsys):
     assert main(["profile", "compare", "a", "b", flag, value]) == 2
     assert f"{flag}: found '{value}', expected a percentage" in capsys.readouterr().err
-
-
-def test_each_form_has_its_own_help(capsys):
-    def help_of(*words: str) -> str:
-        with pytest.raises(SystemExit) as end:
-            run(*words, "--help")
-        assert end.value.code == 0
-        return capsys.readouterr().out
-
-    compare = help_of("compare")
-    assert "profile compare [-h]" in compare and "A B" in compare and "--session" not in compare
-    assert "profile index [-h]" in help_of("index") and "DOCS" in help_of("index")
-    assert help_of("some/profile") == help_of() and "--session" in help_of()

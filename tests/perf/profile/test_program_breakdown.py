@@ -1,11 +1,8 @@
-import json
-
 import pytest
 
-from tomat.perf.profile.breakdown import Bound, Breakdown
+from tomat.perf.profile.breakdown import Bound
 from tomat.perf.profile.categories import Category
-from tomat.perf.profile.hlo_kernels import executed_kernels
-from tomat.perf.profile.program_breakdown import breakdown_from_program, compiler_seconds, roofline_seconds
+from tomat.perf.profile.program_breakdown import breakdown_from_program, compiler_seconds
 from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 
@@ -79,22 +76,3 @@ def test_an_unknown_chip_has_no_fractions(v6e_program):
     for row in breakdown.categories:
         assert row.flops_fraction is None and row.bandwidth_fraction is None and row.cycles is None
         assert row.bound in (Bound.UNKNOWN, Bound.LATENCY, Bound.COMMUNICATION)
-
-
-def test_rooflines(v6e_program):
-    breakdown = breakdown_from_program(v6e_program, device_kind=V6E, kernel_seconds=lambda i: 0.0)
-    for kernel in executed_kernels(v6e_program):
-        low = roofline_seconds(v6e_program, kernel.instruction, breakdown.roofs)
-        assert low is None or low >= 0
-    fused = [k.instruction for k in executed_kernels(v6e_program) if "convolution" in
-             {i.opcode for i in v6e_program.inner(k.instruction)}]  # fmt: skip
-    estimates = [(i.estimated_cycles or 0) / 1.75e9 for i in fused]
-    rooflines = [roofline_seconds(v6e_program, i, breakdown.roofs) or 0.0 for i in fused]
-    assert sum(estimates) > sum(rooflines) > 0  # no estimate of the whole beats the machine's peak
-
-
-def test_json_round_trip(v6e_program):
-    breakdown = breakdown_from_program(v6e_program, device_kind=V6E, n_devices=4)
-    text = json.dumps(breakdown.to_dict(), sort_keys=True)
-    again = Breakdown.from_dict(json.loads(text))
-    assert json.dumps(again.to_dict(), sort_keys=True) == text

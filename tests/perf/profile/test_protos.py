@@ -5,7 +5,7 @@ import jaxlib
 import pytest
 from google.protobuf import descriptor_pb2
 
-from tomat.perf.profile.protos import HLO_FIELDS, XPLANE_FIELDS, new_message, parse_fields
+from tomat.perf.profile.protos import HLO_FIELDS, XPLANE_FIELDS, parse_fields
 
 SCALARS = {1: "double", 3: "int64", 4: "uint64", 5: "int32", 8: "bool", 9: "string", 12: "bytes", 13: "uint32"}
 
@@ -77,13 +77,3 @@ def test_declared_fields_are_those_of_the_installed_jaxlib(files, tables):
                 # enums are declared as int32, which has the same wire format
                 expected = "int32" if theirs.type == theirs.TYPE_ENUM else SCALARS.get(theirs.type)
                 assert (expected or theirs.type_name.rsplit(".", 1)[-1]) == field.type, (message_name, field.name)
-
-
-def test_unknown_fields_survive_a_round_trip():
-    space = new_message("XSpace")
-    space.planes.add(name="/device:TPU:0")
-    extended = space.SerializeToString() + b"\xfa\x01\x03new"  # field 31, as a later schema might add
-    again = new_message("XSpace")
-    again.ParseFromString(extended)
-    assert again.planes[0].name == "/device:TPU:0"
-    assert again.SerializeToString() == extended

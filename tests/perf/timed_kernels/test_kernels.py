@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from another_libtpu import another_libtpu
+from shared_folder import alone, shared_folder
 
 from tomat.base.errors import TomatError
 from tomat.base.ports.tokamax import OPS
 from tomat.base.records import typed
 from tomat.perf.cost.llo import OpSchedule, Region
-from tomat.perf.plan.compile.topology import OtherLibtpu
+from tomat.perf.plan.compile.topology import OtherLibtpu, compiler_version
 from tomat.perf.timed_kernels.child import SCHEDULE_FILE
 from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, Compilers, compile_kernels
 from tomat.perf.timed_kernels.programs import DEFAULTS_OF, FORMULAS, RAGGED, _bound
@@ -61,12 +62,13 @@ def other_libtpu(tmp_path) -> OtherLibtpu:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    return shared_folder(tmp_path_factory, "timed-kernels")
 
 
 @pytest.fixture(scope="module")
 def kernels(cache) -> dict[int, CompiledKernel]:
-    return {kernel.timing.line: kernel for kernel in compile_kernels(SMALL, cache, workers=2)}
+    with alone(cache):
+        return {kernel.timing.line: kernel for kernel in compile_kernels(SMALL, cache)}
 
 
 @pytest.mark.slow
@@ -80,7 +82,7 @@ def test_rows_without_a_program_say_why_and_the_others_count(kernels):
 def test_listings_say_what_the_final_bundles_say(kernels, tmp_path, monkeypatch):
     monkeypatch.setattr("tomat.perf.timed_kernels.compile.LISTED_CHIPS", ())
     regions = 0
-    for whole in compile_kernels(SMALL[:2], tmp_path, workers=2):
+    for whole in compile_kernels(SMALL[:2], tmp_path):
         listed, bundled = (_schedules(kernel) for kernel in (kernels[whole.timing.line], whole))
         # But for the slots that bundles fill, and for what runs before, between and after the operations.
         assert listed == {name: bundled[name] for name in listed}
@@ -100,18 +102,18 @@ def _schedules(kernel: CompiledKernel) -> dict[str, OpSchedule]:
 
 
 def test_what_was_compiled_is_found_again(kernels, cache, monkeypatch):
-    monkeypatch.setattr("tomat.perf.timed_kernels.compile.subprocess.Popen", None)  # nothing may be started
+    monkeypatch.setattr("tomat.perf.plan.compile.process.subprocess.Popen", None)  # nothing may be started
     told: list[int] = []
     again = compile_kernels(SMALL[:2], cache, on_kernel=lambda kernel: told.append(kernel.timing.line))
     assert [kernel.folder for kernel in again] == [kernels[2].folder, kernels[3].folder] and told == [2, 3]
 
 
-def test_a_kernel_that_takes_too_long_costs_its_own_row(cache):
+def test_a_kernel_that_takes_too_long_costs_its_own_row(tmp_path):
     slow = [dataclasses.replace(SMALL[0], arguments={**CALL, "logits_scale": scale}) for scale in (0.2, 0.3)]
     # Before they began with a row, since imports take seconds; the end of one process is the other's too.
     with pytest.raises(TomatError, match="took longer than"):
-        compile_kernels(slow, cache, workers=2, longest_seconds=0.01)
-    assert not list(cache.glob(".work*"))
+        compile_kernels(slow, tmp_path, workers=2, longest_seconds=0.01)
+    assert not list(tmp_path.glob(".work*"))
 
 
 def test_the_work_of_a_program_is_that_of_its_shapes(kernels):
@@ -183,30 +185,28 @@ def test_kernels_are_compiled_by_the_libtpu_that_is_given(kernels, cache, other_
         compile_kernels(SMALL[:1], cache, compilers=Compilers(broken))
 
 
-def test_the_page_says_which_compiler_each_chip_had(kernels, cache, other_libtpu, tmp_path):
-    its = Compilers(by_op={SMALL[0].op: other_libtpu})
-    compile_kernels(SMALL[:1], cache, compilers=its)
+def test_the_page_says_which_compiler_each_chip_had(kernels, cache, tmp_path):
     cells = [json.dumps(dict(value)).replace('"', '""') for value in (SMALL[0].arguments, SMALL[0].settings)]
     file = tmp_path / "timings.csv"
     file.write_text(f'{",".join(COLUMNS)}\nv6e,{SMALL[0].op},"{cells[0]}","{cells[1]}",0.1,0.09,0.11,5,\n')
-    words = {"cache_dir": cache, "compilers": its}
-    record = calibrate_kernels(file, tmp_path / "tracking", **words)
-    assert record["chips"]["v6e"]["compilers"] == {SMALL[0].op: "libtpu 0.0.1"}
+    record = calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache)
+    installed = compiler_version()
+    assert record["chips"]["v6e"]["compilers"] == {SMALL[0].op: installed}
     # Beside chips of older records, which named one compiler of a chip, or one of all.
     older = {name: value for name, value in record["chips"]["v6e"].items() if name != "compilers"}
     chips = {"v5p": older, "v4": {**older, "compiler": "libtpu 0.0.8"}}
     (tmp_path / "tracking" / "kernels.json").write_text(
         json.dumps({"compiler": "libtpu 0.0.9", "chips": chips, "refused": []})
     )
-    found = calibrate_kernels(file, tmp_path / "tracking", **words)["chips"]
+    found = calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache)["chips"]
     assert {chip: values["compilers"][SMALL[0].op] for chip, values in found.items()} == {
-        "v4": "libtpu 0.0.8", "v5p": "libtpu 0.0.9", "v6e": "libtpu 0.0.1"
+        "v4": "libtpu 0.0.8", "v5p": "libtpu 0.0.9", "v6e": installed
     }  # fmt: skip
-    assert "| libtpu 0.0.1 |" in (tmp_path / "tracking" / "kernels.md").read_text()
+    assert f"| {installed} |" in (tmp_path / "tracking" / "kernels.md").read_text()
 
 
 def test_what_can_have_no_program_starts_no_process(cache, monkeypatch):
-    monkeypatch.setattr("tomat.perf.timed_kernels.compile.subprocess.Popen", None)
+    monkeypatch.setattr("tomat.perf.plan.compile.process.subprocess.Popen", None)
     ragged = dataclasses.replace(SMALL[0], op=RAGGED[0])
     assert [kernel.folder for kernel in compile_kernels([ragged, SMALL[2]], cache)] == [None, None]
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,8 @@ from tomat.perf.tuning.sweep import plan_rows, record_path
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord
 from tomat.report.pages.sweep_page import write_sweep_page
-from tomat.report.pages.sweep_scaling import _draw, scaling_section
+from tomat.report.pages.sweep_scaling import scaling_section
 
-SHIPPED = Path(__file__).parents[3] / "configs" / "sweeps" / "scaling-1b.yaml"
 TOKENS = 8192
 
 
@@ -164,27 +162,6 @@ def test_the_section_has_a_figure_and_a_row_of_the_table_for_every_point(tmp_pat
     assert "](figures/" not in scaling_section("s", [rows[1]], tmp_path) and not figure.exists()
 
 
-@pytest.mark.parametrize("without", [False, True])
-def test_the_panels_show_points_bars_and_crosses(without):
-    from matplotlib.figure import Figure
-
-    rows = [row("a", "x", 8, 1.0), row("b", "x", 16, None if without else 1.25), row("c", "x", 32, 2.0)]
-    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
-    panels = figure.subplots(1, 2)
-    _draw(panels, rows)
-    figure.draw_without_rendering()
-    assert all(panel.get_position().width > 0.38 for panel in panels)
-    measured, ideal = panels[0].get_lines()
-    rate = 8 * 8 * TOKENS
-    middle = math.nan if without else 2 * rate / 1.25  # a gap, not a line across it
-    assert measured.get_ydata() == pytest.approx([rate, middle, 2 * rate], nan_ok=True)
-    assert (list(ideal.get_xdata()), list(ideal.get_ydata())) == ([8, 32], [rate, 4 * rate])
-    crosses = [line for line in panels[1].get_lines() if line.get_marker() == "x"]
-    assert [list(line.get_xdata()) for line in crosses] == ([[16.0]] if without else [])
-    (bars,) = panels[1].containers
-    assert list(bars.lines[2][0].get_segments()[0][:, 1]) == pytest.approx([50 / 1.1, 55])
-
-
 def page_record(rows: list[RowRecord]) -> dict:
     values = [one.to_dict() for one in rows]
     return to_jsonable({
@@ -262,14 +239,6 @@ def test_a_wrong_line_is_refused_with_the_reason(sweep_file, change, message):
         load_sweep(sweep_file)
 
 
-def test_two_configurations_of_one_slice_are_no_two_points(sweep_file):
-    (sweep_file.parent / "other.yaml").write_text("{slice: v6e-16}")
-    rows = "[{name: a, line: x}, {name: b, line: x, config_path: other.yaml}]"
-    sweep_file.write_text(f"name: s\nconfig_path: train.yaml\nrows: {rows}\n")
-    with pytest.raises(TomatError, match="'a' and 'b' are both the point of line 'x' at 16 chips"):
-        load_sweep(sweep_file)
-
-
 def test_a_record_follows_the_lines_of_the_file_and_not_another_slice(tmp_path):
     """With `--row`, the other rows are those on record: their lines are the file's, their slice must be."""
 
@@ -292,25 +261,3 @@ def test_a_record_follows_the_lines_of_the_file_and_not_another_slice(tmp_path):
     moved = plan_rows(sweep("v6e-32", ("y",)), tmp_path, refused, only=["b"])
     assert [one["name"] for one in moved["rows"]] == ["b"] and "scaling" not in moved
     assert json.loads(record_path(tmp_path, "s").read_text()) == moved
-
-
-def test_the_shipped_sweep_is_what_its_lines_say():
-    """Every row loads; a batch is what its line names, and is accumulated where it is more than 8 sequences a chip."""
-    sweep = load_sweep(SHIPPED)
-    distinct = set()
-    chips = {line: [] for line in ("zero1, 8 a chip", "zero1, 256 in all", "fsdp, 8 a chip", "fsdp, 256 in all")}
-    for one in sweep.rows:
-        config, slice_ = one.load()
-        distinct.add(json.dumps(config.to_dict(), sort_keys=True, default=str))
-        config.check_batch(slice_.n_devices)
-        assert config.seq_len == TOKENS
-        accumulated = config.batch_size > 8 * slice_.n_chips
-        assert config.trainer.per_device_parallelism == (8 if accumulated else -1)
-        for line in one.lines:
-            chips[line].append(slice_.n_chips)
-            sharding, _, size = line.partition(", ")
-            assert config.sharding == sharding
-            assert config.batch_size == (8 * slice_.n_chips if size == "8 a chip" else 256)
-    expected = {"8 a chip": [8, 32, 256], "256 in all": [8, 32, 64, 256]}
-    assert all(sorted(counts) == expected[line.partition(", ")[2]] for line, counts in chips.items())
-    assert len(sweep.rows) == len(distinct) == 12

@@ -114,12 +114,6 @@ def test_overrides_may_be_a_mapping_or_words():
         checked_keys("sharding", "row 3")
 
 
-def test_a_step_that_fits_needs_no_change(config):
-    compiler = CountingCompiler()
-    assert nearest_fits(changed(config, {"model.gradient_checkpointing": "full"}), V6E_16, compiler) == []
-    assert len(compiler.asked) == 1
-
-
 def test_nearest_change_of_each_dimension_is_found_by_compiling(config):
     compiler, told = CountingCompiler(), []
     trials = nearest_fits(config, V6E_16, compiler, told.append)

@@ -18,8 +18,8 @@ from tomat.base.records import typed
 from tomat.base.report.document import find_sections
 from tomat.base.reporting import dump_json
 from tomat.hardware.chips import Slice
-from tomat.perf.cost.chip_model import ChipModel, Parameters
-from tomat.perf.cost.estimate import StepEstimate, Support
+from tomat.perf.cost.chip_model import ChipModel, Parameters, Support
+from tomat.perf.cost.estimate import StepEstimate
 from tomat.perf.cost.memory import memory_of_compiled, memory_of_oom
 from tomat.perf.plan.calibration import Calibration, CalibrationRow
 from tomat.perf.plan.compile.child import PROGRAM_FILE
@@ -30,7 +30,6 @@ from tomat.perf.profile.hlo_files import load_program, program_from_text
 from tomat.perf.profile.program_breakdown import breakdown_from_program
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
-from tomat.perf.tuning.sweep_answers import explanation
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, ranked, windowed_einsums
 from tomat.report.pages.sweep_page import write_sweep_page
@@ -267,21 +266,6 @@ def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_fil
     assert {file: file.stat().st_mtime_ns for file in files} == before
 
 
-def test_an_explanation_counts_kernels_that_state_no_flops():
-    groups = [
-        {"name": "matmul", "seconds": 0.2, "share": 0.2, "hidden_seconds": 0.0, "flops_fraction": 0.5},
-        {"name": "attention forward", "seconds": 0.8, "share": 0.8, "hidden_seconds": 0.0, "flops_fraction": None},
-    ]
-    figure = {"estimate": 0.3, "low": 0.3, "high": 0.3}
-    row = RowRecord(
-        "row", "", "", None, {}, "train.yaml", None, None, 8, 512, "v6e-4", 4, FITS, categories=groups, hfu=figure,
-        mfu_full=figure, step_seconds=dict.fromkeys(figure, 1.0),
-    )  # fmt: skip
-    said = explanation(row, [row])
-    # 0.3 in all, 0.2 x 0.5 of it in matmuls
-    assert "what is missing to the HFU, 20.0 %" in said
-
-
 @pytest.mark.parametrize("path", sorted((SWEEPS.parents[1] / "docs" / "tracking" / "sweeps").glob("*.json")))
 def test_records_on_disk_are_read_and_written_without_a_change(path):
     record = json.loads(path.read_text())
@@ -310,19 +294,6 @@ def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tm
     with pytest.raises(KeyboardInterrupt):
         plan_rows(changed, docs, interrupted)
     assert list(rows_on_record(record_path(docs, "small"))) == [row.name for row in changed.rows if row.name != "large"]
-
-
-def test_rows_run_side_by_side(sweep_file, planner, tmp_path):
-    met = threading.Barrier(2, timeout=20)
-    rows = load_sweep(sweep_file)
-    two = dataclasses.replace(rows, rows=rows.rows[:2])
-
-    def together(config, slice_, on_stage):
-        met.wait()  # breaks, and fails the row, unless both are here at once
-        return planner(config, slice_, on_stage)
-
-    record = plan_rows(two, tmp_path / "docs", together, workers=2)
-    assert [row["status"] for row in record["rows"]] == [FITS, FITS]
 
 
 def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -197,90 +197,13 @@ def bound_of(work: KernelWork, time: tuple[float, float, float], at: Parameters)
 
 
 @dataclass(frozen=True)
-class KindError:
-    """Absolute errors of kernels of one kind that were left out of the fit, as fractions."""
-
-    kernels: int
-    median: float
-    p90: float
-
-
-def record_files(tracking_dir: Path | None = None) -> tuple[Path, ...]:
-    """`kernels.json` of `tracking_dir` and that of the release, as far as they are there."""
-    own = tracking_dir / RECORD_FILE if tracking_dir is not None else None
-    release = next((place for place in (PACKAGED_FILE, CHECKOUT_FILE) if place.is_file()), None)
-    return tuple(path for path in (own, release) if path is not None and path.is_file())
-
-
-def record_digest(tracking_dir: Path | None = None) -> str:
-    """Names what `record_files` hold, for caches of what was estimated with it."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in record_files(tracking_dir))).hexdigest()
-
-
-@dataclass(frozen=True)
-class ChipModel:
-    """The parameters of a chip, and how well they fit it."""
-
-    chip: str
-    parameters: Parameters
-    errors: Mapping[str, KindError] = field(default_factory=dict)
-    """What bounds a kernel (`BOUNDS`, or `all`) -> how far off the model is on such kernels."""
-    borrowed: bool = False
-    """Whether the parameters are those of another chip, for want of its own."""
-    links: LinkRates = ASSUMED_RATES
-    operations: Mapping[str, Mapping[str, KindError]] = field(default_factory=dict)
-    """Operation of a timed kernel (`kernels.json`) -> chip that has timed it -> how far off that chip's model is."""
-
-    def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
-        """One execution of a kernel in a program that lasts, as training steps do."""
-        hbm, core, whole = (float(part[0]) for part in WorkTable([work], bandwidth).parts(self.parameters))
-        return KernelTime(whole, hbm, core, bound_of(work, (hbm, core, whole), self.parameters))
-
-    def notes(self) -> tuple[str, ...]:
-        """What the reader of an estimate must know of the model."""
-        said = []
-        if self.borrowed:
-            said.append(
-                f"no kernels of {self.chip} are on record: what it reaches of its rates is taken from another chip"
-            )
-        if self.links != ASSUMED_RATES:
-            said.append(
-                f"collectives by `tomat bench chip`: {1e6 * self.links.start_seconds:.3g} us to start, rings at "
-                f"{self.links.ring_efficiency:.0%} of the links"
-            )
-        return tuple(said)
-
-    @staticmethod
-    def load(tracking_dir: Path | None, chip: Chip) -> ChipModel:
-        """The model of a chip from the first of `record_files` to which it was fitted.
-
-        A chip that was fitted in none has the parameters of the one with most kernels there, and says so.
-        """
-        fitted: dict[str, ChipModel] = {}
-        links: dict[str, LinkRates] = {}
-        operations: dict[str, dict[str, KindError]] = {}
-        for path in reversed(record_files(tracking_dir)):
-            models, rates = _recorded(path)
-            fitted |= models
-            links |= rates
-        for one in fitted.values():
-            for operation, errors in one.operations.items():
-                operations.setdefault(operation, {}).update(errors)
-        model = fitted.get(chip.name)
-        if model is None:
-            most = max(fitted.values(), key=lambda model: model.errors["all"].kernels, default=None)
-            model = ChipModel(chip.name, most.parameters if most is not None else Parameters(), borrowed=True)
-        return replace(model, links=links.get(chip.name, ASSUMED_RATES), operations=operations)
-
-
-@dataclass(frozen=True)
 class ParameterOnRecord:
     value: float
     deviation: Amount | None = None
 
 
 class ErrorsOnRecord(TypedDict):
-    """Errors of a group of kernels, as far as plans use them."""
+    """Absolute errors of kernels of one kind that were left out of the fit, as fractions."""
 
     kernels: Count
     absolute_error_median: Amount
@@ -309,25 +232,78 @@ class _Record:
     chips: dict[str, ChipOnRecord]
 
 
-def _recorded(path: Path) -> tuple[dict[str, ChipModel], dict[str, LinkRates]]:
-    """The fitted models of a record and its measured collectives, by chip."""
-    how = "Restore it, or delete it and write it again with tomat plan --calibrate --kernels FILE."
-    chips = read_typed(path, _Record, how).chips
-    found = {
-        name: ChipModel(
-            name,
-            Parameters(**{key: chip.parameters[key].value for key in NAMES}),
-            {kind: _error(its) for kind, its in {**chip.bounds, "all": chip.all}.items()},
-            operations={operation: {name: _error(its)} for operation, its in chip.operations.items()},
+def record_files(tracking_dir: Path | None = None) -> tuple[Path, ...]:
+    """`kernels.json` of `tracking_dir` and that of the release, as far as they are there."""
+    own = tracking_dir / RECORD_FILE if tracking_dir is not None else None
+    release = next((place for place in (PACKAGED_FILE, CHECKOUT_FILE) if place.is_file()), None)
+    return tuple(path for path in (own, release) if path is not None and path.is_file())
+
+
+def record_digest(tracking_dir: Path | None = None) -> str:
+    """Names what `record_files` hold, for caches of what was estimated with it."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in record_files(tracking_dir))).hexdigest()
+
+
+@dataclass(frozen=True)
+class ChipModel:
+    """The parameters of a chip, and how well they fit it."""
+
+    chip: str
+    parameters: Parameters
+    errors: Mapping[str, ErrorsOnRecord] = field(default_factory=dict)
+    """What bounds a kernel (`BOUNDS`, or `all`) -> how far off the model is on such kernels."""
+    borrowed: bool = False
+    """Whether the parameters are those of another chip, for want of its own."""
+    links: LinkRates = ASSUMED_RATES
+    operations: Mapping[str, Mapping[str, ErrorsOnRecord]] = field(default_factory=dict)
+    """Operation of a timed kernel (`kernels.json`) -> chip that has timed it -> how far off that chip's model is."""
+
+    def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
+        """One execution of a kernel in a program that lasts, as training steps do."""
+        hbm, core, whole = (float(part[0]) for part in WorkTable([work], bandwidth).parts(self.parameters))
+        return KernelTime(whole, hbm, core, bound_of(work, (hbm, core, whole), self.parameters))
+
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of an estimate must know of the model."""
+        said = []
+        if self.borrowed:
+            said.append(
+                f"no kernels of {self.chip} are on record: what it reaches of its rates is taken from another chip"
+            )
+        if self.links != ASSUMED_RATES:
+            said.append(
+                f"collectives by `tomat bench chip`: {1e6 * self.links.start_seconds:.3g} us to start, rings at "
+                f"{self.links.ring_efficiency:.0%} of the links"
+            )
+        return tuple(said)
+
+    @staticmethod
+    def load(tracking_dir: Path | None, chip: Chip) -> ChipModel:
+        """The model of a chip from the first of `record_files` to which it was fitted.
+
+        A chip that was fitted in none has the parameters of the one with most kernels there, and says so.
+        """
+        how = "Restore it, or delete it and write it again with tomat plan --calibrate --kernels FILE."
+        fitted: dict[str, ChipOnRecord] = {}
+        links: dict[str, LinkRates] = {}
+        for path in reversed(record_files(tracking_dir)):
+            for name, one in read_typed(path, _Record, how).chips.items():
+                fitted |= {name: one} if one.fitted else {}
+                links |= {name: one.collectives} if one.collectives is not None else {}
+        operations: dict[str, dict[str, ErrorsOnRecord]] = {}
+        for name, one in fitted.items():
+            for operation, errors in one.operations.items():
+                operations.setdefault(operation, {})[name] = errors
+        own = fitted.get(chip.name)
+        shown = own or max(fitted.values(), key=lambda one: one.all["kernels"], default=None)
+        return ChipModel(
+            chip.name,
+            Parameters(**{key: shown.parameters[key].value for key in NAMES}) if shown else Parameters(),
+            {**own.bounds, "all": own.all} if own else {},
+            borrowed=own is None,
+            links=links.get(chip.name, ASSUMED_RATES),
+            operations=operations,
         )
-        for name, chip in chips.items()
-        if chip.fitted
-    }
-    return found, {name: chip.collectives for name, chip in chips.items() if chip.collectives is not None}
-
-
-def _error(its: ErrorsOnRecord) -> KindError:
-    return KindError(its["kernels"], its["absolute_error_median"], its["absolute_error_p90"])
 
 
 PALLAS = "Pallas: "

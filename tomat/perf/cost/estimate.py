@@ -123,7 +123,7 @@ def supports(ops: Iterable[OpTimes], model: ChipModel) -> tuple[Support, ...]:
     for kind, part in sorted(seconds.items(), key=lambda item: -item[1]):
         known = None if model.borrowed or kind in unlike else model.errors.get(kind)
         if known is not None:
-            found.append(Support(kind, part, part / whole, known.p90, known.kernels))
+            found.append(Support(kind, part, part / whole, known["absolute_error_p90"], known["kernels"]))
         else:
             error, chips = _error_elsewhere(unlike[kind], model) if kind in unlike else (ASSUMED_ERROR, ())
             found.append(Support(kind, part, part / whole, error, 0, chips))
@@ -142,7 +142,7 @@ def _error_elsewhere(category: Category, model: ChipModel) -> tuple[float, tuple
     if not timed or not all(timed):
         return ASSUMED_ERROR, ()
     # Estimates of these are too short: what is planned 30 % short takes 1 / 0.7 of its plan.
-    worst = min(0.9, max(error.p90 for errors in timed for error in errors.values()))
+    worst = min(0.9, max(error["absolute_error_p90"] for errors in timed for error in errors.values()))
     return 1 / (1 - worst) - 1, tuple(sorted({chip for errors in timed for chip in errors}))
 
 

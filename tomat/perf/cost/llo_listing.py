@@ -15,7 +15,6 @@ a branch are merged, nor for libtpu 0.0.44, which has no such file of an op.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tomat.base.errors import TomatError
@@ -68,8 +67,9 @@ def read_listed_schedule(listing: Path, metadata: Path) -> OpSchedule:
         raise TomatError(f"{metadata} and {listing}: region {odd} is in one of them alone; compile again.")
     inside: dict[int, list[tuple[int, int]]] = {}
     for region, ranges in bundles.items():
-        for enclosing in _enclosing(region, parents):
-            inside.setdefault(enclosing, []).extend(ranges)
+        while region >= 0:  # and of those around it
+            inside.setdefault(region, []).extend(ranges)
+            region = parents.get(region, -1)
 
     builder = ScheduleBuilder()
     builder.n_bundles = n_bundles
@@ -124,9 +124,3 @@ def _bundles_of_regions(metadata: Path) -> tuple[dict[int, list[tuple[int, int]]
     if not n_bundles:
         raise TomatError(f"{metadata}: does not say which bundle is the last; compile again.")
     return found, n_bundles
-
-
-def _enclosing(region: int, parents: Mapping[int, int]) -> Iterator[int]:
-    while region >= 0:
-        yield region
-        region = parents.get(region, -1)

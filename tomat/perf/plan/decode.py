@@ -17,14 +17,14 @@ from tomat.hardware.chips import Slice
 from tomat.model.any_decoder import environment_of
 from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
 from tomat.model.patch_atoms import Room
-from tomat.perf.cost.chip_model import ChipModel, untimed_share
+from tomat.perf.cost.chip_model import ChipModel
 from tomat.perf.cost.estimate import StepEstimate, estimate_step
 from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.plan.compile.compiler import CompiledStep, compile_step
 from tomat.perf.plan.compile.lowering import DecoderBatch
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import data_axis_size
-from tomat.perf.plan.plan import Interval
+from tomat.perf.plan.plan import Interval, program_dict
 from tomat.predict.inference.autoregressive import kept_bytes
 from tomat.predict.inference.parallel import atoms_near
 from tomat.predict.inference.predictor import SHARE, DecoderName, check_decoder, sequences_to_try
@@ -125,7 +125,7 @@ class DecoderPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """For a JSON report: bytes, seconds, fractions; all of one device."""
-        memory, step = self.compiled.memory, self.step
+        step = self.step
         batch, cell = self.batch_seconds, self.cell_seconds
         return {
             "decoder": self.batch.decoder,
@@ -139,17 +139,7 @@ class DecoderPlan:
             "batch_seconds": asdict(batch) if batch is not None else None,
             "cell_seconds": asdict(cell) if cell is not None else None,
             "bound": step.supports[0].kind if step is not None else None,
-            "hbm_required_bytes": memory.required_bytes,
-            "hbm_capacity_bytes": memory.capacity_bytes,
-            "memory": memory.to_dict(),
-            "rests_on": [part.to_dict() for part in step.supports] if step is not None else None,
-            "untimed_step_share": untimed_share(step.supports) if step is not None else None,
-            "breakdown": step.breakdown.to_dict() if step is not None else None,
-            "assumed": [one.to_dict() for one in step.assumed] if step is not None else None,
-            "compiler": self.compiled.compiler,
-            "program_key": self.compiled.key,
-            "cached": self.compiled.cached,
-            "compile_seconds": self.compiled.result["compile_seconds"],
+            **program_dict(self.compiled, step),
         }
 
 

@@ -119,36 +119,41 @@ class Plan:
         """For a JSON report: bytes, seconds, fractions; all of one device but for the utilisation."""
         from tomat.train.settings.config import config_hash
 
-        memory, seconds = self.compiled.memory, self.step_seconds
+        step, seconds = self.step, self.step_seconds
         return {
             "run_name": self.config.run_name,
             "fits": self.compiled.fits,
-            "hbm_required_bytes": memory.required_bytes,
-            "hbm_capacity_bytes": memory.capacity_bytes,
+            **program_dict(self.compiled, step),
             "step_seconds": asdict(seconds) if seconds is not None else None,
             **{key: asdict(self.utilisation[key]) if self.utilisation else None for key in MFU_KEYS},
-            "breakdown": self.breakdown.to_dict() if self.breakdown is not None else None,
-            "memory": memory.to_dict(),
-            "models_seconds": self.step.model_table() if self.step is not None else None,
-            "assumed": [one.to_dict() for one in self.step.assumed] if self.step is not None else None,
-            "rests_on": [part.to_dict() for part in self.step.supports] if self.step is not None else None,
-            "untimed_step_share": untimed_share(self.step.supports) if self.step is not None else None,
+            "models_seconds": step.model_table() if step is not None else None,
             "pallas_kernels": self.pallas_kernels(),
-            "collectives": (
-                {name: asdict(time) for name, time in self.step.collectives.items()} if self.step is not None else None
-            ),
+            "collectives": {name: asdict(one) for name, one in step.collectives.items()} if step is not None else None,
             "work": self.work.to_dict(),
             **slice_dict(self.slice_),
             **peaks_dict(self.work, self.slice_.chip),
-            "compiler": self.compiled.compiler,
-            "program_key": self.compiled.key,
             "lowered_sha256": self.compiled.result["lowered_sha256"],
             "config_hash": config_hash(self.config),
-            "cached": self.compiled.cached,
             "lower_seconds": self.compiled.result["lower_seconds"],
-            "compile_seconds": self.compiled.result["compile_seconds"],
             "notes": list(self.notes),
         }
+
+
+def program_dict(compiled: CompiledStep, step: StepEstimate | None) -> dict[str, Any]:
+    """What a JSON report says of any compiled program: bytes, seconds, fractions; all of one device."""
+    return {
+        "hbm_required_bytes": compiled.memory.required_bytes,
+        "hbm_capacity_bytes": compiled.memory.capacity_bytes,
+        "memory": compiled.memory.to_dict(),
+        "breakdown": step.breakdown.to_dict() if step is not None else None,
+        "assumed": [one.to_dict() for one in step.assumed] if step is not None else None,
+        "rests_on": [part.to_dict() for part in step.supports] if step is not None else None,
+        "untimed_step_share": untimed_share(step.supports) if step is not None else None,
+        "compiler": compiled.compiler,
+        "program_key": compiled.key,
+        "cached": compiled.cached,
+        "compile_seconds": compiled.result["compile_seconds"],
+    }
 
 
 def make_plan(

@@ -271,8 +271,9 @@ def evict(cache: Path, limit_bytes: int) -> str:
     entries = []
     for path in answers:
         with contextlib.suppress(OSError):
-            used = path / RESULT_FILE if path.is_dir() else path
-            entries.append((used.stat().st_mtime if used.exists() else 0.0, _size(path), path))
+            used, files = (path / RESULT_FILE, path.iterdir()) if path.is_dir() else (path, (path,))
+            size = sum(file.stat().st_size for file in files)
+            entries.append((used.stat().st_mtime if used.exists() else 0.0, size, path))
     held = sum(size for _, size, _ in entries)
     count = removed = 0
     for _, size, path in sorted(entries, key=lambda entry: (entry[0], entry[2].name)):
@@ -282,16 +283,14 @@ def evict(cache: Path, limit_bytes: int) -> str:
             count, removed = count + 1, removed + size
     if count == 0:
         return ""
-    _remove_dangling(cache)
+    for request in (cache / "requests").glob("*.json"):  # of which the program is gone
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if not (cache / PROGRAMS / json.loads(request.read_text(encoding="utf-8"))["program"]).exists():
+                request.unlink()
     return (
         f"removed {counted(count, 'answer')} ({removed / GIB:.2f} GiB), the least recently used, "
         f"from the cache: it may hold {limit_bytes / GIB:.2f} GiB"
     )
-
-
-def _size(path: Path) -> int:
-    files = path.iterdir() if path.is_dir() else (path,)
-    return sum(file.stat().st_size for file in files)
 
 
 def _remove(path: Path) -> bool:
@@ -320,10 +319,3 @@ def _set_aside(folder: Path) -> None:
     aside = folder.parent.parent / f"{EVICTED}{uuid.uuid4().hex}"
     os.rename(folder, aside)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove_dangling(cache: Path) -> None:
-    for request in (cache / "requests").glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if not (cache / PROGRAMS / json.loads(request.read_text(encoding="utf-8"))["program"]).exists():
-                request.unlink()

@@ -8,21 +8,22 @@ own, `Host Threads/N`, whose number is not that of the thread: it is the one who
 
 from __future__ import annotations
 
-import abc
 import math
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tomat.perf.profile.trace_data import (
+    LONGEST_TRACE_PS,
     DeviceTrace,
     Events,
     HostTrace,
     ModuleRun,
     OpKind,
     StepMark,
+    damaged,
     program_name_and_id,
     with_program_of_run,
 )
@@ -104,42 +105,88 @@ NO_SCOPE = "XlaModule"
 """The `tf_op` of a kernel on a GPU whose place in the model is not told."""
 
 
-class Plane(abc.ABC):
-    """One plane of a host's trace. Its lines and events are the format's own objects, of which these methods tell."""
+class Plane:
+    """An XPlane of a host's trace; a Chrome trace is put into the same messages."""
 
-    name: str
-    stats: Mapping[str, Any]
-    lines: Sequence[tuple[str, Any]]
-    """(Name, the format's line) of each."""
+    def __init__(self, host: HostTrace, proto: Any, origin_ns: int = 0, from_json: bool = False) -> None:
+        """`origin_ns` is the `timestamp_ns` of lines that counts as time 0."""
+        self.host, self.proto, self.origin_ns = host, proto, origin_ns
+        self.stat_names: dict[int, str] = {key: value.name for key, value in proto.stat_metadata.items()}
+        self.name, self.stats = proto.name, self._named(proto.stats)
+        self.lines = [(line.display_name or line.name, line) for line in proto.lines]
+        # On a TPU the kind of an operation depends on its metadata alone.
+        self._kind_by_metadata = not from_json and not self.name.startswith("/device:GPU")
+        self._labels = {key: value.name or value.display_name for key, value in proto.event_metadata.items()}
+        self._metadata_stats: dict[int, dict[str, Any]] = {}
+        self._roles: dict[int, str] = {}
 
-    def __init__(self, host: HostTrace) -> None:
-        self.host = host
+    def _named(self, stats: Iterable[Any]) -> dict[str, Any]:
+        return {self.stat_names.get(s.metadata_id, ""): self._value(s) for s in stats}
 
-    @abc.abstractmethod
-    def placed(self, line: Any) -> Iterable[tuple[Any, int, int]]:
-        """(event, start_ps, duration_ps) of a line's events."""
+    def _value(self, stat: Any) -> Any:
+        kind = stat.WhichOneof("value")
+        if kind is None:
+            return None
+        value = getattr(stat, kind)
+        return self.stat_names.get(value, "") if kind == "ref_value" else value
 
-    @abc.abstractmethod
     def label(self, event: Any) -> str:
         """The name of an event."""
+        return self._labels[event.metadata_id]
 
-    @abc.abstractmethod
-    def event_stats(self, event: Any) -> Mapping[str, Any]:
-        """What the trace says about an event, by the names of xprof's schema."""
-
-    def short_name(self, event: Any) -> str:
-        """The name of an event as a timeline shows it."""
-        return self.label(event)
+    def event_stats(self, event: Any) -> dict[str, Any]:
+        """What the trace says about an event: stats of its metadata and, where those are silent, its own."""
+        key = event.metadata_id
+        if key not in self._metadata_stats:
+            self._metadata_stats[key] = self._named(self.proto.event_metadata[key].stats)
+        return {**self._named(event.stats), **self._metadata_stats[key]}
 
     def role(self, event: Any) -> str:
-        """What an event of a host's thread is: `op`, `step` or `span`."""
-        stats = self.event_stats(event)
-        return "op" if "hlo_op" in stats else "step" if "step_num" in stats else "span"
+        """What an event of a host's thread is, `op`, `step` or `span`: as the first event with its metadata."""
+        role = self._roles.get(event.metadata_id)
+        if role is None:
+            stats = self.event_stats(event)
+            role = "op" if "hlo_op" in stats else "step" if "step_num" in stats else "span"
+            self._roles[event.metadata_id] = role
+        return role
+
+    def placed(self, line: Any) -> Iterator[tuple[Any, int, int]]:
+        """(event, start_ps, duration_ps) of a line's events."""
+        starts, durations, _ = self._columns(line)
+        return zip(line.events, starts.tolist(), durations.tolist(), strict=True)
+
+    def _columns(self, line: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """int64 [n] each: start_ps, duration_ps and metadata id of a line's events."""
+        events = line.events
+
+        def column(values: Iterable[int]) -> np.ndarray:
+            return np.fromiter(values, dtype=np.int64, count=len(events))
+
+        metadata_ids = column(e.metadata_id for e in events)
+        offsets, durations = column(e.offset_ps for e in events), column(e.duration_ps for e in events)
+        shift = (line.timestamp_ns - self.origin_ns) * 1000
+        place = f"{self.host.origin}, {self.name}"
+        if np.isin(metadata_ids, list(self._labels), invert=True).any():
+            raise damaged(
+                place,
+                "events have name metadata that the file does not hold; it may come from a profiler with another "
+                "schema than that of jax 0.11.1",
+            )
+        # Offsets are compared before they are added, since a damaged one may be as large as 64 bits hold.
+        far = (offsets > LONGEST_TRACE_PS) | (offsets < -LONGEST_TRACE_PS) | (abs(shift) > LONGEST_TRACE_PS)
+        if np.any(far | (durations < 0) | (durations > LONGEST_TRACE_PS)):
+            raise damaged(place, "events have a negative duration, or lie or last more than a day from the others")
+        # A sum over many events has no place in time.
+        if any(e.num_occurrences for e in events):
+            raise damaged(place, "events are sums over many and have no time")
+        return offsets + shift, durations, metadata_ids
 
     def kind(self, event: Any) -> OpKind:
         """What the trace says about the operation of an event."""
         stats = self.event_stats(event)
-        name = str(stats.get("hlo_op") or self.short_name(event))
+        name = str(
+            stats.get("hlo_op") or self.proto.event_metadata[event.metadata_id].display_name or self.label(event)
+        )
         if name.startswith("%"):  # the whole instruction: `%fusion.3 = bf16[8,128]{1,0} fusion(...)`
             name = name[1:].split(" ", 1)[0]
         program, program_id = program_name_and_id(str(stats.get("hlo_module") or ""))
@@ -164,6 +211,12 @@ class Plane(abc.ABC):
 
     def operations(self, line: Any, index: int, kinds: Kinds) -> np.ndarray:
         """int64 [n, 4] of (kind, start_ps, duration_ps, `index`) of a line's events; `kinds` gets those it lacks."""
+        if self._kind_by_metadata:
+            starts, durations, metadata_ids = self._columns(line)
+            ids, first, inverse = np.unique(metadata_ids, return_index=True, return_inverse=True)
+            found = zip(ids.tolist(), first.tolist(), strict=True)
+            numbers = np.array([kinds.number_of(self, line.events[at], key) for key, at in found], dtype=np.int64)
+            return np.stack([numbers[inverse], starts, durations, np.full(len(starts), index)], axis=1)
         rows = []
         for event, start, duration in self.placed(line):
             number = kinds.number_of(self, event)

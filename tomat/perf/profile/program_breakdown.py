@@ -112,18 +112,13 @@ def compiler_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs
     cycles = instruction.estimated_cycles
     if cycles is not None and roofs.clock_hz:
         return cycles / roofs.clock_hz
-    if _communicates(program, instruction):
+    # The end of an asynchronous collective has no work of its own.
+    ends = instruction.opcode.endswith(("-update", "-done"))
+    if not ends and any(base_opcode(inner.opcode) in COLLECTIVES for inner in program.inner(instruction)):
         return None
     seconds = roofline_seconds(program, instruction, roofs)
     # Nothing takes less: a scalar's bytes over the bandwidth are a third of a cycle, and a rate of 100 %.
     return max(seconds, 1 / roofs.clock_hz) if seconds and roofs.clock_hz else seconds
-
-
-def _communicates(program: HloProgram, instruction: Instruction) -> bool:
-    """Whether a kernel is, starts or holds a collective; the end of an asynchronous one has no work of its own."""
-    if instruction.opcode.endswith(("-update", "-done")):
-        return False
-    return any(base_opcode(inner.opcode) in COLLECTIVES for inner in program.inner(instruction))
 
 
 def roofline_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs) -> float | None:

@@ -168,9 +168,12 @@ def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy:
     cut = _without(_with_the_wait_before(foreign, busy, spans), _merged(ours))
     net = (spans[:, 1] - spans[:, 0] - _covered(cut, spans)).astype(np.float64)
     idle = (spans[:, 1] - spans[:, 0] - _covered(host_busy, spans)).astype(np.float64)
-    kinds, extra_idle = _kinds(net, idle, _operation_counts(device, main, spans), _covered(foreign, spans) > 0)
+    starts = np.sort(_operations(device, main)[:, 0])
+    begun = np.searchsorted(starts, spans[:, 1]) - np.searchsorted(starts, spans[:, 0])
+    kinds, extra_idle = _kinds(net, idle, begun, _covered(foreign, spans) > 0)
     steady = kinds == WindowKind.STEADY
     first = int(spans[0, 0])
+    gaps = _without(spans[kinds == WindowKind.GAP], host_busy)
     rows = tuple(
         WindowRow(
             device=f"{device.host} {device.name}",
@@ -187,7 +190,7 @@ def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy:
         durations_ps=net[steady],
         rows=rows,
         others=tuple(_other_rows(device, spans, others, extra_idle)),
-        longest_gap=_longest(_without(spans[kinds == WindowKind.GAP], host_busy)),
+        longest_gap=tuple(max(gaps.tolist(), key=lambda gap: gap[1] - gap[0])) if len(gaps) else None,
     )
 
 
@@ -287,12 +290,6 @@ def _operations(device: DeviceTrace, program: str | None) -> np.ndarray:
     return np.stack([ops.start_ps, ops.start_ps + ops.duration_ps], axis=1)
 
 
-def _operation_counts(device: DeviceTrace, program: str, spans: np.ndarray) -> np.ndarray:
-    """int64 [n]: operations of a program that begin in each window."""
-    starts = np.sort(_operations(device, program)[:, 0])
-    return np.searchsorted(starts, spans[:, 1]) - np.searchsorted(starts, spans[:, 0])
-
-
 def _merged(intervals: np.ndarray) -> np.ndarray:
     """int64 [m, 2]: the union of intervals as disjoint ones, in order; empty ones are left out."""
     kept = intervals[intervals[:, 1] > intervals[:, 0]]
@@ -338,10 +335,3 @@ def _with_the_wait_before(intervals: np.ndarray, busy: np.ndarray, spans: np.nda
     window = np.searchsorted(spans[:, 0], intervals[:, 0], side="right") - 1
     starts = np.where(window >= 0, np.maximum(starts, spans[np.maximum(window, 0), 0]), starts)
     return np.stack([starts, intervals[:, 1]], axis=1)
-
-
-def _longest(intervals: np.ndarray) -> tuple[int, int] | None:
-    if not len(intervals):
-        return None
-    start, end = intervals[np.argmax(intervals[:, 1] - intervals[:, 0])].tolist()
-    return start, end

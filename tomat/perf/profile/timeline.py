@@ -123,9 +123,10 @@ def attribute(
     communicates = is_collective[transfers.kind]
     flight_kinds, flight_starts = transfers.kind[communicates], transfers.start_ps[communicates]
     flight_ends = flight_starts + transfers.duration_ps[communicates]
-    edges = _sorted_unique(
-        [segments.start_ps, segments.end_ps, windows.ravel(), module_spans.ravel(), flight_starts, flight_ends]
-    )
+    # np.unique hashes integers: 2.0 s against 0.2 s for the 3 M edges of a trace of 1 M events
+    ends = (segments.start_ps, segments.end_ps, windows.ravel(), module_spans.ravel(), flight_starts, flight_ends)
+    edges = np.sort(np.concatenate(ends))
+    edges = edges[np.concatenate([[True], edges[1:] != edges[:-1]])]
     width = np.diff(edges).astype(np.float64)
     first, last = np.searchsorted(edges, segments.start_ps), np.searchsorted(edges, segments.end_ps)
     collective = is_collective[segments.kind]
@@ -162,12 +163,6 @@ def attribute(
         waiting_ps=total - between - float(exclusive_ps.sum()),
         gaps=_gaps(edges, nothing, segments),
     )
-
-
-def _sorted_unique(arrays: list[np.ndarray]) -> np.ndarray:
-    # np.unique hashes integers: 2.0 s against 0.2 s for the 3 M edges of a trace of 1 M events
-    values = np.sort(np.concatenate(arrays))
-    return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
 
 
 def _active_between(first: np.ndarray, last: np.ndarray, n_edges: int) -> np.ndarray:

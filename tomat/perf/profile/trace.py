@@ -11,103 +11,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tomat.base.documents import read_bytes
 from tomat.base.errors import TomatError
 from tomat.perf.profile.hlo_files import XPLANE_SUFFIX, program_from_bytes, unpacked
-from tomat.perf.profile.planes import DEVICE_PLANE, Kinds, Plane, as_integer, number_or_none, read_planes
+from tomat.perf.profile.planes import DEVICE_PLANE, Plane, as_integer, number_or_none, read_planes
 from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.trace_data import LONGEST_TRACE_PS, HostTrace, Trace, damaged, main_program, program_name_and_id
-
-
-class _XPlane(Plane):
-    def __init__(self, host: HostTrace, proto: Any, origin_ns: int) -> None:
-        """`origin_ns` is the `timestamp_ns` of lines that counts as time 0."""
-        super().__init__(host)
-        self.proto, self.origin_ns = proto, origin_ns
-        self.stat_names: dict[int, str] = {key: value.name for key, value in proto.stat_metadata.items()}
-        self.name, self.stats = proto.name, self._named(proto.stats)
-        self.lines = [(line.display_name or line.name, line) for line in proto.lines]
-        self._labels = {key: value.name or value.display_name for key, value in proto.event_metadata.items()}
-        self._metadata_stats: dict[int, dict[str, Any]] = {}
-        self._roles: dict[int, str] = {}
-
-    def _named(self, stats: Iterable[Any]) -> dict[str, Any]:
-        return {self.stat_names.get(s.metadata_id, ""): self._value(s) for s in stats}
-
-    def _value(self, stat: Any) -> Any:
-        kind = stat.WhichOneof("value")
-        if kind is None:
-            return None
-        value = getattr(stat, kind)
-        return self.stat_names.get(value, "") if kind == "ref_value" else value
-
-    def label(self, event: Any) -> str:
-        return self._labels[event.metadata_id]
-
-    def short_name(self, event: Any) -> str:
-        return self.proto.event_metadata[event.metadata_id].display_name or self.label(event)
-
-    def event_stats(self, event: Any) -> dict[str, Any]:
-        """Those of its metadata and, where those are silent, its own."""
-        key = event.metadata_id
-        if key not in self._metadata_stats:
-            self._metadata_stats[key] = self._named(self.proto.event_metadata[key].stats)
-        return {**self._named(event.stats), **self._metadata_stats[key]}
-
-    def role(self, event: Any) -> str:
-        """That of the first event with its metadata: looking at the stats of each takes long."""
-        role = self._roles.get(event.metadata_id)
-        if role is None:
-            role = self._roles[event.metadata_id] = super().role(event)
-        return role
-
-    def placed(self, line: Any) -> Iterator[tuple[Any, int, int]]:
-        starts, durations, _ = self._columns(line)
-        return zip(line.events, starts.tolist(), durations.tolist(), strict=True)
-
-    def operations(self, line: Any, index: int, kinds: Kinds) -> np.ndarray:
-        if self.name.startswith("/device:GPU"):
-            return super().operations(line, index, kinds)
-        # On a TPU the kind of an operation depends on its metadata alone.
-        starts, durations, metadata_ids = self._columns(line)
-        ids, first, inverse = np.unique(metadata_ids, return_index=True, return_inverse=True)
-        numbers = [
-            kinds.number_of(self, line.events[at], key) for key, at in zip(ids.tolist(), first.tolist(), strict=True)
-        ]
-        kind = np.array(numbers, dtype=np.int64)[inverse]
-        return np.stack([kind, starts, durations, np.full(len(starts), index)], axis=1)
-
-    def _columns(self, line: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """int64 [n] each: start_ps, duration_ps and metadata id of a line's events."""
-        events = line.events
-
-        def column(values: Iterable[int]) -> np.ndarray:
-            return np.fromiter(values, dtype=np.int64, count=len(events))
-
-        metadata_ids = column(e.metadata_id for e in events)
-        offsets, durations = column(e.offset_ps for e in events), column(e.duration_ps for e in events)
-        shift = (line.timestamp_ns - self.origin_ns) * 1000
-        place = f"{self.host.origin}, {self.name}"
-        if np.isin(metadata_ids, list(self._labels), invert=True).any():
-            raise damaged(
-                place,
-                "events have name metadata that the file does not hold; it may come from a profiler with another "
-                "schema than that of jax 0.11.1",
-            )
-        # Offsets are compared before they are added, since a damaged one may be as large as 64 bits hold.
-        far = (offsets > LONGEST_TRACE_PS) | (offsets < -LONGEST_TRACE_PS) | (abs(shift) > LONGEST_TRACE_PS)
-        if np.any(far | (durations < 0) | (durations > LONGEST_TRACE_PS)):
-            raise damaged(place, "events have a negative duration, or lie or last more than a day from the others")
-        # A sum over many events has no place in time.
-        if any(e.num_occurrences for e in events):
-            raise damaged(place, "events are sums over many and have no time")
-        return offsets + shift, durations, metadata_ids
 
 
 def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
@@ -131,7 +44,7 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
     host = HostTrace(origin, space.hostnames[0] if space.hostnames else host_name)
     host.warnings += [f"profiler: {text}" for text in (*space.errors, *space.warnings)]
     origin_ns = _origin_ns(space.planes)
-    planes = [_XPlane(host, proto, origin_ns) for proto in space.planes]
+    planes = [Plane(host, proto, origin_ns) for proto in space.planes]
     for plane in planes:
         _read_session(plane, host)
     return read_planes(host, planes)
@@ -149,7 +62,7 @@ def _origin_ns(planes: Iterable[Any]) -> int:
     return min(times[True] or times[False], default=0)
 
 
-def _read_session(plane: _XPlane, host: HostTrace) -> None:
+def _read_session(plane: Plane, host: HostTrace) -> None:
     if plane.name == "Task Environment":
         start, stop = (as_integer(plane.stats.get(f"profile_{end}_time")) for end in ("start", "stop"))
         if 0 < start <= stop:
@@ -159,7 +72,7 @@ def _read_session(plane: _XPlane, host: HostTrace) -> None:
             _read_program(plane, key, metadata, host)
 
 
-def _read_program(plane: _XPlane, key: int, metadata: Any, host: HostTrace) -> None:
+def _read_program(plane: Plane, key: int, metadata: Any, host: HostTrace) -> None:
     for stat in metadata.stats:
         if plane.stat_names.get(stat.metadata_id) not in ("Hlo Proto", "hlo_proto") or not stat.bytes_value:
             continue
@@ -181,30 +94,11 @@ MAX_EVENTS_WRITTEN = 1_000_000
 """The profiler's own limit on a Chrome trace; a file that reaches it has lost events (tsl trace_viewer)."""
 
 
-class _Process(Plane):
-    """A process of the trace: a device or a host, whose lines are threads."""
-
-    def __init__(self, host: HostTrace, name: str) -> None:
-        super().__init__(host)
-        self.name, self.stats = name, {}
-        self.lines: list[tuple[str, list[tuple[dict[str, Any], int, int]]]] = []
-        self._tracks: dict[Any, list[tuple[dict[str, Any], int, int]]] = {}
-
-    def add(self, event: dict[str, Any], thread: str, start_ps: int, duration_ps: int) -> None:
-        tid = event.get("tid")
-        if tid not in self._tracks:
-            self._tracks[tid] = []
-            self.lines.append((thread, self._tracks[tid]))
-        self._tracks[tid].append((event, start_ps, duration_ps))
-
-    def placed(self, line: list[tuple[dict[str, Any], int, int]]) -> list[tuple[dict[str, Any], int, int]]:
-        return line
-
-    def label(self, event: dict[str, Any]) -> str:
-        return str(event.get("name", ""))
-
-    def event_stats(self, event: dict[str, Any]) -> Mapping[str, Any]:
-        return event.get("args") or {}
+READ_ARGUMENTS = frozenset(
+    {"hlo_op", "hlo_module", "program_id", "step_num", "device_ordinal", "run_id", "correlation_id", "long_name",
+     "hlo_category", "tf_op", "source", "flops", "model_flops", "bytes_accessed", "raw_bytes_accessed"}
+)  # fmt: skip
+"""Of an event, what `planes.py` asks for."""
 
 
 def read_chrome_bytes(data: bytes, origin: str) -> HostTrace:
@@ -222,17 +116,19 @@ def read_chrome_bytes(data: bytes, origin: str) -> HostTrace:
     if len(complete) >= MAX_EVENTS_WRITTEN:
         host.warnings.append(f"{len(complete):,} events: the writer's limit is reached, so events are missing")
     naming = [event for event in events if event.get("ph") == "M"]
-    if not all(_is_formed(event) for event in (*naming, *complete)):
-        raise damaged(origin, "an event has a list where a process, a thread or named arguments are expected")
+    for event in (*naming, *complete):
+        nested = any(isinstance(event.get(key), list | dict) for key in ("pid", "tid"))
+        if nested or not isinstance(event.get("args"), dict | None):
+            raise damaged(origin, "an event has a list where a process, a thread or named arguments are expected")
     return read_planes(host, _processes(host, naming, complete))
 
 
-def _processes(host: HostTrace, naming: list[dict[str, Any]], complete: list[dict[str, Any]]) -> list[_Process]:
-    """The processes of the trace with the complete events in them."""
+def _processes(host: HostTrace, naming: list[dict[str, Any]], complete: list[dict[str, Any]]) -> list[Plane]:
+    """The processes of the trace as XPlanes, their threads as lines, with the complete events in them."""
     names: dict[Any, str] = {}
     threads: dict[tuple[Any, Any], str] = {}
     for event in naming:
-        name = str((event.get("args") or {}).get("name", ""))
+        name = _text((event.get("args") or {}).get("name", ""))
         if event.get("name") == "process_name":
             names[event.get("pid")] = re.sub(r" \(pid.*\)$", "", name)
         elif event.get("name") == "thread_name":
@@ -244,23 +140,37 @@ def _processes(host: HostTrace, naming: list[dict[str, Any]], complete: list[dic
             f"{host.origin}: its times, such as {origin_us}, cannot be the microseconds that a Chrome trace has; "
             "nanoseconds since 1970? Divide `ts` and `dur` by 1,000 if they are."
         )
-    found: dict[Any, _Process] = {}
+    protos: dict[Any, Any] = {}
+    lines: dict[tuple[Any, Any], Any] = {}
+    numbers: dict[tuple[Any, ...], int] = {}
+    stat_numbers = {name: number for number, name in enumerate(sorted(READ_ARGUMENTS), 1)}
     for event, time, duration in timed:
         if time is None or duration is None or duration < 0 or max(time - origin_us, duration) > US_PER_DAY:
             at, lasts = event.get("ts"), event.get("dur")
             raise damaged(host.origin, f"an event begins at {at} us and lasts {lasts} us; expected 0 to a day")
-        pid, tid = event.get("pid"), event.get("tid")
-        if pid not in found:
-            found[pid] = _Process(host, names.get(pid, ""))
+        pid, tid, arguments = event.get("pid"), event.get("tid"), event.get("args") or {}
+        if pid not in protos:
+            protos[pid] = new_message("XPlane")
+            protos[pid].name = names.get(pid, "")
+            for name, number in stat_numbers.items():
+                protos[pid].stat_metadata[number].name = name
+        if (pid, tid) not in lines:
+            lines[pid, tid] = protos[pid].lines.add(name=threads.get((pid, tid), ""))
+        # Events of one name may be operations and others, which planes tell by their metadata.
+        key = (_text(event.get("name", "")), "hlo_op" in arguments, "step_num" in arguments)
+        number = numbers.setdefault(key, len(numbers))
+        protos[pid].event_metadata[number].name = key[0]
         start_ps, duration_ps = round((time - origin_us) * PS_PER_US), round(duration * PS_PER_US)
-        found[pid].add(event, threads.get((pid, tid), ""), start_ps, duration_ps)
-    return [found[pid] for pid in sorted(found, key=str)]
+        placed = lines[pid, tid].events.add(metadata_id=number, offset_ps=start_ps, duration_ps=duration_ps)
+        for name in READ_ARGUMENTS & arguments.keys():
+            if arguments[name] is not None:
+                placed.stats.add(metadata_id=stat_numbers[name], str_value=_text(arguments[name]))
+    return [Plane(host, protos[pid], from_json=True) for pid in sorted(protos, key=str)]
 
 
-def _is_formed(event: dict[str, Any]) -> bool:
-    """Whether its process and thread are names or numbers, and its arguments, if any, keys and values."""
-    plain = all(not isinstance(event.get(key), list | dict) for key in ("pid", "tid"))
-    return plain and isinstance(event.get("args"), dict | None)
+def _text(value: Any) -> str:
+    """As a protocol buffer takes it."""
+    return str(value).encode(errors="replace").decode()
 
 
 SESSION_GLOB = "plugins/profile/*"

@@ -65,7 +65,7 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         program: The step's; default: see `main_program`.
     """
     main_name = main_program(trace.devices, program)
-    ran = [(host, one) for host in trace.hosts for one in host.devices if _runs(one, main_name)]
+    ran = [(host, one) for host in trace.hosts for one in host.devices if main_name in {k.program for k in one.kinds}]
     devices = [device for _, device in ran]
     # By program and name of an operation: its exclusive seconds, hidden seconds and occurrences in all steps, and what
     # is known of one execution, from HLO or else from the trace's own stats.
@@ -126,7 +126,11 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         quality += verdicts[id(hlo)][1]
     roofs = _roofs(devices, device_kind)
     if roofs.stated_by_trace:
-        quality.append(_stated_note(roofs))
+        flops, hbm = quantity(roofs.peak_flops_per_second, "FLOP/s"), quantity(roofs.peak_hbm_bytes_per_second, "B/s")
+        quality.append(
+            f"{roofs.device_kind or 'the device'} is not in the table of chips: its peaks, {flops} and {hbm}, are "
+            "those that the trace states"
+        )
     return Breakdown(
         title=main_name or "trace",
         source="trace",
@@ -146,10 +150,6 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     )
 
 
-def _runs(device: DeviceTrace, program: str) -> bool:
-    return any(kind.program == program for kind in device.kinds)
-
-
 def _roofs(devices: list[DeviceTrace], device_kind: str | None) -> Roofs:
     """The peaks of the trace's devices, which `device_kind` names where it is given."""
     first = next((d for d in devices if d.device_kind), devices[0])
@@ -157,12 +157,6 @@ def _roofs(devices: list[DeviceTrace], device_kind: str | None) -> Roofs:
     if not device_kind and (first.peak_flops_per_second or first.peak_hbm_bytes_per_second):
         stated = Roofs("", first.peak_flops_per_second, first.peak_hbm_bytes_per_second)
     return Roofs.of_device_kind(device_kind or first.device_kind, stated)
-
-
-def _stated_note(roofs: Roofs) -> str:
-    flops, hbm = quantity(roofs.peak_flops_per_second, "FLOP/s"), quantity(roofs.peak_hbm_bytes_per_second, "B/s")
-    named = roofs.device_kind or "the device"
-    return f"{named} is not in the table of chips: its peaks, {flops} and {hbm}, are those that the trace states"
 
 
 def _add_others(others: dict[str, OtherRow], judged: JudgedWindows, host: HostTrace, n_devices: int) -> None:

@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import queue
 import subprocess
 import threading
 import time
@@ -24,7 +23,7 @@ from tomat.base.errors import TomatError
 from tomat.base.ports.libtpu import listing_flags
 from tomat.hardware.chips import Slice, slice_named
 from tomat.perf.cost.llo_listing import LISTED_CHIPS
-from tomat.perf.plan.compile.process import LLO_DUMP, REFUSED, XLA_DUMP, dump_flags, start_child
+from tomat.perf.plan.compile.process import LLO_DUMP, REFUSED, child_process, dump_flags, last_words, stages_of
 from tomat.perf.plan.compile.topology import OtherLibtpu, child_environment, compiler_version
 from tomat.perf.plan.plan_cache import RESULT_FILE, open_cache, sources_digest, work_folder
 from tomat.perf.timed_kernels.child import COMPILING, KEPT, OWN, PROGRAM_FILE, REFUSED_KERNEL, SCHEDULE_FILE
@@ -164,10 +163,6 @@ def _decided_by(op: str, compiler: str) -> tuple[list[str], str]:
     )
 
 
-def _is_listed(slice_: Slice, other: OtherLibtpu | None) -> bool:
-    return other is None and slice_.chip.name in LISTED_CHIPS
-
-
 def _compile_share(
     slice_: Slice,
     rows: dict[str, KernelTiming],
@@ -184,31 +179,20 @@ def _compile_share(
         if other is not None and not other.library.is_file():  # jax 0.11.1 would warn, and take the installed one
             raise TomatError(f"{other.library} is gone; expected {other.compiler} there. Install it again.")
         with work_folder(cache) as work:
-            for name in (LLO_DUMP, XLA_DUMP):
-                (work / name).mkdir()
-            listed = _is_listed(slice_, other)
-            libtpu_args, _ = dump_flags(work)
-            if listed:
-                libtpu_args = listing_flags(work / LLO_DUMP)
+            listed = other is None and slice_.chip.name in LISTED_CHIPS
+            libtpu_args = listing_flags(work / LLO_DUMP) if listed else dump_flags(work)[0]
             request = {
                 "slice": slice_.name,
                 "compiler": None if other is None else other.compiler,
                 "listed": listed,
                 "kernels": {name: _fields(timing) for name, timing in waiting.items()},
                 "kernels_dir": str(kernels),
-                "work_dir": str(work),
             }
-            with (work / "stderr.txt").open("wb") as errors:
-                environment = child_environment(slice_, libtpu_args, [], other)
-                child = start_child(CHILD_MODULE, request, work, environment, errors)
-                try:
-                    current, ended = _listen(child, waiting, kernels, add, longest_seconds, stop)
-                finally:
-                    child.kill()
-                    child.wait()
+            with child_process(CHILD_MODULE, request, work, child_environment(slice_, libtpu_args, [], other)) as child:
+                current, ended = _listen(child, waiting, kernels, add, longest_seconds, stop)
             if not waiting or stop.is_set():
                 return
-            tail = (work / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            tail = last_words(work, 1)
         if current is None:
             raise TomatError(
                 f"the process that compiles kernels for {slice_.name} {ended}: {' '.join(tail)[:300] or 'no message'}."
@@ -227,34 +211,19 @@ def _listen(
     """Take rows out of `waiting` as the child says them; (the row it was at, how it ended) where rows are left."""
     import psutil
 
-    said: queue.Queue[str | None] = queue.Queue()
-
-    def listen() -> None:
-        assert child.stdout is not None
-        for line in child.stdout:
-            said.put(line)
-        said.put(None)
-
-    threading.Thread(target=listen, daemon=True).start()
     current = None
     process = psutil.Process(child.pid)
-    spent = _cpu_seconds(process)
-    began = time.monotonic()
-    while waiting and not stop.is_set():
-        try:
-            line = said.get(timeout=min(POLL_SECONDS, longest_seconds))
-        except queue.Empty:
+    spent, began = _cpu_seconds(process), time.monotonic()
+    for stage in stages_of(child, min(POLL_SECONDS, longest_seconds)):
+        if stop.is_set():
+            return None, ""
+        if stage is None:
             if _cpu_seconds(process) - spent > longest_seconds:
                 return current, f"took longer than {longest_seconds:.0f} s of CPU time"
             if time.monotonic() - began > LONGEST_WAIT * longest_seconds:
                 return current, f"took longer than {LONGEST_WAIT * longest_seconds:.0f} s"
             continue
-        if line is None:
-            return current, f"ended with status {child.wait()}"
-        if not line.startswith('{"stage"'):
-            continue
         spent, began = _cpu_seconds(process), time.monotonic()
-        stage = json.loads(line)
         if stage["stage"] == REFUSED:
             raise TomatError(stage["message"])
         if stage["stage"] == COMPILING:
@@ -263,7 +232,9 @@ def _listen(
             add(CompiledKernel(waiting.pop(stage["key"]), kernels / stage["key"]))
         elif stage["stage"] == REFUSED_KERNEL:
             add(CompiledKernel(waiting.pop(stage["key"]), None, stage["message"]))
-    return None, ""
+        if not waiting:
+            return None, ""
+    return current, f"ended with status {child.wait()}"
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +23,6 @@ from tomat.base.errors import TomatError
 from tomat.base.ports.tokamax import OPS, bound, class_of
 from tomat.base.reporting import first_line
 from tomat.perf.timed_kernels.timings import ARRAY, KernelTiming, array_shape
-
-if TYPE_CHECKING:
-    import jax
 
 
 def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -161,7 +157,7 @@ def formula(timing: KernelTiming) -> tuple[Callable[..., Any], list[jax.ShapeDty
             f"{timing.op} has the arrays x, labels and w ({', '.join(DTYPES)}), reduction, return_residuals and the "
             f"settings b_block_size and v_block_size; found {dict(timing.arguments)}, {dict(timing.settings)}"
         )
-    run = partial(blockwise_loss, block_rows=rows, block_columns=columns, mean=reduction == "mean")
+    run = functools.partial(blockwise_loss, block_rows=rows, block_columns=columns, mean=reduction == "mean")
     return (run if residuals else lambda *values: run(*values)[0]), [array for array in arrays if array is not None]
 
 
@@ -201,7 +197,6 @@ def no_program(timing: KernelTiming) -> str | None:
 
 
 def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
-    import jax
     from tokamax import benchmarking
 
     reason = no_program(timing)
@@ -226,8 +221,6 @@ def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
 
 
 def _placed(arrays: Iterable[Any], sharding: Any) -> list[jax.ShapeDtypeStruct]:
-    import jax
-
     return [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
 
 

@@ -101,11 +101,11 @@ def plan_rows(
             f"{tracking_dir} has a run called {sweep.name!r}, whose page the sweep would take; rename the sweep."
         )
     earlier = rows_on_record(path)
-    rows: dict[str, RowRecord] = {
-        row.name: dataclasses.replace(earlier[row.name], lines=row.lines)  # no part of what was planned
-        for row in sweep.rows
-        if row.name in earlier and _is_of(earlier[row.name], row)
-    }
+    rows: dict[str, RowRecord] = {}
+    for row in sweep.rows:
+        known = earlier.get(row.name)
+        if known and row.slice in (None, known.slice) and known.overrides == to_jsonable(row.overrides):
+            rows[row.name] = dataclasses.replace(known, lines=row.lines)  # no part of what was planned
     lock = threading.Lock()
 
     def keep(row: SweepRow, record: RowRecord) -> None:
@@ -138,11 +138,6 @@ def plan_rows(
     stopping = threading.Event()
     _run_pool(work, wanted, workers, stopping)
     return _record(sweep, rows)
-
-
-def _is_of(record: RowRecord, row: SweepRow) -> bool:
-    """Whether a record is of the step that the row means now."""
-    return row.slice in (None, record.slice) and record.overrides == to_jsonable(row.overrides)
 
 
 def _run_pool(

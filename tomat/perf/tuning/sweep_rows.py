@@ -285,7 +285,7 @@ def speedup(record: RowRecord, base: RowRecord | None) -> float | None:
     return mine["estimate"] / theirs["estimate"] if mine and theirs else None
 
 
-def against_error(record: RowRecord, base: RowRecord) -> str:
+def _against_error(record: RowRecord, base: RowRecord) -> str:
     """How a difference of speed stands against the intervals: `beyond the intervals` where they do not touch."""
     mine, theirs = record.tokens_per_second_per_chip, base.tokens_per_second_per_chip
     assert mine is not None and theirs is not None
@@ -311,7 +311,7 @@ def verdict(record: RowRecord, base: RowRecord | None) -> str:
     if abs(factor - 1) < SAME:
         return f"as fast as `{record.base}` ({factor:.2f}x tokens/s/chip)"
     words = "faster" if factor > 1 else "slower"
-    return f"{words} than `{record.base}`: {factor:.2f}x tokens/s/chip, {against_error(record, base)}"
+    return f"{words} than `{record.base}`: {factor:.2f}x tokens/s/chip, {_against_error(record, base)}"
 
 
 def gib(count: float) -> str:
@@ -319,12 +319,11 @@ def gib(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def interval_text(value: Interval | None, show: Callable[[float], str], bare: bool = False) -> str:
-    """`8.7 % (7.5 % to 10.1 %)`, or the estimate alone."""
+def interval_text(value: Interval | None, show: Callable[[float], str]) -> str:
+    """`8.7 % (7.5 % to 10.1 %)`."""
     if value is None:
         return UNKNOWN
-    estimate = show(value["estimate"])
-    return estimate if bare else f"{estimate} ({show(value['low'])} to {show(value['high'])})"
+    return f"{show(value['estimate'])} ({show(value['low'])} to {show(value['high'])})"
 
 
 def required_text(record: RowRecord) -> str:

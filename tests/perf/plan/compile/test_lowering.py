@@ -1,6 +1,9 @@
 """What the planner lowers is what the trainer runs, to the letter."""
 
 import dataclasses
+import re
+from collections import Counter
+from math import prod
 
 import haliax as hax
 import jax
@@ -9,10 +12,15 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from levanter.tracker import NoopConfig
+from tiny_run import DEMO
 
 from tomat.base.errors import TomatError
+from tomat.measure.bench.decode import fresh_run
 from tomat.perf.plan.compile.child import set_jax_options
-from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
+from tomat.perf.plan.compile.lowering import DecoderBatch, lower_decoder, lower_step, stand_in_table
+from tomat.predict.inference.autoregressive import decode_autoregressive
+from tomat.predict.inference.parallel import cell_patches, decode_parallel, first_rows
+from tomat.predict.inference.predictor import RunPredictor
 from tomat.train.loader import TokenExample
 from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config
@@ -80,3 +88,46 @@ def test_what_a_run_sets_of_jax_is_set_before_the_step_is_traced():
     for options in ({"jax_of_nobody": 1}, {name: "no precision"}):
         with pytest.raises(TomatError, match=f"trainer.jax_config.{next(iter(options))}"):
             set_jax_options(options)
+
+
+GRID = (15, 16, 18)
+"""27 patches of 7 voxels along each side."""
+PATCHES = 16
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    return fresh_run(str(DEMO))
+
+
+def operations(program: str) -> Counter:
+    """Each operation with its shapes, and how often it is written; constants are where they are used or further out."""
+    named = re.findall(r'"?((?:stablehlo|sdy)\.\w+)"?.* : (.*)$', program, flags=re.MULTILINE)
+    return Counter(found for found in named if found[0] != "stablehlo.constant")
+
+
+@pytest.mark.parametrize(
+    ("decoder", "rounds", "decode", "kept"),
+    [
+        ("parallel", 2, decode_parallel, "compute"),
+        ("autoregressive", 1, decode_autoregressive, "compute"),
+        ("autoregressive", 1, decode_autoregressive, "int8"),
+    ],
+)
+def test_the_predictors_operations(fresh, decoder, rounds, decode, kept):
+    run, crystal = fresh
+    predictor = RunPredictor(run, rounds, decoder, kv_cache_dtype=kept)
+    patches = cell_patches(run, crystal, GRID)
+    n_voxels, trainer = prod(patches.patch_shape), run.config.trainer_config()
+    numbers = np.arange(len(patches.anchors), dtype=np.int32)
+    arrays = patches.arrays | ({"patch": numbers, "sample": numbers} if decoder == "autoregressive" else {})
+    with trainer.use_device_mesh():
+        model = hax.shard(run.model, trainer.parameter_axis_mapping)
+        arguments = predictor._arguments(model, first_rows(arrays, PATCHES), n_voxels)
+        predicted = operations(decode.lower(*arguments).as_text())
+        room = [patches.arrays[name].shape[1] for name in ("numbers", "kinds")]
+        batch = DecoderBatch(decoder, PATCHES, n_voxels, *room, rounds, kept)
+        table = stand_in_table(run.config)
+        planned = operations(lower_decoder(run.config, trainer.device_mesh, batch, table).as_text())
+    assert planned == predicted
+    assert sum(planned.values()) > 300

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import first_line
 from tomat.perf.plan.compile.process import LLO_DUMP, XLA_DUMP, answer, keep_answer, say
 from tomat.perf.plan.plan_cache import open_result, sources_digest
 
@@ -67,7 +68,7 @@ def _compile(request: dict[str, Any]) -> None:
     except TomatError:
         raise
     except Exception as error:  # whatever the model, the loss or JAX raise while tracing
-        raise TomatError(f"the program cannot be lowered for {slice_.name}: {_first_line(error)}") from error
+        raise TomatError(f"the program cannot be lowered for {slice_.name}: {first_line(error)}") from error
     lower_seconds = time.perf_counter() - began
     text_sha256 = hashlib.sha256(lowered.as_text().encode()).hexdigest()
     key = program_key(text_sha256, request)
@@ -93,7 +94,7 @@ def _compile(request: dict[str, Any]) -> None:
         error = str(raised)
         if "RESOURCE_EXHAUSTED" not in error:
             raise TomatError(
-                f"{request['compiler']} cannot compile the program for {slice_.name}: {_first_line(raised)}"
+                f"{request['compiler']} cannot compile the program for {slice_.name}: {first_line(raised)}"
             ) from raised
     result["compile_seconds"] = time.perf_counter() - began
     say("reading")
@@ -203,11 +204,6 @@ def program_key(lowered_sha256: str, request: Mapping[str, Any]) -> str:
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
     words = json.dumps([CACHE_FORMAT, lowered_sha256, *asked, versions, sources_digest(*READERS)])
     return hashlib.sha256(words.encode()).hexdigest()[:24]
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 if __name__ == "__main__":

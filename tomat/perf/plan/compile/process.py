@@ -9,17 +9,19 @@ it finds goes to a folder of the plan cache that appears whole or not at all. `a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
@@ -49,6 +51,7 @@ REFUSED = "refused"
 """The last thing that a child says whose request cannot be answered."""
 
 POLL_SECONDS = 0.2
+ERRORS_FILE = "stderr.txt"
 
 
 @dataclass(frozen=True)
@@ -88,13 +91,11 @@ def ask(
         on_removed: Called with what was removed from the cache to make room for the answer.
     """
     with work_folder(cache) as work:
-        for name in (LLO_DUMP, XLA_DUMP):
-            (work / name).mkdir()
-        places = {"programs_dir": str(cache / PROGRAMS), "work_dir": str(work)}
         libtpu_dump, xla_dump = dump_flags(work)
         libtpu_args = [*request.get("libtpu_args", ()), *libtpu_dump]
         environment = child_environment(slice_, libtpu_args, [*request.get("xla_flags", ()), *xla_dump])
-        folder = cache / PROGRAMS / _run(module, {**request, **places}, work, environment, limits, on_stage)
+        whole = {**request, "programs_dir": str(cache / PROGRAMS)}
+        folder = cache / PROGRAMS / _run(module, whole, work, environment, limits, on_stage)
     opened = open_result(folder)
     if opened is None:
         raise TomatError(
@@ -106,14 +107,49 @@ def ask(
     return opened
 
 
-def start_child(
-    module: str, request: Mapping[str, Any], work: Path, environment: Mapping[str, str], errors: IO[bytes]
-) -> subprocess.Popen[str]:
-    """Start `python -m MODULE REQUEST.json` in `work`, its standard output a pipe; the module calls `answer`."""
-    file = work / "request.json"
-    write_json(file, {**request, "asked_by": os.getpid()})
-    command = [sys.executable, "-m", module, str(file)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work)
+@contextlib.contextmanager
+def child_process(
+    module: str, request: Mapping[str, Any], work: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    """`python -m MODULE REQUEST.json` in a working folder, ended with the block; its errors are in `last_words`."""
+    for name in (LLO_DUMP, XLA_DUMP):
+        (work / name).mkdir()
+    write_json(work / "request.json", {**request, "work_dir": str(work), "asked_by": os.getpid()})
+    command = [sys.executable, "-m", module, str(work / "request.json")]
+    with (work / ERRORS_FILE).open("wb") as errors:
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work)
+        try:
+            yield child
+        finally:
+            child.kill()
+            child.wait()
+
+
+def stages_of(child: subprocess.Popen[str], poll_seconds: float) -> Iterator[dict[str, Any] | None]:
+    """What a child says until it ends; None for other lines, and whenever it was silent for `poll_seconds`."""
+    said: queue.Queue[str | None] = queue.Queue()
+
+    def listen() -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            said.put(line)
+        said.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        try:
+            line = said.get(timeout=poll_seconds)
+        except queue.Empty:
+            yield None
+            continue
+        if line is None:
+            return
+        yield json.loads(line) if line.startswith('{"stage"') else None
+
+
+def last_words(work: Path, lines: int) -> list[str]:
+    """The end of what a child of `work` wrote as errors."""
+    return (work / ERRORS_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:]
 
 
 def _run(
@@ -125,62 +161,40 @@ def _run(
     on_stage: Callable[[str], None],
 ) -> str:
     """The key of the answer that the child left in the cache."""
+    import psutil
+
     last: dict[str, Any] = {"stage": "starting"}
-    with (work / "stderr.txt").open("wb") as errors:
-        child = start_child(module, request, work, environment, errors)
-
-        def listen() -> None:
-            assert child.stdout is not None
-            for line in child.stdout:
-                # libraries may print too; a stage is a JSON object of ours
-                if line.startswith('{"stage"'):
-                    last.clear()
-                    last.update(json.loads(line))
-                    if last["stage"] not in (DONE, REFUSED):
-                        on_stage(last["stage"])
-
-        listener = threading.Thread(target=listen, daemon=True)
-        listener.start()
-        try:
-            _watch(child, limits, last)
-        finally:
-            if child.poll() is None:
-                child.kill()
-            child.wait()
-            listener.join(timeout=5)
+    began = time.monotonic()
+    with child_process(module, request, work, environment) as child:
+        process = psutil.Process(child.pid)
+        for stage in stages_of(child, POLL_SECONDS):
+            if stage is not None:
+                last = stage
+                if stage["stage"] not in (DONE, REFUSED):
+                    on_stage(stage["stage"])
+            with contextlib.suppress(psutil.Error):
+                _refuse_beyond(limits, process.memory_info().rss, time.monotonic() - began, last["stage"])
+        status = child.wait()
     if last["stage"] == REFUSED:
         raise TomatError(last["message"])
-    if child.returncode != 0 or "key" not in last:
-        tail = (work / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-6:]
+    if status != 0 or "key" not in last:
         raise TomatError(
-            f"the compiling process ended with status {child.returncode} while {last['stage']}; the end of what it "
-            "said:\n  " + "\n  ".join(line[:300] for line in tail)
+            f"the compiling process ended with status {status} while {last['stage']}; the end of what it "
+            "said:\n  " + "\n  ".join(line[:300] for line in last_words(work, 6))
         )
     return last["key"]
 
 
-def _watch(child: subprocess.Popen[str], limits: Limits, last: dict[str, Any]) -> None:
-    """Wait for the child. Passing a limit is an error, on which the caller ends it."""
-    import psutil
-
-    began = time.monotonic()
-    process = psutil.Process(child.pid)
-    while child.poll() is None:
-        time.sleep(POLL_SECONDS)
-        try:
-            used_bytes = process.memory_info().rss
-        except psutil.Error:
-            continue
-        if used_bytes > limits.memory_bytes:
-            raise TomatError(
-                f"the compile used {used_bytes / GIB:.1f} GiB of this machine's memory, above the limit of "
-                f"{limits.memory_bytes / GIB:.1f} GiB, while {last['stage']}; raise --memory_limit_gib."
-            )
-        if time.monotonic() - began > limits.seconds:
-            raise TomatError(
-                f"the compile took longer than {limits.seconds:.0f} s (it was {last['stage']}); raise "
-                "--time_limit_seconds."
-            )
+def _refuse_beyond(limits: Limits, used_bytes: int, seconds: float, stage: str) -> None:
+    if used_bytes > limits.memory_bytes:
+        raise TomatError(
+            f"the compile used {used_bytes / GIB:.1f} GiB of this machine's memory, above the limit of "
+            f"{limits.memory_bytes / GIB:.1f} GiB, while {stage}; raise --memory_limit_gib."
+        )
+    if seconds > limits.seconds:
+        raise TomatError(
+            f"the compile took longer than {limits.seconds:.0f} s (it was {stage}); raise --time_limit_seconds."
+        )
 
 
 def dump_flags(work: Path) -> tuple[list[str], list[str]]:

@@ -1,9 +1,10 @@
 import pytest
 
 from tomat.base.errors import TomatError
+from tomat.perf.profile.planes import GpuExecutions
 from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.trace import read_xplane_bytes
-from tomat.perf.profile.trace_data import with_program_of_run
+from tomat.perf.profile.trace_data import ModuleRun, with_program_of_run
 
 
 def read(data: bytes):
@@ -44,48 +45,6 @@ def test_program_ids_are_64_bit_fingerprints(v6e_program, tpu_bytes):
     nameless = [replace(k, program="", program_id=0) for k in host.devices[0].kinds]
     device = host.devices[0]
     assert with_program_of_run(nameless, device.ops, device.modules)[0].program_id == fingerprint
-
-
-def test_a_cpu_host(cpu_profile):
-    host = read(cpu_profile.read_bytes())
-    assert [d.name for d in host.devices] == ["/host:CPU:0", "/host:CPU:1"]
-    assert [m.number for m in host.host_steps] == list(range(6))
-    for device in host.devices:
-        assert len(device.modules) == 6
-        assert {k.program for k in device.kinds} == {"jit_step"}
-
-
-def test_a_gpu_host_built_after_the_schema():
-    """Streams of a GPU plane: kernels carry their HLO operation as event stats, copies carry none."""
-    space = new_message("XSpace")
-    plane = space.planes.add(name="/device:GPU:0")
-    for number, name in enumerate(["hlo_op", "hlo_module", "dot.3", "jit_step", "device_type_string"], start=1):
-        plane.stat_metadata[number].name = name
-    plane.stats.add(metadata_id=5, str_value="NVIDIA H100 80GB HBM3")
-    for number, name in enumerate(["sm90_xmma_gemm_bf16", "MemcpyD2D", "not a stream"], start=1):
-        plane.event_metadata[number].id, plane.event_metadata[number].name = number, name
-    compute = plane.lines.add(id=7, name="Stream #7(Compute)", timestamp_ns=1)
-    kernel = compute.events.add(metadata_id=1, offset_ps=0, duration_ps=500)
-    kernel.stats.add(metadata_id=1, ref_value=3)
-    kernel.stats.add(metadata_id=2, ref_value=4)
-    plane.lines.add(id=8, name="Stream #8(Memcpy)", timestamp_ns=1).events.add(
-        metadata_id=2, offset_ps=100, duration_ps=50
-    )
-    plane.lines.add(id=9, name="XLA Ops", timestamp_ns=1).events.add(metadata_id=3, offset_ps=0, duration_ps=500)
-    device = read(space.SerializeToString()).devices[0]
-    assert device.device_kind == "NVIDIA H100 80GB HBM3"
-    assert [(k.name, k.program) for k in device.kinds] == [("dot.3", "jit_step"), ("MemcpyD2D", "")]
-    assert sorted(device.ops.duration_ps.tolist()) == [50, 500]
-
-
-def test_kernels_of_a_gpu_that_no_thread_is_known_to_have_launched(gpu_profile):
-    """Without the host's part the kernels remain, and no execution is made up."""
-    space = new_message("XSpace")
-    space.ParseFromString(gpu_profile.read_bytes())
-    host = next(plane for plane in space.planes if plane.name == "/host:CPU")
-    space.planes.remove(host)
-    (device,) = read(space.SerializeToString()).devices
-    assert device.modules == [] and len(device.ops) > 3_000
 
 
 def test_a_command_buffer_without_hlo(gpu_profile):
@@ -143,3 +102,68 @@ def test_damaged_hlo_is_a_warning_and_not_the_end(tpu_bytes):
     host = read(tpu_bytes(hlo_proto=b"\x0a\xff\xff\xff not a module"))
     assert len(host.devices) == 2 and not host.programs
     assert any("the HLO of jit_step cannot be read" in w for w in host.warnings)
+
+
+LAUNCHES = "[0] GpuExecutable::ExecuteThunks"
+
+
+def launched(*events):
+    """Of (thread, label, correlation_id, start, end)."""
+    found = GpuExecutions()
+    for thread, label, correlation_id, start, end in events:
+        found.add(thread, label, correlation_id, start, end)
+    return found
+
+
+def test_a_kernel_is_of_the_execution_whose_thread_launched_it():
+    found = launched(
+        (0, LAUNCHES, 0, 100, 200),
+        (0, "cuGraphLaunch (CudaGraph:1)", 7, 110, 120),
+        (0, "cuLaunchKernel", 8, 150, 160),
+        (0, LAUNCHES, 0, 300, 400),
+        (0, "cuLaunchKernel", 9, 310, 320),
+        (1, "[1] GpuExecutable::ExecuteThunks", 0, 90, 500),  # another device's, at the same time
+        (1, "cuLaunchKernel", 10, 350, 360),
+    )
+    kernels = [
+        (9, "jit_step", 5, 4000, 4100),
+        (7, "jit_step", 5, 1000, 1100),
+        (7, "jit_step", 5, 1200, 1300),  # one launch of many kernels
+        (8, "jit_step", 5, 1400, 1500),
+    ]
+    assert found.of_kernels(kernels) == [ModuleRun("jit_step", 5, 1000, 1500), ModuleRun("jit_step", 5, 4000, 4100)]
+    assert found.of_kernels([(10, "jit_step", 5, 2000, 2100)]) == [ModuleRun("jit_step", 5, 2000, 2100)]
+
+
+def test_kernels_that_no_execution_launched_make_none():
+    found = launched(
+        (0, LAUNCHES, 0, 100, 200),
+        (0, "MemcpyH2D", 3, 250, 260),  # after it
+        (0, "MemcpyH2D", 4, 50, 60),  # before it
+        (2, "MemcpyD2H", 5, 150, 160),  # of another thread
+        (0, "MemcpyD2D", 6, 150, 160),
+    )
+    kernels = [(3, "jit_step", 5, 0, 1), (4, "jit_step", 5, 2, 3), (5, "jit_step", 5, 4, 5), (6, "", 0, 6, 7)]
+    assert found.of_kernels(kernels) == []
+
+
+def test_launches_on_lines_of_their_own_go_to_the_thread_around_them():
+    """As AMD's profiler writes them: two devices, each with a thread that annotates and a line of launches."""
+    threads = [
+        (t, "GpuExecutable::ExecuteThunks", 0, start + 5 * t, start + 5 * t + 40)
+        for t in (0, 1)
+        for start in (100, 200)
+    ]
+    nested = [
+        (t, "jit_step:XLA GPU module", 0, start + 5 * t + 2, start + 5 * t + 38) for t in (0, 1) for start in (100, 200)
+    ]
+    launches = [
+        (10 + t, "hipModuleLaunchKernel", 100 * t + i, start + 5 * t + 1 + 12 * j, start + 5 * t + 3 + 12 * j)
+        for t in (0, 1) for i, (start, j) in enumerate([(100, 0), (100, 3), (200, 0), (200, 3)], start=1)
+    ]  # fmt: skip
+    elsewhere = [(20, "hipMemcpyDtoDAsync", 900, 300, 310)]
+    found = launched(*threads, *nested, *launches, *elsewhere)
+    for t in (0, 1):
+        kernels = [(100 * t + i, "jit_step", 5, 1000 * i, 1000 * i + 500) for i in (1, 2, 3, 4)]
+        expected = [ModuleRun("jit_step", 5, 1000, 2500), ModuleRun("jit_step", 5, 3000, 4500)]
+        assert found.of_kernels([*kernels, (900, "jit_step", 5, 9000, 9100)]) == expected

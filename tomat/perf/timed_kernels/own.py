@@ -156,11 +156,7 @@ def own_program(op: str, arguments: Mapping[str, Any], settings: Mapping[str, An
             given, rest = {"tiles": rest}, {}
         elif op == "tomat_column_slice":
             given = {"columns": _count(rest, "columns")}
-        once = ONCE[op][1]
-
-        def run(arrays: Arrays) -> Any:
-            return once(*(arrays[name] for name in names), **given)
-
+        run = _called(ONCE[op][1], names, given)
     if rest:
         raise TomatError(f"{op} has no setting {', '.join(sorted(rest))}")
     return OwnProgram(run, arrays, options)
@@ -188,6 +184,10 @@ def _array(name: str, text: Any) -> jax.ShapeDtypeStruct:
     if found is None:
         raise TomatError(f"{name} is {text!r}; expected an array of bf16 or f32, such as bf16[1024,4096]")
     return jax.ShapeDtypeStruct(tuple(int(size) for size in found[2].split(",")), _DTYPES[found[1]])
+
+
+def _called(function: Callable[..., Any], names: tuple[str, ...], given: Mapping[str, Any]) -> Callable[[Arrays], Any]:
+    return lambda arrays: function(*(arrays[name] for name in names), **given)
 
 
 def _repeated(step: Callable[..., dict[str, jax.Array]], loop: int, links: int) -> Callable[[Arrays], Any]:

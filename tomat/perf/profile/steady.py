@@ -173,7 +173,7 @@ def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy:
     kinds, extra_idle = _kinds(net, idle, begun, _covered(foreign, spans) > 0)
     steady = kinds == WindowKind.STEADY
     first = int(spans[0, 0])
-    gaps = _without(spans[kinds == WindowKind.GAP], host_busy)
+    gaps = [(int(start), int(end)) for start, end in _without(spans[kinds == WindowKind.GAP], host_busy)]
     rows = tuple(
         WindowRow(
             device=f"{device.host} {device.name}",
@@ -190,7 +190,7 @@ def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy:
         durations_ps=net[steady],
         rows=rows,
         others=tuple(_other_rows(device, spans, others, extra_idle)),
-        longest_gap=tuple(max(gaps.tolist(), key=lambda gap: gap[1] - gap[0])) if len(gaps) else None,
+        longest_gap=max(gaps, key=lambda gap: gap[1] - gap[0], default=None),
     )
 
 

@@ -164,7 +164,7 @@ class Plane:
 
         metadata_ids = column(e.metadata_id for e in events)
         offsets, durations = column(e.offset_ps for e in events), column(e.duration_ps for e in events)
-        shift = (line.timestamp_ns - self.origin_ns) * 1000
+        shift = (line.timestamp_ns - self.origin_ns) * 1000 if events else 0  # of an empty line any time may stand
         place = f"{self.host.origin}, {self.name}"
         if np.isin(metadata_ids, list(self._labels), invert=True).any():
             raise damaged(

@@ -34,10 +34,9 @@ from tomat.data.density.espresso import (
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 from tomat.predict.evaluation.metrics import nmae
-from tomat.predict.inference.interface import Predictor
+from tomat.predict.inference.asked import electron_count
+from tomat.predict.inference.interface import Predictor, PromoleculePredictor
 from tomat.predict.inference.predictor import load
-from tomat.predict.inference.promolecule import PromoleculePredictor
-from tomat.predict.inference.valences import electron_count
 
 CONV_THR_RY = 1e-8
 OWN, ATOMS, PROMOLECULE, PREDICTION, CONVERGED = "own", "free-atoms", "promolecule", "prediction", "converged"

@@ -33,8 +33,7 @@ from tomat.perf.profile.program_breakdown import compiler_seconds
 from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.two_breakdowns import compare_breakdowns
 from tomat.perf.tuning.sweep_config import load_sweep
-from tomat.predict.evaluation.partial import PartialResults
-from tomat.predict.evaluation.result import LABEL, MaterialResult, TeacherForcedResult
+from tomat.predict.evaluation.result import LABEL, MaterialResult, PartialResults, TeacherForcedResult
 from tomat.report.pages.page_sections import breakdown_parts, memory_part, operations_parts
 from tomat.report.pages.report import read_record, write_index
 from tomat.train.runs.history import read_events
@@ -368,7 +367,7 @@ def test_evaluation_report(tried: Tried, folder: Path):
     def read(path: Path) -> None:
         result = read_report(path)
         json.dumps(result.to_dict(), allow_nan=False)
-        assert result.summary() and result.table().row_count
+        assert result.summary() and result.table().rows
         with contextlib.suppress(TomatError):  # of other materials, or other settings
             whole.compare(result)
 

@@ -1,5 +1,6 @@
 import dataclasses
 from collections import Counter
+from functools import cache, partial
 
 import draccus
 import equinox as eqx
@@ -13,13 +14,13 @@ from haliax import Axis
 from haliax.nn.scan import BlockSeq, ScanCheckpointPolicy, Stacked
 from levanter.layers.attention import AttentionBackend, AttentionMask
 from levanter.layers.rotary import Llama3RotaryEmbeddings
-from levanter.models.gemma import Gemma2Config, GemmaConfig
-from levanter.models.llama import LlamaConfig
+from levanter.models.gemma import GemmaConfig
 from levanter.models.lm_model import LmConfig
 from levanter.models.mistral import MistralConfig
 from levanter.models.mixtral import MixtralConfig
 from levanter.models.olmo import Olmo2Config
-from levanter.models.qwen import Qwen3Config, QwenConfig
+from levanter.models.qwen import Qwen3Config
+from loss_batches import UNOPTIMISED
 from traced_operations import shapes_of
 
 from tomat.base.errors import TomatError
@@ -71,7 +72,7 @@ def logits(config: LmConfig):
     model = build(config)
     head = model.get_lm_head()
 
-    @eqx.filter_jit
+    @partial(eqx.filter_jit, compiler_options=UNOPTIMISED)
     def run(model, tokens):
         return hax.dot(causal_activations(model, tokens), head, axis="embed").rearrange(("batch", "position", "vocab"))
 
@@ -127,19 +128,9 @@ def test_the_window_acts_in_every_layer():
     assert_influence(run, 64, 10, last=10 + 3 * 4)
 
 
-FOREIGN = {
-    "llama": LlamaConfig,
-    "qwen3": Qwen3Config,
-    "mistral": MistralConfig,
-    "gemma": GemmaConfig,
-    "olmo2": Olmo2Config,
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("kind", [Qwen3Config, GemmaConfig, Olmo2Config])
 def test_any_levanter_decoder_is_causal(kind):
-    config = FOREIGN[kind](max_seq_len=32, **SHAPE)
-    assert_influence(logits(config), 32, 11, last=31)
+    assert_influence(logits(kind(max_seq_len=32, **SHAPE)), 32, 11, last=31)
 
 
 @pytest.mark.parametrize(
@@ -148,22 +139,6 @@ def test_any_levanter_decoder_is_causal(kind):
 def test_the_window_of_a_foreign_decoder_acts(config):
     config = dataclasses.replace(config, max_seq_len=32, **{**SHAPE, "num_layers": 1})
     assert_influence(logits(config), 32, 11, last=14)
-
-
-def test_mask_follows_the_flags_of_the_configuration():
-    assert build_mask(Qwen3Config(use_sliding_window=False, sliding_window=4)).sliding_window is None
-    assert build_mask(LlamaConfig()).sliding_window is None
-    assert build_mask(decoder(sliding_window=4, use_sliding_window=False)).sliding_window is None
-    assert build_mask(decoder(sliding_window=4)).sliding_window == 4
-    assert build_mask(decoder()).is_causal
-
-
-@pytest.mark.parametrize(
-    "config", [QwenConfig(use_sliding_window=True, sliding_window=4), Gemma2Config(sliding_window=4)]
-)
-def test_windows_that_levanter_lacks_are_refused(config):
-    with pytest.raises(TomatError, match="sliding_window 4.*density_decoder"):
-        build_mask(config)
 
 
 def test_mixture_of_experts_is_refused():
@@ -193,10 +168,11 @@ def operations(config: LmConfig) -> Counter:
     return traced_operations.operations(config, VOCAB, random_tokens(config.max_seq_len))
 
 
+@cache
 def gradients(config: LmConfig) -> list[tuple[str, jax.Array]]:
     """By path of the parameter, which is its name in a checkpoint."""
     gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))
-    found = jax.jit(gradient)(eqx.filter(build(config), eqx.is_array))
+    found = jax.jit(gradient, compiler_options=UNOPTIMISED)(eqx.filter(build(config), eqx.is_array))
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(found)]
 
 
@@ -229,7 +205,7 @@ def test_checkpoint_policies_recompute_what_they_say(scan_layers):
 
 def test_checkpoint_policies_change_memory_and_not_gradients():
     compiled, gradients = {}, {}
-    for name in ("off", "full", "save_attention", "offload"):
+    for name in ("off", "full", "save_attention"):
         config = decoder(128, num_layers=6, gradient_checkpointing=name, **BACKENDS["vanilla"])
         gradient, arrays = gradient_function(config, random_tokens(128))
         compiled[name] = jax.jit(gradient).lower(arrays).compile()
@@ -247,9 +223,9 @@ def test_kept_mlp_layers_are_computed_once_and_the_others_twice():
         config = decoder(128, num_layers=4, scan_layers=False, **BACKENDS["jax_flash"], **fields)
         return operations(config)["dot_general"]
 
-    for name in ("full", "save_attention", "offload", "nested"):
-        saved = [matmuls(gradient_checkpointing=name, save_mlp_layers=layers) for layers in range(5)]
-        assert [saved[0] - count for count in saved] == [0, 2, 4, 6, 8], name  # gate and up of each such layer
+    for name in ("full", "offload"):
+        saved = [matmuls(gradient_checkpointing=name, save_mlp_layers=layers) for layers in (0, 1, 4)]
+        assert [saved[0] - count for count in saved] == [0, 2, 8], name  # gate and up of each such layer
     every_layer = matmuls(gradient_checkpointing="save_attention", save_mlp_layers=4)
     assert every_layer == matmuls(gradient_checkpointing="save_attention_mlp")
 
@@ -264,15 +240,14 @@ IN_VMEM = dict(
 PAIRED: dict = dict(num_heads=4, num_kv_heads=2, paired_heads=True)
 NO_CHANGE: dict[str, tuple[dict, dict]] = {
     "a layer's MLP kept": (dict(scan_layers=False, **VANILLA), dict(save_mlp_layers=1)),
-    "each layer's MLP kept": (dict(scan_layers=False, **VANILLA), dict(save_mlp_layers=2)),
     **{
         f"blocks of queries, {policy}": (dict(gradient_checkpointing=policy, **VANILLA), dict(query_blocks=3))
-        for policy in ("off", "full", "save_attention")
+        for policy in ("off", "save_attention")
     },
     "blocks of queries of paired heads": ({**PAIRED, **VANILLA}, dict(query_blocks=3)),
     **{
         f"a flat MLP, {policy}": (dict(gradient_checkpointing=policy, **VANILLA), dict(flat_mlp=True))
-        for policy in ("off", "full", "save_attention_mlp")
+        for policy in ("off", "save_attention_mlp")
     },
     "a flat MLP of one product": (dict(fused_gate_up=True, **VANILLA), dict(flat_mlp=True)),
     "one product, biases and shared heads": (dict(num_heads=4, num_kv_heads=2, use_bias=True, **VANILLA), FUSED),
@@ -327,6 +302,9 @@ def test_backend_defaults_to_splash_on_a_tpu_mesh_only():
     assert operations(decoder(256))["pallas_call"] == 0
 
 
+SPLASH, FLASH = AttentionBackend.SPLASH, AttentionBackend.JAX_FLASH
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -337,42 +315,25 @@ def test_backend_defaults_to_splash_on_a_tpu_mesh_only():
         ({"sliding_window": 0}, "sliding_window is 0"),
         ({"use_sliding_window": True}, "sliding_window is not set"),
         ({"gradient_checkpointing": "most"}, "'most'.*save_attention"),
-        ({"save_mlp_layers": 3, "num_layers": 2}, "save_mlp_layers is 3; expected 0 to num_layers, 2"),
+        ({"save_mlp_layers": 3, "num_layers": 2}, "save_mlp_layers is 3"),
         ({"save_mlp_layers": 1}, "save_mlp_layers is 1 and scan_layers is true"),
         *(
-            (
-                {"save_mlp_layers": 1, "scan_layers": False, "gradient_checkpointing": policy},
-                "save_mlp_layers is 1 and .*all layers keep that",
-            )
-            for policy in (
-                "off",
-                "save_matmuls",
-                ScanCheckpointPolicy(save_block_internals=True),
-                ScanCheckpointPolicy(offload_block_internals=["mlp_projections"]),
-            )
+            ({"save_mlp_layers": 1, "scan_layers": False, "gradient_checkpointing": policy}, "save_mlp_layers is 1")
+            for policy in ("save_matmuls", ScanCheckpointPolicy(offload_block_internals=["mlp_projections"]))
         ),
         ({"attn_backend": AttentionBackend.NVTE}, "nvte.*vanilla, jax_flash, splash"),
-        ({"attn_backend": AttentionBackend.SPLASH, "max_seq_len": 100}, "100.*multiple of 128"),
-        (
-            {"attn_backend": AttentionBackend.SPLASH, "max_seq_len": 640, "splash": SplashBlockSizes(block_q=512)},
-            "block_q is 512 and the sequence length is 640",
-        ),
-        ({"attn_backend": AttentionBackend.JAX_FLASH, "flash_attention_block_size": 50}, "is 50 and .* is 64"),
-        ({**VANILLA, "attn_backend": None, "query_blocks": 4}, "attn_backend is not set; blocks of queries"),
-        ({"attn_backend": AttentionBackend.JAX_FLASH, "query_blocks": 4}, "blocks of queries are those of vanilla"),
-        ({**VANILLA, "query_blocks": 17}, "query_blocks is 17; expected 1 to 16"),
-        ({**VANILLA, "query_blocks": 2, "sliding_window": 9}, "leave out the one or"),
-        ({"value_mix": 1.5}, "value_mix is 1.5; expected a share"),
+        ({"attn_backend": SPLASH, "max_seq_len": 100}, "100.*multiple of 128"),
+        ({"attn_backend": SPLASH, "max_seq_len": 640, "splash": SplashBlockSizes(block_q=512)}, "block_q is 512"),
+        ({"attn_backend": FLASH, "flash_attention_block_size": 50}, "is 50 and .* is 64"),
+        ({"query_blocks": 4}, "attn_backend is not set"),
+        ({"attn_backend": FLASH, "query_blocks": 4}, "query_blocks is 4 and attn_backend"),
+        ({**VANILLA, "query_blocks": 17}, "query_blocks is 17"),
+        ({**VANILLA, "query_blocks": 2, "sliding_window": 9}, "query_blocks .*sliding_window"),
+        ({"value_mix": 1.5}, "value_mix is 1.5"),
         ({"value_mix": 0.1, "num_layers": 1}, "value_mix is 0.1 and num_layers is 1"),
-        ({"paired_heads": True}, "paired_heads is true and num_kv_heads is 1; expected an even number"),
-        (
-            {"paired_heads": True, "num_kv_heads": 2, "sliding_window": 9},
-            "paired_heads is true and sliding_window is 9",
-        ),
-        (
-            {"paired_heads": True, "num_kv_heads": 2, "attn_backend": AttentionBackend.SPLASH, "max_seq_len": 96},
-            "makes 192 positions of 96 for attention, and .*multiple of 128",
-        ),
+        ({"paired_heads": True}, "paired_heads is true and num_kv_heads is 1"),
+        ({"paired_heads": True, "num_kv_heads": 2, "sliding_window": 9}, "paired_heads .*sliding_window"),
+        ({"paired_heads": True, "num_kv_heads": 2, "attn_backend": SPLASH, "max_seq_len": 96}, "192 .*multiple of 128"),
     ],
 )
 def test_impossible_configurations_are_refused(fields, message):
@@ -385,17 +346,10 @@ def test_a_model_without_a_sequence_length_is_refused():
         build(decoder(max_seq_len=0))
 
 
-def test_a_call_without_a_mask_is_refused():
-    with pytest.raises(TomatError, match="would see the future"):
-        eqx.filter_eval_shape(lambda: build(decoder())(random_tokens(64)))
-
-
 @pytest.mark.parametrize(
     "values",
     [
-        {},
         {"gradient_checkpointing": True},
-        {"gradient_checkpointing": "offload"},
         {"gradient_checkpointing": {"save_carries": "offload", "save_block_internals": ["attention_output"]}},
         {"attn_backend": "splash", "splash": {"block_q": 1024, "use_fused_bwd": True, "k_layout": "seq_minor"}},
         {"sliding_window": 512, "use_qk_norm": False, "rope": {"type": "default", "theta": 1000}},
@@ -451,8 +405,11 @@ def test_the_embedding_is_added_to_the_input_of_every_layer(scan_layers):
     assert model.transformer.skip_of(x) is not None and build(decoder()).transformer.skip_of(x) is None
 
 
-@pytest.mark.parametrize("fields", [{}, {"fused_qkv": True, "embedding_skip": 0.25}], ids=["alone", "beside others"])
-@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize(
+    ("scan_layers", "fields"),
+    [(False, {}), (True, {"fused_qkv": True, "embedding_skip": 0.25})],
+    ids=["alone", "beside others"],
+)
 def test_the_values_of_the_first_layer_are_mixed_into_those_of_every_layer(scan_layers, fields):
     """The plain way: what the first layer's projection gave is handed on."""
     config = decoder(value_mix=0.3, num_layers=3, scan_layers=scan_layers, **fields, **BACKENDS["vanilla"])
@@ -484,9 +441,7 @@ def test_the_values_of_the_first_layer_are_mixed_into_those_of_every_layer(scan_
 @pytest.mark.parametrize("fields", [{"value_mix": 0.3}, {"paired_heads": True}], ids=["value mix", "paired heads"])
 def test_knobs_of_attention_have_the_same_gradients_however_layers_are_run(fields):
     found = {}
-    for policy, scan_layers in (
-        ("off", True), ("save_qkv_attention", True), ("offload", True), ("nested", True), ("full", False)
-    ):  # fmt: skip
+    for policy, scan_layers in (("off", True), ("nested", True), ("full", False)):
         config = decoder(
             64, num_kv_heads=2, gradient_checkpointing=policy, scan_layers=scan_layers, **fields,
             **BACKENDS["jax_flash"],
@@ -496,14 +451,15 @@ def test_knobs_of_attention_have_the_same_gradients_however_layers_are_run(field
         if not scan_layers:
             model = eqx.tree_at(lambda m: m.transformer, model, model.transformer.unrolled())
         weights = jax.tree.leaves(eqx.filter(model, eqx.is_array))
-        grads = jax.tree.leaves(jax.jit(gradient)(jax.tree.unflatten(jax.tree.structure(arrays), weights)))
+        run = jax.jit(gradient, compiler_options=UNOPTIMISED)
+        grads = jax.tree.leaves(run(jax.tree.unflatten(jax.tree.structure(arrays), weights)))
         found[policy, scan_layers] = float(sum((jnp.asarray(leaf, jnp.float32) ** 2).sum() for leaf in grads))
     expected = found["off", True]
     assert expected > 0
     np.testing.assert_allclose(list(found.values()), expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["vanilla", "splash"])
 def test_paired_heads_are_causal(backend):
     """Bit for bit: what a later token changes is multiplied with 0 or not at all."""
     run = logits(decoder(128, **PAIRED, **BACKENDS[backend]))
@@ -550,7 +506,7 @@ def test_paired_heads_and_kernels_that_rotate_agree():
     in_vmem: dict = dict(
         attn_backend=AttentionBackend.SPLASH, whole_head=WholeHeadConfig(128, 128, 128, 128, interpret=True)
     )
-    for kernel in ("xla", "pallas", "attention"):
+    for kernel in ("pallas", "attention"):
         rotary = QkRotaryConfig(kernel, block_positions=64, interpret=True)
         found = logits(decoder(**wide, **in_vmem, qk_rotary=rotary))(random_tokens(128))
         np.testing.assert_allclose(found, plain, rtol=2e-3, atol=2e-3 * np.abs(plain).max(), err_msg=kernel)

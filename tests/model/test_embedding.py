@@ -1,6 +1,5 @@
 """The embedding's rows are what Haliax gathers; their gradient is a float32 sum, rounded once, on any mesh."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -54,9 +53,16 @@ def expected(ids, weights) -> np.ndarray:
     return sums
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("mapping", [None, {"batch": "data"}, {"position": "data"}, {"batch": "data", "embed": None}])
-@pytest.mark.parametrize("embed_first", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "mapping", "embed_first"),
+    [
+        (jnp.bfloat16, None, False),
+        (jnp.float32, None, True),
+        (jnp.bfloat16, {"batch": "data"}, True),
+        (jnp.float32, {"position": "data"}, False),
+        (jnp.bfloat16, {"batch": "data", "embed": None}, False),
+    ],
+)
 def test_the_gradient_is_rounded_once(dtype, mapping, embed_first):
     table, ids, weights = arrays(dtype)
     if embed_first:
@@ -81,35 +87,29 @@ def test_the_rows_are_haliaxs():
     np.testing.assert_array_equal(embedding_rows(table, one).array, table.array[7])
 
 
+TINY = dict(max_seq_len=8, hidden_dim=8, num_layers=1, num_heads=2)
+
+
 @pytest.mark.parametrize(
     "config",
-    [
-        DensityDecoderConfig(max_seq_len=8, hidden_dim=8, num_layers=1, num_heads=2, num_kv_heads=2),
-        Qwen3Config(max_seq_len=8, hidden_dim=8, num_layers=1, num_heads=2, num_kv_heads=2),
-        Gpt2Config(max_seq_len=8, hidden_dim=8, num_layers=1, num_heads=2),
-    ],
+    [DensityDecoderConfig(**TINY, num_kv_heads=2), Qwen3Config(**TINY, num_kv_heads=2), Gpt2Config(**TINY)],
     ids=lambda config: type(config).__name__,
 )
 def test_every_decoder_gets_it_and_keeps_its_parameters_names(config):
     model = eqx.filter_eval_shape(partial(config.build, VOCAB), key=jax.random.PRNGKey(0))
     changed = with_float32_sums(model)
-
-    def is_embedding(leaf: object) -> bool:
-        return isinstance(leaf, hnn.Embedding)
-
-    embeddings = [leaf for leaf in jax.tree.leaves(changed, is_leaf=is_embedding) if is_embedding(leaf)]
-    assert embeddings and all(type(embedding) is Float32SumEmbedding for embedding in embeddings)
-    names = [
-        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(m)] for m in (model, changed)
-    ]
-    assert names[0] == names[1]
-    assert dataclasses.is_dataclass(type(changed)) and type(changed) is type(model)
+    leaves = jax.tree.leaves(changed, is_leaf=lambda leaf: isinstance(leaf, hnn.Embedding))
+    assert {type(leaf) for leaf in leaves if isinstance(leaf, hnn.Embedding)} == {Float32SumEmbedding}
+    before, after = (
+        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(each)]
+        for each in (model, changed)
+    )
+    assert before == after and type(changed) is type(model)
 
 
 COMPILE_SCRIPT = """
 import json
 import re
-import sys
 
 import jax
 
@@ -128,7 +128,7 @@ WORDS = [
     "--loss.vocabulary", "full", "--loss.kind", "cross_entropy", "--trainer.train_batch_size", "8",
 ]
 report = {}
-for sharding in ("replicated", "zero1", "fsdp"):
+for sharding in ("zero1", "fsdp"):
     config = load_config(None, [*WORDS, "--sharding", sharding])
     mesh = slice_mesh(config, topology_devices(slice_))
     text = lower_step(config, mesh, stand_in_table(config)).compile().as_text()
@@ -141,8 +141,6 @@ for sharding in ("replicated", "zero1", "fsdp"):
         if made and re.search(rf"\\[(\\d+,)*{vocab}\\b", line.split(made[1] + "(")[0]):
             found["scatter" if made[1] == "scatter" else "sum"].append(adding[made[2]])
     report[sharding] = found
-    if len(sys.argv) > 1:
-        open(f"{sys.argv[1]}/{sharding}.hlo", "w").write(text)
 print(json.dumps(report))
 """
 
@@ -156,7 +154,6 @@ def test_the_tpu_compiler_sums_in_float32():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout.splitlines()[-1])
-    assert set(report) == {"replicated", "zero1", "fsdp"}
     for sharding, found in report.items():
         assert found["scatter"] and set(found["scatter"]) == {"f32"}, (sharding, found)
         assert found["sum"] and set(found["sum"]) == {"f32"}, (sharding, found)

@@ -1,7 +1,6 @@
 """Products in int8: their formula, what they are off by, their gradients, and a decoder that trains with them."""
 
 import dataclasses
-import shutil
 
 import draccus
 import equinox as eqx
@@ -13,19 +12,15 @@ import numpy as np
 import pytest
 from haliax import Axis
 from levanter.models.lm_model import LmConfig
-from tiny_run import DEMO, tiny_run
+from tiny_run import DEMO
 from traced_operations import operations, shapes_of
 
 from tomat.base.errors import TomatError
 from tomat.model import int8_dot
 from tomat.model.any_decoder import causal_activations
-from tomat.model.checkpoint_policies import NAMED_POLICIES
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.int8_dot import Int8DotGeneral, int8_dot_general
-from tomat.predict.inference.trained import load_trained
 from tomat.predict.weights.packed import check_compressible
-from tomat.train.run import train
-from tomat.train.runs.log_lines import read_metrics
 from tomat.train.settings.config import load_config
 
 VOCAB = Axis("vocab", 50)
@@ -71,22 +66,6 @@ def test_the_product_is_its_formula(layer):
     np.testing.assert_allclose(found, formula(lhs, rhs, over), rtol=1e-5, atol=1e-5)
     none = int8_dot_general(jnp.zeros(shape), jnp.asarray(rhs), (over, ((), ())), jnp.float32)
     np.testing.assert_array_equal(none, np.zeros_like(found))  # a slice of zeros has no largest magnitude
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_the_error_is_that_of_rounding_both_operands(dtype):
-    lhs, rhs = (
-        np.asarray(jnp.asarray(x, dtype), np.float32) for x in (gaussian(256, 1024), gaussian(128, 1024, seed=1))
-    )
-    over = ((1,), (1,))
-    found = int8_dot_general(jnp.asarray(lhs, dtype), jnp.asarray(rhs, dtype), (over, ((), ())), jnp.float32)
-    exact = lhs @ rhs.T
-    error = np.sqrt(np.mean((np.asarray(found) - exact) ** 2)) / np.sqrt(np.mean(exact**2))
-    # Rounding to nearest is off by the step over sqrt(12), of numbers whose standard deviation is 1.
-    steps = [np.abs(x).max(1) / 127 for x in (lhs, rhs)]
-    theory = np.sqrt(sum(np.mean(step**2) for step in steps) / 12)
-    assert error == pytest.approx(theory, rel=0.03)
-    assert 0.008 < theory < 0.012
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -179,7 +158,7 @@ def test_of_a_layer_the_weights_have_the_float_gradient():
 
 def test_checkpoint_policies_keep_what_they_keep_without_it():
     tokens = hax.named(jnp.zeros((1, 64), jnp.int32), ("batch", "position"))
-    for policy in NAMED_POLICIES:
+    for policy in ("off", "save_matmuls", "nested"):
         none, forward, both = (
             operations(decoder(gradient_checkpointing=policy, int8_matmuls=mode), VOCAB, tokens)
             for mode in (None, *MODES)
@@ -190,8 +169,7 @@ def test_checkpoint_policies_keep_what_they_keep_without_it():
         assert policy != "off" or forward["dot_general int8"] == 7
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_layers_one_by_one_and_in_a_loop_agree(mode):
+def test_layers_one_by_one_and_in_a_loop_agree():
     tokens = hax.named(np.random.default_rng(0).integers(0, VOCAB.size, (2, 64)), ("batch", "position"))
 
     @eqx.filter_jit
@@ -199,7 +177,9 @@ def test_layers_one_by_one_and_in_a_loop_agree(mode):
     def loss(model):
         return (causal_activations(model, tokens).array ** 2).mean()
 
-    looped = decoder(int8_matmuls=mode, gradient_checkpointing="save_matmuls").build(VOCAB, key=jax.random.PRNGKey(0))
+    looped = decoder(int8_matmuls=MODES[1], gradient_checkpointing="save_matmuls").build(
+        VOCAB, key=jax.random.PRNGKey(0)
+    )
     unrolled = eqx.tree_at(lambda model: model.transformer, looped, looped.transformer.unrolled())
     (value, of_loop), (other, of_blocks) = loss(looped), loss(unrolled)
     assert float(value) == pytest.approx(float(other), rel=1e-5)
@@ -209,34 +189,8 @@ def test_layers_one_by_one_and_in_a_loop_agree(mode):
         assert np.linalg.norm(one - another) <= 1e-2 * np.linalg.norm(another)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run of six steps on two devices that share the parameters, in bfloat16."""
-    folder = tmp_path_factory.mktemp("runs")
-    return train(load_config(DEMO, [*WORDS, "--output_dir", str(folder)])).run_dir
-
-
-WORDS = tiny_run(
-    6, 2, "--model.int8_matmuls", "forward_and_inputs", "--sharding", "fsdp", "--trainer.mp", "p=f32,c=bf16"
-)
-
-
-def test_a_run_trains_and_continues_as_the_run_it_was(trained, tmp_path):
-    losses = [row["train/loss"] for row in read_metrics(trained / "metrics.jsonl")]
-    assert len(losses) == 6 and losses[-1] < losses[0]
-    shutil.copytree(trained, tmp_path / "demo")
-    for step in (4, 5):
-        shutil.rmtree(tmp_path / "demo" / "checkpoints" / f"step-{step}")
-    result = train(load_config(DEMO, [*WORDS, "--output_dir", str(tmp_path)]))
-    assert (result.first_step, result.steps) == (3, 6)
-    assert [row["train/loss"] for row in read_metrics(tmp_path / "demo" / "metrics.jsonl")] == losses
-    with pytest.raises(TomatError, match="model.int8_matmuls: 'forward_and_inputs' -> None"):
-        train(load_config(DEMO, [*WORDS, "--output_dir", str(tmp_path), "--model.int8_matmuls", "null"]))
-
-
-def test_what_it_cannot_be_together_with_is_refused_by_name(trained, tmp_path):
+def test_what_it_cannot_be_together_with_is_refused_by_name():
     narrow = ["--model.int8_matmuls", "forward"]
-    assert load_config(DEMO, narrow).model.int8_matmuls == "forward"
     distils = ["--distillation", "{teacher: a, quantised: b}", "--sharding", "replicated"]
     for words, said in (
         (["--trainer.quantization", "{int8: true}"], "leave out trainer.quantization"),
@@ -245,10 +199,8 @@ def test_what_it_cannot_be_together_with_is_refused_by_name(trained, tmp_path):
         with pytest.raises(TomatError, match=said) as caught:
             load_config(DEMO, [*narrow, *words])
         assert "model.int8_matmuls is forward" in str(caught.value)
-    run = load_trained(trained)
-    assert run.config.model.int8_matmuls == "forward_and_inputs"
     with pytest.raises(TomatError, match="tomat export"):
-        check_compressible(run.config, str(trained))
+        check_compressible(load_config(DEMO, narrow), "runs/demo")
 
 
 def test_the_configuration_keeps_it():

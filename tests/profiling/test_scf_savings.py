@@ -25,7 +25,7 @@ from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import load_demo
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.promolecule import PromoleculeFit
-from tomat.predict.inference.promolecule import PromoleculePredictor
+from tomat.predict.inference.interface import PromoleculePredictor
 
 CELL = "AlP-zinc-blende-ideal"
 

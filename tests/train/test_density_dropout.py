@@ -15,7 +15,7 @@ from tomat.model.any_decoder import hidden_and_head
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.loss.config import LossConfig
 from tomat.model.loss.density_loss import density_loss
-from tomat.model.loss.target import DensityTarget
+from tomat.model.loss.interface import DensityTarget
 from tomat.train.loader import TokenExample
 from tomat.train.step import DensityLossFunction, mean_metrics, without_density
 

@@ -91,7 +91,9 @@ def _run_eval(args: argparse.Namespace) -> int:
 
     from tomat.app.workflow.held_out import evaluate_with_bar, partial_path, predict_with_bar
     from tomat.base.checked_json import with_checksum
+    from tomat.base.report.terminal import show
     from tomat.predict.evaluation.picture import draw_plane, teacher_forced_plane
+    from tomat.predict.evaluation.result import MOST_SHOWN
     from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
     from tomat.predict.inference.choice import Choice
     from tomat.predict.inference.predictor import RunPredictor
@@ -109,13 +111,13 @@ def _run_eval(args: argparse.Namespace) -> int:
     predictors = {decoder: RunPredictor(run, decoder=decoder, **own.get(decoder, {})) for decoder in decoders}
     with evaluator_of(run, config) as (evaluator, model):
         result = evaluate_with_bar(evaluator, model, names, load, run.settings(materials_from), args.json)
-        console.print(result.table())
+        show(result.table(MOST_SHOWN), result.summary())
         if earlier is not None:
             console.print(f"Against {args.against}: {describe_comparison(result.compare(earlier))}")
         figures = result.to_dict()
         for decoder, predictor in predictors.items():
             cells = predict_with_bar(predictor, names, load, run.settings(materials_from))
-            console.print(cells.table())
+            show(cells.table(MOST_SHOWN), cells.summary())
             figures["free_running" if decoder == "parallel" else f"free_running_{decoder}"] = cells.to_dict()
         if args.json is not None:
             write_json(args.json, with_checksum(to_jsonable(figures)))

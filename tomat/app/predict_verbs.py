@@ -114,8 +114,8 @@ def _run_predict(args: argparse.Namespace) -> int:
     accept = tuple(args.accept or ())
     rules = rules_of(args.species, [name for name in accept if name in READ_RULES])
 
+    from tomat.predict.inference.asked import choose_grid
     from tomat.predict.inference.folder import LINES_FILE, Settings, predict_structures
-    from tomat.predict.inference.grids import choose_grid
     from tomat.predict.inference.structures import check_species_used, find_structures
 
     files, ignored = find_structures(args.structure)
@@ -175,7 +175,7 @@ def _run_predict(args: argparse.Namespace) -> int:
 def _predictor(args: argparse.Namespace, given: dict[str, Any]) -> "Predictor":
     """What the words name; a run without its model, which is loaded for the first structure that is predicted."""
     if args.promolecule is not None:
-        from tomat.predict.inference.promolecule import load_promolecule
+        from tomat.predict.inference.interface import load_promolecule
 
         return load_promolecule(args.promolecule)
     from tomat.predict.inference.described import DescribedRun

@@ -87,7 +87,7 @@ def _run_write(args: argparse.Namespace) -> int:
     compression = None if args.bits is None else _compression(args)
     console.print(f"loading {args.run_dir}", highlight=False)
 
-    from tomat.predict.distillation.result import is_distillation
+    from tomat.predict.distillation.subject import is_distillation
     from tomat.predict.inference.trained import load_trained
     from tomat.predict.weights.arrays import named_arrays
     from tomat.predict.weights.folder import write_weights
@@ -152,7 +152,7 @@ def _run_compare(args: argparse.Namespace) -> int:
 
 def _export_distilled(args: argparse.Namespace) -> int:
     """Codes, scales and tables of a checkpoint, as they were trained."""
-    from tomat.predict.distillation.result import write_distilled
+    from tomat.predict.distillation.subject import write_distilled
 
     written, step = write_distilled(args.run_dir, args.output, args.step, args.licence)
     _say(args, written, f", packed as trained, step {step}")

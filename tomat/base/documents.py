@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
@@ -102,25 +102,3 @@ def take_out(values: dict[str, Any], dotted: str) -> tuple[bool, Any]:
     if leaf not in node:
         return False, None
     return True, node.pop(leaf)
-
-
-def load_entries[Entry](
-    path: Path, make: Callable[[Mapping[str, Any]], Entry], *, name: str, verb: str, keys: Sequence[str]
-) -> tuple[Entry, ...]:
-    """The entries of a table of tuned sizes, `{"entries": [...]}`: JSON that ships beside the code that reads it.
-
-    Args:
-        path: The table.
-        make: An entry of its JSON; what it raises where a key is missing or wrong is said.
-        name: Of the table, in messages.
-        verb: What writes it.
-        keys: Of the configuration, that can be set instead.
-    """
-    remedy = f"write it with `{verb}`, or set {', '.join(keys)}."
-    try:
-        entries = tuple(make(row) for row in json.loads(path.read_text(encoding="utf-8"))["entries"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TomatError(f"the table of {name} {path} cannot be read ({error}); {remedy}") from error
-    if not entries:
-        raise TomatError(f"the table of {name} {path} is empty; {remedy}")
-    return entries

@@ -16,7 +16,7 @@ from tomat.model.int8_dot import Int8Matmuls
 
 
 def _effective_window(config: LmConfig) -> int | None:
-    """The sliding window, in positions, that has to go into the mask of any model of `config`; None: none."""
+    """The sliding window, in positions, that has to go into the mask of any model; None: none."""
     if isinstance(config, DensityDecoderConfig):
         return config.window
     window = getattr(config, "sliding_window", None)
@@ -41,18 +41,9 @@ def build_mask(config: LmConfig) -> AttentionMask:
 def causal_activations(
     model: LmHeadModel, tokens: NamedArray, *, key=None, added: NamedArray | None = None
 ) -> NamedArray:
-    """The last hidden state at every position, each computed from the tokens up to that position and no later one.
-
-    The gradient of the embedding is summed in float32 (`embedding.py`), whatever the model computes in.
-
-    Args:
-        tokens: Token ids, int [batch, position].
-        added: [batch, position, embed], added to the embedding of the tokens (`DensityDecoder` alone).
-
-    Returns:
-        [batch, position, embed], in the type the model computes in. The logits are its product with
-        `model.get_lm_head()`.
-    """
+    """The last hidden state, [batch, position, embed], each computed from the tokens, int [batch, position], up to its
+    own. `added`, of the same axes, is added to the embedding of the tokens (`DensityDecoder` alone). The gradient of
+    the embedding is summed in float32 (`embedding.py`), whatever the model computes in."""
     more = {} if added is None else {"added": added}
     activations = with_float32_sums(model).activations(tokens, attn_mask=build_mask(model.config), key=key, **more)
     if isinstance(activations, tuple):
@@ -81,15 +72,9 @@ def hidden_and_head(
     *,
     key=None,
 ) -> tuple[NamedArray, NamedArray]:
-    """Hidden states and head whose product is the logits, with what the model knows of the atoms.
-
-    Args:
-        tokens: Token ids, int [batch, position].
-        atoms, tables: For a model with `environment`; else not looked at.
-
-    Returns:
-        [batch, position, embed] and [vocab, embed]; `embed` is longer than the model's where there is a prior.
-    """
+    """Hidden states [batch, position, embed] and head [vocab, embed] whose product is the logits, with what the model
+    knows of the atoms; `embed` is longer than the model's where there is a prior. Without `environment` atoms and
+    tables are not looked at."""
     environment = model.environment if isinstance(model, DensityDecoder) else None
     if environment is None:
         return causal_activations(model, tokens, key=key), model.get_lm_head()

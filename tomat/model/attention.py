@@ -1,15 +1,12 @@
 """Causal attention with a choice of kernel.
 
-Three backends compute the same function:
-
-- `vanilla`: one matrix of scores per head, or with `query_blocks` those of a block of queries and the keys that it
-  sees (`causal_blocks.py`); memory grows with the square of the sequence.
-- `jax_flash`: Levanter's blockwise attention in plain JAX, for any platform.
-- `splash`: Pallas kernels for TPUs, those of JAX (`splash.py`) or, where the configuration has their sizes, tomat's own
-  that hold a whole head in VMEM (`whole_head.py`).
+- `vanilla`: one matrix of scores per head, or with `query_blocks` those of a block of queries and the keys that it sees
+(`causal_blocks.py`); memory grows with the square of the sequence. - `jax_flash`: Levanter's blockwise attention in
+plain JAX, for any platform. - `splash`: Pallas kernels for TPUs, those of JAX (`splash.py`) or, where the configuration
+has their sizes, tomat's own that hold a whole head in VMEM (`whole_head.py`).
 
 The backend follows the platform of the mesh that the step is traced for, which may be a TPU topology on a machine that
-has none, and not the platform of this machine.
+has none.
 """
 
 import math
@@ -34,8 +31,7 @@ from levanter.layers.attention import (
 from levanter.layers.rotary import RotaryEmbeddings
 
 from tomat.base.errors import TomatError
-from tomat.model.causal_blocks import MASKED, causal_attention
-from tomat.model.flash import flash_attention
+from tomat.model.causal_blocks import MASKED, causal_attention, flash_attention
 from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig, Rotary, RotaryKernel, norm_rotate
@@ -55,14 +51,11 @@ ATTENTION_PROJECTION = "attention_projection"
 """Checkpoint name of what the output projection gives, before it is added to the residual stream."""
 
 BACKENDS = (AttentionBackend.VANILLA, AttentionBackend.JAX_FLASH, AttentionBackend.SPLASH)
-"""The backends that tomat's decoder has."""
 
 
 def traced_platform() -> str | None:
-    """The platform ("cpu", "gpu", "tpu") of the mesh in scope; None if that mesh names no device.
-
-    A mesh of a TPU topology says "tpu" on a machine without one. With no mesh in scope: JAX's default platform here.
-    """
+    """The platform ("cpu", "gpu", "tpu") of the mesh in scope, which may be a TPU topology on a machine without one;
+    None if that mesh names no device. With no mesh in scope: JAX's default platform here."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return jax.default_backend()
@@ -72,13 +65,8 @@ def traced_platform() -> str | None:
 def resolve_backend(
     backend: AttentionBackend | None, platform: str | None, *, interpret: bool = False
 ) -> AttentionBackend:
-    """The backend to use on `platform`.
-
-    Args:
-        backend: What the configuration says; None: splash on a TPU, blockwise JAX elsewhere.
-        platform: As `traced_platform` gives it; None: unknown, which is taken for where the step will be compiled.
-        interpret: The splash kernels are to run in Pallas' interpreter, on any platform.
-    """
+    """The backend to use on `platform`; None, an unknown one, is taken for where the step will be compiled. With
+    `interpret` the splash kernels run in Pallas' interpreter, on any platform."""
     if backend is None or backend == AttentionBackend.DEFAULT:
         return AttentionBackend.SPLASH if platform == "tpu" else AttentionBackend.JAX_FLASH
     if backend == AttentionBackend.SPLASH and platform not in ("tpu", None) and not interpret:
@@ -94,19 +82,12 @@ class DensityAttentionConfig(AttentionConfig):
     """Levanter's attention configuration with the TPU kernels' settings."""
 
     splash: SplashBlockSizes = SplashBlockSizes()
-    """Tile sizes of the splash kernels."""
     whole_head: WholeHeadConfig | None = None
-    """Sizes of the kernels that hold a head in VMEM; None: the splash kernels."""
     qk_rotary: QkRotaryConfig = QkRotaryConfig()
-    """What computes the norm and the rotary embedding of queries and keys."""
     fused_qkv: bool = False
-    """Queries, keys and values are one product."""
     value_mix: float = 0.0
-    """Share of the first layer's values in those of every layer; 0: none."""
     paired_heads: bool = False
-    """Two neighbouring heads of keys attend to one another's keys and values."""
     query_blocks: int = 1
-    """Blocks of queries of the backend `vanilla`; 1: Levanter's plain attention."""
 
     @property
     def heads_in_one(self) -> int:
@@ -115,20 +96,17 @@ class DensityAttentionConfig(AttentionConfig):
 
     @property
     def interpret(self) -> bool:
-        """The TPU kernels run in Pallas' interpreter, on any platform."""
         return self.splash.interpret if self.whole_head is None else self.whole_head.interpret
 
 
 class DensityAttention(Attention):
-    """Causal self-attention: Levanter's projections, norms and rotary embedding around tomat's choice of kernel.
-
-    Shapes: `x` is [..., position, embed], the result has the same axes.
-    """
+    """Causal self-attention: Levanter's projections, norms and rotary embedding around tomat's choice of kernel. `x` is
+    [..., position, embed], and so is the result."""
 
     config: DensityAttentionConfig = eqx.field(static=True)
     first_values: NamedArray | None = None
-    """Values of the first layer at the positions of one call, as they are projected. Set for that call alone
-    (`DensityDecoderLayer`), where `value_mix` is not 0."""
+    """Values of the first layer as they are projected, for one call (`DensityDecoderLayer`), where `value_mix` is not
+    0."""
 
     @staticmethod
     def init(config: DensityAttentionConfig, *, key) -> "DensityAttention":
@@ -146,7 +124,6 @@ class DensityAttention(Attention):
         key=None,
         pos_ids: NamedArray | None = None,
     ) -> NamedArray:
-        """Attend."""
         kernel = self.config.qk_rotary.kernel
         return self._whole(x, mask, key=key, pos_ids=pos_ids, kernel=kernel)[0]
 
@@ -198,14 +175,8 @@ class DensityAttention(Attention):
         """Attend to what is kept, and keep what is new.
 
         Norm and rotary embedding of a single position, with `qk_rotary.kernel: attention` those of all, are Levanter's,
-        which differ from the kernels' by the rounding of the compute type (`QkRotaryConfig`).
-
-        Args:
-            x: All positions that the cache is for, [batch, position, embed], or one.
-            position: int scalar, of the first position in `x`: 0 for all.
-
-        Returns:
-            [batch, position, embed], and the cache with the new positions.
+        which differ from the kernels' by the rounding of the compute type (`QkRotaryConfig`). `x` is all positions that
+        the cache is for, [batch, position, embed], or one; `position`, an int scalar, its first: 0 for all.
         """
         Pos, KeyPos = x.resolve_axis("position"), cache.keys.resolve_axis("key_position")
         if Pos.size * self.config.heads_in_one == KeyPos.size:
@@ -233,7 +204,6 @@ class DensityAttention(Attention):
         return self.o_proj(attended), cache
 
     def _mixed(self, v: NamedArray) -> NamedArray:
-        """Values as projected, with their share of the first layer's."""
         share = self.config.value_mix
         if share == 0:
             return v
@@ -362,12 +332,8 @@ class DensityAttention(Attention):
 
 
 def paired_up(x: NamedArray, axis: str) -> NamedArray:
-    """Neighbouring heads of keys as one, twice as long: position t of the first is 2 t of both, that of the second
-    2 t + 1. What is causal in the positions of both is then causal in t.
-
-    Args:
-        x: [..., kv_head, ..., axis, head_size], an even number of heads.
-    """
+    """Neighbouring heads of keys, of [..., kv_head, ..., axis, head_size], as one, twice as long: position t of the
+    first is 2 t of both, that of the second 2 t + 1. What is causal in the positions of both is then causal in t."""
     Heads = x.resolve_axis("kv_head")
     apart = x.unflatten_axis(Heads, (Heads.resize(Heads.size // 2), Axis("of_pair", 2)))
     return apart.rearrange((..., axis, "of_pair", "head_size")).flatten_axes((axis, "of_pair"), axis)

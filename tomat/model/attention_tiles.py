@@ -1,48 +1,57 @@
 """The table of tuned sizes of the kernels that hold a head in VMEM. No JAX here.
 
-`attention_tiles.json` beside this module is the table, written by `tomat bench attention-tiles`: for each chip, number
-of positions, head size and compute type the sizes with the shortest planned time, that time, those of the others, and
-the compiler.
+`attention_tiles.json`, written by `tomat bench attention-tiles`, has for each chip, number of positions, head size and
+compute type the sizes with the shortest planned time, that time, those of the others, and the compiler.
 """
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, TypedDict
 
-from tomat.base.documents import load_entries
+from msgspec import Meta
 
-NAMES = ("block", "rows", "block_bwd", "keys_bwd")
-"""Sizes of an entry; `WholeHeadConfig` says what each is."""
+from tomat.base.records import Positive, read_typed
 
 TABLE_FILE = Path(__file__).with_name("attention_tiles.json")
 
 
-class TunedSizes(NamedTuple):
-    """One entry of the table."""
+class Sizes(TypedDict):
+    """Of an entry; `WholeHeadConfig` says what each is."""
 
-    positions: int
-    head_size: int
-    sizes: Mapping[str, int]
+    block: Positive
+    rows: Positive
+    block_bwd: Positive
+    keys_bwd: Positive
+
+
+NAMES = tuple(Sizes.__annotations__)
+
+
+@dataclass(frozen=True)
+class TunedSizes:
+    positions: Positive
+    head_size: Positive
+    tiles: Sizes
 
     def distance(self, positions: int, head_size: int) -> float:
         """How far another head is: factors between positions and between head sizes, as logarithms."""
         return abs(math.log(self.positions / positions)) + abs(math.log(self.head_size / head_size))
 
 
+@dataclass(frozen=True)
+class _Table:
+    entries: Annotated[tuple[TunedSizes, ...], Meta(min_length=1)]
+
+
 @lru_cache
 def load_table(path: Path = TABLE_FILE) -> tuple[TunedSizes, ...]:
-    """The table of tuned sizes."""
-
-    def entry(row: Mapping[str, Any]) -> TunedSizes:
-        return TunedSizes(row["positions"], row["head_size"], {name: int(row["tiles"][name]) for name in NAMES})
-
-    keys = [f"model.whole_head.{name}" for name in NAMES]
-    return load_entries(path, entry, name="attention tiles", verb="tomat bench attention-tiles", keys=keys)
+    remedy = "Write it with `tomat bench attention-tiles`, or set every size of model.whole_head."
+    return read_typed(path, _Table, remedy).entries
 
 
-def tuned_sizes(positions: int, head_size: int, table: tuple[TunedSizes, ...] | None = None) -> Mapping[str, int]:
+def tuned_sizes(positions: int, head_size: int, table: tuple[TunedSizes, ...] | None = None) -> dict[str, int]:
     """The sizes of the entry with the nearest number of positions and head size, whatever its chip and type."""
-    entries = load_table() if table is None else table
-    return min(entries, key=lambda entry: entry.distance(positions, head_size)).sizes
+    sizes = min(table or load_table(), key=lambda entry: entry.distance(positions, head_size)).tiles
+    return {name: sizes[name] for name in NAMES}

@@ -1,5 +1,5 @@
-"""Causal attention in plain JAX that leaves out what lies above the diagonal: blocks of queries, each against the keys
-up to its last.
+"""Causal attention in plain JAX: Levanter's blockwise one, and one that leaves out what lies above the diagonal: blocks
+of queries, each against the keys up to its last.
 
 For CPUs. Levanter's plain attention computes all scores, and its blockwise one all blocks (`attention.py`); a scan over
 blocks, as there, has one shape and cannot leave any out. Here blocks are written out, so their number is small. The
@@ -13,13 +13,18 @@ import functools
 import math
 from typing import Any, cast
 
+import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
 from haliax import NamedArray
 from haliax.jax_utils import tree_checkpoint_name
+from levanter.layers.attention import AttentionMask
 
-from tomat.model.splash import ATTENTION_OUTPUT, flatten_group
+from tomat.base.errors import TomatError
+from tomat.base.ports.levanter import flash_attention_backward, flash_attention_forward
+from tomat.hardware.executed import MAX_FLASH_BLOCK
+from tomat.model.splash import ATTENTION_OUTPUT, LANES, flatten_group, largest_divisor
 
 MAX_QUERY_BLOCKS = 16
 """Each block is written out in the program; with 16 of them 17/32 of the scores are left, with any number 1/2."""
@@ -29,16 +34,9 @@ MASKED = -1e9
 
 
 def causal_attention(q: NamedArray, k: NamedArray, v: NamedArray, blocks: int) -> NamedArray:
-    """Attend, each position to those up to its own. Scores and weights are float32.
-
-    Args:
-        q: Queries, [..., kv_head, q_heads_per_group, position, head_size].
-        k: Keys, [..., kv_head, key_position, head_size].
-        blocks: Of queries, as many to each; the last has fewer where that does not come out even.
-
-    Returns:
-        As `q`. A checkpoint policy that keeps `ATTENTION_OUTPUT` keeps it and its log-sum-exp.
-    """
+    """Attend, each position to those up to its own, with float32 scores and weights. `q` and the result have the axes
+    [..., kv_head, q_heads_per_group, position, head_size], `k` and `v` [..., kv_head, key_position, head_size]. A
+    checkpoint policy that keeps `ATTENTION_OUTPUT` keeps it and its log-sum-exp."""
     shared = tuple(axis for axis in k.axes if axis.name not in ("kv_head", "key_position", "head_size"))
     named = (*shared, *(q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position", "head_size")))
     queries = flatten_group(q.rearrange(named), shared, "batch").array
@@ -126,3 +124,62 @@ def _product(one: jax.Array, other: jax.Array, axis: int, other_axis: int) -> ja
     """Over one axis of each, for every sequence and head; float32."""
     dimensions = (((axis,), (other_axis,)), ((0, 1), (0, 1)))
     return jax.lax.dot_general(one, other, dimensions, preferred_element_type=jnp.float32)
+
+
+def flash_attention(
+    q: NamedArray, k: NamedArray, v: NamedArray, mask: AttentionMask, block_size: int | None = None
+) -> NamedArray:
+    """Causal attention by Levanter's blockwise algorithm, with residuals that a checkpoint policy can keep by name;
+    shapes as in `splash_attention`. A sliding window masks, but saves no work."""
+    Pos, KeyPos, HeadSize = q.resolve_axis("position"), k.resolve_axis("key_position"), q.resolve_axis("head_size")
+    block = flash_block(Pos.size, block_size)
+    scaled = q * (1 / math.sqrt(HeadSize.size))
+    return _blockwise(
+        (scaled, k, v, None),
+        Pos,
+        KeyPos,
+        HeadSize,
+        mask,
+        None,
+        0.0,
+        inference=True,
+        key=None,
+        block_size=block,
+        precision=None,
+        logits_soft_cap=None,
+    )
+
+
+def flash_block(seq_len: int, block_size: int | None) -> int:
+    """Positions per block of `flash_attention`; None: the largest divisor of the sequence length up to 1,024."""
+    if block_size is not None:
+        if block_size < 1 or seq_len % block_size:
+            raise TomatError(
+                f"model.flash_attention_block_size is {block_size} and the sequence length is {seq_len}; expected a "
+                "block that divides the sequence."
+            )
+        return block_size
+    block = largest_divisor(seq_len, MAX_FLASH_BLOCK)
+    if block < min(seq_len, LANES):
+        raise TomatError(
+            f"the sequence length is {seq_len}, whose largest divisor up to {MAX_FLASH_BLOCK} is {block}; jax_flash "
+            f"expects one of at least {LANES}. Choose another length, or attn_backend vanilla."
+        )
+    return block
+
+
+def _blockwise_forward(*args, **kwargs):
+    # Named inside the forward rule: a name on the result alone would keep the output, yet recompute the log-sum-exp,
+    # and with it all of attention.
+    out, (_, logsumexp) = flash_attention_forward(*args, **kwargs)
+    out, logsumexp = tree_checkpoint_name((out, logsumexp), ATTENTION_OUTPUT)
+    return out, (out, logsumexp)
+
+
+@eqx.filter_custom_vjp
+def _blockwise(qkv, *args, **kwargs):
+    return cast(NamedArray, flash_attention_forward(None, qkv, *args, **kwargs)[0])
+
+
+_blockwise.def_fwd(_blockwise_forward)
+_blockwise.def_bwd(flash_attention_backward)

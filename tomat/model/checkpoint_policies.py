@@ -47,8 +47,7 @@ NAMED_POLICIES: Mapping[str, ScanCheckpointPolicy] = MappingProxyType(
         "nested": ScanCheckpointPolicy(nested=True, simple=True),
     }
 )
-"""Values of `model.gradient_checkpointing` beside true (full), false (off) and a whole `ScanCheckpointPolicy`: what is
-kept from the forward pass, and what that costs."""
+"""Values of `model.gradient_checkpointing` beside true (full), false (off) and a whole `ScanCheckpointPolicy`."""
 
 
 PolicyName = Literal[

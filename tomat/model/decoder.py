@@ -2,14 +2,12 @@
 
 `DensityDecoderConfig` is the default `model.type`. It differs from Levanter's `qwen3` in that `use_qk_norm`,
 `sliding_window` and `gradient_checkpointing` with unrolled layers do what they say, and in that every tile size of the
-TPU attention kernel is in the configuration (`splash.py`). Its classes override `init`: Levanter's `init` methods
-return classes written into them, so that a subclass that relies on them is never built.
-
+TPU attention kernels is in the configuration. Its classes override `init`: Levanter's return classes written into them.
 Any other Levanter decoder works too, through `any_decoder.py`.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -30,7 +28,7 @@ from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.hardware.executed import COMPUTE_BYTES
 from tomat.model.attention import BACKENDS, DensityAttention, DensityAttentionConfig
-from tomat.model.causal_blocks import MAX_QUERY_BLOCKS
+from tomat.model.causal_blocks import MAX_QUERY_BLOCKS, flash_block
 from tomat.model.checkpoint_policies import (
     MLP_PROJECTIONS,
     PolicyName,
@@ -39,7 +37,6 @@ from tomat.model.checkpoint_policies import (
     unrolled_policies,
 )
 from tomat.model.environment import Environment, EnvironmentConfig
-from tomat.model.flash import flash_block
 from tomat.model.int8_dot import Int8DotGeneral, Int8Matmuls
 from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache
@@ -54,7 +51,7 @@ class DensityDecoderConfig(Qwen3Config):
     """Levanter's Qwen3 with knobs that act. Fields not described here are Levanter's (`LlamaConfig`)."""
 
     max_seq_len: int = 0
-    """Tokens per sequence. A training configuration fills it in from its data; 0: not known yet."""
+    """Tokens per sequence, filled in from the data; 0: not known yet."""
     tie_word_embeddings: bool = True
     """One matrix for embedding and logits."""
     rope: RotaryEmbeddingsConfig = field(default_factory=Llama3RotaryEmbeddingsConfig)
@@ -86,12 +83,12 @@ class DensityDecoderConfig(Qwen3Config):
     """vanilla, jax_flash or splash; None: splash where the step is compiled for TPUs, jax_flash elsewhere."""
     query_blocks: int = key(1, free="rounding")
     """Blocks of queries of attn_backend vanilla, each against the keys up to its last: of 4, ten parts of sixteen of
-    the scores are computed. Faster on a CPU; parameters and checkpoints are as without. 1: all scores at once."""
+    the scores are computed. Faster on a CPU. 1: all scores at once."""
     splash: SplashBlockSizes = SplashBlockSizes()
     """Tile sizes of the splash attention kernels."""
     whole_head: WholeHeadConfig | None = None
-    """Sizes of tomat's own kernels, which take the place of the splash kernels: all positions of a head in VMEM, on and
-    below the diagonal alone. None: the splash kernels."""
+    """Sizes of tomat's own kernels: all positions of a head in VMEM, on and below the diagonal alone. None: the splash
+    kernels."""
     qk_rotary: QkRotaryConfig = QkRotaryConfig()
     """What computes the norm and the rotary embedding of queries and keys."""
     fused_qkv: bool = key(False, free="rounding")
@@ -106,21 +103,20 @@ class DensityDecoderConfig(Qwen3Config):
     gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = key("full", free="rounding", entries=True)
     """A name in `checkpoint_policies.py`, true (full), false (off), or the fields of a `ScanCheckpointPolicy`."""
     save_mlp_layers: int = key(0, free="rounding")
-    """The last so many layers also keep what the MLP's two input projections give (`save_attention_mlp`, a part of the
-    layers at a time): memory that all layers together would not leave. With unrolled layers alone."""
+    """The last so many layers also keep what the MLP's two input projections give: memory that all layers together
+    would not leave. With unrolled layers alone."""
     embedding_skip: float = key(0.0, added=True)
     """The embedding (with what the atoms add to it), times this, is added to what goes into each layer; 0: not."""
     value_mix: float = key(0.0, added=True)
     """The values v of every layer become (1 - value_mix) v + value_mix v1 with v1 those of the first layer (Zhou et al.
-    2024, arXiv:2410.17897); 0: they stay what they are. One product more, of the first layer's values."""
+    2024, arXiv:2410.17897); 0: not."""
     paired_heads: bool = key(False, added=True)
     """Two neighbouring heads of keys, and their queries, attend to one another's keys and values as well: the first of
     a pair to the second's before its own position, the second to the first's up to its own. Both heads of a position
     are rotated alike. Attention multiplies twice as much."""
     int8_matmuls: Int8Matmuls | None = None
-    """Products of the projections of attention and of the MLP that are in int8, in training and wherever the model is
-    used: the layers' own (`forward`), or also those that give the gradients of their inputs (`forward_and_inputs`);
-    None: none. Embedding, logits and attention itself are as without."""
+    """Products of the projections of attention and of the MLP that are in int8: the layers' own (`forward`), or also
+    those that give the gradients of their inputs (`forward_and_inputs`); None: none."""
     environment: EnvironmentConfig | None = None
     """What each position knows of the atoms around its voxel, and the prior of the logits; None: neither. Without it a
     model knows the atoms from the preamble alone."""
@@ -129,118 +125,94 @@ class DensityDecoderConfig(Qwen3Config):
         for name in ("hidden_dim", "intermediate_dim", "num_layers", "num_heads", "num_kv_heads"):
             if getattr(self, name) < 1:
                 raise TomatError(f"model.{name} is {getattr(self, name)}; expected at least 1.")
-        if self.num_heads % self.num_kv_heads:
-            raise TomatError(
-                f"model.num_heads is {self.num_heads} and num_kv_heads is {self.num_kv_heads}; expected num_heads to "
-                "be a multiple of num_kv_heads."
-            )
-        if self.head_dim is None and self.hidden_dim % self.num_heads:
-            raise TomatError(
-                f"model.hidden_dim is {self.hidden_dim} and num_heads is {self.num_heads}; expected a multiple of "
-                "num_heads, or head_dim set."
-            )
-        if self.actual_head_size % 2:
-            raise TomatError(f"the head size is {self.actual_head_size}; the rotary embedding expects an even one.")
+        for wrong, said in self._impossible():
+            if wrong:
+                raise TomatError(f"model.{said}.")
         self.qk_rotary.check_head_size(self.actual_head_size)
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise TomatError(f"model.sliding_window is {self.sliding_window}; expected at least 1, or null for none.")
-        if self.use_sliding_window and self.sliding_window is None:
-            raise TomatError("model.use_sliding_window is true, but sliding_window is not set; give its length.")
-        if self.attn_backend not in (None, AttentionBackend.DEFAULT, *BACKENDS):
-            raise TomatError(
-                f"model.attn_backend is {self.attn_backend}; expected one of {', '.join(BACKENDS)}, or null."
-            )
-        self._check_kept_layers(self.checkpoint_policy)  # raises if the policy is unknown
-        if self.whole_head is not None and self.window is not None:
-            raise TomatError(
-                f"model.whole_head is set and sliding_window is {self.window}; its kernels have no window: leave "
-                "model.whole_head unset, which takes the splash kernels."
-            )
-        if self.whole_head is None and self.qk_rotary.kernel == "attention":
-            raise TomatError(
-                "model.qk_rotary.kernel is attention and model.whole_head is not set; only its kernels rotate: set "
-                "model.whole_head ({} for its own sizes), or qk_rotary.kernel: pallas."
-            )
-        self._check_first_values()
-        self._check_pairs()
-        self._check_query_blocks()
+        self._check_kernels(2 * self.max_seq_len if self.paired_heads else self.max_seq_len)
+
+    def _impossible(self) -> Iterator[tuple[object, str]]:
+        """What cannot be, and whether it is; each may rely on those before it."""
+        heads, kv_heads, layers, window = self.num_heads, self.num_kv_heads, self.num_layers, self.sliding_window
+        yield heads % kv_heads, f"num_heads is {heads} and num_kv_heads is {kv_heads}; expected a multiple of it"
+        if self.head_dim is None:
+            found = f"hidden_dim is {self.hidden_dim} and num_heads is {heads}"
+            yield self.hidden_dim % heads, f"{found}; expected a multiple of num_heads, or head_dim set"
+        size = self.actual_head_size
+        yield size % 2, f"head_dim: the head size is {size}; the rotary embedding expects an even one"
+        yield window is not None and window < 1, f"sliding_window is {window}; expected at least 1, or null for none"
+        no_window = self.use_sliding_window and window is None
+        yield no_window, "use_sliding_window is true, but sliding_window is not set; give its length"
+        window, backend, blocks = self.window, self.attn_backend, self.query_blocks
+        unknown = backend not in (None, AttentionBackend.DEFAULT, *BACKENDS)
+        yield unknown, f"attn_backend is {backend}; expected one of {', '.join(BACKENDS)}, or null"
+
+        policy, mlp = self.checkpoint_policy, self.save_mlp_layers  # refuses an unknown policy
+        yield not 0 <= mlp <= layers, f"save_mlp_layers is {mlp}; expected 0 to num_layers, {layers}"
+        all_keep = mlp and keeps_mlp_projections(policy)
+        yield (
+            mlp and self.scan_layers,
+            (
+                f"save_mlp_layers is {mlp} and scan_layers is true; the layers of a scan all keep the same: set "
+                "model.scan_layers: false, or gradient_checkpointing: save_attention_mlp for all"
+            ),
+        )
+        yield all_keep, f"save_mlp_layers is {mlp}, and all layers keep that by gradient_checkpointing; leave out one"
+
+        yield (
+            self.whole_head is not None and window is not None,
+            (
+                f"whole_head is set and sliding_window is {window}; its kernels have no window: leave model.whole_head "
+                "unset, which takes the splash kernels"
+            ),
+        )
+        yield (
+            self.whole_head is None and self.qk_rotary.kernel == "attention",
+            (
+                "qk_rotary.kernel is attention and model.whole_head is not set; only its kernels rotate: set "
+                "model.whole_head ({} for its own sizes), or qk_rotary.kernel: pallas"
+            ),
+        )
+        mix = self.value_mix
+        yield not 0 <= mix <= 1, f"value_mix is {mix}; expected a share, 0 (none) to 1"
+        yield (
+            mix and layers == 1,
+            f"value_mix is {mix} and num_layers is 1; there is no layer after the first to mix into",
+        )
+        paired = self.paired_heads
+        yield paired and kv_heads % 2, f"paired_heads is true and num_kv_heads is {kv_heads}; expected an even number"
+        both = f"and sliding_window is {window}; leave out the one or the other"
+        yield paired and window is not None, f"paired_heads is true {both}"
+        yield not 1 <= blocks <= MAX_QUERY_BLOCKS, f"query_blocks is {blocks}; expected 1 to {MAX_QUERY_BLOCKS}"
+        yield (
+            blocks > 1 and backend != AttentionBackend.VANILLA,
+            (
+                f"query_blocks is {blocks} and attn_backend is {backend or 'not set'}; blocks of queries are those of "
+                "vanilla: set model.attn_backend: vanilla, or leave query_blocks out"
+            ),
+        )
+        yield blocks > 1 and window is not None, f"query_blocks is {blocks} {both}"
+
+    def _check_kernels(self, positions: int) -> None:
+        """Refuse sizes of kernels that cannot attend over so many positions; 0: not known yet."""
         try:
-            self._check_kernels(2 * self.max_seq_len if self.paired_heads else self.max_seq_len)
+            if positions and self.attn_backend == AttentionBackend.SPLASH:
+                if self.whole_head is None:
+                    self.splash.for_sequence(positions)
+                else:
+                    rotate = self.qk_rotary.kernel == "attention"
+                    self.whole_head.tiles(positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
+            if positions and self.attn_backend == AttentionBackend.JAX_FLASH:
+                flash_block(positions, self.flash_attention_block_size)
         except TomatError as error:
             if not self.paired_heads:
                 raise
             raise TomatError(
-                f"model.paired_heads is true, which makes {2 * self.max_seq_len} positions of {self.max_seq_len} for "
-                f"attention, and {error}"
+                f"model.paired_heads is true, which doubles positions to {positions}, and {error}"
             ) from error
-
-    def _check_kept_layers(self, policy: ScanCheckpointPolicy) -> None:
-        if not 0 <= self.save_mlp_layers <= self.num_layers:
-            raise TomatError(
-                f"model.save_mlp_layers is {self.save_mlp_layers}; expected 0 to num_layers, {self.num_layers}."
-            )
-        if not self.save_mlp_layers:
-            return
-        if self.scan_layers:
-            raise TomatError(
-                f"model.save_mlp_layers is {self.save_mlp_layers} and scan_layers is true; the layers of a scan all "
-                "keep the same: set model.scan_layers: false, or gradient_checkpointing: save_attention_mlp for all."
-            )
-        if keeps_mlp_projections(policy):
-            raise TomatError(
-                f"model.save_mlp_layers is {self.save_mlp_layers} and gradient_checkpointing is "
-                f"{self.gradient_checkpointing}, with which all layers keep that; leave out the one or the other."
-            )
-
-    def _check_first_values(self) -> None:
-        if not 0 <= self.value_mix <= 1:
-            raise TomatError(f"model.value_mix is {self.value_mix}; expected a share, 0 (none) to 1.")
-        if self.value_mix and self.num_layers == 1:
-            raise TomatError(
-                f"model.value_mix is {self.value_mix} and num_layers is 1; there is no layer after the first to mix "
-                "its values into: leave model.value_mix out, or choose more layers."
-            )
-
-    def _check_pairs(self) -> None:
-        if self.paired_heads and self.num_kv_heads % 2:
-            raise TomatError(
-                f"model.paired_heads is true and num_kv_heads is {self.num_kv_heads}; expected an even number, of "
-                "which neighbours form pairs: choose another num_kv_heads, or leave model.paired_heads out."
-            )
-        if self.paired_heads and self.window is not None:
-            raise TomatError(
-                f"model.paired_heads is true and sliding_window is {self.window}; the two heads of a pair would see "
-                "windows of different lengths: leave out the one or the other."
-            )
-
-    def _check_kernels(self, positions: int) -> None:
-        """Refuse sizes of kernels that cannot attend over so many positions; 0: not known yet."""
-        if positions and self.attn_backend == AttentionBackend.SPLASH:
-            if self.whole_head is None:
-                self.splash.for_sequence(positions)
-            else:
-                rotate = self.qk_rotary.kernel == "attention"
-                self.whole_head.tiles(positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
-        if positions and self.attn_backend == AttentionBackend.JAX_FLASH:
-            flash_block(positions, self.flash_attention_block_size)
-
-    def _check_query_blocks(self) -> None:
-        if not 1 <= self.query_blocks <= MAX_QUERY_BLOCKS:
-            raise TomatError(f"model.query_blocks is {self.query_blocks}; expected 1 to {MAX_QUERY_BLOCKS}.")
-        if self.query_blocks > 1 and self.attn_backend != AttentionBackend.VANILLA:
-            raise TomatError(
-                f"model.query_blocks is {self.query_blocks} and attn_backend is {self.attn_backend or 'not set'}; "
-                "blocks of queries are those of vanilla: set model.attn_backend: vanilla, or leave query_blocks out."
-            )
-        if self.query_blocks > 1 and self.window is not None:
-            raise TomatError(
-                f"model.query_blocks is {self.query_blocks} and sliding_window is {self.window}; blocks of queries "
-                "have no window: leave out the one or the other."
-            )
 
     @property
     def model_type(self) -> type["DensityDecoder"]:
-        """The class that `build` builds."""
         return DensityDecoder
 
     @property
@@ -250,15 +222,12 @@ class DensityDecoderConfig(Qwen3Config):
 
     @property
     def checkpoint_policy(self) -> ScanCheckpointPolicy:
-        """What `gradient_checkpointing` stands for."""
         return chosen_policy(self.gradient_checkpointing)
 
     def layer_policies(self) -> list[ScanCheckpointPolicy]:
-        """The policy of each unrolled layer."""
         return unrolled_policies(self.checkpoint_policy, self.num_layers, self.save_mlp_layers)
 
     def attention_config(self) -> DensityAttentionConfig:
-        """The attention's part of the configuration."""
         base = super().attention_config()
         values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
         values |= {
@@ -368,8 +337,6 @@ class DensityDecoderLayer(LlamaDecoderLayer):
 
 
 class DensityTransformer(LlamaTransformer):
-    """The layers and the last norm."""
-
     config: DensityDecoderConfig = eqx.field(static=True)
 
     @staticmethod
@@ -425,12 +392,8 @@ class DensityTransformer(LlamaTransformer):
     def decode_kept(
         self, x: NamedArray, caches: Sequence[KvCache], position: jax.Array
     ) -> tuple[NamedArray, list[KvCache]]:
-        """The last hidden state of one position, or of all, from what is kept of those before, and what is kept then.
-
-        Args:
-            x: [batch, position, embed], as for `DensityAttention.decode`.
-            position: int scalar, of the first in `x`.
-        """
+        """The last hidden state of one position, or of all, from what is kept of those before, and what is kept then;
+        `x` and `position` as for `DensityAttention.decode`."""
         kept = []
         skip = self.skip_of(x)
         first_values = self.first_values_of(x, skip)

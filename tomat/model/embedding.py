@@ -43,14 +43,9 @@ def with_float32_sums[M](model: M) -> M:
 
 
 def embedding_rows(table: NamedArray, ids: NamedArray, vocab: str = "vocab") -> NamedArray:
-    """`table.take(vocab, ids)`, whose gradient by the table is summed in float32 and rounded to its type once.
-
-    On a mesh each device sums over its part of the ids, and the devices' sums are added in float32 too.
-
-    Args:
-        table: `[vocab, embed]`, any float type.
-        ids: Integers, any axes that the table does not have; ids outside the table have no gradient.
-    """
+    """`table.take(vocab, ids)`, whose gradient by the table, `[vocab, embed]`, is summed in float32 and rounded to its
+    type once; ids outside the table have none. On a mesh each device sums over its part of the ids, and the devices'
+    sums are added in float32 too."""
     mesh = current_mesh()
     split = tuple(() if mesh is None else mesh_axes(mesh, axis.name) for axis in ids.axes)
     spec = _Spec(table.resolve_axis(vocab), table.axes, table.dtype, mesh if any(split) else None, split)
@@ -59,13 +54,9 @@ def embedding_rows(table: NamedArray, ids: NamedArray, vocab: str = "vocab") -> 
 
 @dataclass(frozen=True)
 class _Spec:
-    """What the gradient needs to know besides its arrays."""
-
     vocab: hax.Axis
     axes: tuple[hax.Axis, ...]
-    """Of the table."""
     dtype: jnp.dtype
-    """Of the table."""
     mesh: Mesh | AbstractMesh | None
     """None: the ids are on one device, or whole on all."""
     split: tuple[tuple[str, ...], ...]

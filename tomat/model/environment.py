@@ -1,9 +1,8 @@
 """What a position of a sequence knows of the atoms around the voxel that it predicts, and a prior of its logits.
 
-The ids of a preamble are a poor way to tell a small model where the atoms are. Here every position gets sums, over the
-atoms near its voxel and their periodic images, of radial functions weighted by what is learnt of each element; and the
-logits start as a distribution around the promolecule (`data/density/promolecule.py`), which a shift and a width read
-off the last hidden state move and sharpen.
+Every position gets sums, over the atoms near its voxel and their periodic images, of radial functions weighted by what
+is learnt of each element; and the logits start as a distribution around the promolecule
+(`data/density/promolecule.py`), which a shift and a width read off the last hidden state move and sharpen.
 
 Shapes: B sequence, T position, N atom near the patch, E element among them, K radial function, C channel, M anchor of
 the prior.
@@ -66,11 +65,9 @@ class EnvironmentConfig:
 
 
 DESCRIPTORS = 3
-"""Electronegativity, covalent radius, valence electrons. Networks for single voxels, trained on the embedded densities
-without some of their compounds, had an NMAE on these of 4.8 % with what is learnt of an element alone, 3.2 % with it
-beside these three (median of 4 choices of compounds that are not the held-out ones; some training cells were added
-between the two): nitrogen, strontium or aluminium
-is in few compounds, electronegativity in all."""
+"""Electronegativity, covalent radius, valence electrons. Networks for single voxels, trained without some compounds,
+had an NMAE on these of 4.8 % with what is learnt of an element alone, 3.2 % with it beside these three (median of 4
+choices): nitrogen, strontium or aluminium is in few compounds, electronegativity in all."""
 
 
 class PatchAtoms(eqx.Module):
@@ -90,8 +87,6 @@ class PatchAtoms(eqx.Module):
 
 @dataclass(frozen=True, eq=False)
 class EnvironmentTables:
-    """Constants of a run that its environment is computed with."""
-
     promolecule: np.ndarray
     """float32 [119, K]: `Promolecule.table()`."""
     descriptors: np.ndarray
@@ -101,12 +96,8 @@ class EnvironmentTables:
 
 
 def environment_tables(promolecule: Promolecule, bin_values: np.ndarray) -> EnvironmentTables:
-    """The constants of a run.
-
-    Args:
-        promolecule: Fitted to its training densities; also tells how many valence electrons an element has there.
-        bin_values: float32 [bin], e/A^3.
-    """
+    """The constants of a run; the promolecule also tells how many valence electrons an element has. `bin_values`:
+    float32 [bin], e/A^3."""
     descriptors = np.zeros((len(SYMBOLS) + 1, DESCRIPTORS), np.float32)
     for number, electrons in promolecule.electrons().items():
         # Centred and scaled by what the 30 elements of the embedded densities have. Without a value: the middle.
@@ -175,11 +166,8 @@ class Environment(eqx.Module):
 
     @named_call
     def sums(self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables) -> Sums:
-        """Radial sums at the voxel that each position predicts: at position p, that of token p + 1.
-
-        Args:
-            tokens: int [batch, position]; tells where the density begins.
-        """
+        """Radial sums at the voxel that each position predicts: at position p, that of token p + 1. The tokens, int
+        [batch, position], tell where the density begins."""
         dtype = self.elements.dtype
         Position = tokens.resolve_axis("position")
         ids = tokens.rearrange(("batch", "position")).array
@@ -200,7 +188,6 @@ class Environment(eqx.Module):
         positions = atoms.positions.rearrange(("batch", "atom", "xyz")).array
 
         def block(places: jax.Array) -> jax.Array:
-            """[B, block, xyz] to [B, block, K, E]."""
             apart = positions[:, None] - places[:, :, None]
             functions = radial_functions(self.config.basis, jnp.sqrt(jnp.sum(apart * apart, axis=-1)))
             # bfloat16 would round the promolecule, which is a sum of these, by 0.4 %.
@@ -228,11 +215,8 @@ class Environment(eqx.Module):
     def embedding(self, tokens: NamedArray, sums: Sums, tables: EnvironmentTables) -> NamedArray:
         """[batch, position, embed]: what the network makes of the sums, and of the voxel that is read.
 
-        Of that voxel it gets the residual, how far its density lies from the promolecule there, in log density: that
-        of the next voxel is nearly the same. Where no density is read it is 0, and said to be none.
-
-        Args:
-            tokens: int [batch, position], as the model reads them.
+        Of that voxel it gets the residual, how far its density lies from the promolecule there, in log density: that of
+        the next voxel is nearly the same. Where no density is read it is 0, and said to be none.
         """
         ids = tokens.rearrange(("batch", "position")).array - DENSITY_START
         logs = jnp.asarray(log_densities(tables.bin_values), jnp.float32)
@@ -252,10 +236,6 @@ class Environment(eqx.Module):
         A distribution around any density is the mean of those around the two anchors next to it: exactly, for
         log-densities that are quadratic. So the prior is M more components of hidden state and head, and every way to
         compute logits, of whatever precision and layout, has it.
-
-        Args:
-            hidden: [batch, position, embed], the last hidden state.
-            head: [vocab, embed].
         """
         return self.wide_hidden(hidden, embedding, sums, tables), self.wide_head(head, tables, DENSITY_START)
 

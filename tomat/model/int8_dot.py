@@ -1,11 +1,10 @@
 """Matrix products of a linear layer in int8, for training.
 
-The matrix units of a v6e do twice as many products a second on int8 as on bfloat16 (`hardware/chip_table.py`). Both
-operands are cut to 8 bits where they are multiplied, and nowhere else: parameters, gradients, optimizer state and what
-a checkpoint holds are as without. Each row of the input and each column of the weights has its own scale, so that its
-largest magnitude lies at the end of the range; sums are int32. The gradients are straight-through, those of the product
-of the numbers as they were before (Bengio et al. 2013, arXiv:1308.3432; in int8 training: SwitchBack, Wortsman et al.
-2023, arXiv:2304.13013, which leaves the gradient of the weights in 16 bits too).
+The matrix units of a v6e do twice as many products a second on int8 as on bfloat16. Both operands are cut to 8 bits
+where they are multiplied, and nowhere else: parameters, gradients, optimizer state and checkpoints are as without. Each
+row of the input and each column of the weights has its own scale; sums are int32. The gradients are straight-through,
+those of the product of the numbers as they were before (Bengio et al. 2013, arXiv:1308.3432; in int8 training:
+SwitchBack, Wortsman et al. 2023, arXiv:2304.13013, which leaves the gradient of the weights in 16 bits too).
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class Int8DotGeneral(eqx.Module):
 
     @staticmethod
     def init(products: Int8Matmuls) -> Int8DotGeneral:
-        """The operation."""
         if importlib.util.find_spec("qwix") is None:
             raise TomatError(
                 f"model.int8_matmuls is {products}, which needs qwix, and that is not installed; install it with "
@@ -57,19 +55,9 @@ class Int8DotGeneral(eqx.Module):
         preferred_element_type: DTypeLike | None = None,
         out_sharding: Any = None,
     ) -> jax.Array:
-        """The product.
-
-        Args:
-            lhs: The input, floating point [..., in].
-            rhs: The weights, with `in` anywhere among their axes. Haliax's `Linear` gives its operands in this order.
-            dimension_numbers: As `jax.lax.dot_general` takes them, without batch axes; `in` may be several.
-            precision: Of the gradients in floating point.
-            preferred_element_type: Of the result; None: the operands'.
-            out_sharding: Of the result, as `jax.lax.dot_general` takes it.
-
-        Returns:
-            The axes of `lhs` that are not contracted, then those of `rhs`.
-        """
+        """The product of the input [..., in] with the weights, `in` anywhere among their axes, as `jax.lax.dot_general`
+        takes them (Haliax's `Linear` gives its operands in this order); `precision` is that of the gradients in
+        floating point."""
         (lhs_in, rhs_in), (lhs_batch, rhs_batch) = dimension_numbers
         if lhs_batch or rhs_batch:
             raise TomatError(
@@ -93,13 +81,11 @@ class _How(NamedTuple):
 def int8_dot_general(
     lhs: jax.Array, rhs: jax.Array, dims: DotDimensionNumbers, dtype: DTypeLike, out_sharding: Any = None
 ) -> jax.Array:
-    """The product of both in int8, summed in int32, with a scale for each slice along the axes that are contracted.
+    """The product of both in int8, summed in int32, with a scale for each slice along the axes that are contracted;
+    there are no batch axes.
 
-    A slice is divided by its largest magnitude over 127 and rounded to nearest. What it is off by, of Gaussian
-    numbers: the step over sqrt(12) for each operand, 1 % of the result where 1,000 to 10,000 are summed.
-
-    Args:
-        dims: As `jax.lax.dot_general` takes them, without batch axes.
+    A slice is divided by its largest magnitude over 127 and rounded to nearest. What it is off by, of Gaussian numbers:
+    the step over sqrt(12) for each operand, 1 % of the result where 1,000 to 10,000 are summed.
     """
     import qwix
 

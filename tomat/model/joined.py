@@ -15,16 +15,9 @@ from haliax import NamedArray
 
 
 def joined_product(x: NamedArray, layers: Sequence[Any], axis: str) -> tuple[NamedArray, list[int]]:
-    """What `layers` give for `x`, one behind another along `axis`, from one product.
-
-    Args:
-        x: [..., in].
-        layers: Haliax's `Linear` layers of one input. Their outputs differ in the size of `axis` alone; without that
-            axis an output counts as one along it.
-
-    Returns:
-        [..., out], and the size of each layer's part along `axis`.
-    """
+    """What Haliax's `Linear` layers of one input, [..., in], give, one behind another along `axis`, from one product;
+    and the size of each one's part. Their outputs differ in the size of `axis` alone; without that axis an output
+    counts as one along it."""
     weights = [_with_axis(layer.weight, axis, layers[0].weight) for layer in layers]
     biases = [_with_axis(layer.bias, axis, layers[0].bias) for layer in layers if layer.bias is not None]
     weight = hax.concatenate(axis, weights)
@@ -35,7 +28,6 @@ def joined_product(x: NamedArray, layers: Sequence[Any], axis: str) -> tuple[Nam
 
 
 def parts(joined: NamedArray, axis: str, sizes: Sequence[int]) -> Sequence[NamedArray]:
-    """The parts of an axis, of `sizes`, in their order."""
     # Not `joined[axis, hax.ds(..)]`: that is a gather, its gradient a scatter, each a copy of the whole on a TPU.
     return joined.split(axis, [hax.Axis(axis, size) for size in sizes])
 

@@ -13,7 +13,7 @@ Shapes: B batch, H key-value heads, G queries of a head, P queried positions, K 
 from __future__ import annotations
 
 import math
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 import equinox as eqx
 import haliax as hax
@@ -48,27 +48,14 @@ class KeysValues(eqx.Module):
     keys: NamedArray
     """[batch, kv_head, key_position, head_size], normalised and rotated."""
     values: NamedArray
-    """[batch, kv_head, key_position, head_size]."""
-
-    @classmethod
-    def empty(cls, config: AttentionConfig, Batch: Axis, length: int, dtype) -> Self:
-        """Of `length` positions, zero: attention never reads what has not been written."""
-        return cls(*(_zeros(_axes(config, Batch, length), dtype) for _ in range(2)))
 
     def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> KeysValues:
         """With those of as many positions as are given, from `position` on."""
         return KeysValues(_put(self.keys, keys, position), _put(self.values, values, position))
 
     def attended(self, q: NamedArray, seen: NamedArray, dtype) -> NamedArray:
-        """What queries read.
-
-        Args:
-            q: [batch, kv_head, q_heads_per_group, position, head_size], normalised and rotated, not scaled.
-            seen: bool [key_position], or [position, key_position].
-
-        Returns:
-            The axes of `q`.
-        """
+        """What queries read: `q`, [batch, kv_head, q_heads_per_group, position, head_size], normalised and rotated, not
+        scaled; `seen`, bool [key_position], or [position, key_position]."""
         return dot_product_attention(
             "position",
             "key_position",
@@ -83,27 +70,15 @@ class KeysValues(eqx.Module):
 
 
 class Int8KeysValues(eqx.Module):
-    """As `KeysValues`, in 8 bits.
-
-    Scales are float32: in bfloat16 their rounding, up to 2^-9, would be added to every code's of up to 1/254 of the
-    largest, to save 2 of the 132 bytes of a vector of 128.
-    """
+    """As `KeysValues`, in 8 bits. Scales are float32: in bfloat16 their rounding, up to 2^-9, would be added to every
+    code's of up to 1/254 of the largest, to save 2 of the 132 bytes of a vector of 128."""
 
     keys: NamedArray
     """int8 [batch, kv_head, key_position, head_size]."""
     values: NamedArray
-    """int8, the same axes."""
     key_scales: NamedArray
     """float32 [batch, kv_head, key_position]."""
     value_scales: NamedArray
-    """float32 [batch, kv_head, key_position]."""
-
-    @classmethod
-    def empty(cls, config: AttentionConfig, Batch: Axis, length: int) -> Self:
-        """Of `length` positions, zero."""
-        axes = _axes(config, Batch, length)
-        codes, scales = ([_zeros(of, dtype) for _ in range(2)] for of, dtype in ((axes, jnp.int8), (axes[:-1], _F32)))
-        return cls(*codes, *scales)
 
     def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> Int8KeysValues:
         """As `KeysValues.written`: what is given is quantised, what is there stays as it is."""
@@ -130,14 +105,21 @@ class Int8KeysValues(eqx.Module):
 
 
 KvCache = KeysValues | Int8KeysValues
-"""What decoding keeps of a layer."""
 
 
 def empty_cache(config: AttentionConfig, Batch: Axis, length: int, dtype, kv_cache_dtype: KvCacheDtype) -> KvCache:
-    """Of one layer and `length` positions, before anything is written."""
+    """Of one layer and `length` positions, zero: attention never reads what has not been written."""
+    # Heads before positions, as attention contracts them: the other order is copied at each step.
+    heads = 2 if getattr(config, "paired_heads", False) else 1
+    Heads = config.KVHeads.resize(config.KVHeads.size // heads)
+    axes = Batch, Heads, Axis("key_position", heads * length), config.HeadSize
+
+    def two(axes: tuple[Axis, ...], dtype) -> list[NamedArray]:
+        return [hax.auto_sharded(hax.zeros(axes, dtype)) for _ in range(2)]
+
     if kv_cache_dtype == "int8":
-        return Int8KeysValues.empty(config, Batch, length)
-    return KeysValues.empty(config, Batch, length, dtype)
+        return Int8KeysValues(*two(axes, jnp.int8), *two(axes[:-1], _F32))
+    return KeysValues(*two(axes, dtype))
 
 
 def kv_cache_bytes(config: AttentionConfig, batch: int, length: int, dtype, kv_cache_dtype: KvCacheDtype) -> int:
@@ -158,27 +140,12 @@ def check_kv_cache_dtype(kv_cache_dtype: str, decoder: str) -> None:
 
 
 def quantised(vectors: NamedArray) -> tuple[NamedArray, NamedArray]:
-    """Codes and scales of vectors along `head_size`.
-
-    Returns:
-        int8 with the axes of `vectors`, and float32 without `head_size`. A code times its scale is within half a scale
-        of the number, to rounding; of a vector of zeros the scale is 0.
-    """
+    """Codes and scales of vectors along `head_size`: int8 with their axes, and float32 without it. A code times its
+    scale is within half a scale of the number, to rounding; of a vector of zeros the scale is 0."""
     exact = vectors.astype(_F32)
     scales = hax.max(hax.abs(exact), "head_size") / LARGEST_CODE
     codes = hax.round(exact / hax.where(scales > 0, scales, 1.0))
     return hax.clip(codes, -LARGEST_CODE, LARGEST_CODE).astype(jnp.int8), scales
-
-
-def _axes(config: AttentionConfig, Batch: Axis, length: int) -> tuple[Axis, ...]:
-    # Heads before positions, as attention contracts them: the other order is copied at each step.
-    heads = 2 if getattr(config, "paired_heads", False) else 1
-    Heads = config.KVHeads.resize(config.KVHeads.size // heads)
-    return Batch, Heads, Axis("key_position", heads * length), config.HeadSize
-
-
-def _zeros(axes: tuple[Axis, ...], dtype) -> NamedArray:
-    return hax.auto_sharded(hax.zeros(axes, dtype))
 
 
 def _put(whole: NamedArray, part: NamedArray, position: jax.Array) -> NamedArray:

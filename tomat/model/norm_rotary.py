@@ -27,10 +27,8 @@ ROWS = 64
 """Positions a kernel works on at a time: at D = 256 in float32 a value of them takes 16 of 64 vector registers."""
 
 SUBLANES = 8
-"""Rows of a vector register."""
 
 RotaryKernel = Literal["xla", "pallas", "attention"]
-"""What can compute the norm and the rotary embedding; `QkRotaryConfig.kernel` says what each is."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class QkRotaryConfig:
     block_positions: int = key(1024, free="rounding")
     """Positions per step of the kernel; the largest divisor of the sequence up to this is used."""
     interpret: bool = key(False, free="rounding")
-    """Run the kernel in Pallas' interpreter on whatever platform there is: to check values without a TPU."""
+    """As `model.splash.interpret`."""
 
     def __post_init__(self) -> None:
         if self.kernel not in get_args(RotaryKernel):
@@ -58,7 +56,6 @@ class QkRotaryConfig:
             )
 
     def check_head_size(self, head_size: int) -> None:
-        """Refuse a head size that the kernel does not have."""
         if self.kernel != "xla" and head_size % LANES:
             raise TomatError(
                 f"model.qk_rotary.kernel is {self.kernel} and the head size is {head_size}; it takes multiples of "
@@ -73,7 +70,6 @@ class Rotary:
     q_weight: jax.Array
     """Float32 `[head_size]`, of the norm of the queries; ones without a norm."""
     k_weight: jax.Array
-    """The same of the keys."""
     table: jax.Array
     """Float32 `[position, head_size]`, cosines and, in the second half, sines."""
     eps: float | None
@@ -82,10 +78,7 @@ class Rotary:
 
 @dataclass(frozen=True)
 class _Spec:
-    """What the compiled kernels depend on besides their arrays."""
-
     eps: float | None
-    """Of the norm; None: no norm."""
     block: int
     interpret: bool
 
@@ -97,20 +90,11 @@ def norm_rotate(
     eps: float | None,
     config: QkRotaryConfig,
 ) -> jax.Array:
-    """Rotary embedding of the RMS norm of `x` over D.
+    """Rotary embedding of the RMS norm of `x` `[B, H, S, D]` over D, in its type; differentiable by `x` and `weight`
+    `[D]`.
 
-    With n = weight x / sqrt(mean(x^2) + eps) (weight x without a norm), whose halves are (a, b), the result is
-    (a cos - b sin, b cos + a sin).
-
-    Args:
-        x: `[B, H, S, D]`, of the compute type.
-        weight: `[D]`.
-        table: Float32 `[S, D]`, cosines and, in the second half of D, sines.
-        eps: Of the norm; None: no norm.
-        config: Most positions per step of the kernel, and whether it runs in Pallas' interpreter.
-
-    Returns:
-        `[B, H, S, D]` in the type of `x`. Differentiable by `x` and `weight`.
+    With n = weight x / sqrt(mean(x^2) + eps) (weight x where eps is None), whose halves are (a, b), the result is (a
+    cos - b sin, b cos + a sin); cosines and, in the second half of D, sines are in `table`, float32 `[S, D]`.
     """
     S, D = x.shape[2:]
     if S % ROWS or D % LANES:
@@ -168,10 +152,8 @@ _norm_rotate.defvjp(_forward, _backward)
 
 
 def _block_specs(block: int, D: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
-    """Blocks of an array `[B, H, S, D]`, of a table `[S, D]` and of a vector `[1, D]`.
-
-    Positions are the outermost dimension of the grid, so that a block of the table is fetched once for all heads.
-    """
+    """Blocks of an array `[B, H, S, D]`, of a table `[S, D]` and of a vector `[1, D]`. Positions are the outermost
+    dimension of the grid, so that a block of the table is fetched once for all heads."""
     return (
         pl.BlockSpec((1, 1, block, D), lambda s, b, h: (b, h, s, 0)),
         pl.BlockSpec((block, D), lambda s, b, h: (s, 0)),
@@ -198,25 +180,15 @@ def _normalised(x: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
 
 
 def rotated(x: jax.Array, weight: jax.Array, table: jax.Array, eps: float | None) -> jax.Array:
-    """The formula of `norm_rotate` inside a kernel, all in float32.
-
-    Args:
-        x: `[rows, D]`.
-        weight: `[1, D]`.
-        table: `[rows, D]`, cosines and, in the second half of D, sines.
-        eps: Of the norm; None: no norm, the weight counts all the same.
-    """
+    """The formula of `norm_rotate` inside a kernel, all in float32: `x` and `table` `[rows, D]`, `weight` `[1, D]`."""
     return _turn((x if eps is None else _normalised(x, eps)[0]) * weight, table, back=False)
 
 
 def rotated_gradients(
     by_out: jax.Array, x: jax.Array, weight: jax.Array, table: jax.Array, eps: float | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients by `x` and by `weight`, given that by the result of `rotated`.
-
-    Returns:
-        `[rows, D]`, and `[8, D]` whose sum over the rows is the weight's: a kernel sums registers, not their rows.
-    """
+    """Gradients by `x`, `[rows, D]`, and by `weight`, `[8, D]` to be summed over the rows, since a kernel sums
+    registers and not their rows; given that by the result of `rotated`."""
     by_n = _turn(by_out, table, back=True)
     by_unit = by_n * weight
     unit, by_x = x, by_unit

@@ -36,12 +36,8 @@ class PackedMatrix(eqx.Module):
     bits: int = eqx.field(static=True)
 
     def rows(self, codes: jax.Array, scales: jax.Array) -> jax.Array:
-        """Numbers of some rows, [..., in], in the type of the scales.
-
-        Args:
-            codes: uint8 [..., bytes of a row].
-            scales: Of the same rows, [..., in / group].
-        """
+        """Numbers, [..., in], in the type of the scales, of rows of codes, uint8 [..., bytes of a row], and scales,
+        [..., in / group]."""
         bits = (codes[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & 1
         bits = bits.reshape(*codes.shape[:-1], -1)[..., : self.columns * self.bits]
         each = bits.reshape(*bits.shape[:-1], self.columns, self.bits).astype(jnp.int32)
@@ -49,7 +45,6 @@ class PackedMatrix(eqx.Module):
         return self.table.astype(scales.dtype)[index] * jnp.repeat(scales, self.columns // scales.shape[-1], axis=-1)
 
     def whole(self, dtype: jnp.dtype) -> jax.Array:
-        """All of it, [out, in]."""
         return self.rows(self.codes, self.scales.astype(dtype))
 
     def product(self, x: jax.Array) -> jax.Array:
@@ -91,7 +86,6 @@ class PackedLinear(eqx.Module):
 
     @named_call
     def __call__(self, inputs: NamedArray, *, key=None) -> NamedArray:
-        """[..., In] to [..., Out]."""
         del key
         taken, given = (cast(tuple[Axis, ...], ensure_tuple(axes)) for axes in (self.In, self.Out))
         names = {axis.name for axis in taken}
@@ -111,7 +105,6 @@ class PackedEmbedding(eqx.Module):
     Embed: Axis = eqx.field(static=True)
 
     def __call__(self, input_ids: NamedArray, *, key=None) -> NamedArray:
-        """Alias of `embed`."""
         return self.embed(input_ids)
 
     @named_call
@@ -127,5 +120,4 @@ class PackedEmbedding(eqx.Module):
         return NamedArray(self.matrix.whole(self.matrix.table.dtype), (self.Vocab, self.Embed))
 
     def unembed(self, x: NamedArray) -> NamedArray:
-        """Logits."""
         return x.dot(self.weight, axis=self.Embed)

@@ -18,16 +18,13 @@ from tomat.model.environment import EnvironmentConfig, PatchAtoms
 
 XYZ, SIDE = Axis("xyz", 3), Axis("side", 3)
 _ARRAYS = ("positions", "numbers", "kinds", "steps", "shape")
-"""Of `PatchAtoms`, by name."""
 
 
 def atom_axis(size: int) -> Axis:
-    """The axis of a patch's atoms."""
     return Axis("atom", size)
 
 
 def kind_axis(size: int) -> Axis:
-    """The axis of the elements among a patch's atoms."""
     return Axis("kind", size)
 
 
@@ -38,16 +35,8 @@ def atoms_of_patch(
     patch_shape: tuple[int, int, int],
     reach_a: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a patch sees.
-
-    Args:
-        anchor: int [3], the patch's first voxel.
-        reach_a: Radius of an atom, A.
-
-    Returns:
-        Atomic numbers int64 [n], positions float64 [n, 3] from the first voxel in A, and the steps from voxel to voxel
-        along each side, float64 [3, 3] in A.
-    """
+    """Of the atoms within `reach_a` of a patch, whose first voxel is `anchor`: atomic numbers int64 [n], positions
+    float64 [n, 3] from that voxel in A; and the steps from voxel to voxel along each side, float64 [3, 3] in A."""
     steps = crystal.lattice / np.array(grid_shape)[:, None]
     edges = steps * (np.array(patch_shape) - 1)[:, None]
     numbers, positions = crystal.near_box(np.asarray(anchor) @ steps, edges, reach_a)
@@ -63,7 +52,6 @@ class Room:
 
     @staticmethod
     def of(config: EnvironmentConfig) -> Room:
-        """That of a model's rows."""
         return Room(config.max_atoms, config.max_elements)
 
     def enlarged(self, numbers: Iterable[np.ndarray]) -> Room:

@@ -35,11 +35,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     # 1,065.7 M parameters, 16 heads of 128: the shape of the runs on v6e-32.
     "1b": _preset(hidden_dim=2048, num_layers=20, num_heads=16, intermediate_dim=5632),
 }
-"""Preset name -> model keys, every one of them a field of Levanter's `LlamaConfig` and its relatives."""
+"""Preset name -> model keys, fields of Levanter's `LlamaConfig` and its relatives."""
 
 
 def preset_model(name: str) -> dict[str, Any]:
-    """A fresh copy of the model keys of the preset `name`."""
     if name not in PRESETS:
         raise TomatError(f"preset is '{name}'; expected one of {', '.join(PRESETS)}.")
     return copy.deepcopy(PRESETS[name])

@@ -42,11 +42,8 @@ _CAN_BE_NORMED = (LlamaConfig, Qwen3Config, DensityDecoderConfig)
 
 
 def decoder_shape(config: LmConfig, vocab_size: int) -> ModelShape:
-    """The shape that `config` builds.
-
-    Taken from what the model is built with: several of Levanter's classes have fields that they do not look at, such as
-    `head_dim` of Mistral, Qwen and Gemma, and the window of Qwen3, which tomat's mask has (`any_decoder.py`).
-    """
+    """The shape that `config` builds, taken from what the model is built with: several of Levanter's classes have
+    fields that they do not look at, such as `head_dim` of Mistral, Qwen and Gemma."""
     kind = type(config)
     if kind not in COUNTED.values():
         raise TomatError(

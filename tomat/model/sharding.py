@@ -20,10 +20,8 @@ class Sharding:
     batch: tuple[str, ...]
     """Mesh axes over which the batch is split."""
     position: tuple[str, ...]
-    """Mesh axes over which the positions are split."""
 
     def spec(self, rank: int) -> PartitionSpec:
-        """Specification of an array `[batch, position, ...]` of this rank."""
         return PartitionSpec(self.batch or None, self.position or None, *(None,) * (rank - 2))
 
 

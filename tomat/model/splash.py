@@ -140,16 +140,8 @@ def splash_attention(
     *,
     q_is_scaled: bool = False,
 ) -> NamedArray:
-    """Causal attention by JAX's splash kernel, in a `shard_map` over the mesh in scope.
-
-    Args:
-        q: [..., kv_head, q_heads_per_group, position, head_size].
-        k: [..., kv_head, key_position, head_size].
-        q_is_scaled: The queries are already divided by sqrt(head_size).
-
-    Returns:
-        [..., kv_head, q_heads_per_group, position, head_size], in the type of `q`.
-    """
+    """Causal attention by JAX's splash kernel, in a `shard_map` over the mesh in scope: q and the result [..., kv_head,
+    q_heads_per_group, position, head_size], k and v [..., kv_head, key_position, head_size]."""
     others = (mask.explicit_mask, mask.causal_offset, mask.bidirectional_window, mask.segment_ids)
     if not mask.is_causal or any(other is not None for other in others):
         raise TomatError(
@@ -200,15 +192,8 @@ def splash_attention(
 
 
 def by_heads(q: NamedArray, k: NamedArray, v: NamedArray) -> tuple[list[jax.Array], PartitionSpec]:
-    """Queries, keys and values as kernels take them, and how the mesh in scope splits them.
-
-    Args:
-        q: [..., kv_head, q_heads_per_group, position, head_size].
-        k: [..., kv_head, key_position, head_size].
-
-    Returns:
-        q `[B, H, S, D]`, k and v `[B, key heads, S, D]`, and the split of B and heads; empty where there is no mesh.
-    """
+    """Queries, keys and values as kernels take them, q `[B, H, S, D]`, k and v `[B, key heads, S, D]`, and how the mesh
+    in scope splits B and heads; empty where there is no mesh."""
     KvHead, Group, Pos = (q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position"))
     Batch = tuple(axis for axis in q.axes if axis.name not in (KvHead.name, Group.name, Pos.name, "head_size"))
     if any(entry is not None for entry in (*pspec_for_axis(Pos), *pspec_for_axis(k.resolve_axis("key_position")))):
@@ -223,7 +208,6 @@ def by_heads(q: NamedArray, k: NamedArray, v: NamedArray) -> tuple[list[jax.Arra
 
 
 def _attend_batch(kernel: splash_attention_kernel.SplashAttentionKernel, q, k, v) -> jax.Array:
-    """`kernel` over the batch axis: q [B, H, S, D], k and v [B, key heads, S, D]."""
     return cast(jax.Array, jax.vmap(kernel)(q, k, v))
 
 

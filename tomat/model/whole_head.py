@@ -44,7 +44,7 @@ class WholeHeadConfig:
     keys_bwd: int | None = key(None, free="rounding")
     """Keys of a block whose scores are computed at a time."""
     interpret: bool = key(False, free="rounding")
-    """Run the kernels in Pallas' interpreter on whatever platform there is: to check values without a TPU."""
+    """As `model.splash.interpret`."""
 
     def __post_init__(self) -> None:
         for name in NAMES:
@@ -55,12 +55,8 @@ class WholeHeadConfig:
     def tiles(
         self, seq_len: int, head_size: int, itemsize: int, *, rotate: bool = False, eps: float | None = None
     ) -> Tiles:
-        """What the kernels are compiled with.
-
-        Args:
-            rotate: Norm and rotary embedding are done in the kernels.
-            eps: Of the norm; None: no norm.
-        """
+        """What the kernels are compiled with; with `rotate` they do norm (None of `eps`: no norm) and rotary embedding
+        too."""
         if seq_len % LANES or head_size % LANES:
             raise TomatError(
                 f"model.whole_head takes sequences and heads of multiples of {LANES}, and got {seq_len} positions and "
@@ -91,17 +87,9 @@ def whole_head_attention(
     q_is_scaled: bool = False,
     rotary: Rotary | None = None,
 ) -> NamedArray:
-    """Causal attention in a `shard_map` over the mesh in scope.
-
-    Args:
-        q: [..., kv_head, q_heads_per_group, position, head_size].
-        k: [..., kv_head, key_position, head_size].
-        q_is_scaled: The queries are already multiplied with log2(e) / sqrt(head_size).
-        rotary: What the kernels do to queries and keys first; None: nothing.
-
-    Returns:
-        [..., kv_head, q_heads_per_group, position, head_size], in the type of `q`.
-    """
+    """Causal attention in a `shard_map` over the mesh in scope; shapes as in `splash_attention`. The kernels rotate
+    queries and keys first where there is a `rotary`; queries are scaled by log2(e) / sqrt(head_size) unless
+    `q_is_scaled`."""
     Pos, HeadSize = q.resolve_axis("position"), q.resolve_axis("head_size")
     window = mask.sliding_window
     others = (mask.explicit_mask, mask.causal_offset, mask.bidirectional_window, mask.segment_ids)

@@ -68,12 +68,8 @@ class Tiles:
 
 
 def vmem_bytes(S: int, D: int, itemsize: int, block: int, part: int, *, rotate: bool) -> tuple[int, int]:
-    """VMEM that the forward and the backward kernel hold at one time, counted from their arrays.
-
-    Args:
-        part: Queries or keys whose scores are computed at a time, the larger of the two.
-        rotate: Norm and rotary embedding are done in the kernels.
-    """
+    """VMEM that the forward and the backward kernel hold at one time, counted from their arrays; `part` is the larger
+    number of queries or keys whose scores are computed at a time."""
     head, head32, row = S * D * itemsize, S * D * 4, 8 * S * 4
     # Inputs and outputs twice: a head is fetched and another written while one is worked on. Scores of three parts in
     # float32 and of one in the type of the queries.
@@ -94,20 +90,15 @@ def attend(
     weights: jax.Array | None = None,
     table: jax.Array | None = None,
 ) -> jax.Array:
-    """Causal attention with the weights 2^(q k) / sum 2^(q k).
+    """Causal attention with the weights 2^(q k) / sum 2^(q k), `[B, H, S, D]` in the type of `q`.
 
     Args:
         tiles: Sizes; `block` and `block_bwd` divide S, all are multiples of 128.
-        q: `[B, H, S, D]`. D is a multiple of 128. Without a table, divided by sqrt(D) ln 2 for attention as it is
-            usually meant.
+        q: `[B, H, S, D]`. D is a multiple of 128. Without a table, divided by sqrt(D) ln 2 for usual attention.
         k: `[B, K, S, D]`; query heads h of [i G, (i + 1) G) see head i.
-        weights: Float32 `[2, 1, D]`, the weights of the norms of queries and of keys; those of the queries divided by
-            sqrt(D) ln 2, as above.
+        weights: Float32 `[2, 1, D]`, the weights of the norms of queries (divided as above) and of keys.
         table: Float32 `[S, D]`, cosines and, in the second half of D, sines of the rotary embedding. None, as `weights`
             then is: queries and keys are rotated already.
-
-    Returns:
-        `[B, H, S, D]` in the type of `q`.
     """
     return _forward(tiles, q, k, v, weights, table)[0]
 

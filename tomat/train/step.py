@@ -25,7 +25,7 @@ from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentTables
 from tomat.model.loss.config import LossConfig
 from tomat.model.loss.density_loss import density_loss
-from tomat.model.loss.target import DensityTarget
+from tomat.model.loss.interface import DensityTarget
 from tomat.train.guards.loss import guard_updates
 from tomat.train.loader import TokenExample
 from tomat.train.settings.config import TrainConfig

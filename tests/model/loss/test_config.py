@@ -18,20 +18,29 @@ def test_reads_back_from_yaml_as_written():
     assert draccus.decode(LossConfig, draccus.encode(config)) == config
 
 
+LEVANTER = dict(kind="cross_entropy", vocabulary="full", kernel="levanter")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (dict(kind="mse"), "'mse'; expected one of cross_entropy, soft_cross_entropy, ce_emd, emd, l1_mean, crps"),
-        (dict(target_space="log"), "'log'; expected one of bin, rho"),
-        (dict(vocabulary="all"), "'all'; expected one of density, full"),
+        (dict(target_space="log"), "'log'"),
+        (dict(vocabulary="all"), "'all'"),
+        (dict(kernel="triton"), "'triton'"),
         (dict(target_sigma=0.0), "target_sigma is 0.0"),
         (dict(target_sigma=math.nan), "target_sigma is nan"),
         (dict(emd_weight=-1.0), "emd_weight is -1.0"),
         (dict(preamble_weight=-0.1), "preamble_weight is -0.1"),
         (dict(preamble_weight=math.inf), "preamble_weight is inf"),
         (dict(z_loss_weight=-1e-4), "z_loss_weight is -0.0001"),
-        (dict(z_loss_weight=1e-4, kernel="pallas"), "the pallas kernel has no z-loss"),
+        (dict(z_loss_weight=1e-4, kernel="pallas"), "loss.kernel: xla"),
+        (dict(kind="crps", kernel="pallas"), "loss.kernel: xla"),
         (dict(block_positions=0), "block_positions is 0"),
+        *(
+            ({**LEVANTER, **change}, "loss.kernel levanter")
+            for change in (dict(kind="ce_emd"), dict(vocabulary="density"), dict(preamble_weight=0.1))
+        ),
     ],
 )
 def test_refuses(change, message):

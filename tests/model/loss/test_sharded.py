@@ -29,7 +29,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 from tomat.base.errors import TomatError
 from tomat.model.loss.config import LossConfig
 from tomat.model.loss.density_loss import density_loss
-from tomat.model.loss.target import DensityTarget
+from tomat.model.loss.interface import DensityTarget
 from tomat.model.loss.tiles import LossTiles
 
 START, K, V, E, B, T = 7, 24, 33, 8, 4, 12

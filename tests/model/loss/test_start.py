@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
 from tomat.model.loss.config import LOSS_KINDS, LossConfig, LossVocabulary
 from tomat.model.loss.density_loss import plain_loss
+from tomat.model.loss.interface import DensityTarget
 from tomat.model.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
-from tomat.model.loss.target import DensityTarget
 
 START, K, V = 7, 512, 530
 VALUES = np.concatenate([[0.0], np.geomspace(1e-3, 6.0, K - 1)])
@@ -56,26 +54,12 @@ def test_uniform_loss_is_the_loss_of_equal_logits(config):
     np.testing.assert_allclose(uniform_loss(config, tokens, vocab_size=V, target=TARGET), expected, rtol=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.floats(1e-6, 100.0), min_size=3, max_size=40, unique=True), st.integers(0, 2))
-def test_uniform_emd_is_the_mean_distance(values, target):
-    table = np.sort(values)
-    config = LossConfig(kind="emd")
-    got = uniform_loss(
-        config,
-        np.array([[1, 5 + target]]),
-        target=DensityTarget(len(table), table, 5),
-        vocab_size=99,
-    )
-    np.testing.assert_allclose(got, np.abs(table - table[target]).mean(), rtol=1e-9)
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kind}-{c.vocabulary}")
 @pytest.mark.parametrize("logit_std", [TIED_LOGIT_STD, UNTIED_LOGIT_STD])
 def test_fresh_models_pass(config, logit_std):
     tokens = make_tokens(1)
     expected = uniform_loss(config, tokens, vocab_size=V, target=TARGET)
-    for seed in range(3):
+    for seed in range(2):
         # One row for all positions: the positions of a fresh model differ little, so nothing averages out.
         row = np.random.default_rng(seed).normal(size=V) * logit_std
         measured = loss_of_logits(config, np.broadcast_to(row, (3, 40, V)), tokens)
@@ -94,15 +78,6 @@ def test_another_loss_is_refused():
             continue
         with pytest.raises(TomatError, match=f"{configured.kind} over the density vocabulary gives"):
             check_first_loss(configured, first[ran], first[configured], target=target, logit_std=TIED_LOGIT_STD)
-
-
-def test_the_first_generations_mistake_is_refused():
-    """A whole-vocabulary cross-entropy of ln 18,570 = 9.83 nats, logged as an EMD and as a loss over 16,384 bins."""
-    table = np.concatenate([[0.0], np.geomspace(1e-4, 50.0, 16383)])
-    target = DensityTarget(16384, table)
-    emd = uniform_loss(LossConfig(kind="emd"), np.array([[1, 2186 + 9000]]), target=target, vocab_size=18570)
-    with pytest.raises(TomatError, match="first loss is 9.829 e_per_A3"):
-        check_first_loss(LossConfig(kind="emd"), math.log(18570), emd, target=target)
 
 
 @pytest.mark.parametrize("measured", [math.nan, math.inf])

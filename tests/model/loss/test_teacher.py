@@ -9,7 +9,7 @@ from haliax import NamedArray
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
-from tomat.model.loss.target import DensityTarget
+from tomat.model.loss.interface import DensityTarget
 from tomat.model.loss.teacher import HiddenHead, divergence, teacher_divergence
 
 BINS, ROWS = 6, DENSITY_START + 6

@@ -42,8 +42,10 @@ def test_every_file_of_the_rules_exists(pattern, package_files):
 
 
 def test_the_functions_that_are_attention_itself_exist():
-    # `flash.py` was a part of `attention.py`, and is in programs from before.
-    source = "".join((Path(tomat.model.__path__[0]) / name).read_text() for name in ("attention.py", "flash.py"))
+    # In programs from before `causal_blocks.py` is `flash.py`, or a part of `attention.py`.
+    source = "".join(
+        (Path(tomat.model.__path__[0]) / name).read_text() for name in ("attention.py", "causal_blocks.py")
+    )
     rules = [function for files, function, _ in FRAME_RULES if any("attention" in f.pattern for f in files)]
     assert [f for f in rules if f.pattern], "no rule tells the attention kernel from its projections"
     for function in rules:
@@ -60,7 +62,7 @@ def test_the_functions_that_are_attention_itself_exist():
         ("model/loss/pallas.py", "training/loss_pallas.py", "_terms", Part.LOSS),
         ("model/loss/pallas_kernels.py", "training/loss_pallas_kernels.py", "_statistics_kernel", Part.LOSS),
         ("model/splash.py", "training/splash.py", "splash_attention", Part.ATTENTION_CORE),
-        ("model/flash.py", "model/attention.py", "_blockwise_forward", Part.ATTENTION_CORE),
+        ("model/causal_blocks.py", "model/flash.py", "_blockwise_forward", Part.ATTENTION_CORE),
         ("model/attention.py", "training/attention.py", "Attention._attend", Part.ATTENTION_CORE),
         ("model/attention.py", "training/attention.py", "Attention.__call__", Part.ATTENTION_PROJECTIONS),
         ("model/norm_rotary.py", "training/norm_rotary.py", "norm_rotary", Part.NORM_ROTARY),

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -74,26 +71,6 @@ def test_report_is_whole_and_says_what_it_is(report, inputs):
     assert not list(report.parent.glob("*.partial"))
 
 
-@pytest.mark.slow
-def test_a_machine_without_a_tpu_is_not_asked_for_one(run_dir, inputs):
-    """As a user has it: without the JAX_PLATFORMS of these tests, beside a TPU library that is there to plan with."""
-    pytest.importorskip("libtpu")
-    words = ["eval", "--run", str(run_dir), "--input", inputs[0], "--patches_per_material", "1", "--json", "-"]
-    environment = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
-    result = subprocess.run(
-        [sys.executable, "-c", "import sys; from tomat.app.cli import main; sys.exit(main(sys.argv[1:]))", *words],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[3],
-        env=environment,
-        check=True,
-    )
-    assert json.loads(result.stdout)["label"] == LABEL
-    assert "no TPU is here: computing on the CPU" in result.stderr
-    for noise in ("libtpu", "TPU initialization", "E0000", "W0000", "Traceback"):
-        assert noise not in result.stderr, result.stderr
-
-
 def test_table_comparison_and_picture(run_dir, inputs, report, tmp_path, capsys):
     picture = tmp_path / "plane.png"
     words = ["--patches_per_material", "2", "--batch_size", "2", "--against", str(report), "--picture", str(picture)]
@@ -137,10 +114,3 @@ def test_refused_in_one_line(run_dir, words, message, capsys, monkeypatch, tmp_p
     assert captured.err.startswith("error: ") and message in captured.err
     assert captured.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_damaged_report_is_refused(run_dir, tmp_path, capsys):
-    for name, text, message in (("a.json", "{", "is not JSON"), ("b.json", '{"mfu": 1}', "not a report")):
-        (tmp_path / name).write_text(text)
-        assert main(["eval", "--run", str(run_dir), "--against", str(tmp_path / name)]) == 2
-        assert message in capsys.readouterr().err

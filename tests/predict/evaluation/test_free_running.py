@@ -12,8 +12,7 @@ from tomat.data.density.demo.embedded import load_stored
 from tomat.data.density.promolecule import PromoleculeFit
 from tomat.predict.evaluation.free_running import evaluate_free_running
 from tomat.predict.evaluation.picture import draw_plane, predicted_plane
-from tomat.predict.inference.interface import Prediction
-from tomat.predict.inference.promolecule import PromoleculePredictor
+from tomat.predict.inference.interface import Prediction, PromoleculePredictor
 
 NAMES = ["SiC-zinc-blende-ideal", "Si-diamond-ideal"]
 

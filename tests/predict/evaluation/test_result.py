@@ -5,9 +5,16 @@ import pytest
 
 from tomat.app.eval_verbs import read_report
 from tomat.base.errors import TomatError
+from tomat.base.report import terminal
 from tomat.base.reporting import plain_console, write_json
-from tomat.predict.evaluation.partial import PartialResults
-from tomat.predict.evaluation.result import COLUMNS, FIGURES, LABEL, MaterialResult, TeacherForcedResult
+from tomat.predict.evaluation.result import (
+    COLUMNS,
+    FIGURES,
+    LABEL,
+    MaterialResult,
+    PartialResults,
+    TeacherForcedResult,
+)
 
 SETTINGS = {
     "run": "demo",
@@ -50,30 +57,19 @@ def test_figures_leave_out_what_scales_with_the_cell():
     assert {name for _, name in COLUMNS} < set(FIGURES)
 
 
-def test_table_says_what_it_is_and_prints_the_baselines_beside_the_model(result):
-    text = printed(result.table(max_rows=2), width=160)
-    assert LABEL in " ".join(text.split())
-    for heading in ("Lorenzo", "copy previous", "constant", "codec floor", "model median"):
-        assert heading in text
-    assert "better one on 1 of 3 materials" in " ".join(text.split())
-    rows = [line.split()[0] for line in text.splitlines() if line.strip()]
-    assert "LiF-0" in rows and "ZnS-0" not in rows and "1 more" in text
-
-
-def printed(table, width: int) -> str:
-    console = plain_console(width=width)
+def test_the_table_has_the_baselines_beside_the_model_and_cuts_no_figure_in_80_columns(monkeypatch):
+    rows = [material(f"GaP-zinc-blende-compressed-{i}", model, 0.0066) for i, model in enumerate((0.9876, 3.77, 0.5))]
+    found = TeacherForcedResult(SETTINGS, tuple(rows))
+    console = plain_console(width=80)
+    monkeypatch.setattr(terminal, "console", console)
     with console.capture() as captured:
-        console.print(table)
-    return captured.get()
-
-
-def test_table_cuts_no_figure_in_80_columns():
-    rows = tuple(material(f"GaP-zinc-blende-compressed-{i}", model, 0.0066) for i, model in enumerate((0.9876, 3.77)))
-    text = printed(TeacherForcedResult(SETTINGS, rows).table(), width=80)
-    assert "…" not in text
-    assert (
-        "98.76" in text and " 377 " in text and text.count(" 0.66") == 8
-    )  # two rows, four spreads, the sentence below
+        terminal.show(found.table(2))
+    text = captured.get()
+    for word in ("Lorenzo", "previous", "constant", "floor", "median", "1 more", "98.76", " 377.00 "):
+        assert word in text
+    assert "…" not in text and text.count(" 0.66") == 4, "two rows, mean and median"
+    assert LABEL in found.summary() and "better one on 0 of 3 materials" in found.summary()
+    assert [row[0] for row in found.table().rows] == [*(row.material_id for row in rows), "mean over materials"]
 
 
 def test_comparison_needs_the_same_voxels(result):
@@ -105,30 +101,16 @@ def test_partial_results_survive_a_kill(result, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["materials"][1].update(lorenzo_nmae=None), "lorenzo_nmae is None; expected float"),
-        (lambda c: c["materials"][1].update(lorenzo_nmae=float("inf")), "is inf; expected a number"),
-        (lambda c: c["materials"][1].update(voxels=2.5), "voxels is 2.5; expected int"),
-        (lambda c: c["materials"][1].update(material_id=7), "expected str"),
+        (lambda c: c["materials"][1].update(lorenzo_nmae=float("inf")), "lorenzo_nmae"),
         (lambda c: c["materials"].append(c["materials"][0]), "1 of its 4 materials stand in it more than once"),
-        (lambda c: c["materials"].append([1]), "expected object, got array"),
-        (lambda c: c.pop("settings"), "with the key settings"),
         (lambda c: c.update(label="mfu"), "is not a report"),
-        (lambda c: c.update(materials={}), "materials is dict of 0"),
     ],
 )
 def test_a_damaged_report_is_refused_by_name(result, tmp_path, change, message):
     content = json.loads(json.dumps(result.to_dict()))
     change(content)
-    path = tmp_path / "e.json"
-    path.write_text(json.dumps(content))
+    (tmp_path / "e.json").write_text(json.dumps(content))
     with pytest.raises(TomatError, match=f"e.json .*{message}"):
-        read_report(path)
-
-
-@pytest.mark.parametrize("data", [b"", b"[", b"[" * 100_000, b"[1]", b"\xff", b"7"])
-def test_what_is_no_report_is_refused_by_name(tmp_path, data):
-    (tmp_path / "e.json").write_bytes(data)
-    with pytest.raises(TomatError, match="e.json"):
         read_report(tmp_path / "e.json")
 
 

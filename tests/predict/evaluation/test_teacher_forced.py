@@ -3,17 +3,26 @@ import dataclasses
 import equinox as eqx
 import haliax as hax
 import jax
+import jax.numpy as jnp
 import jmp
 import numpy as np
 import pytest
 from haliax.partitioning import set_mesh
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import Mesh
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.predict.evaluation.metrics import nmae
 from tomat.predict.evaluation.result import FIGURES
-from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+from tomat.predict.evaluation.teacher_forced import (
+    TeacherForcedConfig,
+    TeacherForcedEvaluator,
+    decode_hidden,
+    decode_logits,
+)
+from tomat.predict.inference.choice import quantile_bin
 
 N_BINS = 64
 
@@ -119,31 +128,14 @@ def test_sharded_over_two_devices_equals_one(grid, codec, layout, decoder):
         assert getattr(sharded.materials[0], name) == pytest.approx(getattr(plain.materials[0], name), rel=1e-4), name
 
 
-def test_a_hook_compiles_once(grid, codec, layout, decoder):
+def test_a_hook_compiles_once(grid, codec, layout, decoder, caplog):
     evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(patches_per_material=2, batch_size=4))
     first = evaluator.evaluate(decoder, ["g"], lambda _: grid)
     moved = jax.tree.map(lambda a: a * 1.5 if eqx.is_inexact_array(a) else a, decoder)
-    with jax.log_compiles(), CompileCount() as compiles:
+    with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
         second = evaluator.evaluate(moved, ["g"], lambda _: grid)
-    assert not [message for message in compiles.messages if "_decode_batch" in message or "lambda" in message]
+    assert not [message for message in caplog.messages if "_decode_batch" in message or "lambda" in message]
     assert second.materials != first.materials
-
-
-class CompileCount:
-    """Collects what JAX logs when it compiles."""
-
-    def __enter__(self):
-        import logging
-
-        self.messages: list[str] = []
-        self.handler = logging.Handler()
-        self.handler.emit = lambda record: self.messages.append(record.getMessage())
-        self.logger = logging.getLogger("jax")
-        self.logger.addHandler(self.handler)
-        return self
-
-    def __exit__(self, *_):
-        self.logger.removeHandler(self.handler)
 
 
 def test_policy_decides_the_precision(grid, codec, layout, decoder):
@@ -154,23 +146,6 @@ def test_policy_decides_the_precision(grid, codec, layout, decoder):
     found = rough.evaluate(decoder, ["g"], lambda _: grid).materials[0]
     assert found.teacher_forced_nemd != exact.teacher_forced_nemd
     assert found.teacher_forced_nemd == pytest.approx(exact.teacher_forced_nemd, rel=0.05)
-
-
-def test_finished_materials_are_not_evaluated_again(grid, codec, layout, make_oracle):
-    evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(patches_per_material=1, batch_size=4))
-    whole = evaluator.evaluate(make_oracle(), ["a", "b", "c"], lambda _: grid)
-    loaded, reported = [], []
-
-    def load(name):
-        loaded.append(name)
-        return grid
-
-    done = {"b": whole.materials[1]}
-    resumed = evaluator.evaluate(
-        make_oracle(), ["a", "b", "c"], load, done=done, on_material=lambda r: reported.append(r.material_id)
-    )
-    assert resumed == whole
-    assert loaded == reported == ["a", "c"]
 
 
 def test_errors(grid, codec, layout, make_oracle):
@@ -186,3 +161,98 @@ def test_errors(grid, codec, layout, make_oracle):
         evaluator.evaluate(oracle, ["vacuum"], lambda _: empty)
     with pytest.raises(TomatError, match="batch_size is 0"):
         TeacherForcedConfig(batch_size=0)
+
+
+# 128 bins are one group; 127, 129 and 300 leave a ragged last one.
+SIZES = [1, 2, 127, 128, 129, 300]
+
+
+def example(n_bins: int, seed: int, voxels: int = 5):
+    generator = np.random.default_rng(seed)
+    logits = 4 * generator.normal(size=(voxels, n_bins))
+    medians = np.cumsum(generator.exponential(size=n_bins)).astype(np.float32)
+    reference = generator.uniform(0, medians[-1], size=voxels).astype(np.float32)
+    return logits.astype(np.float32), medians, reference
+
+
+def test_median_at_exactly_one_half_is_the_lower_bin():
+    # Powers of two: no rounding, so the rule itself is seen.
+    weights = np.zeros((3, 260), dtype=np.float32)
+    weights[0, [3, 200]] = 1  # CDF reaches 1/2 at bin 3
+    weights[1, [3, 7, 200]] = 1, 2, 1  # 1/4, 3/4, 1
+    weights[2, [127, 128]] = 1  # the half lies at the end of a group
+    np.testing.assert_array_equal(quantile_bin(jnp.asarray(weights), 0.5), [3, 7, 127])
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(SIZES), st.integers(0, 2**31))
+def test_median_decoder_minimises_the_expected_absolute_error(n_bins, seed):
+    logits, medians, reference = example(n_bins, seed)
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum(axis=-1, keepdims=True)
+    found = np.asarray(quantile_bin(jnp.asarray(np.exp(logits - logits.max(axis=-1, keepdims=True))), 0.5))
+    # Expected error of answering bin k, [voxel, k].
+    expected = np.einsum("vj,kj->vk", p, np.abs(medians[:, None] - medians[None, :]).astype(np.float64))
+    assert (expected[np.arange(len(found)), found] <= expected.min(axis=-1) + 1e-5 * medians[-1]).all()
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from(SIZES), st.integers(0, 2**31))
+def test_decoded_figures_equal_their_definitions(n_bins, seed):
+    logits, medians, reference = example(n_bins, seed)
+    means = medians + 0.25
+    bins = np.random.default_rng(seed).integers(0, n_bins, size=len(reference)).astype(np.int32)
+    found = decode_logits(*(jnp.asarray(a) for a in (logits, reference, bins, medians, means)))
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum(axis=-1, keepdims=True)
+    scale = float(means[-1])
+    np.testing.assert_allclose(found.mean_e_per_a3, p @ means, atol=1e-5 * scale)
+    distance = np.abs(medians[None, :] - reference[:, None])
+    np.testing.assert_allclose(found.emd_e_per_a3, (p * distance).sum(-1), atol=1e-5 * scale)
+    np.testing.assert_allclose(found.cross_entropy_nats, -np.log(p[np.arange(len(bins)), bins]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found.mode_bin, logits.argmax(-1))
+
+
+def test_large_logits_do_not_overflow():
+    logits = jnp.array([[1e4, -1e4, 0.0]])
+    tables = jnp.array([1.0, 2.0, 3.0])
+    found = decode_logits(logits, jnp.array([1.0]), jnp.array([0]), tables, tables)
+    assert (int(found.median_bin[0]), int(found.mode_bin[0])) == (0, 0)
+    assert [float(x[0]) for x in found[2:]] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("block_voxels", [4, 27])
+def test_blocks_change_nothing_and_each_voxel_reads_the_position_before_it(block_voxels):
+    generator = np.random.default_rng(0)
+    sequences, positions, embed, voxels, n_bins = 3, 40, 8, 27, 50
+    hidden = generator.normal(size=(sequences, positions, embed)).astype(np.float32)
+    head = generator.normal(size=(n_bins, embed)).astype(np.float32)
+    start = np.array([1, 7, 12], dtype=np.int32)
+    tables = np.cumsum(generator.exponential(size=n_bins)).astype(np.float32)
+    reference = generator.uniform(0, 9, size=(sequences, voxels)).astype(np.float32)
+    bins = generator.integers(0, n_bins, size=(sequences, voxels)).astype(np.int32)
+    arrays = (hidden, head, start, reference, bins, tables, tables)
+    found = decode_hidden(*(jnp.asarray(a) for a in arrays), block_voxels=block_voxels)
+    for row in range(sequences):
+        logits = hidden[row, start[row] - 1 : start[row] - 1 + voxels] @ head.T
+        single = (logits, reference[row], bins[row], tables, tables)
+        expected = decode_logits(*(jnp.asarray(a) for a in single))
+        np.testing.assert_array_equal(found.median_bin[row], expected.median_bin)
+        np.testing.assert_array_equal(found.mode_bin[row], expected.mode_bin)
+        np.testing.assert_allclose(found.emd_e_per_a3[row], expected.emd_e_per_a3, rtol=1e-5)
+        np.testing.assert_allclose(found.cross_entropy_nats[row], expected.cross_entropy_nats, rtol=1e-4, atol=1e-5)
+
+
+def test_memory_grows_with_the_block_and_not_with_the_patch():
+    def temp_bytes(voxels: int, block: int) -> int:
+        shapes = [(2, voxels + 8, 16), (4096, 16), (2,), (2, voxels), (2, voxels), (4096,), (4096,)]
+        dtypes = [jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.int32, jnp.float32, jnp.float32]
+        inputs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        compiled = jax.jit(lambda *a: decode_hidden(*a, block_voxels=block)).lower(*inputs).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    block_bytes = 2 * 32 * 4096 * 4
+    assert temp_bytes(1024, 32) < temp_bytes(128, 32) + block_bytes
+    # All logits at once would be 32 blocks.
+    assert temp_bytes(1024, 32) < 8 * block_bytes
+    assert temp_bytes(1024, 1024) > 32 * block_bytes

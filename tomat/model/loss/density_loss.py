@@ -17,6 +17,7 @@ from tomat.model.loss.config import LossConfig
 from tomat.model.loss.interface import (
     BinTables,
     BlockSpec,
+    DensityTarget,
     LossInputs,
     LossSums,
     PositionTerms,
@@ -24,7 +25,6 @@ from tomat.model.loss.interface import (
     weighted_sums,
 )
 from tomat.model.loss.sharded import loss_sums
-from tomat.model.loss.target import DensityTarget
 from tomat.model.sharding import Sharding, current_mesh, mesh_axes
 
 
@@ -40,8 +40,8 @@ def density_loss(
     """Loss of a batch and its metrics, never holding the logits of more than `config.block_positions` positions.
 
     The hidden state at position p predicts `tokens[p + 1]`. Where a mesh is active (concrete or abstract) and the
-    current haliax axis mapping spreads `batch` or `position` over it, each device works on its part and the gradient
-    of the head is summed over the devices once. A head sharded for storage is gathered.
+    current haliax axis mapping spreads `batch` or `position` over it, each device works on its part and the gradient of
+    the head is summed over the devices once. A head sharded for storage is gathered.
 
     Args:
         hidden: Output of the decoder's last norm, `[batch, position, embed]` or `[position, embed]`; named arrays may
@@ -52,13 +52,11 @@ def density_loss(
             `unread_share` of the rows, and `unread_density_loss`, their part of `density_loss`.
 
     Returns:
-        The loss, a float32 scalar in `config.unit`, and float32 scalar metrics, each a mean over the sequences of a
-        mean over the sequence's positions (so means over equal microbatches are exact): `density_loss`;
-        `cross_entropy_nats` of the true bin; `top1_accuracy` among the density bins, a tie of n counting 1/n;
-        `emd_e_per_A3`, the mean of sum p |v - r|, and `rho_mean_e_per_A3` of the targets, whose ratio is the NEMD
-        (both only with values); `preamble_cross_entropy_nats` (only with a preamble weight); `density_positions`,
-        mean count; and `sequences_without_density`, the fraction that contributed 0 to all of them. In training
-        they are part of every mean; `evaluation_sums` leaves them out.
+        The loss, a float32 scalar in `config.unit`, and float32 scalar metrics, each a mean over sequences of a mean
+        over the sequence's positions: `density_loss`; `cross_entropy_nats` of the true bin; `top1_accuracy` among the
+        density bins, a tie of n counting 1/n; `emd_e_per_A3`, the mean of sum p |v - r|, and `rho_mean_e_per_A3` of the
+        targets, whose ratio is the NEMD (both only with values); `preamble_cross_entropy_nats` (only with a preamble
+        weight); `density_positions`, mean count; and `sequences_without_density`, the fraction that contributed 0.
     """
     sharding = _sharding(hidden)
     spec, inputs, constant_metrics = _prepare(hidden, head, tokens, config, target, unread)
@@ -73,15 +71,11 @@ def density_loss(
 
 
 def evaluation_sums(loss: jax.Array, metrics: dict[str, jax.Array], n_sequences: int) -> dict[str, jax.Array]:
-    """A batch's loss and metrics as sums over the sequences that count, so that batches of any size add up exactly.
+    """A batch's loss and metrics, but for `sequences_without_density`, as sums over the `sequences` that count, so that
+    batches of any size add up exactly.
 
     **A sequence counts if it has a density position.** Without one nothing is asked of the model: such rows are what
-    Levanter's loader fills a short last batch with, and a row of the data that is nothing but preamble, if a set has
-    one, is left out in the same way, of the preamble's cross-entropy too.
-
-    Returns:
-        Float32 scalars: `sequences`, the number that count; `loss` and each metric but `sequences_without_density`,
-        summed over them.
+    Levanter's loader fills a short last batch with, and a row that is nothing but preamble is left out in the same way.
     """
     sums = {name: value * n_sequences for name, value in metrics.items() if name != "sequences_without_density"}
     counted = jnp.round(n_sequences * (1.0 - metrics["sequences_without_density"]))
@@ -96,11 +90,8 @@ def plain_loss(
     config: LossConfig,
     target: DensityTarget,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The same as `density_loss`, written as the formulas of `LossConfig` say it and differentiated by JAX.
-
-    It holds several float32 arrays `[batch, position, ids]`: for tests, and to read. Arguments, results and errors
-    are those of `density_loss`.
-    """
+    """The same as `density_loss`, written as the formulas of `LossConfig` say it and differentiated by JAX. It holds
+    several float32 arrays `[batch, position, ids]`: for tests, and to read."""
     spec, x, constant_metrics = _prepare(hidden, head, tokens, config, target)
     v, t = x.tables.values, jnp.clip(x.rows - spec.first_bin, 0, spec.n_bins - 1)
     r = v[t][..., None]

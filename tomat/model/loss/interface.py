@@ -1,4 +1,4 @@
-"""What the two programs that compute the loss (`xla.py`, `pallas.py`) take and return.
+"""What the programs that compute the loss (`xla.py`, `pallas.py`) take and return.
 
 Shapes: B batch, P positions, E embedding, R rows of the head in use, K density bins (a contiguous part of the R rows).
 """
@@ -8,8 +8,60 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from tomat.base.errors import TomatError
+from tomat.data.tokens.vocabulary import DENSITY_START, PAD
 from tomat.model.loss.config import LossConfig
+
+
+@dataclass(frozen=True, eq=False)
+class DensityTarget:
+    """The density ids that a model predicts, and the densities they stand for."""
+
+    n_density_tokens: int
+    """K, one for each bin of the codec."""
+    value_table: np.ndarray | None
+    """Density of each density id, `[n_density_tokens]`, e/A^3, increasing: the codec's medians. None where one id has
+    no density (two tokens per voxel)."""
+    density_start: int = DENSITY_START
+    pad_id: int = PAD
+    tokens_per_voxel: int = 1
+    """Of the layout. Above 1 the table is not used."""
+
+    def __post_init__(self) -> None:
+        if not self.has_values:
+            return
+        values, n_bins = self.values, self.n_density_tokens
+        if values.shape != (n_bins,):
+            raise TomatError(
+                f"the table of densities has shape {values.shape} and there are {n_bins} density ids; use the table of "
+                "the codec that wrote the data."
+            )
+        if not np.isfinite(values).all():
+            bad = np.count_nonzero(~np.isfinite(values))
+            raise TomatError(f"{bad} of {n_bins} densities of the table are not finite.")
+        falls = np.flatnonzero(np.diff(values) <= 0)
+        if falls.size:
+            k = int(falls[0])
+            raise TomatError(
+                f"the table of densities does not increase from bin {k} ({values[k]:g} e/A^3) to bin {k + 1} "
+                f"({values[k + 1]:g} e/A^3), nor at {falls.size - 1} other places; refit the codec with fewer bins."
+            )
+
+    @property
+    def density_end(self) -> int:
+        return self.density_start + self.n_density_tokens
+
+    @property
+    def has_values(self) -> bool:
+        """Whether a density id alone has a density."""
+        return self.value_table is not None and self.tokens_per_voxel == 1
+
+    @property
+    def values(self) -> np.ndarray:
+        """The table as float64 `[n_density_tokens]`, e/A^3; only with `has_values`."""
+        return np.asarray(self.value_table, np.float64)
 
 
 @dataclass(frozen=True)
@@ -21,12 +73,9 @@ class BlockSpec:
     """Row of the head, among those in use, of density bin 0."""
     n_bins: int
     has_values: bool
-    """Whether a bin has a density (false for two-token data)."""
 
 
 class BinTables(NamedTuple):
-    """Properties of the bins, float32."""
-
     values: jax.Array
     """Density of each bin `[K]`, e/A^3, increasing."""
     widths: jax.Array
@@ -34,11 +83,9 @@ class BinTables(NamedTuple):
 
 
 class PositionWeights(NamedTuple):
-    """Weight of each position, `[B, P]`, summed over the batch in the loss and in the metrics.
-
-    `density` and `other` make the loss; `density_mean` and `other_mean` make plain means over the positions of either
-    sort, `unread_mean` one over the density positions of rows whose density the model does not read.
-    """
+    """Weight of each position, `[B, P]`, summed over the batch in the loss and in the metrics: `density` and `other`
+    make the loss; `density_mean` and `other_mean` plain means over the positions of either sort, `unread_mean` one over
+    the density positions of rows whose density the model does not read."""
 
     density: jax.Array
     other: jax.Array
@@ -69,9 +116,7 @@ class PositionTerms(NamedTuple):
     emd: jax.Array
     top1: jax.Array
     rho: jax.Array
-    """Density of the target, e/A^3."""
     other_cross_entropy: jax.Array
-    """Of a position that is no density."""
 
 
 class LossSums(NamedTuple):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tomat.hardware.chips import jax_device_kind
+from tomat.model.loss import pallas_kernels as kernels
 from tomat.model.loss.interface import (
     BinTables,
     BlockSpec,
@@ -26,32 +27,7 @@ from tomat.model.loss.interface import (
     PositionWeights,
     weighted_sums,
 )
-from tomat.model.loss.pallas_kernels import (
-    CENTRE,
-    DENSITY_FACTOR,
-    DENSITY_MAXIMUM,
-    DISTANCE,
-    EXTRA,
-    HIT,
-    MASKED_LOGIT,
-    MAXIMUM,
-    OTHER_FACTOR,
-    OTHER_MAXIMUM,
-    RHO,
-    ROW_COLUMNS,
-    SOFT,
-    SOFT_TOTAL,
-    TABLE_ROWS,
-    TARGET,
-    TARGET_LOGIT,
-    TERM,
-    TIES,
-    TOTAL,
-    KernelPlan,
-    gradients,
-    n_statistics,
-    row_statistics,
-)
+from tomat.model.loss.pallas_kernels import KernelPlan, gradients, n_statistics, row_statistics
 from tomat.model.loss.tiles import check_vmem, tuned_tiles
 
 
@@ -61,7 +37,6 @@ class _Rows(NamedTuple):
     target: jax.Array
     """Id of the target among the kernels' ids, float32 (exact up to 2^24); -1: none of them."""
     rho: jax.Array
-    """Density of the target, e/A^3."""
     weights: PositionWeights
 
 
@@ -92,7 +67,7 @@ def pallas_loss_sums(
         group_hidden, group = jax.tree.map(
             lambda x: lax.dynamic_slice_in_dim(x, start, plan.resident_rows), (flat_hidden, all_rows)
         )
-        given = {TARGET: group.target, RHO: group.rho}
+        given = {kernels.TARGET: group.target, kernels.RHO: group.rho}
         statistics = row_statistics(plan, _scalars(given, plan.resident_rows), table, group_hidden, sorted_head)
         terms, columns = _terms(plan, statistics, group)
         sums = LossSums(*(a + b for a, b in zip(sums, weighted_sums(group.weights, terms), strict=True)))
@@ -120,7 +95,6 @@ def pallas_loss_sums(
 
 
 def _plan(spec: BlockSpec, n: int, head_shape: tuple[int, ...], dtype: jnp.dtype) -> KernelPlan:
-    """Sections and tiles for `n` rows and a head `[R, E]`."""
     config, (n_rows, width) = spec.config, head_shape
     device_kind = _device_kind()
     tiles = config.tiles.filled(tuned_tiles(device_kind, width, n_rows, jnp.dtype(dtype).name))
@@ -165,7 +139,6 @@ def _by_section(spec: BlockSpec, plan: KernelPlan, x: jax.Array) -> jax.Array:
 
 
 def _id_table(spec: BlockSpec, plan: KernelPlan, n_rows: int, tables: BinTables) -> jax.Array:
-    """The kernels' table of ids, `[8, C]`."""
     ids = jnp.arange(plan.density_ids + plan.other_ids, dtype=jnp.float32)
     is_real = _by_section(spec, plan, jnp.ones(n_rows))
     after = (0, ids.shape[0] - spec.n_bins)
@@ -175,9 +148,9 @@ def _id_table(spec: BlockSpec, plan: KernelPlan, n_rows: int, tables: BinTables)
         ids,
         jnp.pad(tables.values, after),
         jnp.pad(target_weight, after),
-        jnp.where(is_real > 0, 0.0, MASKED_LOGIT),
+        jnp.where(is_real > 0, 0.0, kernels.MASKED_LOGIT),
     ]
-    return jnp.stack(rows + [jnp.zeros_like(ids)] * (TABLE_ROWS - len(rows)))
+    return jnp.stack(rows + [jnp.zeros_like(ids)] * (kernels.TABLE_ROWS - len(rows)))
 
 
 def _rows(
@@ -196,52 +169,48 @@ def _rows(
 def _scalars(columns: dict[int, jax.Array], n_rows: int) -> jax.Array:
     """`[S, 16]` float32; a column that a loss does not use is zero."""
     zero = jnp.zeros(n_rows, jnp.float32)
-    return jnp.stack([columns.get(number, zero) for number in range(ROW_COLUMNS)], axis=-1)
+    return jnp.stack([columns.get(number, zero) for number in range(kernels.ROW_COLUMNS)], axis=-1)
 
 
 def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> tuple[PositionTerms, dict[int, jax.Array]]:
-    """Losses and metrics of S rows, `[S]` each, and the scalars of the gradient kernel by column.
-
-    Args:
-        statistics: `[sections, n_statistics, S, L]`.
-        rows: `[S]` each.
-    """
+    """Losses and metrics of S rows, and the scalars of the gradient kernel by column, `[S]` each, of statistics
+    `[sections, n_statistics, S, L]`."""
     config = plan.config
     w_density, w_other = rows.weights.density, rows.weights.other
-    lanes_maximum = statistics[:, MAXIMUM]
+    lanes_maximum = statistics[:, kernels.MAXIMUM]
     maximum = jnp.max(lanes_maximum, axis=-1)
     weight = jnp.exp(lanes_maximum - maximum[..., None])
     # Density first; each section normalised by its own sum, for the reason that `_Softmax` gives.
-    total = jnp.sum(weight * statistics[:, TOTAL], axis=-1)
+    total = jnp.sum(weight * statistics[:, kernels.TOTAL], axis=-1)
     log_normaliser = maximum[0] + jnp.log(total[0])
-    target_logit = jnp.sum(statistics[:, TARGET_LOGIT], axis=(0, 2))
-    n_best = jnp.sum(jnp.where(lanes_maximum[0] == maximum[0][:, None], statistics[0, TIES], 0.0), axis=-1)
+    target_logit = jnp.sum(statistics[:, kernels.TARGET_LOGIT], axis=(0, 2))
+    n_best = jnp.sum(jnp.where(lanes_maximum[0] == maximum[0][:, None], statistics[0, kernels.TIES], 0.0), axis=-1)
     top1 = (target_logit == maximum[0]) / n_best
     cross_entropy = log_normaliser - target_logit
-    emd = jnp.sum(weight[0] * statistics[0, DISTANCE], axis=-1) / total[0]
+    emd = jnp.sum(weight[0] * statistics[0, kernels.DISTANCE], axis=-1) / total[0]
 
     p = w_density / total[0]
     zero = jnp.zeros_like(p)
-    scalars = {DENSITY_MAXIMUM: maximum[0], DENSITY_FACTOR: p, HIT: w_other}
+    scalars = {kernels.DENSITY_MAXIMUM: maximum[0], kernels.DENSITY_FACTOR: p, kernels.HIT: w_other}
     if config.kind == "cross_entropy":
         loss = cross_entropy
-        scalars |= {HIT: w_density + w_other}
+        scalars |= {kernels.HIT: w_density + w_other}
     elif config.kind == "soft_cross_entropy":
         # Zero at positions without a density target, whose weight is zero.
-        q_total = jnp.sum(statistics[0, SOFT_TOTAL], axis=-1)
+        q_total = jnp.sum(statistics[0, kernels.SOFT_TOTAL], axis=-1)
         q_total = jnp.where(q_total > 0, q_total, 1.0)
-        loss = log_normaliser - jnp.sum(statistics[0, EXTRA], axis=-1) / q_total
-        scalars |= {SOFT: w_density / q_total}
+        loss = log_normaliser - jnp.sum(statistics[0, kernels.EXTRA], axis=-1) / q_total
+        scalars |= {kernels.SOFT: w_density / q_total}
     elif config.kind == "ce_emd":
         loss = cross_entropy + config.emd_weight * emd
-        scalars |= {HIT: w_density + w_other, TERM: config.emd_weight * p, CENTRE: emd}
+        scalars |= {kernels.HIT: w_density + w_other, kernels.TERM: config.emd_weight * p, kernels.CENTRE: emd}
     elif config.kind == "emd":
         loss = emd
-        scalars |= {DENSITY_FACTOR: zero, TERM: p, CENTRE: emd}
+        scalars |= {kernels.DENSITY_FACTOR: zero, kernels.TERM: p, kernels.CENTRE: emd}
     else:  # l1_mean
-        error = jnp.sum(weight[0] * statistics[0, EXTRA], axis=-1) / total[0]
+        error = jnp.sum(weight[0] * statistics[0, kernels.EXTRA], axis=-1) / total[0]
         loss = jnp.abs(error)
-        scalars |= {DENSITY_FACTOR: zero, TERM: jnp.sign(error) * p, CENTRE: error}
+        scalars |= {kernels.DENSITY_FACTOR: zero, kernels.TERM: jnp.sign(error) * p, kernels.CENTRE: error}
 
     other_cross_entropy = zero
     if plan.other_ids:
@@ -254,14 +223,14 @@ def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> tuple[Positi
             # -log(probability of any density token): the chain rule of -log p_t.
             not_density = log_normaliser_of_all - log_normaliser
             loss, cross_entropy = loss + not_density, cross_entropy + not_density
-            scalars |= {DENSITY_FACTOR: scalars[DENSITY_FACTOR] - p}
+            scalars |= {kernels.DENSITY_FACTOR: scalars[kernels.DENSITY_FACTOR] - p}
             row_weight = row_weight + w_density
         if config.preamble_weight > 0:
             other_cross_entropy = log_normaliser_of_all - target_logit
         factor = row_weight * share / total_of_all
         scalars |= {
-            DENSITY_FACTOR: scalars[DENSITY_FACTOR] + factor[0],
-            OTHER_MAXIMUM: maximum[1],
-            OTHER_FACTOR: factor[1],
+            kernels.DENSITY_FACTOR: scalars[kernels.DENSITY_FACTOR] + factor[0],
+            kernels.OTHER_MAXIMUM: maximum[1],
+            kernels.OTHER_FACTOR: factor[1],
         }
     return PositionTerms(loss, cross_entropy, emd, top1, rows.rho, other_cross_entropy), scalars

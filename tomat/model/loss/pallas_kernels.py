@@ -54,8 +54,6 @@ _TN = (((0,), (0,)), ((), ()))
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """What the kernels are compiled for, besides their arrays."""
-
     config: LossConfig
     has_values: bool
     density_ids: int
@@ -71,36 +69,26 @@ class KernelPlan:
 
     @property
     def n_tiles(self) -> int:
-        """Grid steps."""
         return (self.density_ids + self.other_ids) // self.block_ids
 
     @property
     def density_tiles(self) -> int:
-        """Of these, steps in the density section."""
         return self.density_ids // self.block_ids
 
     @property
     def is_soft(self) -> bool:
-        """Whether the target is a Gaussian."""
         return self.config.kind == "soft_cross_entropy"
 
 
 def n_statistics(config: LossConfig) -> int:
-    """Statistics of a row that a loss needs."""
     return {"l1_mean": EXTRA + 1, "soft_cross_entropy": SOFT_TOTAL + 1}.get(config.kind, DISTANCE + 1)
 
 
 def row_statistics(
     plan: KernelPlan, scalars: jax.Array, table: jax.Array, hidden: jax.Array, head: jax.Array
 ) -> jax.Array:
-    """`[sections, n_statistics, S, L]` float32, of S resident rows over the whole head.
-
-    Args:
-        scalars: `[S, 16]` float32, the first two columns.
-        table: `[8, R]` float32.
-        hidden: `[S, E]`.
-        head: `[R, E]`, of the same type.
-    """
+    """`[sections, n_statistics, S, L]` float32, of S resident rows over the whole head: `hidden` `[S, E]`, `head` `[R,
+    E]`, `table` `[8, R]`, and the first two columns of `scalars` `[S, 16]`."""
     rows, width = hidden.shape
     n_sums = n_statistics(plan.config)
     return pl.pallas_call(
@@ -128,15 +116,8 @@ def row_statistics(
 def gradients(
     plan: KernelPlan, scalars: jax.Array, table: jax.Array, hidden: jax.Array, head: jax.Array, by_head: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The gradients of S resident rows: by `hidden`, in its type, and `by_head` plus theirs, in its place.
-
-    Args:
-        scalars: `[S, 16]` float32.
-        table: `[8, R]` float32.
-        hidden: `[S, E]`.
-        head: `[R, E]`, of the same type.
-        by_head: `[R, E]` float32, of the rows before.
-    """
+    """The gradients of S resident rows: by `hidden`, in its type, and `by_head`, `[R, E]` float32 of the rows before,
+    plus theirs, in its place; arrays as for `row_statistics`."""
     width = hidden.shape[1]
     tile = pl.BlockSpec((plan.block_ids, width), lambda tile: (tile, 0))
     logits = pltpu.VMEM((plan.block_rows, plan.block_ids), jnp.float32)
@@ -363,12 +344,10 @@ def _column(scalars, rows, number: int) -> jax.Array:
 
 
 def _block(block: jax.Array | int, size: int):
-    """Rows of a block."""
     return pl.ds(block * size if isinstance(block, int) else pl.multiple_of(block * size, size), size)
 
 
 def _chunk(plan: KernelPlan, block: jax.Array | int, chunk: jax.Array):
-    """Rows of a chunk of a block."""
     return pl.ds(pl.multiple_of(block * plan.block_rows + chunk * plan.chunk_rows, plan.chunk_rows), plan.chunk_rows)
 
 

@@ -1,8 +1,7 @@
 """What the first logged loss must be: a loss that is not the one configured shows in its first value.
 
-A run whose configured loss was silently replaced by another one looks healthy for weeks: both fall. But before the
-first update the prediction is near uniform, and there each loss has its own known value, such as log K nats for a
-cross-entropy over K bins, or the mean |v - r| for an EMD.
+Before the first update the prediction is near uniform, and there each loss has its own known value, such as log K nats
+for a cross-entropy over K bins, or the mean |v - r| for an EMD.
 """
 
 import math
@@ -12,7 +11,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import MAX_IDS
 from tomat.model.loss.config import CROSS_ENTROPY_KINDS, LossConfig
-from tomat.model.loss.target import DensityTarget
+from tomat.model.loss.interface import DensityTarget
 
 UNTIED_LOGIT_STD = 1.0
 """Standard deviation of the logits of a fresh model with an output embedding of its own. Measured with Levanter's
@@ -25,11 +24,8 @@ standard deviation 1/embed)."""
 
 
 def uniform_loss(config: LossConfig, tokens: np.ndarray, *, target: DensityTarget, vocab_size: int) -> float:
-    """The configured loss of these tokens for a prediction that is exactly uniform, in `config.unit`.
-
-    Args:
-        tokens: Ids of a batch, integer `[batch, position]`.
-    """
+    """The configured loss of these tokens, integer `[batch, position]`, for a prediction that is exactly uniform, in
+    `config.unit`."""
     config.check_layout(target.tokens_per_voxel)
     targets = np.asarray(tokens)[:, 1:].astype(np.int64)
     n_bins = target.n_density_tokens
@@ -99,14 +95,8 @@ def check_first_loss(
     target: DensityTarget,
     logit_std: float = UNTIED_LOGIT_STD,
 ) -> None:
-    """Stop a run whose first logged loss is not what the configured loss gives.
-
-    Only for a model with freshly drawn weights, before its first update.
-
-    Args:
-        measured: The loss that the training step returned for its first batch.
-        logit_std: Standard deviation of the fresh model's logits: `TIED_LOGIT_STD` or `UNTIED_LOGIT_STD`.
-    """
+    """Stop a run of a model with freshly drawn weights whose first logged loss, before its first update, is not what
+    the configured loss gives. `logit_std` is `TIED_LOGIT_STD` or `UNTIED_LOGIT_STD`."""
     tolerance = _tolerance(config, expected, target, logit_std)
     if math.isfinite(measured) and abs(measured - expected) <= tolerance:
         return

@@ -9,7 +9,7 @@ from haliax import NamedArray
 from jax import lax
 
 from tomat.base.errors import TomatError
-from tomat.model.loss.target import DensityTarget
+from tomat.model.loss.interface import DensityTarget
 
 HiddenHead = tuple[NamedArray, NamedArray]
 """Hidden states [batch, position, embed] and head [vocab, embed], whose product is the logits."""
@@ -28,12 +28,9 @@ def teacher_divergence(
     """Kullback-Leibler divergence of the student from the teacher, nats, float32 scalar.
 
     The mean over sequences of the mean over a sequence's density positions, as for the loss of the data; a sequence
-    without any counts 0. Bins outside of the teacher's `top_k` are one mass in both distributions. The gradient is by
-    the student alone. Never more than the logits of `block_positions` positions of both exist, also for the gradient.
-
-    Args:
-        tokens: Ids, int [batch, position]; the hidden state at position p predicts `tokens[p + 1]`.
-        top_k: Bins that are told apart, and those that are as probable as the last of them; all, where it is K or more.
+    without any counts 0. Bins outside of the teacher's `top_k`, and those as probable as the last of them, are one mass
+    in both distributions. The gradient is by the student alone. Never more than the logits of `block_positions`
+    positions of both exist, also for the gradient.
     """
     start, end = target.density_start, target.density_end
     (hidden, head), (t_hidden, t_head) = (_plain(*each) for each in (student, teacher))
@@ -73,12 +70,8 @@ def teacher_divergence(
 
 
 def divergence(logits: jax.Array, teacher: jax.Array, top_k: int) -> jax.Array:
-    """sum_k p_k log(p_k / q_k), with p of the teacher's logits and q of the others, [..., K] to [...].
-
-    Args:
-        logits, teacher: float32, of the same bins.
-        top_k: Of the teacher's bins, that are told apart; the others are one term of the sum.
-    """
+    """sum_k p_k log(p_k / q_k), with p of the teacher's logits and q of the others, float32 [..., K] to [...]; beyond
+    the teacher's `top_k` bins the others are one term of the sum."""
     log_q, log_p = jax.nn.log_softmax(logits), jax.nn.log_softmax(teacher)
     p = jnp.exp(log_p)
     if top_k >= teacher.shape[-1]:

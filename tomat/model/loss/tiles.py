@@ -5,15 +5,16 @@ ids and compute type the tiles with the shortest planned time, that time, those 
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from tomat.base.config_keys import key
-from tomat.base.documents import load_entries
 from tomat.base.errors import TomatError
+from tomat.base.records import read_typed
 
 LANES = 128
 """Lanes of a TPU vector register: ids of a tile are a multiple of it."""
@@ -37,10 +38,8 @@ TABLE_FILE = Path(__file__).with_name("loss_tiles.json")
 
 @dataclass(frozen=True)
 class LossTiles:
-    """Tiles of the Pallas loss. They change the speed, not (beyond rounding) the values.
-
-    A size of None is taken from the table of tuned tiles.
-    """
+    """Tiles of the Pallas loss. They change the speed, not (beyond rounding) the values. None: from the table of tuned
+    tiles."""
 
     resident_rows: int | None = key(None, free="rounding")
     """Positions (of all sequences on a device) that are worked on between two passes over the head: their hidden
@@ -66,7 +65,6 @@ class LossTiles:
                 )
 
     def filled(self, tuned: "LossTiles") -> "LossTiles":
-        """With the sizes of `tuned` where this has none."""
         mine = {name: size for name, size in asdict(self).items() if size is not None}
         return LossTiles(**asdict(tuned) | mine)
 
@@ -76,10 +74,7 @@ NAMES = tuple(field.name for field in fields(LossTiles))
 
 @dataclass(frozen=True)
 class TunedTiles:
-    """One entry of the table."""
-
     device_kind: str
-    """JAX's name of the chip."""
     width: int
     ids: int
     dtype: str
@@ -90,36 +85,32 @@ class TunedTiles:
         return abs(math.log(self.width / width)) + abs(math.log(self.ids / ids))
 
 
+@dataclass(frozen=True)
+class _Table:
+    entries: Annotated[tuple[TunedTiles, ...], Meta(min_length=1)]
+
+
 @lru_cache
 def load_table(path: Path = TABLE_FILE) -> tuple[TunedTiles, ...]:
-    """The table of tuned tiles."""
-
-    def entry(row: Mapping[str, Any]) -> TunedTiles:
-        return TunedTiles(row["device_kind"], row["width"], row["ids"], row["dtype"], LossTiles(**row["tiles"]))
-
-    keys = [f"loss.tiles.{name}" for name in NAMES]
-    return load_entries(path, entry, name="loss tiles", verb="tomat bench loss-tiles", keys=keys)
+    remedy = "Write it with `tomat bench loss-tiles`, or set every size of loss.tiles."
+    return read_typed(path, _Table, remedy).entries
 
 
 def tuned_tiles(
     device_kind: str, width: int, ids: int, dtype: str, table: tuple[TunedTiles, ...] | None = None
 ) -> LossTiles:
-    """The tiles of the nearest entry: of this chip and type where there is one, then by width and number of ids.
+    """The tiles of the nearest entry: of this chip (JAX's name of it) and compute type where there is one, then by
+    width and number of ids."""
 
-    Args:
-        device_kind: JAX's name of the chip; of a chip without entries the others' are taken.
-        dtype: Compute type, such as `bfloat16`.
-    """
-    entries = load_table() if table is None else table
-    return min(entries, key=lambda e: (e.device_kind != device_kind, e.dtype != dtype, e.distance(width, ids))).tiles
+    def distance(entry: TunedTiles) -> tuple[bool, bool, float]:
+        return entry.device_kind != device_kind, entry.dtype != dtype, entry.distance(width, ids)
+
+    return min(table or load_table(), key=distance).tiles
 
 
 def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int) -> int:
-    """VMEM of the blocks of the larger of the two kernels, bytes.
-
-    Args:
-        rows: Rows resident: `tiles.resident_rows`, or fewer where a device has fewer.
-    """
+    """VMEM of the blocks of the larger of the two kernels, bytes, for so many rows resident: fewer than
+    `tiles.resident_rows` where a device has fewer."""
     block_rows, block_ids = tiles.block_rows or 0, tiles.block_ids or 0
     lanes = 4 * LANES * rows
     logits = 2 * 4 * block_rows * block_ids

@@ -38,7 +38,6 @@ class _Softmax(NamedTuple):
     unnormalised: jax.Array
     """exp(logits - largest)."""
     total: jax.Array
-    """Its sum `[B, Q, 1]`."""
 
     @classmethod
     def of(cls, logits: jax.Array) -> "_Softmax":
@@ -66,14 +65,11 @@ def _sum(x: jax.Array) -> jax.Array:
 def _density_terms(
     spec: BlockSpec, tables: BinTables, logits: jax.Array, target: jax.Array
 ) -> tuple[PositionTerms, jax.Array]:
-    """Density positions over the density bins alone: terms `[B, Q]`, gradient of the loss by the logits `[B, Q, K]`.
+    """Density positions over the density bins alone: terms `[B, Q]`, gradient of the loss by the logits `[B, Q, K]`;
+    `target` is the bin of each, int32 `[B, Q, 1]`.
 
     All sums over the bins depend on nothing but the largest logit, so XLA fuses them into one pass over the logits;
     masked sums stand for gathers, which would need a pass of their own.
-
-    Args:
-        logits: `[B, Q, K]`.
-        target: Bin of each position, int32 `[B, Q, 1]`, within 0..K-1.
     """
     config = spec.config
     softmax = _Softmax.of(logits)
@@ -134,13 +130,8 @@ def _density_terms(
 def _block_terms(
     spec: BlockSpec, tables: BinTables, logits: jax.Array, rows: jax.Array, weights: PositionWeights
 ) -> tuple[LossSums, jax.Array]:
-    """Sums of one block, and the gradient of its loss by all its logits `[B, Q, R]`.
-
-    Args:
-        logits: `[B, Q, R]`.
-        rows: Row of the head of each target, int32 `[B, Q]`.
-        weights: `[B, Q]` each.
-    """
+    """Sums of one block, and the gradient of its loss by all its logits `[B, Q, R]`; `rows` are those of the head,
+    int32 `[B, Q]`."""
     config, n_rows, last = spec.config, logits.shape[-1], spec.first_bin + spec.n_bins
     target = jnp.clip(rows - spec.first_bin, 0, spec.n_bins - 1)[..., None]
     density_logits = lax.slice_in_dim(logits, spec.first_bin, last, axis=2)
@@ -182,12 +173,8 @@ def _block_terms(
 
 
 def xla_loss_sums(spec: BlockSpec, differentiate: bool, inputs: LossInputs) -> tuple[LossSums, tuple[jax.Array, ...]]:
-    """All blocks of the positions on this device.
-
-    Returns:
-        The sums, and with `differentiate` the gradients of `sums.loss`: by `hidden`, in its type, and by `head`, in
-        float32, because the terms of all blocks are added there.
-    """
+    """The sums of all positions on this device, and with `differentiate` the gradients of `sums.loss`: by `hidden`, in
+    its type, and by `head`, in float32, because the terms of all blocks are added there."""
     hidden, head, rows, weights, tables = inputs
     positions = hidden.shape[1]
     block = min(spec.config.block_positions, positions)

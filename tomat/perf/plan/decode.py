@@ -26,8 +26,7 @@ from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import data_axis_size
 from tomat.perf.plan.plan import Interval, program_dict
 from tomat.predict.inference.autoregressive import kept_bytes
-from tomat.predict.inference.parallel import atoms_near
-from tomat.predict.inference.predictor import SHARE, DecoderName, check_decoder, sequences_to_try
+from tomat.predict.inference.predictor import SHARE, DecoderName, atoms_near, check_decoder, sequences_to_try
 from tomat.train.settings.config import TrainConfig
 
 

@@ -31,7 +31,7 @@ def lower_loss(request: dict[str, Any], device: Any) -> Any:
     from tomat.data.tokens.vocabulary import Vocabulary
     from tomat.model.loss.config import LossConfig
     from tomat.model.loss.density_loss import density_loss
-    from tomat.model.loss.target import DensityTarget
+    from tomat.model.loss.interface import DensityTarget
     from tomat.model.loss.tiles import LossTiles
 
     config = LossConfig(**request["loss"] | {"tiles": LossTiles(**request["loss"].get("tiles", {}))})

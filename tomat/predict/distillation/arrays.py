@@ -118,11 +118,8 @@ class TrainedArrays(eqx.Module):
         )  # fmt: skip
 
     def trainable(self, everything: bool) -> TrainedArrays:
-        """True for the parts that are trained, as Levanter's trainer takes them.
-
-        Args:
-            everything: Also the arrays that are whole; else the matrices in few bits alone.
-        """
+        """True for the parts that are trained, as Levanter's trainer takes them; with `everything` also the arrays that
+        are whole."""
         # The values of an affine scheme are whole numbers, and stay.
         tables = {each.name: each.scheme == "lut" for each in self.packings}
         flags = {"whole": everything, "numbers": True, "growth": True, "scales": False, "tables": tables}
@@ -134,11 +131,8 @@ def straight_through(
 ) -> jax.Array:
     """The values of the nearest codes, [out, in], with gradients by numbers, growth and table.
 
-    Args:
-        numbers: [out, in], over `scales`.
-        growth: [out, in / group]: logarithm of what the scales are now over `scales`.
-        scales: [out, in / group], the first ones.
-        table: [2^bits], in any order.
+    Numbers, [out, in], are over `scales`, the first ones, [out, in / group]; growth is the logarithm of what the scales
+    are now over those; the table, [2^bits], may be in any order.
     """
     table = jnp.sort(table)
     now = scales * jnp.exp(growth)

@@ -1,29 +1,85 @@
-"""What a distillation begins with: a folder of weights in few bits, and its teacher."""
+"""A distillation, from teacher and folder in few bits to the folder that it becomes: codes as they were trained."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import equinox as eqx
+import jax
+from jaxtyping import PRNGKeyArray
+from levanter.checkpoint import load_checkpoint
+from levanter.metrics import Metric
+from levanter.models.lm_model import LmHeadModel
+from levanter.utils.tree_utils import inference_mode
+
 from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, WEIGHTS_FOLDER
 from tomat.base.reporting import console, counted
-from tomat.model.any_decoder import environment_of
+from tomat.model.any_decoder import environment_of, hidden_and_head
+from tomat.model.loss.density_loss import density_loss
+from tomat.model.loss.teacher import teacher_divergence
 from tomat.predict.distillation.arrays import TrainedArrays
-from tomat.predict.distillation.loss import DistillationLoss, StudentAndTeacher
 from tomat.predict.inference.trained import LoadedRun, load_trained
-from tomat.predict.weights.arrays import arrays_sha256, check_arrays, named_arrays, part_of
-from tomat.predict.weights.folder import StoredWeights, read_weights
+from tomat.predict.weights.arrays import arrays_sha256, check_arrays, named_arrays, part_of, stacked_model
+from tomat.predict.weights.folder import StoredWeights, WrittenWeights, read_weights, write_weights
 from tomat.predict.weights.quantise import Quantised
 from tomat.predict.weights.record import WEIGHTS_FILE, is_weights_folder
 from tomat.train.datasets import Datasets
-from tomat.train.settings.config import TrainConfig
+from tomat.train.loader import TokenExample
+from tomat.train.runs.checkpoints import find_checkpoint
+from tomat.train.runs.published import is_remote
+from tomat.train.settings.config import TrainConfig, recorded_config
 from tomat.train.settings.distillation import DistillationConfig
-from tomat.train.step import DensityLossFunction, Subject
+from tomat.train.step import DensityLossFunction, Subject, mean_metrics
+
+
+class StudentAndTeacher(eqx.Module):
+    """What the trainer holds of a distillation."""
+
+    student: TrainedArrays
+    teacher: LmHeadModel | None
+
+
+@dataclass(frozen=True, eq=False)
+class DistillationLoss:
+    """`loss_fn(model, example, key=None) -> (loss, metrics)` as Levanter's trainer calls it."""
+
+    config: TrainConfig
+    distillation: DistillationConfig
+    data: DensityLossFunction
+    """The loss of the data, and what the model is told of them."""
+
+    def __call__(
+        self, model: StudentAndTeacher, example: TokenExample, *, key: PRNGKeyArray | None = None
+    ) -> tuple[jax.Array, dict[str, Metric]]:
+        """Loss of one (micro)batch, a float32 scalar, and its metrics: those of the data's loss, and `teacher_kl_nats`.
+        Without a key every row is read whole, by both."""
+        settings, data = self.distillation, self.data
+        tokens, unread, key = data.read(example.tokens, key)
+        student = stacked_model(model.student.values(), self.config)
+        hidden, head = hidden_and_head(student, tokens, example.atoms, data.environment, key=key)
+        loss, metrics = density_loss(
+            hidden, head, example.tokens, config=data.config, target=data.target, unread=unread
+        )
+        assert model.teacher is not None
+        teacher = inference_mode(model.teacher, True)
+        kl = teacher_divergence(
+            (hidden, head),
+            hidden_and_head(teacher, tokens, example.atoms, data.environment),
+            example.tokens,
+            target=data.target,
+            top_k=settings.top_k,
+            temperature=settings.temperature,
+            block_positions=data.config.block_positions,
+        )
+        total = settings.temperature**2 * kl + settings.data_weight * loss
+        return total, mean_metrics({**metrics, "data_loss": loss, "teacher_kl_nats": kl})
 
 
 def settings_of(config: TrainConfig) -> DistillationConfig:
-    """`distillation` of a run that has it."""
     assert config.distillation is not None
     return config.distillation
 
@@ -47,9 +103,6 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
     console.print(f"trained: {counted(len(student.packings), 'matrix', 'matrices')} in few bits, from {began}"
                   + (", and what is whole" if settings.train == "all" else ""))  # fmt: skip
 
-    def loss_of(data: DensityLossFunction) -> DistillationLoss:
-        return DistillationLoss(config, settings, data)
-
     model = StudentAndTeacher(student, teacher.model)
     flags = replace(model, student=student.trainable(settings.train == "all"), teacher=False)
     record = {
@@ -57,9 +110,9 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
         "teacher_step": teacher.step,
         "teacher_weights_sha256": arrays_sha256(named_arrays(teacher.model)),
         "quantised": settings.quantised,
-        "quantised_sha256": _sha256(Path(settings.quantised) / WEIGHTS_FILE),
+        "quantised_sha256": hashlib.sha256((Path(settings.quantised) / WEIGHTS_FILE).read_bytes()).hexdigest(),
     }
-    return Subject(model, flags, loss_of, record)
+    return Subject(model, flags, partial(DistillationLoss, config, settings), record)
 
 
 def read_student(config: TrainConfig) -> StoredWeights:
@@ -76,7 +129,6 @@ def read_student(config: TrainConfig) -> StoredWeights:
 
 
 def is_trained(settings: DistillationConfig, name: str, stored: StoredWeights) -> bool:
-    """Whether a matrix in few bits is trained."""
     its = stored.stored[name]
     return isinstance(its, Quantised) and (settings.train == "all" or part_of(name, its.shape) == settings.train)
 
@@ -129,5 +181,44 @@ def _check_teacher(config: TrainConfig, datasets: Datasets, teacher: LoadedRun) 
         )
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def write_distilled(
+    run_dir: Path, output: Path, step: int | None = None, licence: str | None = None
+) -> tuple[WrittenWeights, int]:
+    """Write the weights of a run with `distillation` as a folder that predicts, packed as trained; and say of which
+    step."""
+    config = recorded_config(run_dir / CONFIG_FILE)
+    settings = settings_of(config)
+    begun_with = read_student(config)
+    place = config.run_dir if is_remote(config.output_dir) else str(run_dir)
+    found = find_checkpoint(place, step, config.temporary_checkpoints)
+    student = TrainedArrays.of(begun_with.stored, {}, lambda name: is_trained(settings, name, begun_with))
+    trained, rest = eqx.partition(student, student.trainable(settings.train == "all"))
+    trainer = config.trainer_config()
+    try:
+        with trainer.use_device_mesh():
+            loaded = load_checkpoint(
+                StudentAndTeacher(trained, None),
+                found.path,
+                subpath="model",
+                axis_mapping=trainer.parameter_axis_mapping,
+                mesh=trainer.device_mesh,
+            )
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        raise TomatError(f"{found.path} does not hold what {settings.quantised} became: {error}") from error
+    stored = eqx.combine(loaded.student, rest).stored(begun_with.stored)
+    kind = f"{begun_with.weights}; {settings.train} distilled from {Path(settings.teacher).name}"
+    written = write_weights(run_dir, stored, found.step, kind, output, licence=licence)
+    return written, found.step
+
+
+def write_final(config: TrainConfig, run_dir: Path) -> Path:
+    """The folder `weights` of a run that has ended; left as it is where it is there already."""
+    output = run_dir / WEIGHTS_FOLDER
+    if not is_weights_folder(output):
+        write_distilled(run_dir, output)
+    return output
+
+
+def is_distillation(run_dir: Path) -> bool:
+    """Whether a folder is a run that trained a model in few bits."""
+    return not is_weights_folder(run_dir) and recorded_config(run_dir / CONFIG_FILE).distillation is not None

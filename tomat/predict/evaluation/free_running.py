@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from tomat.base.errors import TomatError
+from tomat.base.report.model import Table
 from tomat.data.codec.base import DensityCodec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
-from tomat.predict.evaluation.baselines import quantise
-from tomat.predict.evaluation.metrics import Spread, headline, nmae, spread
+from tomat.predict.evaluation.metrics import nmae
+from tomat.predict.evaluation.patches import quantise
+from tomat.predict.evaluation.result import Evaluation
+from tomat.predict.inference.asked import electron_count
 from tomat.predict.inference.checks import ACCEPTABLE
 from tomat.predict.inference.interface import Predictor, normalised
-from tomat.predict.inference.valences import electron_count
 
 FREE_RUNNING = "free-running, whole cell, structure only"
 """Stands beside the figures: nothing of the true density was read."""
@@ -33,7 +33,6 @@ COLUMNS = (
     ("constant", "constant_nmae"),
     ("codec floor", "codec_floor_nmae"),
 )
-"""Heading and figure of the table's columns."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,7 @@ class FreeRunningMaterial:
     material_id: str
     voxels: int
     seconds: float
-    """Of the prediction."""
     electrons_before: float
-    """As predicted, before the density was scaled."""
     electrons: float | None
     """Sum of the valences, to which it was scaled; None: the training set does not settle them, and it is as
     predicted."""
@@ -61,25 +58,16 @@ class FreeRunningMaterial:
     spread_rank_correlation: float | None = None
     """Spearman's, over the cell's voxels, between that deviation and the error of the mean."""
     compound: str = ""
-    """Reduced formula."""
     flags: tuple[str, ...] = ()
     """Where the cell or its prediction is outside of what was trained on, in words (`Prediction.flags`)."""
 
 
 @dataclass(frozen=True)
-class FreeRunningResult:
-    """A whole evaluation."""
-
-    settings: Mapping[str, Any]
+class FreeRunningResult(Evaluation):
     materials: tuple[FreeRunningMaterial, ...]
-
-    def spread(self, name: str) -> Spread:
-        """Spread of one figure over the materials."""
-        return spread([getattr(material, name) for material in self.materials])
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Heading and figure of the table's columns."""
         return COLUMNS if self.materials[0].spread_share is None else (*COLUMNS, ("spread", "spread_share"))
 
     @property
@@ -100,7 +88,6 @@ class FreeRunningResult:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain mapping for JSON."""
         return {
             "label": FREE_RUNNING,
             "settings": dict(self.settings),
@@ -110,60 +97,31 @@ class FreeRunningResult:
         }
 
     def headline(self) -> str:
-        """NMAE over materials and by compound."""
-        return headline([(m.material_id, m.compound, m.free_running_nmae) for m in self.materials])
-
-    def _flagged(self) -> str:
-        flagged = [m for m in self.materials if m.flags]
-        if not flagged:
-            return ""
-        return (
-            f" Flagged as unlike the training: {len(flagged)}, such as {flagged[0].material_id}: {flagged[0].flags[0]}."
-        )
+        return self._headline("free_running_nmae")
 
     def summary(self) -> str:
         """The model beside the sum of atoms, and what is flagged, in sentences."""
         atoms = self.spread("promolecule_nmae")
         better = sum(m.free_running_nmae < m.promolecule_nmae for m in self.materials)
-        spread_words = ""
+        words = (
+            f"{FREE_RUNNING.capitalize()}: NMAE {self.headline()}. The sum of atoms has a median of "
+            f"{100 * atoms.median:.2f} %, a mean of {100 * atoms.mean:.2f} %; the model is the better one on {better}."
+        )
+        if flagged := [m for m in self.materials if m.flags]:
+            first = f"{flagged[0].material_id}: {flagged[0].flags[0]}"
+            words += f" Flagged as unlike the training: {len(flagged)}, such as {first}."
         if (says := self.spread_says) is not None:
-            spread_words = (
+            words += (
                 " The spread over samples goes with the error at a rank correlation of "
                 f"{says['rank_correlation_over_voxels']:.2f} over voxels and "
                 f"{says['rank_correlation_over_materials']:.2f} over materials; errors are "
                 f"{says['error_over_expected']:.1f} times what it says."
             )
-        return (
-            f"{FREE_RUNNING.capitalize()}: NMAE {self.headline()}. The sum of atoms has a median of "
-            f"{100 * atoms.median:.2f} %, a mean of {100 * atoms.mean:.2f} %; the model is the better one on {better}."
-            f"{self._flagged()}{spread_words}"
-        )
+        return words
 
-    def table(self, max_rows: int = 20) -> Table:
-        """A Rich table: the first `max_rows` materials, the median and the mean over all, in per cent."""
-        table = Table(
-            title=f"NMAE in % ({FREE_RUNNING})",
-            caption=self.summary(),
-            caption_justify="left",
-            box=SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-        )
-        table.add_column("material", overflow="fold")
-        for heading in (*(heading for heading, _ in self.columns), "seconds"):
-            table.add_column(heading, justify="right")
-        for material in self.materials[:max_rows]:
-            table.add_row(*self.row(material))
-        table.add_section()
-        seconds = spread([m.seconds for m in self.materials])
-        for row in ("median", "mean"):
-            shares = (f"{100 * getattr(self.spread(name), row):.2f}" for _, name in self.columns)
-            table.add_row(f"all: {row}", *shares, f"{getattr(seconds, row):.1f}")
-        return table
-
-    def row(self, material: FreeRunningMaterial) -> tuple[str, ...]:
-        """A material as words of a table."""
-        figures = (f"{100 * getattr(material, name):.2f}" for _, name in self.columns)
-        return (material.material_id, *figures, f"{material.seconds:.1f}")
+    def table(self, most: int | None = None) -> Table:
+        """Figures of each material, or of the first `most`, and over all."""
+        return self._table((*self.columns, ("seconds", "seconds")), most)
 
 
 def evaluate_free_running(
@@ -177,11 +135,7 @@ def evaluate_free_running(
     on_material: Callable[[FreeRunningMaterial], None] | None = None,
     on_patches: Callable[[int, int], None] | None = None,
 ) -> FreeRunningResult:
-    """Predict each material from its structure, and compare.
-
-    Args:
-        on_patches: Told the patches done of a material, and of how many.
-    """
+    """Predict each material from its structure, and compare."""
     if not material_ids:
         raise TomatError("no material to evaluate; choose a split or input that has at least one.")
     found: list[FreeRunningMaterial] = []

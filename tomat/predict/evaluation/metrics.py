@@ -58,10 +58,7 @@ def nemd(expected_absolute_error: np.ndarray, reference: np.ndarray) -> float:
 
 
 def electron_count(predicted: np.ndarray, reference: np.ndarray, voxel_volume_a3: float) -> tuple[float, float]:
-    """Electrons in the voxels given, as predicted and in the reference.
-
-    Densities in e/A^3, of any equal shapes. They are the electrons of the cell where the voxels are all of it.
-    """
+    """Electrons in the voxels given, as predicted and in the reference: of the cell where the voxels are all of it."""
     flat, flat_reference, _ = _flat_pair(predicted, reference, "the predicted density")
     return float(flat.sum() * voxel_volume_a3), float(flat_reference.sum() * voxel_volume_a3)
 
@@ -95,13 +92,9 @@ MOST_COMPOUNDS = 8
 
 
 def headline(rows: Sequence[tuple[str, str, float]]) -> str:
-    """An NMAE over materials and by compound, in words.
-
-    A median hides the compounds that are worst, and ten strains of one crystal are no ten crystals.
-
-    Args:
-        rows: of each material its id, its compound (empty: not known) and its NMAE as a fraction.
-    """
+    """An NMAE over materials and by compound, in words: a median hides the compounds that are worst, and ten strains of
+    one crystal are no ten crystals. Of each material its id, its compound (empty: not known) and its NMAE as a
+    fraction."""
     over = spread([value for *_, value in rows])
     worst_id, _, worst = max(rows, key=lambda row: row[2])
     words = (
@@ -131,7 +124,6 @@ class PairedComparison:
     mean_difference_ci95_high: float
     median_difference: float
     first_better: int
-    """Materials on which the first is strictly lower."""
     second_better: int
     sign_test_p_value: float
     """Two-sided sign test, ties left out: the chance of so uneven a split if neither were better."""
@@ -147,9 +139,6 @@ def compare_paired(first: Mapping[str, float], second: Mapping[str, float]) -> P
 
     Materials differ far more from each other than checkpoints do, so unpaired means of a few hundred materials move by
     more than the effect sought. The interval is a percentile bootstrap over materials (Efron and Tibshirani, 1993).
-
-    Args:
-        first, second: material id to figure; both must name the same materials.
     """
     if first.keys() != second.keys():
         lonely = sorted(first.keys() ^ second.keys())

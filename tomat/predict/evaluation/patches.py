@@ -5,6 +5,10 @@ already, and a copy counts for nothing.
 
 A patch carries its tokens (what the model reads) beside the **unquantised** reference density of the same voxels (what
 the answer is held against), so the codec's own rounding is part of every figure and is reported apart as its floor.
+
+A teacher-forced model is given the true neighbours of every voxel, so its error says little until it stands beside what
+those neighbours alone give away. Each baseline sees the same patch, in the same order (C order, z fastest): it reads
+true values **as the codec decodes them** and its answer is **rounded to the codec**, as any answer of the model is.
 """
 
 import hashlib
@@ -43,14 +47,10 @@ class EvaluationPatches:
     """bool [patch, voxel]: the voxels that enter every figure, of the model and of the baselines alike."""
     voxel_volume_a3: float
     crystal: Crystal
-    """Of the material."""
     grid_shape: tuple[int, int, int]
-    """Voxels of its cell."""
     anchors: np.ndarray
-    """int [patch, 3]."""
 
     def atoms(self, environment: "EnvironmentConfig") -> "list[PatchAtoms]":
-        """The atoms near each patch, in the arrays of a model."""
         from tomat.model.patch_atoms import Room, atoms_of_patch, filled
 
         x, y, z = self.reference.shape[1:]
@@ -66,12 +66,10 @@ class EvaluationPatches:
 
     @property
     def n_patches(self) -> int:
-        """Number of patches."""
         return self.tokens.shape[0]
 
     @property
     def n_voxels(self) -> int:
-        """Voxels that are counted."""
         return int(np.count_nonzero(self.counted))
 
     def visible(self, codec: DensityCodec) -> np.ndarray:
@@ -80,13 +78,11 @@ class EvaluationPatches:
 
 
 def random_anchors(material_id: str, grid_shape: Sequence[int], count: int, seed: int) -> np.ndarray:
-    """`count` anchors of a material, uniform over its voxels, without replacement where it has that many.
+    """`count` anchors of a material, int64 [count, 3], uniform over its voxels, without replacement where it has that
+    many.
 
     Philox keyed by SHA-256 of seed and material: a material keeps its patches whatever else is evaluated, on any
     machine, and they are unrelated to the anchors drawn for training.
-
-    Returns:
-        int64 [count, 3].
     """
     digest = hashlib.sha256(f"evaluation anchors:{seed}:{material_id}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
@@ -111,15 +107,8 @@ def make_patches(
     seq_len: int | None = None,
     tiling: bool = False,
 ) -> EvaluationPatches:
-    """Tokenise patches of `grid`, and keep the true density of the same voxels.
-
-    Args:
-        grid: the material, e/A^3.
-        anchors: int [patch, 3].
-        layout, codec: those the model was trained on; one token a voxel.
-        seq_len: positions the model reads; None for the layout's context. Voxels beyond it are not counted.
-        tiling: `anchors` are those of `tiling_anchors`: count each voxel of the cell once.
-    """
+    """Tokenise patches of a material, at anchors int [patch, 3], and keep the true density of the same voxels. Voxels
+    beyond `seq_len` (None: the layout's context) are not counted, and of a tiling each voxel of the cell once."""
     check_codec(codec)
     patch_shape = check_encodable(grid, layout, codec)
     n_voxels = prod(patch_shape)
@@ -159,3 +148,54 @@ def check_codec(codec: DensityCodec) -> None:
             "distribution over densities is that of a single token. Evaluate a model trained with a Lloyd-Max codec."
         )
     require_unit(codec, UNIT_E_PER_A3, "the reference density of the evaluation")
+
+
+def constant_median(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
+    """The same density for every voxel, of patches [patch, px, py, pz]. The median of the voxels evaluated is the best
+    that any constant can do in absolute error."""
+    return np.full(patches.shape, constant_e_per_a3, dtype=np.float32)
+
+
+def copy_previous(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
+    """The value of the token before, in C order inside the patch, e/A^3 [patch, px, py, pz]; of the first voxel the
+    constant."""
+    flat = patches.reshape(patches.shape[0], -1).astype(np.float32)
+    predicted = np.empty_like(flat)
+    predicted[:, 0] = constant_e_per_a3
+    predicted[:, 1:] = flat[:, :-1]
+    return predicted.reshape(patches.shape)
+
+
+def lorenzo(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
+    """Lorenzo extrapolation from the 7 earlier corners of each voxel's unit cube (Ibarria et al., 2003), in patches
+    [patch, px, py, pz].
+
+    `f(x-1) + f(y-1) + f(z-1) - f(x-1,y-1) - f(x-1,z-1) - f(y-1,z-1) + f(x-1,y-1,z-1)`: exact wherever the mixed third
+    difference vanishes. Terms outside the patch count as zero, which on the three faces leaves the planar rule `f(y-1)
+    + f(z-1) - f(y-1,z-1)`, and on the edges the previous voxel. Negative answers become zero.
+    """
+    padded = np.pad(patches.astype(np.float64), ((0, 0), (1, 0), (1, 0), (1, 0)))
+    now, before = slice(1, None), slice(None, -1)
+    predicted = (
+        padded[:, before, now, now]
+        + padded[:, now, before, now]
+        + padded[:, now, now, before]
+        - padded[:, before, before, now]
+        - padded[:, before, now, before]
+        - padded[:, now, before, before]
+        + padded[:, before, before, before]
+    )
+    predicted[:, 0, 0, 0] = constant_e_per_a3
+    return np.maximum(predicted, 0.0).astype(np.float32)
+
+
+def quantise(rho: np.ndarray, codec: DensityCodec) -> np.ndarray:
+    """`rho` (e/A^3, any shape) rounded to the codec: encoded, then decoded with the median table."""
+    return codec.decode(codec.encode(np.ascontiguousarray(rho, dtype=np.float32)), decoder="median")
+
+
+def predict_baselines(visible: np.ndarray, codec: DensityCodec, constant_e_per_a3: float) -> dict[str, np.ndarray]:
+    """Every baseline, by name, on the true patches as the codec decodes them, [patch, px, py, pz] in e/A^3; answers are
+    on the codec's values."""
+    predictors = {"lorenzo": lorenzo, "copy_previous": copy_previous, "constant_median": constant_median}
+    return {name: quantise(predict(visible, constant_e_per_a3), codec) for name, predict in predictors.items()}

@@ -35,15 +35,12 @@ class DensityPlane:
     grid: DensityGrid
     """The cell, with its reference density."""
     plane: int
-    """Index along c."""
     predicted: np.ndarray
     """float32 [nx, ny], e/A^3."""
     panel: str = "teacher-forced"
-    """Heads the prediction."""
     label: str = LABEL
     """What kind of answer it is, in full."""
     reference_panel: str = "reference (DFT)"
-    """Heads the reference."""
     difference_panel: str = ""
     """Heads the difference; empty: `panel` minus reference."""
 
@@ -82,11 +79,8 @@ def most_structured_plane(grid: DensityGrid) -> int:
 def teacher_forced_plane(
     evaluator: "TeacherForcedEvaluator", model: "LmHeadModel", grid: DensityGrid, plane: int | None = None
 ) -> DensityPlane:
-    """Tile one slab of patches so that the plane lies in the middle of each, and keep that plane.
-
-    Args:
-        plane: index along c; None for `most_structured_plane`.
-    """
+    """Tile one slab of patches so that the plane (None: `most_structured_plane`) lies in the middle of each, and keep
+    that."""
     chosen = most_structured_plane(grid) if plane is None else plane
     nx, ny, nz = (int(side) for side in grid.grid_shape)
     if not 0 <= chosen < nz:
@@ -110,12 +104,7 @@ def teacher_forced_plane(
 
 
 def predicted_plane(predicted: np.ndarray, truth: DensityGrid, plane: int | None = None) -> DensityPlane:
-    """A plane of a whole cell that was predicted from its structure.
-
-    Args:
-        predicted: float32 [nx, ny, nz], e/A^3, on the grid of `truth`.
-        plane: index along c; None for `most_structured_plane`.
-    """
+    """A plane (None: `most_structured_plane`) of a whole cell that was predicted from its structure."""
     chosen = most_structured_plane(truth) if plane is None else plane
     return DensityPlane(truth, chosen, predicted[:, :, chosen], "predicted from the structure", FREE_RUNNING)
 
@@ -135,7 +124,6 @@ def compared_plane(reference: DensityGrid, other: DensityGrid) -> DensityPlane:
 
 
 def check_picture(path: str | os.PathLike[str]) -> Path:
-    """Where a picture is to be drawn."""
     target = Path(path)
     if target.suffix not in FORMATS:
         raise TomatError(
@@ -167,11 +155,9 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
 
 
 Panel = tuple[str, np.ndarray, "Normalize", str, str]
-"""Title, values, colour scale, colours, what the scale says."""
 
 
 def _panels(plane: DensityPlane) -> list[Panel]:
-    """Reference, prediction, difference."""
     from matplotlib.colors import Normalize, PowerNorm
 
     difference = plane.predicted - plane.reference
@@ -188,7 +174,6 @@ def _panels(plane: DensityPlane) -> list[Panel]:
 
 
 def _draw(plane: DensityPlane, target: Path, panels: list[Panel], title: str) -> Path:
-    """Draw panels of one plane beside each other."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,22 +1,21 @@
-"""What a teacher-forced evaluation found: per material, over materials, as JSON and as a table."""
+"""What an evaluation found: per material, over materials, as JSON and as a table."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from tomat.base.documents import mapping
 from tomat.base.errors import TomatError
-from tomat.base.records import Count, typed
+from tomat.base.records import Count, typed, typed_text
+from tomat.base.report.formats import number
+from tomat.base.report.model import Cell, Column, Table
+from tomat.base.reporting import write_text, writing
 from tomat.predict.evaluation.metrics import PairedComparison, Spread, compare_paired, headline, spread
 
 LABEL = "teacher-forced diagnostic, not a prediction"
 """Stands beside every figure: the model was given the true values of all earlier voxels."""
-
-AGAIN = "Evaluate again."
 
 UNITS = {
     "nmae": "fraction of sum |rho_ref| over the voxels evaluated",
@@ -26,6 +25,52 @@ UNITS = {
     "charge_relative_error": "(predicted - reference) / reference, signed",
 }
 
+MOST_SHOWN = 20
+"""Materials of a table on the terminal."""
+
+COLUMNS = (
+    ("model median", "teacher_forced_nmae_median"),
+    ("mean", "teacher_forced_nmae_mean"),
+    ("mode", "teacher_forced_nmae_mode"),
+    ("NEMD", "teacher_forced_nemd"),
+    ("Lorenzo", "lorenzo_nmae"),
+    ("copy previous", "copy_previous_nmae"),
+    ("constant", "constant_median_nmae"),
+    ("codec floor", "codec_floor_nmae"),
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures of several materials."""
+
+    settings: Mapping[str, Any]
+    """What was evaluated and how: run, step, split, codec, layout, patches, seed."""
+    materials: tuple[Any, ...]
+
+    def figure(self, name: str) -> dict[str, float]:
+        return {material.material_id: getattr(material, name) for material in self.materials}
+
+    def spread(self, name: str) -> Spread:
+        return spread(list(self.figure(name).values()))
+
+    def _headline(self, name: str) -> str:
+        return headline([(each.material_id, each.compound, getattr(each, name)) for each in self.materials])
+
+    def _table(self, columns: tuple[tuple[str, str], ...], most: int | None) -> Table:
+        """Shares in per cent, and seconds: of the first `most` materials, and over all."""
+        shown = [Column("material")]
+        for heading, name in columns:
+            seconds = name == "seconds"
+            shown.append(Column(heading if seconds else f"{heading} %", number(1) if seconds else number(2, 100), True))
+        names = [name for _, name in columns]
+        rows: list[list[Cell]] = [[each.material_id, *(getattr(each, n) for n in names)] for each in self.materials]
+        if most is not None and len(rows) > most:
+            rows[most:] = [[f"... {len(rows) - most} more", *[""] * len(names)]]
+        spreads = [self.spread(name) for name in names]
+        rows.append(["mean over materials", *(each.mean for each in spreads)])
+        return Table("", shown, rows, ["median over materials", *(each.median for each in spreads)])
+
 
 @dataclass(frozen=True)
 class MaterialResult:
@@ -34,7 +79,6 @@ class MaterialResult:
     material_id: str
     patches: Count
     voxels: Count
-    """Voxels counted."""
     teacher_forced_nmae_median: float
     teacher_forced_nmae_mean: float
     teacher_forced_nmae_mode: float
@@ -43,7 +87,6 @@ class MaterialResult:
     teacher_forced_charge_relative_error: float
     """Of the median decoder."""
     teacher_forced_charge_e: float
-    """Electrons by the median decoder."""
     reference_charge_e: float
     codec_floor_nmae: float
     """Of the reference rounded to the codec: what a perfect model would have with the median decoder."""
@@ -59,27 +102,14 @@ FIGURES = tuple(f.name for f in fields(MaterialResult) if f.type is float and no
 
 
 @dataclass(frozen=True)
-class TeacherForcedResult:
-    """A whole evaluation."""
-
-    settings: Mapping[str, Any]
-    """What was evaluated and how: run, step, split, codec, layout, patches, seed."""
+class TeacherForcedResult(Evaluation):
     materials: tuple[MaterialResult, ...]
-
-    def figure(self, name: str) -> dict[str, float]:
-        """One figure of every material, by material id."""
-        return {material.material_id: getattr(material, name) for material in self.materials}
-
-    def spread(self, name: str) -> Spread:
-        """Spread of one figure over the materials."""
-        return spread(list(self.figure(name).values()))
 
     def against_lorenzo(self) -> PairedComparison:
         """The model's median decoder (first) against Lorenzo (second), material by material."""
         return compare_paired(self.figure("teacher_forced_nmae_median"), self.figure("lorenzo_nmae"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain mapping for JSON."""
         return {
             "label": LABEL,
             "units": UNITS,
@@ -91,19 +121,15 @@ class TeacherForcedResult:
 
     @classmethod
     def from_dict(cls, values: Any, origin: str | Path) -> "TeacherForcedResult":
-        """The inverse of `to_dict`.
-
-        Args:
-            values: of the JSON; the rest of it is for other readers.
-        """
+        """The inverse of `to_dict`; what else the mapping holds is for other readers."""
         if mapping(values).get("label") != LABEL:
             raise TomatError(f"{origin} is not a report of `tomat eval --json`; give one that is.")
-        found = typed({key: values[key] for key in ("settings", "materials") if key in values}, cls, origin, AGAIN,
-                      extra_keys=False)  # fmt: skip
+        read = {key: values[key] for key in ("settings", "materials") if key in values}
+        found = typed(read, cls, origin, "Evaluate again.", extra_keys=False)
         names = [material.material_id for material in found.materials]
         if len(set(names)) < max(1, len(names)):
             said = f"{len(names) - len(set(names))} of its {len(names)} materials stand in it more than once"
-            raise TomatError(f"{origin} is damaged: {said if names else 'it has no materials'}. {AGAIN}")
+            raise TomatError(f"{origin} is damaged: {said if names else 'it has no materials'}. Evaluate again.")
         return found
 
     def compare(self, other: "TeacherForcedResult") -> PairedComparison:
@@ -118,63 +144,53 @@ class TeacherForcedResult:
         return compare_paired(self.figure("teacher_forced_nmae_median"), other.figure("teacher_forced_nmae_median"))
 
     def headline(self) -> str:
-        """NMAE of the median decoder over materials and by compound."""
-        name = "teacher_forced_nmae_median"
-        return headline([(each.material_id, each.compound, getattr(each, name)) for each in self.materials])
+        return self._headline("teacher_forced_nmae_median")
 
     def summary(self) -> str:
-        """Two sentences that say how far the model is from what needs no model."""
-        model, lorenzo = self.headline(), self.spread("lorenzo_nmae")
-        paired = self.against_lorenzo()
+        """How far the model is from what needs no model, in sentences."""
+        lorenzo, paired = self.spread("lorenzo_nmae"), self.against_lorenzo()
         averaged = "The weights are averaged ones. " if self.settings.get("weights") == "averaged" else ""
         return (
-            f"Teacher-forced NMAE (median decoder): {model}. Lorenzo extrapolation, without parameters: median "
-            f"{100 * lorenzo.median:.2f} %, mean {100 * lorenzo.mean:.2f} %. "
+            f"Teacher-forced NMAE (median decoder): {self.headline()}. Lorenzo extrapolation, without parameters: "
+            f"median {100 * lorenzo.median:.2f} %, mean {100 * lorenzo.mean:.2f} %. "
             f"The model is the better one on {paired.first_better} of {paired.materials} materials. "
-            f"{averaged}"
-            f"This is a {LABEL}."
+            f"{averaged}This is a {LABEL}."
         )
 
-    def table(self, max_rows: int = 20) -> Table:
-        """A Rich table: the first `max_rows` materials, then the spread over all; NMAE and NEMD in per cent.
-
-        Fits 80 columns: headings wrap at their words, material ids anywhere, figures never.
-        """
-        table = Table(
-            title=f"NMAE in % ({LABEL})",
-            caption=self.summary(),
-            caption_justify="left",
-            box=SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-        )
-        table.add_column("material", overflow="fold")
-        for heading, _ in COLUMNS:
-            longest_word = max(len(word) for word in heading.split())
-            table.add_column(heading, justify="right", min_width=max(longest_word, len(_percent(10.0))))
-        for material in self.materials[:max_rows]:
-            table.add_row(material.material_id, *[_percent(getattr(material, name)) for _, name in COLUMNS])
-        if len(self.materials) > max_rows:
-            table.add_row(f"... {len(self.materials) - max_rows} more", *[""] * len(COLUMNS))
-        table.add_section()
-        spreads = [self.spread(name) for _, name in COLUMNS]
-        for row in ("median", "mean", "p10", "p90"):
-            table.add_row(f"all: {row}", *[_percent(getattr(s, row)) for s in spreads])
-        return table
+    def table(self, most: int | None = None) -> Table:
+        """NMAE and NEMD of each material, or of the first `most`, and over all."""
+        return self._table(COLUMNS, most)
 
 
-def _percent(fraction: float) -> str:
-    """`fraction` in per cent: two decimals below 100 %, none above."""
-    return f"{100 * fraction:.2f}" if fraction < 1 else f"{100 * fraction:,.0f}"
+class PartialResults:
+    """The finished materials of an evaluation that has not ended, so that a stopped one goes on where it was: JSON
+    lines, first the settings, then a material a line. A file of other settings is started afresh."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self._header = json.dumps({"settings": dict(settings)}, sort_keys=True)
+        self.done = self._read()
+        # Written anew, because a killed process may have left half a line at the end.
+        write_text(path, "".join([self._header + "\n", *map(_line, self.done.values())]))
+
+    def _read(self) -> dict[str, MaterialResult]:
+        """Finished materials of the same settings, by id; a torn last line is dropped."""
+        if not self.path.exists():
+            return {}
+        header, *rows = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        if header != self._header:
+            return {}
+        remedy = "Delete the file; its materials are then evaluated again."
+        done = {}
+        for place, row in enumerate(rows[:-1], start=2):
+            result = typed_text(row, MaterialResult, f"{self.path}, line {place},", remedy, extra_keys=False)
+            done[result.material_id] = result
+        return done
+
+    def add(self, result: MaterialResult) -> None:
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(result))
 
 
-COLUMNS = (
-    ("model median", "teacher_forced_nmae_median"),
-    ("mean", "teacher_forced_nmae_mean"),
-    ("mode", "teacher_forced_nmae_mode"),
-    ("NEMD", "teacher_forced_nemd"),
-    ("Lorenzo", "lorenzo_nmae"),
-    ("copy previous", "copy_previous_nmae"),
-    ("constant", "constant_median_nmae"),
-    ("codec floor", "codec_floor_nmae"),
-)
-"""Heading and figure of the table's columns."""
+def _line(result: MaterialResult) -> str:
+    return json.dumps(asdict(result), sort_keys=True) + "\n"

@@ -7,7 +7,7 @@ for the same weights. So every result carries its label and the baselines that r
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import haliax as hax
@@ -30,26 +30,24 @@ from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables
 from tomat.model.patch_atoms import named_atoms, stacked_atoms
-from tomat.predict.evaluation.baselines import predict_baselines, quantise
-from tomat.predict.evaluation.decoding import DecodedVoxels, decode_hidden
 from tomat.predict.evaluation.metrics import electron_count, nemd, nmae
 from tomat.predict.evaluation.patches import (
     EvaluationPatches,
     check_codec,
     make_patches,
+    predict_baselines,
+    quantise,
     random_anchors,
 )
 from tomat.predict.evaluation.result import MaterialResult, TeacherForcedResult
-from tomat.predict.inference.parallel import batches
+from tomat.predict.inference.choice import quantile_bin
+from tomat.predict.inference.predictor import batches
 from tomat.predict.inference.trained import LoadedRun
 
 
 @dataclass(frozen=True)
 class TeacherForcedConfig:
-    """How a teacher-forced evaluation samples and computes."""
-
     patches_per_material: int = 8
-    """Random patches of each material."""
     whole_cell: bool = False
     """Tile each cell instead, counting every voxel once."""
     seed: int = 0
@@ -69,14 +67,80 @@ class TeacherForcedConfig:
         return replace(self, batch_size=-(-self.batch_size // data_axis_size) * data_axis_size)
 
 
+class DecodedVoxels[A](NamedTuple):
+    """What a predicted distribution over bins says of each voxel; all of one shape, JAX's or NumPy's."""
+
+    median_bin: A
+    """int32: the smallest bin with a cumulative probability of at least 1/2, which minimises the expected error."""
+    mode_bin: A
+    """int32: the most probable bin."""
+    mean_e_per_a3: A
+    """float32: expectation over the codec's means."""
+    emd_e_per_a3: A
+    """float32: `E_{v~p} |v - rho_ref|` over the codec's medians, against the unquantised reference."""
+    cross_entropy_nats: A
+    """float32: -log p of the true bin."""
+
+
+def decode_logits(
+    logits: Array, reference: Array, true_bins: Array, medians: Array, means: Array
+) -> DecodedVoxels[Array]:
+    """Decode logits over the density bins, float32 [..., K], beside the unquantised reference, float32 [...] in e/A^3,
+    and the true bins, int32 [...]; the codec's medians, [K] in e/A^3, increase with the bin."""
+    weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
+    total = weights.sum(axis=-1)
+    distance = jnp.abs(medians - reference[..., None])
+    true_logit = jnp.take_along_axis(logits, true_bins[..., None], axis=-1)[..., 0]
+    return DecodedVoxels(
+        median_bin=quantile_bin(weights, 0.5),
+        mode_bin=jnp.argmax(logits, axis=-1).astype(jnp.int32),
+        mean_e_per_a3=jnp.sum(weights * means, axis=-1) / total,
+        emd_e_per_a3=jnp.sum(weights * distance, axis=-1) / total,
+        cross_entropy_nats=jnp.log(total) + logits.max(axis=-1) - true_logit,
+    )
+
+
+def decode_hidden(
+    hidden: Array,
+    head: Array,
+    density_start: Array,
+    reference: Array,
+    true_bins: Array,
+    medians: Array,
+    means: Array,
+    *,
+    block_voxels: int,
+) -> DecodedVoxels[Array]:
+    """Decode every voxel of a batch of patches, `block_voxels` voxels of each patch at a time; arrays [B, V].
+
+    The hidden state at position t, of [B, T, E], predicts token t + 1, so voxel v is read at `density_start - 1 + v`. A
+    voxel beyond the last position gets some figure, which the caller must not count. The head's rows, [K, E], are those
+    of the density ids; the rest is as for `decode_logits`.
+    """
+    n_voxels = reference.shape[1]
+    block = min(block_voxels, n_voxels)
+    n_blocks = -(-n_voxels // block)
+
+    def in_blocks(array: Array) -> Array:
+        padded = jnp.pad(array, ((0, 0), (0, n_blocks * block - n_voxels)))
+        return padded.reshape(array.shape[0], n_blocks, block).swapaxes(0, 1)
+
+    def decode_block(inputs: tuple[Array, Array, Array]) -> DecodedVoxels[Array]:
+        voxels, block_reference, block_bins = inputs
+        positions = jnp.minimum(density_start[:, None] - 1 + voxels[None, :], hidden.shape[1] - 1)
+        at_voxels = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+        logits = jnp.einsum("bce,ke->bck", at_voxels, head, preferred_element_type=jnp.float32)
+        return decode_logits(logits, block_reference, block_bins, medians, means)
+
+    voxels = jnp.arange(n_blocks * block, dtype=jnp.int32).reshape(n_blocks, block)
+    decoded = jax.lax.map(decode_block, (voxels, in_blocks(reference), in_blocks(true_bins)))
+    return jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(a.shape[1], -1)[:, :n_voxels], decoded)
+
+
 @contextlib.contextmanager
 def evaluator_of(run: LoadedRun, config: TeacherForcedConfig) -> Iterator[tuple["TeacherForcedEvaluator", LmHeadModel]]:
-    """An evaluator of a run and the model that it takes, both on the mesh of the run's trainer, which is in force
-    meanwhile.
-
-    Args:
-        config: Sampling; the batch is raised to a multiple of the devices.
-    """
+    """An evaluator of a run, its batch raised to a multiple of the devices, and the model that it takes, both on the
+    mesh of the run's trainer, which is in force meanwhile."""
     trainer = run.config.trainer_config()
     with trainer.use_device_mesh():
         evaluator = TeacherForcedEvaluator(
@@ -91,13 +155,9 @@ def evaluator_of(run: LoadedRun, config: TeacherForcedConfig) -> Iterator[tuple[
 
 
 class TeacherForcedEvaluator:
-    """Compiles the evaluation of a model once, and runs it as often as asked: from the command line or a training hook.
-
-    Args:
-        codec: of the run; one token a voxel, e/A^3.
-        axis_mapping: Levanter's compute mapping where the model lives on a mesh; call within that mesh.
-        policy: precision; the model is cast to its compute type. None: as the weights are.
-    """
+    """Compiles the evaluation of a model once, and runs it as often as asked. The codec, of one token a voxel in e/A^3,
+    and the layout are the run's; with an axis mapping it is called within the model's mesh; the model is cast to the
+    compute type of the policy, if there is one."""
 
     def __init__(
         self,
@@ -152,15 +212,8 @@ class TeacherForcedEvaluator:
         materials: Sequence[EvaluationPatches],
         on_sequences: Callable[[int, int], None] | None = None,
     ) -> list[DecodedVoxels[np.ndarray]]:
-        """Teacher-forced predictions for the patches of several materials, batched together.
-
-        Args:
-            model: a causal decoder whose vocabulary is the codec's.
-            on_sequences: called with the number of sequences done, and of all.
-
-        Returns:
-            What the model says of the patches of each material; arrays [patch, px, py, pz].
-        """
+        """What the model says of the patches of several materials, batched together; arrays [patch, px, py, pz].
+        `on_sequences` is told the sequences done, and of all."""
         expected = DENSITY_START + self.codec.n_density_tokens
         if model.Vocab.size < expected:
             raise TomatError(
@@ -216,14 +269,8 @@ class TeacherForcedEvaluator:
         on_material: Callable[[MaterialResult], None] | None = None,
         on_sequences: Callable[[int, int], None] | None = None,
     ) -> TeacherForcedResult:
-        """Evaluate `model` on materials, a few at a time.
-
-        Args:
-            load: gives a material's density; called once for each that is not `done`.
-            settings: what the result should say of itself besides the sampling, e.g. run and step.
-            done: results of an earlier, interrupted evaluation with the same settings.
-            on_sequences: called within a group of materials with the sequences done, and of all.
-        """
+        """Evaluate `model` on materials, a few at a time. Those that are `done`, with the same settings, are not
+        loaded."""
         done = done or {}
         results = {name: done[name] for name in material_ids if name in done}
         group: list[tuple[str, EvaluationPatches]] = []
@@ -302,10 +349,8 @@ def _decode_batch(
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy | None,
 ) -> DecodedVoxels[Array]:
-    """Forward pass and decoding of one batch: arrays [batch, voxel].
-
-    The inputs are NumPy arrays, which JAX takes as the same on every host; inside they are traced.
-    """
+    """Forward pass and decoding of one batch: arrays [batch, voxel]. The inputs are NumPy arrays, which JAX takes as
+    the same on every host."""
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):

@@ -50,7 +50,6 @@ class CachedModel(eqx.Module):
     """A model, and what of it does not change from voxel to voxel, for one batch of patches."""
 
     model: DensityDecoder
-    """With its layers one by one."""
     head: NamedArray
     """[bin, embed]: rows of the density ids; with the prior's columns where there is a prior."""
     sums: Sums | None
@@ -66,7 +65,6 @@ class CachedModel(eqx.Module):
         n_bins: int,
         kv_cache_dtype: KvCacheDtype = "compute",
     ) -> "CachedModel":
-        """Of a batch of `CellPatches.arrays`."""
         plain = require_cache(model)
         # Gathered once, where training has its parameters split over devices: not at each step.
         whole = hax.shard(eqx.tree_at(lambda m: m.transformer, plain, plain.transformer.unrolled()))
@@ -85,15 +83,8 @@ class CachedModel(eqx.Module):
         return self._whole(tokens)[2]
 
     def logits(self, ids: jax.Array, position: jax.Array, caches: Sequence[KvCache]) -> tuple[jax.Array, list[KvCache]]:
-        """Of the density bins after one more id.
-
-        Args:
-            ids: int [batch], at `position`.
-            position: int scalar.
-
-        Returns:
-            float32 [batch, bin], and the cache with this position.
-        """
+        """Of the density bins after one more id, int [batch] at `position`, a scalar: float32 [batch, bin], and the
+        cache with this position."""
         sums = _at(self.sums, position)
         x, added = self._embedded(_named(ids[:, None]), sums)
         x, caches = self._transformer.decode_kept(x, caches, position)
@@ -114,7 +105,6 @@ class CachedModel(eqx.Module):
         return x, added, caches
 
     def _read(self, x: NamedArray, added: NamedArray | None, sums: Sums | None) -> jax.Array:
-        """Logits of one position: float32 [batch, bin]."""
         if added is not None and sums is not None and self.tables is not None:
             x = cast(Environment, self.model.environment).wide_hidden(x, added, sums, self.tables)
         hidden = x.rearrange(("batch", "position", "embed")).array[:, 0]
@@ -163,17 +153,11 @@ def decode_autoregressive(
     policy: jmp.Policy | None,
     kv_cache_dtype: KvCacheDtype = "compute",
 ) -> tuple[jax.Array, jax.Array]:
-    """A bin for every voxel of a batch of patches, one after another.
+    """A bin, int32 [batch, voxel], for every voxel of a batch of patches, one after another, and its value of `values`,
+    the codec's means in e/A^3.
 
-    Args:
-        batch: Of `CellPatches.arrays`, and int32 [batch] `patch` and `sample`, the numbers that decide what is drawn.
-            All sequences begin their density at the same position, as those of one structure do.
-        values: float32 [bin], e/A^3: the codec's means.
-        temperature: float32 scalar; of what is drawn.
-        axis_mapping: Levanter's compute mapping where the model lives on a mesh.
-
-    Returns:
-        int32 and float32 [batch, voxel]: bins, and their values in e/A^3.
+    The batch is that of `CellPatches.arrays`, with int32 [batch] `patch` and `sample`, the numbers that decide with the
+    seed what is drawn. All sequences begin their density at the same position, as those of one structure do.
     """
     if policy is not None:
         model = policy.cast_to_compute(model)

@@ -57,7 +57,6 @@ class Learnt:
 
     @property
     def elements(self) -> tuple[int, ...]:
-        """Atomic numbers that the training had."""
         return self.promolecule.elements
 
     @property
@@ -131,11 +130,8 @@ def extrapolations(predictor: Learnt, crystal: Crystal, grid_shape: Sequence[int
 
 
 def vacuum(predictor: Learnt, crystal: Crystal, rho: np.ndarray) -> list[Flag]:
-    """Whether the cell has voxels farther from every atom than any of the training was, and the electrons there.
-
-    Args:
-        rho: float `[nx, ny, nz]`, e/A^3, as it is given out.
-    """
+    """Whether the cell has voxels farther from every atom than any of the training was, and the electrons of `rho`,
+    float `[nx, ny, nz]` in e/A^3, there."""
     trained_a = predictor.void_radius_a
     if trained_a is None:
         return []
@@ -161,11 +157,8 @@ def normalisation(
     vacuums: Sequence[Flag],
     accept: Collection[str],
 ) -> list[Flag]:
-    """Whether the density had to be scaled by more than an ordinary crystal's.
-
-    Args:
-        electrons: Those that the structure has; None: not known.
-    """
+    """Whether the density had to be scaled by more than an ordinary crystal's; beyond `LARGEST_DEVIATION` it is
+    refused, with the vacuums that were found, unless `accept` lifts it. Electrons are None where they are not known."""
     if electrons is None:
         text = "the valence electrons are not known, so the density is not scaled to them; give them with --valences"
         return [{"kind": "electrons", "text": text}]

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tomat.base.errors import TomatError
+from tomat.data.density.promolecule import Promolecule
 
 if TYPE_CHECKING:
     from jax import Array
 
+DecoderName = Literal["parallel", "autoregressive"]
 ChoiceKind = Literal["greedy", "median", "sampled"]
 KINDS: tuple[ChoiceKind, ...] = ("greedy", "median", "sampled")
 
@@ -23,8 +25,6 @@ vector lane count, and close to the square root of 16,384, where both steps cost
 
 @dataclass(frozen=True)
 class Choice:
-    """How each voxel's bin is taken."""
-
     kind: ChoiceKind = "median"
     """greedy: the most probable bin. median: the smallest with half of the probability up to it, which has the least
     expected error. sampled: drawn."""
@@ -73,17 +73,27 @@ def choice_of(
     return Choice(choice or ("sampled" if given else "median"), **given)
 
 
+def identity_of(
+    weights: tuple[str, int, str],
+    codec_sha256: str,
+    promolecule: Promolecule,
+    rounds: int,
+    decoder: DecoderName,
+    choice: Choice,
+    kv_cache_dtype: str,
+) -> str:
+    """All that decides the densities of a run, in words; `weights` is the run's name, the step, and their kind."""
+    how = f"parallel, rounds {rounds}" if decoder == "parallel" else f"autoregressive, {choice}"
+    if kv_cache_dtype != "compute":
+        how += f", kv_cache_dtype {kv_cache_dtype}"
+    name, step, kind = weights
+    return f"run {name} step {step}, weights {kind}, codec {codec_sha256}, promolecule {promolecule.sha256}, {how}"
+
+
 def quantile_bin(weights: Array, share: float | Array) -> Array:
-    """Smallest bin whose cumulative weight reaches a share of the total.
-
-    Args:
-        weights: float32 [..., K], not negative, not all zero; need not be normalised.
-        share: Above 0, up to 1; a number or float32 [...].
-
-    Returns:
-        int32 [...]. Sums are in float32: where the cumulative weight is within rounding of the share, the bin on either
-        side may be returned.
-    """
+    """Smallest bin, int32 [...], whose cumulative weight reaches a share, above 0 and up to 1, of the total of weights,
+    float32 [..., K], not negative and not all zero. Sums are in float32: within rounding of the share the bin on either
+    side may be returned."""
     import jax.numpy as jnp
 
     n_bins = weights.shape[-1]
@@ -101,12 +111,8 @@ def quantile_bin(weights: Array, share: float | Array) -> Array:
 
 
 def sequence_keys(seed: Array, patches: Array, samples: Array) -> Array:
-    """A random key for each sequence, by its own numbers: what is drawn does not depend on the batch it is in.
-
-    Args:
-        seed: int scalar.
-        patches, samples: int [batch].
-    """
+    """A random key for each sequence, by its own numbers, int [batch]: what is drawn does not depend on the batch it is
+    in."""
     import jax
 
     # By name: another default of JAX (rbg) draws other numbers in other batches.
@@ -115,16 +121,8 @@ def sequence_keys(seed: Array, patches: Array, samples: Array) -> Array:
 
 
 def chosen_bins(logits: Array, kind: ChoiceKind, temperature: Array, keys: Array, voxel: Array) -> Array:
-    """The bin of one voxel of each sequence.
-
-    Args:
-        logits: float32 [batch, K].
-        temperature: float scalar; of `sampled` alone.
-        voxel: int scalar, its number in the patch.
-
-    Returns:
-        int32 [batch].
-    """
+    """The bin, int32 [batch], of voxel number `voxel` of each sequence, whose logits are float32 [batch, K]; the
+    temperature, and keys of `sequence_keys`, are of `sampled` alone."""
     import jax
     import jax.numpy as jnp
 

@@ -17,17 +17,14 @@ from tomat.data.codec.files import load_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule
 from tomat.predict.inference.checks import MODEL_DEVIATION, say_if_voids_unknown
-from tomat.predict.inference.choice import choice_of
-from tomat.predict.inference.found import DecoderName, find_weights, identity_of
+from tomat.predict.inference.choice import DecoderName, choice_of, identity_of
 from tomat.predict.inference.interface import OnPatches, Prediction, Predictor
+from tomat.predict.weights.record import find_weights
 
 
 class DescribedRun(Predictor):
-    """The predictor of a run, whose model is loaded for the first structure that it predicts.
-
-    Args:
-        step, rounds, decoder, kv_cache_dtype, drawn: As for `tomat.predict.inference.predictor.load`.
-    """
+    """The predictor of a run or a folder of weights, whose model is loaded for the first structure that it predicts;
+    options as for `tomat.load`."""
 
     usual_deviation = MODEL_DEVIATION
 
@@ -57,14 +54,12 @@ class DescribedRun(Predictor):
 
     @property
     def identity(self) -> str:
-        """That of the predictor which is loaded."""
         found = self.weights
         weights = found.run_name, found.step, found.kind
         return identity_of(weights, self._codec_sha256, self.promolecule, *self._how)
 
     @property
     def loaded(self) -> Predictor:
-        """The predictor with its model."""
         if self._loaded is None:
             console.print(f"loading the model of {self.weights.folder}")
             from tomat.predict.inference.predictor import RunPredictor
@@ -80,5 +75,4 @@ class DescribedRun(Predictor):
     def density(
         self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """As `Predictor.density`."""
         return self.loaded.density(crystal, grid_shape, on_patches)

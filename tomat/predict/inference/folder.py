@@ -11,13 +11,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import numpy as np
 from msgspec import Meta
 
-from tomat.base.documents import mapping, parse_json
+from tomat.base.documents import append_whole_line, mapping, parse_json
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count, Positive, Sha256, typed
 from tomat.base.reporting import dump_json, first_line, to_jsonable, write_text
@@ -34,21 +35,22 @@ from tomat.data.density.outputs import (
     write_spread,
 )
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.predict.inference.asked import GridChoice, electron_count
 from tomat.predict.inference.checks import DISTANCE_TOLERANCE_A, check_structure, spacing_a
-from tomat.predict.inference.grids import GridChoice
 from tomat.predict.inference.interface import OnPatches, Predictor
 from tomat.predict.inference.structures import NoStructureError, StructureFile, formula, read_structure
-from tomat.predict.inference.valences import electron_count
 
 if TYPE_CHECKING:
     from tomat.data.density.chgcar import Augmentation
     from tomat.data.density.espresso import ReciprocalList
 
 LINES_FILE = "predictions.jsonl"
-"""In the output folder: one JSON object for each structure."""
 
 SPREAD_SUFFIX = ".spread.cube"
 """Ends the name of the file with the standard deviation over samples, where there are several."""
+
+
+FileName = Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")]
 
 
 class _Flag(TypedDict):
@@ -70,7 +72,7 @@ class _Predicted:
 
     name: str
     structure: str
-    output: Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")]
+    output: FileName
     formula: str = ""
     atoms: Positive | None = None
     grid: tuple[Positive, Positive, Positive] | None = None
@@ -84,7 +86,7 @@ class _Predicted:
     inputs_sha256: Sha256 | None = None
     output_sha256: Sha256 | None = None
     spread_share: Amount | None = None
-    spread_output: Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")] | None = None
+    spread_output: FileName | None = None
     spread_sha256: Sha256 | None = None
 
 
@@ -96,12 +98,9 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is done with every structure."""
-
     output: Path
     grid: GridChoice
     form: str = "chgcar"
-    """One of `outputs.FORMATS`."""
     valences: Mapping[int, float] | None = None
     """Valence electrons by atomic number, before those that the predictor learnt."""
     augmentation_from: str | None = None
@@ -118,18 +117,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the structures."""
-
     lines: list[Line]
     """Of every structure; of a failed one with the key `error`."""
     skipped: list[str]
-    """Names of those that were done before."""
     ignored: dict[str, str]
     """Files of folders that turned out to hold no structure, and why."""
 
     @property
     def failed(self) -> list[Line]:
-        """Lines of those that could not be predicted."""
         return [line for line in self.lines if "error" in line]
 
 
@@ -144,18 +139,13 @@ def predict_structures(
 ) -> Outcome:
     """Predict each structure, write its density and its line.
 
-    All are read and checked, and those that are done recognised, before the first is predicted.
-    A structure whose output and line are there, of the same structure and settings, is skipped. One that cannot be
-    predicted gets a line with `error`, and is tried again by the next call. However the process ends, each output is
-    whole or absent.
+    All are read and checked, and those that are done recognised, before the first is predicted. A structure whose
+    output and line are there, of the same structure and settings, is skipped. One that cannot be predicted gets a line
+    with `error`, and is tried again by the next call. However the process ends, each output is whole or absent; where
+    the folder cannot be written (OutputError), what was done until then stays.
 
-    Args:
-        on_start: told of each structure before it is read, and again before it is predicted.
-        on_line: told of each line, and whether it was there before.
-
-    Raises:
-        OutputError: the folder cannot be written; what was done until then stays.
-        TomatError: another process writes to the folder, or a file that `settings` name cannot be read.
+    `on_start` is told of each structure before it is read, and again before it is predicted; `on_line` of each line,
+    and whether it was there before.
     """
     augmentation = None
     if settings.augmentation_from is not None:
@@ -168,51 +158,44 @@ def predict_structures(
     with _locked(settings.output):
         done = _read_lines(settings.output / LINES_FILE)
 
-        def failing_alone(index: int, file: StructureFile, step: Callable[[], Line | None]) -> None:
-            """One step of one structure, whose line it may give."""
-            on_start(file)
-            try:
-                line = step()
-            except NoStructureError as error:
-                if file.in_folder:
-                    ignored[file.path] = str(error)
-                    return
-                line = _failed(file, error)
-            except OutputError:
-                raise
-            except TomatError as error:
-                line = _failed(file, error)
-            except MemoryError:
-                line = _failed(file, TomatError(f"{file.path}: not enough memory. Ask for a coarser grid."))
-            if line is None:
-                return
-            there_before = line is done.get(file.name)
+        def keep(index: int, line: Line, there_before: bool = False) -> None:
             if there_before:
-                skipped.append(file.name)
+                skipped.append(line["name"])
             else:
                 _append(settings.output / LINES_FILE, line)
             lines[index] = line
             on_line(line, there_before)
 
+        def failing_alone[T](index: int, file: StructureFile, step: Callable[[], T]) -> T | None:
+            """One step of one structure; None if it fails, of which there is a line then."""
+            on_start(file)
+            try:
+                return step()
+            except OutputError:
+                raise
+            except TomatError as error:
+                if isinstance(error, NoStructureError) and file.in_folder:
+                    ignored[file.path] = str(error)
+                    return None
+                words = str(error)
+            except MemoryError:
+                words = f"{file.path}: not enough memory. Ask for a coarser grid."
+            keep(index, {"name": file.name, "structure": file.path, "error": words})
+            return None
+
         missing: dict[int, _Todo] = {}
         for index, file in enumerate(files):
-
-            def read(index: int = index, file: StructureFile = file) -> Line | None:
-                todo = _checked(predictor, file, settings, augmentation)
-                before = done.get(file.name)
-                if before is not None and before.get("inputs_sha256") == todo.inputs_sha256:
-                    if _is_whole(settings.output, before):
-                        return before
-                missing[index] = todo
-                return None
-
-            failing_alone(index, file, read)
+            before = done.get(file.name)
+            found = failing_alone(index, file, partial(_looked_at, predictor, file, settings, augmentation, before))
+            if isinstance(found, _Todo):
+                missing[index] = found
+            elif found is not None:
+                keep(index, found, there_before=True)
         for index, todo in missing.items():
-
-            def predict(todo: _Todo = todo) -> Line:
-                return _predict(predictor, todo, settings, augmentation, on_patches)
-
-            failing_alone(index, todo.file, predict)
+            step = partial(_predict, predictor, todo, settings, augmentation, on_patches)
+            line = failing_alone(index, todo.file, step)
+            if line is not None:
+                keep(index, line)
     return Outcome([lines[index] for index in sorted(lines)], skipped, ignored)
 
 
@@ -231,15 +214,26 @@ class _Todo:
     inputs_sha256: str
 
 
-def _checked(predictor: Predictor, file: StructureFile, settings: Settings, augmentation: Augmentation | None) -> _Todo:
-    """All that can be known of a structure before it is predicted."""
+def _looked_at(
+    predictor: Predictor,
+    file: StructureFile,
+    settings: Settings,
+    augmentation: Augmentation | None,
+    before: Line | None,
+) -> _Todo | Line:
+    """All that can be known of a structure before it is predicted; or the line of before, if it is done."""
     crystal, notes = read_structure(file.path, file.name, settings.rules)
     check_structure(predictor, crystal, settings.accept)
     shape = settings.grid.shape(crystal)
     electrons, electrons_from = electron_count(crystal, settings.valences, predictor.valences)
     if augmentation is not None:
         check_augmentation(augmentation, crystal.atomic_numbers, crystal.name)
-    vectors = _vectors(settings, file.name)
+    vectors = None
+    if settings.vectors_from is not None:
+        from tomat.data.density.espresso import read_reciprocal_list
+
+        place = Path(settings.vectors_from)
+        vectors = read_reciprocal_list(place / f"{file.name}.save" / CHARGE_DENSITY if place.is_dir() else place)
     inputs = {
         "lattice": crystal.lattice,
         "atomic_numbers": crystal.atomic_numbers,
@@ -253,6 +247,8 @@ def _checked(predictor: Predictor, file: StructureFile, settings: Settings, augm
         "recorded": settings.recorded,
     }
     inputs_sha256 = hashlib.sha256(dump_json(inputs).encode()).hexdigest()
+    if before is not None and before.get("inputs_sha256") == inputs_sha256 and _is_whole(settings.output, before):
+        return before
     target = settings.output / f"{file.name}{FORMATS[settings.form]}"
     return _Todo(file, crystal, notes, shape, electrons, electrons_from, vectors, target, inputs_sha256)
 
@@ -264,7 +260,6 @@ def _predict(
     augmentation: Augmentation | None,
     on_patches: OnPatches | None,
 ) -> Line:
-    """The line of one structure, whose density is written before it."""
     file, crystal, shape, target, vectors = todo.file, todo.crystal, todo.grid_shape, todo.target, todo.vectors
     prediction = predictor.predict(
         crystal, shape, electrons=todo.electrons, accept=settings.accept, on_patches=on_patches
@@ -316,10 +311,6 @@ def _predict(
     return line
 
 
-def _failed(file: StructureFile, error: TomatError) -> Line:
-    return {"name": file.name, "structure": file.path, "error": str(error)}
-
-
 def _is_whole(output: Path, line: Line) -> bool:
     """Whether what a line says was written lies there as written; older lines have only a size."""
     target = output / line["output"]
@@ -327,15 +318,6 @@ def _is_whole(output: Path, line: Line) -> bool:
         return False
     kept = ((target, line.get("output_sha256")), (output / str(line.get("spread_output")), line.get("spread_sha256")))
     return all(expected is None or content_sha256(path) == expected for path, expected in kept)
-
-
-def _vectors(settings: Settings, name: str) -> ReciprocalList | None:
-    if settings.vectors_from is None:
-        return None
-    from tomat.data.density.espresso import read_reciprocal_list
-
-    place = Path(settings.vectors_from)
-    return read_reciprocal_list(place / f"{name}.save" / CHARGE_DENSITY if place.is_dir() else place)
 
 
 @contextlib.contextmanager
@@ -368,7 +350,6 @@ def _locked(output: Path) -> Iterator[None]:
 
 
 def read_line(text: str, origin: str) -> Line:
-    """A line of `predictions.jsonl`."""
     remedy = "Run `tomat predict` into the folder again."
     line = parse_json(text, origin, remedy)
     typed(line, _Failed if "error" in mapping(line) else _Predicted, origin, remedy)
@@ -397,10 +378,8 @@ def _read_lines(path: Path) -> dict[str, Line]:
 
 def _append(path: Path, line: Line) -> None:
     try:
-        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(_as_text(line))
-            file.flush()
-            os.fsync(file.fileno())
+        with path.open("a+b") as file:
+            append_whole_line(file, _as_text(line))
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}.") from error
 

@@ -8,6 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,11 +16,20 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
+from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.rules import ReadRules
-from tomat.predict.inference.checks import Flag, Learnt, check_structure, extrapolations, normalisation, vacuum
-from tomat.predict.inference.grids import choose_grid
+from tomat.predict.inference.asked import choose_grid, electron_count
+from tomat.predict.inference.checks import (
+    PROMOLECULE_DEVIATION,
+    Flag,
+    Learnt,
+    check_structure,
+    extrapolations,
+    normalisation,
+    say_if_voids_unknown,
+    vacuum,
+)
 from tomat.predict.inference.structures import crystal_of, read_structure
-from tomat.predict.inference.valences import electron_count
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
@@ -78,9 +88,10 @@ class Predictor(Learnt, ABC):
         Args:
             structure: Cell and atoms: a crystal, pymatgen's structure, or a file of one.
             grid_shape: Voxels along a, b, c; None: as fine as the training was, 0.065 A where any is as good.
-            electrons: What the density is scaled to integrate to; None leaves it as it is, and so does `learnt`, with
-                a warning, where no valences were.
+            electrons: What the density is scaled to integrate to; None leaves it as it is, and so does
+                `learnt` where no valences were.
             accept: Refusals that are lifted: `distances`, `normalisation` (`checks.ACCEPTABLE`).
+            on_patches: Told how many patches are done, and of how many.
         """
         flags: list[Flag] = []
         if isinstance(structure, (str, os.PathLike)):
@@ -122,3 +133,40 @@ def normalised(rho: np.ndarray, crystal: Crystal, electrons: float | None) -> tu
     if not before > 0:
         raise TomatError(f"{crystal.name}: the predicted density holds {before:.3g} electrons; it cannot be scaled.")
     return (rho * np.float64(electrons / before)).astype(np.float32), before
+
+
+@dataclass(frozen=True, eq=False)
+class PromoleculePredictor(Predictor):
+    """A `Predictor` of the sum of atoms: what every model has to beat, and of use where there is no model. Its
+    functions hold no whole number of electrons: in a salt, that of an anion holds a part of the cation's."""
+
+    promolecule: Promolecule
+    usual_deviation = PROMOLECULE_DEVIATION
+
+    @property
+    def spacing_a(self) -> float | None:
+        return None
+
+    @property
+    def identity(self) -> str:
+        return f"promolecule {self.promolecule.sha256}"
+
+    def density(
+        self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
+    ) -> tuple[np.ndarray, None]:
+        """As `Predictor.density`; the whole cell is one patch."""
+        rho = self.promolecule.density(crystal, grid_shape)
+        if on_patches is not None:
+            on_patches(1, 1)
+        return rho, None
+
+
+def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:
+    """The promolecule in a file, such as `promolecule.json` beside a codec."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TomatError(f"{path} cannot be read as a promolecule ({type(error).__name__}: {error}).") from error
+    promolecule = Promolecule.from_text(text, os.fspath(path))
+    say_if_voids_unknown(promolecule, os.fspath(path))
+    return PromoleculePredictor(promolecule)

@@ -1,32 +1,45 @@
-"""A trained run as a predictor: from a structure to its density."""
+"""A trained run as a predictor, from a structure to its density; and its parallel decoder: all voxels of a patch in one
+forward pass, of a model that is told the atoms and no density.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
+import equinox as eqx
 import haliax as hax
 import jax
+import jax.numpy as jnp
+import jmp
 import numpy as np
 import psutil
+from haliax import Axis, NamedArray
+from haliax.partitioning import ResourceMapping
 from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, counted
 from tomat.data.codec.base import UNIT_E_PER_A3, require_unit
 from tomat.data.density.crystal import Crystal
-from tomat.model.any_decoder import environment_of
+from tomat.data.density.grid import DensityGrid
+from tomat.data.tokens.layouts import PatchShape
+from tomat.data.tokens.patch import encode_rows, tiling_anchors
+from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
+from tomat.model.any_decoder import environment_of, hidden_and_head
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables
 from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
+from tomat.model.patch_atoms import Room, atoms_of_patch, filled, named_atoms, stacked_atoms
 from tomat.predict.inference.autoregressive import decode_autoregressive, require_cache
 from tomat.predict.inference.checks import MODEL_DEVIATION, say_if_voids_unknown
-from tomat.predict.inference.choice import Choice, ChoiceKind, choice_of
-from tomat.predict.inference.found import DecoderName, find_weights, identity_of
+from tomat.predict.inference.choice import Choice, ChoiceKind, DecoderName, choice_of, identity_of
 from tomat.predict.inference.interface import OnPatches, Predictor
-from tomat.predict.inference.parallel import batches, cell_patches, decode_parallel, first_rows
 from tomat.predict.inference.trained import LoadedRun, load_weights_found
+from tomat.predict.weights.record import find_weights
 from tomat.train.settings.config import TrainConfig
 
 MOST_SEQUENCES: Mapping[DecoderName, int] = MappingProxyType({"parallel": 16, "autoregressive": 256})
@@ -36,6 +49,129 @@ SHARE = 0.9
 """Of what is free that a program may take: fragmentation, and on CPUs other processes."""
 FILLED_SHARE = 0.8
 """Of the sequences that a batch has decoded at the end, those that half of it has: above that it is not halved."""
+BLOCK_VOXELS = 128
+"""Voxels of each patch whose logits exist at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class CellPatches:
+    """Patches that tile a cell, as a model reads them that is told no density."""
+
+    anchors: np.ndarray
+    """int [patch, 3]: first voxel of each."""
+    patch_shape: PatchShape
+    grid_shape: tuple[int, int, int]
+    arrays: dict[str, np.ndarray]
+    """`tokens` int32 [patch, position], and the arrays of `stacked_atoms` for a model with `environment`."""
+
+    def assembled(self, values: np.ndarray) -> np.ndarray:
+        """The cell from the values of its patches, float [patch, voxel]; what reaches past the cell is left out."""
+        cell = np.zeros(self.grid_shape, values.dtype)
+        boxes = values.reshape(len(self.anchors), *self.patch_shape)
+        for anchor, box in zip(self.anchors, boxes, strict=True):
+            sides = [min(p, n - a) for p, n, a in zip(self.patch_shape, self.grid_shape, anchor, strict=True)]
+            place = tuple(slice(a, a + side) for a, side in zip(anchor, sides, strict=True))
+            cell[place] = box[tuple(slice(side) for side in sides)]
+        return cell
+
+
+def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, int]) -> CellPatches:
+    """The patches of a cell for the model of a run."""
+    layout, environment = run.config.data.sequence_layout, environment_of(run.config.model)
+    patch_shape = layout.patch_shape(len(crystal.atomic_numbers))
+    anchors = tiling_anchors(grid_shape, patch_shape)
+    # The rows are encoded from an empty cell: nothing but the structure can be in them.
+    empty = DensityGrid(
+        np.zeros(grid_shape, np.float32), crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name
+    )
+    tokens = encode_rows(empty, anchors, layout, run.codec)[:, : run.config.seq_len].astype(np.int32)
+    tokens[tokens >= DENSITY_START] = PAD
+    arrays = {"tokens": tokens}
+    if environment is not None:
+        near, room = atoms_near(environment, crystal, anchors, grid_shape, patch_shape)
+        arrays |= stacked_atoms([filled(*found, patch_shape, room, crystal.name) for found in near])
+    return CellPatches(anchors, patch_shape, grid_shape, arrays)
+
+
+def atoms_near(
+    environment: EnvironmentConfig,
+    crystal: Crystal,
+    anchors: np.ndarray,
+    grid_shape: tuple[int, int, int],
+    patch_shape: PatchShape,
+) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], Room]:
+    """`atoms_of_patch` of each patch, and the room that they are given."""
+    reach_a = environment.basis.cutoff_a
+    near = [atoms_of_patch(crystal, anchor, grid_shape, patch_shape, reach_a) for anchor in anchors]
+    # A structure that is denser than any trained, or of more elements, gets room of its own.
+    return near, Room.of(environment).enlarged(numbers for numbers, *_ in near)
+
+
+def batches(arrays: dict[str, np.ndarray], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Batches of one size, each with its number of real rows; the last is filled up with its last row."""
+    for start in range(0, len(arrays["tokens"]), size):
+        rest = {name: array[start:] for name, array in arrays.items()}
+        yield min(size, len(rest["tokens"])), first_rows(rest, size)
+
+
+def first_rows(arrays: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
+    """The first rows, filled up with the last one."""
+    rows = np.minimum(np.arange(size), len(arrays["tokens"]) - 1)
+    return {name: array[rows] for name, array in arrays.items()}
+
+
+@eqx.filter_jit
+def decode_parallel(
+    model: LmHeadModel,
+    batch: dict[str, np.ndarray],
+    tables: EnvironmentTables | None,
+    values: np.ndarray,
+    n_voxels: int,
+    rounds: int,
+    axis_mapping: ResourceMapping | None,
+    policy: jmp.Policy | None,
+) -> jax.Array:
+    """Expected density of every voxel of a batch of `CellPatches.arrays`, float32 [batch, voxel], from the codec's
+    means, `values`, all in e/A^3. Each round after the first reads the most probable densities of the one before."""
+    if policy is not None:
+        model = policy.cast_to_compute(model)
+    with hax.axis_mapping(axis_mapping or {}):
+        n_sequences, length = batch["tokens"].shape
+        axes = Axis("batch", n_sequences), Axis("position", length)
+        ids = jnp.asarray(batch["tokens"])
+        start = jnp.argmax(ids == DENSITY_BLOCK_START, axis=1)[:, None]
+        places = jnp.minimum(start + jnp.arange(n_voxels), length - 1)
+        atoms = named_atoms(batch)
+        rho = jnp.zeros((n_sequences, n_voxels))
+        for _ in range(rounds):
+            hidden, head = hidden_and_head(model, hax.shard(NamedArray(ids, axes)), atoms, tables)
+            head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + len(values))]
+            rho, best = _expected(
+                hidden.rearrange(("batch", "position", "embed")).array,
+                head.rearrange((model.Vocab.name, "embed")).array.astype(hidden.dtype),
+                places,
+                jnp.asarray(values),
+            )
+            rows = jnp.arange(n_sequences)[:, None]
+            ids = ids.at[rows, jnp.minimum(places + 1, length - 1)].set(best + DENSITY_START)
+    return rho
+
+
+def _expected(hidden: jax.Array, head: jax.Array, places: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Expectation and most probable bin at positions [B, V] of hidden [B, T, E]: float32 and int32 [B, V]."""
+    n_sequences, n_voxels = places.shape
+    block = min(BLOCK_VOXELS, n_voxels)
+    n_blocks = -(-n_voxels // block)
+    padded = jnp.pad(places, ((0, 0), (0, n_blocks * block - n_voxels)), mode="edge")
+
+    def one(at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        states = jnp.take_along_axis(hidden, at[..., None], axis=1)
+        logits = jnp.einsum("bve,ke->bvk", states, head, preferred_element_type=jnp.float32)
+        return jax.nn.softmax(logits) @ values, jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    parts = jax.lax.map(one, padded.reshape(n_sequences, n_blocks, block).swapaxes(0, 1))
+    rho, best = (part.swapaxes(0, 1).reshape(n_sequences, -1)[:, :n_voxels] for part in parts)
+    return rho, best
 
 
 def can_predict(run: LoadedRun) -> bool:
@@ -48,9 +184,8 @@ def check_decoder(config: TrainConfig, decoder: DecoderName, rounds: int = 1) ->
     name = config.run_name
     if environment_of(config.model) is None:
         raise TomatError(
-            f"run '{name}' has no model.environment: its model knows atoms from the preamble alone, rounded to "
-            "0.05 A, and predicts nothing without true densities. Train one with model.environment and "
-            "density_dropout."
+            f"run '{name}' has no model.environment, and predicts nothing without true densities: it knows atoms from "
+            "the preamble alone, rounded to 0.05 A. Train one with model.environment and density_dropout."
         )
     if decoder not in MOST_SEQUENCES:
         raise TomatError(f"decoder is {decoder!r}; expected one of {', '.join(MOST_SEQUENCES)}.")
@@ -89,15 +224,8 @@ def sequences_to_try(decoder: DecoderName, n_rows: int, devices: int) -> int:
 
 
 class RunPredictor(Predictor):
-    """The model of a run.
-
-    Args:
-        rounds: Forward passes a patch; of the parallel decoder.
-        decoder: All voxels of a patch at a time, or one after another.
-        choice: Which bins the autoregressive decoder takes. Of several samples the prediction is the mean, with their
-            standard deviation as `Prediction.spread`.
-        kv_cache_dtype: Of the keys and values that the autoregressive decoder keeps.
-    """
+    """The model of a run that has `environment`. Of several samples of the `choice`, of the autoregressive decoder, the
+    prediction is the mean, with their standard deviation as `Prediction.spread`."""
 
     usual_deviation = MODEL_DEVIATION
 
@@ -125,7 +253,6 @@ class RunPredictor(Predictor):
 
     @property
     def identity(self) -> str:
-        """The run, its step and decoder."""
         run = self.run
         weights = run.config.run_name, run.step, run.weights
         how = self.rounds, self.decoder, self.choice, self.kv_cache_dtype
@@ -134,7 +261,6 @@ class RunPredictor(Predictor):
     def density(
         self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """As `Predictor.density`."""
         patches = cell_patches(self.run, crystal, grid_shape)
         trainer = self.run.config.trainer_config()
         samples, n_patches, n_voxels = self.choice.samples, len(patches.anchors), prod(patches.patch_shape)
@@ -157,7 +283,6 @@ class RunPredictor(Predictor):
         return cells.mean(axis=0), cells.std(axis=0, ddof=1) if samples > 1 else None
 
     def _arguments(self, model: LmHeadModel, batch: dict[str, np.ndarray], n_voxels: int) -> tuple[Any, ...]:
-        """What the decoder is called with."""
         trainer, choice = self.run.config.trainer_config(), self.choice
         first = model, batch, self.run.tables, self._means, n_voxels
         mapped = trainer.compute_axis_mapping, trainer.mp
@@ -206,8 +331,8 @@ def load(
     Args:
         step: Of its checkpoint; None: the newest.
         rounds: Forward passes a patch, of the parallel decoder.
-        choice: `Choice.kind`, of the autoregressive decoder; None: sampled if one of the next three is given, else
-            median.
+        choice: `Choice.kind`, of the autoregressive decoder; None: sampled if one of the next three is given,
+            else median.
         samples, temperature, seed: As of `Choice`, of what is drawn; None: its defaults.
         kv_cache_dtype: `int8` keeps the autoregressive decoder's keys and values in 8 bits; None: in the type that the
             model computes in.
@@ -220,12 +345,6 @@ def load(
     return loaded
 
 
-class Program(Protocol):
-    """What `equinox.filter_jit(...).lower(...)` gives."""
-
-    def compile(self) -> Any: ...
-
-
 def free_bytes() -> int:
     """Memory that is free on the fullest device here; of CPU devices, each its part of the machine's."""
     devices = jax.local_devices()
@@ -235,17 +354,9 @@ def free_bytes() -> int:
     return min(each["bytes_limit"] - each["bytes_in_use"] for each in stats if each)
 
 
-def largest_batch(lower: Callable[[int], Program], most: int, least: int, free: int) -> tuple[int, Callable, int]:
-    """Halve a batch until its program fits.
-
-    Args:
-        lower: Makes the program of a batch of so many sequences.
-        most: Sequences to begin with, `least` times a power of two.
-        least: Sequences that cannot be fewer, such as one a device.
-
-    Returns:
-        Sequences, the compiled program, and the bytes that it takes on a device beside what is there already.
-    """
+def largest_batch(lower: Callable[[int], Any], most: int, least: int, free: int) -> tuple[int, Callable, int]:
+    """Halve a batch of `most` sequences, `least` times a power of two, until its program fits into the bytes that are
+    free on a device: sequences, the compiled program, and the bytes that it takes beside what is there already."""
     size = most
     while True:
         compiled = lower(size).compile()

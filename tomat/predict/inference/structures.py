@@ -7,6 +7,7 @@ helium, ... where a POSCAR names no element, reads the rest. Of a CHGCAR only th
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import warnings
@@ -33,7 +34,6 @@ from tomat.data.density.limits import (
     structure_text,
 )
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
-from tomat.predict.inference.cif_text import bounded_cif
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
@@ -50,6 +50,27 @@ EXPECTED = (
 _OTHER_LINES = 1_000
 """Of a file with one structure, that hold no atom: titles, vectors, comments."""
 
+MOST_IMAGES = 2 * MOST_ATOMS
+"""Sites times operations of symmetry. pymatgen compares each image with all before it, 0.25 us a pair: 10,000 sites
+without symmetry take 20 s, as many images as this 50 s."""
+
+MOST_OPERATIONS = 192
+"""Of a space group, Fm-3m and others; assumed where a CIF names a group and lists no operations."""
+
+MOST_QUOTED = 100_000_000
+"""Quotes of a line times its length, over all lines: pymatgen looks for the end of each, 1 s."""
+
+_LOOP = re.compile(
+    r"^[ \t]*loop_(?P<names>(?:\s+(?:_\S+|\#[^\n]*))+)(?P<rows>.*?)(?=^[ \t]*(?:_|loop_|data_)|\Z)",
+    re.MULTILINE | re.IGNORECASE | re.DOTALL,
+)
+_READ = re.compile(r"^_(?:atom|cell|space_group|symmetry|parent|magnetic)", re.MULTILINE | re.IGNORECASE)
+"""Begins the names that pymatgen reads of a structure; other loops are of reflections, bonds and authors."""
+_GROUP = re.compile(
+    r"^[ \t]*_(?:symmetry|space_group)_(?:IT_number|Int_Tables_number|name_\S+)[ \t]+(.+?)[ \t]*$",
+    re.MULTILINE | re.IGNORECASE,
+)
+
 _D_EXPONENT = re.compile(rb"(\d\.\d*|\.\d+)[dD]([+-]?\d)")
 """Of a number in double precision, as Fortran writes it."""
 
@@ -62,8 +83,6 @@ class NoStructureError(TomatError):
 
 @dataclass(frozen=True)
 class StructureFile:
-    """A file with one structure."""
-
     name: str
     """What its outputs are called; no two of a call have the same."""
     path: str
@@ -72,12 +91,10 @@ class StructureFile:
 
 
 def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str, str]]:
-    """The structure files among files and folders, by name.
+    """The structure files among files and folders, by name, in the order given, those of a folder sorted; and for each
+    file of a folder that is passed over, why.
 
     A structure is called as its file without suffixes; a file just called POSCAR, CONTCAR or CHGCAR as its folder.
-
-    Returns:
-        The files in the order given, those of a folder sorted; and for each file of a folder that is passed over, why.
     """
     found: dict[str, StructureFile] = {}
     ignored: dict[str, str] = {}
@@ -123,19 +140,13 @@ def structure_name(path: str) -> str:
 def read_structure(
     path: str | os.PathLike[str], name: str | None = None, rules: ReadRules = DEFAULT_RULES
 ) -> tuple[Crystal, list[str]]:
-    """One structure, checked.
+    """One structure of a kind that `EXPECTED` names, checked, and what its reader had to say of the file.
 
     Args:
-        path: a file of a kind that `EXPECTED` names, plain or `.gz`, `.bz2`, `.xz`.
         rules: elements of a POSCAR that names none; `accept` with `distances` takes atoms however near or far.
-
-    Returns:
-        The crystal, and what its reader had to say of the file.
 
     Raises:
         NoStructureError: JSON of something else.
-        TomatError: no file or none of a known kind, a molecule, a site that is not wholly one element, atoms on top of
-            each other, what the reader finds damaged.
         MemoryError: as it is; it says nothing about the file.
     """
     source = os.fspath(path)
@@ -250,21 +261,45 @@ def _xyz(source: str, rules: ReadRules) -> Parts:
     for name, width in zip(fields[::3], fields[2::3], strict=True):
         starts[name] = column
         column += int(width)
-    rows = [line.split() for line in lines[2 : 2 + count]]
+    rows, at = [line.split() for line in lines[2 : 2 + count]], starts["pos"]
     numbers = np.array([atomic_number(row[starts["species"]]) for row in rows])
-    at = starts["pos"]
-    places = np.array([_three(" ".join(row[at : at + 3]), source) for row in rows])
-    axes = lattice[1].split()
-    matrix = np.array([_three(" ".join(axes[start : start + 3]), source) for start in (0, 3, 6)])
+    places = np.array([_numbers(" ".join(row[at : at + 3]), 3, source) for row in rows])
+    matrix = np.reshape(_numbers(lattice[1], 9, source), (3, 3))
     return matrix, numbers, places @ np.linalg.inv(matrix)
 
 
-def _three(words: str, source: str) -> list[float]:
-    """Three numbers."""
+def _numbers(words: str, count: int, source: str) -> list[float]:
     values = finite_numbers(words.encode())
-    if values is None or len(values) != 3:
-        raise TomatError(f"{source}: found {words[:60]!r} where three numbers are expected; it is damaged.")
+    if values is None or len(values) != count:
+        raise TomatError(f"{source}: found {words[:60]!r} where {count} numbers are expected; it is damaged.")
     return values
+
+
+def bounded_cif(text: str, source: str) -> str:
+    """The text without blank lines and loops that say nothing of a structure; one that pymatgen would take minutes for
+    is refused."""
+    lines = [line for line in text.splitlines() if not (line == "" or line.isspace())]
+    if sum(len(line) * (line.count("'") + line.count('"')) for line in lines) > MOST_QUOTED:
+        raise TomatError(f"{source} has lines of thousands of quotes; it is no CIF, or damaged.")
+    text = "\n".join(lines) + "\n"
+    n_sites, operations = 0, []
+    for loop in _LOOP.finditer(text):
+        names = [name.lower() for name in loop["names"].split() if name.startswith("_")]
+        if any(name.startswith(("_atom_site_fract_x", "_atom_site.fract_x")) for name in names):
+            n_sites = max(n_sites, len(loop["rows"].split()) // len(names))
+        elif any("symop" in name or "equiv_pos_as_xyz" in name for name in names):
+            operations.append(max(loop["rows"].strip().count("\n") + 1, 1))
+    check_atom_count(max(n_sites, 1), source)
+    named = [group.strip("'\" ").replace(" ", "").replace("_", "") for group in _GROUP.findall(text)]
+    if not operations and any(group not in ("P1", "1", "?", ".") for group in named):
+        operations.append(MOST_OPERATIONS)
+    if (n_images := n_sites * math.prod(operations)) > MOST_IMAGES:
+        raise TomatError(
+            f"{source} has {n_sites:,} sites and {math.prod(operations):,} operations of symmetry, {n_images:,} "
+            f"images; expected at most {MOST_IMAGES:,}. Write the cell without symmetry (P1), where it may have "
+            f"{MOST_ATOMS:,} atoms."
+        )
+    return _LOOP.sub(lambda loop: loop[0] if _READ.search("\n".join(loop["names"].split())) else "", text)
 
 
 def _cif(source: str, rules: ReadRules) -> Parts:

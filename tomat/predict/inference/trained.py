@@ -19,10 +19,10 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.model.any_decoder import environment_of
 from tomat.model.devices import ignore_absent_tpu, quiet_terminal
 from tomat.model.environment import EnvironmentTables, environment_tables
-from tomat.predict.inference.found import FoundWeights, find_weights
 from tomat.predict.weights.arrays import model_of
 from tomat.predict.weights.folder import read_weights
 from tomat.predict.weights.packed import check_compressible, with_packed
+from tomat.predict.weights.record import FoundWeights, find_weights
 from tomat.train.restore import load_weights
 from tomat.train.runs.checkpoints import AVERAGED
 from tomat.train.settings.config import TrainConfig, recorded_config
@@ -30,8 +30,6 @@ from tomat.train.settings.config import TrainConfig, recorded_config
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained model and what is needed to use it."""
-
     config: TrainConfig
     model: LmHeadModel
     codec: DensityCodec
@@ -68,15 +66,13 @@ def load_trained(run_dir: str | Path, step: int | None = None, *, packed: bool =
     """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any; or that of
     a folder that `tomat export` or `tomat compress` wrote.
 
-    Args:
-        packed: To predict with: matrices that the folder has in few bits stay so in memory
-            (`predict/weights/packed.py`). Such a model has no arrays by name.
+    `packed`, to predict with: matrices that the folder has in few bits stay so in memory (`predict/weights/packed.py`).
+    Such a model has no arrays by name.
     """
     return load_weights_found(find_weights(run_dir, step), packed=packed)
 
 
 def load_weights_found(found: FoundWeights, *, packed: bool = False) -> LoadedRun:
-    """The model with weights that were found."""
     quiet_terminal()
     ignore_absent_tpu()
     folder = found.folder
@@ -92,7 +88,6 @@ def load_weights_found(found: FoundWeights, *, packed: bool = False) -> LoadedRu
 
 
 def _checkpoint(path: str, folder: Path, config: TrainConfig) -> LmHeadModel:
-    """The model of a run's checkpoint."""
     trainer = config.trainer_config()
 
     def load() -> tuple[LmHeadModel, str]:
@@ -110,7 +105,6 @@ def _checkpoint(path: str, folder: Path, config: TrainConfig) -> LmHeadModel:
 
 
 def _stored(folder: Path, config: TrainConfig, packed: bool) -> LmHeadModel:
-    """That of a folder of weights."""
     stored = read_weights(folder)
     if stored.quantised:
         check_compressible(config, str(folder))

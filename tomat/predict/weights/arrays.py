@@ -60,17 +60,12 @@ def model_of(
 
 
 def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: TrainConfig) -> None:
-    """Refuse arrays that are not those of the model of `config`."""
     _check_shapes(shapes, eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0))))
 
 
 def stacked_model(arrays: Mapping[str, jax.Array], config: TrainConfig) -> LmHeadModel:
-    """The model of `config` with its layers stacked; also of arrays that are being traced, with their gradients.
-
-    Args:
-        arrays: As of `named_arrays`, and all of the model's; on a device: arrays of the host Haliax 0.2.227 would place
-            on a mesh of no devices, where there are several.
-    """
+    """The model of `config` with its layers stacked; also of arrays that are being traced, with their gradients. They
+    are all of the model's, on a device: Haliax 0.2.227 would place arrays of the host on a mesh of no devices."""
     stacked = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), scan_layers=True))
     shapes = eqx.filter_eval_shape(model_initialiser(stacked, jax.random.PRNGKey(0)))
     environment = getattr(shapes, "environment", None)
@@ -107,7 +102,6 @@ def arrays_sha256(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _check_shapes(found: Mapping[str, tuple[int, ...]], wanted: LmHeadModel) -> None:
-    """As `check_arrays`, with the model's shapes."""
     expected = {name: array.shape for name, array in _shapes(wanted).items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):

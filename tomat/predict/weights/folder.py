@@ -11,10 +11,8 @@ import hashlib
 import json
 import math
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FILE, PROMOLECULE_FILE
-from tomat.base.reporting import first_line, readable_bytes, to_jsonable, write_json, write_text, writing
+from tomat.base.reporting import first_line, readable_bytes, replacing, to_jsonable, write_json, write_text
 from tomat.predict.weights.arrays import PARTS, Part, arrays_sha256, part_of
 from tomat.predict.weights.quantise import Quantised, Scheme, check_offered, quantise
 from tomat.predict.weights.record import AGAIN, ARRAYS_FILE, FORMAT_VERSION, WEIGHTS_FILE, read_weights_record
@@ -48,7 +46,6 @@ class Compression:
     """Parts with other bits than `bits`."""
 
     def of(self, part: Part) -> int:
-        """Bits of a code in a part."""
         return dict(self.bits_of).get(part, self.bits)
 
     def __str__(self) -> str:
@@ -63,25 +60,20 @@ class WrittenWeights:
     weights_bytes: int
     """Of the arrays as stored."""
     float32_bytes: int
-    """Of the same arrays, whole."""
     relative_error: Mapping[str, float]
     """By array that was quantised here: root of the squared difference over that of the squares."""
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """What a folder holds."""
-
     stored: Mapping[str, np.ndarray | Quantised]
     step: int
     weights: str
-    """Of the run, as `LoadedRun.weights` says it, and how it was compressed."""
     quantised_from: str | None
-    """`arrays_sha256` of the arrays before they were quantised; None: nothing was quantised, or by an earlier tomat."""
+    """As `WeightsRecord` has it."""
 
     @property
     def quantised(self) -> dict[str, Quantised]:
-        """Those in few bits."""
         return {name: its for name, its in self.stored.items() if isinstance(its, Quantised)}
 
     @property
@@ -113,15 +105,8 @@ def write_weights(
     workers: int = 1,
     on_array: Callable[[str], None] = lambda name: None,
 ) -> WrittenWeights:
-    """Write the folder; it appears whole or not at all.
-
-    Args:
-        run_dir: The run, for its configuration, codec, promolecule and evaluation.
-        arrays: Of its model, by name; what is in few bits already stays as it is.
-        output: The folder, which must not be there.
-        compression: Of the other matrices; None: the arrays as they are.
-        workers: Matrices to quantise at once.
-    """
+    """Write the folder, which must not be there; it appears whole or not at all. Arrays that are in few bits already
+    stay as they are, and so do all without a compression."""
     if output.exists():
         raise TomatError(f"{output} is there already; give another folder, or remove it.")
     if compression is not None:
@@ -158,7 +143,8 @@ def write_weights(
     kind = weights if compression is None else f"{weights}, {compression}"
     size = sum(array.nbytes for array in stored.values())
     written = WrittenWeights(size, 4 * sum(math.prod(array.shape) for array in arrays.values()), errors)
-    with _whole(output) as folder:
+    with replacing(output) as folder:
+        folder.mkdir()
         try:
             save_file(stored, folder / ARRAYS_FILE, metadata={"format": "np"})
         except SafetensorError as error:  # it says so of a full disk
@@ -182,7 +168,6 @@ def write_weights(
 
 
 def read_weights(folder: Path) -> StoredWeights:
-    """The arrays of a folder."""
     found = read_weights_record(folder)
     for name, expected in found.sha256.items():
         if name == PAGE_FILE:  # yours to edit
@@ -218,25 +203,12 @@ def read_weights(folder: Path) -> StoredWeights:
     return StoredWeights(arrays, found.step, found.weights, found.quantised_from)
 
 
-@contextmanager
-def _whole(output: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `output` as the block ends without an error."""
-    with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as work:
-            folder = Path(work) / output.name
-            folder.mkdir()
-            yield folder
-            folder.rename(output)
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _card(run_dir: Path, step: int, kind: str, written: WrittenWeights, licence: str | None) -> str:
-    """What the folder is, in the words of its facts."""
     lines = [
         f"# {run_dir.resolve().name}",
         "",

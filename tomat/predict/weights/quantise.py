@@ -33,8 +33,6 @@ _SPAN = 60.0
 
 
 class Description(TypedDict):
-    """How a matrix was quantised."""
-
     scheme: Scheme
     bits: Positive
     group: Positive
@@ -48,7 +46,6 @@ class Quantised:
     scheme: Scheme
     bits: int
     shape: tuple[int, int]
-    """[out, in]."""
     group: int
     """Numbers of a row that share a scale; divides `in`."""
     codes: np.ndarray
@@ -59,7 +56,6 @@ class Quantised:
     """float32 [2^bits]: what a code stands for, times the scale."""
 
     def values(self) -> np.ndarray:
-        """float32 [out, in]."""
         rows, columns = self.shape
         grouped = self.table[self.codes].reshape(rows, columns // self.group, self.group)
         return (grouped * self.scales.astype(np.float32)[..., None]).reshape(self.shape)
@@ -85,7 +81,6 @@ class Quantised:
 
     @property
     def description(self) -> Description:
-        """How it was made, as JSON."""
         return {"scheme": self.scheme, "bits": self.bits, "group": self.group, "shape": self.shape}
 
 
@@ -101,12 +96,7 @@ def check_offered(bits: int, scheme: Scheme) -> None:
 
 
 def quantise(matrix: np.ndarray, bits: int, scheme: Scheme, group: int = DEFAULT_GROUP) -> Quantised:
-    """A matrix in few bits.
-
-    Args:
-        matrix: floats [out, in], finite.
-        group: Numbers of a row that share a scale; the divisor of `in` nearest to it is taken.
-    """
+    """A matrix, finite floats [out, in], in few bits. The divisor of `in` nearest to `group` is taken."""
     check_offered(bits, scheme)
     matrix = np.asarray(matrix, np.float32)
     rows, columns = matrix.shape
@@ -157,21 +147,13 @@ def _lut(grouped: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def packed(codes: np.ndarray, bits: int) -> np.ndarray:
-    """uint8 [ceil(n * bits / 8)]: the codes one behind another, lowest bit first.
-
-    Args:
-        codes: uint8 [...], each below 2^bits.
-    """
+    """uint8 [ceil(n * bits / 8)]: the codes, uint8 [...] below 2^bits, one behind another, lowest bit first."""
     single = np.unpackbits(codes.reshape(-1, 1), axis=1, bitorder="little", count=bits)
     return np.packbits(single.reshape(-1), bitorder="little")
 
 
 def unpacked(stored: np.ndarray, bits: int, n: int) -> np.ndarray:
-    """uint8 [n]: what `packed` was given.
-
-    Raises:
-        ValueError: `stored` is not as long as n codes are.
-    """
+    """uint8 [n]: what `packed` was given; a ValueError if there is not as much."""
     if stored.dtype != np.uint8 or stored.shape != (-(-n * bits // 8),):
         raise ValueError(f"{stored.dtype} {list(stored.shape)} are not {n} codes of {bits} bits")
     single = np.unpackbits(stored, bitorder="little", count=n * bits).reshape(n, bits)

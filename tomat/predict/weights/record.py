@@ -1,16 +1,21 @@
-"""What a folder of weights says of itself in `weights.json`; read without JAX and without the weights."""
+"""Which weights of a run are taken, and what a folder of weights says of itself; without JAX or the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tomat.base.checked_json import parse_checked
 from tomat.base.documents import mapping, parse_json, read_bytes
 from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE, WEIGHTS_FOLDER
+from tomat.base.overrides import read_yaml
 from tomat.base.records import Count, Sha256, typed
 from tomat.predict.weights.quantise import Description
+from tomat.train.runs.checkpoints import find_checkpoint, weights_kind
+from tomat.train.runs.published import is_remote
 
 ARRAYS_FILE = "model.safetensors"
 WEIGHTS_FILE = "weights.json"
@@ -26,7 +31,6 @@ class WeightsRecord:
     weights: str
     """Of the run, as `LoadedRun.weights` says it, and how it was compressed."""
     quantised: Mapping[str, Description]
-    """By array in few bits: how."""
     sha256: Mapping[str, Sha256]
     """Of each other file, by name."""
     quantised_from: Sha256 | None = None
@@ -34,12 +38,10 @@ class WeightsRecord:
 
 
 def is_weights_folder(folder: Path) -> bool:
-    """Whether a folder is one that `write_weights` made."""
     return (folder / WEIGHTS_FILE).is_file()
 
 
 def read_weights_record(folder: Path) -> WeightsRecord:
-    """The record of a folder of weights."""
     place = folder / WEIGHTS_FILE
     content = read_bytes(place)
     stated = mapping(parse_json(content, f"{place} is damaged: it", AGAIN)).get("format_version")
@@ -52,3 +54,60 @@ def read_weights_record(folder: Path) -> WeightsRecord:
     if ARRAYS_FILE not in found.sha256:
         raise TomatError(f"{place} is damaged: it has no hash of {ARRAYS_FILE}. {AGAIN}")
     return found
+
+
+@dataclass(frozen=True)
+class FoundWeights:
+    """The weights that are taken of a run, or of a folder of weights."""
+
+    folder: Path
+    """Holds configuration, codec and promolecule; of a run that trained a model in few bits the folder of that."""
+    run_name: str
+    step: int
+    kind: str
+    checkpoint: str | None
+    """Folder or URL; None: the arrays are in `folder`."""
+
+
+def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
+    """The newest whole checkpoint of a run, or that of `step`; or the weights of a folder that `tomat export` wrote."""
+    folder = Path(run_dir)
+    config_path = folder / CONFIG_FILE
+    if not config_path.exists():
+        raise TomatError(f"{folder} is not a run: it has no {CONFIG_FILE}.")
+    config = read_yaml(config_path)
+    if config.get("distillation") is not None and not is_weights_folder(folder):
+        folder = _distilled(folder, step)
+    name = str(config.get("run_name"))
+    if is_weights_folder(folder):
+        record = read_weights_record(folder)
+        if step not in (None, record.step):
+            raise TomatError(f"{folder} holds the weights of step {record.step} alone; leave out --step {step}.")
+        return FoundWeights(folder, name, record.step, record.weights, None)
+    output, temporary = str(config.get("output_dir")).rstrip("/"), _temporary(config)
+    place = f"{output}/{name}" if is_remote(output) else str(folder)
+    found = find_checkpoint(place, step, None if temporary is None else f"{temporary}/{name}")
+    return FoundWeights(folder, name, found.step, weights_kind(found.path), found.path)
+
+
+def _temporary(config: dict[str, Any]) -> str | None:
+    """`trainer.checkpointer.temporary_base_path`, where it is set."""
+    found: Any = config
+    for key in ("trainer", "checkpointer", "temporary_base_path"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return None if found is None else str(found).rstrip("/")
+
+
+def _distilled(folder: Path, step: int | None) -> Path:
+    """The folder of weights that a run with `distillation` has left."""
+    if step is not None:
+        raise TomatError(
+            f"{folder} trained a model in few bits, whose checkpoints hold what is trained alone: `tomat export --run "
+            f"{folder} --step {step} --output OUT` makes a folder that predicts."
+        )
+    if not is_weights_folder(folder / WEIGHTS_FOLDER):
+        raise TomatError(
+            f"{folder} has not ended: its {WEIGHTS_FOLDER} are not there. Go on with `tomat train`, or make a folder "
+            f"that predicts of its newest checkpoint: `tomat export --run {folder} --output OUT`."
+        )
+    return folder / WEIGHTS_FOLDER

@@ -30,7 +30,7 @@ from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentT
 from tomat.model.kv_cache import KvCacheDtype
 from tomat.model.patch_atoms import SIDE, XYZ, atom_axis, kind_axis
 from tomat.predict.inference.autoregressive import decode_autoregressive
-from tomat.predict.inference.parallel import decode_parallel
+from tomat.predict.inference.predictor import decode_parallel
 from tomat.train.loader import TokenExample
 from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import TrainConfig

@@ -6,8 +6,7 @@ from small_promolecule import promolecule
 
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
-from tomat.predict.inference.interface import Predictor
-from tomat.predict.inference.promolecule import PromoleculePredictor, load_promolecule
+from tomat.predict.inference.interface import Predictor, PromoleculePredictor, load_promolecule
 
 CRYSTAL = Crystal(np.diag([3.0, 3.2, 3.4]), np.array([11, 9]), np.array([[0, 0, 0], [0.5, 0.5, 0.5]]), "NaF")
 

@@ -333,7 +333,7 @@ SPLASH, FLASH = AttentionBackend.SPLASH, AttentionBackend.JAX_FLASH
         ({"value_mix": 0.1, "num_layers": 1}, "value_mix is 0.1 and num_layers is 1"),
         ({"paired_heads": True}, "paired_heads is true and num_kv_heads is 1"),
         ({"paired_heads": True, "num_kv_heads": 2, "sliding_window": 9}, "paired_heads .*sliding_window"),
-        ({"paired_heads": True, "num_kv_heads": 2, "attn_backend": SPLASH, "max_seq_len": 96}, "192 .*multiple of 128"),
+        ({"paired_heads": True, "num_kv_heads": 2, "attn_backend": SPLASH, "max_seq_len": 96}, "192.*multiple of 128"),
     ],
 )
 def test_impossible_configurations_are_refused(fields, message):

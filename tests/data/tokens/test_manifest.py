@@ -45,20 +45,6 @@ def test_anchors_are_fixed_for_ever():
     assert key == hashlib.sha256(b"0:mp-149").hexdigest()[:32]
 
 
-def test_anchors_are_in_random_order_and_uniform():
-    # Chi-square of 8 octants for 200 materials x 64 anchors: 99.99 % of fair draws stay below 29.9 (7 degrees of
-    # freedom).
-    counts = np.zeros(8)
-    rising = 0
-    for material in range(200):
-        anchors = draw_anchors(anchors_seed(7, f"mp-{material}"), (20, 20, 20), 64)
-        counts += np.bincount((anchors // 10) @ [4, 2, 1], minlength=8)
-        rising += int(np.sum(np.diff(anchors @ [400, 20, 1]) > 0))
-    assert ((counts - 1600) ** 2 / 1600).sum() < 29.9
-    # Of 200 x 63 neighbours half rise, within 5 standard deviations of (n + 1) / 12 a row.
-    assert abs(rising - 200 * 31.5) < 5 * np.sqrt(200 * 65 / 12)
-
-
 def test_anchors_differ_between_materials_and_seeds():
     draws = [draw_anchors(anchors_seed(s, m), (50, 50, 50), 8) for s, m in ((0, "a"), (1, "a"), (0, "b"))]
     assert not np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0], draws[2])

@@ -14,7 +14,6 @@ from scipy.io import FortranFile
 from small_promolecule import skewed
 
 from tomat.base.errors import TomatError
-from tomat.data.density import outputs
 from tomat.data.density.chgcar import Parts, read_augmentation, read_chgcar, read_parts
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.espresso import read_charge_density, read_reciprocal_list
@@ -253,18 +252,6 @@ def test_the_formats_of_the_verb_are_those_there_are():
     from tomat.app.predict_verbs import FORMATS as of_the_verb
 
     assert tuple(FORMATS) == of_the_verb
-
-
-def test_what_a_killed_process_left_goes_and_what_is_being_written_stays(tmp_path, grid):
-    killed = tmp_path / f"{WRITING}x"
-    (killed / "NaF.zarr").mkdir(parents=True)
-    (killed / "NaF.zarr" / "zarr.json").write_text("half")
-    with outputs._writing_folder(tmp_path) as live:
-        (live / "other").write_text("half")
-        write_density(grid, tmp_path / "NaF.cube", "cube")
-        assert sorted(each.name for each in tmp_path.iterdir()) == sorted([live.name, "NaF.cube"])
-        assert (live / "other").read_text() == "half"
-    assert [each.name for each in tmp_path.iterdir()] == ["NaF.cube"]
 
 
 WRITER = """

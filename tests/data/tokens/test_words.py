@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from tomat.base.errors import TomatError
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import SequenceLayout
@@ -53,10 +52,3 @@ def test_blocks_cover_every_token_once(grid, codec):
     assert sum(len(names) for _, names in runs) == 64
     assert [names[0] for _, names in runs] == ["BOS", "GRID", "LATTICE", "ATOMS", "POS", "DENS", "EOS", "PAD"]
     assert runs[3][1] == ["ATOMS", "Z14", "Z8", "/ATOMS"] and runs[7][1] == ["PAD"] * 15
-
-
-def test_damaged_sequence_has_no_words(grid, codec):
-    ids = encode_sequence(grid, (1, 0, 0), V3, codec)
-    ids[1] = 3
-    with pytest.raises(TomatError, match=r"at position 1 it has 3, expected GRID \(7\)"):
-        humanise(ids, V3, codec)

@@ -9,9 +9,9 @@ import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from tomat.base.checked_json import parse_checked, with_checksum
 from tomat.base.errors import TomatError
@@ -108,7 +108,7 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
     with _locked(folder):
         recorded = _recorded(folder)
         if recorded is not None:
-            _refuse_other_request(recorded["request"], request, run_name)
+            _refuse_other_request(recorded.request, request, run_name)
         hashes = hash_files(found.files)
         reader = DensityReader({file.name: file.path for file in found.files}, request.rules)
         layout = layout_named(request.layout)
@@ -128,13 +128,15 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
             request.rules,
         )
         potcars = potcars_beside(file.path for file in found.files if file.path not in looked.ignored)
-        looked = looked.without(potcars.paths, potcars.ignored)
+        # A POTCAR that was of use is not among the ignored, one that was not has a reason of its own.
+        others = {path: why for path, why in looked.ignored.items() if path not in potcars.paths}
+        looked = replace(looked, ignored={**others, **potcars.ignored})
         console.print(f"{place}: {looked.words()}", soft_wrap=True)
         if recorded is None:
             recorded = _begin(folder, request, looked, place)
         else:
-            _refuse_other_content(recorded["materials"], looked, place, run_name)
-        reader = DensityReader(_paths(recorded["materials"], looked, found.files), request.rules)
+            _refuse_other_content(recorded.materials, looked, place, run_name)
+        reader = DensityReader(_paths(recorded.materials, looked, found.files), request.rules)
         return _tokenized(folder, request, recorded, reader, potcars)
 
 
@@ -146,7 +148,7 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
     materials of that.
     """
     recorded, plan = _recorded(folder), read_plan(Store(folder / "validation"))
-    if recorded is not None and not recorded["validation_formulas"]:
+    if recorded is not None and not recorded.validation_formulas:
         raise TomatError(f"run '{run_name}' held nothing out of {place}; name densities with --input.")
     if recorded is None or plan is None or not plan.complete:
         what = FOLDER_FILE if recorded is None else "validation"
@@ -160,9 +162,9 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
             f"{place}, of which run '{run_name}' held out {_some(names)}, is not there (looked for in {Path.cwd()}); "
             "put it back, or name these densities with --input."
         )
-    rules = ReadRules(tuple(recorded["request"]["species"]), tuple(recorded["request"]["accept"]))
+    rules = ReadRules(tuple(recorded.request["species"]), tuple(recorded.request["accept"]))
     files = find_densities([place], accept=rules.accept).files
-    held = {each.name: each for each in materials_of(recorded)}
+    held = {each.name: each for each in recorded.materials}
     held = {name: held[name] for name in names}
     # Most lie where they lay; only where one does not are all the others looked at.
     beside = {file.name: file for file in files if file.name in held}
@@ -191,7 +193,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
-def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> dict[str, Any]:
+def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> "_Record":
     """Choose what is held out, and write down what the data are."""
     if not looked.materials:
         raise TomatError(f"{place} holds no density that can be read: {looked.words()}.")
@@ -200,29 +202,26 @@ def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> 
     )
     if request.validation_share > 0 and not chosen:
         console.print("nothing can be held out: no composition has all its elements in the others too")
-    content = {
-        "request": asdict(request),
-        "materials": [each.to_dict() for each in looked.materials],
-        "validation_formulas": list(chosen),
-    }
-    content = json.loads(json.dumps(content))  # tuples as the lists that a later start reads
+    # Tuples as the lists that a later start reads.
+    record = _Record(json.loads(json.dumps(asdict(request))), list(looked.materials), list(chosen))
+    content = {**vars(record), "materials": [each.to_dict() for each in record.materials]}
     write_text(folder / FOLDER_FILE, json.dumps(with_checksum(content), sort_keys=True) + "\n")
-    return content
+    return record
 
 
 def _tokenized(
-    folder: Path, request: FolderRequest, recorded: Mapping[str, Any], reader: DensityReader, potcars: Potcars
+    folder: Path, request: FolderRequest, recorded: "_Record", reader: DensityReader, potcars: Potcars
 ) -> FolderData:
     """Fit and tokenize what is not there yet."""
-    formulas = {each["name"]: each["formula"] for each in recorded["materials"]}
-    held = set(recorded["validation_formulas"])
+    formulas = {each.name: each.formula for each in recorded.materials}
+    held = set(recorded.validation_formulas)
     names = {
         "train": [name for name, formula in formulas.items() if formula not in held],
         "validation": [name for name, formula in formulas.items() if formula in held],
     }
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS if names[split]}
     if not all(plan is not None and plan.complete for plan in plans.values()):
-        learnt = [each for each in materials_of(recorded) if each.formula not in held]
+        learnt = [each for each in recorded.materials if each.formula not in held]
 
         def valences() -> dict[int, float]:
             found, words = choose_valences(learnt, potcars, request.accept)
@@ -301,37 +300,33 @@ def _compositions(data: FolderData, split: str) -> list[str]:
     return sorted({data.formulas[name] for name in data.splits[split]})
 
 
-def _paths(recorded: Sequence[Mapping[str, Any]], looked: Survey, files: Sequence[DensityFile]) -> dict[str, str]:
+def _paths(recorded: Sequence[Material], looked: Survey, files: Sequence[DensityFile]) -> dict[str, str]:
     """Where each recorded material lies now: folders may have been moved, and files packed."""
     path = {file.name: file.path for file in files}
     now = {each.content_sha256: path[each.name] for each in looked.materials}
-    return {each["name"]: now[each["content_sha256"]] for each in recorded}
+    return {each.name: now[each.content_sha256] for each in recorded}
 
 
-class _Request(TypedDict):
-    species: list[str]
-    accept: list[str]
+@dataclass(frozen=True)
+class _Record:
+    """What the data in a folder were made of."""
 
-
-class _Record(TypedDict):
+    request: dict[str, Any]
     materials: list[Material]
-    request: _Request
     validation_formulas: list[str]
 
+    def __post_init__(self) -> None:
+        if not {"species", "accept"} <= self.request.keys():
+            raise ValueError("expected species and accept in its request")
 
-def materials_of(recorded: Mapping[str, Any]) -> list[Material]:
-    """The materials of a record."""
-    return typed(recorded["materials"], list[Material], FOLDER_FILE, _AGAIN)
 
-
-def _recorded(folder: Path) -> dict[str, Any] | None:
-    """What the data in a folder were made of; None if they were not begun."""
+def _recorded(folder: Path) -> _Record | None:
+    """The record of a folder's data; None if they were not begun."""
     place = folder / FOLDER_FILE
     if not place.exists():
         return None
     content, _ = parse_checked(place.read_bytes(), str(place), "the record of a folder's densities", _AGAIN)
-    typed(content, _Record, place, _AGAIN)
-    return content
+    return typed(content, _Record, place, _AGAIN)
 
 
 def _refuse_other_source(folder: Path, run_name: str) -> None:
@@ -355,9 +350,9 @@ def _refuse_other_request(recorded: Mapping[str, Any], request: FolderRequest, r
         )
 
 
-def _refuse_other_content(recorded: Sequence[Mapping[str, Any]], looked: Survey, place: str, run_name: str) -> None:
+def _refuse_other_content(recorded: Sequence[Material], looked: Survey, place: str, run_name: str) -> None:
     """Refuse other densities than those that the run began with; names and formats may have changed."""
-    before = {each["content_sha256"]: each["name"] for each in recorded}
+    before = {each.content_sha256: each.name for each in recorded}
     now = {each.content_sha256: each.name for each in looked.materials}
     new = [name for content, name in now.items() if content not in before]
     gone = [name for content, name in before.items() if content not in now]

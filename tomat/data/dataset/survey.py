@@ -7,7 +7,7 @@ folder with a new file reads that file alone. Files are told apart by their byte
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -159,11 +159,6 @@ class Survey:
             shown = [f"{name} (of {kept})" for name, kept in list(self.duplicates.items())[:5]]
             twice += ": " + ", ".join([*shown, *(["..."] if len(self.duplicates) > 5 else [])])
         return f"{len(self.materials):,} read, {ignored_words(self.ignored)}, {twice}"
-
-    def without(self, used: Collection[str], ignored: Mapping[str, str]) -> "Survey":
-        """With files that were of use after all (`used`) no longer ignored, but for those in `ignored`."""
-        kept = {path: why for path, why in self.ignored.items() if path not in used}
-        return replace(self, ignored={**kept, **ignored})
 
 
 def hash_files(files: Sequence[DensityFile]) -> dict[str, str]:

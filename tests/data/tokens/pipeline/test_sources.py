@@ -41,11 +41,6 @@ def test_bad_lists_are_one_error_each(tmp_path, tree, retokenize_config, filelis
         find_materials(retokenize_config(tmp_path))
 
 
-def test_missing_list_is_named(tmp_path, retokenize_config):
-    with pytest.raises(TomatError, match="There is no .*absent.txt"):
-        find_materials(retokenize_config(tmp_path, filelist="absent.txt"))
-
-
 def test_chgcars_at_any_depth(tmp_path):
     for name in ("a/CHGCAR.gz", "deep/b/CHGCAR", "mp-7.vasp"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -52,9 +52,8 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
         epilog="`tomat VERB --help` says the rest. Verbs that report figures write them with --json FILE, and with "
         "--json - to standard output. Dashes may stand for the underscores of a flag.",
     )
-    parser.add_argument(
-        "--version", action="version", version=f"tomat {__version__}", help="print the version and exit"
-    )
+    text = "print the version and exit"
+    parser.add_argument("--version", action="version", version=f"tomat {__version__}", help=text)
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     named = [module for module, verbs in VERBS.items() if words and spelt_today(words[0]) in verbs]
     for module in named or VERBS:

@@ -51,9 +51,8 @@ def _register_codec(subparsers: argparse._SubParsersAction) -> None:
     _add_source(fit)
     add_flag(fit, "--bins", 16_384, "bins, the one of zero included", type=positive_int)
     fit.add_argument("--objective", choices=("absolute", "squared"), default="absolute", help="error to minimise")
-    fit.add_argument(
-        "--histogram", type=output_file, metavar="FILE", help="keep the counts here; goes on where it stopped"
-    )
+    text = "keep the counts here; goes on where it stopped"
+    fit.add_argument("--histogram", type=output_file, metavar="FILE", help=text)
     fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the codec, JSON")
     add_report(fit, _run_fit)
 

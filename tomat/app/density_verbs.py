@@ -1,6 +1,7 @@
 """`tomat demo-data` and `tomat density`: the embedded densities, and files of densities whatever their format."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +62,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "a folder"
     )  # fmt: skip
     convert.add_argument("--format", choices=FORMATS, help="write each as NAME with the ending of the format")
-    convert.add_argument(
-        "--augmentation_from", type=existing_file, metavar="CHGCAR", help="copy the augmentation occupancies of this"
-    )
+    text = "copy the augmentation occupancies of this"
+    convert.add_argument("--augmentation_from", type=existing_file, metavar="CHGCAR", help=text)
     add_report(convert, _run_convert, "write what was written")
 
     compare = verbs.add_parser(
@@ -283,7 +283,6 @@ def _run_convert(args: argparse.Namespace) -> int:
 
 def _inputs(args: argparse.Namespace) -> "tuple[dict[str, tuple[str | None, Callable[[], DensityGrid]]], str]":
     """Path (None: embedded) and reader of each density by name, and what is said of files that are passed over."""
-    from functools import partial
 
     from tomat.data.density.find import find_densities, ignored_words
     from tomat.data.density.io import check_species_apply

@@ -49,12 +49,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--whole_cell", action="store_true", help="tile each cell, counting every voxel once")
     parser.add_argument("--seed", type=count, default=0, help="seeds the patches' anchors (default: 0)")
     add_flag(parser, "--batch_size", 8, "sequences a forward pass", type=positive_int, metavar="B")
-    parser.add_argument(
-        "--against", type=existing_file, metavar="FILE", help="an earlier --json report: compare, paired by material"
-    )
-    parser.add_argument(
-        "--picture", type=output_file, metavar="FILE", help="draw a plane of the first material (.png, .svg or .pdf)"
-    )
+    text = "an earlier --json report: compare, paired by material"
+    parser.add_argument("--against", type=existing_file, metavar="FILE", help=text)
+    text = "draw a plane of the first material (.png, .svg or .pdf)"
+    parser.add_argument("--picture", type=output_file, metavar="FILE", help=text)
     parser.add_argument(
         "--free_running",
         nargs="*",

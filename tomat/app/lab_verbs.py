@@ -37,9 +37,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     _add_sweep(run, "lab-demo", "only this row; repeatable")
     add_flag(run, "--rounds", 2, "starts of each row", type=positive_int)
     add_flag(run, "--repeats", 4, "windows of each start", type=positive_int)
-    run.add_argument(
-        "--epoch_rows", type=positive_int, metavar="N", help="sequences of an epoch (default: of the data trained on)"
-    )
+    text = "sequences of an epoch (default: of the data trained on)"
+    run.add_argument("--epoch_rows", type=positive_int, metavar="N", help=text)
     run.add_argument("--again", action="store_true", help="measure anew what is on record")
     add_flag(run, "--window_seconds", 1.0, "length of a window, at least 2 steps", type=positive_float)
     add_flag(run, "--warmup_steps", 4, "after the one that compiles", type=positive_int)
@@ -57,9 +56,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "the training configuration, a file or the name of one that ships"
     add_flag(largest, "--config_path", DEFAULT_CONFIG, text, type=config_file("train"), metavar="FILE")
     largest.add_argument("--name", help="of record and page (default: max-batch-CONFIGURATION)")
-    largest.add_argument(
-        "--policies", default="", metavar="P[,P...]", help="checkpoint policies (default: the configured one)"
-    )
+    text = "checkpoint policies (default: the configured one)"
+    largest.add_argument("--policies", default="", metavar="P[,P...]", help=text)
     add_flag(largest, "--accumulations", "1", "microbatches of a step", metavar="N[,N...]")
     add_flag(largest, "--largest", 2**16, "batch to try at most", type=positive_int)
     add_flag(largest, "--steps", 2, "steps that are timed together", type=positive_int)

@@ -65,9 +65,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         ("--data_disk", "DISK", "projects/P/zones/ZONE/disks/NAME, read-only at /mnt/tomat-data of every host"),
     ):
         hosts.add_argument(flag, metavar=metavar, help=words)
-    hosts.add_argument(
-        "--internal_ips", action="store_true", help="no external addresses; start this from inside the network"
-    )
+    text = "no external addresses; start this from inside the network"
+    hosts.add_argument("--internal_ips", action="store_true", help=text)
     text = "variables of the training (NAME=VALUE lines, mode 600), sent as a file: no value is printed or logged"
     hosts.add_argument("--env_file", type=existing_file, metavar="FILE", help=text)
     policy = parser.add_argument_group("restarts")

@@ -28,9 +28,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--step_seconds", type=positive_float, help="duration of a step (with --config_path)")
     parser.add_argument("--batch", type=positive_int, help="sequences per step; default: the configuration's")
     parser.add_argument("--seq_len", type=positive_int, help="tokens per sequence; default: the configuration's")
-    parser.add_argument(
-        "--atoms", type=positive_int, help="atoms of a typical material, for the useful tokens; default: 12"
-    )
+    text = "atoms of a typical material, for the useful tokens; default: 12"
+    parser.add_argument("--atoms", type=positive_int, help=text)
     add_report(parser, _run_mfu, "write the figures; MFUs are fractions", takes_overrides=True)
 
 

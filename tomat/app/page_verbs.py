@@ -1,6 +1,10 @@
 """`tomat page`: one HTML file of a run, plan, profile, sweep or prediction, to be looked at in a browser."""
 
 import argparse
+import time
+import webbrowser
+
+from rich.text import Text
 
 from tomat.base.arguments import add_report, output_file
 from tomat.base.errors import TomatError
@@ -24,9 +28,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     text = "the page (default: index.html in a folder, NAME.html by a file)"
     parser.add_argument("--output", type=output_file, metavar="FILE", help=text)
-    parser.add_argument(
-        "--reference", metavar="PATH", help="density to draw beside a prediction, or a folder of densities"
-    )
+    text = "density to draw beside a prediction, or a folder of densities"
+    parser.add_argument("--reference", metavar="PATH", help=text)
     add_rule_flags(parser)
     parser.add_argument("--device_kind", help="chip that a compiled program is for, such as 'TPU v6 lite'")
     parser.add_argument("--open", action="store_true", help="show it in the browser of this machine")
@@ -34,10 +37,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run_page(args: argparse.Namespace) -> int:
-    import time
-
-    from rich.text import Text
-
     from tomat.report.html.density import LOOKED_AT
     from tomat.report.html.document import write_page
     from tomat.report.html.kinds import default_output, page_of
@@ -59,8 +58,6 @@ def _run_page(args: argparse.Namespace) -> int:
         {"page": str(output), "kind": page.kind, "page_bytes": size, "seconds": took, "shown": dict(page.figures)},
     )
     if args.open:
-        import webbrowser
-
         if not webbrowser.open(output.resolve().as_uri()):
             raise TomatError(f"no browser was found on this machine; open {output.resolve()} in one.")
     return 0

@@ -1,6 +1,8 @@
 """`tomat plan`: what a training step, or a prediction, needs on a TPU slice, without the slice."""
 
 import argparse
+import hashlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,56 +59,46 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     what.add_argument("--config_path", type=config_file("train"), help=text)
     what.add_argument("--like", type=run_folder, metavar="RUN", help="a run's folder: its configuration")
     what.add_argument("--slice", help="accelerator type, such as v6e-16; default: the configuration's")
-    what.add_argument(
-        "--codec", type=existing_file, metavar="FILE", help="codec.json, for the densities in --executable"
-    )
+    text = "codec.json, for the densities in --executable"
+    what.add_argument("--codec", type=existing_file, metavar="FILE", help=text)
     what.add_argument("--sweep", type=config_file("sweeps"), metavar="FILE", help="plan every row of a sweep")
-    what.add_argument(
-        "--row", action="append", default=[], metavar="NAME", help="of --sweep: only this row; repeatable"
-    )
+    text = "of --sweep: only this row; repeatable"
+    what.add_argument("--row", action="append", default=[], metavar="NAME", help=text)
     text = "rows of a sweep, or kernels, at once (default 1: a row uses two cores, a kernel little more than one)"
     what.add_argument("--workers", type=positive_int, default=1, help=text)
     what.add_argument("--max_batch", action="store_true", help="find the largest batch that fits")
     what.add_argument("--policies", default="", help="with --max_batch: checkpoint policies, comma-separated")
     text = "plan the prediction of a cell instead of a step, by one decoder or both"
     what.add_argument("--decode", nargs="?", const="both", choices=("parallel", "autoregressive", "both"), help=text)
-    what.add_argument(
-        "--grid", type=positive_int, nargs=3, metavar=("NX", "NY", "NZ"), help="of --decode: voxels along a, b, c"
-    )
+    text = "of --decode: voxels along a, b, c"
+    what.add_argument("--grid", type=positive_int, nargs=3, metavar=("NX", "NY", "NZ"), help=text)
     what.add_argument("--atoms", type=positive_int, metavar="N", help="of --decode: atoms of the cell")
-    what.add_argument(
-        "--structure", type=existing_file, metavar="FILE", help="of --decode: the cell, instead of --atoms"
-    )
+    text = "of --decode: the cell, instead of --atoms"
+    what.add_argument("--structure", type=existing_file, metavar="FILE", help=text)
     what.add_argument("--rounds", type=positive_int, metavar="R", help="of --decode: parallel passes (default: 1)")
     text = "of --decode: keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
     what.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
     what.add_argument("--no_search", action="store_true", help="if it does not fit, do not look for what would")
     what.add_argument("--calibrate", action="store_true", help="plan every measured step again, and write the page")
-    what.add_argument(
-        "--kernels", type=existing_file, metavar="FILE", help="of --calibrate: judge the models by these kernel timings"
-    )
-    what.add_argument(
-        "--chip", action="append", default=[], metavar="NAME", help="of --kernels: only rows of this chip; repeatable"
-    )
-    what.add_argument(
-        "--record", type=Path, metavar="RUN", help="add a measured run to the calibration, or the lab's record (.json)"
-    )
+    text = "of --calibrate: judge the models by these kernel timings"
+    what.add_argument("--kernels", type=existing_file, metavar="FILE", help=text)
+    text = "of --kernels: only rows of this chip; repeatable"
+    what.add_argument("--chip", action="append", default=[], metavar="NAME", help=text)
+    text = "add a measured run to the calibration, or the lab's record (.json)"
+    what.add_argument("--record", type=Path, metavar="RUN", help=text)
     out = parser.add_argument_group("output")
     out.add_argument("--json", type=report_file, metavar="FILE", help="write the plan; bytes, seconds, fractions")
     out.add_argument("--top", type=count, default=12, help="operations and buffers to print (default 12)")
     out.add_argument("--docs", action="store_true", help="write the plan's page into the tracking folder")
     out.add_argument("--tracking_dir", type=Path, help=f"tracking folder (default: {DEFAULT_TRACKING_DIR})")
-    out.add_argument(
-        "--emit", type=output_file, metavar="FILE", help="write the planned configuration, ready for the pod"
-    )
+    text = "write the planned configuration, ready for the pod"
+    out.add_argument("--emit", type=output_file, metavar="FILE", help=text)
     out.add_argument("--executable", type=output_file, metavar="FILE", help="write the serialised executable")
     limits = parser.add_argument_group("limits of a compile")
-    limits.add_argument(
-        "--time_limit_seconds", type=positive_float, default=1800.0, help="longest compile (default: 1800)"
-    )
-    limits.add_argument(
-        "--memory_limit_gib", type=positive_float, default=16.0, help="most memory of this machine (default: 16)"
-    )
+    text = "longest compile (default: 1800)"
+    limits.add_argument("--time_limit_seconds", type=positive_float, default=1800.0, help=text)
+    text = "most memory of this machine (default: 16)"
+    limits.add_argument("--memory_limit_gib", type=positive_float, default=16.0, help=text)
     limits.add_argument("--cache_dir", type=Path, help="what was planned before (default: ~/.cache/tomat/plan)")
     limits.add_argument("--cache_gib", type=positive_float, default=2.0, help="what the cache may hold (default 2)")
     parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
@@ -291,7 +283,6 @@ def _plan_decoders(args: argparse.Namespace, path: Path, overrides: list[str], c
 
 def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str | None:
     """Names what is asked; None where the compiler is missing, so that the compile says so."""
-    import importlib.util
 
     from tomat.base.overrides import parse_overrides, read_yaml
     from tomat.perf.cost.chip_model import record_digest
@@ -315,7 +306,6 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
 
 def _digest(path: Path | None) -> str | None:
     """SHA-256 of a file that was given."""
-    import hashlib
 
     return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
 

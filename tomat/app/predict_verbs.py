@@ -30,12 +30,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "again with the same words, it does only what is missing. Exit status 1 if a structure could not be predicted.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--promolecule", type=existing_file, metavar="FILE", help="predict with a sum of atoms, promolecule.json"
-    )
-    source.add_argument(
-        "--run", dest="run_dir", type=run_folder, metavar="DIR", help="the run's folder, such as runs/demo"
-    )
+    text = "predict with a sum of atoms, promolecule.json"
+    source.add_argument("--promolecule", type=existing_file, metavar="FILE", help=text)
+    text = "the run's folder, such as runs/demo"
+    source.add_argument("--run", dest="run_dir", type=run_folder, metavar="DIR", help=text)
     text = "POSCAR, CIF, CHGCAR (only its header is read), pymatgen's JSON, XYZ with a lattice, or folders of such"
     parser.add_argument("--structure", nargs="+", required=True, type=existing_place, metavar="PATH", help=text)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the outputs")

@@ -36,9 +36,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the breakdown or comparison")
     parser.add_argument("--top", type=count, default=15, help="operations to print (default 15)")
     parser.add_argument("--device_kind", help="JAX's name of the chip, where the input does not hold it")
-    parser.add_argument(
-        "--program", metavar="NAME", help="the program that a step executes; default: the longest of those that repeat"
-    )
+    text = "the program that a step executes; default: the longest of those that repeat"
+    parser.add_argument("--program", metavar="NAME", help=text)
     parser.add_argument("--session", help="which session of a profile directory; default: the newest")
     parser.add_argument("--xprof", action="store_true", help="also compare self times with xprof's own (extra xprof)")
     parser.add_argument("--docs", type=Path, metavar="DIR", help="write the run's page into this tracking folder")

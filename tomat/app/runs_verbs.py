@@ -1,7 +1,12 @@
 """`tomat runs`: runs in a folder or a bucket, listed, checked, logged and compared, without starting JAX."""
 
 import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
 
 from tomat.base.arguments import add_report, output_file, port_number
 from tomat.base.errors import TomatError
@@ -59,9 +64,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "where it ran, settings that differ from the recipe, command, result. Notes below an entry stay.",
     )
     log.add_argument("place", nargs="?", default="runs", metavar="DIR", help="folder or gs:// URL of runs (runs)")
-    log.add_argument(
-        "--output", type=output_file, metavar="FILE.md", help=f"the page (default: {LOG_PAGE} in the folder)"
-    )
+    text = f"the page (default: {LOG_PAGE} in the folder)"
+    log.add_argument("--output", type=output_file, metavar="FILE.md", help=text)
     add_report(log, _run_log, "write the entries")
     compare = verbs.add_parser(
         "compare",
@@ -86,8 +90,6 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run_list(args: argparse.Namespace) -> int:
-    import time
-
     from tomat.train.runs.checkpoints import survey
     from tomat.train.runs.record import find_runs, read_record
     from tomat.train.runs.summary import summarise
@@ -108,8 +110,6 @@ def _run_list(args: argparse.Namespace) -> int:
 
 
 def _run_show(args: argparse.Namespace) -> int:
-    import time
-
     from tomat.report.run import history_table
     from tomat.train.runs.checkpoints import list_checkpoints
     from tomat.train.runs.record import find_runs, read_record
@@ -146,9 +146,6 @@ _ORIGINS = ("fork", "warm_start")
 
 def _run_verify(args: argparse.Namespace) -> int:
     """Check runs; status 1 if one is damaged."""
-    from dataclasses import replace
-
-    from rich.text import Text
 
     from tomat.train.runs.checkpoints import list_checkpoints
     from tomat.train.runs.record import find_runs, read_record
@@ -174,7 +171,6 @@ def _run_verify(args: argparse.Namespace) -> int:
 
 def damaged_weights(url: str) -> list[str]:
     """What is wrong with the weights in a local run's folder, or with the folder where it is one of weights."""
-    from pathlib import Path
 
     from tomat.predict.weights.folder import read_weights
     from tomat.predict.weights.record import is_weights_folder
@@ -190,9 +186,6 @@ def damaged_weights(url: str) -> list[str]:
 
 
 def _run_log(args: argparse.Namespace) -> int:
-    import time
-    from pathlib import Path
-
     from tomat.report.pages.run_log_page import write_log_page
     from tomat.train.runs.entries import read_log
     from tomat.train.runs.published import is_remote
@@ -218,8 +211,6 @@ def _run_log(args: argparse.Namespace) -> int:
 
 
 def _run_compare(args: argparse.Namespace) -> int:
-    from rich.text import Text
-
     from tomat.report.pages.compare_page import (
         breakdown_parts,
         figures_table,

@@ -43,9 +43,8 @@ def _register_show(subparsers: argparse._SubParsersAction) -> None:
     show.add_argument("--row", type=count, default=0, help="row of the shard set (default: %(default)s)")
     show.add_argument("--input", metavar="PATH", help="a density instead of a shard set")
     add_rule_flags(show)
-    show.add_argument(
-        "--anchor", type=whole_number, nargs=3, default=(0, 0, 0), metavar=("X", "Y", "Z"), help="first voxel"
-    )
+    text = "first voxel"
+    show.add_argument("--anchor", type=whole_number, nargs=3, default=(0, 0, 0), metavar=("X", "Y", "Z"), help=text)
     show.add_argument("--layout", default="v3-p19", help="layout for --input (default: %(default)s)")
     show.add_argument("--codec", type=Path, metavar="FILE", help="codec for --input")
     show.add_argument("--voxels", type=count, default=8, help="voxels to spell out (default: %(default)s)")
@@ -92,13 +91,11 @@ def _register_verify(verbs: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
     parser.add_argument("--input", metavar="PLACE", help="the densities (default: where `tomat retokenize` had them)")
-    parser.add_argument(
-        "--source", default=None, help="kind of --input, as in `tomat retokenize` (default: any that lies there)"
-    )
+    text = "kind of --input, as in `tomat retokenize` (default: any that lies there)"
+    parser.add_argument("--source", default=None, help=text)
     add_rule_flags(parser)
-    parser.add_argument(
-        "--sample", type=count, default=SAMPLE_ROWS, metavar="ROWS", help="default: %(default)s; 0: none"
-    )
+    text = "default: %(default)s; 0: none"
+    parser.add_argument("--sample", type=count, default=SAMPLE_ROWS, metavar="ROWS", help=text)
     parser.add_argument("--seed", type=count, default=0, help="of the sample")
     parser.add_argument("--repair", action="store_true", help="write the damaged chunks again, and only these")
     add_report(parser, _run_verify)

@@ -42,15 +42,13 @@ def _register_tokenize(subparsers: argparse._SubParsersAction) -> None:
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
-    source.add_argument(
-        "--demo", choices=("train", "validation"), metavar="SPLIT", help="embedded: train or validation"
-    )
+    text = "embedded: train or validation"
+    source.add_argument("--demo", choices=("train", "validation"), metavar="SPLIT", help=text)
     add_rule_flags(parser)
     parser.add_argument("--layout", default="v3-p19", help="sequence layout (default: %(default)s)")
     parser.add_argument("--codec", type=Path, required=True, metavar="FILE", help="from `tomat codec fit`")
-    parser.add_argument(
-        "--promolecule", type=Path, metavar="FILE", help="laid beside the rows, from `tomat promolecule fit`"
-    )
+    text = "laid beside the rows, from `tomat promolecule fit`"
+    parser.add_argument("--promolecule", type=Path, metavar="FILE", help=text)
     parser.add_argument("--output", required=True, metavar="PLACE", help="folder or gs:// URL of the shard set")
     add_flag(parser, "--patches_per_material", 64, "rows a material", type=positive_int)
     parser.add_argument("--seed", type=count, default=0, help="of the anchors (default: %(default)s)")
@@ -70,19 +68,16 @@ def _register_retokenize(subparsers: argparse._SubParsersAction) -> None:
         "whatever the number of workers. Every setting of tomat/data/tokens/pipeline/config.py can be given as --name "
         "VALUE.",
     )
-    parser.add_argument(
-        "--config_path", type=config_file("tokenize"), metavar="FILE", help="YAML, see configs/tokenize/"
-    )
+    text = "YAML, see configs/tokenize/"
+    parser.add_argument("--config_path", type=config_file("tokenize"), metavar="FILE", help=text)
     for name, text in SETTINGS.items():
         parser.add_argument(f"--{name}", metavar="VALUE", help=text)
     add_rule_flags(parser)
     add_flag(parser, "--runner", "pool", "where workers run", choices=("pool", "zephyr"))
-    parser.add_argument(
-        "--workers", type=positive_int, metavar="N", help="at most (default: pool one a core, zephyr one a unit)"
-    )
-    parser.add_argument(
-        "--worker_memory", default=None, metavar="SIZE", help="of a Zephyr worker, such as 4g (default: 2g)"
-    )
+    text = "at most (default: pool one a core, zephyr one a unit)"
+    parser.add_argument("--workers", type=positive_int, metavar="N", help=text)
+    text = "of a Zephyr worker, such as 4g (default: 2g)"
+    parser.add_argument("--worker_memory", default=None, metavar="SIZE", help=text)
     parser.add_argument("--allow_cross_region", action="store_true", help="move data between regions knowingly")
     add_report(parser, _run_retokenize, takes_overrides=True)
 

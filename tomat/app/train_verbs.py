@@ -48,16 +48,14 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--allow_change", default="", metavar="KEY[,KEY...]", help=text)
     text = "begin run NEW_NAME with model, optimizer state and step of a checkpoint of the run that run_name names"
     parser.add_argument("--fork", metavar="NEW_NAME", help=text)
-    parser.add_argument(
-        "--fork_step", type=count, metavar="N", help="fork checkpoint step-N (default: the newest whole one)"
-    )
+    text = "fork checkpoint step-N (default: the newest whole one)"
+    parser.add_argument("--fork_step", type=count, metavar="N", help=text)
     text = "begin a new run with the weights alone of another one: fresh optimizer, step 0, its own warm-up"
     parser.add_argument("--warm_start", metavar="RUN_OR_CHECKPOINT", help=text)
     text = "train a model in few bits, --quantised, on the distributions of this run or folder of weights"
     parser.add_argument("--teacher", type=run_folder, metavar="RUN", help=text)
-    parser.add_argument(
-        "--quantised", type=Path, metavar="DIR", help="folder that `tomat compress` wrote; its configuration is taken"
-    )
+    text = "folder that `tomat compress` wrote; its configuration is taken"
+    parser.add_argument("--quantised", type=Path, metavar="DIR", help=text)
     parser.add_argument("--train", choices=("mlp", "all"), help="what of it is trained (default: all)")
     text = "compile the step for the configured TPU slice first, and do not start a run that cannot fit"
     parser.add_argument("--plan_first", action="store_true", help=text)

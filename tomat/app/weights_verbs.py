@@ -1,6 +1,8 @@
 """`tomat export` and `tomat compress`: a run's model as a folder that predicts, whole or in few bits."""
 
 import argparse
+import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,15 +35,13 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "and `tomat eval --run` take the folder, and unpack the weights as they load it.",
     )
     compress.add_argument("--bits", type=positive_int, required=True, metavar="N", help="of a number: 8, 4, 3 or 2")
-    compress.add_argument(
-        "--scheme", choices=("affine", "lut"), help="affine (8, 4 bits) or lut, a table (4, 3, 2 bits; default below 8)"
-    )
+    text = "affine (8, 4 bits) or lut, a table (4, 3, 2 bits; default below 8)"
+    compress.add_argument("--scheme", choices=("affine", "lut"), help=text)
     add_flag(compress, "--group", 128, "numbers that share a scale", type=positive_int, metavar="N")
     text = f"matrices of {', '.join(PARTS)} (default: all), some with other bits: mlp=2,attention=4"
     compress.add_argument("--what", type=parts, default=dict.fromkeys(PARTS), metavar="PART[=BITS],...", help=text)
-    compress.add_argument(
-        "--workers", type=positive_int, metavar="N", help="matrices at once (default: the processor's cores)"
-    )
+    text = "matrices at once (default: the processor's cores)"
+    compress.add_argument("--workers", type=positive_int, metavar="N", help=text)
     for parser in (export, compress):
         parser.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help="the run")
         parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
@@ -60,9 +60,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     compare.add_argument("--folders", nargs="+", type=run_folder, required=True, metavar="DIR", help=text)
     compare.add_argument("--page", type=Path, metavar="FILE", help="page to write, docs/tracking/small-models.md")
     compare.add_argument("--about", default="", metavar="TEXT", help="how and where it was measured, for the page")
-    compare.add_argument(
-        "--keep", type=Path, metavar="DIR", help="copy each folder in few bits here, named by its result"
-    )
+    text = "copy each folder in few bits here, named by its result"
+    compare.add_argument("--keep", type=Path, metavar="DIR", help=text)
     add_report(compare, _run_compare)
 
 
@@ -80,8 +79,6 @@ def parts(text: str) -> dict[str, int | None]:
 
 
 def _run_write(args: argparse.Namespace) -> int:
-    import os
-
     if args.output.exists():
         raise TomatError(f"--output {args.output} is there already; give another folder, or remove it.")
     compression = None if args.bits is None else _compression(args)
@@ -161,7 +158,6 @@ def _export_distilled(args: argparse.Namespace) -> int:
 
 def _say(args: argparse.Namespace, written: "WrittenWeights", more: str) -> None:
     """The sizes, on the terminal and in the report."""
-    from dataclasses import asdict
 
     share = written.weights_bytes / written.float32_bytes
     said = f"wrote {args.output}: {readable_bytes(written.weights_bytes)} of weights, {share:.3f} of float32{more}"

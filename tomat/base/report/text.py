@@ -11,7 +11,7 @@ import re
 _FENCE = re.compile(r"(`{3,}(?=[^`]*$)|~{3,})")
 """What opens a block of code; tomat's own begin where the line does."""
 _OPENS_HTML = re.compile(r"<(?=[A-Za-z/!?])")
-_SPECIAL = re.compile(r"[\\`*\[\]~]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)|(?<!\S)#")
+_SPECIAL = re.compile(r"[\\`*\[\]~]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])|(?<!\S)#")
 
 
 def plain(text: object) -> str:

@@ -1,4 +1,4 @@
-"""The soak in short: two kills, and what they must not change."""
+"""The soak in short: a kill, and what it must not change; `tests/train` has kills at every other moment."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 
 SETTINGS = SoakSettings(steps=24, save_every=4, eval_every=9, profile_start=14, profile_steps=2)
-AIMS = ("sigkill commit", "sigterm evaluation")
+AIMS = ("sigkill commit",)
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,11 @@ def soaked(tmp_path_factory) -> tuple[Path, dict]:
 
 
 @pytest.mark.slow
-def test_a_run_killed_twice_is_the_run_nobody_killed(soaked):
-    folder, report = soaked
-    assert report["kills"] == 2 and report["runs"] == report["runs_bit_identical"] >= 1
+def test_a_run_killed_is_the_run_nobody_killed(soaked):
+    _, report = soaked
+    assert report["kills"] == 1 and report["runs"] == report["runs_bit_identical"] >= 1
     assert report["log_lines_compared"] == SETTINGS.steps * report["runs"]
-    assert report["steps_lost_after_sigterm_max"] == 0
     assert report["steps_lost_max"] <= SETTINGS.steps
-    state = json.loads((folder / "soak.json").read_text())
-    assert [start["status"] for start in state["starts"]].count(143) >= 1
     assert report_table(report).row_count == 8
 
 

@@ -38,7 +38,7 @@ def test_a_run_killed_is_the_run_nobody_killed(soaked):
     assert report["kills"] == 1 and report["runs"] == report["runs_bit_identical"] >= 1
     assert report["log_lines_compared"] == SETTINGS.steps * report["runs"]
     assert report["steps_lost_max"] <= SETTINGS.steps
-    assert report_table(report).row_count == 8
+    assert report_table(report).row_count == 7
 
 
 def test_any_difference_is_seen(soaked, tmp_path):

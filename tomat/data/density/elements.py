@@ -6,8 +6,10 @@ A table of its own, so that a tokenizing worker reads a structure without import
 from collections import Counter
 from collections.abc import Sequence
 from math import gcd
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:  # a verb reads the symbols before anything heavy is imported
+    import numpy as np
 
 SYMBOLS: tuple[str, ...] = tuple(
     """
@@ -107,7 +109,7 @@ def reduced_formula(atomic_numbers: Sequence[int]) -> str:
     return "".join(f"{symbol}{'' if n == divisor else n // divisor}" for symbol, n in sorted(counts.items()))
 
 
-def plausible_electron_counts(atomic_numbers: np.ndarray) -> tuple[float, float]:
+def plausible_electron_counts(atomic_numbers: "np.ndarray") -> tuple[float, float]:
     """The least and the most electrons that a valence or all-electron density of these atoms can hold."""
     fewest = sum(fewest_valence_electrons(int(number)) for number in atomic_numbers)
-    return LOWEST_VALENCE_SHARE * fewest, float(np.sum(atomic_numbers)) * 1.02 + 1.0
+    return LOWEST_VALENCE_SHARE * fewest, float(sum(atomic_numbers)) * 1.02 + 1.0

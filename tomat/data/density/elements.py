@@ -112,4 +112,4 @@ def reduced_formula(atomic_numbers: Sequence[int]) -> str:
 def plausible_electron_counts(atomic_numbers: "np.ndarray") -> tuple[float, float]:
     """The least and the most electrons that a valence or all-electron density of these atoms can hold."""
     fewest = sum(fewest_valence_electrons(int(number)) for number in atomic_numbers)
-    return LOWEST_VALENCE_SHARE * fewest, float(sum(atomic_numbers)) * 1.02 + 1.0
+    return LOWEST_VALENCE_SHARE * fewest, float(sum(map(int, atomic_numbers))) * 1.02 + 1.0

@@ -63,11 +63,11 @@ def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) ->
     Returns:
         The number of events written.
     """
-    from trace_builder import build_xspace
+    from trace_builder import build_xspace, serialise_program
 
     from tomat.perf.profile.breakdown import Roofs
     from tomat.perf.profile.hlo import Instruction
-    from tomat.perf.profile.hlo_files import load_program, serialise_program
+    from tomat.perf.profile.hlo_files import load_program
     from tomat.perf.profile.program_breakdown import compiler_seconds
     from tomat.perf.profile.protos import new_message
 

@@ -55,6 +55,13 @@ class _Stats:
             setattr(target.add(metadata_id=self.ids[name]), kind, value)
 
 
+def serialise_program(program: HloProgram) -> bytes:
+    """The program as a serialised `HloProto`, fields that tomat does not read included."""
+    message = new_message("HloProto")
+    message.hlo_module.CopyFrom(program.module)
+    return message.SerializeToString(deterministic=True)
+
+
 def build_xspace(
     program: HloProgram,
     device_kind: str,

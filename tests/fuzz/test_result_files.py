@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import strategies as st
-from trace_builder import build_xspace
+from trace_builder import build_xspace, serialise_program
 
 from tomat.app.eval_verbs import read_report
 from tomat.base.errors import TomatError
@@ -27,7 +27,7 @@ from tomat.hardware.mfu import RunTimes
 from tomat.perf.plan.calibration import Calibration, read_measurements
 from tomat.perf.profile.breakdown import Breakdown, Roofs
 from tomat.perf.profile.hlo import HloProgram, Instruction
-from tomat.perf.profile.hlo_files import program_from_text, serialise_program
+from tomat.perf.profile.hlo_files import program_from_text
 from tomat.perf.profile.load import load_breakdown
 from tomat.perf.profile.program_breakdown import compiler_seconds
 from tomat.perf.profile.protos import new_message

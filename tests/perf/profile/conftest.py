@@ -4,11 +4,11 @@ import gzip
 from pathlib import Path
 
 import pytest
-from trace_builder import BUILT_HOST, START_UNIX_NS, build_xspace
+from trace_builder import BUILT_HOST, START_UNIX_NS, build_xspace, serialise_program
 
 from tomat.perf.profile.breakdown import Roofs
 from tomat.perf.profile.hlo import HloProgram, Instruction
-from tomat.perf.profile.hlo_files import load_program, serialise_program
+from tomat.perf.profile.hlo_files import load_program
 from tomat.perf.profile.program_breakdown import compiler_seconds
 from tomat.perf.profile.protos import new_message
 

@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
+from trace_builder import serialise_program
 
 import tomat
 import tomat.model
@@ -135,7 +136,7 @@ def test_the_v6e_program(v6e_program):
 
 def test_renaming_every_instruction_changes_no_verdict(v6e_program):
     """Categories do not hang on names: the same program with its instructions renamed is judged the same."""
-    from tomat.perf.profile.hlo_files import program_from_bytes, serialise_program
+    from tomat.perf.profile.hlo_files import program_from_bytes
     from tomat.perf.profile.protos import new_message
 
     proto = new_message("HloProto")

@@ -6,12 +6,13 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import pytest
+from trace_builder import serialise_program
 
 from tomat.perf.profile.categories import Direction, Part, classify_program
 from tomat.perf.profile.directions import settled
 from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_costs import kernel_flops
-from tomat.perf.profile.hlo_files import program_from_bytes, program_from_text, serialise_program
+from tomat.perf.profile.hlo_files import program_from_bytes, program_from_text
 from tomat.perf.profile.hlo_kernels import executed_kernels
 from tomat.perf.profile.program_breakdown import breakdown_from_program
 from tomat.perf.profile.protos import new_message

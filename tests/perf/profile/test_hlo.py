@@ -1,11 +1,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from trace_builder import serialise_program
 
 from tomat.base.errors import TomatError
 from tomat.perf.profile.hlo import FREE_OPCODES
 from tomat.perf.profile.hlo_costs import instruction_flops
-from tomat.perf.profile.hlo_files import load_program, program_from_bytes, program_from_text, serialise_program
+from tomat.perf.profile.hlo_files import load_program, program_from_bytes, program_from_text
 from tomat.perf.profile.hlo_kernels import executed_kernels, loop_notes, trip_count
 from tomat.perf.profile.protos import new_message
 

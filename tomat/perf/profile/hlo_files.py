@@ -107,10 +107,3 @@ def load_program(path: Path) -> HloProgram:
     if data.lstrip().startswith(b"HloModule"):
         return program_from_text(data.decode("utf-8", errors="replace"), str(path))
     return program_from_bytes(data, str(path))
-
-
-def serialise_program(program: HloProgram) -> bytes:
-    """The program as a serialised `HloProto`, fields that tomat does not read included."""
-    message = new_message("HloProto")
-    message.hlo_module.CopyFrom(program.module)
-    return message.SerializeToString(deterministic=True)

@@ -8,7 +8,6 @@ in one, by `loop`, to be longer than their dispatch: `CARRIED`. The others run o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +19,13 @@ from jax import lax
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
-from tomat.perf.timed_kernels.timings import KernelTiming
+from tomat.perf.timed_kernels.timings import KernelTiming, array_shape
 
 TIMED_WITH = "timed_with"
 """The setting that says which JAX and which runtime timed a row; it decides nothing of the program."""
 
 type Arrays = Mapping[str, jax.Array]
 
-_ARRAY = re.compile(r"(bf16|f32)\[(\d+(?:,\d+)*)\]")
 _DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 
 
@@ -180,10 +178,16 @@ def lower_own(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
 
 
 def _array(name: str, text: Any) -> jax.ShapeDtypeStruct:
-    found = _ARRAY.fullmatch(text) if isinstance(text, str) else None
+    found = described(text, _DTYPES)
     if found is None:
         raise TomatError(f"{name} is {text!r}; expected an array of bf16 or f32, such as bf16[1024,4096]")
-    return jax.ShapeDtypeStruct(tuple(int(size) for size in found[2].split(",")), _DTYPES[found[1]])
+    return found
+
+
+def described(text: object, dtypes: Mapping[str, Any]) -> jax.ShapeDtypeStruct | None:
+    """`bf16[8,4]` as an array to be; None for what is none, or of another type than `dtypes`."""
+    shape, dtype = array_shape(text), str(text).partition("[")[0]
+    return jax.ShapeDtypeStruct(shape, dtypes[dtype]) if shape is not None and dtype in dtypes else None
 
 
 def _called(function: Callable[..., Any], names: tuple[str, ...], given: Mapping[str, Any]) -> Callable[[Arrays], Any]:

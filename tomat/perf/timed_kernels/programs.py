@@ -22,7 +22,8 @@ from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
 from tomat.base.errors import TomatError
 from tomat.base.ports.tokamax import OPS, bound, class_of
 from tomat.base.reporting import first_line
-from tomat.perf.timed_kernels.timings import ARRAY, KernelTiming, array_shape
+from tomat.perf.timed_kernels.own import described
+from tomat.perf.timed_kernels.timings import KernelTiming
 
 
 def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -148,7 +149,7 @@ FORMULAS = (CHUNKED_LOSS,)
 def formula(timing: KernelTiming) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
     """The function of a timing whose operation is one of `FORMULAS`, and its arguments."""
     arguments, settings = dict(timing.arguments), dict(timing.settings)
-    arrays = [_array(arguments.pop(name, None)) for name in ("x", "labels", "w")]
+    arrays = [described(arguments.pop(name, None), DTYPES) for name in ("x", "labels", "w")]
     reduction, residuals = arguments.pop("reduction", "sum"), arguments.pop("return_residuals", False)
     rows, columns = settings.pop("b_block_size", None), settings.pop("v_block_size", None)
     blocks = all(isinstance(block, int) and block > 0 for block in (rows, columns))
@@ -159,14 +160,6 @@ def formula(timing: KernelTiming) -> tuple[Callable[..., Any], list[jax.ShapeDty
         )
     run = functools.partial(blockwise_loss, block_rows=rows, block_columns=columns, mean=reduction == "mean")
     return (run if residuals else lambda *values: run(*values)[0]), [array for array in arrays if array is not None]
-
-
-def _array(text: object) -> jax.ShapeDtypeStruct | None:
-    """`bf16[8,4]` as an array to be; None for what is none, or of another type than `DTYPES`."""
-    shape, found = array_shape(text), ARRAY.fullmatch(text) if isinstance(text, str) else None
-    if shape is None or found is None or found[1] not in DTYPES:
-        return None
-    return jax.ShapeDtypeStruct(shape, DTYPES[found[1]])
 
 
 RAGGED = ("ragged_dot", "pallas_mosaic_tpu_ragged_dot")

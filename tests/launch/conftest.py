@@ -17,7 +17,7 @@ import json, os, pathlib, signal, sys, time
 
 home = pathlib.Path.home()
 world = pathlib.Path(os.environ["FAKE_GCLOUD_WORLD"])
-host = int(home.name.split("-")[1])
+host, hosts = int(home.name.split("-")[1]), len(list(home.parent.glob("host-*")))
 counter = world / f"attempts-host-{host}"
 attempt = int(counter.read_text()) if counter.exists() else 0
 new = counter.with_suffix(".new")
@@ -29,12 +29,12 @@ print(f"host {host} attempt {attempt + 1}: {' '.join(sys.argv[1:])}", flush=True
 if "A_SECRET" in os.environ:
     (world / f"secret-host-{host}").write_text(os.environ["A_SECRET"])
 if behaviour == "held":
-    if host == 1:
+    if host == hosts - 1:
         print("TPU initialization failed: open(/dev/vfio/0): Device or resource busy: Device or resource busy")
     sys.exit(1)
 if behaviour == "preempt" and host == 0:
-    # Once all four have begun: a host that never counted this start would be one behaviour behind for good.
-    others = [world / f"attempts-host-{index}" for index in range(4)]
+    # Once all have begun: a host that never counted this start would be one behaviour behind for good.
+    others = [world / f"attempts-host-{index}" for index in range(hosts)]
     deadline = time.monotonic() + 60
     while not all(path.exists() and int(path.read_text()) > attempt for path in others):
         if time.monotonic() > deadline:

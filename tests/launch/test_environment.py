@@ -115,7 +115,7 @@ def test_a_file_in_git_is_refused(world):
 
 def test_the_training_has_the_variables_and_nobody_else(world, capfd):
     env_file(world.checkout, f"A_SECRET={SECRET}\n")
-    words = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b", "--slice", "v6e-4", "--poll_seconds", "0.3"]
+    words = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b", "--slice", "v6e-4", "--poll_seconds", "0.1"]
     words += ["--env_file", "train.env"]
     world.behave(0)
     assert main(words) == 0

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -102,24 +101,6 @@ def test_data_may_be_on_the_disk_and_runs_may_not():
     places = {"data.train": "/mnt/tomat-data/train", "output_dir": "/mnt/tomat-data/runs"}
     assert [line.partition(" ")[0] for line in unfit_places(places, data_disk=True)] == ["output_dir"]
     assert len(unfit_places(places)) == 2
-
-
-@pytest.mark.parametrize("group", [("tpu-vm", "create"), ("queued-resources", "create")])
-def test_gcloud_knows_the_flags(group):
-    gcloud = shutil.which("gcloud")
-    if gcloud is None:
-        pytest.skip("the Google Cloud SDK is not installed")
-    known = subprocess.run([gcloud, "compute", "tpus", *group, "--help"], capture_output=True, text=True).stdout
-    settings = {"service_account": "t@p", "network": "n", "subnetwork": "s", "labels": ("a=b",), "internal_ips": True}
-    settings["data_disk"] = DISK
-    for made in (
-        launch(**settings, spot=True, env_file=Path("e"), queued_resource=group[0] == "queued-resources"),
-        launch(reserved=True, queued_resource=group[0] == "queued-resources"),
-    ):
-        for command in made.commands():
-            if command.argv[3:5] == group:
-                flags = [word.partition("=")[0] for word in command.argv[5:] if word.startswith("--")]
-                assert flags and not [flag for flag in flags if flag not in known]
 
 
 def test_a_queued_resource_is_these_commands():

@@ -33,10 +33,6 @@ def test_iris_parses_it():
     assert job.resolve_multinode_defaults("v6e-16", None, None)[0] == 4
 
 
-def test_a_yaml_is_a_cluster_too():
-    assert "--config=c.yaml" in iris_command(**{**SETTINGS, "cluster": "c.yaml"}, overrides=[]).line
-
-
 def test_a_slice_that_is_no_tpu_is_refused():
     with pytest.raises(TomatError, match="not offered"):
         iris_command(**{**SETTINGS, "slice_name": "h100x8"}, overrides=[])

@@ -67,7 +67,7 @@ def test_what_gcloud_says_is_shown_as_it_is(world, capfd):
     """A slice is paid for by then: brackets in an answer must not end the process that gives it back."""
     world.answer("create", "RESOURCE_EXHAUSTED: [/red] in [link=x]a[bold]b[/x]")
     world.behave(0)
-    words = [*WORDS, "--slice", "v6e-4", "--poll_seconds", "0.3", "--backoff_seconds", "0.01"]
+    words = [*WORDS, "--slice", "v6e-4", "--poll_seconds", "0.1", "--backoff_seconds", "0.01"]
     assert main([*words, "--execute", "--json", "report.json"]) == 0
     assert "[/red] in [link=x]a[bold]b[/x]" in "".join(capfd.readouterr().out.splitlines())
     assert world.machines() == []

@@ -34,7 +34,7 @@ class Forked:
         words: Verb and options.
         cwd: Its working folder; that of the tests if none.
         env: Its environment; that of the tests if none. JAX reads its own variables on import, so they must be theirs.
-        before: Python that the process runs first.
+        before: Python that the process runs first, or alone if it ends by `sys.exit`.
         output: Where both its streams go, instead of what `communicate` gives.
     """
 
@@ -84,11 +84,34 @@ class Forked:
             raise subprocess.TimeoutExpired("tomat", timeout or 0.0)
         return self.poll()
 
+    def said(self) -> str:
+        """What it has written to both streams so far; without a seek, which would move where it writes."""
+        return os.pread(self._output.fileno(), os.fstat(self._output.fileno()).st_size, 0).decode()
+
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """Wait for its end as `wait` does; what it wrote to both streams."""
         self.wait(timeout)
-        self._output.seek(0)
-        return self._output.read(), None
+        return self.said(), None
+
+
+SIGNALLED = """
+import os
+from tomat.train.tracking import TrainingProgress
+
+update = TrainingProgress.update
+
+def signalled(self, next_step, *args):
+    update(self, next_step, *args)
+    if next_step == {step}:
+        os.kill(os.getpid(), {number})
+
+TrainingProgress.update = signalled
+"""
+
+
+def signalled(step: int, number: signal.Signals) -> str:
+    """For `before`: a training sends itself a signal once so many steps are done."""
+    return SIGNALLED.format(step=step, number=int(number))
 
 
 def instead_of_starting(monkeypatch: "pytest.MonkeyPatch") -> list[Forked]:

@@ -1,6 +1,6 @@
 """A process that is killed, really: what is lost, and that the run goes on as if nothing had happened.
 
-About a minute: two processes of their own, and one run in this one to compare with.
+Two processes that are forked, and one run in this one to compare with.
 """
 
 import os
@@ -22,8 +22,8 @@ from tomat.train.runs.history import read_events
 from tomat.train.runs.log_lines import read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
 
-STEPS = 24
-TINY = tiny_run(STEPS, 3, "--trainer.steps_per_eval", "8", "--trainer.max_eval_batches", "1", atoms=True)
+STEPS = 12
+TINY = tiny_run(STEPS, 3, "--trainer.steps_per_eval", "4", "--trainer.max_eval_batches", "2", atoms=True)
 
 
 def tiny(output_dir: Path, *words: str) -> TrainConfig:
@@ -39,11 +39,14 @@ def unbroken(tmp_path_factory) -> Path:
     return train(tiny(tmp_path_factory.mktemp("unbroken"))).run_dir
 
 
-def assert_equal_runs(one: Path, other: Path) -> None:
+def assert_equal_runs(one: Path, other: Path, not_evaluated: int | None = None) -> None:
     rows, expected = (read_metrics(run / "metrics.jsonl") for run in (one, other))
     assert [row["step"] for row in rows] == list(range(STEPS))
-    for key in ("train/loss", "eval/validation/loss"):
-        assert [row.get(key) for row in rows] == [row.get(key) for row in expected]
+    assert [row["train/loss"] for row in rows] == [row["train/loss"] for row in expected]
+    losses = [row.get("eval/validation/loss") for row in expected]
+    if not_evaluated is not None:
+        losses[not_evaluated] = None
+    assert [row.get("eval/validation/loss") for row in rows] == losses
     leaves = [jax.tree.leaves(load_trained(run).model) for run in (one, other)]
     for ours, theirs in zip(*leaves, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -92,58 +95,45 @@ def test_killed_in_a_commit_the_run_goes_on_from_the_checkpoint_before(unbroken,
     assert events["resume"]["after"] == "killed" and events["resume"]["step"] == result.first_step
 
 
-def test_told_to_stop_while_it_compiles_it_leaves_nothing_half_done(unbroken, tmp_path):
+def test_told_to_stop_while_it_compiles_it_leaves_nothing_half_done(tmp_path):
     # What other tests have compiled would be loaded within a second.
     uncached = "import jax; jax.config.update('jax_enable_compilation_cache', False)"
-    said = tmp_path / "output"
-    with said.open("w") as file:
-        process = Forked(*words(tmp_path), before=uncached, output=file)
-    while "\nrun demo" not in f"\n{said.read_text()}":
-        assert process.poll() is None, said.read_text()
+    process = Forked(*words(tmp_path), before=uncached)
+    while "\nrun demo" not in f"\n{process.said()}":
+        assert process.poll() is None, process.said()
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    status, output = process.wait(timeout=60), said.read_text()
+    status, output = process.wait(timeout=60), process.said()
     assert status == 143, output
     # Either the compilation was left, or its step was done and saved.
-    assert all(found.whole for found in list_checkpoints(str(tmp_path / "demo"))), output
+    found = list_checkpoints(str(tmp_path / "demo"))
     events = read_events(tmp_path / "demo")
-    assert [event["event"] for event in events] == ["data", "start", "preempted"] and events[-1]["step"] <= 1, output
-    result = train(tiny(tmp_path))
-    assert result.first_step == events[-1]["step"]
-    assert_equal_runs(tmp_path / "demo", unbroken)
+    assert [event["event"] for event in events] == ["data", "start", "preempted"], output
+    assert all(one.whole for one in found) and len(found) == events[-1]["step"] <= 1, output
 
 
-def test_told_to_stop_while_it_evaluates_it_finishes_and_saves(unbroken, tmp_path, monkeypatch):
-    batches = Evaluation.__iter__
+def test_told_to_stop_while_it_evaluates_it_finishes_where_there_is_time_and_always_saves(
+    unbroken, tmp_path, monkeypatch
+):
+    """Told in the first evaluation; and in the second, which takes more than half of the grace."""
+    batches, seconds_of_a_batch = Evaluation.__iter__, iter((0.0, 15.0))
 
     def interrupted(self):
         os.kill(os.getpid(), signal.SIGTERM)
-        yield from batches(self)
+        seconds = next(seconds_of_a_batch)
+        for batch in batches(self):
+            yield batch
+            self._stop._asked_at -= seconds
 
+    run = tmp_path / "demo"
     with monkeypatch.context() as patch:
         patch.setattr(Evaluation, "__iter__", interrupted)
-        result = train(tiny(tmp_path))
-    assert result.preempted and result.steps == 8
+        for steps in (4, 8):
+            result = train(tiny(tmp_path))
+            assert result.preempted and result.steps == steps
+            newest = newest_whole(str(run))
+            assert newest is not None and newest.step == steps - 1
     assert train(tiny(tmp_path)).first_step == 8
-    assert_equal_runs(tmp_path / "demo", unbroken)
-    events = [event["event"] for event in read_events(tmp_path / "demo")]
-    assert events == ["data", "start", "preempted", "resume", "stop"]
-
-
-def test_a_long_evaluation_makes_room_for_the_checkpoint(tmp_path, monkeypatch):
-    batches = Evaluation.__iter__
-
-    def interrupted(self):
-        os.kill(os.getpid(), signal.SIGTERM)
-        for batch in batches(self):
-            time.sleep(6.0)
-            yield batch
-
-    monkeypatch.setattr(Evaluation, "__iter__", interrupted)
-    words = ("--preemption.grace_seconds", "20", "--trainer.max_eval_batches", "9")
-    result = train(tiny(tmp_path, *words))
-    assert result.preempted and result.steps == 8
-    newest = newest_whole(str(tmp_path / "demo"))
-    assert newest is not None and newest.step == 7
-    assert "evaluation_abandoned" in [event["event"] for event in read_events(tmp_path / "demo")]
-    assert "eval/validation/loss" not in read_metrics(tmp_path / "demo" / "metrics.jsonl")[-1]
+    assert_equal_runs(run, unbroken, not_evaluated=7)
+    events = [event["event"] for event in read_events(run)]
+    assert events == ["data", "start", "preempted", "resume", "evaluation_abandoned", "preempted", "resume", "stop"]

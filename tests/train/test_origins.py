@@ -11,11 +11,14 @@ import yaml
 from tiny_run import DEMO, tiny_run
 
 from tomat.base.errors import RetryableError, TomatError
+from tomat.data.codec.files import write_codec
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.predict.inference.trained import load_trained
 from tomat.train import origins
 from tomat.train import run as run_module
 from tomat.train.datasets import open_datasets
-from tomat.train.origins import Continuation, plan_start, refuse_codec
+from tomat.train.origins import Continuation, plan_start
 from tomat.train.resume import changed_keys, plain_values
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
@@ -187,12 +190,19 @@ def test_a_fork_in_a_bucket_is_known_there_before_it_is_copied(runs, tmp_path, m
     assert again.parent is not None and again.parent.taken == "state" and again.parent.checkpoint.step == 2
 
 
-def test_a_codec_that_cannot_be_read_is_one_error(runs, tmp_path):
-    codec = open_datasets(tiny(runs), runs / "demo").codec
-    (runs / "demo" / "codec.json").unlink()
-    (runs / "demo" / "codec.json").mkdir()
+def test_a_run_goes_on_with_its_own_codec_alone(runs):
+    datasets = open_datasets(tiny(runs), runs / "demo")
+    plan, recorded = plan_start(tiny(runs), Continuation(), runs / "demo"), runs / "demo" / "codec.json"
+    histogram = DensityHistogram()
+    histogram.add(np.random.default_rng(0).exponential(size=(20, 20, 20)))
+    other = fit_lloyd_max(histogram, 64)
+    write_codec(other, recorded)
+    with pytest.raises(TomatError, match=f"run 'demo' was trained with codec {other.sha256[:12]}.*retokenize --codec"):
+        plan.settle(datasets)
+    recorded.unlink()
+    recorded.mkdir()
     with pytest.raises(TomatError, match="codec.json cannot be read"):
-        refuse_codec(str(runs / "demo"), codec, "run 'demo'")
+        plan.settle(datasets)
 
 
 def test_a_warm_start_takes_the_weights_and_nothing_else(runs, parent):
@@ -269,29 +279,6 @@ def test_weights_of_another_codec_are_refused(runs):
 def test_a_run_that_has_begun_cannot_be_started_warm(runs, parent):
     with pytest.raises(TomatError, match="has begun, without"):
         train(tiny(runs), Continuation(warm_start=str(parent)))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--trainer.initialize_from", "somewhere/step-1"],
-        ["--trainer.load_checkpoint_path", "somewhere/step-1"],
-        ["--trainer.load_checkpoint", "false"],
-        ["--trainer.allow_partial_checkpoint", "true"],
-        ["--trainer.checkpointer.keep_last_temporary_checkpoints", "0"],
-    ],
-)
-def test_levanters_own_ways_to_load_are_closed(tmp_path, words):
-    with pytest.raises(TomatError, match=words[0].removeprefix("--").replace(".", r"\.")):
-        tiny(tmp_path, *words)
-
-
-def test_wandb_follows_the_run(tmp_path):
-    config = tiny(tmp_path, "--trackers.wandb", "{project: densities}")
-    assert config.trackers.wandb is not None and config.trackers.wandb.resume == "allow"
-    for setting in ("id: other", "resume: never", 'fork_from: "a?_step=3"'):
-        with pytest.raises(TomatError, match=f"trackers.wandb.{setting.split(':')[0]}"):
-            tiny(tmp_path, "--trackers.wandb", "{" + setting + "}")
 
 
 def test_what_a_checkpoint_lacks_is_not_made_up(runs):

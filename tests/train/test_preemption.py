@@ -1,269 +1,150 @@
-"""SIGTERM and notices, without training: when a process ends, how, and with which status. About 15 seconds, in which
-all cases run side by side."""
+"""SIGTERM, Ctrl-C and notices, without training: when a process ends, how, and with which status.
+
+All cases run side by side, each in a process that is forked with everything imported.
+"""
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from forked import Forked
 
 from tomat.base.errors import TomatError
 from tomat.base.regions import instance_metadata
 from tomat.train.preemption import NOTICES, StopRequest
-from tomat.train.settings.preemption import PreemptionConfig
+from tomat.train.settings.schema import PreemptionConfig
 
-PROLOGUE = """
-import atexit, faulthandler, hashlib, sys, time
-from tomat.base.layout import STOPPED_STATUS
+PROGRAM = """
+import faulthandler, hashlib, sys, time
 from tomat.train.preemption import StopRequest
-stop = StopRequest(grace_seconds=float(sys.argv[1]))
-stop.on_overrun = lambda message: print("overrun", flush=True)
 
-def compile_something():
-    # Native code that lets other threads run and cannot be interrupted, as a compilation is.
-    hashlib.pbkdf2_hmac("sha512", b"a", b"b", 300_000_000)
+stop = StopRequest(grace_seconds={grace})
+stop.on_overrun = lambda message: print("overrun", flush=True)
 
 def ready():
     print("ready", flush=True)
 
+def compile_something():
+    # Native code that lets other threads run and cannot be interrupted, as a compilation is.
+    ready()
+    hashlib.pbkdf2_hmac("sha512", b"a", b"b", 300_000_000)
+    print("compiled", flush=True)
+
+def wait(closing_seconds=0.0):
+    try:
+        ready()
+        time.sleep(60)
+    finally:
+        time.sleep(closing_seconds)
+        print("closed", flush=True)
+
+def save(seconds=0.0):
+    stop.defer(3)
+    ready()
+    while not stop.reached():
+        time.sleep(0.01)
+    time.sleep(seconds)
+    print("saved", stop.step, stop.cause, flush=True)
+
+try:
+    with stop.listening():
+{body}
+except KeyboardInterrupt:
+    pass
+sys.exit(stop.status if stop.asked else 0)
 """
+AT_THE_END = """
+stop.defer(3)
+ready()
+while not stop.asked:
+    time.sleep(0.01)
+print("saved", flush=True)
+stop.resume_at_once()
+print("evaluated", flush=True)
+"""
+IN_A_HANDLER = """
+faulthandler.dump_traceback_later(20, exit=True)
+stop.defer(3)
+with stop._lock:
+    ready()
+    while not stop.asked:
+        time.sleep(0.01)
+print("saved", stop.step, flush=True)
+"""
+TERM, PRESS = signal.SIGTERM, signal.SIGINT
 CASES = {
-    # name: (grace in seconds, signals, status, longest wait in seconds, expected in the output, not expected, program)
-    "nothing to save": (
-        60.0, 1, 143, 20.0, ["closed"], ["overrun"],
-        """
-        with stop.listening():
-            try:
-                ready()
-                time.sleep(60)
-            finally:
-                print("closed", flush=True)
-        """,
-    ),
-    "a step to save": (
-        60.0, 1, 143, 20.0, ["saved 3"], ["overrun"],
-        """
-        with stop.listening():
-            stop.defer(3)
-            ready()
-            while not stop.reached():
-                time.sleep(0.01)
-            print(f"saved {stop.step}", flush=True)
-        sys.exit(STOPPED_STATUS)
-        """,
-    ),
-    "asked while the last step was saved": (
-        60.0, 1, 143, 20.0, ["saved"], ["evaluated"],
-        """
-        with stop.listening():
-            stop.defer(3)
-            ready()
-            while not stop.asked:
-                time.sleep(0.01)
-            print("saved", flush=True)
-            stop.resume_at_once()
-            print("evaluated", flush=True)
-        """,
-    ),
-    "the grace is over": (
-        1.0, 1, 143, 20.0, ["overrun", "1 s of grace are over", "last whole checkpoint"], ["saved"],
-        """
-        with stop.listening():
-            stop.defer(3)
-            ready()
-            compile_something()
-            print("saved", flush=True)
-        """,
+    # name: (grace in seconds, signals, seconds between them, status, expected in the output, not expected, program)
+    "nothing to save": (60, [TERM], 0, 143, ["closed"], ["overrun"], "wait()"),
+    "a step to save": (60, [TERM], 0, 143, ["saved 3"], ["overrun"], "save()"),
+    "asked while the last step was saved": (60, [TERM], 0, 143, ["saved"], ["evaluated"], AT_THE_END),
+    "the grace is over in a step": (
+        0.6, [TERM], 0, 143, ["overrun", "1 s of grace are over", "last whole checkpoint"], ["compiled"],
+        "stop.defer(3); compile_something()",
     ),
     "the grace is over in a compilation": (
-        1.0, 1, 143, 20.0, ["overrun", "no step was left unsaved"], ["compiled"],
-        """
-        with stop.listening():
-            ready()
-            compile_something()
-            print("compiled", flush=True)
-        """,
+        0.6, [TERM], 0, 143, ["overrun", "no step was left unsaved"], ["compiled"], "compile_something()",
     ),
     "a second signal": (
-        600.0, 2, 143, 20.0, ["second SIGTERM"], ["overrun", "saved"],
-        """
-        with stop.listening():
-            stop.defer(3)
-            ready()
-            compile_something()
-            print("saved", flush=True)
-        """,
+        600, [TERM, TERM], 0.1, 143, ["second SIGTERM"], ["overrun", "compiled"], "stop.defer(3); compile_something()",
     ),
     "hosts that do not answer": (
-        1.0, 0, 1, 20.0, ["did not answer"], ["went on"],
-        """
-        stop.limit_exit(1)
-        ready()
-        compile_something()
-        print("went on", flush=True)
-        """,
+        0.6, [], 0, 1, ["did not answer"], ["compiled"], "stop.limit_exit(1); compile_something()",
     ),
-}  # fmt: skip
-
-
-INTERRUPTED = {
-    # name: (Ctrl-Cs, seconds between them, status, expected in the output, not expected, program)
-    "nothing to save": (
-        1, 0.0, 130, ["closed"], ["saved first"],
-        """
-        with stop.listening():
-            try:
-                ready()
-                time.sleep(60)
-            except KeyboardInterrupt:
-                print("closed", flush=True)
-        sys.exit(stop.status)
-        """,
-    ),
-    "a step to save, which takes longer than the grace": (
-        1, 0.0, 130, ["saved first", "saved 3 Ctrl-C"], ["overrun"],
-        """
-        with stop.listening():
-            stop.defer(3)
-            ready()
-            while not stop.reached():
-                time.sleep(0.01)
-            time.sleep(1.5)
-            print(f"saved {stop.step} {stop.cause}", flush=True)
-        sys.exit(stop.status)
-        """,
+    "a press with nothing to save": (60, [PRESS], 0, 130, ["closed"], ["saved first"], "wait()"),
+    "a press with a step to save, which takes longer than the grace": (
+        0.6, [PRESS], 0, 130, ["saved first", "saved 3 Ctrl-C"], ["overrun"], "save(seconds=1.0)",
     ),
     "one press that arrives twice": (
-        2, 0.05, 130, ["saved 3"], ["leaving at once"],
-        """
-        with stop.listening():
-            stop.defer(3)
-            ready()
-            while not stop.reached():
-                time.sleep(0.01)
-            time.sleep(1.5)
-            print(f"saved {stop.step}", flush=True)
-        sys.exit(stop.status)
-        """,
+        0.6, [PRESS, PRESS], 0.05, 130, ["saved 3"], ["leaving at once"], "save(seconds=1.0)",
     ),
+    # As long as it takes to publish a log and give a lease back.
     "one press that arrives twice, with nothing to save": (
-        2, 0.05, 130, ["closed"], ["leaving at once"],
-        """
-        with stop.listening():
-            try:
-                ready()
-                time.sleep(60)
-            except KeyboardInterrupt:
-                time.sleep(1)  # as long as it takes to publish a log and give a lease back
-                print("closed", flush=True)
-        sys.exit(stop.status)
-        """,
+        0.6, [PRESS, PRESS], 0.05, 130, ["closed"], ["leaving at once"], "wait(closing_seconds=1.0)",
     ),
     "a second press while what is open is closed": (
-        2, 2.0, 130, ["a second Ctrl-C: leaving at once"], ["closed"],
-        """
-        with stop.listening():
-            try:
-                ready()
-                time.sleep(60)
-            except KeyboardInterrupt:
-                time.sleep(30)
-                print("closed", flush=True)
-        """,
+        0.6, [PRESS, PRESS], 1.0, 130, ["a second Ctrl-C: leaving at once"], ["closed"], "wait(closing_seconds=30.0)",
     ),
-    "a signal that is handled while the handler of another has the lock": (
-        1, 0.0, 130, ["saved 3"], ["Timeout"],
-        """
-        faulthandler.dump_traceback_later(20, exit=True)
-        with stop.listening():
-            stop.defer(3)
-            with stop._lock:
-                ready()
-                while not stop.asked:
-                    time.sleep(0.01)
-            print(f"saved {stop.step}", flush=True)
-        sys.exit(stop.status)
-        """,
+    "a press that is handled while another's handler has the lock": (
+        0.6, [PRESS], 0, 130, ["saved 3"], ["Timeout"], IN_A_HANDLER,
     ),
     "a second press": (
-        2, 2.0, 130, ["a second Ctrl-C: leaving at once", "last whole checkpoint"], ["compiled"],
-        """
-        with stop.listening():
-            stop.defer(3)
-            ready()
-            compile_something()
-            print("compiled", flush=True)
-        """,
+        0.6, [PRESS, PRESS], 1.0, 130, ["a second Ctrl-C: leaving at once", "last whole checkpoint"], ["compiled"],
+        "stop.defer(3); compile_something()",
     ),
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def interrupted() -> dict[str, tuple[int, str]]:
-    """Status and output of every case; the grace is one second."""
-    processes = {}
-    for name, (*_, program) in INTERRUPTED.items():
-        command = [sys.executable, "-c", PROLOGUE + textwrap.dedent(program), "1.0"]
-        processes[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    result = {}
-    for name, process in processes.items():
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.2)
-        for _ in range(INTERRUPTED[name][0]):
-            process.send_signal(signal.SIGINT)
-            time.sleep(INTERRUPTED[name][1])
-        output = process.stdout.read()
-        result[name] = (process.wait(timeout=60), output)
-        process.stdout.close()
-    return result
-
-
-@pytest.mark.parametrize("name", INTERRUPTED)
-def test_a_process_that_is_interrupted_by_a_person(interrupted, name):
-    _, _, status, expected, unexpected, _ = INTERRUPTED[name]
-    code, output = interrupted[name]
-    assert code == status, output
-    assert all(text in output for text in expected), output
-    assert not any(text in output for text in unexpected), output
+def end_of(name: str) -> tuple[int | None, float, str]:
+    """Status, seconds from the first signal to the end, and output of a case."""
+    grace, signals, seconds_between, *_, program = CASES[name]
+    process = Forked(before=PROGRAM.format(grace=grace, body=textwrap.indent(program.strip(), " " * 8)))
+    assert wait_for(lambda: "ready\n" in process.said() or process.poll() is not None, 60.0)
+    time.sleep(0.2)  # into the native code
+    started = time.monotonic()
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(seconds_between)
+    return process.wait(timeout=60), time.monotonic() - started, process.said()
 
 
 @pytest.fixture(scope="module")
-def ended() -> dict[str, tuple[int, float, str]]:
-    """Status, seconds from the first signal to the end, and output of every case."""
-    processes = {}
-    for name, (grace, *_, program) in CASES.items():
-        command = [sys.executable, "-c", PROLOGUE + textwrap.dedent(program), str(grace)]
-        processes[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    result = {}
-    for name, process in processes.items():
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.2)  # into the native code
-        started = time.monotonic()
-        for _ in range(CASES[name][1]):
-            process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)
-        output = process.stdout.read()  # to the end of the process; `communicate` would miss what readline buffered
-        result[name] = (process.wait(timeout=60), time.monotonic() - started, output)
-        process.stdout.close()
-    return result
+def ends() -> dict[str, tuple[int | None, float, str]]:
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        return dict(zip(CASES, pool.map(end_of, CASES), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_process_that_is_told_to_stop(ended, name):
-    _, _, status, longest, expected, unexpected, _ = CASES[name]
-    code, seconds, output = ended[name]
-    assert code == status, output
-    assert seconds < longest
-    assert all(text in output for text in expected), output
-    assert not any(text in output for text in unexpected), output
+def test_a_process_that_is_told_to_stop(ends, name):
+    *_, expected_status, expected, unexpected, _ = CASES[name]
+    status, seconds, said = ends[name]
+    assert status == expected_status and seconds < 20, said
+    assert all(text in said for text in expected) and not any(text in said for text in unexpected), said
 
 
 def test_the_handler_is_gone_afterwards():

@@ -23,38 +23,9 @@ def recorded(tmp_path) -> Path:
 
 def test_the_same_configuration_continues(recorded):
     refuse_changes(recorded, load_config(DEMO))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--sharding", "fsdp"],
-        ["--trainer.steps_per_eval", "7"],
-        ["--model.gradient_checkpointing", "false"],
-        ["--data.verify_checksums", "false"],
-        ["--purpose", "another word for it"],
-    ],
-)
-def test_how_and_where_may_change(recorded, words):
-    refuse_changes(recorded, load_config(DEMO, words))
-
-
-@pytest.mark.parametrize(
-    "words, key",
-    [
-        (["--optimizer.learning_rate", "0.1"], "optimizer.learning_rate"),
-        (["--optimizer.warmup", "7"], "optimizer.warmup"),
-        (["--loss.kind", "cross_entropy"], "loss.kind"),
-        (["--model.num_layers", "2"], "model.num_layers"),
-        (["--data.shuffle.window_blocks", "3"], "data.shuffle.window_blocks"),
-        (["--trainer.train_batch_size", "16"], "trainer.train_batch_size"),
-        (["--trainer.num_train_steps", "11"], "trainer.num_train_steps"),
-        (["--trainer.seed", "5"], "trainer.seed"),
-    ],
-)
-def test_what_is_learnt_may_not_change(recorded, words, key):
-    with pytest.raises(TomatError, match=key.replace(".", r"\.")):
-        refuse_changes(recorded, load_config(DEMO, words))
+    refuse_changes(recorded, load_config(DEMO, ["--sharding", "fsdp", "--model.gradient_checkpointing", "false"]))
+    with pytest.raises(TomatError, match=r"optimizer\.warmup"):
+        refuse_changes(recorded, load_config(DEMO, ["--optimizer.warmup", "7"]))
 
 
 def test_without_a_checkpoint_there_is_nothing_to_continue(recorded):

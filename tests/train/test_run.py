@@ -1,7 +1,4 @@
-"""A real, small run on the embedded densities: what it leaves, how it resumes, what it refuses.
-
-About a minute, most of it compiling; every test reads the one run that the module's fixture made.
-"""
+"""A real, small run on the embedded densities: what it leaves, how it resumes, what it refuses."""
 
 import dataclasses
 import fcntl
@@ -17,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from forked import Forked
+from forked import Forked, signalled
 from levanter.tracker.tensorboard import TensorboardConfig
 from tiny_run import DEMO, tiny_run
 
@@ -33,7 +30,6 @@ from tomat.train.origins import Continuation
 from tomat.train.preemption import StopRequest
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import newest_whole
-from tomat.train.runs.data_record import recorded_contents
 from tomat.train.runs.devices import DETAILS
 from tomat.train.runs.history import last_event, read_events
 from tomat.train.runs.lock import Holder
@@ -234,39 +230,6 @@ def test_files_in_a_bucket_that_another_process_trains_in_by_now_stay_its_own(un
     assert (bucket / "metrics.jsonl").read_text() == "theirs"
 
 
-def test_a_run_without_a_record_of_its_data_gets_one_and_then_keeps_to_it(unbroken, tmp_path, capsys, monkeypatch):
-    shutil.copytree(unbroken, tmp_path / "demo")
-    history = tmp_path / "demo" / "history.jsonl"
-    recorded = recorded_contents(read_events(unbroken))
-    assert recorded is not None and recorded["data.train"] is not None
-    history.write_text("".join(line for line in history.open() if '"event": "data"' not in line))
-    assert train(tiny(tmp_path)).first_step == 6
-    assert "could not be checked" in " ".join(capsys.readouterr().out.split())
-    assert recorded_contents(read_events(tmp_path / "demo")) == recorded
-    history.write_text(history.read_text().replace(recorded["data.train"], "0" * 64))
-    # TensorBoard, which drops the steps from here on as it opens, has not been opened by then.
-    opened = []
-    monkeypatch.setattr(run_module, "initialise", lambda *args: opened.append(args))
-    with pytest.raises(TomatError, match=r"data.train .*expected 000000000000"):
-        train(tiny(tmp_path))
-    assert opened == []
-
-
-def test_temporary_checkpoints_elsewhere_are_found(unbroken, tmp_path):
-    shutil.copytree(unbroken, tmp_path / "runs" / "demo")
-    (tmp_path / "elsewhere" / "demo").mkdir(parents=True)
-    checkpoints = tmp_path / "runs" / "demo" / "checkpoints"
-    for step in (4, 5):
-        (checkpoints / f"step-{step}").rename(tmp_path / "elsewhere" / "demo" / f"step-{step}")
-    recorded = tmp_path / "runs" / "demo" / "config.yaml"
-    values = yaml.safe_load(recorded.read_text())
-    values["trainer"]["checkpointer"]["temporary_base_path"] = str(tmp_path / "elsewhere")
-    recorded.write_text(yaml.safe_dump(values))
-    assert load_trained(tmp_path / "runs" / "demo").step == 5
-    assert load_trained(tmp_path / "runs" / "demo", step=4).step == 4
-    assert load_trained(tmp_path / "runs" / "demo", step=2).step == 2
-
-
 def test_an_output_folder_that_cannot_be_made_is_one_error(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     words = ["train", "--config_path", str(DEMO), *TINY, "--output_dir", str(tmp_path / "file" / "runs")]
@@ -281,32 +244,18 @@ def test_tensorboard_forgets_what_a_killed_process_wrote_beyond_its_checkpoint(t
     assert found.purge_step == 7
 
 
-STOPPED = """
-import os
-from tomat.train.tracking import TrainingProgress
-
-update = TrainingProgress.update
-
-def interrupted(self, next_step, *args):
-    update(self, next_step, *args)
-    if next_step == 3:
-        os.kill(os.getpid(), {number})
-
-TrainingProgress.update = interrupted
-"""
-"""A signal of `tomat` to itself after the third step."""
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_run_that_is_stopped_writes_its_page_and_that_of_its_trace(tmp_path, number, status):
-    """Told to stop in the middle of the steps that are traced; in a process of its own, as the next test says."""
+def test_a_run_that_is_stopped_writes_its_page_and_that_of_its_trace(tmp_path):
+    """Told to stop in the middle of the steps that are traced. In a process of its own: after hundreds of other tests
+    in one process a trace came without its programs."""
     words = ["train", "--config_path", str(DEMO), *TINY, "--output_dir", str(tmp_path), "--evaluation.picture", "false"]
     words += ["--trainer.profiler", "{enabled: true, start_step: 2, num_steps: 3}"]
     words += ["--tracking_dir", str(tmp_path / "tracking"), "--preemption.grace_seconds", "600"]
-    stopped = Forked(*words, cwd=tmp_path, before=STOPPED.format(number=int(number)))
+    stopped = Forked(*words, cwd=tmp_path, before=signalled(3, signal.SIGINT))
     said, _ = stopped.communicate()
-    assert stopped.returncode == status, said
-    assert "attention" in (tmp_path / "tracking" / "demo.md").read_text()
+    assert stopped.returncode == 130, said
+    page = (tmp_path / "tracking" / "demo.md").read_text()
+    assert "attention" in page and "optimizer" in page, page
+    assert "demo" in (tmp_path / "tracking" / "index.md").read_text()
     assert "preempted" in (tmp_path / "demo" / "README.md").read_text()
     newest = newest_whole(str(tmp_path / "demo"))
     assert newest is not None and newest.step == 2
@@ -314,15 +263,3 @@ def test_a_run_that_is_stopped_writes_its_page_and_that_of_its_trace(tmp_path, n
     printed = said.partition("the same command continues the run: ")[2]
     assert shlex.split(printed.splitlines()[0])[:4] == ["tomat", *words[:3]]
     assert set(words) <= set(shlex.split(printed))
-
-
-def test_a_profiled_run_writes_its_tracking_page(tmp_path):
-    """In a process of its own: after hundreds of other tests in one process a trace came without its programs."""
-    words = ["--trainer.profiler", "{enabled: true, start_step: 2, num_steps: 2}", "--evaluation.picture", "false"]
-    words += ["--output_dir", str(tmp_path), "--tracking_dir", str(tmp_path / "tracking")]
-    profiled = Forked("train", "--config_path", DEMO, *TINY, *words, cwd=tmp_path)
-    said, _ = profiled.communicate()
-    assert profiled.returncode == 0, said
-    page = (tmp_path / "tracking" / "demo.md").read_text()
-    assert "attention" in page and "optimizer" in page, page
-    assert "demo" in (tmp_path / "tracking" / "index.md").read_text()

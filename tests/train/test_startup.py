@@ -48,19 +48,6 @@ def test_a_log_that_another_host_took_is_not_missed(tmp_path, log):
     assert files(tmp_path) == {"run.log": "ERROR of both\nERROR after\n"}
 
 
-def test_other_logs_stay(tmp_path, log):
-    other = tmp_path / "other.log.log"
-    other.write_text("theirs\n")
-    rename_log(tmp_path, "run")
-    assert other.read_text() == "theirs\n" and set(files(tmp_path)) == {"other.log.log", "run.log"}
-
-
-def test_what_cannot_be_written_is_not_swallowed(tmp_path, log):
-    (tmp_path / "run.log").mkdir()
-    with pytest.raises(OSError):
-        rename_log(tmp_path, "run")
-
-
 def test_the_allocator_is_told_where_the_run_asks_for_it(monkeypatch):
     told = []
     monkeypatch.setattr(startup, "keep_freed_memory", lambda: told.append(True))

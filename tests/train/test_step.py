@@ -1,14 +1,13 @@
-"""Shardings and microbatches leave the numbers of a step as they are; schedules of the learning rate.
+"""Shardings and microbatches leave the numbers of a step as they are; the optimizer's state in a type of its own.
 
 That each setting changes the step is shown in `test_every_key.py`.
 """
-
-import dataclasses
 
 import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from levanter.tracker import NoopConfig
 
@@ -21,7 +20,7 @@ from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
 from tomat.train.loader import TokenExample
 from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import TrainConfig, load_config
-from tomat.train.step import build_trainer
+from tomat.train.step import build_trainer, with_state_dtype
 
 TINY = [
     "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7",
@@ -93,20 +92,15 @@ def losses(*words: str, steps: int = 3) -> list[float]:
         return result
 
 
-def test_sharding_and_microbatches_change_no_number():
-    reference = losses()
-    assert reference[-1] < reference[0]
-    for words in (["--sharding", "fsdp"], ["--sharding", "zero1"], ["--trainer.per_device_parallelism", "1"]):
-        np.testing.assert_allclose(losses(*words), reference, rtol=2e-5, err_msg=str(words))
-
-
-def test_sharding_and_checkpointing_change_no_number_of_a_model_that_knows_its_atoms():
+def test_sharding_checkpointing_and_microbatches_change_no_number():
+    """Of a model that knows its atoms, which has every kind of parameter."""
     atoms = ["--model.environment.channels", "4", "--model.environment.max_atoms", "8"]
     reference = losses(*atoms)
     assert reference[-1] < reference[0]
     for words in (
         ["--sharding", "fsdp", "--model.gradient_checkpointing", "save_attention"],
         ["--sharding", "zero1", "--model.gradient_checkpointing", "off", "--trainer.per_device_parallelism", "2"],
+        ["--trainer.per_device_parallelism", "1"],
     ):
         np.testing.assert_allclose(losses(*atoms, *words), reference, rtol=2e-5, err_msg=str(words))
 
@@ -138,17 +132,53 @@ def _while_bodies(text: str) -> list[str]:
     return bodies
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_schedules_warm_up_and_cool_down(schedule):
-    words = ["--optimizer.lr_schedule", schedule, "--optimizer.warmup", "10", "--optimizer.learning_rate", "1.0"]
-    optimizer = tiny(*words).optimizer
-    rate = optimizer.lr_scheduler(100)
-    assert float(rate(0)) < 0.2 and float(rate(10)) == pytest.approx(1.0)
-    assert float(rate(99)) == pytest.approx(1.0) if schedule == "constant" else float(rate(99)) < 0.2
+# The optimizer's state in a type of its own.
+
+PARAMETERS = {"a": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "b": np.ones(5, np.float32)}
 
 
-def test_wsd_is_constant_then_decays():
-    words = ["--optimizer.lr_schedule", "linear", "--optimizer.warmup", "10", "--optimizer.decay", "20"]
-    rate = dataclasses.replace(tiny(*words).optimizer, learning_rate=1.0).lr_scheduler(100)
-    assert [round(float(rate(step)), 3) for step in (10, 50, 79)] == [1.0, 1.0, 1.0]
-    assert float(rate(99)) < 0.2
+def steps(optimizer, parameters, number: int = 3):
+    """Updates and states of some steps, in which the gradient is the cube of the parameters."""
+    found = []
+    state = optimizer.init(parameters)
+    for _ in range(number):
+        updates, state = optimizer.update(jax.tree.map(lambda x: x**3, parameters), state, parameters)
+        parameters = optax.apply_updates(parameters, updates)
+        found.append((updates, state))
+    return found
+
+
+def moments(state):
+    return [leaf for leaf in jax.tree.leaves(state) if leaf.ndim > 0]
+
+
+@pytest.mark.parametrize("build", [optax.adam, optax.lion, optax.adafactor], ids=lambda build: build.__name__)
+def test_in_the_parameters_type_nothing_changes(build):
+    parameters = jax.tree.map(jnp.asarray, PARAMETERS)
+    for one, other in zip(
+        steps(build(1e-2), parameters), steps(with_state_dtype(build(1e-2), "float32"), parameters), strict=True
+    ):
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_moments_are_rounded_between_steps_and_nothing_else_is():
+    """The formula of Adam, with its moments rounded to bfloat16 after each step."""
+    optimizer = with_state_dtype(optax.adam(0.1, b1=0.9, b2=0.95, eps=1e-8), "bfloat16")
+    parameters = {"a": jnp.asarray(PARAMETERS["a"])}
+    mu = nu = np.zeros((3, 4), np.float32)
+    value = PARAMETERS["a"]
+    for number, (updates, state) in enumerate(steps(optimizer, parameters), 1):
+        gradient = value**3
+        mu, nu = 0.9 * mu + 0.1 * gradient, 0.95 * nu + 0.05 * gradient**2
+        update = -0.1 * (mu / (1 - 0.9**number)) / (np.sqrt(nu / (1 - 0.95**number)) + 1e-8)
+        np.testing.assert_allclose(updates["a"], update, rtol=1e-4)
+        mu, nu = (np.asarray(jnp.asarray(one, jnp.bfloat16), np.float32) for one in (mu, nu))
+        assert all(leaf.dtype == jnp.bfloat16 for leaf in moments(state)) and len(moments(state)) == 2
+        assert updates["a"].dtype == jnp.float32 and state[0].count.dtype == jnp.int32 and int(state[0].count) == number
+        value = value + np.asarray(updates["a"])
+
+
+def test_more_digits_than_the_parameters_have_are_kept():
+    parameters = {"a": jnp.asarray(PARAMETERS["a"], jnp.bfloat16)}
+    (updates, state), *_ = steps(with_state_dtype(optax.adam(0.1), "float32"), parameters)
+    assert all(leaf.dtype == jnp.float32 for leaf in moments(state)) and updates["a"].dtype == jnp.bfloat16

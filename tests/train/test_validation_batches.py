@@ -7,6 +7,7 @@ import levanter.tracker
 import numpy as np
 import pytest
 from levanter.tracker import NoopConfig
+from levanter.tracker.tracker import DictTracker
 
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
@@ -60,9 +61,8 @@ def validation(shards: ShardSet, folder, per_device: int, mesh: str) -> dict[str
     trainer_config.load_checkpoint = False
     trainer_config.per_device_eval_parallelism = per_device
     trainer_config._validate_and_set_defaults()
-    logged: dict[str, float] = {}
-    with build_trainer(config, trainer_config, VALUES) as trainer, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(levanter.tracker, "log", lambda figures, step: logged.update(figures))
+    log = DictTracker()
+    with build_trainer(config, trainer_config, VALUES) as trainer, levanter.tracker.current_tracker(log):
         key = jax.random.PRNGKey(0)
         model = trainer.initial_state(key, model_init=model_initialiser(config, key)).model
         rows = ShardDataset(shards, BlockShuffleConfig(8, 4), seed=2, seq_len=config.seq_len, epochs=1)
@@ -70,7 +70,7 @@ def validation(shards: ShardSet, folder, per_device: int, mesh: str) -> dict[str
         evaluation(SimpleNamespace(step=0, next_step=1, eval_model=model, emit_event=lambda event: None))
     return {
         name.removeprefix("eval/validation/"): value
-        for name, value in logged.items()
+        for name, value in log.metrics["step_0"].items()
         if "validation" in name and "timing" not in name
     }
 

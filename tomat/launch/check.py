@@ -35,8 +35,6 @@ TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True)
 class CheckLine:
-    """The answer to one question."""
-
     name: str
     """What was asked after."""
     state: State
@@ -50,12 +48,21 @@ class CheckLine:
 @dataclass(frozen=True)
 class _Question:
     name: str
-    command: Command
+    words: tuple[str, ...]
+    """What follows `gcloud`."""
     remedy: str
     judge: Callable[[str], Verdict] = lambda output: ("ok", output)
     """Of what the command printed."""
     optional: bool = False
     """That the command fails says nothing about the launch."""
+
+    def ask(self, run: Callable[[Command], Result]) -> CheckLine:
+        result = run(Command(self.name, ("gcloud", *self.words), TIMEOUT_SECONDS, quiet=True))
+        if result.ok:
+            state, said = self.judge(result.output.strip())
+        else:
+            state, said = ("unknown" if self.optional else "failed"), result.last_line
+        return CheckLine(self.name, state, said, "" if state == "ok" else self.remedy)
 
 
 def print_line(line: CheckLine) -> None:
@@ -70,39 +77,20 @@ def print_line(line: CheckLine) -> None:
 def run_checks(
     launch: TpuLaunch, places: Mapping[str, str | None], problems: Sequence[str], run: Callable[[Command], Result]
 ) -> Iterator[CheckLine]:
-    """Ask, one question after another.
+    """Ask, one question after another: a line each, those of `problems`, which are known already, first. Where nobody
+    is logged in or no project is known, the rest is not asked.
 
-    Args:
-        launch: What is to be launched.
-        places: Key of the configuration to URL, of data and output.
-        problems: What is known to be wrong already; each a line.
-        run: Carries a command out.
-
-    Yields:
-        A line a question. Where nobody is logged in or no project is known, the rest is not asked.
+    `places`: key of the configuration to URL, of data and output.
     """
     yield from (CheckLine("configuration", "failed", problem) for problem in problems)
     for question in (_login(), _project(launch)):
-        line = _ask(question, run)
+        line = question.ask(run)
         yield line
         if line.state != "ok":
             return
     project = launch.project or line.said
     for question in (*_of_the_slice(launch, project), *_of_the_network(launch, project), *_of_places(launch, places)):
-        yield _ask(question, run)
-
-
-def _ask(question: _Question, run: Callable[[Command], Result]) -> CheckLine:
-    result = run(question.command)
-    if result.ok:
-        state, said = question.judge(result.output.strip())
-    else:
-        state, said = ("unknown" if question.optional else "failed"), result.last_line
-    return CheckLine(question.name, state, said, "" if state == "ok" else question.remedy)
-
-
-def _gcloud(purpose: str, *words: str) -> Command:
-    return Command(purpose, ("gcloud", *words), TIMEOUT_SECONDS, quiet=True)
+        yield question.ask(run)
 
 
 def _something(what: str) -> Callable[[str], Verdict]:
@@ -111,53 +99,43 @@ def _something(what: str) -> Callable[[str], Verdict]:
 
 
 def _login() -> _Question:
-    command = _gcloud("who is logged in", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)")
-    return _Question("login", command, "run `gcloud auth login`", _something("active account"))
+    words = ("auth", "list", "--filter=status:ACTIVE", "--format=value(account)")
+    return _Question("login", words, "run `gcloud auth login`", _something("active account"))
 
 
 def _project(launch: TpuLaunch) -> _Question:
     if launch.project is None:
-        command = _gcloud("gcloud's own project", "config", "get-value", "project")
-        return _Question(
-            "project", command, "give --project, or run `gcloud config set project P`", _something("project")
-        )
-    command = _gcloud("the project", "projects", "describe", launch.project, "--format=value(projectId)")
-    return _Question("project", command, f"check the spelling of '{launch.project}', and that your account may see it")
+        remedy = "give --project, or run `gcloud config set project P`"
+        return _Question("project", ("config", "get-value", "project"), remedy, _something("project"))
+    remedy = f"check the spelling of '{launch.project}', and that your account may see it"
+    return _Question("project", ("projects", "describe", launch.project, "--format=value(projectId)"), remedy)
 
 
 def _of_the_slice(launch: TpuLaunch, project: str) -> Iterator[_Question]:
-    place = (f"--zone={launch.zone}", f"--project={project}")
-    service = (
-        "services",
-        "list",
-        "--enabled",
-        "--filter=config.name=tpu.googleapis.com",
-        "--format=value(config.name)",
-    )
+    own, zone = f"--project={project}", f"--zone={launch.zone}"
+    api = "tpu.googleapis.com"
     yield _Question(
         "TPU API",
-        _gcloud("whether the TPU API is on", *service, f"--project={project}"),
-        f"run `gcloud services enable tpu.googleapis.com --project={project}`",
-        _something("tpu.googleapis.com among the enabled services"),
+        ("services", "list", "--enabled", f"--filter=config.name={api}", "--format=value(config.name)", own),
+        f"run `gcloud services enable {api} {own}`",
+        _something(f"{api} among the enabled services"),
     )
     kind = accelerator_type(launch.slice)
     yield _Question(
         f"{kind} in {launch.zone}",
-        _gcloud("the slice", "compute", "tpus", "accelerator-types", "describe", kind, *place, "--format=value(type)"),
-        f"`gcloud compute tpus accelerator-types list --zone={launch.zone}` says what the zone has",
+        ("compute", "tpus", "accelerator-types", "describe", kind, zone, own, "--format=value(type)"),
+        f"`gcloud compute tpus accelerator-types list {zone}` says what the zone has",
     )
-    words = ("compute", "tpus", "tpu-vm", "versions", "describe", launch.software, *place, "--format=value(version)")
     yield _Question(
         "software of the VM",
-        _gcloud("the runtime version", *words),
-        f"`gcloud compute tpus tpu-vm versions list --zone={launch.zone}` says what there is; give --runtime_version",
+        ("compute", "tpus", "tpu-vm", "versions", "describe", launch.software, zone, own, "--format=value(version)"),
+        f"`gcloud compute tpus tpu-vm versions list {zone}` says what there is; give --runtime_version",
     )
     quota = QUOTA_IDS.get((launch.slice.chip.name, launch.spot))
     if quota is not None and not launch.reserved:
-        words = ("beta", "quotas", "info", "describe", quota, "--service=tpu.googleapis.com", f"--project={project}")
         yield _Question(
             "quota",
-            _gcloud("the quota", *words, "--format=json"),
+            ("beta", "quotas", "info", "describe", quota, f"--service={api}", own, "--format=json"),
             f"ask for more of {quota} in {launch.zone} (https://cloud.google.com/tpu/docs/quota); the question needs "
             "gcloud's beta component and cloudquotas.googleapis.com",
             lambda output: _judge_quota(output, launch),
@@ -182,27 +160,26 @@ def _judge_quota(output: str, launch: TpuLaunch) -> Verdict:
 
 def _of_the_network(launch: TpuLaunch, project: str) -> Iterator[_Question]:
     own = f"--project={project}"
+    name = "--format=value(name)"
     if launch.service_account is not None:
-        words = ("iam", "service-accounts", "describe", launch.service_account, own, "--format=value(email)")
         yield _Question(
             "service account",
-            _gcloud("the service account", *words),
+            ("iam", "service-accounts", "describe", launch.service_account, own, "--format=value(email)"),
             "create it (`gcloud iam service-accounts create`), or check that your account may see it",
         )
     # In a shared VPC the network is another project's, as its full name says.
     network = launch.network or "default"
     yield _Question(
         f"network {network}",
-        _gcloud("the network", "compute", "networks", "describe", network, own, "--format=value(name)"),
+        ("compute", "networks", "describe", network, own, name),
         f"give --network and --subnetwork; `gcloud compute networks list {own}` says what there is",
         optional="/" in network,
     )
     if launch.subnetwork is not None:
         region = launch.zone.rpartition("-")[0]
-        words = ("compute", "networks", "subnets", "describe", launch.subnetwork, f"--region={region}", own)
         yield _Question(
             f"subnetwork {launch.subnetwork}",
-            _gcloud("the subnetwork", *words, "--format=value(name)"),
+            ("compute", "networks", "subnets", "describe", launch.subnetwork, f"--region={region}", own, name),
             f"it must be in {region}: `gcloud compute networks subnets list --filter=region:{region} {own}`",
             optional="/" in launch.subnetwork,
         )
@@ -210,40 +187,33 @@ def _of_the_network(launch: TpuLaunch, project: str) -> Iterator[_Question]:
 
 def _of_places(launch: TpuLaunch, places: Mapping[str, str | None]) -> Iterator[_Question]:
     region = launch.zone.rpartition("-")[0]
+
+    def judge(output: str) -> Verdict:
+        place = output.lower()
+        return ("ok", f"in {place}") if same_region(place, region) else ("failed", f"in {place}, the slice in {region}")
+
+    remote = {key: url for key, url in places.items() if url is not None and url.startswith("gs://")}
     buckets: dict[str, list[str]] = {}
-    for key, url in places.items():
-        if url is not None and url.startswith("gs://"):
-            buckets.setdefault(url.removeprefix("gs://").partition("/")[0], []).append(key)
+    for key, url in remote.items():
+        buckets.setdefault(url.removeprefix("gs://").partition("/")[0], []).append(key)
     for bucket, keys in buckets.items():
-        words = ("storage", "buckets", "describe", f"gs://{bucket}", "--format=value(location)")
         yield _Question(
             f"bucket {bucket} ({', '.join(keys)})",
-            _gcloud("the bucket", *words),
+            ("storage", "buckets", "describe", f"gs://{bucket}", "--format=value(location)"),
             f"the bucket must be there, readable, and in {region}: what crosses regions is slow and paid by the byte "
             f"(`gcloud storage buckets create gs://NAME --location={region}`)",
-            lambda output: (
-                ("ok", f"in {output.lower()}")
-                if same_region(output.lower(), region)
-                else ("failed", f"in {output.lower()}, the slice in {region}")
-            ),
+            judge,
         )
-    for key in ("data.train", "data.validation"):
-        url = places.get(key)
-        if url is not None and url.startswith("gs://"):
-            yield _Question(
-                key,
-                _gcloud("the shard set", "storage", "ls", f"{url.rstrip('/')}/manifest.json"),
-                f"{url} holds no whole shard set; `tomat tokenize --output {url}` makes one",
-            )
+    for key in sorted(remote.keys() & {"data.train", "data.validation"}):
+        yield _Question(
+            key,
+            ("storage", "ls", f"{remote[key].rstrip('/')}/manifest.json"),
+            f"{remote[key]} holds no whole shard set; `tomat tokenize --output {remote[key]}` makes one",
+        )
 
 
 def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> list[str]:
-    """What would lose work on machines that are deleted: placeholders, and folders on them.
-
-    Args:
-        places: Key of the configuration to folder or URL, of data and output.
-        data_disk: Whether every host has a disk with data at `DISK_FOLDER`.
-    """
+    """What would lose work on machines that are deleted: placeholders, and folders on them."""
     problems = []
     for key, place in places.items():
         if place is not None and place.startswith("gs://BUCKET"):
@@ -261,7 +231,6 @@ def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> l
 
 
 def local_changes() -> list[str]:
-    """Why the commit that is sent is not what is seen here."""
     found = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True)
     if found.returncode != 0:
         return ["this folder is no git checkout; `tomat launch` sends the commit that is checked out."]

@@ -20,8 +20,6 @@ TIMEOUT_STATUS = 124
 
 @dataclass(frozen=True)
 class Command:
-    """A program and its arguments."""
-
     purpose: str
     """What it is for, in a few words; the comment above it in a dry run."""
     argv: tuple[str, ...]
@@ -33,14 +31,11 @@ class Command:
 
     @property
     def line(self) -> str:
-        """The command as a shell takes it."""
         return shlex.join(self.argv)
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended."""
-
     status: int
     """Its exit status; 124 where it ran past its time."""
     output: str
@@ -50,7 +45,6 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended with status 0."""
         return self.status == 0
 
     @property
@@ -61,11 +55,6 @@ class Result:
 
 
 def require_program(name: str, where_from: str) -> None:
-    """Stop where a program is missing.
-
-    Raises:
-        TomatError: It is not on PATH.
-    """
     if shutil.which(name) is None:
         raise TomatError(f"`{name}` is not on PATH; install {where_from}, or leave --execute out to see the commands.")
 

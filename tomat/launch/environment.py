@@ -34,11 +34,6 @@ def read_env_file(path: Path) -> dict[str, str]:
         path: UTF-8. Lines `NAME=VALUE` or `export NAME=VALUE`, which may end as on Windows; empty lines, and lines that
             begin with `#`. A value may stand in quotes, whole or in parts, as for a shell: nothing is special in single
             ones, a backslash before `"`, `\`, `$` and a backquote in double ones. What follows ` #` is a comment.
-
-    Raises:
-        TomatError: Others may read the file, git has it (it would be sent with the checkout, and is in the history), it
-            is not UTF-8, a line is something else, or a shell would run or unfold a value. Names the line, never a
-            value.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:

@@ -45,11 +45,7 @@ def accelerator_type(tpu_slice: Slice) -> str:
 
 
 def runtime_version(tpu_slice: Slice) -> str:
-    """The software that the slice's hosts boot with.
-
-    Raises:
-        TomatError: The slice is not offered as TPU VMs.
-    """
+    """The software that the slice's hosts boot with."""
     version = RUNTIME_VERSIONS.get(tpu_slice.chip.name) if tpu_slice.libtpu_topology is not None else None
     if version is None:
         raise TomatError(
@@ -60,7 +56,6 @@ def runtime_version(tpu_slice: Slice) -> str:
 
 
 def tpu_name_for(run_name: str) -> str:
-    """A name that the TPU API accepts, made from a run's name."""
     return f"tomat-{re.sub('[^a-z0-9]+', '-', run_name.lower()).strip('-')}"[:61].rstrip("-")
 
 
@@ -107,61 +102,55 @@ class TpuLaunch:
     def __post_init__(self) -> None:
         if self.reserved and self.spot:
             raise TomatError("--reserved and --spot exclude each other; leave one of them out.")
-        for label in self.labels:
-            # https://cloud.google.com/compute/docs/labeling-resources
-            if not re.fullmatch(r"[a-z][-_a-z0-9]{0,62}=[-_a-z0-9]{0,63}", label):
-                raise TomatError(
-                    f"--labels has '{label}'; expected KEY=VALUE of lower-case letters, digits, '-' and '_', "
-                    "a letter first."
-                )
-        if self.service_account is not None and not re.fullmatch(r"[^@\s]+@[^@\s]+", self.service_account):
-            raise TomatError(
-                f"--service_account is '{self.service_account}'; expected its email, such as "
-                "trainer@PROJECT.iam.gserviceaccount.com."
-            )
-        own = rf"projects/[^/\s]+/(zones/{re.escape(self.zone)}|regions/{self.zone[:-2]})/disks/[-a-z0-9]+"
-        if self.data_disk is not None and not re.fullmatch(own, self.data_disk):
-            raise TomatError(
-                f"--data_disk is '{self.data_disk}'; expected the full name of a disk in the slice's zone, such as "
-                f"projects/P/zones/{self.zone}/disks/NAME."
-            )
-        if not re.fullmatch(r"[a-z]([-a-z0-9]{0,60}[a-z0-9])?", self.tpu_name):
-            raise TomatError(
-                f"--tpu_name is '{self.tpu_name}'; expected lower-case letters, digits and '-', a letter first."
-            )
-        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", self.zone):
-            raise TomatError(f"--zone is '{self.zone}'; expected a zone such as us-east5-b.")
+        disk = rf"projects/[^/\s]+/(zones/{re.escape(self.zone)}|regions/{self.zone[:-2]})/disks/[-a-z0-9]+"
+        email = "its email, such as trainer@PROJECT.iam.gserviceaccount.com"
+        full_name = f"the full name of a disk in the slice's zone, such as projects/P/zones/{self.zone}/disks/NAME"
+        # https://cloud.google.com/compute/docs/labeling-resources
+        label = "KEY=VALUE of lower-case letters, digits, '-' and '_', a letter first"
+        for flag, value, pattern, expected in (
+            *(("labels", one, r"[a-z][-_a-z0-9]{0,62}=[-_a-z0-9]{0,63}", label) for one in self.labels),
+            ("service_account", self.service_account, r"[^@\s]+@[^@\s]+", email),
+            ("data_disk", self.data_disk, disk, full_name),
+            ("tpu_name", self.tpu_name, r"[a-z]([-a-z0-9]{0,60}[a-z0-9])?", "lower-case letters, digits and '-'"),
+            ("zone", self.zone, r"[a-z]+-[a-z]+\d+-[a-z]", "a zone such as us-east5-b"),
+        ):
+            if value is not None and not re.fullmatch(pattern, value):
+                raise TomatError(f"--{flag} is '{value}'; expected {expected}.")
         runtime_version(self.slice)
 
     @property
     def slice(self) -> Slice:
-        """The slice."""
         return slice_named(self.slice_name)
 
     @property
     def folder(self) -> Path:
-        """Local folder of this launch, of what is sent and of the logs."""
         return Path("runs") / self.run_name / "launch"
 
     @property
-    def queue_name(self) -> str:
-        """Name of the queued resource."""
-        return f"{self.tpu_name}-qr"
-
-    def _gcloud(
-        self, purpose: str, words: tuple[str, ...], *, timeout_seconds: float = 600, quiet: bool = False
-    ) -> Command:
-        place = (f"--zone={self.zone}", *((f"--project={self.project}",) if self.project else ()))
-        return Command(purpose, ("gcloud", "compute", "tpus", *words, *place), timeout_seconds, quiet)
-
-    @property
     def software(self) -> str:
-        """Runtime version that the hosts boot with."""
         return self.boot_software or runtime_version(self.slice)
 
     @property
-    def _where(self) -> tuple[str, ...]:
-        """What both ways of asking for a slice take alike."""
+    def sent_environment(self) -> Path:
+        """What `env_file` is written to on its way to the hosts; readable by nobody else."""
+        return self.folder / ENV_FILE
+
+    def _gcloud(self, purpose: str, *words: str, timeout_seconds: float = 600, quiet: bool = False) -> Command:
+        place = (f"--zone={self.zone}", *((f"--project={self.project}",) if self.project else ()))
+        return Command(purpose, ("gcloud", "compute", "tpus", *words, *place), timeout_seconds, quiet)
+
+    def _copy(self, purpose: str, *words: str, timeout_seconds: float = 1200, quiet: bool = False) -> Command:
+        reach = ("--internal-ip",) if self.internal_ips else ()
+        return self._gcloud(purpose, "tpu-vm", "scp", *words, *reach, timeout_seconds=timeout_seconds, quiet=quiet)
+
+    def _on_all_hosts(self, purpose: str, script: str, timeout_seconds: float, quiet: bool = False) -> Command:
+        words = ["tpu-vm", "ssh", self.tpu_name, "--worker=all", f"--command={script}"]
+        words += ["--internal-ip"] if self.internal_ips else []
+        return self._gcloud(purpose, *words, timeout_seconds=timeout_seconds, quiet=quiet)
+
+    @property
+    def create(self) -> Command:
+        kind = f"--accelerator-type={accelerator_type(self.slice)}"
         words = ["--spot"] if self.spot else ["--reserved"] if self.reserved else []
         for flag, value in (
             ("service-account", self.service_account),
@@ -171,45 +160,24 @@ class TpuLaunch:
             ("data-disk", self.data_disk and f"source={self.data_disk},mode=read-only"),
         ):
             words += [f"--{flag}={value}"] if value else []
-        return (*words, *(["--internal-ips"] if self.internal_ips else []))
-
-    @property
-    def _reach(self) -> tuple[str, ...]:
-        """How ssh and scp find the hosts."""
-        return ("--internal-ip",) if self.internal_ips else ()
-
-    def _on_all_hosts(self, purpose: str, script: str, *, timeout_seconds: float, quiet: bool = False) -> Command:
-        words = ("tpu-vm", "ssh", self.tpu_name, "--worker=all", f"--command={script}", *self._reach)
-        return self._gcloud(purpose, words, timeout_seconds=timeout_seconds, quiet=quiet)
-
-    @property
-    def create(self) -> Command:
-        """Ask for the slice."""
-        kind, version = accelerator_type(self.slice), self.software
+        words += ["--internal-ips"] if self.internal_ips else []
         size = f"{self.slice.n_chips} chips on {counted(self.slice.n_hosts, 'host')}"
         if self.queued_resource:
-            words = ("queued-resources", "create", self.queue_name, f"--node-id={self.tpu_name}")
-            words = (*words, f"--accelerator-type={kind}", f"--runtime-version={version}", *self._where)
-            return self._gcloud(f"queue for {size}", words)
-        words = ("tpu-vm", "create", self.tpu_name, f"--accelerator-type={kind}", f"--version={version}", *self._where)
-        return self._gcloud(f"create {size}", words, timeout_seconds=1800)
+            names = ("queued-resources", "create", f"{self.tpu_name}-qr", f"--node-id={self.tpu_name}")
+            return self._gcloud(f"queue for {size}", *names, kind, f"--runtime-version={self.software}", *words)
+        names = ("tpu-vm", "create", self.tpu_name)
+        return self._gcloud(f"create {size}", *names, kind, f"--version={self.software}", *words, timeout_seconds=1800)
 
     @property
     def queue_state(self) -> Command:
         """The state of the queued resource: ACTIVE where the slice is there."""
-        words = ("queued-resources", "describe", self.queue_name, "--format=value(state.state)")
-        return self._gcloud("state of the queued resource: ACTIVE when it is there", words, quiet=True)
+        words = ("queued-resources", "describe", f"{self.tpu_name}-qr", "--format=value(state.state)")
+        return self._gcloud("state of the queued resource: ACTIVE when it is there", *words, quiet=True)
 
     @property
     def machine_state(self) -> Command:
-        """The state of the TPU VM: READY, PREEMPTED, ..."""
         words = ("tpu-vm", "describe", self.tpu_name, "--format=value(state)")
-        return self._gcloud("state of the slice: READY, PREEMPTED, ...", words, timeout_seconds=120, quiet=True)
-
-    @property
-    def sent_environment(self) -> Path:
-        """What `env_file` is written to on its way to the hosts; readable by nobody else."""
-        return self.folder / ENV_FILE
+        return self._gcloud("state of the slice: READY, PREEMPTED, ...", *words, timeout_seconds=120, quiet=True)
 
     @property
     def pack(self) -> list[Command]:
@@ -228,69 +196,61 @@ class TpuLaunch:
 
     @property
     def install(self) -> list[Command]:
-        """Send both to every host and install."""
-        files = (f"{self.folder}/checkout.tgz", f"{self.folder}/config.yaml")
-        copy = ("tpu-vm", "scp", *files, f"{self.tpu_name}:{FOLDER}/", "--worker=all", *self._reach)
+        files = (f"{self.folder}/checkout.tgz", f"{self.folder}/config.yaml", f"{self.tpu_name}:{FOLDER}/")
         commands = [
-            self._on_all_hosts("a folder on every host", MAKE_FOLDER_SCRIPT, timeout_seconds=600),
-            self._gcloud("send both to every host", copy, timeout_seconds=1200),
+            self._on_all_hosts("a folder on every host", MAKE_FOLDER_SCRIPT, 600),
+            self._copy("send both to every host", *files, "--worker=all"),
         ]
         if self.env_file is not None:
-            target = f"{self.tpu_name}:{FOLDER}/{ENV_FILE}"
             # -p: readable by nobody else there either, as `environment.py` demands it here.
-            words = ("tpu-vm", "scp", str(self.sent_environment), target, "--worker=all", "--scp-flag=-p", *self._reach)
-            commands.append(self._gcloud("send the environment to every host", words, timeout_seconds=1200))
+            words = (
+                str(self.sent_environment),
+                f"{self.tpu_name}:{FOLDER}/{ENV_FILE}",
+                "--worker=all",
+                "--scp-flag=-p",
+            )
+            commands.append(self._copy("send the environment to every host", *words))
             commands.append(Command("and keep no copy of it here", ("rm", "-f", str(self.sent_environment)), 60))
         if self.data_disk is not None:
-            commands.append(self._on_all_hosts("mount the disk on every host", MOUNT_SCRIPT, timeout_seconds=300))
-        return [*commands, self._on_all_hosts("install on every host", INSTALL_SCRIPT, timeout_seconds=1800)]
+            commands.append(self._on_all_hosts("mount the disk on every host", MOUNT_SCRIPT, 300))
+        return [*commands, self._on_all_hosts("install on every host", INSTALL_SCRIPT, 1800)]
 
     @property
     def start(self) -> Command:
-        """Start the training on every host."""
         script = start_script(training_command(self.overrides), with_environment=self.env_file is not None)
-        return self._on_all_hosts("start the training on every host", script, timeout_seconds=600)
+        return self._on_all_hosts("start the training on every host", script, 600)
 
     @property
     def status(self) -> Command:
-        """Ask every host after its training."""
-        return self._on_all_hosts("ask every host", STATUS_SCRIPT, timeout_seconds=180, quiet=True)
+        return self._on_all_hosts("ask every host", STATUS_SCRIPT, 180, quiet=True)
 
     @property
     def stop(self) -> Command:
-        """Stop the training on every host that still has one."""
-        script = stop_script(STOP_GRACE_SECONDS)
-        return self._on_all_hosts("stop what is left of the training", script, timeout_seconds=600)
+        return self._on_all_hosts("stop what is left of the training", stop_script(STOP_GRACE_SECONDS), 600)
 
     def logs(self, attempt: int) -> list[Command]:
         """Copy every host's log here, under the number of the attempt; gcloud copies from one host at a time."""
-        commands = []
-        for host in range(self.slice.n_hosts):
-            target = f"{self.folder}/attempt-{attempt}-host-{host}.log"
-            words = ("tpu-vm", "scp", f"{self.tpu_name}:{FOLDER}/{LOG_FILE}", target, f"--worker={host}", *self._reach)
-            commands.append(self._gcloud(f"collect the log of host {host}", words, timeout_seconds=300, quiet=True))
-        return commands
+        source = f"{self.tpu_name}:{FOLDER}/{LOG_FILE}"
+        return [
+            self._copy(
+                f"collect the log of host {host}",
+                source,
+                f"{self.folder}/attempt-{attempt}-host-{host}.log",
+                f"--worker={host}",
+                timeout_seconds=300,
+                quiet=True,
+            )
+            for host in range(self.slice.n_hosts)
+        ]
 
     @property
     def delete(self) -> Command:
-        """Give the slice back."""
+        words = ("tpu-vm", "delete", self.tpu_name, "--quiet")
         if self.queued_resource:
-            words = ("queued-resources", "delete", self.queue_name, "--force", "--quiet")
-        else:
-            words = ("tpu-vm", "delete", self.tpu_name, "--quiet")
-        return self._gcloud("give the slice back", words, timeout_seconds=1200)
+            words = ("queued-resources", "delete", f"{self.tpu_name}-qr", "--force", "--quiet")
+        return self._gcloud("give the slice back", *words, timeout_seconds=1200)
 
     def commands(self) -> list[Command]:
         """Every command of a launch that is never interrupted, in order."""
-        queue = [self.queue_state] if self.queued_resource else []
-        return [
-            self.create,
-            *queue,
-            self.machine_state,
-            *self.pack,
-            *self.install,
-            self.start,
-            self.status,
-            *self.logs(1),
-            self.delete,
-        ]
+        asked = [self.create, *([self.queue_state] if self.queued_resource else []), self.machine_state]
+        return [*asked, *self.pack, *self.install, self.start, self.status, *self.logs(1), self.delete]

@@ -29,18 +29,10 @@ def iris_command(
     """The job that trains on one slice of a cluster.
 
     Args:
-        cluster: A cluster's name, or the path of its YAML.
-        run_name: Also the job's name.
-        slice_name: Accelerator type.
         config_path: As seen from the root of the checkout, which Iris sends.
-        overrides: What follows the configuration.
-        zone: Restricts the job to it; None: wherever there is room.
         spot: Ask for preemptible machines only; False: whatever Iris gives.
         max_failures: Failures that are retried. A refused input (status 2) is one, because Iris does not tell statuses
             apart; each such retry ends within a minute.
-
-    Raises:
-        TomatError: Iris does not know the slice.
     """
     from fray.types import ResourceConfig
 

@@ -25,8 +25,6 @@ NO_CAPACITY = ("RESOURCE_EXHAUSTED", "no more capacity", "no available capacity"
 
 
 class Ending(enum.Enum):
-    """How an attempt ended."""
-
     FINISHED = "finished"
     REFUSED = "refused its input"
     PREEMPTED = "was stopped in good order"
@@ -83,8 +81,6 @@ class RestartPolicy:
 
 @dataclass
 class LaunchReport:
-    """What happened."""
-
     endings: list[str] = field(default_factory=list)
     """How each attempt ended, in order."""
     waited_seconds: float = 0.0
@@ -93,8 +89,6 @@ class LaunchReport:
 
 @dataclass
 class Supervisor:
-    """Carries one `TpuLaunch` out, by whatever runs its commands."""
-
     launch: TpuLaunch
     policy: RestartPolicy
     run: Callable[[Command], Result]
@@ -109,13 +103,6 @@ class Supervisor:
     _unanswered: str = ""
 
     def supervise(self) -> LaunchReport:
-        """Run the training to its end.
-
-        Raises:
-            TomatError: The training refused its input or failed too often, or gcloud refused a request for another
-                reason than capacity. Logs are collected and the slice is given back before, unless it is to be kept;
-                so it is at any other error of this process.
-        """
         try:
             return self._supervise()
         except TomatError:
@@ -298,7 +285,6 @@ class Supervisor:
                 self._say(f"{command.purpose}: {result.last_line}")
 
     def _logs(self, attempt: int) -> dict[str, str]:
-        """The logs of an attempt that have been collected, by file."""
         paths = sorted(self.launch.folder.glob(f"attempt-{attempt}-host-*.log"))
         return {path.name: path.read_text(encoding="utf-8", errors="replace") for path in paths}
 
@@ -312,7 +298,6 @@ class Supervisor:
 
 
 def _judge(statuses: list[str]) -> tuple[Ending, str]:
-    """The ending that the hosts' exit statuses make together."""
     said = f"exit status {', '.join(statuses)}"
     # Before a refusal by another host, which may come of the same fault; if not, the next attempt shows it.
     if str(RETRY_STATUS) in statuses:

@@ -31,7 +31,6 @@ class ChecksummingManager(ManagerWithLastAct):
     """
 
     def before_callback(self, path: str) -> None:
-        """Write the checksums of the checkpoint at `path`."""
         write_checksums(path)
 
 
@@ -43,8 +42,6 @@ class RunCheckpointer(Checkpointer):
     lost, or a folder that an older `metadata.json` calls complete would hold two saves mixed.
 
     Args:
-        config: Levanter's settings, their paths complete.
-        run_id: The run's name.
         partial: Checkpoints known not to be whole. They are removed after the next complete save.
         before_save: Called on every process before a save begins.
     """

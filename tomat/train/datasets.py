@@ -14,7 +14,7 @@ from tomat.data.density.demo.embedded import SPLITS
 from tomat.data.tokens.demo import write_demo_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
-from tomat.train.runs.data_record import Contents
+from tomat.train.runs.history import Contents
 from tomat.train.settings.config import TrainConfig
 from tomat.train.settings.data import DataConfig
 
@@ -28,17 +28,14 @@ class Datasets:
 
     @property
     def codec(self) -> DensityCodec:
-        """The codec both sets were tokenized with."""
         return self.train.codec
 
     @property
     def contents(self) -> Contents:
-        """The hashes of both."""
         return {key: part and part.content_sha256 for key, part in self._by_key.items()}
 
     @property
     def urls(self) -> dict[str, str | None]:
-        """Where they lie, by the same keys."""
         return {key: part and part.url for key, part in self._by_key.items()}
 
     @property
@@ -47,11 +44,7 @@ class Datasets:
 
 
 def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
-    """Open the data a run reads, tokenizing the embedded densities into `local_dir` first where they are the source.
-
-    Raises:
-        TomatError: A set that is missing, incomplete or corrupt, or that does not match the configuration.
-    """
+    """Open the data a run reads, tokenizing the embedded densities into `local_dir` first where they are the source."""
     data = config.data
     if data.source == "embedded":
         folder = local_dir / "data"
@@ -96,11 +89,7 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
 
 
 def run_tables(datasets: Datasets, environment: EnvironmentConfig | None) -> EnvironmentTables | None:
-    """The constants of a model with `environment`; None for others.
-
-    Raises:
-        TomatError: The training set has no promolecule, or one of other radial functions.
-    """
+    """The constants of a model with `environment`; None for others."""
     if environment is None:
         return None
     promolecule, values = datasets.train.promolecule, value_table(datasets.codec)

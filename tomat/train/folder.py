@@ -1,7 +1,8 @@
-"""A run's folder: on this machine, and in a bucket where `output_dir` names one."""
+"""A run's folder: on this machine, and in a bucket where `output_dir` names one; and its line in the log beside it."""
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,18 @@ from typing import Any
 
 import jax
 
-from tomat.base.reporting import writing
+from tomat.base.errors import TomatError
+from tomat.base.reporting import warn, writing
+from tomat.model.devices import found_devices
 from tomat.train.preemption import StopRequest
-from tomat.train.runs.history import append_event
+from tomat.train.runs.devices import devices_details
+from tomat.train.runs.history import append_event, read_events
 from tomat.train.runs.lock import RunLock, hold_run
 from tomat.train.runs.published import fetch, is_remote, publish
-from tomat.train.settings.config import TrainConfig
+from tomat.train.runs.record import read_record
+from tomat.train.runs.run_log import END, RESUME, RUN, START, Asked, append_line, machine
+from tomat.train.runs.summary import outcome
+from tomat.train.settings.config import TrainConfig, config_hash
 
 
 @dataclass(frozen=True)
@@ -34,20 +41,11 @@ class RunFolder:
         return cls(config, Path("runs") / config.run_name if remote else Path(config.run_dir))
 
     def make(self) -> None:
-        """Make the local folder.
-
-        Raises:
-            TomatError: It cannot be made.
-        """
         with writing(self.path, "Set --output_dir to a folder that this user may write."):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def fetch(self) -> bool:
-        """Copy what another machine has written of the run from its bucket; says whether there was anything.
-
-        Raises:
-            TomatError: The bucket cannot be read.
-        """
+        """Copy what another machine has written of the run from its bucket; says whether there was anything."""
         if not is_remote(self.config.output_dir):
             return False
         self.make()
@@ -55,22 +53,13 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator["RunFolder"]:
-        """This folder, its run being this process's alone while the context is open; for the first process.
-
-        Raises:
-            TomatError: Another process trains the run; or the place cannot be written.
-        """
+        """This folder, its run being this process's alone while the context is open; for the first process."""
         with hold_run(self.config.run_dir, self.path, self.config.run_name) as lock:
             yield dataclasses.replace(self, lock=lock)
 
     def publish(self) -> None:
         """Bring the files in the bucket up to date, if they are still this process's to write: after an outage another
-        process may have the lease.
-
-        Raises:
-            TomatError: Another process trains the run now, or the bucket cannot be written.
-            RetryableError: The bucket does not answer.
-        """
+        process may have the lease."""
         self.lock.confirm()
         if is_remote(self.config.output_dir) and jax.process_index() == 0:
             publish(self.config.run_dir, self.path)
@@ -92,3 +81,47 @@ class RunFolder:
             else:
                 self.record("stop", stop.step, reason=f"{type(error).__name__}: {error}"[:500])
             raise
+
+    @contextlib.contextmanager
+    def logged(self, asked: Asked, first_step: int) -> Iterator[None]:
+        """Write into the log of the output folder that the run begins, or goes on, and as the context is left how it
+        ended; for the first process, before the run's history has this start."""
+        config = self.config
+        before = any(event["event"] in (START, RESUME) for event in read_events(self.path))
+        append_line(
+            config.output_dir,
+            RUN,
+            config.run_name,
+            RESUME if before else START,
+            step=first_step,
+            **dataclasses.asdict(asked),
+            purpose=" ".join(config.purpose.split()),
+            **devices_details(found_devices(), config.slice),
+            configuration=config_hash(config),
+            **machine(),
+        )
+        try:
+            yield
+        finally:
+            self.log_end()
+
+    def log_end(self) -> None:
+        """Write what the run has come to so far, as its folder says it; on the first process. That it cannot be written
+        is a warning: the steps are saved."""
+        if jax.process_index() != 0:
+            return
+        config = self.config
+        try:
+            summary, figures = outcome(read_record(str(self.path)), config.run_dir, time.time())
+            append_line(
+                config.output_dir,
+                RUN,
+                config.run_name,
+                END,
+                step=summary.steps_done,
+                status=summary.state,
+                reason=summary.state_detail,
+                figures=figures,
+            )
+        except TomatError as error:
+            warn(f"the log of {config.output_dir} does not have this end: {error}")

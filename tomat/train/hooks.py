@@ -24,10 +24,9 @@ from tomat.model.any_decoder import environment_of
 from tomat.model.loss.density_loss import evaluation_sums
 from tomat.train.datasets import Datasets
 from tomat.train.folder import RunFolder
-from tomat.train.loader import ShardDataset, token_loader
+from tomat.train.loader import RowAtoms, ShardDataset, token_loader
 from tomat.train.phases import PhaseClock
 from tomat.train.preemption import StopRequest
-from tomat.train.row_atoms import RowAtoms
 from tomat.train.settings.config import TrainConfig
 
 DATA_KEY = 2

@@ -10,7 +10,7 @@ blocks of two windows are kept: the one being consumed and the one being read.
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import cast
 
 import equinox as eqx
@@ -26,7 +26,8 @@ from levanter.data.loader import DataLoader
 from tomat.base.errors import TomatError
 from tomat.data.tokens.shards import ShardSet
 from tomat.data.tokens.shuffle import IN_ORDER_WINDOW_BLOCKS, BlockShuffleConfig, ShuffledIndex
-from tomat.model.environment import PatchAtoms
+from tomat.model.environment import EnvironmentConfig, PatchAtoms
+from tomat.model.patch_atoms import Room, atoms_of_patch, filled
 from tomat.train.settings.data import BUFFERED_BATCHES
 
 READ_AHEAD_BLOCKS = 32
@@ -49,17 +50,9 @@ class ShardDataset(AsyncDataset[TokenExample]):
     whatever was read before. On several hosts every process asks for its own rows of each batch.
 
     Args:
-        shards: an open shard set.
-        shuffle: how rows are shuffled.
-        seed: seeds the shuffle.
         seq_len: tokens of each row that are used, from its start, at most the set's context; None: all of them.
         epochs: passes over the set; None: without end.
-        verify_checksums: check each block as it is read.
-        in_memory: keep every block that has been read.
         atoms: gives the atoms near a row's patch; None: the model does not read them.
-
-    Raises:
-        TomatError: a block of the shuffle that is not a whole number of the set's chunks.
     """
 
     def __init__(
@@ -123,7 +116,6 @@ class ShardDataset(AsyncDataset[TokenExample]):
 
         Raises:
             IndexError: a negative position, or one beyond the last epoch.
-            TomatError: a block that is missing or corrupt; names it.
         """
         return await self._examples(indices, read_ahead=self._reads_ahead)
 
@@ -199,6 +191,26 @@ class ShardDataset(AsyncDataset[TokenExample]):
         return distinct[np.argsort(first_use)].tolist()
 
 
+class RowAtoms:
+    """The atoms near the patches of a shard set, row by row."""
+
+    def __init__(self, shards: ShardSet, config: EnvironmentConfig) -> None:
+        self.shards, self.config = shards, config
+        self.crystals = shards.crystals
+        self._crystal = lru_cache(maxsize=256)(self.crystals.__getitem__)
+        self._anchors = lru_cache(maxsize=256)(lambda index: shards.manifest.anchors(shards.manifest.materials[index]))
+
+    def __call__(self, row: int) -> PatchAtoms:
+        """Of one row, NumPy arrays in the model's sizes."""
+        manifest = self.shards.manifest
+        index = int(manifest.material_indices(np.array(row)))
+        material, crystal = manifest.materials[index], self._crystal(index)
+        patch_shape = manifest.layout.patch_shape(len(crystal.atomic_numbers))
+        anchor = self._anchors(index)[row - material.row_start]
+        found = atoms_of_patch(crystal, anchor, material.grid_shape, patch_shape, self.config.basis.cutoff_a)
+        return filled(*found, patch_shape, Room.of(self.config), material.material_id)
+
+
 def token_loader(
     dataset: AsyncDataset[TokenExample],
     batch_size: int,
@@ -214,9 +226,7 @@ def token_loader(
     and iterate it again: Levanter keeps every `DataLoader`, and with it the dataset's blocks, until the process ends.
 
     Args:
-        dataset: the rows.
         batch_size: sequences a step over all processes.
-        mesh: the mesh the batches are laid out on.
         axis_resources: where the batch axis lies on the mesh (the trainer's `compute_axis_mapping`).
         buffered_batches: batches made ahead of the step that uses them (`data.prefetch_batches`). A batch of 128 x
             8,192 tokens is 4 MiB.

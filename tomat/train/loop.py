@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tomat.train.dispatch import training_steps
 from tomat.train.folder import RunFolder
 from tomat.train.guards.watch import RunGuards
 from tomat.train.hooks import add_hooks, shuffled_rows
-from tomat.train.loader import TokenExample, token_loader
+from tomat.train.loader import token_loader
 from tomat.train.mfu import live_mfu
 from tomat.train.origins import Start
 from tomat.train.phases import PhaseClock
@@ -35,8 +34,6 @@ from tomat.train.tracking import TrainingProgress
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a finished run reports."""
-
     run_dir: Path
     first_step: int
     """The step this process began at; above 0 after a resume."""
@@ -58,9 +55,6 @@ class TrainingLoop:
     """The steps of one process of a run.
 
     The trainer is entered and has no hooks yet, the guards are active, and `stop` is listening.
-
-    Raises:
-        TomatError: No room for the run's checkpoints.
     """
 
     def __init__(
@@ -74,12 +68,9 @@ class TrainingLoop:
         guards: RunGuards,
         stop: StopRequest,
     ):
-        self._folder = folder
+        self._folder, self._start, self._trainer = folder, start, trainer
+        self._guards, self._stop = guards, stop
         self._config = config = folder.config
-        self._start = start
-        self._trainer = trainer
-        self._guards = guards
-        self._stop = stop
         self._first_step, self._total_steps = int(state.step), config.trainer.num_train_steps
         self._parameters = count_parameters(state)
         self._rows = shuffled_rows(config, datasets.train)
@@ -99,19 +90,21 @@ class TrainingLoop:
         self._progress = TrainingProgress(self._total_steps, self._first_step)
 
     def run(self, state: TrainerState) -> TrainResult:
-        """Train from `state` on; may be called once.
-
-        Raises:
-            TomatError: What a guard has found, or another process trains the run now.
-        """
         started = time.monotonic()
         info = None
         try:
             with self._clock.listening_to_compiles():
+                loader = token_loader(
+                    self._rows,
+                    self._config.batch_size,
+                    mesh=self._trainer.device_mesh,
+                    axis_resources=self._trainer.compute_axis_mapping,
+                    buffered_batches=self._config.data.prefetch_batches,
+                )
                 steps = training_steps(
                     self._trainer,
                     state,
-                    self._batches(),
+                    loader.iter_from_step(self._first_step),
                     ahead=self._config.dispatch_ahead,
                     pauses_after=self._pauses_after,
                     asks=lambda: self._stop.asked or self._checkpointer.interval_is_over,
@@ -132,26 +125,18 @@ class TrainingLoop:
         else:
             self._folder.record("stop", steps, reason="complete")
         stop.resume_at_once()
+        last = self._losses[-10:]
         return TrainResult(
             self._folder.path,
             self._first_step,
             steps,
             self._losses[0],
-            _last_loss(self._losses),
+            # A batch that was passed over has no loss to report.
+            float(np.nanmean(last)) if np.isfinite(last).any() else last[-1],
             time.monotonic() - started,
             self._parameters,
             preempted=stop.agreed,
         )
-
-    def _batches(self) -> Iterator[TokenExample]:
-        loader = token_loader(
-            self._rows,
-            self._config.batch_size,
-            mesh=self._trainer.device_mesh,
-            axis_resources=self._trainer.compute_axis_mapping,
-            buffered_batches=self._config.data.prefetch_batches,
-        )
-        return loader.iter_from_step(self._first_step)
 
     def _pauses_after(self, done: int) -> bool:
         """Whether something after so many steps needs their state, or devices that have nothing else to do."""
@@ -202,30 +187,19 @@ class TrainingLoop:
         environment = environment_of(config.model)
         if environment is not None and environment.prior_anchors:
             # Its logits are not near-uniform: how wide the prior is, and how wrong, decides its first loss.
-            if jax.process_index() == 0:
-                console.print(f"first loss {measured:.4f}, of the prior around the promolecule")
-            return
-        target = density_target(config, self._value_table)
-        examples = asyncio.run(self._rows.get_batch(range(config.batch_size)))
-        tokens = np.stack([np.asarray(example.tokens.array) for example in examples])
-        expected = uniform_loss(config.loss, tokens, target=target, vocab_size=config.data.model_vocabulary)
-        check_first_loss(
-            config.loss,
-            measured,
-            expected,
-            target=target,
-            logit_std=TIED_LOGIT_STD if getattr(config.model, "tie_word_embeddings", False) else UNTIED_LOGIT_STD,
-        )
+            said = "of the prior around the promolecule"
+        else:
+            target = density_target(config, self._value_table)
+            examples = asyncio.run(self._rows.get_batch(range(config.batch_size)))
+            tokens = np.stack([np.asarray(example.tokens.array) for example in examples])
+            expected = uniform_loss(config.loss, tokens, target=target, vocab_size=config.data.model_vocabulary)
+            tied = getattr(config.model, "tie_word_embeddings", False)
+            logit_std = TIED_LOGIT_STD if tied else UNTIED_LOGIT_STD
+            check_first_loss(config.loss, measured, expected, target=target, logit_std=logit_std)
+            said = f"{config.loss.kind} at uniform logits gives {expected:.4f}"
         if jax.process_index() == 0:
-            console.print(f"first loss {measured:.4f}; {config.loss.kind} at uniform logits gives {expected:.4f}")
+            console.print(f"first loss {measured:.4f}; {said}")
 
 
 def count_parameters(state: TrainerState) -> int:
-    """Trainable numbers in the model."""
     return sum(leaf.size for leaf in jax.tree.leaves(state.trainable_model))
-
-
-def _last_loss(losses: list[float]) -> float:
-    """Mean of the last 10; a batch that was passed over has no loss to report."""
-    last = losses[-10:]
-    return float(np.nanmean(last)) if np.isfinite(last).any() else losses[-1]

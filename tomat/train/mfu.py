@@ -35,12 +35,8 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
     """The work of a run's step.
 
     Args:
-        config: The run.
         platform: "tpu", "gpu" or "cpu"; decides the attention kernel where the configuration names none.
         n_atoms: Atoms of a typical material, for the useful tokens.
-
-    Raises:
-        TomatError: A model or a setting whose FLOPs are not known.
     """
     vocab_size = config.data.model_vocabulary
     shape = decoder_shape(config.model, vocab_size)
@@ -81,11 +77,7 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
 
 
 def operand_types(config: TrainConfig) -> OperandTypes:
-    """What the products of a run's step multiply, with whatever it sets of types and precision.
-
-    Raises:
-        TomatError: Products whose peak no table has.
-    """
+    """What the products of a run's step multiply, with whatever it sets of types and precision."""
     compute = jnp.dtype(config.trainer.compute_dtype)
     usual: Operand = "f32" if compute == jnp.float32 else "bf16"
     attention: Operand = "f32" if getattr(config.model, "upcast_attn", False) else usual
@@ -115,11 +107,6 @@ def live_mfu(config: TrainConfig, device_kind: str, n_devices: int) -> LiveMfu:
     """What a run logs for each step on the devices at hand.
 
     An unknown chip, or a model whose FLOPs are not known, warns; the run then logs no MFU.
-
-    Args:
-        config: The run.
-        device_kind: `jax.devices()[0].device_kind`.
-        n_devices: `jax.device_count()`.
     """
     tokens = config.batch_size * config.seq_len
     chip = chip_for_device_kind(device_kind)

@@ -1,11 +1,12 @@
 """What a process begins from: its run's newest whole checkpoint, another run's, another run's weights, or nothing.
 
-`plan_start` only reads, and refuses what cannot work before anything is written. `StartPlan.settle` then lets the first
+`plan_start` only reads, and refuses what cannot work before anything is written. `Start.settle` then lets the first
 process decide for all of them. Once the state has been loaded, `Start.record` leaves what was decided in the run's
 history: a start that fails leaves a run as it was.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,14 @@ from tomat.base.layout import CHECKPOINT_FOLDER, CODEC_FILE, CONFIG_FILE
 from tomat.base.reporting import console, warn
 from tomat.data.codec.base import DensityCodec
 from tomat.train.datasets import Datasets
-from tomat.train.resume import Changes, allowed_changes, changed_keys, plain_values, refuse_changes
+from tomat.train.resume import (
+    Changes,
+    allowed_changes,
+    changed_keys,
+    plain_values,
+    refuse_changes,
+    refuse_unnamed,
+)
 from tomat.train.runs.checkpoints import (
     Checkpoint,
     copy,
@@ -32,8 +40,15 @@ from tomat.train.runs.checkpoints import (
     weights_kind,
     with_data_read,
 )
-from tomat.train.runs.data_record import DATA_EVENT, ContentChanges, RecordedData, recorded_contents
-from tomat.train.runs.history import Event, append_event, last_event, read_events
+from tomat.train.runs.history import (
+    DATA_EVENT,
+    Contents,
+    Event,
+    append_event,
+    last_event,
+    read_events,
+    recorded_contents,
+)
 from tomat.train.runs.record import read_codec, read_config, temporary_place
 from tomat.train.settings.config import TrainConfig
 
@@ -73,8 +88,32 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class StartPlan:
-    """What was asked for, and what was found of the run before its data were opened."""
+class RecordedData:
+    """Which data a run was trained on. The configuration names a place, where another set may lie by now, which would
+    train on without a word in the middle of an epoch of other rows."""
+
+    whose: str
+    """Names the run in errors, such as "run 'a'"."""
+    contents: Contents | None
+    """None: an earlier version left no record of them, and they are compared with nothing."""
+
+    def changes(self, found: Contents, urls: Mapping[str, str | None], allow: Sequence[str]) -> Changes:
+        """Old and new hash by key of what differs in the data that are there, all of which must be named."""
+        if self.contents is None:
+            return {}
+        changed = {key: (self.contents.get(key), now) for key, now in found.items() if self.contents.get(key) != now}
+        lines = {
+            key: f"{key} ({urls[key] or 'none'}): content {(now or 'none')[:12]}, expected {(before or 'none')[:12]}"
+            for key, (before, now) in changed.items()
+        }
+        refuse_unnamed(f"{self.whose} was trained on other data than lie there now", lines, allow)
+        return changed
+
+
+@dataclass(frozen=True)
+class Start:
+    """What was asked for, and what was found of the run before its data were opened; once it is settled, also what the
+    run begins with, the same on every process."""
 
     config: TrainConfig
     run_dir: Path
@@ -90,6 +129,12 @@ class StartPlan:
     """The newest whole checkpoint of the run, as far as the sizes of its files say."""
     events: tuple[Event, ...] = ()
     """The run's history."""
+    checkpoint: Checkpoint | None = None
+    """Of the run itself; settled."""
+    partial: tuple[Checkpoint, ...] = ()
+    """Checkpoints of the run that are not whole; settled, known on the first process."""
+    changed_data: Changes = field(default_factory=dict)
+    """Old and new hash of each set whose content may differ and does, by key; settled."""
 
     @property
     def is_outdated(self) -> bool:
@@ -98,42 +143,26 @@ class StartPlan:
         return newest != self.newest or tuple(read_events(self.run_dir)) != self.events
 
     def settle(self, datasets: Datasets) -> "Start":
-        """Check the data, and find the checkpoint to begin with: the same on every process. Each must call it.
-
-        Writes nothing.
-
-        Raises:
-            TomatError: Other data than the run, or its parent, was trained on; weights of another codec; or a
-                checkpoint that this host cannot see.
-        """
+        """Check the data, and find the checkpoint to begin with: the same on every process, each of which must call it.
+        Writes nothing."""
         if self.newest is not None and (self.run_dir / CODEC_FILE).exists():
             refuse_codec(str(self.run_dir), datasets.codec, f"run '{self.config.run_name}'")
-        changed_data = (
-            {} if self.data is None else self.data.changes(datasets.contents, datasets.urls, self.allow_change)
-        )
+        changed = {} if self.data is None else self.data.changes(datasets.contents, datasets.urls, self.allow_change)
         if self.parent is not None:
             refuse_codec(self.parent.url, datasets.codec, str(self.parent))
-        own, partial = self._own_checkpoint() if jax.process_index() == 0 else (None, ())
-        parent = self.parent
+        own, partial, parent = None, (), self.parent
+        if jax.process_index() == 0:
+            every = with_data_read(list_checkpoints(self.config.run_dir, self.config.temporary_checkpoints))
+            partial = tuple(one for one in every if not one.whole)
+            own = next((one for one in reversed(every) if one.whole), None)
+            for one in partial:
+                warn(f"{one.path} is passed over: {one.reason}.")
+            if own is not None:
+                say_if_unchecked(own)
         if jax.process_count() > 1:
             own, parent = self._as_on_first_process(own, parent)
-        return Start(
-            self,
-            checkpoint=own,
-            parent=None if own is not None else parent,
-            partial=partial,
-            changed_data=changed_data,
-        )
-
-    def _own_checkpoint(self) -> tuple[Checkpoint | None, tuple[Checkpoint, ...]]:
-        """The newest checkpoint of the run that is whole, its data read; and all that are not."""
-        every = with_data_read(list_checkpoints(self.config.run_dir, self.config.temporary_checkpoints))
-        whole, partial = [one for one in every if one.whole], tuple(one for one in every if not one.whole)
-        for one in partial:
-            warn(f"{one.path} is passed over: {one.reason}.")
-        if whole:
-            say_if_unchecked(whole[-1])
-        return whole[-1] if whole else None, partial
+        parent = None if own is not None else parent
+        return replace(self, checkpoint=own, parent=parent, partial=partial, changed_data=changed)
 
     def _as_on_first_process(
         self, own: Checkpoint | None, parent: Parent | None
@@ -158,24 +187,8 @@ class StartPlan:
         elif parent_step >= 0:
             if parent is None:
                 raise TomatError(f"the first host begins with another run's checkpoint, unknown to {host}; {ONE_PLACE}")
-            checkpoint = find_checkpoint(parent.url, parent_step, parent.temporary_url)
-            parent = replace(parent, checkpoint=checkpoint)
+            parent = replace(parent, checkpoint=find_checkpoint(parent.url, parent_step, parent.temporary_url))
         return own, parent
-
-
-@dataclass(frozen=True)
-class Start:
-    """What the run begins with, the same on every process."""
-
-    plan: StartPlan
-    checkpoint: Checkpoint | None = None
-    """Of the run itself."""
-    parent: Parent | None = None
-    """The plan's, with the checkpoint that all processes take; None where the run has one of its own."""
-    partial: tuple[Checkpoint, ...] = ()
-    """Checkpoints of the run that are not whole; known on the first process."""
-    changed_data: ContentChanges = field(default_factory=dict)
-    """Old and new hash of each set whose content may differ and does, by key."""
 
     @property
     def fork(self) -> Parent | None:
@@ -200,101 +213,67 @@ class Start:
     def record(self, datasets: Datasets) -> None:
         """Write into the run's history what was decided; on the first process, once the state has been loaded."""
         for found in self.partial:
-            append_event(self.plan.run_dir, "partial_checkpoint", found.step + 1, path=found.path, reason=found.reason)
-        self._record_changes()
-        self._record_data(datasets)
-        if self.fork is not None:
-            self._record_fork(self.fork)
-        elif self.parent is not None:
-            self._record_warm_start(self.parent, datasets.codec)
-
-    def with_fork_copied(self) -> "Start":
-        """Copy a fork's checkpoint into the run; on the first process, once its history and configuration are where
-        another machine would find them.
-
-        Raises:
-            TomatError: The copy is not whole.
-        """
-        if self.fork is None:
-            return self
-        source = self.fork.checkpoint
-        copied = f"{self.plan.config.run_dir}/{CHECKPOINT_FOLDER}/step-{source.step}"
-        copy(source, copied)
-        return replace(self, checkpoint=examine(copied, source.step))
-
-    def _record_changes(self) -> None:
-        for key in self.plan.allow_change:
-            if key not in self.plan.changes and key not in self.changed_data:
+            append_event(self.run_dir, "partial_checkpoint", found.step + 1, path=found.path, reason=found.reason)
+        changes = {} if self.fork is not None else dict(self.changes)
+        for key in self.allow_change:
+            if key not in self.changes and key not in self.changed_data:
                 console.print(f"--allow_change {key}: it does not differ from the run on record.")
-        if self.fork is None:
-            for key, (before, after) in self.plan.changes.items():
-                self._record_change(key, before, after)
-
-    def _record_change(self, key: str, before: Any, after: Any) -> None:
-        console.print(f"changed, as --allow_change permits: {key}: {before!r} -> {after!r}")
-        append_event(self.plan.run_dir, "allow_change", self.first_step, key=key, old=before, new=after)
-
-    def _record_data(self, datasets: Datasets) -> None:
-        for key, (before, after) in self.changed_data.items():
-            self._record_change(f"{key} (content)", before, after)
-        contents, on_record = datasets.contents, self.plan.data
-        if on_record is not None and on_record.contents is None:
+        changes |= {f"{key} (content)": hashes for key, hashes in self.changed_data.items()}
+        for key, (before, after) in changes.items():
+            console.print(f"changed, as --allow_change permits: {key}: {before!r} -> {after!r}")
+            append_event(self.run_dir, "allow_change", self.first_step, key=key, old=before, new=after)
+        if self.data is not None and self.data.contents is None:
             warn(
-                f"{on_record.whose} has no record of its data's content, as an earlier "
+                f"{self.data.whose} has no record of its data's content, as an earlier "
                 "version left it: whether they are the same data could not be checked. They are recorded now."
             )
-        if recorded_contents(read_events(self.plan.run_dir)) != contents:
-            names = {key.removeprefix("data."): sha256 for key, sha256 in contents.items()}
-            append_event(self.plan.run_dir, DATA_EVENT, self.first_step, **names)
+        if recorded_contents(read_events(self.run_dir)) != datasets.contents:
+            names = {key.removeprefix("data."): sha256 for key, sha256 in datasets.contents.items()}
+            append_event(self.run_dir, DATA_EVENT, self.first_step, **names)
+        if self.parent is not None:
+            name, details = self._origin(self.parent, datasets.codec)
+            if last_event(read_events(self.run_dir), name) is None:
+                append_event(self.run_dir, name, self.first_step, **details)
 
-    def _record_fork(self, fork: Parent) -> None:
-        source = fork.checkpoint
-        console.print(f"fork of {fork} after step {source.step}: model, optimizer state and step.")
-        if last_event(read_events(self.plan.run_dir), "fork") is None:
-            changes = {key: {"old": before, "new": after} for key, (before, after) in self.plan.changes.items()}
-            append_event(
-                self.plan.run_dir, "fork", source.step + 1, parent=fork.asked, checkpoint=source.path, changes=changes
-            )
-
-    def _record_warm_start(self, parent: Parent, codec: DensityCodec) -> None:
-        source, warmup = parent.checkpoint, self.plan.config.optimizer.warmup
-        weights = weights_kind(source.path)
+    def _origin(self, parent: Parent, codec: DensityCodec) -> tuple[str, dict[str, Any]]:
+        """Say what the run is made of; the event that records it, and its details."""
+        source = parent.checkpoint
+        if self.fork is not None:
+            console.print(f"fork of {parent} after step {source.step}: model, optimizer state and step.")
+            changes = {key: {"old": before, "new": after} for key, (before, after) in self.changes.items()}
+            return "fork", {"parent": parent.asked, "checkpoint": source.path, "changes": changes}
+        weights, warmup = weights_kind(source.path), self.config.optimizer.warmup
         console.print(
             f"warm start: the weights of {source.path} ({weights}), a fresh optimizer, step 0, warm-up {warmup}."
         )
-        if last_event(read_events(self.plan.run_dir), "warm_start") is None:
-            append_event(
-                self.plan.run_dir,
-                "warm_start",
-                0,
-                source=parent.asked,
-                checkpoint=source.path,
-                source_step=source.step,
-                weights=weights,
-                codec_sha256=codec.sha256,
-                warmup=warmup,
-            )
+        return "warm_start", {
+            "source": parent.asked,
+            "checkpoint": source.path,
+            "source_step": source.step,
+            "weights": weights,
+            "codec_sha256": codec.sha256,
+            "warmup": warmup,
+        }
+
+    def with_fork_copied(self) -> "Start":
+        """Copy a fork's checkpoint into the run; on the first process, once its history and configuration are where
+        another machine would find them."""
+        if self.fork is None:
+            return self
+        source = self.fork.checkpoint
+        copied = f"{self.config.run_dir}/{CHECKPOINT_FOLDER}/step-{source.step}"
+        copy(source, copied)
+        return replace(self, checkpoint=examine(copied, source.step))
 
 
-def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> StartPlan:
-    """Find out what the run is to begin from; reads only.
-
-    Args:
-        config: The configuration about to run.
-        wanted: What the command asks for.
-        run_dir: The run's local folder.
-
-    Raises:
-        TomatError: Changes that are not allowed, a fork or a warm start under a name that has trained already, or from
-            something that it cannot be made from.
-    """
+def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Start:
     if wanted.warm_start is not None and wanted.fork_of is not None:
         raise TomatError("--warm_start and --fork exclude each other: one takes weights alone, the other everything.")
     if wanted.fork_step is not None and wanted.fork_of is None:
         raise TomatError("--fork_step needs --fork NEW_NAME.")
     events = tuple(read_events(run_dir))
     newest = newest_whole(config.run_dir, config.temporary_checkpoints)
-    plan = StartPlan(config, run_dir, wanted.allow_change, newest=newest, events=events)
+    plan = Start(config, run_dir, wanted.allow_change, newest=newest, events=events)
     forked, warmed = last_event(events, "fork"), last_event(events, "warm_start")
     if newest is None:
         if wanted.fork_of is not None:
@@ -318,11 +297,7 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
 
 
 def refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
-    """Stop if a run was trained with another codec than the data have: the same id would be another density.
-
-    Raises:
-        TomatError: With both codecs, or if the run's codec is not on record or cannot be read.
-    """
+    """Stop if a run was trained with another codec than the data have: the same id would be another density."""
     theirs = read_codec(run_url, what)
     if theirs.sha256 != codec.sha256:
         raise TomatError(
@@ -332,7 +307,7 @@ def refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
         )
 
 
-def _plan_fork(plan: StartPlan, parent: str, step: int | None, begun: Event | None) -> StartPlan:
+def _plan_fork(plan: Start, parent: str, step: int | None, begun: Event | None) -> Start:
     """`plan` for a fork of `parent` at `step` (None: the newest); `begun` is the event of a fork that was cut short."""
     config = plan.config
     if parent == config.run_name:
@@ -370,7 +345,7 @@ def _check_same_weights(name: str, asked: str, warm: Event | None) -> None:
     console.print(f"run '{name}' was started warm from {asked} when it began; this resumes it.")
 
 
-def _plan_warm_start(plan: StartPlan, asked: str, place: str) -> StartPlan:
+def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
     warmup = plan.config.optimizer.warmup
     if not (math.isfinite(warmup) and warmup > 0):
         raise TomatError(

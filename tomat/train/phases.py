@@ -59,11 +59,7 @@ class PhaseClock:
         return listening_to_durations(listen)
 
     def row(self, step_seconds: float) -> dict[str, float]:
-        """What to log for the step that just ended, and start counting for the next.
-
-        Args:
-            step_seconds: From the loss before, or the dispatch where nothing was in flight, to the loss on the host.
-        """
+        """What to log for the step that just ended, and start counting for the next."""
         now = time.monotonic()
         row = {"step_seconds": step_seconds, "wall_seconds": now - self._last_row, **self._seconds}
         self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)

@@ -36,9 +36,6 @@ class StopRequest:
 
     Ctrl-C (SIGINT) is taken the same way, but nobody takes the machine away: the step and its checkpoint may take as
     long as they do, and a second Ctrl-C ends the process at once.
-
-    Args:
-        grace_seconds: How long the process may live after the first SIGTERM.
     """
 
     def __init__(self, grace_seconds: float = 25.0) -> None:
@@ -65,7 +62,6 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
-        """This host has been told to stop."""
         return self._asked_at is not None
 
     @property
@@ -151,11 +147,7 @@ class StopRequest:
             os.close(write_end)
 
     def poll_notices(self, poll_seconds: float) -> None:
-        """From now on ask the machine's metadata server for a notice, in a thread; one counts as a first SIGTERM.
-
-        Args:
-            poll_seconds: How often.
-        """
+        """From now on ask the machine's metadata server for a notice, in a thread; one counts as a first SIGTERM."""
         threading.Thread(target=self._poll_notices, args=(poll_seconds,), name="notices", daemon=True).start()
 
     def take_over(self) -> None:

@@ -46,15 +46,9 @@ def initial_state(
     """The state that a run begins with: a checkpoint's, fresh, or fresh but for the weights of a checkpoint.
 
     Args:
-        config: The run.
-        trainer: Its trainer, entered.
         source: Holds the whole state; the checkpoint that the trainer's configuration names.
         weights: Holds the weights; None where there is a `source`.
         subject: What is trained where that is not the model of the configuration alone.
-
-    Raises:
-        TomatError: A checkpoint of another model or optimizer, or of one whose layers cannot be rearranged to the run's
-            `model.scan_layers`.
     """
     seed_key = jax.random.PRNGKey(config.trainer.seed)
     training_key, model_key = (jax.random.fold_in(seed_key, number) for number in (TRAINING_KEY, MODEL_KEY))
@@ -142,13 +136,7 @@ def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mes
     One array after another, so that little more than `loaded` is in memory at any time, if nothing else holds it.
 
     Args:
-        loaded: A model, or a training state, of arrays.
         wanted: The same with shapes for arrays, and `Stacked` for `BlockSeq` or the other way round.
-        axis_mapping: Where the axes of the result lie.
-        mesh: On which devices.
-
-    Raises:
-        TomatError: Something of a layer has no counterpart in the other form.
     """
     leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(loaded, is_leaf=_is_named)[0]}
     del loaded

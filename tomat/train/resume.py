@@ -39,18 +39,20 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     return changed
 
 
+def refuse_unnamed(what: str, lines: Mapping[str, str], allow: Sequence[str]) -> None:
+    """Refuse differences, a line for each by its key, that are not all named in `allow`."""
+    refused = {key: line for key, line in lines.items() if key not in allow}
+    if refused:
+        shown = "\n".join(f"  {line}" for line in refused.values())
+        raise TomatError(
+            f"{what}:\n{shown}\nPut back what the run began with, or use another run_name. A change that is meant is "
+            f"taken by name and recorded: --allow_change {','.join(refused)}"
+        )
+
+
 def allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str) -> Changes:
-    """The changes from `old` to `config`, all of which must be named.
-
-    Args:
-        old: The configuration on record.
-        config: The configuration about to run.
-        allow: Dotted keys that may differ.
-        what: Names the run on record in the error, such as "run 'a' exists".
-
-    Raises:
-        TomatError: With every difference that is not named, one a line; or a key that is no key of the configuration.
-    """
+    """The changes from the record `old` to `config`, all of which must be named by a key of the configuration; `what`
+    names the run on record, such as "run 'a' exists"."""
     new = plain_values(config)
     changed = changed_keys(old, new)
     known = flatten(new).keys() | flatten(old).keys()
@@ -62,29 +64,14 @@ def allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence
                 f"--allow_change names '{key}', which is no key of the configuration{hint}. Give each key in full, "
                 "such as optimizer.learning_rate."
             )
-    refused = {key: values for key, values in changed.items() if key not in allow}
-    if refused:
-        lines = "\n".join(f"  {key}: {before!r} -> {after!r}" for key, (before, after) in refused.items())
-        raise TomatError(
-            f"{what} with another configuration:\n{lines}\n"
-            "Use another run_name, or the values the run began with. A change that is meant is taken by name and "
-            f"recorded: --allow_change {','.join(refused)}"
-        )
+    lines = {key: f"{key}: {before!r} -> {after!r}" for key, (before, after) in changed.items()}
+    refuse_unnamed(f"{what} with another configuration", lines, allow)
     return changed
 
 
 def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = ()) -> Changes:
-    """The changes to the run whose folder this is, all of which must be named.
-
-    Args:
-        recorded: The `config.yaml` in the run's folder; nothing is checked where the run has no checkpoint.
-        config: The configuration about to run.
-        allow: Dotted keys that may differ.
-
-    Raises:
-        TomatError: As for `allowed_changes`; or there are checkpoints and no configuration to compare with, or the
-            run's place cannot be read.
-    """
+    """The changes since the `config.yaml` in a run's folder, all of which must be named; none where the run has no
+    checkpoint."""
     run_url = config.run_dir if is_remote(config.output_dir) else str(recorded.parent)
     if survey(run_url, config.temporary_checkpoints) == (None, []):
         return {}
@@ -92,8 +79,7 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
         raise TomatError(
             f"run '{config.run_name}' has checkpoints, but {recorded.name} in {run_url} is "
             f"{'empty' if recorded.exists() else 'missing'}, so that nothing shows whether this is the same run. Put "
-            "it back from a copy (or start the command the run began with under a new run_name, and take the file that "
-            "this writes), or use another run_name."
+            "it back from a copy, or use another run_name."
         )
     return allowed_changes(read_config(str(recorded)), config, allow, f"run '{config.run_name}' exists")
 

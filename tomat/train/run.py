@@ -25,7 +25,6 @@ from tomat.train.datasets import Datasets, open_datasets, run_tables, value_tabl
 from tomat.train.folder import RunFolder
 from tomat.train.guards.alike import refuse_differences
 from tomat.train.guards.watch import RunGuards
-from tomat.train.logged import logged
 from tomat.train.loop import TrainingLoop, TrainResult, count_parameters
 from tomat.train.origins import Continuation, Start, plan_start
 from tomat.train.preemption import StopRequest
@@ -35,7 +34,7 @@ from tomat.train.runs.history import last_event, read_events
 from tomat.train.runs.log_lines import truncate_metrics
 from tomat.train.runs.run_log import Asked
 from tomat.train.settings.config import TrainConfig, config_hash
-from tomat.train.startup import connect, initialise
+from tomat.train.startup import connect, forget_tracker, initialise
 from tomat.train.step import Subject, build_trainer
 from tomat.train.tracking import end_wandb
 
@@ -53,16 +52,10 @@ def train(
     """Train until `trainer.num_train_steps`, from the newest whole checkpoint of the run where there is one.
 
     Args:
-        config: The run.
         continuation: Allowed changes, a fork, a warm start; None: none of them.
         stop: Listening already, where a command does more than train; None: SIGTERM and Ctrl-C are listened to here.
         asked: How the run was asked for, for the log of its output folder; None: by Python.
         open_subject: Loads what is trained, where that is not the model of the configuration alone (`distillation`).
-
-    Raises:
-        TomatError: Data, configuration, devices or a checkpoint that do not go together, another process that trains
-            the run, or a first loss that is not the configured one.
-        RetryableError: Storage that did not answer.
     """
     with contextlib.ExitStack() as process:
         if stop is None:
@@ -103,6 +96,7 @@ def train(
             # The state. Trackers are opened only now: for a run that cannot go on, TensorBoard would already have
             # dropped the last steps.
             initialise(config, trainer_config, folder.path, start.first_step)
+            run.callback(forget_tracker)
             trainer_config.load_checkpoint = start.source is not None
             trainer_config.load_checkpoint_path = None if start.source is None else start.source.path
             tables = run_tables(datasets, environment_of(config.model))
@@ -127,7 +121,7 @@ def train(
                     folder.record(SUBJECT_EVENT, start.first_step, **subject.record)
             stop.step = int(state.step)
             if first and stop.step < config.trainer.num_train_steps:
-                run.enter_context(logged(folder, asked or Asked(), stop.step))
+                run.enter_context(folder.logged(asked or Asked(), stop.step))
             run.enter_context(folder.recording_early_end(stop))
             if first:
                 _announce(datasets, state, start, folder)

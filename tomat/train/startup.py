@@ -9,8 +9,10 @@ import socket
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import jax
+from levanter.tracker import set_global_tracker
 from levanter.tracker.tensorboard import TensorboardConfig
 from levanter.tracker.tracker import TrackerConfig
 from levanter.trainer import TrainerConfig
@@ -30,12 +32,7 @@ def connect(config: TrainConfig, beside: Mapping[str, object] | None = None) -> 
     """Set the compilers' flags and start `jax.distributed`; the first call that touches a device. Writes nothing.
 
     Args:
-        config: The run.
         beside: What else decides what is trained, by name; hosts must agree on it as on the configuration.
-
-    Raises:
-        TomatError: A tracker that is not installed, hosts that were started unlike one another, other devices than the
-            run is meant for, a batch that they cannot share, or memory that is to be kept by a C library that cannot.
     """
     trainer_config = config.trainer_config()
     if config.keep_freed_memory:
@@ -64,11 +61,7 @@ def connect(config: TrainConfig, beside: Mapping[str, object] | None = None) -> 
 
 
 def refuse_other_devices(config: TrainConfig, found: FoundDevices) -> None:
-    """Stop a run that is meant for another slice, unless `run_elsewhere` is set.
-
-    Raises:
-        TomatError: With both.
-    """
+    """Stop a run that is meant for another slice, unless `run_elsewhere` is set."""
     if config.slice is None or config.run_elsewhere:
         return
     difference = found.difference(slice_named(config.slice))
@@ -80,13 +73,6 @@ def refuse_other_devices(config: TrainConfig, found: FoundDevices) -> None:
 
 
 def trackers(config: TrainConfig, run_dir: Path, first_step: int) -> tuple[TrackerConfig, ...]:
-    """Where the run's metrics go.
-
-    Args:
-        config: The run.
-        run_dir: Its local folder.
-        first_step: The step that this process is to begin with.
-    """
     found: list[TrackerConfig] = [JsonLinesTrackerConfig(path=str(run_dir / METRICS_FILE))]
     if config.trackers.wandb is not None:
         found.append(dataclasses.replace(config.trackers.wandb, id=config.run_name))
@@ -100,10 +86,7 @@ def initialise(config: TrainConfig, trainer_config: TrainerConfig, run_dir: Path
     """Start logging and trackers.
 
     Args:
-        config: The run.
         trainer_config: From `connect`; its tracker and its folder for logs are set.
-        run_dir: The run's local folder.
-        first_step: The step that this process is to begin with.
     """
     trainer_config.tracker = trackers(config, run_dir, first_step)
     trainer_config.log_dir = run_dir
@@ -113,6 +96,14 @@ def initialise(config: TrainConfig, trainer_config: TrainerConfig, run_dir: Path
         trainer_config.initialize()
     rename_log(run_dir, config.run_name)
     quiet_terminal()
+
+
+def forget_tracker() -> None:
+    """Take back the tracker that `initialise` set for the whole process, which Levanter's next trainer would write to
+    in place of its own (0.2.227)."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Global tracker is already set")
+        set_global_tracker(cast(Any, None))
 
 
 def rename_log(run_dir: Path, run_name: str) -> None:

@@ -11,6 +11,7 @@ import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from haliax import NamedArray
 from haliax.partitioning import ResourceMapping, pspec_for_axis
 from jaxtyping import PRNGKeyArray
@@ -29,7 +30,6 @@ from tomat.model.loss.interface import DensityTarget
 from tomat.train.guards.loss import guard_updates
 from tomat.train.loader import TokenExample
 from tomat.train.settings.config import TrainConfig
-from tomat.train.state_dtype import with_state_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,6 @@ class DensityLossFunction:
         """Loss of one (micro)batch, a float32 scalar, and its metrics.
 
         Args:
-            model: The decoder in compute precision.
             example: `tokens`, int32 `[batch, position]`, and for a model that reads them `atoms`.
             key: Randomness of models that use some and of `density_dropout`; None: every row is read whole.
         """
@@ -145,7 +144,6 @@ def density_target(config: TrainConfig, value_table: np.ndarray | None) -> Densi
     """What a run predicts.
 
     Args:
-        config: The run.
         value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
     """
     data = config.data
@@ -162,14 +160,9 @@ def build_trainer(
     """Levanter's trainer with tomat's loss and the configured optimizer, guarded, without hooks.
 
     Args:
-        config: The run.
-        trainer_config: `config.trainer_config()`, initialised.
         value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
         environment: For a model with `model.environment`.
         subject: What is trained, for a run with `distillation`.
-
-    Raises:
-        TomatError: The model has an environment and there are no tables for it; or no subject for a distillation.
     """
     if subject is None:
         config.check_step()
@@ -189,3 +182,35 @@ def build_trainer(
     loss = loss_function if subject is None else subject.loss_of(loss_function)
     # Levanter 0.2.227 types the loss with arguments that its trainer never passes.
     return Trainer(trainer_config, optimizer, cast(Any, loss), add_default_hooks=False)
+
+
+def with_state_dtype(optimizer: optax.GradientTransformation, dtype: str) -> optax.GradientTransformation:
+    """`optimizer` with the arrays of its state kept as `dtype` between steps.
+
+    Within a step they are float32. Scalars (learning rates, counters) and whole numbers stay what they are, and updates
+    have the type of the parameters.
+
+    Args:
+        dtype: Such as `bfloat16`, in which a moment has 8 binary digits: one that changes by less than 1/256 of itself
+            in a step stays what it was.
+    """
+    inner = optax.with_extra_args_support(optimizer)
+    kept = jnp.dtype(dtype)
+
+    def cast_state(state: Any, to: jnp.dtype) -> Any:
+        def one(leaf: Any) -> Any:
+            is_moment = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.ndim > 0
+            return leaf.astype(to) if is_moment else leaf
+
+        return jax.tree.map(one, state)
+
+    def init(params: optax.Params) -> Any:
+        return cast_state(inner.init(params), kept)
+
+    def update(updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any):
+        new_updates, new_state = inner.update(updates, cast_state(state, jnp.dtype("float32")), params, **extra_args)
+        if params is not None:
+            new_updates = jax.tree.map(lambda new, old: new.astype(old.dtype), new_updates, params)
+        return new_updates, cast_state(new_state, kept)
+
+    return optax.GradientTransformationExtraArgs(init, cast(Any, update))

@@ -46,11 +46,11 @@ class JsonLinesTracker(Tracker):
             return
         step = int(step)
         if self._step is not None and step != self._step:
-            self._flush()
+            self.finish()
         self._step = step
         self._pending.update(jax.device_get(dict(metrics)))
         if commit:
-            self._flush()
+            self.finish()
 
     def log_summary(self, metrics: Mapping[str, Any]) -> None:
         """Summaries are in the run's page."""
@@ -58,7 +58,8 @@ class JsonLinesTracker(Tracker):
     def log_artifact(self, artifact_path: Any, *, name: str | None = None, type: str | None = None) -> None:
         """Artifacts are in the run's folder already."""
 
-    def _flush(self) -> None:
+    def finish(self) -> None:
+        """Write the line that is gathered."""
         if self._step is not None and self._pending:
             line = json.dumps(to_jsonable({"step": self._step, **self._pending}), sort_keys=True, allow_nan=False)
             try:
@@ -69,10 +70,6 @@ class JsonLinesTracker(Tracker):
                 self.failure = OSError(error.errno, error.strerror, str(self.path))
         self._pending = {}
         self._step = None
-
-    def finish(self) -> None:
-        """Write the last line."""
-        self._flush()
 
 
 @TrackerConfig.register_subclass("tomat_jsonl")
@@ -120,7 +117,6 @@ class TrainingProgress:
             self._bar.start()
 
     def update(self, next_step: int, loss: float, tokens_per_second: float, mfu: float | None) -> None:
-        """Show the state after `next_step` steps."""
         if jax.process_index() != 0:
             return
         fields: dict[str, Any] = {
@@ -142,6 +138,5 @@ class TrainingProgress:
             )
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
         if self._bar is not None:
             self._bar.stop()

@@ -10,7 +10,7 @@ def view(name: str, losses: dict[int, float]) -> RunView:
     parts = dict.fromkeys(
         ("steps", "evaluation", "checkpoints", "profiler", "other", "compiling", "waiting_for_data", "hooks"), 1.0
     )
-    return RunView(name, f"runs/{name}", {}, {"last_loss": 2.0}, {"wall": 5.0, **parts}, losses, {2: 3.0})
+    return RunView(name, f"runs/{name}", {"last_loss": 2.0}, {"wall": 5.0, **parts}, losses, {2: 3.0})
 
 
 def comparison(reasons: tuple[str, ...] = (), windows: bool = True) -> Comparison:

@@ -1,6 +1,5 @@
 """What hosts compare before they begin. Two real ones: tests/train/test_multihost.py."""
 
-import dataclasses
 import json
 
 import pytest
@@ -9,7 +8,6 @@ from tomat.base import version
 from tomat.base.documents import flatten
 from tomat.train.guards import alike
 from tomat.train.guards.alike import LEFT_OUT, PACKAGES, compare_hosts, differences, shortened, started_with
-from tomat.train.origins import Continuation
 from tomat.train.settings.config import load_config
 from tomat.train.settings.meanings import is_of_host
 
@@ -34,12 +32,9 @@ def test_every_key_of_the_configuration_is_compared_but_those_with_a_reason(mine
 @pytest.mark.parametrize(
     "words, key",
     [
-        (("--trainer.seed", "7"), "trainer.seed"),
         (("--optimizer.learning_rate", "0.1"), "optimizer.learning_rate"),
         (("--optimizer.weight_decay_modules", "[norm]"), "optimizer.weight_decay_modules"),
         (("--trainer.mesh.axes", "{data: 1, model: -1, replica: 1}"), "trainer.mesh.axes.data"),
-        (("--run_name", "b"), "run_name"),
-        (("--slice", "v6e-4"), "slice"),
     ],
 )
 def test_a_configuration_that_differs_is_named(mine, words, key):
@@ -98,11 +93,6 @@ def test_the_odd_one_of_many_is_named():
 def test_long_values_that_differ_at_their_end_differ():
     one, other = (shortened(["layer"] * 100 + [end]) for end in ("a", "b"))
     assert one != other and len(one) < 80
-
-
-def test_what_a_command_asks_beside_its_configuration_is_compared():
-    asked = dataclasses.asdict(Continuation(warm_start="elsewhere"))
-    assert shortened(started_with(load_config("demo"), asked)["warm_start"]) == '"elsewhere"'
 
 
 def test_one_host_compares_nothing(monkeypatch):

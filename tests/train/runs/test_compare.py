@@ -58,7 +58,7 @@ def test_losses_of_other_vocabularies_losses_or_data_are_not_compared(make_run):
 
 def test_what_is_no_run_is_refused(make_run, tmp_path):
     a = str(make_run("a"))
-    with pytest.raises(TomatError, match="nothing is not a run"):
+    with pytest.raises(TomatError, match="nothing/config.yaml does not exist"):
         compare_runs([a, str(tmp_path / "nothing")])
     for runs in ([a], [a, a + "/"]):
         with pytest.raises(TomatError, match="runs? (is|are) named; expected 2 to"):

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forked import Forked
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import LEASE_FILE, LOCK_FILE
@@ -19,16 +18,20 @@ import sys, time
 from pathlib import Path
 from tomat.train.runs.lock import hold_run
 
-with hold_run(sys.argv[1], Path(sys.argv[2]), "a"):
+with hold_run({url!r}, Path({folder!r}), "a"):
     print("held", flush=True)
-    time.sleep(float(sys.argv[3]))
+    time.sleep({seconds})
 print("released", flush=True)
+sys.exit()
 """
 
 
-def start(url: str, folder: Path, seconds: float, **environment: str) -> subprocess.Popen:
-    line = [sys.executable, "-c", HOLDS, url, str(folder), str(seconds)]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+def start(url: str, folder: Path, seconds: float, **environment: str) -> Forked:
+    """A process that holds the run, once it does."""
+    holds = HOLDS.format(url=url, folder=str(folder), seconds=seconds)
+    process = Forked(before=holds, env={**os.environ, **environment})
+    assert until(lambda: "held\n" in process.said() or process.poll() is not None)
+    return process
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
@@ -41,7 +44,6 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
 def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
     process = start(str(tmp_path), tmp_path, 600)
     try:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
         with (
             pytest.raises(
                 TomatError, match=rf"run 'a' is being trained by process {process.pid} on host \S+, since 20"
@@ -51,7 +53,7 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
             raise AssertionError
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
     with hold_run(str(tmp_path), tmp_path, "a"):
         assert json.loads((tmp_path / LOCK_FILE).read_text())["process"] == os.getpid()
         with pytest.raises(TomatError, match="being trained"), hold_run(str(tmp_path), tmp_path, "a"):
@@ -151,8 +153,8 @@ def test_a_confirmation_waits_for_a_bucket_that_does_not_answer_as_long_as_a_lea
 
 
 def test_the_lease_of_a_process_that_is_gone_from_this_machine_is_taken_over_at_once(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
+    ended = Forked(before="import sys; sys.exit()")
+    ended.wait()
     (tmp_path / LEASE_FILE).write_text(Holder(**{**vars(Holder.this_process()), "process": ended.pid}).to_text())
     taken = Lease(f"file://{tmp_path}", "a", lease_seconds=600.0)
     taken.acquire()
@@ -174,12 +176,11 @@ def test_in_a_bucket_two_starts_get_one_lease_though_answers_are_lost(bucket, tm
     bucket.faults.kinds, bucket.faults.share = ("drop", "503"), 0.25
     url = "gs://bucket/runs/a"
     first = start(url, tmp_path, 600, **bucket.environment)
-    assert first.stdout is not None and first.stdout.readline() == "held\n"
     holder = json.loads(bucket.objects["runs/a/lease.json"][0])
     assert holder["process"] == first.pid
     first.kill()
-    first.communicate()
+    first.wait()
     # The same machine sees that the process is gone.
     second = start(url, tmp_path, 0.0, **bucket.environment)
-    assert second.communicate(timeout=60)[0].endswith("held\nreleased\n")
+    assert "held\nreleased\n" in second.communicate(timeout=60)[0]
     assert until(lambda: "runs/a/lease.json" not in bucket.objects, 1.0)

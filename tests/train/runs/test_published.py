@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from tomat.base.layout import HISTORY_FILE
-from tomat.train.runs.published import fetch, is_remote, publish
+from tomat.train.runs.published import fetch, publish
 
 
 @pytest.fixture
@@ -15,10 +15,6 @@ def bucket():
     memory = fsspec.filesystem("memory")
     yield "memory://bucket/runs/a"
     memory.rm("/bucket", recursive=True)
-
-
-def test_only_urls_are_buckets():
-    assert is_remote("gs://bucket/runs") and not is_remote("runs") and not is_remote("/tmp/runs")
 
 
 def test_a_machine_that_takes_over_finds_log_and_configuration(bucket, tmp_path):

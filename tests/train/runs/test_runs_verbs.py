@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
 
 import pytest
-from tiny_run import tomat
+from forked import Forked
 
 from tomat.app.cli import main
 from tomat.app.runs_verbs import COLUMNS
@@ -85,12 +84,13 @@ def test_runs_in_a_bucket_read_the_same(two_runs, bucket, tmp_path):
         if path.is_file():
             bucket.put("bucket", f"runs/{path.relative_to(two_runs)}", path.read_bytes())
 
-    def runs(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = tomat("runs", *words)
-        return subprocess.run(command, env={**os.environ, **bucket.environment}, capture_output=True, text=True)
+    def runs(*words: str) -> Forked:
+        process = Forked("runs", *words, env={**os.environ, **bucket.environment})
+        process.wait()
+        return process
 
     listed = runs("list", "gs://bucket/runs", "--json", str(tmp_path / "bucket.json"))
-    assert listed.returncode == 0, listed.stderr
+    assert listed.returncode == 0, listed.said()
     assert main(["runs", "list", str(two_runs), "--json", str(tmp_path / "folder.json")]) == 0
     here, there = (json.loads((tmp_path / name).read_text())["runs"] for name in ("folder.json", "bucket.json"))
     own = {"url", "written_seconds_utc", "state_detail"}
@@ -100,7 +100,7 @@ def test_runs_in_a_bucket_read_the_same(two_runs, bucket, tmp_path):
     damaged = next(name for name in bucket.objects if "/a/checkpoints/step-19/d/" in name)
     bucket.remove(damaged)
     verified = runs("verify", "gs://bucket/runs/a")
-    assert verified.returncode == 1 and "step-19" in verified.stdout, verified.stderr
+    assert verified.returncode == 1 and "step-19" in verified.said()
 
 
 def test_the_log_becomes_a_page(two_runs, tmp_path, capsys):
@@ -120,4 +120,4 @@ def test_runs_are_compared(two_runs, tmp_path, capsys):
     assert "training loss of 10 common steps" in capsys.readouterr().out
     assert json.loads(report.read_text())["common_steps"] == 10 and "# a against b" in page.read_text()
     assert main(["runs", "compare", str(two_runs / "a"), str(two_runs / "d")]) == 2
-    assert "is not a run" in capsys.readouterr().err
+    assert "config.yaml does not exist" in capsys.readouterr().err

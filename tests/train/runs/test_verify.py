@@ -43,21 +43,15 @@ def test_a_changed_file_is_damage_and_one_without_a_hash_is_named(make_run):
         (run / name).unlink()
 
 
-def test_metadata_that_cannot_be_read_is_damage_and_not_a_save_cut_short(make_run):
-    run = make_run()
-    (run / "checkpoints" / "step-4" / "metadata.json").write_text('{"step": 4, "time')
-    (problem,) = verdict_of(run).problems
-    assert "step-4" in problem and "metadata.json is damaged" in problem
-
-
 def test_a_save_cut_short_is_a_note_and_a_damaged_one_a_problem(make_run):
     run = make_run(saved=(4, 9), partial=(8,))
     verdict = verdict_of(run)
     assert verdict.problems == () and "step-8" in verdict.notes[0]
     for file in (run / "checkpoints" / "step-4" / "d").iterdir():
         file.unlink()
-    (problem,) = verdict_of(run).problems
-    assert "step-4" in problem
+    (run / "checkpoints" / "step-9" / "metadata.json").write_text('{"step": 4, "time')
+    (problem, damaged) = verdict_of(run).problems
+    assert "step-4" in problem and "step-9" in damaged and "metadata.json is damaged" in damaged
 
 
 def test_data_that_differ_from_their_checksum_are_a_problem_and_data_without_one_a_note(make_run):
@@ -85,13 +79,9 @@ def test_holes_and_repeats_are_found_and_nothing_else(make_run, tmp_path, kept):
     assert ("more than one line" in problems) == (len(set(kept)) < len(kept))
     assert ("lacks" in problems) == (set(range(min(kept), max(kept) + 1)) != set(kept))
     assert ("begins at" in problems) == (min(kept) > 0)
-
-
-def test_a_fork_begins_where_it_left_its_parent(make_run):
-    run = make_run(events=({"event": "fork", "step": 3, "parent": "b"},))
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[3:]))
-    assert verdict_of(run).problems == ()
+    (run / "history.jsonl").write_text(json.dumps({"event": "fork", "step": min(kept), "parent": "b"}) + "\n")
+    assert "begins at" not in " ".join(verdict_of(run).problems)
+    (run / "history.jsonl").write_text("")
 
 
 def test_a_cut_last_line_is_a_note_and_a_garbled_one_before_it_a_problem(make_run):

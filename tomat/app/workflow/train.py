@@ -45,7 +45,6 @@ def train_and_report(
     from tomat.base.report.terminal import show
     from tomat.predict.evaluation.result import MOST_SHOWN
     from tomat.train.folder import RunFolder
-    from tomat.train.logged import log_end
     from tomat.train.run import train
     from tomat.train.runs.published import PAGE_FILES, is_remote, publish
 
@@ -75,7 +74,7 @@ def train_and_report(
     if found:
         figures["evaluation"] = found
         write_json(result.run_dir / EVALUATION_FILE, with_checksum(to_jsonable(found)))
-        log_end(RunFolder.of(config))
+        RunFolder.of(config).log_end()
     if jax.process_index() == 0:
         page = write_training_page(config, result, evaluation, free_running)
         if not result.preempted:  # of a long log it takes half a minute, which a grace does not have

@@ -32,7 +32,7 @@ from tomat.train.loader import TokenExample
 from tomat.train.runs.checkpoints import find_checkpoint
 from tomat.train.runs.published import is_remote
 from tomat.train.settings.config import TrainConfig, recorded_config
-from tomat.train.settings.distillation import DistillationConfig
+from tomat.train.settings.schema import DistillationConfig
 from tomat.train.step import DensityLossFunction, Subject, mean_metrics
 
 

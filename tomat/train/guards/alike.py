@@ -21,9 +21,6 @@ from tomat.base.shipped import commit, source_hash
 from tomat.train.settings.config import TrainConfig
 from tomat.train.settings.meanings import is_of_host
 
-Print = dict[str, str]
-"""What a host was started with: values, the long ones as hashes, by key."""
-
 PACKAGES = ("jax", "jaxlib", "libtpu", "marin-levanter", "marin-haliax", "equinox", "optax", "tensorstore", "tomat")
 """What computes a step and reads its data."""
 
@@ -49,37 +46,27 @@ NO_LIMIT_SECONDS = 86_400.0
 
 
 def compare_hosts(config: TrainConfig, beside: Mapping[str, object]) -> None:
-    """Stop all hosts unless they were started with the same configuration, code, flags and packages.
-
-    Args:
-        config: Of this host.
-        beside: What else decides what is trained, by name, such as the flags of the command.
-
-    Raises:
-        TomatError: On every host the same, naming keys, values and hosts; or they cannot be compared.
-    """
+    """Stop all hosts unless they were started with the same configuration, code, flags and packages."""
     if jax.process_count() > 1:
         refuse_differences(config, started_with(config, beside))
 
 
+def gathered[T](mine: T, seconds: float) -> list[T]:
+    """Every host's value, which JSON has, on all of them; each must call it."""
+    every = multihost_allgather_sync(mine, timeout=seconds)
+    # Nobody leaves, the host with the service that holds the values least of all, before all have read them.
+    multihost_allgather_sync(None, timeout=seconds)
+    return every
+
+
 def refuse_differences(config: TrainConfig, mine: Mapping[str, object]) -> None:
-    """Stop all hosts unless each has the same values. Each must call it.
-
-    Args:
-        config: Decides how long the others are waited for.
-        mine: This host's, by key.
-
-    Raises:
-        TomatError: As for `compare_hosts`.
-    """
+    """Stop all hosts unless each has the same values. Each must call it."""
     if jax.process_count() == 1:
         return
     seconds = config.guards.startup_hang_seconds or NO_LIMIT_SECONDS
     said = [platform.node(), {key: shortened(value) for key, value in mine.items()}]
     try:
-        every = multihost_allgather_sync(said, timeout=seconds)
-        # Nobody leaves, the host with the service that holds the values least of all, before all have read them.
-        multihost_allgather_sync(None, timeout=seconds)
+        every = gathered(said, seconds)
     except RuntimeError as error:
         raise TomatError(
             f"host {jax.process_index()} of {jax.process_count()} cannot compare with the others what it was started "
@@ -115,12 +102,7 @@ def started_with(config: TrainConfig, beside: Mapping[str, object]) -> dict[str,
 
 
 def differences(hosts: Sequence[str], prints: Sequence[Mapping[str, str]]) -> list[str]:
-    """What is not the same on all hosts, a phrase for each key.
-
-    Args:
-        hosts: Their names, process by process.
-        prints: What each was started with.
-    """
+    """What is not the same on all hosts, a phrase for each key."""
     found = []
     for key in sorted(set().union(*prints)):
         by_value: dict[str, list[int]] = defaultdict(list)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import jax
@@ -41,22 +42,26 @@ class HangGuard:
         self.step = 0
         """Steps done, for the history."""
 
+    def count(self, info: Any) -> None:
+        self.step = int(info.next_step)
+
     @contextmanager
     def watching(self) -> Iterator[ProgressWatchdog | None]:
-        """Watch while the context is open.
-
-        Yields:
-            The callback that the trainer has to tell its progress to; None where no limit is set.
-        """
+        """Watch while the context is open; gives the callback that the trainer has to tell its progress to, None where
+        no limit is set."""
         config = self._folder.config.guards
-        limits = [limit for limit in (config.hang_seconds, config.startup_hang_seconds) if limit > 0]
+        hang, startup = (
+            timedelta(seconds=seconds) if seconds > 0 else None
+            for seconds in (config.hang_seconds, config.startup_hang_seconds)
+        )
+        limits = [limit.total_seconds() for limit in (hang, startup) if limit is not None]
         if not limits:
             yield None
             return
         watchdog = ProgressWatchdog(
             step_timeout=None,
-            process_timeout=_timeout(config.hang_seconds),
-            startup_timeout=_timeout(config.startup_hang_seconds),
+            process_timeout=hang,
+            startup_timeout=startup,
             startup_grace_period=timedelta(0),
             diagnostic=self._record,
             diagnostic_timeout=timedelta(seconds=DUMP_SECONDS),
@@ -71,13 +76,15 @@ class HangGuard:
         """Write the stacks, then the history; called in a thread of its own, after which the process ends."""
         run_dir, run_url = self._folder.path, self._folder.config.run_dir
         path = _dump_stacks(run_dir)
-        details = {
-            "process": jax.process_index(),
-            "after": timeout.event.value,
-            "seconds": round(timeout.elapsed, 1),
-            "stacks": path.name,
-        }
-        append_event(run_dir, "guard:hang", self.step, **details)
+        append_event(
+            run_dir,
+            "guard:hang",
+            self.step,
+            process=jax.process_index(),
+            after=timeout.event.value,
+            seconds=round(timeout.elapsed, 1),
+            stacks=path.name,
+        )
         # Standard error, unbuffered: nothing else of this process may work any more.
         message = (
             f"error: no progress for {timeout.elapsed:.0f} s after {timeout.event.value} (step {self.step}); the "
@@ -87,8 +94,7 @@ class HangGuard:
         os.write(2, message.encode())
         if is_remote(run_url):
             files, root = fsspec.core.url_to_fs(run_url)
-            names = [path.name] + ([HISTORY_FILE] if jax.process_index() == 0 else [])
-            for name in names:
+            for name in (path.name, *([HISTORY_FILE] if jax.process_index() == 0 else [])):
                 files.pipe_file(f"{root}/{name}", (run_dir / name).read_bytes())
 
 
@@ -104,7 +110,3 @@ def _dump_stacks(run_dir: Path) -> Path:
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
     return path
-
-
-def _timeout(seconds: float) -> timedelta | None:
-    return timedelta(seconds=seconds) if seconds > 0 else None

@@ -7,6 +7,7 @@ Levanter's `skip_bad_steps` (0.2.227) exists for Adam only, multiplies a bad upd
 NaN, and takes the bad loss into the history that it judges by.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import equinox as eqx
@@ -15,7 +16,6 @@ import jax.numpy as jnp
 import levanter.tracker
 import numpy as np
 import optax
-from levanter.trainer import Trainer
 from rich.text import Text
 
 from tomat.base.errors import TomatError
@@ -23,7 +23,7 @@ from tomat.base.reporting import console
 from tomat.data.tokens.shards import ShardSet
 from tomat.train.folder import RunFolder
 from tomat.train.loader import ShardDataset
-from tomat.train.settings.guards import SPIKE_HISTORY, GuardsConfig
+from tomat.train.settings.schema import SPIKE_HISTORY, GuardsConfig
 
 VERDICTS = ("good", "the loss is not finite", "the update is not finite", "the loss is a spike")
 """What the step's judgement, an index, means."""
@@ -94,7 +94,6 @@ def guard_updates(optimizer: optax.GradientTransformation, config: GuardsConfig)
 
 
 def _judge(loss: jax.Array, update_norm: jax.Array, state: GuardedState, config: GuardsConfig) -> jax.Array:
-    """Index into `VERDICTS`, int32."""
     limit = spike_limit(state.losses, state.accepted, config)
     return jnp.select([~jnp.isfinite(loss), ~jnp.isfinite(update_norm), loss > limit], [1, 2, 3], default=0).astype(
         jnp.int32
@@ -107,7 +106,6 @@ def spike_limit(losses: jax.Array, accepted: jax.Array, config: GuardsConfig) ->
     Args:
         losses: float32 `[SPIKE_HISTORY]`, a ring of the last good losses.
         accepted: int32, good losses so far.
-        config: Window and factor.
     """
     if config.spike_factor == 0:
         return jnp.array(jnp.inf, jnp.float32)
@@ -126,29 +124,22 @@ def _kept_if(bad: jax.Array, old: Any, new: Any) -> Any:
     return jax.tree.map(lambda before, after: jnp.where(bad, before, after) if eqx.is_array(after) else after, old, new)
 
 
+@dataclass
 class BadLossGuard:
-    """The hook that acts on the step's judgement; it has to come before the one that saves.
+    """The hook that acts on the step's judgement; it has to come before the one that saves."""
 
-    Args:
-        folder: The run's.
-        trainer: Where the checkpoints are.
-        dataset: The order of the rows, and
-        shards: the rows, to name the materials of a bad batch.
-    """
-
-    def __init__(self, folder: RunFolder, trainer: Trainer, dataset: ShardDataset, shards: ShardSet):
-        self._folder = folder
-        self._config = folder.config.guards
-        self._checkpoints = trainer.checkpoint_path
-        self._dataset = dataset
-        self._shards = shards
-        self._last_step = -1
+    folder: RunFolder
+    checkpoints: str
+    """Where they are."""
+    dataset: ShardDataset
+    """The order of the rows, and"""
+    shards: ShardSet
+    """the rows, to name the materials of a bad batch."""
+    _last_step: int = -1
 
     def __call__(self, info: Any) -> None:
-        """Raises:
-        TomatError: The step was bad, and the policy is to stop, or as many before it were.
-        """
-        step = int(info.step)
+        """Refuse to go on after a bad step, if that is the policy, or as many before it were bad."""
+        step, config = int(info.step), self.folder.config.guards
         if step == self._last_step:  # the hooks run once more after the last step
             return
         self._last_step = step
@@ -159,10 +150,10 @@ class BadLossGuard:
             return
         loss = float(info.loss)
         losses, accepted = (jnp.asarray(np.asarray(x)) for x in info.state.opt_state[1:3])
-        limit = float(spike_limit(losses, accepted, self._config))
+        limit = float(spike_limit(losses, accepted, config))
         materials = self._materials(step)
-        stops = self._config.on_bad_loss == "stop" or in_row > self._config.max_skips
-        self._folder.record(
+        stops = config.on_bad_loss == "stop" or in_row > config.max_skips
+        self.folder.record(
             "guard:bad_loss",
             step,
             action="stop" if stops else "skip",
@@ -172,30 +163,28 @@ class BadLossGuard:
             skipped_in_row=in_row,
             materials=materials,
         )
-        found = f"step {step}: {VERDICTS[verdict]} (loss {loss:.4g}" + (
-            f", limit {limit:.4g})" if verdict == 3 else ")"
-        )
+        against = f", limit {limit:.4g}" if verdict == 3 else ""
+        found = f"step {step}: {VERDICTS[verdict]} (loss {loss:.4g}{against})"
         named = ", ".join(materials[:NAMED_MATERIALS]) + (", ..." if len(materials) > NAMED_MATERIALS else "")
         if not stops:
             if jax.process_index() == 0:
                 console.print(Text.assemble(("skipped", "yellow"), f" {found}; the batch's materials: {named}"))
             return
-        if self._config.on_bad_loss == "skip":
+        if config.on_bad_loss == "skip":
             raise TomatError(
-                f"{found}: {in_row} bad steps in a row; guards.max_skips is {self._config.max_skips}. Model and "
-                f"optimizer are as they were before the first of them. The batch's materials: {named}. It is not a "
-                "single batch: lower the learning rate, or go back to an earlier checkpoint."
+                f"{found}: {in_row} bad steps in a row; guards.max_skips is {config.max_skips}. Model and optimizer "
+                f"are as they were before the first of them. The batch's materials: {named}. It is not a single batch: "
+                "lower the learning rate, or go back to an earlier checkpoint."
             )
         relax = "a larger --guards.spike_factor (0: none), or " if verdict == 3 else ""
         raise TomatError(
-            f"{found}. The state after it was not saved; the checkpoints under {self._checkpoints} are from before. "
+            f"{found}. The state after it was not saved; the checkpoints under {self.checkpoints} are from before. "
             f"The batch's materials: {named}. To pass over this batch, run again with --guards.on_bad_loss skip; "
             f"otherwise with {relax}another learning rate."
         )
 
     def _materials(self, step: int) -> list[str]:
         """Names of the materials whose patches were in the batch of `step`, sorted."""
-        batch_size = self._folder.config.batch_size
-        rows = self._dataset.index(np.arange(step * batch_size, (step + 1) * batch_size))
-        materials = self._shards.manifest.materials
-        return sorted({materials[i].material_id for i in self._shards.manifest.material_indices(rows).tolist()})
+        batch_size, manifest = self.folder.config.batch_size, self.shards.manifest
+        rows = self.dataset.index(np.arange(step * batch_size, (step + 1) * batch_size))
+        return sorted({manifest.materials[i].material_id for i in manifest.material_indices(rows).tolist()})

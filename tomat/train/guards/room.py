@@ -26,15 +26,7 @@ def checkpoint_bytes(state: Any) -> int:
 
 
 def check_free_space(output_dir: str, needed: int) -> None:
-    """Refuse to begin a run whose disk has no room for its checkpoints; a bucket has no limit to ask for.
-
-    Args:
-        output_dir: Folder or URL of the runs.
-        needed: Bytes of a checkpoint.
-
-    Raises:
-        TomatError: With the bytes needed and free.
-    """
+    """Refuse to begin a run whose disk has no room for its checkpoints; a bucket has no limit to ask for."""
     if is_remote(output_dir):
         return
     free = shutil.disk_usage(output_dir).free
@@ -51,13 +43,7 @@ def explaining_full_storage(run_dir: Path, run_url: str, needed: Callable[[], in
     """Turn whatever a full disk or bucket, or one that does not answer, raises into one error.
 
     Args:
-        run_dir: The run's local folder.
-        run_url: The run's folder or URL, where the checkpoints go.
         needed: Gives the bytes of a checkpoint, 0 while that is not known.
-
-    Raises:
-        TomatError: Naming path, bytes needed and bytes free.
-        RetryableError: The storage does not answer.
     """
     try:
         yield

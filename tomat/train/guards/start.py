@@ -9,13 +9,13 @@ import urllib.request
 from collections.abc import Callable, Sequence
 
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
 
 from tomat.base.errors import TomatError
 from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import readable_bytes
 from tomat.train.datasets import Datasets
+from tomat.train.guards.alike import NO_LIMIT_SECONDS, gathered
 from tomat.train.settings.config import TrainConfig
 
 USD_PER_GIB_BETWEEN_REGIONS = 0.02
@@ -29,17 +29,12 @@ minutes off, so a run with such a clock ends at its first save."""
 STORAGE_HOST = "https://storage.googleapis.com"
 CLOCK_TIMEOUT_SECONDS = 5.0
 
-_NOT_KNOWN = np.iinfo(np.int32).max
-
 
 def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
     """Refuse to read data or write checkpoints across regions unless `guards.allow_cross_region` is set.
 
     Returns:
         What to say when it is allowed and happens; None when all is in one region.
-
-    Raises:
-        TomatError: Naming the regions and the cost.
     """
     data = config.data
     urls = {"training data": data.train, "validation data": data.validation, "checkpoints": config.output_dir}
@@ -60,31 +55,16 @@ def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> l
     Every host gets the same answer. Checkpoints carry the time of the host that wrote them, and the tokens that open a
     bucket that of the host that asks.
 
-    Args:
-        config: The run.
-        now: This host's clock, seconds since 1970.
-
     Returns:
         A warning for each clock beyond `guards.max_clock_skew_seconds`.
-
-    Raises:
-        TomatError: A clock is too far off for Google's tokens.
     """
     buckets = [url for url in (config.output_dir, config.data.train) if url and url.startswith(("gs://", "gcs://"))]
-    server_skew = storage_clock_skew(now) if buckets else None
+    skew = storage_clock_skew(now) if buckets else None
     if jax.process_count() > 1:
         # So that all read their clocks within the time that a barrier takes to open.
         multihost_utils.sync_global_devices("tomat: clocks")
-    seconds, fraction = divmod(now(), 1.0)
-    server = _NOT_KNOWN if server_skew is None else round(1000 * server_skew)
-    # Integers of 32 bits: JAX would make float32 of a double, which is exact to two minutes today.
-    row = np.array([int(seconds), int(1e6 * fraction), server], np.int32)
-    rows = np.asarray(multihost_utils.process_allgather(row)).reshape(-1, 3)
-    return clock_warnings(
-        [int(s) + int(micro) / 1e6 for s, micro, _ in rows],
-        [None if skew == _NOT_KNOWN else int(skew) / 1000 for *_, skew in rows],
-        config.guards.max_clock_skew_seconds,
-    )
+    hosts, skews = zip(*gathered((now(), skew), NO_LIMIT_SECONDS), strict=True)
+    return clock_warnings(hosts, skews, config.guards.max_clock_skew_seconds)
 
 
 def clock_warnings(hosts: Sequence[float], skews: Sequence[float | None], limit: float) -> list[str]:
@@ -94,9 +74,6 @@ def clock_warnings(hosts: Sequence[float], skews: Sequence[float | None], limit:
         hosts: Each host's clock at one moment, seconds since 1970.
         skews: Each host's clock less Cloud Storage's, seconds; None where that is not known.
         limit: Seconds above which a clock is warned of.
-
-    Raises:
-        TomatError: A clock is beyond `REFUSED_CLOCK_SKEW_SECONDS`.
     """
     middle = statistics.median(hosts)
     offs = [(time - middle, f"the clock of host {i}", "the median of all hosts") for i, time in enumerate(hosts)]
@@ -124,16 +101,14 @@ def storage_clock_skew(now: Callable[[], float] = time.time) -> float | None:
     before = now()
     try:
         with urllib.request.urlopen(f"{host}/", timeout=CLOCK_TIMEOUT_SECONDS) as answer:
-            date = answer.headers.get("Date")
+            headers = answer.headers
     except urllib.error.HTTPError as error:  # nothing lies at `/`; the answer has a date all the same
-        date = error.headers.get("Date")
-    except (urllib.error.URLError, OSError, ValueError):
-        return None
-    if date is None:
+        headers = error.headers
+    except (OSError, ValueError):
         return None
     try:
         # The header has whole seconds: on average it is half a second old.
-        server = email.utils.parsedate_to_datetime(date).timestamp() + 0.5
+        server = email.utils.parsedate_to_datetime(headers["Date"]).timestamp() + 0.5
     except ValueError:
         return None
     return (before + now()) / 2 - server

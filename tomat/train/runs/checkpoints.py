@@ -36,11 +36,10 @@ from tomat.base.storage import (
     store_url,
 )
 from tomat.train.runs.checksums import damage, listing
+from tomat.train.runs.history import REMEDY
 
-REMOVAL_TRIES = 3
+_REMOVAL_TRIES = 3
 """How often a removal is tried; each request in it is tried by the file system as often as that sees fit."""
-
-UNREADABLE = "Give this user the right to read it, or name another place."
 
 _ABSENT = ("NOT_FOUND", "DATA_LOSS", "FAILED_PRECONDITION", "OUT_OF_RANGE", "INVALID_ARGUMENT")
 """TensorStore's status codes for a database with a part that is missing, cut short or garbled. Any other error, such as
@@ -75,14 +74,7 @@ NO_CHECKSUMS = f"saved without {CHECKSUM_FILE}, by an earlier version: whether i
 def list_checkpoints(run_url: str, temporary_url: str | None = None, *, read_data: bool = False) -> list[Checkpoint]:
     """Every checkpoint of a run, whole or not, sorted by step.
 
-    Args:
-        run_url: The run's folder or URL.
-        temporary_url: Where `trainer.checkpointer.temporary_base_path` sends the run's temporary checkpoints, if it is
-            set.
-        read_data: As for `examine`.
-
-    Raises:
-        TomatError: A place that cannot be read just now.
+    `temporary_url`: where `trainer.checkpointer.temporary_base_path` sends its temporary ones, if it is set.
     """
     folders = _folders(run_url, temporary_url)
     with ThreadPoolExecutor(8) as pool:  # each waits for a few small reads
@@ -90,35 +82,22 @@ def list_checkpoints(run_url: str, temporary_url: str | None = None, *, read_dat
 
 
 def newest_whole(run_url: str, temporary_url: str | None = None) -> Checkpoint | None:
-    """The whole checkpoint with the highest step, or None.
-
-    Raises:
-        TomatError: As for `list_checkpoints`.
-    """
     return survey(run_url, temporary_url)[0]
 
 
 def with_data_read(found: list[Checkpoint]) -> list[Checkpoint]:
-    """`found`, sorted by step, with the data read of as many as it takes to know the newest whole one.
-
-    Raises:
-        TomatError: As for `examine`.
-    """
+    """`found`, sorted by step, with the data read of as many as it takes to know the newest whole one."""
     checked = list(found)
-    for index in reversed(range(len(found))):
-        if found[index].whole:
-            checked[index] = examine(found[index].path, found[index].step, read_data=True)
+    for index, one in reversed(list(enumerate(found))):
+        if one.whole:
+            checked[index] = examine(one.path, one.step, read_data=True)
             if checked[index].whole:
                 break
     return checked
 
 
 def survey(run_url: str, temporary_url: str | None = None) -> tuple[Checkpoint | None, list[Checkpoint]]:
-    """The newest whole checkpoint, and all that are newer but not whole; looks no further back than it must.
-
-    Raises:
-        TomatError: As for `list_checkpoints`.
-    """
+    """The newest whole checkpoint, and all that are newer but not whole; looks no further back than it must."""
     partial = []
     for path, step in sorted(_folders(run_url, temporary_url), key=lambda item: item[1], reverse=True):
         found = examine(path, step)
@@ -132,17 +111,9 @@ def find_checkpoint(place: str, step: int | None = None, temporary_url: str | No
     """The whole checkpoint that `place` names: a checkpoint itself, or a run, of which the newest or `step`.
 
     Its data are read and compared with their checksums; a newer one that is damaged is passed over with a warning.
-
-    Args:
-        place: Folder or URL.
-        step: Which of a run's.
-        temporary_url: As for `list_checkpoints`.
-
-    Raises:
-        TomatError: There is none, or it is not whole.
     """
     place = place.rstrip("/")
-    if is_checkpoint_name(place):
+    if _is_checkpoint(place):
         found = examine(place, int(place.rsplit("-", 1)[-1]), read_data=True)
     elif step is not None:
         found = examine(f"{place}/{CHECKPOINT_FOLDER}/step-{step}", step, read_data=True)
@@ -153,31 +124,26 @@ def find_checkpoint(place: str, step: int | None = None, temporary_url: str | No
                 found = other
     else:
         every = with_data_read(list_checkpoints(place, temporary_url))
-        newest = max((item for item in every if item.whole), key=_order, default=None)
-        if newest is None:
+        whole = [item for item in every if item.whole]
+        if not whole:
             raise TomatError(
                 f"{place} holds no whole checkpoint; name a run that has trained, or a checkpoint of one."
                 + "".join(f" {item.path} is damaged: {item.reason}." for item in every if item.completed)
             )
+        found = whole[-1]
         for item in every:
-            if item.step > newest.step and item.completed:  # a save cut short was never complete
+            if item.step > found.step and item.completed:  # a save cut short was never complete
                 warn(f"{item.path} is passed over: {item.reason}.")
-        found = newest
     if not found.whole:
         raise TomatError(f"{found.path} is not a whole checkpoint: {found.reason}. Name another one.")
     say_if_unchecked(found)
     return found
 
 
-def is_checkpoint_name(place: str) -> bool:
-    """Whether a folder or URL is named as a checkpoint is, `step-N`, and not as a run."""
-    return re.fullmatch(r"step-\d+", place.rstrip("/").rsplit("/", 1)[-1]) is not None
-
-
 def run_of(place: str) -> str:
     """The run that a folder or URL names: itself, or by one of its checkpoints, `<run>/checkpoints/step-N`."""
     place = place.rstrip("/")
-    return place.rsplit("/", 2)[0] if is_checkpoint_name(place) else place
+    return place.rsplit("/", 2)[0] if _is_checkpoint(place) else place
 
 
 def say_if_unchecked(found: Checkpoint) -> None:
@@ -190,18 +156,13 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
     """Whether the checkpoint at `path` is whole.
 
     Args:
-        path: Folder or URL of the checkpoint.
-        step: The step that its name says.
         read_data: Read every file and compare it with its checksum; False: compare its size, and the checksum where
             the listing of a bucket holds it.
-
-    Raises:
-        TomatError: It cannot be read just now, which says nothing about it.
     """
     files, root = fsspec.core.url_to_fs(path)
     files.invalidate_cache()
     root = root.rstrip("/")
-    with explaining_storage(f"{path} cannot be read", UNREADABLE):
+    with explaining_storage(f"{path} cannot be read", REMEDY):
         try:
             listed = listing(files, root)
             sizes = {name: info["size"] for name, info in listed.items()}
@@ -218,7 +179,7 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
     temporary = bool(metadata.get("is_temporary", False))
     reason = "" if metadata.get("step") == step else f"{METADATA_FILE} says step {metadata.get('step')}"
     if not reason and CHECKSUM_FILE in sizes:  # before the database, of which a damaged file could say anything
-        with explaining_storage(f"{path} cannot be read", UNREADABLE):
+        with explaining_storage(f"{path} cannot be read", REMEDY):
             try:
                 reason = damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
             except FileNotFoundError:
@@ -241,7 +202,7 @@ def remove(path: str) -> None:
     """Remove a checkpoint, its `metadata.json` first: cut short at any point, what is left is recognised as partial."""
     files, root = fsspec.core.url_to_fs(path)
     for name, recursive in ((f"{root}/{METADATA_FILE}", False), (root, True)):
-        for _ in range(REMOVAL_TRIES):
+        for _ in range(_REMOVAL_TRIES):
             files.invalidate_cache()
             if not files.exists(name):
                 break
@@ -251,12 +212,7 @@ def remove(path: str) -> None:
 
 
 def copy(checkpoint: Checkpoint, destination: str) -> None:
-    """Copy a whole checkpoint, its `metadata.json` last and as a permanent one.
-
-    Raises:
-        TomatError: The copy is not whole, or a file of the checkpoint has a name that leads out of `destination`;
-            nothing is written then.
-    """
+    """Copy a whole checkpoint, its `metadata.json` last and as a permanent one."""
     source, source_root = fsspec.core.url_to_fs(checkpoint.path)
     target, target_root = fsspec.core.url_to_fs(destination)
     names = {name: name[len(source_root.rstrip("/")) + 1 :] for name in source.find(source_root)}
@@ -308,6 +264,11 @@ def weights_kind(path: str) -> str:
     return AVERAGED if any(name.startswith("model_averaging/model/") for name in array_shapes(path)) else LAST
 
 
+def _is_checkpoint(place: str) -> bool:
+    """Whether a place is named as a checkpoint is, `step-N`, and not as a run."""
+    return re.fullmatch(r"step-\d+", place.rstrip("/").rsplit("/", 1)[-1]) is not None
+
+
 def _order(found: Checkpoint) -> tuple[int, str]:
     return found.step, found.path
 
@@ -320,7 +281,7 @@ def _folders(run_url: str, temporary_url: str | None) -> list[tuple[str, int]]:
             continue
         files, plain = fsspec.core.url_to_fs(root)
         files.invalidate_cache()
-        with explaining_storage(f"{root} cannot be read", UNREADABLE):
+        with explaining_storage(f"{root} cannot be read", REMEDY):
             try:
                 entries = files.ls(plain, detail=True)
             except (FileNotFoundError, NotADirectoryError):
@@ -355,8 +316,6 @@ class _Array:
 
 @dataclass(frozen=True)
 class _Arrays:
-    """Levanter's `manifest.json`."""
-
     arrays: list[_Array]
 
 
@@ -374,7 +333,7 @@ def _missing(path: str, sizes: dict[str, int], manifest: dict[str, Any] | None) 
         message = short_message(error)
         if isinstance(error, ValueError) and any(code in message for code in _ABSENT):
             return f"its database is damaged ({message})"
-        raise storage_error(f"{path} cannot be read", error, UNREADABLE) from error
+        raise storage_error(f"{path} cannot be read", error, REMEDY) from error
     for name, end in sorted(extents.items()):
         if sizes.get(name, 0) < end:
             return f"{name} has {sizes.get(name, 0)} of {end} bytes"

@@ -9,12 +9,15 @@ import base64
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import fsspec
 import google_crc32c
 
+from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKSUM_FILE, METADATA_FILE, UNMARKED_FILE
+from tomat.base.records import typed_text
 from tomat.base.storage import Store
 
 UNHASHED = (CHECKSUM_FILE, METADATA_FILE, UNMARKED_FILE)
@@ -24,8 +27,18 @@ READ_BYTES = 8 * 1024**2
 READERS = 4
 """Files hashed at a time; `google_crc32c` does 7 GB/s on one core and lets go of the interpreter meanwhile."""
 
-Entry = dict[str, Any]
-"""`size` in bytes, and `crc32c` as buckets write it: big-endian, base64."""
+
+@dataclass(frozen=True)
+class _Entry:
+    size: int
+    crc32c: str
+    """As buckets write it: big-endian, base64."""
+
+
+@dataclass(frozen=True)
+class _Checksums:
+    algorithm: Literal["crc32c"]
+    files: dict[str, _Entry]
 
 
 def write_checksums(path: str) -> None:
@@ -33,7 +46,6 @@ def write_checksums(path: str) -> None:
 
     Raises:
         OSError: A file cannot be read.
-        TomatError: The checksums cannot be written.
     """
     files, root = fsspec.core.url_to_fs(path)
     files.invalidate_cache()
@@ -49,30 +61,25 @@ def write_checksums(path: str) -> None:
 def damage(path: str, found: Mapping[str, Mapping[str, Any]], content: bytes, read_data: bool) -> str:
     """What differs from the checksums, naming the file; empty if nothing does.
 
-    Args:
-        path: Folder or URL of the checkpoint.
-        found: `listing` of it.
-        content: Of its `checksums.json`.
-        read_data: Read files whose checksum no listing holds; False: compare sizes alone.
-
     Raises:
         OSError: A file cannot be read just now.
     """
-    entries = _parse(content)
-    if entries is None:
+    try:
+        entries = typed_text(content, _Checksums, path, "").files
+    except TomatError:
         return f"{CHECKSUM_FILE} is damaged"
     for name, entry in sorted(entries.items()):
         if name not in found:
             return f"{name} is missing"
-        if found[name]["size"] != entry["size"]:
-            return f"{name} has {found[name]['size']} of {entry['size']} bytes"
+        if found[name]["size"] != entry.size:
+            return f"{name} has {found[name]['size']} of {entry.size} bytes"
     # A file beyond these, such as a file system's `.nfs...`, is none that the checkpoint's database points into.
     files, root = fsspec.core.url_to_fs(path)
     names = [name for name in sorted(entries) if read_data or "crc32c" in found[name]]
     with ThreadPoolExecutor(READERS) as pool:
         sums = pool.map(lambda name: _checksum(files, root, name, found[name]), names)
         for name, crc in zip(names, sums, strict=True):
-            if crc != entries[name]["crc32c"]:
+            if crc != entries[name].crc32c:
                 return f"{name} is damaged (its checksum differs)"
     return ""
 
@@ -91,16 +98,3 @@ def _checksum(files: Any, root: str, name: str, info: Mapping[str, Any]) -> str:
         while block := file.read(READ_BYTES):
             crc.update(block)
     return base64.b64encode(crc.digest()).decode()
-
-
-def _parse(content: bytes) -> dict[str, Entry] | None:
-    """The entries by name; None where the file is cut short or garbled."""
-    try:
-        values = json.loads(content)
-        entries = values["files"]
-        sound = values["algorithm"] == "crc32c" and all(
-            isinstance(entry["size"], int) and isinstance(entry["crc32c"], str) for entry in entries.values()
-        )
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return entries if sound else None

@@ -4,18 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import fsspec
-
 from tomat.base.documents import flatten, is_figure, mapping
 from tomat.base.errors import TomatError
-from tomat.base.layout import CODEC_FILE, CONFIG_FILE
+from tomat.base.layout import CODEC_FILE
 from tomat.base.reporting import counted, is_or_are
-from tomat.train.runs.data_record import recorded_contents
+from tomat.data.codec.files import codec_from_text
 from tomat.train.runs.devices import NOT_ON_RECORD, devices_sentence
-from tomat.train.runs.entries import headline
 from tomat.train.runs.figures import Figures, read_evaluation, run_figures, step_breakdown
 from tomat.train.runs.former_keys import former_key
-from tomat.train.runs.record import RunRecord, read_codec, read_record
+from tomat.train.runs.history import file_content, recorded_contents
+from tomat.train.runs.record import RunRecord, read_record
 from tomat.train.runs.run_log import NAMES
 
 MOST_RUNS = 8
@@ -31,12 +29,9 @@ ONLY_SPEED = ("loss.block_positions", "loss.kernel", "loss.tiles", "loss.interpr
 
 @dataclass(frozen=True)
 class RunView:
-    """What a comparison shows of a run."""
-
     name: str
     """Unique in the comparison."""
     url: str
-    setup: Mapping[str, Any]
     figures: Figures
     breakdown_seconds: Mapping[str, float]
     losses: Mapping[int, float]
@@ -62,7 +57,6 @@ class Comparison:
     """First and last of some common steps, and the mean training loss of each run over them."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`, units in the keys."""
         return {
             "runs": [
                 {
@@ -87,26 +81,19 @@ class Comparison:
 
 
 def compare_runs(urls: Sequence[str]) -> Comparison:
-    """Read runs and hold them against each other.
-
-    Args:
-        urls: Folders or URLs of runs, 2 to `MOST_RUNS`, each once.
-
-    Raises:
-        TomatError: One is no run, or cannot be read; or there are too few, too many, or one twice.
-    """
     places = [url.rstrip("/") or "/" for url in urls]
     if not 2 <= len(places) <= MOST_RUNS or len(set(places)) < len(places):
         raise TomatError(
             f"{counted(len(places), 'run')} {is_or_are(len(places))} named; expected 2 to {MOST_RUNS}, each once."
         )
-    records = [_read(url) for url in places]
-    names = _names(records)
-    views = tuple(_view(name, record) for name, record in zip(names, records, strict=True))
+    records = [read_record(url) for url in places]
+    names = [record.name for record in records]
+    if len(set(names)) < len(names):
+        names = places
+    views = tuple(map(_view, names, records))
     left_out = {key for record in records for key in flatten(record.config) if key in NAMES or former_key(key)}
     flat = [{key: value for key, value in flatten(record.config).items() if key not in left_out} for record in records]
-    keys = sorted(set().union(*flat))
-    settings = {key: tuple(one.get(key) for one in flat) for key in keys}
+    settings = {key: tuple(one.get(key) for one in flat) for key in sorted(set().union(*flat))}
     settings = {key: values for key, values in settings.items() if any(value != values[0] for value in values[1:])}
     common = sorted(set.intersection(*(set(view.losses) for view in views)))
     return Comparison(
@@ -114,26 +101,10 @@ def compare_runs(urls: Sequence[str]) -> Comparison:
     )
 
 
-def _read(url: str) -> RunRecord:
-    files, root = fsspec.core.url_to_fs(url)
-    if not files.exists(f"{root}/{CONFIG_FILE}"):
-        raise TomatError(
-            f"{url} is not a run: it has no {CONFIG_FILE}; give a folder or URL that `tomat train` made, such as "
-            "runs/demo."
-        )
-    return read_record(url)
-
-
-def _names(records: Sequence[RunRecord]) -> list[str]:
-    names = [record.name for record in records]
-    return names if len(set(names)) == len(names) else [record.url for record in records]
-
-
 def _view(name: str, record: RunRecord) -> RunView:
     return RunView(
         name=name,
         url=record.url,
-        setup=headline(record.config),
         devices=devices_sentence(record.ran.devices, record.asked_slice),
         figures=run_figures(record.rows, read_evaluation(record.url), record.ran.rows),
         breakdown_seconds=step_breakdown(record.rows),
@@ -178,7 +149,5 @@ def _not_comparable(records: Sequence[RunRecord], settings: Mapping[str, Sequenc
 
 
 def _codec(record: RunRecord) -> str:
-    files, root = fsspec.core.url_to_fs(record.url)
-    if not files.exists(f"{root}/{CODEC_FILE}"):
-        return "not recorded"
-    return read_codec(record.url, f"run '{record.name}'").sha256[:12]
+    content = file_content(f"{record.url}/{CODEC_FILE}")
+    return "not recorded" if content is None else codec_from_text(content.decode(), record.url).sha256[:12]

@@ -66,13 +66,7 @@ def last_devices(events: Sequence[Event]) -> FoundDevices | None:
 
 
 def ran_steps(rows: Sequence[dict[str, Any]], events: Sequence[Event], asked: str | None) -> RanSteps:
-    """The steps that one figure can be of.
-
-    Args:
-        rows: Of `metrics.jsonl`.
-        events: Of `history.jsonl`.
-        asked: The configured slice.
-    """
+    """The steps that one figure can be of."""
     # A resume takes back the steps that were done beyond its checkpoint: the last event at or before a step counts.
     pieces: list[Event] = []
     for event in _begun(events):

@@ -9,12 +9,11 @@ from typing import Any
 
 from tomat.base.documents import mapping
 from tomat.base.errors import TomatError
-from tomat.train.runs.checkpoints import survey
-from tomat.train.runs.figures import Figures, read_evaluation, run_figures
+from tomat.train.runs.figures import Figures
 from tomat.train.runs.log_lines import Row
 from tomat.train.runs.record import RunRecord, find_runs, read_record
 from tomat.train.runs.run_log import END, LAB, RESUME, RUN, START, read_lines
-from tomat.train.runs.summary import summarise
+from tomat.train.runs.summary import outcome
 
 ABOUT = ("command", "recipe", "settings", "purpose", "commit", "host", "processors", "devices", "hosts",
          "asked_slice", "configuration")  # fmt: skip
@@ -35,8 +34,6 @@ class Piece:
 
 @dataclass(frozen=True)
 class Entry:
-    """A run, or a measured row."""
-
     kind: str
     """`RUN` or `LAB`."""
     name: str
@@ -63,7 +60,6 @@ class Entry:
         return next((piece.about[key] for piece in reversed(self.pieces) if piece.about.get(key)), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`, units in the keys."""
         return {**asdict(self), "began_utc": self.began}
 
 
@@ -80,15 +76,7 @@ class Log:
 
 
 def read_log(place: str, now_utc: float) -> Log:
-    """The log of an output folder or bucket, with the runs in it that are on no line: those of earlier versions.
-
-    Args:
-        place: Folder or URL.
-        now_utc: The present, seconds since 1970.
-
-    Raises:
-        TomatError: There is neither a log nor a run, or they cannot be read.
-    """
+    """The log of an output folder or bucket, with the runs in it that are on no line: those of earlier versions."""
     lines, damaged = read_lines(place)
     try:
         urls = find_runs(place)
@@ -128,10 +116,8 @@ def _runs(lines: Sequence[Row], records: Mapping[str, RunRecord], now_utc: float
                 began = [one for one in _begun(record) if str(one.get("time", "")) < until] + began
             pieces = tuple(map(_piece, began))
             entries.append(_there(record, pieces, now_utc) if record else _gone(name, group, pieces))
-    for name, record in records.items():
-        if name not in starts:
-            entries.append(_there(record, tuple(map(_piece, _begun(record))), now_utc))
-    return entries
+    unlisted = [record for name, record in records.items() if name not in starts]
+    return entries + [_there(record, tuple(map(_piece, _begun(record))), now_utc) for record in unlisted]
 
 
 def _begun(record: RunRecord) -> list[Row]:
@@ -139,11 +125,7 @@ def _begun(record: RunRecord) -> list[Row]:
 
 
 def _there(record: RunRecord, pieces: tuple[Piece, ...], now_utc: float) -> Entry:
-    """From the run's folder."""
-    whole, partial = survey(record.url, record.temporary_url)
-    summary = summarise(record, whole, len(partial), now_utc)
-    figures = {"steps_done": summary.steps_done, "steps_total": summary.steps_total}
-    figures |= run_figures(record.rows, read_evaluation(record.url), record.ran.rows)
+    summary, figures = outcome(record, record.url, now_utc)
     purpose = record.config.get("purpose")
     if purpose and not any(piece.about.get("purpose") for piece in pieces):
         pieces = tuple(Piece(piece.time, piece.step, {**piece.about, "purpose": purpose}) for piece in pieces)
@@ -153,14 +135,11 @@ def _there(record: RunRecord, pieces: tuple[Piece, ...], now_utc: float) -> Entr
 
 
 def _gone(name: str, group: Sequence[Row], pieces: tuple[Piece, ...]) -> Entry:
-    """From what its last end has left in the log."""
-    ends = [line for line in group if line["event"] == END]
-    last = ends[-1] if ends else {}
-    # A piece that began after the last end has left none.
-    open_again = group[-1]["event"] != END
-    status = "lost" if open_again or not last else str(last.get("status", "ended"))
-    detail = "its folder is gone, and no end is on record" if status == "lost" else str(last.get("reason") or "")
-    return Entry(RUN, name, None, pieces, status, detail, dict(mapping(last.get("figures"))))
+    """From what its last end has left in the log; a piece that began after that has left none."""
+    last = next((line for line in reversed(group) if line["event"] == END), {})
+    if group[-1]["event"] != END or last.get("status") == "lost":
+        last = {**last, "status": "lost", "reason": "its folder is gone, and no end is on record"}
+    return _as_said(RUN, name, None, pieces, {"status": "ended", **last})
 
 
 def _rows(lines: Sequence[Row]) -> list[Entry]:
@@ -170,17 +149,14 @@ def _rows(lines: Sequence[Row]) -> list[Entry]:
         if line["kind"] == LAB:
             groups.setdefault((line.get("sweep"), line["name"], line.get("key")), []).append(line)
     return [
-        Entry(
-            LAB,
-            group[-1]["name"],
-            str(group[-1].get("sweep") or ""),
-            tuple(_piece(line) for line in group),
-            str(group[-1].get("status") or ""),
-            str(group[-1].get("reason") or ""),
-            dict(mapping(group[-1].get("figures"))),
-        )
-        for group in groups.values()
+        _as_said(LAB, name, str(sweep or ""), tuple(map(_piece, group)), group[-1])
+        for (sweep, name, _), group in groups.items()
     ]
+
+
+def _as_said(kind: str, name: str, sweep: str | None, pieces: tuple[Piece, ...], line: Row) -> Entry:
+    status, reason = (str(line.get(key) or "") for key in ("status", "reason"))
+    return Entry(kind, name, sweep, pieces, status, reason, dict(mapping(line.get("figures"))))
 
 
 def _piece(line: Row) -> Piece:

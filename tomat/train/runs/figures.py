@@ -4,13 +4,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import fsspec
-
 from tomat.base.checked_json import parse_checked
 from tomat.base.documents import is_figure, mapping
 from tomat.base.layout import EVALUATION_FILE
-from tomat.base.storage import explaining_storage
-from tomat.train.runs.history import REMEDY
+from tomat.train.runs.history import file_content
 
 FIRST_STEPS = 3
 """Steps of a process that warm caches and compile; no speed is read off them."""
@@ -36,8 +33,6 @@ def run_figures(
     """First, last and best loss, the newest validation loss, medians of the speeds, seconds, errors held out.
 
     Args:
-        rows: Of `metrics.jsonl`.
-        evaluation: `evaluation.json`; empty where there is none.
         ran: Those of the rows that speeds are of, which all ran on the same devices (`RunRecord.ran`); None: all.
     """
     losses = _values(rows, "train/loss")
@@ -51,7 +46,8 @@ def run_figures(
         if values := _values(steady(rows if ran is None else ran), key):
             figures[f"{key}_median"] = statistics.median(values)
     figures["wall_seconds"] = sum(_values(rows, "wall_seconds"))
-    figures["tokens"] = round(sum(a * b for a, b in _pairs(rows, "tokens_per_second", "step_seconds")))
+    rates = [row for row in rows if is_figure(row.get("tokens_per_second")) and is_figure(row.get("step_seconds"))]
+    figures["tokens"] = round(sum(row["tokens_per_second"] * row["step_seconds"] for row in rates))
     for name, path in HELD_OUT.items():
         found: Any = evaluation
         for key in (*path, "mean"):
@@ -62,17 +58,10 @@ def run_figures(
 
 
 def read_evaluation(url: str) -> Mapping[str, Any]:
-    """`evaluation.json` of a run's folder or URL; empty where there is none.
-
-    Raises:
-        TomatError: It cannot be read, or is damaged.
-    """
-    files, root = fsspec.core.url_to_fs(url)
-    with explaining_storage(f"{url}/{EVALUATION_FILE} cannot be read", REMEDY):
-        try:
-            content = files.cat_file(f"{root}/{EVALUATION_FILE}")
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
+    """`evaluation.json` of a run's folder or URL; empty where there is none."""
+    content = file_content(f"{url}/{EVALUATION_FILE}")
+    if content is None:
+        return {}
     return parse_checked(content, f"{url}/{EVALUATION_FILE}", "an evaluation", "Evaluate the run again.")[0]
 
 
@@ -89,31 +78,25 @@ def step_breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     meanwhile: with steps dispatched ahead the devices compute through both, so they are no part of the sum. `compiling`
     lies inside whichever part compiled.
     """
+
+    def seconds(**keys: str) -> dict[str, float]:
+        return {name: sum(_values(rows, key)) for name, key in keys.items()}
+
     wall = sum(_values(rows, "wall_seconds"))
-    parts = {
-        name: sum(_values(rows, key))
-        for name, key in (
-            ("steps", "step_seconds"),
-            ("evaluation", "eval_seconds"),
-            ("checkpoints", "checkpoint_seconds"),
-            ("profiler", "profiler_seconds"),
-        )
-    }
-    inside = {
-        name: sum(_values(rows, key))
-        for name, key in (
-            ("compiling", "compile_seconds"),
-            ("waiting_for_data", "throughput/loading_time"),
-            ("hooks", "throughput/hook_time"),
-        )
-    }
+    parts = seconds(
+        steps="step_seconds",
+        evaluation="eval_seconds",
+        checkpoints="checkpoint_seconds",
+        profiler="profiler_seconds",
+    )
+    inside = seconds(
+        compiling="compile_seconds",
+        waiting_for_data="throughput/loading_time",
+        hooks="throughput/hook_time",
+    )
     return {"wall": wall, **parts, "other": max(0.0, wall - sum(parts.values())), **inside}
 
 
 def _values(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     """The rows' figures of one name; one that was not finite is null in the log."""
     return [row[key] for row in rows if is_figure(row.get(key))]
-
-
-def _pairs(rows: Sequence[Mapping[str, Any]], a: str, b: str) -> list[tuple[float, float]]:
-    return [(row[a], row[b]) for row in rows if is_figure(row.get(a)) and is_figure(row.get(b))]

@@ -6,7 +6,7 @@ event needs besides. It is published with the run and shown in the run's page.
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,40 @@ from tomat.train.runs.log_lines import parse_events
 Event = dict[str, Any]
 """`time`, `event`, `step`, and the details of the event."""
 
+DATA_EVENT = "data"
+"""The event that holds the hashes of a run's data; the last one counts."""
+
+Contents = dict[str, str | None]
+"""Content hash by key of the configuration, `data.train` and `data.validation`; None where there is no such set."""
+
 REMEDY = "Give this user the right to read it."
 """Of a file of a run that this user may not read."""
 
 
+def file_content(url: str) -> bytes | None:
+    """What a file of a run holds, in a folder or in a bucket; None where there is none."""
+    files, path = fsspec.core.url_to_fs(url)
+    with explaining_storage(f"{url} cannot be read", REMEDY):
+        try:
+            return files.cat_file(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def stamped_line(timespec: str, row: Mapping[str, Any]) -> tuple[str, str]:
+    """The time (UTC, ISO 8601), and the line of a log of such rows that begins with it."""
+    time = datetime.datetime.now(datetime.UTC).isoformat(timespec=timespec)
+    return time, json.dumps(to_jsonable({"time": time, **row}), allow_nan=False) + "\n"
+
+
 def append_event(run_dir: Path, event: str, step: int, **details: Any) -> None:
-    """Write one event at the end of the run's history, and wait until it is on disk.
+    """Write one event at the end of the history in the run's local folder, and wait until it is on disk.
 
     Args:
-        run_dir: The run's local folder, which is made where it is missing.
         event: What happened: `start`, `resume`, `stop`, `preempted`, `fork`, `warm_start`, `allow_change`,
             `partial_checkpoint`, `data`, `guard:<name>`, ...
-        step: Steps done when it happened.
-        details: Whatever belongs to the event, in values that JSON has.
     """
-    time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-    row = to_jsonable({"time": time, "event": event, "step": int(step), **details})
-    line = json.dumps(row, allow_nan=False) + "\n"
+    _, line = stamped_line("milliseconds", {"event": event, "step": int(step), **details})
     path = run_dir / HISTORY_FILE
     with writing(path):
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -45,16 +62,15 @@ def append_event(run_dir: Path, event: str, step: int, **details: Any) -> None:
             append_whole_line(file, line)
 
 
-def read_events(run_dir: Path | str) -> list[dict[str, Any]]:
-    """The events of a run in the order they were written; none where the run has no history.
-
-    Args:
-        run_dir: The run's folder, or its URL in a bucket. A line cut short by a kill, or damaged, is left out.
-
-    Raises:
-        TomatError: The history cannot be read; a `RetryableError` if the storage does not answer.
-    """
+def read_events(run_dir: Path | str) -> list[Event]:
+    """The events of a run, a folder or URL, in the order they were written; a damaged line is left out."""
     return read_history(run_dir)[0]
+
+
+def read_history(run_dir: Path | str) -> tuple[list[Event], tuple[int, ...]]:
+    """The events of a run as `read_events` gives them, and the numbers, from 1, of lines that are none."""
+    content = file_content(f"{str(run_dir).rstrip('/')}/{HISTORY_FILE}")
+    return parse_events((content or b"").decode(errors="replace"))
 
 
 def last_event(events: Sequence[Event], name: str) -> Event | None:
@@ -62,17 +78,7 @@ def last_event(events: Sequence[Event], name: str) -> Event | None:
     return next((event for event in reversed(events) if event["event"] == name), None)
 
 
-def read_history(run_dir: Path | str) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
-    """The events of a run as `read_events` gives them, and the numbers, from 1, of lines that are none.
-
-    Raises:
-        TomatError: As for `read_events`.
-    """
-    url = f"{str(run_dir).rstrip('/')}/{HISTORY_FILE}"
-    files, path = fsspec.core.url_to_fs(url)
-    with explaining_storage(f"{url} cannot be read", REMEDY):
-        try:
-            text = files.cat_file(path).decode(errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            return [], ()
-    return parse_events(text)
+def recorded_contents(events: Sequence[Event]) -> Contents | None:
+    """The hashes of its data that a run's history holds; None for a run from before they were recorded."""
+    event = last_event(events, DATA_EVENT)
+    return None if event is None else {f"data.{name}": event.get(name) for name in ("train", "validation")}

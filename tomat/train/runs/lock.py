@@ -56,7 +56,6 @@ class Holder:
 
     @classmethod
     def this_process(cls) -> "Holder":
-        """The holder that this process would be."""
         now = datetime.datetime.now(datetime.UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
         return cls(os.getpid(), socket.gethostname(), _machine(), f"{now} UTC", uuid.uuid4().hex)
 
@@ -69,7 +68,6 @@ class Holder:
         return cls(0, "unknown", "", "an unknown time", "")
 
     def to_text(self) -> str:
-        """JSON text."""
         return json.dumps(asdict(self)) + "\n"
 
     def __str__(self) -> str:
@@ -82,10 +80,8 @@ class Holder:
             return False
         try:
             os.kill(self.process, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, ProcessLookupError)
         return False
 
 
@@ -101,16 +97,7 @@ class RunLock:
 
 @contextlib.contextmanager
 def hold_run(run_url: str, run_dir: Path, run_name: str) -> Iterator[RunLock]:
-    """Be the one that trains the run while the context is open; for the first process alone.
-
-    Args:
-        run_url: The run's folder or URL.
-        run_dir: Its local folder, which exists.
-        run_name: For the message.
-
-    Raises:
-        TomatError: Another process trains it, with who and since when; or the place cannot be written.
-    """
+    """Be the one that trains the run while the context is open; for the first process alone."""
     if not is_remote(run_url):
         with _locked(run_dir / LOCK_FILE, run_name):
             yield RunLock()
@@ -151,15 +138,6 @@ def _locked(path: Path, run_name: str) -> Iterator[None]:
 
 
 class Lease(RunLock):
-    """The lease of a run in a bucket.
-
-    Args:
-        run_url: The run's URL.
-        run_name: For the messages.
-        lease_seconds: Without renewal for so long, it is given up.
-        renew_seconds: Between renewals.
-    """
-
     def __init__(
         self,
         run_url: str,
@@ -182,12 +160,7 @@ class Lease(RunLock):
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Get the lease, waiting for an old one to end, and renew it from now on in a thread.
-
-        Raises:
-            TomatError: Another process holds and renews it, or the bucket cannot be written.
-            RetryableError: The bucket does not answer.
-        """
+        """Get the lease, waiting for an old one to end, and renew it from now on in a thread."""
         first: bytes | None = None
         since = time.monotonic()
         while True:
@@ -219,11 +192,7 @@ class Lease(RunLock):
         self._thread.start()
 
     def check(self) -> None:
-        """Raise if somebody else has the lease, as far as is known.
-
-        Raises:
-            TomatError: With who has it.
-        """
+        """Raise if somebody else has the lease, as far as is known."""
         if self._lost:
             raise TomatError(
                 f"the lease {self.url} of run '{self._run_name}' now belongs to {self._lost}; this process stops, "
@@ -231,12 +200,7 @@ class Lease(RunLock):
             )
 
     def confirm(self) -> None:
-        """`check`, and know it: the lease is renewed first, since while a machine is suspended its clock stands still.
-
-        Raises:
-            TomatError: As for `check`.
-            RetryableError: The bucket does not answer, for as long as a lease lasts.
-        """
+        """`check`, once the lease is renewed, since while a machine is suspended its clock stands still."""
         since = time.monotonic()
         while True:
             try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tomat.base.documents import read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_text
 
@@ -22,18 +23,20 @@ def parse_metrics(text: str) -> tuple[list[Row], tuple[int, ...]]:
     return _parsed(text, metrics_row)
 
 
-def read_metrics(path: Path) -> list[Row]:
-    """The lines of a `metrics.jsonl`, in order of step; a last line cut short is left out.
+def parse_events(text: str) -> tuple[list[Row], tuple[int, ...]]:
+    """The events of a `history.jsonl`, as `parse_metrics`."""
+    return _parsed(text, _event)
 
-    Raises:
-        TomatError: the file cannot be read, or another line is no JSON object with a step.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise TomatError(f"{path}: cannot be read ({error.strerror or error}).") from None
-    rows, unreadable = parse_metrics(text)
-    damaged = [number for number in unreadable if number <= len(rows) + len(unreadable) - 1]
+
+def parse_log(text: str) -> tuple[list[Row], tuple[int, ...]]:
+    """The lines of a `log.jsonl`, as `parse_metrics`."""
+    return _parsed(text, _log_line)
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """The lines of a `metrics.jsonl` in order of step; a last line cut short is left out, any other damage refused."""
+    rows, unreadable = parse_metrics(read_bytes(path).decode(errors="replace"))
+    damaged = [number for number in unreadable if number < len(rows) + len(unreadable)]
     if damaged:
         raise TomatError(
             f"{path}: line {damaged[0]} is no JSON object with a step ({len(damaged)} such in all). Delete what is "
@@ -43,41 +46,21 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def truncate_metrics(path: Path, first_step: int) -> int:
-    """Drop the lines of `path` at and after `first_step`, so that a resumed run logs every step exactly once.
-
-    A last line cut short by a kill is dropped as well, as is a damaged one.
-
-    Returns:
-        The number of lines that were dropped.
-    """
+    """Drop the lines of `path` at and after `first_step`, and damaged ones, so that a resumed run logs every step
+    exactly once; says how many."""
     if not path.exists():
         return 0
-    kept, dropped = [], 0
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        row = metrics_row(line)
-        if row is not None and row["step"] < first_step:
-            kept.append(line)
-        else:
-            dropped += 1
-    if dropped:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    kept = [line for line in lines if (row := metrics_row(line)) is not None and row["step"] < first_step]
+    if len(kept) < len(lines):
         write_text(path, "".join(line + "\n" for line in kept))
-    return dropped
+    return len(lines) - len(kept)
 
 
 def metrics_row(line: str) -> Row | None:
     """A line of a `metrics.jsonl`; None where it is no JSON object with a step from 0 to `MAX_STEP`."""
     row = _json_object(line)
     return row if row is not None and _is_step(row.get("step")) else None
-
-
-def parse_events(text: str) -> tuple[list[Row], tuple[int, ...]]:
-    """The events of a `history.jsonl` in the order they stand, and the numbers, from 1, of lines that are none."""
-    return _parsed(text, _event)
-
-
-def parse_log(text: str) -> tuple[list[Row], tuple[int, ...]]:
-    """The lines of a `log.jsonl` in the order they stand, and the numbers, from 1, of lines that are none."""
-    return _parsed(text, _log_line)
 
 
 def _parsed(text: str, parse: Callable[[str], Row | None]) -> tuple[list[Row], tuple[int, ...]]:

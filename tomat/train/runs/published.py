@@ -27,7 +27,7 @@ from tomat.base.layout import (
 )
 from tomat.base.reporting import write_bytes, writing
 from tomat.base.storage import explaining_storage
-from tomat.train.runs.history import read_events
+from tomat.train.runs.history import file_content, read_events
 
 PAGE_FILES = (
     EVALUATION_FILE,
@@ -43,43 +43,28 @@ PAGE_FILES = (
 PUBLISHED = (CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE, METRICS_FILE, HISTORY_FILE, *PAGE_FILES)
 """What of a run's folder is published, where it is there."""
 
-_REMEDY = "Give this user the right to it, or set another --output_dir."
-
 
 def is_remote(output_dir: str) -> bool:
-    """Whether `output_dir` names a bucket and not a folder."""
     return "://" in output_dir
 
 
 def fetch(run_url: str, run_dir: Path) -> list[str]:
-    """Copy the published files that `run_dir` lacks, or all of them where another machine went on with the run since.
-
-    Returns:
-        The names that were copied.
-
-    Raises:
-        TomatError: The bucket cannot be read; a `RetryableError` if it does not answer.
-    """
-    files, root = fsspec.core.url_to_fs(run_url)
-    files.invalidate_cache()
-    copied = []
+    """Copy the published files that `run_dir` lacks, or all where another machine went on with the run; their names."""
     with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-    with explaining_storage(f"{run_url} cannot be read", _REMEDY):
-        events, present = read_events(run_url), {name for name in PUBLISHED if files.exists(f"{root}/{name}")}
-    known = read_events(run_dir)
+    fsspec.core.url_to_fs(run_url)[0].invalidate_cache()
+    events, known = read_events(run_url), read_events(run_dir)
     # Every start, and every end that could be told, is an event: the bucket has one that this machine has not.
     overtaken = known[: len(events)] != events
+    copied = []
     for name in PUBLISHED:
         local = run_dir / name
-        wanted = overtaken or not local.exists()
-        if not wanted and name == METRICS_FILE and events == known:
-            # Lines that were cut for a resume which never began may come back: the next resume cuts them again.
-            with explaining_storage(f"{run_url} cannot be read", _REMEDY):
-                wanted = name in present and files.size(f"{root}/{name}") > local.stat().st_size
-        if wanted and name in present:
-            with explaining_storage(f"{run_url}/{name} cannot be read", _REMEDY):
-                content = files.cat_file(f"{root}/{name}")
+        kept = local.exists() and not overtaken
+        # Lines that were cut for a resume which never began may come back: the next resume cuts them again.
+        if kept and (name != METRICS_FILE or events != known):
+            continue
+        content = file_content(f"{run_url}/{name}")
+        if content is not None and not (kept and len(content) <= local.stat().st_size):
             write_bytes(local, content)
             copied.append(name)
     return copied
@@ -89,16 +74,11 @@ def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> No
     """Copy the files of `run_dir` to its bucket.
 
     Args:
-        run_url: The run's URL.
-        run_dir: The run's local folder.
         names: Which of them, where they are there; log and history only while no other process can write theirs
             (`train/runs/lock.py`).
-
-    Raises:
-        TomatError: The bucket cannot be written; a `RetryableError` if it does not answer.
     """
     files, root = fsspec.core.url_to_fs(run_url)
     for name in (name for name in names if (run_dir / name).exists()):
         content = (run_dir / name).read_bytes()
-        with explaining_storage(f"{run_url}/{name} cannot be written", _REMEDY):
+        with explaining_storage(f"{run_url}/{name} cannot be written", "Set another --output_dir."):
             files.pipe_file(f"{root}/{name}", content)

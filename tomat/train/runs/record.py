@@ -14,23 +14,21 @@ from tomat.base.storage import explaining_storage
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text
 from tomat.train.runs.devices import RanSteps, ran_steps
-from tomat.train.runs.history import REMEDY, read_history
-from tomat.train.runs.log_lines import parse_metrics
+from tomat.train.runs.history import REMEDY, Event, file_content, read_history
+from tomat.train.runs.log_lines import Row, parse_metrics
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run's small files."""
-
     url: str
     """Folder or URL, without a final slash."""
     config: Mapping[str, Any]
     """`config.yaml`."""
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     """The lines of `metrics.jsonl` in the order they were written."""
     unreadable_lines: tuple[int, ...]
     """Numbers, from 1, of lines that are no JSON object with a step from 0 to 10^9."""
-    events: list[dict[str, Any]]
+    events: list[Event]
     """`history.jsonl`."""
     written_utc: float | None
     """When `metrics.jsonl` was last written, seconds since 1970; None where it has not been."""
@@ -39,7 +37,6 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """The run's name."""
         return str(self.config.get("run_name") or self.url.rsplit("/", 1)[-1])
 
     @property
@@ -61,7 +58,6 @@ class RunRecord:
 
     @property
     def temporary_url(self) -> str | None:
-        """Where temporary checkpoints go, if elsewhere."""
         return temporary_place(self.config, self.name)
 
 
@@ -72,11 +68,7 @@ def temporary_place(config: Mapping[str, Any], run_name: str) -> str | None:
 
 
 def find_runs(place: str) -> list[str]:
-    """The runs at `place`: itself, or the folders right below it that hold a `config.yaml`; sorted.
-
-    Raises:
-        TomatError: There is no such place, or no run in it.
-    """
+    """The runs at `place`: itself, or the folders right below it that hold a `config.yaml`; sorted, at least one."""
     place = place.rstrip("/") or "/"
     files, root = fsspec.core.url_to_fs(place)
     files.invalidate_cache()
@@ -97,60 +89,36 @@ def find_runs(place: str) -> list[str]:
 
 
 def read_record(url: str) -> RunRecord:
-    """Read a run's small files.
-
-    Raises:
-        TomatError: One of them cannot be read.
-    """
-    files, root = fsspec.core.url_to_fs(url)
-    with explaining_storage(f"{url}/{CONFIG_FILE} cannot be read"):
-        config = mapping(parse_yaml(files.cat_file(f"{root}/{CONFIG_FILE}"), f"{url}/{CONFIG_FILE}"))
-    rows: list[dict[str, Any]] = []
-    unreadable: tuple[int, ...] = ()
-    written = None
-    metrics = f"{root}/{METRICS_FILE}"
-    with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):
-        if files.exists(metrics):
-            rows, unreadable = parse_metrics(files.cat_file(metrics).decode(errors="replace"))
-            modified = files.modified(metrics)
-            if modified.tzinfo is None:
-                modified = modified.replace(tzinfo=datetime.UTC)
-            written = modified.timestamp()
+    place = f"{url}/{CONFIG_FILE}"
+    config = mapping(parse_yaml(_needed(place, "; give a folder or URL that `tomat train` made"), place))
+    content, written = file_content(f"{url}/{METRICS_FILE}"), None
+    rows, unreadable = parse_metrics((content or b"").decode(errors="replace"))
+    if content is not None:
+        files, path = fsspec.core.url_to_fs(f"{url}/{METRICS_FILE}")
+        with explaining_storage(f"{url}/{METRICS_FILE} cannot be read", REMEDY):
+            modified = files.modified(path)
+        written = (modified if modified.tzinfo else modified.replace(tzinfo=datetime.UTC)).timestamp()
     events, unreadable_events = read_history(url)
     return RunRecord(url, config, rows, unreadable, events, written, unreadable_events)
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """A recorded `config.yaml` as plain values.
-
-    Raises:
-        TomatError: There is none, it cannot be read, or it is not YAML.
-    """
-    content = _content(path, "; name a run that has been started")
-    values = parse_yaml(content, path, "Restore it or use another run_name.")
+    values = parse_yaml(
+        _needed(path, "; name a run that has been started"), path, "Restore it or use another run_name."
+    )
     if not isinstance(values, dict):
         raise TomatError(f"{path} holds no settings, but {values!r:.80}; restore it or use another run_name.")
     return values
 
 
 def read_codec(run_url: str, whose: str) -> DensityCodec:
-    """The codec of the data that a run was trained on.
-
-    Args:
-        run_url: The run's folder or URL.
-        whose: Names the run in the error.
-
-    Raises:
-        TomatError: It is not on record, or cannot be read.
-    """
+    """The codec of the data that a run was trained on; `whose` names the run in an error."""
     url = f"{run_url}/{CODEC_FILE}"
-    return codec_from_text(_content(url, f", so that the codec of {whose} is not known; it is needed").decode(), url)
+    return codec_from_text(_needed(url, f", so that the codec of {whose} is not known; it is needed").decode(), url)
 
 
-def _content(url: str, if_missing: str) -> bytes:
-    files, path = fsspec.core.url_to_fs(url)
-    with explaining_storage(f"{url} cannot be read", REMEDY):
-        try:
-            return files.cat_file(path)
-        except FileNotFoundError as error:
-            raise TomatError(f"{url} does not exist{if_missing}.") from error
+def _needed(url: str, if_missing: str) -> bytes:
+    content = file_content(url)
+    if content is None:
+        raise TomatError(f"{url} does not exist{if_missing}.")
+    return content

@@ -7,14 +7,12 @@ below `log/`, named by its time.
 """
 
 import contextlib
-import datetime
 import fcntl
-import json
 import os
 import platform
 import shlex
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,10 @@ from fsspec.implementations.local import LocalFileSystem
 from tomat.base.documents import append_whole_line, flatten
 from tomat.base.layout import LOG_FILE, LOG_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml
-from tomat.base.reporting import to_jsonable, writing
+from tomat.base.reporting import writing
 from tomat.base.shipped import commit
 from tomat.base.storage import explaining_storage
-from tomat.train.runs.history import REMEDY
+from tomat.train.runs.history import REMEDY, stamped_line
 from tomat.train.runs.log_lines import Row, parse_log
 from tomat.train.runs.published import is_remote
 
@@ -54,13 +52,6 @@ class Asked:
 
     @classmethod
     def by_words(cls, words: Sequence[str], recipe: Path | None, overrides: Sequence[str]) -> "Asked":
-        """Of a command line.
-
-        Args:
-            words: Of the verb and what follows it.
-            recipe: The configuration file; None: none.
-            overrides: `--a.b VALUE`, word by word; those that say what the recipe says are left out.
-        """
         written = {} if recipe is None else flatten(read_yaml(recipe, "configs/train/"))
         given = flatten(parse_overrides(overrides))
         settings = {
@@ -77,21 +68,8 @@ def machine() -> dict[str, Any]:
 
 
 def append_line(output_dir: str, kind: str, name: str, event: str, **details: Any) -> None:
-    """Write one line into the log of an output folder, and wait until it is there.
-
-    Args:
-        output_dir: Folder or URL that holds runs; a folder is made where it is missing.
-        kind: `RUN` or `LAB`.
-        name: Of the run, or of the row.
-        event: `START`, `RESUME`, `END` or `ROW`.
-        details: Whatever belongs to it, in values that JSON has.
-
-    Raises:
-        TomatError: It cannot be written; a `RetryableError` if the bucket does not answer.
-    """
-    time = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
-    row = to_jsonable({"time": time, "kind": kind, "name": name, "event": event, **details})
-    line = json.dumps(row, allow_nan=False) + "\n"
+    """Write one line of `kind` and `event` into the log of an output folder, and wait until it is there."""
+    time, line = stamped_line("microseconds", {"kind": kind, "name": name, "event": event, **details})
     place = output_dir.rstrip("/")
     if is_remote(place):
         files, root = fsspec.core.url_to_fs(place)
@@ -105,25 +83,13 @@ def append_line(output_dir: str, kind: str, name: str, event: str, **details: An
     path = Path(place) / LOG_FILE
     with writing(path):
         Path(place).mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file, _locked(file.fileno()):
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
             append_whole_line(file, line)
 
 
-@contextlib.contextmanager
-def _locked(descriptor: int) -> Iterator[None]:
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
 def read_lines(place: str) -> tuple[list[Row], int]:
-    """The lines of the log of a folder or bucket in the order of their times, and how many are damaged.
-
-    Raises:
-        TomatError: It cannot be read; a `RetryableError` if the storage does not answer.
-    """
+    """The lines of the log of a folder or bucket in the order of their times, and how many are damaged."""
     place = place.rstrip("/") or "/"
     files, root = fsspec.core.url_to_fs(place)
     files.invalidate_cache()

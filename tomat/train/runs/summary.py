@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tomat.base.documents import is_figure
-from tomat.train.runs.checkpoints import Checkpoint
+from tomat.train.runs.checkpoints import Checkpoint, survey
 from tomat.train.runs.devices import devices_sentence, last_devices
+from tomat.train.runs.figures import Figures, read_evaluation, run_figures
+from tomat.train.runs.history import Event
 from tomat.train.runs.record import RunRecord
 
 MFU_STEPS = 50
@@ -48,25 +50,28 @@ class RunSummary:
     written_utc: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Figures for `--json`."""
         figures = dict(vars(self))
         figures["mfu_full_median_last_50_steps"] = figures.pop("mfu")
         figures["written_seconds_utc"] = figures.pop("written_utc")
         return figures
 
 
-def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc: float) -> RunSummary:
-    """Put a run into one line.
+def outcome(record: RunRecord, run_url: str, now_utc: float) -> tuple[RunSummary, Figures]:
+    """A run's line and its figures, evaluation included, now; its checkpoints are at `run_url`."""
+    whole, partial = survey(run_url, record.temporary_url)
+    summary = summarise(record, whole, len(partial), now_utc)
+    figures = {"steps_done": summary.steps_done, "steps_total": summary.steps_total}
+    return summary, figures | run_figures(record.rows, read_evaluation(record.url), record.ran.rows)
 
-    Args:
-        record: The run.
-        whole: Its newest whole checkpoint.
-        partial: How many of its checkpoints are not whole.
-        now_utc: The present, seconds since 1970.
-    """
-    losses = [row["train/loss"] for row in record.rows if is_figure(row.get("train/loss"))]
-    validations = [row["eval/validation/loss"] for row in record.rows if is_figure(row.get("eval/validation/loss"))]
-    mfus = [row["mfu_full"] for row in record.ran.rows[-MFU_STEPS:] if is_figure(row.get("mfu_full"))]
+
+def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc: float) -> RunSummary:
+    """Put a run into one line: `whole` is its newest whole checkpoint, `partial` how many are not whole."""
+
+    def values(key: str, rows: list[dict[str, Any]]) -> list[float]:
+        return [row[key] for row in rows if is_figure(row.get(key))]
+
+    losses, validations = values("train/loss", record.rows), values("eval/validation/loss", record.rows)
+    mfus = values("mfu_full", record.ran.rows[-MFU_STEPS:])
     done = max((row["step"] for row in record.rows), default=-1) + 1
     state, detail = run_state(record, done, whole, now_utc)
     return RunSummary(
@@ -109,16 +114,16 @@ def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: f
     return "open", age
 
 
-def _is_preemption(event: dict[str, Any]) -> bool:
+def _is_preemption(event: Event) -> bool:
     """The event of a run that SIGTERM, Ctrl-C or a notice ended, in good order or because its grace was over."""
     overrun = event["event"] == "stop" and "of grace are over" in str(event.get("reason", ""))
     return event["event"] == "preempted" or overrun
 
 
-def _survived(events: list[dict[str, Any]]) -> int:
+def _survived(events: list[Event]) -> int:
     """How often the run went on after SIGTERM, Ctrl-C, a notice or a kill."""
     count = 0
-    last: dict[str, Any] | None = None
+    last: Event | None = None
     for event in events:
         if event["event"] == "resume":
             count += event.get("after") in ("preempted", "killed") or (last is not None and _is_preemption(last))
@@ -126,7 +131,7 @@ def _survived(events: list[dict[str, Any]]) -> int:
     return count
 
 
-def _guard_that_ended_it(events: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _guard_that_ended_it(events: list[Event]) -> Event | None:
     """The guard event that ended the last process: a hang, or a bad loss under the policy to stop."""
     for event in reversed(events):
         if event["event"] in ("start", "resume"):

@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import fsspec
-
 from tomat.base.checked_json import is_as_signed, parse_checked
 from tomat.base.errors import TomatError
 from tomat.base.layout import (
@@ -18,10 +16,10 @@ from tomat.base.layout import (
     PROMOLECULE_FILE,
 )
 from tomat.base.reporting import first_line
-from tomat.base.storage import explaining_storage
 from tomat.data.codec.files import codec_from_text
 from tomat.data.density.promolecule import Promolecule
 from tomat.train.runs.checkpoints import NO_CHECKSUMS, Checkpoint
+from tomat.train.runs.history import file_content
 from tomat.train.runs.record import RunRecord
 
 NAMED = 5
@@ -30,8 +28,6 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `tomat runs verify` found in one run."""
-
     name: str
     problems: tuple[str, ...]
     """What is wrong; empty for a sound run."""
@@ -43,12 +39,7 @@ class Verdict:
 
 
 def verify_run(record: RunRecord, checkpoints: list[Checkpoint]) -> Verdict:
-    """Check a run's log and checkpoints against each other.
-
-    Args:
-        record: The run.
-        checkpoints: All of them, each examined.
-    """
+    """Check a run's log and all its checkpoints, each examined, against each other."""
     problems, notes = _check_log(record)
     for found, more in zip((problems, notes), _check_files(record.url), strict=True):
         found += more
@@ -59,13 +50,11 @@ def verify_run(record: RunRecord, checkpoints: list[Checkpoint]) -> Verdict:
         else:
             problems.append(f"line {number} of {HISTORY_FILE} is not JSON with an event")
     whole = [found for found in checkpoints if found.whole]
-    for found in checkpoints:
-        if found.whole:
-            continue
-        if not found.completed:
-            notes.append(f"{found.path}: {found.reason}; being written, or cut short by a kill, and never resumed from")
-        else:
+    for found in (one for one in checkpoints if not one.whole):
+        if found.completed:
             problems.append(f"{found.path}: {found.reason}")
+        else:
+            notes.append(f"{found.path}: {found.reason}; being written, or cut short by a kill, and never resumed from")
     if unchecked := [found.step for found in whole if not found.has_checksums]:
         notes.append(f"step {_name(unchecked)}: {NO_CHECKSUMS}")
     last = record.rows[-1]["step"] if record.rows else -1
@@ -115,14 +104,11 @@ def _check_files(url: str) -> tuple[list[str], list[str]]:
     """Compare the small files of a run, log and history apart, with the hashes that they hold themselves."""
     problems: list[str] = []
     notes: list[str] = []
-    files, root = fsspec.core.url_to_fs(url)
 
     def check(name: str, is_whole: Callable[[bytes], bool | None]) -> None:
-        with explaining_storage(f"{url}/{name} cannot be read"):
-            try:
-                content = files.cat_file(f"{root.rstrip('/')}/{name}")
-            except FileNotFoundError:
-                return
+        content = file_content(f"{url}/{name}")
+        if content is None:
+            return
         try:
             whole = is_whole(content)
         except (TomatError, UnicodeDecodeError) as error:

@@ -29,11 +29,7 @@ SMALLEST_SCALE = 1e-3
 @OptimizerConfig.register_subclass("adafactor")
 @dataclass(frozen=True)
 class AdafactorConfig(OptimizerConfig):
-    """Adafactor with Levanter's schedules and weight decay. Fields not described here are Levanter's.
-
-    Raises:
-        TomatError: A number that cannot be meant.
-    """
+    """Adafactor with Levanter's schedules and weight decay. Fields not described here are Levanter's."""
 
     learning_rate: float = 1e-2
     """The paper's largest step, relative to the parameter (`parameter_scale`)."""

@@ -4,29 +4,49 @@ import dataclasses
 import datetime
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
+import draccus
+import levanter.config  # noqa: F401  (registers draccus codecs for jmp policies, time deltas and checkpoint policies)
 from levanter.models.llama import LlamaConfig
 from levanter.models.lm_model import LmConfig
 from levanter.optim.config import LrSchedule, OptimizerConfig
 from levanter.tracker.wandb import WandbConfig
+from levanter.trainer import TrainerConfig
 
 from tomat.base.config_keys import fields_below, meaning_of
-from tomat.base.documents import take_out
+from tomat.base.documents import flatten, mapping, take_out
 from tomat.base.errors import TomatError
 from tomat.model.any_decoder import int8_matmuls_of
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.train.settings.levanter import without_former
+from tomat.train.runs.former_keys import FORMER
+from tomat.train.settings.schema import RunSchema
 from tomat.train.settings.trainer import TrainerSettings, without_output
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+LEVANTER_DEFAULTS: dict[str, Any] = {
+    # Levanter would stop on a CPU; whether a run belongs there is the user's `slice`, checked in `startup.py`.
+    "require_accelerator": False,
+    # `guards` judge the loss inside the step, and name step and materials.
+    "crash_on_nan": False,
+    "crash_on_inf": False,
+    # Both write the step's text on every start (tens of MB for 1B); the planner gives the same and more.
+    "log_jaxprs": False,
+    "log_xla_hlo": False,
+    # Levanter's default watches gradients, which compiles a second step.
+    "watch": {"watch_targets": []},
+    # With these options a CPU trace of the demo is 2.7 MB instead of 44 MB, and holds the HLO that the parser needs.
+    "profiler": {
+        "profile_options": {"enable_hlo_proto": True, "python_tracer_level": 0, "host_tracer_level": 2},
+        "upload": {"enabled": False},
+    },
+}
+"""What tomat sets of Levanter's `TrainerConfig` where its own default does not fit, and no key of tomat's is."""
 
 _NO_DECAY: dict[str, str] = dict.fromkeys(
     ("weight_decay", "weight_decay_modules", "default_weight_decay_mask"),
     "this optimizer holds the norms of matrices and decays nothing; leave it out, or use another optimizer.type",
 )
-
 OPTIMIZER_NO_EFFECT: Mapping[str, Mapping[str, str]] = {
     "adamH": _NO_DECAY,
     "adopt": {"schedule_list": "the schedule is that of optimizer.lr_schedule"},
@@ -57,61 +77,50 @@ OPTIMIZERS_THAT_CANNOT_RUN: Mapping[str, str] = {
 """Kinds whose step cannot be built, each with the reason and what to use."""
 
 
-def check_model(model: LmConfig) -> None:
-    """Refuse a setting of a Llama-like decoder that would do nothing.
+def refuse_what_cannot_work(config: RunSchema) -> None:
+    """Refuse numbers that are not finite, settings that would do nothing, and settings that exclude each other."""
+    for key, value in _numbers(config, ""):
+        if not math.isfinite(value):
+            raise TomatError(f"{key} is {value}; expected a finite number.")
+    _check_optimizer(config.optimizer)
+    kind = config.optimizer.get_choice_name(type(config.optimizer))
+    for section, settings in (("optimizer", config.optimizer), ("model", config.model)):
+        for name, kept, instead in _unused(section, type(settings), kind):
+            if (value := getattr(settings, name)) != kept:
+                raise TomatError(
+                    f"{section}.{name} is {value!r}, which tomat does not take (it must stay {kept!r}): {instead}."
+                )
+    distils = config.distillation is not None
+    if distils:
+        _check_distillation(config.sharding, config.trainer)
+    _check_int8(config.model, config.trainer, distils)
+    _check_wandb(config.trackers.wandb, config.run_name)
 
-    Raises:
-        TomatError: With the key, and what to use instead.
-    """
-    for name, instead in _unused_of_model(type(model)).items():
-        _refuse_if_set(f"model.{name}", getattr(model, name), _default(model, name), instead)
 
-
-def check_optimizer(optimizer: OptimizerConfig) -> None:
-    """Refuse an optimizer that cannot run, settings of it that would do nothing, and numbers that cannot be meant.
-
-    Raises:
-        TomatError: With the key, and what to use instead.
-    """
-    kind = optimizer.get_choice_name(type(optimizer))
-    if kind in OPTIMIZERS_THAT_CANNOT_RUN:
-        raise TomatError(f"optimizer.type is '{kind}', which cannot run: {OPTIMIZERS_THAT_CANNOT_RUN[kind]}.")
-    for name, instead in OPTIMIZER_NO_EFFECT.get(kind, {}).items():
-        _refuse_if_set(f"optimizer.{name}", getattr(optimizer, name), _default(optimizer, name), instead)
-    for field in dataclasses.fields(optimizer):
-        value = getattr(optimizer, field.name)
-        if (field.name in ("learning_rate", "lr") or field.name.endswith("_lr")) and value is not None and value < 0:
-            raise TomatError(f"optimizer.{field.name} is {value}; expected 0 or more.")
-    schedule = optimizer.lr_schedule
-    if isinstance(schedule, str) and schedule not in LrSchedule.get_known_choices():
-        known = ", ".join(sorted(LrSchedule.get_known_choices()))
-        raise TomatError(f"optimizer.lr_schedule is '{schedule}'; expected one of {known}.")
+def without_former(values: dict[str, Any]) -> dict[str, str]:
+    """Take the keys of earlier versions out of a configuration's plain values, in place; those that had another value
+    than the one with which they did nothing, each with what to use instead."""
+    acting: dict[str, str] = {}
+    for key, instead in FORMER.items():
+        was_there, value = take_out(values, key)
+        if was_there:
+            acting |= {n: instead for n, found in flatten({key: value}).items() if _former_values().get(n) != found}
+    return acting
 
 
 def drop_without_effect(values: dict[str, Any]) -> list[str]:
-    """Take the settings that did nothing for what was learnt out of what an earlier version recorded.
-
-    Args:
-        values: A whole configuration as plain values; changed in place.
-
-    Returns:
-        The dotted keys whose value was another than the one they must keep.
-    """
+    """Take the settings that did nothing for what was learnt out of the plain values that an earlier version recorded,
+    in place; those whose value was another than the one they must keep."""
     # What decided no number of a model, and is no key any more, goes without a word.
     dropped = [key for key in without_former(values) if key.startswith("trainer.")]
-    model, optimizer = values.get("model") or {}, values.get("optimizer") or {}
-    kind = str(optimizer.get("type"))
-    model_class = LmConfig.get_known_choices().get(str(model.get("type")))
-    optimizer_class = OptimizerConfig.get_known_choices().get(kind)
-    kept: dict[str, object] = {}
-    if model_class is not None:
-        kept |= {f"model.{name}": _default(model_class, name) for name in _unused_of_model(model_class)}
-    if optimizer_class is not None:
-        kept |= {f"optimizer.{name}": _default(optimizer_class, name) for name in OPTIMIZER_NO_EFFECT.get(kind, {})}
-    for key, value in kept.items():
-        was_there, found = take_out(values, key)
-        if was_there and found != value:
-            dropped.append(key)
+    for section, registry in (("model", LmConfig), ("optimizer", OptimizerConfig)):
+        kind = str(mapping(values.get(section)).get("type"))
+        if (cls := registry.get_known_choices().get(kind)) is None:
+            continue
+        for name, kept, _ in _unused(section, cls, kind):
+            was_there, found = take_out(values, f"{section}.{name}")
+            if was_there and found != kept:
+                dropped.append(f"{section}.{name}")
     trainer = values.get("trainer")
     if isinstance(trainer, dict) and isinstance(trainer.get("mp"), str):
         policy = without_output(trainer["mp"])
@@ -121,33 +130,23 @@ def drop_without_effect(values: dict[str, Any]) -> list[str]:
     return dropped
 
 
-def _unused_of_model(model: type[LmConfig]) -> dict[str, str]:
-    """Fields that Levanter's Llama-like decoders (0.2.227) have and never read while they are built or trained, with
-    what to use instead; as `DensityDecoderConfig` says it."""
-    if not issubclass(model, LlamaConfig):
-        return {}
-    meanings = {name: meaning_of(field) for name, (field, _) in fields_below(DensityDecoderConfig).items()}
-    return {name: meaning.unused for name, meaning in meanings.items() if meaning.unused is not None}
+@cache
+def _former_values() -> dict[str, Any]:
+    """Every key of Levanter's `TrainerConfig` with the value that did nothing; None for those that had to be absent."""
+    return flatten({"trainer": draccus.encode(draccus.decode(TrainerConfig, LEVANTER_DEFAULTS))})
 
 
-def check_finite(settings: "DataclassInstance") -> None:
-    """Refuse a number that is not finite, anywhere in a whole configuration.
-
-    Raises:
-        TomatError: With its key.
-    """
-    for key, value in _numbers(settings, ""):
-        if not math.isfinite(value):
-            raise TomatError(f"{key} is {value}; expected a finite number.")
-
-
-def _refuse_if_set(key: str, value: object, kept: object, instead: str) -> None:
-    if value != kept:
-        raise TomatError(f"{key} is {value!r}, which tomat does not take (it must stay {kept!r}): {instead}.")
-
-
-def _default(config: "DataclassInstance | type[DataclassInstance]", name: str) -> object:
-    return next(field.default for field in dataclasses.fields(config) if field.name == name)
+def _unused(section: str, cls: type, kind: str) -> Iterator[tuple[str, Any, str]]:
+    """Fields that nothing reads of an optimizer of that kind, or of a Llama-like decoder of Levanter's (0.2.227): name,
+    the value that it must keep, and what to use instead."""
+    unused: Mapping[str, str | None] = {}
+    if section == "optimizer":
+        unused = OPTIMIZER_NO_EFFECT.get(kind, {})
+    elif issubclass(cls, LlamaConfig):
+        unused = {name: meaning_of(field).unused for name, (field, _) in fields_below(DensityDecoderConfig).items()}
+    for field in dataclasses.fields(cls):
+        if (instead := unused.get(field.name)) is not None:
+            yield field.name, field.default, instead
 
 
 def _numbers(value: Any, key: str) -> Iterator[tuple[str, float]]:
@@ -167,12 +166,19 @@ def _numbers(value: Any, key: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(item, f"{key}[{index}]")
 
 
-def check_distillation(sharding: str, trainer: TrainerSettings) -> None:
-    """Refuse what a model in few bits cannot be trained with.
+def _check_optimizer(optimizer: OptimizerConfig) -> None:
+    kind = optimizer.get_choice_name(type(optimizer))
+    if kind in OPTIMIZERS_THAT_CANNOT_RUN:
+        raise TomatError(f"optimizer.type is '{kind}', which cannot run: {OPTIMIZERS_THAT_CANNOT_RUN[kind]}.")
+    for name, value in vars(optimizer).items():
+        if (name in ("learning_rate", "lr") or name.endswith("_lr")) and value is not None and value < 0:
+            raise TomatError(f"optimizer.{name} is {value}; expected 0 or more.")
+    schedule, known = optimizer.lr_schedule, LrSchedule.get_known_choices()
+    if isinstance(schedule, str) and schedule not in known:
+        raise TomatError(f"optimizer.lr_schedule is '{schedule}'; expected one of {', '.join(sorted(known))}.")
 
-    Raises:
-        TomatError: With what to set.
-    """
+
+def _check_distillation(sharding: str, trainer: TrainerSettings) -> None:
     if sharding != "replicated":
         raise TomatError(
             f"sharding is {sharding}, and distillation trains arrays without named axes, which cannot be split; set "
@@ -183,39 +189,14 @@ def check_distillation(sharding: str, trainer: TrainerSettings) -> None:
             raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
 
 
-def check_int8(model: LmConfig, trainer: TrainerSettings, *, distils: bool) -> None:
-    """Refuse what `model.int8_matmuls` cannot be together with.
-
-    Args:
-        model: Any model; one without int8 products is not looked at further.
-        trainer: Its `trainer` block.
-        distils: Whether the run trains a model in few bits.
-
-    Raises:
-        TomatError: With what to leave out.
-    """
-    products = int8_matmuls_of(model)
-    if products is None:
-        return
-    if trainer.quantization is not None:
-        raise TomatError(
-            f"model.int8_matmuls is {products} and trainer.quantization is set, which would replace the same products "
-            "by Levanter's own; leave out trainer.quantization."
-        )
-    if distils:
-        raise TomatError(
-            f"model.int8_matmuls is {products}, and distillation trains matrices that are in few bits already and "
-            "multiplied as floats; leave model.int8_matmuls out."
-        )
-
-
-def check_scales(model: LmConfig, trainer: TrainerSettings) -> None:
-    """Refuse products that keep their own scales where they are not one product a layer.
-
-    Raises:
-        TomatError: Two products share the scales of one layer, which Levanter would add up (`model.value_mix`), or one
-            product has those of several, of which all but the first would be lost (`model.fused_*`).
-    """
+def _check_int8(model: LmConfig, trainer: TrainerSettings, distils: bool) -> None:
+    """Products in few bits are tomat's or Levanter's, whose scales are of one product a layer: those that share a layer
+    would be added up (`value_mix`), of several in one all but the first be lost (`fused_*`)."""
+    if (products := int8_matmuls_of(model)) is not None and (distils or trainer.quantization is not None):
+        other, why = "trainer.quantization", "which would replace the same products by Levanter's own"
+        if distils:
+            other, why = "distillation", "whose matrices are in few bits already and multiplied as floats"
+        raise TomatError(f"model.int8_matmuls is {products} and {other} is set, {why}; leave one of them out.")
     names = ("value_mix", "fused_qkv", "fused_gate_up")
     found = [f"model.{name} is {value}" for name in names if (value := getattr(model, name, 0))]
     if found and trainer.quantization is not None:
@@ -225,12 +206,8 @@ def check_scales(model: LmConfig, trainer: TrainerSettings) -> None:
         )
 
 
-def check_wandb(wandb: WandbConfig | None, run_name: str) -> None:
-    """Refuse what would log a resumed run as another one.
-
-    Raises:
-        TomatError: An id other than the run's name, or another way to resume than by that id.
-    """
+def _check_wandb(wandb: WandbConfig | None, run_name: str) -> None:
+    """A resumed run must go on in its own log, and no other."""
     if wandb is None:
         return
     if wandb.id not in (None, run_name):

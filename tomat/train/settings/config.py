@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import draccus
-import levanter.config  # noqa: F401  (registers draccus codecs for jmp policies, time deltas and checkpoint policies)
 import mergedeep
 from levanter.models.lm_model import LmConfig
 from levanter.optim.config import AdamConfig, OptimizerConfig
@@ -33,16 +32,11 @@ from tomat.model.presets import preset_model
 from tomat.train.runs.former_keys import FOLLOWS
 from tomat.train.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
 from tomat.train.settings.checks import (
-    check_distillation,
-    check_finite,
-    check_int8,
-    check_model,
-    check_optimizer,
-    check_scales,
-    check_wandb,
+    LEVANTER_DEFAULTS,
     drop_without_effect,
+    refuse_what_cannot_work,
+    without_former,
 )
-from tomat.train.settings.levanter import levanter_trainer, without_former
 from tomat.train.settings.schema import RunSchema, TrackersSchema
 from tomat.train.settings.trainer import TrainerSettings
 
@@ -69,20 +63,11 @@ class TrainConfig(RunSchema):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        distils = self.distillation is not None
-        check_finite(self)
-        check_optimizer(self.optimizer)
-        check_model(self.model)
-        if distils:
-            check_distillation(self.sharding, self.trainer)
-        check_int8(self.model, self.trainer, distils=distils)
-        check_scales(self.model, self.trainer)
-        check_wandb(self.trackers.wandb, self.run_name)
+        refuse_what_cannot_work(self)
         self.trainer_config()  # Levanter refuses what it cannot make of it, such as a time or a checkpoint's interval
 
     @property
     def run_dir(self) -> str:
-        """The run's folder or URL."""
         return f"{self.output_dir.rstrip('/')}/{self.run_name}"
 
     @property
@@ -99,18 +84,13 @@ class TrainConfig(RunSchema):
 
     @property
     def batch_size(self) -> int:
-        """Sequences per step."""
         return self.trainer.train_batch_size
 
     def check_batch(self, data_axis_size: int, where: str = "") -> None:
         """Refuse a batch that devices cannot share evenly.
 
         Args:
-            data_axis_size: Devices on the data axis.
             where: The slice they are of, such as " on v6e-16".
-
-        Raises:
-            TomatError: With the unit of which the batch must be a multiple.
         """
         microbatch = max(self.trainer.per_device_parallelism, 1)
         unit = data_axis_size * microbatch
@@ -122,11 +102,7 @@ class TrainConfig(RunSchema):
             )
 
     def check_step(self) -> None:
-        """Refuse a run whose step cannot be built from its configuration alone.
-
-        Raises:
-            TomatError: It has `distillation`: its step also needs a folder of weights and a teacher.
-        """
+        """Refuse a run whose step cannot be built from its configuration alone."""
         if self.distillation is not None:
             raise TomatError(
                 f"run '{self.run_name}' has distillation, whose step also needs the folder "
@@ -135,12 +111,21 @@ class TrainConfig(RunSchema):
             )
 
     def model_config(self) -> LmConfig:
-        """The model's configuration with the run's sequence length."""
         return dataclasses.replace(self.model, max_seq_len=self.seq_len)
 
     def trainer_config(self) -> TrainerConfig:
         """Levanter's trainer configuration: the `trainer` block, and what follows from tomat's other keys."""
-        return levanter_trainer(self, f"{self.run_dir}/{CHECKPOINT_FOLDER}", self.temporary_checkpoints)
+        own = dataclasses.asdict(self.trainer)
+        own["mesh"]["param_mapping"] = {} if self.sharding == "replicated" else {"embed": "data"}
+        own["checkpointer"] |= {
+            "base_path": f"{self.run_dir}/{CHECKPOINT_FOLDER}",
+            "temporary_base_path": self.temporary_checkpoints,
+            "append_run_id_to_base_path": False,
+        }
+        jax_config = own.pop("jax_config")
+        values = mergedeep.merge({}, LEVANTER_DEFAULTS, own, {"id": self.run_name, "log_dir": self.output_dir})
+        # draccus 0.11.6 decodes a bool of this field's `str | int | float | bool | None` as the text "True".
+        return dataclasses.replace(draccus.decode(TrainerConfig, values), jax_config=jax_config)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole configuration as plain values that `config_from_dict` reads back as an equal configuration."""
@@ -166,12 +151,7 @@ def load_config(config_path: str | Path | None, overrides: Sequence[str] = ()) -
     """Read a training configuration.
 
     Args:
-        config_path: A YAML file; None for the defaults alone.
         overrides: Words from a command line, such as `["--optimizer.learning_rate", "1e-3"]`.
-
-    Raises:
-        TomatError: A missing or malformed file, an unknown key or preset, a value of the wrong type, or a combination
-            of values that cannot work.
     """
     from_file: dict[str, Any] = {}
     if config_path is not None:
@@ -183,13 +163,6 @@ def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> T
     """The configuration that a run left.
 
     What an earlier version took and never read is left out, with a word: a run that was trained can still be used.
-
-    Args:
-        config_path: The run's `config.yaml`.
-        overrides: As for `load_config`.
-
-    Raises:
-        TomatError: As for `load_config`.
     """
     values = read_yaml(config_path)
     for name in drop_without_effect(values):
@@ -198,11 +171,7 @@ def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> T
 
 
 def config_from_dict(values: Mapping[str, Any], source: str = "the configuration") -> TrainConfig:
-    """`TrainConfig` from plain values, with tomat's defaults and the preset beneath them.
-
-    Raises:
-        TomatError: As for `load_config`.
-    """
+    """`TrainConfig` from plain values, with tomat's defaults and the preset beneath them."""
     values = copy.deepcopy(dict(values))
     for name, own_name in FOLLOWS.items():
         if take_out(values, name)[0]:

@@ -122,5 +122,4 @@ class DataConfig:
 
     @property
     def model_vocabulary(self) -> int:
-        """Rows of the model's embedding and of its logits."""
         return self.vocabulary.size if self.vocabulary_rows is None else self.vocabulary_rows

@@ -25,48 +25,20 @@ CHOSEN_BY_TYPE = {"model": ("levanter.models", "LmConfig"), "optimizer": ("levan
 
 
 def check_words(
-    config_path: str | Path | None,
-    overrides: Sequence[str],
-    schema: type = RunSchema,
-    kind: str = "train",
+    config_path: str | Path | None, overrides: Sequence[str], schema: type = RunSchema, kind: str = "train"
 ) -> None:
-    """Read a configuration's file and overrides, and refuse keys that are none.
-
-    Args:
-        config_path: the file; None: there is none.
-        overrides: `--a.b VALUE`, word by word.
-        schema: the dataclass whose fields are the keys.
-        kind: of the configurations that ship with tomat, as for `read_yaml`.
-
-    Raises:
-        TomatError: As for `read_yaml` and `parse_overrides`, or a key that no class has.
-    """
+    """Read a configuration's file and overrides, and refuse keys that `schema` has no field for; `kind` as for
+    `read_yaml`."""
     if config_path is not None:
         check_keys(read_yaml(config_path, kind), str(config_path), schema)
     check_keys(parse_overrides(overrides), "the command line", schema)
 
 
 def check_keys(values: Mapping[str, Any], source: str, schema: type = RunSchema) -> None:
-    """Refuse a key of `values` that `schema` has no field for, and a value that its field cannot take.
-
-    Args:
-        values: nested keys and values, as YAML has them.
-        source: where they are from, in words.
-        schema: the dataclass whose fields are the keys.
-
-    Raises:
-        TomatError: A key that is none, with the one that is spelt like it or all that there are; a value of another
-            type than the key's, or none of its choices, with these; a slice that is not known.
-    """
-    for path, key, names in _unknown_keys(values, schema, ()):
-        dotted = ".".join((*path, str(key)))
-        if former_key(dotted) is not None or dotted in FOLLOWS:
-            continue  # `config_from_dict` says what to use instead
-        close = difflib.get_close_matches(str(key), names, n=1) or [one for one in names if one.startswith(str(key))]
-        hint = f"; did you mean {'.'.join((*path, close[0]))}?" if close else f"; there are {', '.join(sorted(names))}."
-        raise TomatError(f"{source} sets {dotted}, which is no setting{hint}")
-    for path, value, expected in _wrong_values(values, schema, ()):
-        raise TomatError(f"{source} sets {'.'.join(path)} to {value!r}; expected {expected}.")
+    """Refuse a key of `values`, from `source`, that `schema` has no field for, and a value that its field cannot take:
+    of another type, none of its choices, a slice that is not known."""
+    for fault in _faults(values, schema, ""):
+        raise TomatError(f"{source} sets {fault}")
     if schema is RunSchema:
         for section, (package, base) in CHOSEN_BY_TYPE.items():
             _check_type(values.get(section), section, package, base, source)
@@ -74,31 +46,24 @@ def check_keys(values: Mapping[str, Any], source: str, schema: type = RunSchema)
             slice_named(name)
 
 
-def _unknown_keys(
-    values: Mapping[str, Any], cls: type, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], Any, list[str]]]:
-    """Path, key, and the keys that are there instead."""
+def _faults(values: Mapping[str, Any], cls: type, above: str) -> Iterator[str]:
+    """Keys that are none, each with the one that is spelt like it or all that there are; and wrong values."""
     fields = fields_below(cls)
     for key, value in values.items():
+        dotted = f"{above}{key}"
         if key not in fields:
-            yield path, key, list(fields)
-        elif isinstance(value, Mapping) and (below := section_of(fields[key][1])) is not None:
-            yield from _unknown_keys(value, below, (*path, key))
-
-
-def _wrong_values(
-    values: Mapping[str, Any], cls: type, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """Path, value, and what was expected instead."""
-    for key, (_, hint) in fields_below(cls).items():
-        if key not in values:
-            continue
-        value, here, below = values[key], (*path, key), section_of(hint)
-        if below is None:
-            if (expected := _expected(value, hint)) is not None:
-                yield here, value, expected
+            if former_key(dotted) is not None or dotted in FOLLOWS:
+                continue  # `config_from_dict` says what to use instead
+            near = difflib.get_close_matches(str(key), fields, n=1) or [
+                one for one in fields if one.startswith(str(key))
+            ]
+            hint = f"did you mean {above}{near[0]}?" if near else f"there are {', '.join(sorted(fields))}."
+            yield f"{dotted}, which is no setting; {hint}"
+        elif (below := section_of(fields[key][1])) is None:
+            if (expected := _expected(value, fields[key][1])) is not None:
+                yield f"{dotted} to {value!r}; expected {expected}."
         elif isinstance(value, Mapping):
-            yield from _wrong_values(value, below, here)
+            yield from _faults(value, below, f"{dotted}.")
 
 
 _SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null"}

@@ -3,18 +3,15 @@
 `config.TrainConfig` is this with Levanter's classes for model, optimizer and W&B.
 """
 
+import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.model.loss.config import LossConfig
 from tomat.train.settings.data import DataConfig
-from tomat.train.settings.distillation import DistillationConfig
-from tomat.train.settings.guards import GuardsConfig
-from tomat.train.settings.pause import PauseConfig
-from tomat.train.settings.preemption import PreemptionConfig
 from tomat.train.settings.trainer import TrainerSettings
 
 
@@ -58,6 +55,132 @@ class EvaluationConfig:
     """Draw a slice of one held-out material for each evaluation: reference, prediction, difference."""
     seed: int = key(0, free="watching")
     """Seeds the anchors of the patches."""
+
+
+SPIKE_HISTORY = 128
+"""Losses that a run's state keeps for judging the next one; the upper limit of `spike_window`. A constant, so that
+every other setting may change when a run is resumed: the state has the same shape under all of them."""
+
+
+@dataclass(frozen=True)
+class GuardsConfig:
+    """The guards of a run (`docs/guides/preemption.md`); all of it may differ when a run is resumed."""
+
+    on_bad_loss: Literal["stop", "skip"] = key("stop", free="watching")
+    """A loss or an update that is not finite, or a loss that is a spike. `stop`: end the run before the state after it
+    is saved. `skip`: leave model and optimizer as they were before that batch, and go on with the next."""
+    max_skips: int = key(10, free="watching")
+    """Batches in a row that `skip` passes over before the run stops after all."""
+    spike_factor: float = key(20.0, free="watching")
+    """A loss is a spike if it is more than this many standard deviations above the median of the last `spike_window`
+    good losses, the deviation estimated from the median absolute deviation; 0: no loss is. In the demo's 1,200 steps,
+    whose batches of two sequences make its loss as noisy as any, the largest excess is 9.8."""
+    spike_window: int = key(64, free="watching")
+    """Good losses that the next one is held against; nothing is judged before there are as many."""
+    allow_cross_region: bool = key(False, free="watching")
+    """Read data and write checkpoints in another region than the machine's."""
+    max_clock_skew_seconds: float = key(30.0, free="watching")
+    """Difference between the clocks of hosts, or of a host and Cloud Storage, above which the run warns."""
+    hang_seconds: float = key(1800.0, free="watching")
+    """Without any progress for so long after the first step, the process writes the stacks of its threads next to the
+    run and exits with status 124; 0: never. An evaluation and a save must each fit in it."""
+    startup_hang_seconds: float = key(7200.0, free="watching")
+    """The same until the first step is done, which loads the checkpoint and compiles; 0: never."""
+
+    def __post_init__(self) -> None:
+        if self.on_bad_loss not in ("stop", "skip"):
+            raise TomatError(f"guards.on_bad_loss is '{self.on_bad_loss}'; expected stop or skip.")
+        if self.max_skips < 0:
+            raise TomatError(f"guards.max_skips is {self.max_skips}; expected 0 or more.")
+        if not 8 <= self.spike_window <= SPIKE_HISTORY:
+            raise TomatError(f"guards.spike_window is {self.spike_window}; expected 8 to {SPIKE_HISTORY}.")
+        for name in ("spike_factor", "max_clock_skew_seconds", "hang_seconds", "startup_hang_seconds"):
+            if not getattr(self, name) >= 0:
+                raise TomatError(f"guards.{name} is {getattr(self, name)}; expected 0 or more.")
+
+
+@dataclass(frozen=True)
+class PreemptionConfig:
+    """How a run reacts to losing its machine."""
+
+    grace_seconds: float = key(25.0, free="speed")
+    """From SIGTERM to the end of the process, at most: the step, the checkpoint with its commit, the trackers. A v6e
+    that is taken away leaves 30 s."""
+    maintenance_notice: bool = key(True, free="speed")
+    """On a TPU VM, stop as on SIGTERM when its metadata server announces a preemption or a maintenance that ends it."""
+    poll_seconds: float = key(2.0, free="speed")
+    """How often the metadata server is asked."""
+
+    def __post_init__(self) -> None:
+        for name in ("grace_seconds", "poll_seconds"):
+            if not getattr(self, name) > 0:
+                raise TomatError(f"preemption.{name} is {getattr(self, name)}; expected a number of seconds above 0.")
+
+
+LONGEST_SECONDS = 60.0
+"""Of a pause. A request to stop is seen after it, and the watchdog of a run that hangs is not to take it for one."""
+
+
+@dataclass(frozen=True)
+class PauseConfig:
+    """When a run leaves its devices to others."""
+
+    seconds: float = key(0.0, free="speed")
+    """How long after a step nothing is dispatched; 0: there is no pause."""
+    every: int = key(1, free="speed")
+    """Steps from one pause to the next."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds <= LONGEST_SECONDS or self.every < 1:
+            raise TomatError(
+                f"pause.seconds is {self.seconds} and pause.every {self.every}; expected 0 to {LONGEST_SECONDS:g} "
+                "seconds, every 1 step or more."
+            )
+
+    def is_after(self, done: int) -> bool:
+        """Whether there is a pause once so many steps are done."""
+        return self.seconds > 0 and done % self.every == 0
+
+
+TrainedPart = Literal["mlp", "all"]
+
+
+@dataclass(frozen=True)
+class DistillationConfig:
+    """Training of a model in few bits on the distributions of its teacher (`tomat train --teacher`).
+
+    A density position costs temperature^2 times the Kullback-Leibler divergence of the student's distribution over the
+    density bins from the teacher's, both of logits over the temperature (Hinton et al., arXiv 1503.02531), and
+    `data_weight` times the loss that `loss` says of the data. The teacher reads what the student reads, and is
+    computed in the same step.
+    """
+
+    teacher: str
+    """Run, or folder of weights, of the same vocabulary, codec and layout."""
+    quantised: str
+    """Folder of weights that `tomat compress` wrote, with which the training begins."""
+    train: TrainedPart = "all"
+    """`mlp`: codes, scales and tables of the MLPs alone; `all`: of every matrix in few bits, and the arrays that are
+    whole. What is not trained has no optimizer state and is not in the checkpoints."""
+    top_k: int = 256
+    """Bins of the teacher's distribution that are told apart, the most probable ones; the others are one mass."""
+    temperature: float = 1.0
+    """What the logits of both are divided by."""
+    data_weight: float = 1.0
+    """Of the data's own loss; 0: the teacher alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("teacher", "quantised"):
+            if not getattr(self, name):
+                raise TomatError(f"distillation.{name} is empty; give a folder.")
+        if self.train not in get_args(TrainedPart):
+            raise TomatError(f"distillation.train is '{self.train}'; expected one of mlp, all.")
+        if self.top_k < 1:
+            raise TomatError(f"distillation.top_k is {self.top_k}; expected at least 1.")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise TomatError(f"distillation.temperature is {self.temperature}; expected a positive number.")
+        if not (math.isfinite(self.data_weight) and self.data_weight >= 0):
+            raise TomatError(f"distillation.data_weight is {self.data_weight}; expected 0 or more.")
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,6 @@ class TrainerSettings:
 
     @property
     def compute_dtype(self) -> str:
-        """Name of the type that a step is computed in."""
         return self.mp.partition("=")[2].partition(",")[0]
 
 

@@ -14,13 +14,12 @@ from tomat.data.tokens.layouts import LAYOUTS
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
 from tomat.train.datasets import Datasets
-from tomat.train.origins import StartPlan
-from tomat.train.runs.data_record import ContentChanges, RecordedData, recorded_contents
-from tomat.train.runs.history import append_event, read_events
+from tomat.train.origins import Changes, RecordedData, Start
+from tomat.train.runs.history import append_event, read_events, recorded_contents
 from tomat.train.settings.config import load_config
 
 NAMES = [material.material_id for material in demo_materials("train")][:3]
-DEMO = Path(__file__).parents[3] / "configs" / "train" / "demo.yaml"
+DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ def datasets(sets: Path, train: str, validation: str | None = None) -> Datasets:
     return Datasets(open_shards(sets / train), None if validation is None else open_shards(sets / validation))
 
 
-def changes(recorded: RecordedData, there: Datasets, *allow: str) -> ContentChanges:
+def changes(recorded: RecordedData, there: Datasets, *allow: str) -> Changes:
     return recorded.changes(there.contents, there.urls, allow)
 
 
@@ -77,16 +76,16 @@ def test_other_data_are_refused_with_both_hashes_unless_named(sets):
     assert changes(RecordedData("run 'x'", None), now) == {}
 
 
-def plan(run: Path, allow: tuple[str, ...] = ()) -> StartPlan:
+def plan(run: Path, allow: tuple[str, ...] = ()) -> Start:
     """As `plan_start` leaves it for a run that has checkpoints."""
     recorded = RecordedData("run 'x'", recorded_contents(read_events(run)))
     config = load_config(DEMO, ["--output_dir", str(run)])
-    return StartPlan(config, run, allow_change=allow, data=recorded)
+    return Start(config, run, allow_change=allow, data=recorded)
 
 
 def test_what_is_allowed_is_recorded_and_counts_from_then_on(sets, tmp_path, capsys):
     first = datasets(sets, "a", "other")
-    StartPlan(load_config(DEMO, ["--output_dir", str(tmp_path)]), tmp_path).settle(first).record(first)
+    Start(load_config(DEMO, ["--output_dir", str(tmp_path)]), tmp_path).settle(first).record(first)
     assert recorded_contents(read_events(tmp_path)) == first.contents
 
     second = datasets(sets, "fewer", "other")

@@ -1,15 +1,15 @@
 """A checkpoint is whole or it is not, whatever was interrupted. A few seconds; no training."""
 
-import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from saved_checkpoint import save_checkpoint
 
 from tomat.base.errors import TomatError
 from tomat.train.runs.checkpoints import (
@@ -26,24 +26,8 @@ from tomat.train.runs.checkpoints import (
 ARRAYS = {"step": (), "model/a": (64, 32), "model/b": (3,), "optimizer/mu": (64, 32)}
 
 
-def save(run: Path, step: int, *, temporary: bool = False, complete: bool = True, node_bytes: int = 300) -> Path:
-    """A checkpoint as Levanter lays it out: manifest, then an OCDBT database of zarr3 arrays, then the metadata.
-
-    The database's nodes are small, so that it has several levels, as that of a large model does.
-    """
-    path = run / "checkpoints" / f"step-{step}"
-    path.mkdir(parents=True)
-    arrays = [{"path": name, "shape": shape, "dtype": "float32"} for name, shape in ARRAYS.items()]
-    (path / "manifest.json").write_text(json.dumps({"format_version": 1, "arrays": arrays}))
-    config = {"max_decoded_node_bytes": node_bytes, "max_inline_value_bytes": 10}
-    for name, shape in ARRAYS.items():
-        base = {"driver": "ocdbt", "base": f"file://{path}/", "path": name, "config": config}
-        store = ts.open({"driver": "zarr3", "kvstore": base}, create=True, dtype="float32", shape=shape).result()
-        store.write(np.random.default_rng(step).normal(size=shape).astype(np.float32)).result()
-    if complete:
-        metadata = {"step": step, "timestamp": "2026-01-02T03:04:05", "is_temporary": temporary}
-        (path / "metadata.json").write_text(json.dumps(metadata))
-    return path
+def save(run: Path, step: int, **how: Any) -> Path:
+    return save_checkpoint(run, step, ARRAYS, node_bytes=300, **how)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tomat.base import version
+from tomat.base import shipped
 from tomat.base.documents import flatten
 from tomat.train.guards import alike
 from tomat.train.guards.alike import LEFT_OUT, PACKAGES, compare_hosts, differences, shortened, started_with
@@ -64,13 +64,13 @@ def test_code_is_known_by_its_files(mine, monkeypatch, tmp_path):
     """Also where there is no checkout, and where two have changes on the same commit."""
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "one.py").write_text("x = 1\n")
-    monkeypatch.setattr(version, "PACKAGE", tmp_path)
-    first = version.source_hash()
-    assert version.source_hash() == first and first != json.loads(mine["code.files"])
+    monkeypatch.setattr(shipped, "PACKAGE", tmp_path)
+    first = shipped.source_hash()
+    assert shipped.source_hash() == first and first != json.loads(mine["code.files"])
     (tmp_path / "base" / "one.py").rename(tmp_path / "one.py")
-    moved = version.source_hash()
+    moved = shipped.source_hash()
     (tmp_path / "one.py").write_text("x = 2\n")
-    assert len({first, moved, version.source_hash()}) == 3
+    assert len({first, moved, shipped.source_hash()}) == 3
     assert [one.split()[0] for one in differences(["a", "b"], [mine, prints()])] == ["code.files"]
 
 

@@ -27,7 +27,6 @@ def write_codec(codec: DensityCodec, path: str | os.PathLike[str]) -> None:
 
 
 def codec_from_text(text: str, source: str) -> DensityCodec:
-    """The codec in `codec_text`'s JSON."""
     again = "Fit the codec again with `tomat codec fit`, or copy it again from where it came from."
     content, checked = parse_checked(text, source, "a codec", again)
     kinds = {LloydMaxCodec.kind: LloydMaxCodec, TwoTokenCodec.kind: TwoTokenCodec}
@@ -59,7 +58,6 @@ def codec_from_text(text: str, source: str) -> DensityCodec:
 
 
 def load_codec(path: str | os.PathLike[str]) -> DensityCodec:
-    """The codec in the JSON file `path`."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -55,7 +55,6 @@ class DensityHistogram:
 
     @property
     def n_voxels(self) -> int:
-        """All voxels, the zeros included."""
         return self.n_zero + int(self.counts.sum())
 
     @property
@@ -94,7 +93,6 @@ class DensityHistogram:
             self.material_ids.add(material_id)
 
     def merge(self, other: "DensityHistogram") -> None:
-        """Add what another histogram counted."""
         if twice := self.material_ids & other.material_ids:
             raise TomatError(f"Material {min(twice)} is counted in both histograms; count each material once.")
         if other.unit != self.unit:

@@ -79,7 +79,6 @@ class Fit:
 
 
 def fit_of(codec: LloydMaxCodec) -> Fit:
-    """How a codec was fitted."""
     how = "Fit it again with `tomat codec fit`."
     if not codec.fit:
         raise TomatError(f"The codec {codec.sha256[:12]}... does not say how it was fitted. {how}")

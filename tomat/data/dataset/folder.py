@@ -88,7 +88,6 @@ class DensityReader:
         self._bytes = 0
 
     def __call__(self, name: str) -> DensityGrid:
-        """The density of a material."""
         if name in self._kept:
             return self._kept[name]
         path = self.paths[name]

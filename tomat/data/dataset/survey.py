@@ -57,7 +57,6 @@ class Material:
 
     @classmethod
     def of(cls, grid: DensityGrid, name: str, file_sha256: str) -> "Material":
-        """What is remembered of a density."""
         numbers, counts = np.unique(grid.atomic_numbers, return_counts=True)
         flat = grid.rho.ravel()
         samples = flat[np.linspace(0, flat.size - 1, SAMPLES).astype(np.int64)] / max(float(flat.max()), 1e-30)
@@ -162,7 +161,6 @@ class Survey:
 
 
 def hash_files(files: Sequence[DensityFile]) -> dict[str, str]:
-    """Hash of each file, by path."""
     with progress() as bar:
         return {file.path: file_sha256(file.path) for file in bar.track(files, description="Comparing files")}
 

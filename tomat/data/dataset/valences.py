@@ -40,7 +40,6 @@ class Potcars:
 
 
 def potcars_beside(paths: Iterable[str]) -> Potcars:
-    """Read the POTCARs in the folders of densities."""
     places = dict.fromkeys(place for path in paths if (place := potcar_beside(path)))
     valences: dict[int, tuple[float, str]] = {}
     differing: dict[int, str] = {}

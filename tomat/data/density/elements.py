@@ -63,7 +63,6 @@ def atomic_number(symbol: str) -> int:
 
 
 def symbol_of(number: int) -> str:
-    """Chemical symbol of Z in 1..118."""
     return SYMBOLS[number - 1]
 
 

@@ -87,7 +87,6 @@ def read_coefficients(path: str | os.PathLike[str]) -> tuple[ReciprocalList, np.
 
 
 def _check_vectors(reciprocal: np.ndarray, miller: np.ndarray, coefficients: np.ndarray) -> None:
-    """Refuse what no run writes."""
     # NaN is refused too: it is not below anything.
     if not (np.abs(reciprocal) < LARGEST_RECIPROCAL).all() or not np.abs(np.linalg.det(reciprocal)) > SMALLEST_VOLUME:
         raise ValueError(f"reciprocal vectors {reciprocal.tolist()}; expected three of a cell, in 1/bohr")

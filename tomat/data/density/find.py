@@ -112,7 +112,6 @@ def asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) -> 
 
 
 def text_at(place: str, tries: int = STORAGE_TRIES) -> str:
-    """The text at a path or URL."""
     return asked(place, tries, lambda files, path: files.cat_file(path).decode())
 
 
@@ -210,7 +209,6 @@ def _twice(names: Mapping[str, str]) -> list[str]:
 
 
 def _unpacked(name: str) -> str:
-    """Without the suffix of a compression."""
     return next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)
 
 

@@ -46,7 +46,6 @@ nearly all that reading a POSCAR took."""
 
 
 def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray, source: str) -> None:
-    """Refuse a cell that holds no such atoms."""
     # NaN is refused too: it is below nothing.
     if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(frac_coords) <= 1000).all():
         raise TomatError(f"{source}: the lattice or a coordinate is no plausible finite number; the file is damaged.")

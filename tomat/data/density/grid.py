@@ -128,7 +128,6 @@ class DensityGrid:
 
     @property
     def structure(self) -> Structure:
-        """The crystal as a pymatgen structure."""
         from pymatgen.core import Structure
 
         symbols = [symbol_of(int(number)) for number in self.atomic_numbers]

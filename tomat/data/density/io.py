@@ -67,7 +67,6 @@ def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
 
 
 def is_chgcar(location: str) -> bool:
-    """Whether the name of a density is that of a CHGCAR."""
     return _reader(location.rstrip("/")) is read_chgcar
 
 
@@ -90,7 +89,6 @@ def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
 
 
 def _known_reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid]:
-    """As `_reader`."""
     reader = _reader(text)
     if reader is None:
         there = "is there, but" if "://" in text or Path(text).exists() else "does not exist, and"

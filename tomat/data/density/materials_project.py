@@ -52,7 +52,6 @@ def read_materials_project(
 
 
 def parts_of_document(location: Location) -> Parts:
-    """What a document holds beside the total density."""
     source = os.fspath(location)
     document = _load(source)
     try:

@@ -307,7 +307,6 @@ def _numbers(line: bytes, what: str, source: str, count: int | None = None) -> l
 
 
 def _repeated(species: Sequence[str], counts: Sequence[int]) -> list[str]:
-    """The element of each atom."""
     return [symbol for symbol, count in zip(species, counts, strict=True) for _ in range(count)]
 
 

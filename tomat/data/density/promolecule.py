@@ -166,7 +166,6 @@ class Promolecule:
 
     @classmethod
     def from_text(cls, text: str, source: str) -> Promolecule:
-        """Read what `to_text` wrote."""
         try:
             values = json.loads(text)
             found = cls(
@@ -259,7 +258,6 @@ class PromoleculeFit:
             self.distances_a[pair] = min(distance, self.distances_a.get(pair, distance))
 
     def merge(self, other: PromoleculeFit) -> None:
-        """Add the densities that another fit has seen."""
         if other.basis != self.basis:
             raise TomatError("two parts of a promolecule fit have different radial functions; fit both again.")
         _add(self.projections, other.projections)
@@ -298,7 +296,6 @@ class PromoleculeFit:
 
     @classmethod
     def from_bytes(cls, content: bytes, source: str, remedy: str) -> PromoleculeFit:
-        """What `to_bytes` wrote."""
         arrays = unpack_arrays(content, source, "the sums of a promolecule's fit", remedy)
         try:
             n, cutoff_a, stretch_a = arrays["basis"].tolist()

@@ -68,7 +68,6 @@ class BoundedStore(WrapperStore[Store]):
 
 
 def read_only_store(location: str) -> BoundedStore:
-    """The store at a path or URL."""
     if "://" in location:
         return BoundedStore(FsspecStore.from_url(location, read_only=True))
     return BoundedStore(LocalStore(Path(location), read_only=True))

@@ -63,7 +63,6 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
 
 
 def parts_of_group(location: Location) -> Parts:
-    """What a group holds beside the total density."""
     return Parts(int(DIFFERENCE in _open_group(os.fspath(location))), False)
 
 

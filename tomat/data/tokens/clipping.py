@@ -42,7 +42,6 @@ class ClippedMaterial:
 
 
 def count_clipped(values: np.ndarray, codec: DensityCodec, material_id: str) -> ClippedMaterial:
-    """Count the voxels of a density outside a codec."""
     low, high = codec.fitted_range
     below = (values > 0) & (values < low)
     above = values > high

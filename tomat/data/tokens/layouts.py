@@ -177,7 +177,6 @@ LAYOUTS: dict[str, SequenceLayout] = {
 
 
 def layout_named(name: str) -> SequenceLayout:
-    """The layout of that name."""
     if name not in LAYOUTS:
         raise TomatError(f"There is no layout {name!r}; expected one of {', '.join(LAYOUTS)}.")
     return LAYOUTS[name]

@@ -173,7 +173,6 @@ class ShardSet:
 
 
 def open_shards(place: str | Path) -> ShardSet:
-    """Open a data set for reading."""
     store = Store(place)
     content = store.read(MANIFEST_NAME)
     if content is None:

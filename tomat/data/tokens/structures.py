@@ -47,7 +47,6 @@ class Structures:
 
     @classmethod
     def joined(cls, parts: Iterable[Structures]) -> Structures:
-        """One after another."""
         return cls.of(crystal for part in parts for crystal in part)
 
     def __len__(self) -> int:
@@ -77,7 +76,6 @@ class Structures:
 
     @classmethod
     def from_bytes(cls, content: bytes, source: str, names: Sequence[str], remedy: str) -> Structures:
-        """What `to_bytes` wrote."""
         arrays = unpack_arrays(content, source, "the structures of materials", remedy)
         try:
             found = cls(**arrays, names=names)

@@ -31,7 +31,6 @@ def token_runs(ids: np.ndarray, vocabulary: Vocabulary) -> Iterator[tuple[int, l
 
 
 def humanise(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, first_voxels: int = 8) -> list[str]:
-    """A sequence in words, a line for each thing it says."""
     read = decode_sequence(ids, layout, codec)
     where = "" if read.offset is None else f", first voxel {_triple(read.offset)}"
     n_padding = int(np.count_nonzero(np.asarray(ids) == v.PAD))

@@ -122,7 +122,6 @@ def check_part(source: str, found: str, stated: str) -> None:
 
 
 def stored_codec(store: Store, plan: ShardManifest) -> DensityCodec:
-    """The codec beside a plan."""
     content, source = read_part(store, CODEC_NAME)
     codec = codec_from_text(content.decode(errors="replace"), source)
     check_part(source, codec.sha256, plan.codec_sha256)
@@ -145,7 +144,6 @@ def check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> No
 
 
 def refuse_differing(store: Store, differing: Sequence[str]) -> None:
-    """Refuse to write over a set that differs in something."""
     if differing:
         said = f"{store.url} holds another data set: it differs in {', '.join(differing)}"
         raise TomatError(f"{said}. Remove it, or choose another place.")

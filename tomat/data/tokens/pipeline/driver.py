@@ -224,7 +224,6 @@ def rules_without_use(source: str | None) -> tuple[str, ...]:
 
 
 def request_content(content: bytes, source: str, remedy: str) -> dict[str, Any]:
-    """What a request says."""
     values, checked = parse_checked(content, source, "the request of a shard set", remedy)
     if not checked:
         refuse_unknown_keys(values, frozenset({"identity", "source"}), source, remedy)
@@ -285,7 +284,6 @@ def _survey_in_store(
 
 
 def check_skipped(skipped: Sequence[SkippedMaterial], n_materials: int, allowed: int, url: str) -> None:
-    """Refuse to go on with too many materials skipped."""
     if len(skipped) > allowed:
         shown = "; ".join(f"{each.material_id}: {each.reason}" for each in skipped[:REASONS_SHOWN])
         more = f"; and {len(skipped) - REASONS_SHOWN} more" if len(skipped) > REASONS_SHOWN else ""

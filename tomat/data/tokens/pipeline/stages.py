@@ -75,7 +75,6 @@ class SurveyUnit:
         return f"{SURVEY_PREFIX}{self.index:06d}.promolecule.npz"
 
     def parts(self, job: ShardJob) -> list[str]:
-        """Names of all that a survey leaves."""
         fitted = [self.histogram] if job.codec is None else []
         fitted += [self.promolecule] if job.fits_promolecule else []
         return [self.record, self.structures, *fitted]
@@ -125,7 +124,6 @@ class UnitSurvey:
 
     @classmethod
     def from_bytes(cls, content: bytes, unit: SurveyUnit, source: str) -> "UnitSurvey":
-        """What `to_bytes` wrote."""
         again = "Remove this file and run the same command again; it surveys its materials again."
         values, checked = parse_checked(content, source, "the survey of some materials", again)
         if not checked:
@@ -144,7 +142,6 @@ def unit_size(n_materials: int) -> int:
 
 
 def survey_units(materials: Sequence[Material]) -> list[SurveyUnit]:
-    """The units of the survey, in order."""
     size = unit_size(len(materials))
     return [
         SurveyUnit(index, tuple(materials[start : start + size]))
@@ -207,7 +204,6 @@ class Findings:
 
 
 def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
-    """Survey the materials of a unit."""
     histogram = DensityHistogram() if job.codec is None else None
     promolecule = PromoleculeFit() if job.fits_promolecule else None
     crystals: list[Crystal] = []
@@ -256,7 +252,6 @@ def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
 
 
 def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
-    """What a unit's record says."""
     content = store.read(unit.record)
     if content is None:
         raise TomatError(f"{store.url}{unit.record} is gone although its unit was surveyed. Run the command again.")

@@ -114,7 +114,9 @@ def supports(ops: Iterable[OpTimes], model: ChipModel) -> tuple[Support, ...]:
     for op in ops:
         if op.estimate:
             kind = op.basis
-            if op.pallas and not _is_timed(op.category, model):
+            done = PALLAS_OPERATIONS.get(op.category, ())
+            timed = bool(done) and all(model.chip in model.operations.get(name, {}) for name in done)
+            if op.pallas and not timed:
                 kind = f"{PALLAS}{op.category}"
                 unlike[kind] = op.category
             seconds[kind] += op.estimate * op.executions
@@ -128,12 +130,6 @@ def supports(ops: Iterable[OpTimes], model: ChipModel) -> tuple[Support, ...]:
             error, chips = _error_elsewhere(unlike[kind], model) if kind in unlike else (ASSUMED_ERROR, ())
             found.append(Support(kind, part, part / whole, error, 0, chips))
     return tuple(found)
-
-
-def _is_timed(category: Category, model: ChipModel) -> bool:
-    """Whether the chip has timed all that Pallas kernels of a category do."""
-    names = PALLAS_OPERATIONS.get(category, ())
-    return bool(names) and all(model.chip in model.operations.get(name, {}) for name in names)
 
 
 def _error_elsewhere(category: Category, model: ChipModel) -> tuple[float, tuple[str, ...]]:

@@ -50,10 +50,15 @@ def answer(row: RowRecord, base: RowRecord | None) -> str:
         said += f" The largest buffer is {largest.shape} ({gib(largest.hbm_bytes)}{source})."
     if base is None or speedup(row, base) is None:
         return said
+    # For as many tokens of a chip as the base's step has.
+    mine = {group["name"]: group["seconds"] * base.tokens_per_chip / row.tokens_per_chip for group in row.categories}
+    theirs = {group["name"]: group["seconds"] for group in base.categories}
+    changes = [(name, mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}]
+    changes.sort(key=lambda change: (-abs(change[1]), change[0]))
     least = SAME * base.estimate("step_seconds")
     listed = ", ".join(
         f"{category} {'+' if change > 0 else '-'}{seconds(abs(change))}"
-        for category, change in category_changes(row, base)[:CHANGES_SHOWN]
+        for category, change in changes[:CHANGES_SHOWN]
         if abs(change) >= least
     )
     if listed:
@@ -64,14 +69,6 @@ def answer(row: RowRecord, base: RowRecord | None) -> str:
 def _estimate(row: RowRecord, key: str) -> str:
     value = row.utilisation(key)
     return percent(value["estimate"]) if value else UNKNOWN
-
-
-def category_changes(row: RowRecord, base: RowRecord) -> list[tuple[str, float]]:
-    """(category, seconds more than in the base), for as many tokens of a chip as the base's step has; largest first."""
-    mine = {group["name"]: group["seconds"] * base.tokens_per_chip / row.tokens_per_chip for group in row.categories}
-    theirs = {group["name"]: group["seconds"] for group in base.categories}
-    changes = [(name, mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}]
-    return sorted(changes, key=lambda change: (-abs(change[1]), change[0]))
 
 
 def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> str:

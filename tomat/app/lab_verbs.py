@@ -119,11 +119,13 @@ def _show(stages: "Stages", what: str, stage: str) -> None:
 
 def _run_lab(args: argparse.Namespace) -> int:
     """Measure a sweep; status 1 if a row has no answer."""
+    from tomat.base.report.terminal import show
     from tomat.measure.lab.log import log_row
     from tomat.measure.lab.run import Lab, LabConfig
     from tomat.perf.tuning.changes import override_words
     from tomat.perf.tuning.sweep_config import load_sweep
-    from tomat.report.pages.lab_page import figures_text, print_ranking, write_lab_page
+    from tomat.report.pages.sweep_pages import write_lab_page
+    from tomat.report.sweep import measured_ranking, row_text
     from tomat.train.runs.run_log import Asked
     from tomat.train.settings.keys import check_words
 
@@ -135,7 +137,7 @@ def _run_lab(args: argparse.Namespace) -> int:
 
         def say(row: "LabRow") -> None:
             stages.done(row.name)
-            stages.say(f"{row.name}: {figures_text(row)}")
+            stages.say(f"{row.name}: {row_text(row)}")
             log_row(args.log_dir, sweep.name, sweep.title, row, asked)
 
         lab = Lab(
@@ -159,7 +161,7 @@ def _run_lab(args: argparse.Namespace) -> int:
             # Stopped or not, what was measured is shown and kept.
             record = lab.record()
             if record["rows"]:
-                print_ranking(record)
+                show(*measured_ranking([row for row in lab.rows.values() if row.status], record["same_settings"]))
                 page = write_lab_page(record, args.tracking_dir, args.epoch_rows)
                 write_report(args.json, record)
                 console.print(f"wrote {page}", highlight=False)
@@ -172,10 +174,12 @@ def _run_max_batch(args: argparse.Namespace) -> int:
 
     check_words(args.config_path, args.overrides)  # before JAX is imported
 
+    from tomat.base.report.model import Note
+    from tomat.base.report.terminal import show
     from tomat.measure.lab.log import log_probe
     from tomat.measure.lab.max_batch import STATUS_WORDS, MaxBatch
     from tomat.measure.lab.run import LabConfig
-    from tomat.report.pages.max_batch_page import print_searches, write_max_batch_page
+    from tomat.report.pages.max_batch_page import probes_table, write_max_batch_page
     from tomat.train.runs.run_log import Asked
 
     try:
@@ -214,7 +218,9 @@ def _run_max_batch(args: argparse.Namespace) -> int:
             # Stopped or not, what was found is shown and kept.
             record = search.record()
             if record["searches"]:
-                print_searches(record)
+                for one in search.searches:
+                    if one.probes or one.stopped_by:
+                        show(probes_table(one), *([Note(one.stopped_by)] if one.stopped_by else []))
                 page = write_max_batch_page(record, args.tracking_dir)
                 write_report(args.json, record)
                 console.print(f"wrote {page}", highlight=False)

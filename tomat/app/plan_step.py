@@ -17,6 +17,7 @@ import yaml
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.progress import DONE, Stages
+from tomat.base.report.terminal import rich_table
 from tomat.base.reporting import console, replacing, write_report, write_text
 from tomat.hardware.mfu import slice_dict, step_report
 from tomat.perf.cost.chip_model import untimed_share, untimed_text
@@ -27,8 +28,8 @@ from tomat.perf.plan.compile.topology import planned_slice
 from tomat.perf.plan.plan import Plan, make_plan
 from tomat.perf.plan.plan_cache import GIB
 from tomat.perf.tuning.search import largest_batch, nearest_fits
-from tomat.report.pages.plan_tables import print_largest
 from tomat.report.pages.report import write_run_page
+from tomat.report.plan import largest_table
 
 if TYPE_CHECKING:  # imports JAX, of which the first stage tells
     from tomat.hardware.chips import Slice
@@ -138,7 +139,7 @@ def max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int
     with stages_of(args, path, overrides, "largest batch") as (config, slice_, show):
         until_memory_is_known = partial(compile_step, **compile_arguments(args), memory_only=True, on_stage=show)
         found = largest_batch(config, slice_, until_memory_is_known, policies, lambda tried: show(_words(tried)))
-    print_largest(found)
+    console.print(rich_table(largest_table(found)))
     write_report(args.json, {"slice": slice_.name, "largest_batches": [one.to_dict() for one in found]})
     return 0 if all(one.fits is not None for one in found) else 1
 

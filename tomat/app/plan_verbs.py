@@ -161,13 +161,15 @@ def _compare(args: argparse.Namespace, words: list[str]) -> int:
 
 def _sweep(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
-    from tomat.perf.tuning.sweep import run_sweep
+    from tomat.base.report.terminal import show
+    from tomat.perf.tuning.sweep import record_path, rows_on_record, run_sweep
     from tomat.perf.tuning.sweep_rows import FAILED
-    from tomat.report.pages.sweep_page import print_ranking, write_sweep_page
+    from tomat.report.pages.sweep_pages import write_sweep_page
+    from tomat.report.sweep import planned_ranking
 
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
     record = run_sweep(args.sweep, tracking_dir, workers=args.workers, **compile_arguments(args), only=args.row)
-    print_ranking(record)
+    show(planned_ranking(list(rows_on_record(record_path(tracking_dir, record["sweep"])).values())))
     page = write_sweep_page(record, tracking_dir)
     write_report(args.json, record)
     console.print(f"wrote {page}", highlight=False)
@@ -224,8 +226,10 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     check_words(path, overrides)
     _say_withheld()
 
+    from tomat.base.report.terminal import show
     from tomat.perf.plan.plan_cache import default_cache_dir, find_report, keep_report
-    from tomat.report.pages.plan_tables import print_plan, print_trials
+    from tomat.report.plan import trials_part
+    from tomat.report.terminal import print_plan
 
     if args.tracking_dir is not None:
         overrides = [*overrides, "--tracking_dir", str(args.tracking_dir)]
@@ -251,7 +255,7 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
             from tomat.app.plan_step import search
 
             report["nearest_fits"] = search(args, path, overrides)
-        print_trials(report["nearest_fits"])
+        show(trials_part(report["nearest_fits"]))
     if key is not None:
         keep_report(cache, key, report)
     write_report(args.json, report)
@@ -264,7 +268,7 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def _plan_decoders(args: argparse.Namespace, path: Path, overrides: list[str], cache: Path, key: str | None) -> int:
     from tomat.perf.plan.plan_cache import find_report, keep_report
-    from tomat.report.pages.plan_tables import print_decoders
+    from tomat.report.terminal import print_decoders
 
     report = find_report(cache, key) if key is not None else None
     if report is None or "decoders" not in report:

@@ -104,7 +104,7 @@ def _run_profile(args: argparse.Namespace) -> int:
 
 def _parse(args: argparse.Namespace, target: str) -> int:
     from tomat.perf.profile.load import load_breakdown, profile_place
-    from tomat.report.pages.profile_tables import print_breakdown
+    from tomat.report.terminal import print_breakdown
 
     if args.xprof:
         from tomat.perf.profile.xprof_check import require_xprof
@@ -145,7 +145,7 @@ def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
     from tomat.perf.profile.load import load_breakdown
     from tomat.perf.profile.two_breakdowns import Thresholds, Verdict, compare_breakdowns
-    from tomat.report.pages.profile_tables import print_comparison
+    from tomat.report.terminal import print_comparison
 
     if args.warn_percent > args.fail_percent:
         raise TomatError(

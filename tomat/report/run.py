@@ -46,7 +46,6 @@ def results_table(figures: Mapping[str, Any], more: Sequence[tuple[str, str | No
 
 
 def history_table(events: Sequence[Mapping[str, Any]]) -> Table:
-    """What happened to a run."""
     rows = []
     for event in events:
         rest = {key: value for key, value in event.items() if key not in NOT_DETAILS}

@@ -72,8 +72,7 @@ def groups_table(rows: Sequence[GroupRow], first: str) -> Table:
         Column("hidden", seconds),
         Column("flops", quantity),
         Column("HBM bytes", lambda value: quantity(value, "B")),
-        Column("of peak flops", percent),
-        Column("of bandwidth", percent),
+        *(Column(heading, percent) for heading in ("of peak flops", "of bandwidth")),
         Column("bound"),
     )
     body = [
@@ -87,48 +86,28 @@ def groups_table(rows: Sequence[GroupRow], first: str) -> Table:
 
 
 def operations_table(breakdown: Breakdown, top: int) -> Table:
-    """The operations with the most time."""
     ops = breakdown.top(top)
     columns = (
-        Column("operation"),
-        Column("category"),
-        Column("part"),
-        Column("direction"),
+        *map(Column, ("operation", "category", "part", "direction")),
         Column("occurrences", count),
         Column("time", seconds),
-        Column("share", percent),
-        Column("of peak flops", percent),
-        Column("of bandwidth", percent),
+        *(Column(heading, percent) for heading in ("share", "of peak flops", "of bandwidth")),
         Column("bound"),
         Column("HBM bytes", lambda value: quantity(value, "B")),
         Column("flops", quantity),
-        Column("source"),
-        Column("scope"),
+        *map(Column, ("source", "scope")),
     )
-    rows = [_operation(breakdown, op) for op in ops]
+    rows: list[tuple[Cell, ...]] = []
+    for op in ops:
+        row = breakdown.group(op.name, [op])
+        names = op.name, str(op.category), str(op.part), str(op.direction)
+        reached = row.share, row.flops_fraction, row.bandwidth_fraction, str(row.bound)
+        rows.append(
+            (*names, op.occurrences, op.seconds, *reached, op.hbm_bytes, op.flops, op.source or None, op.op_name)
+        )
     share = percent(sum(op.seconds for op in ops) / breakdown.step_seconds if breakdown.step_seconds else None)
     said = f"The {len(ops)} of {len(breakdown.ops)} operations with the most time, {share} of the step"
     return Table(said, columns, rows)
-
-
-def _operation(breakdown: Breakdown, op: OpRow) -> tuple[Cell, ...]:
-    row = breakdown.group(op.name, [op])
-    return (
-        op.name,
-        str(op.category),
-        str(op.part),
-        str(op.direction),
-        op.occurrences,
-        op.seconds,
-        row.share,
-        row.flops_fraction,
-        row.bandwidth_fraction,
-        str(row.bound),
-        op.hbm_bytes,
-        op.flops,
-        op.source or None,
-        op.op_name,
-    )
 
 
 def windows_table(breakdown: Breakdown) -> Table:
@@ -145,15 +124,8 @@ def windows_table(breakdown: Breakdown) -> Table:
 
 
 def waits_table(breakdown: Breakdown) -> Table:
-    """Where the device waited."""
-    columns = (
-        Column("after"),
-        Column("before"),
-        Column("occurrences", count),
-        Column("time", seconds),
-        Column("longest", seconds),
-        Column("the host was in"),
-    )
+    times = (Column(heading, seconds) for heading in ("time", "longest"))
+    columns = (Column("after"), Column("before"), Column("occurrences", count), *times, Column("the host was in"))
     rows = [
         (gap.before, gap.after, gap.occurrences, gap.seconds, gap.longest_seconds, gap.host_activity or None)
         for gap in breakdown.gaps
@@ -163,12 +135,9 @@ def waits_table(breakdown: Breakdown) -> Table:
 
 def memory_table(breakdown: Breakdown) -> Table:
     """Buffers of the main program on one device, by kind."""
-    capacity = breakdown.roofs.hbm_bytes
-    total = sum(breakdown.memory_bytes.values())
-    rows = [
-        (name, size, size / capacity if capacity else None)
-        for name, size in [*sorted(breakdown.memory_bytes.items()), ("sum", total)]
-    ]
+    capacity, sizes = breakdown.roofs.hbm_bytes, sorted(breakdown.memory_bytes.items())
+    sizes.append(("sum", sum(breakdown.memory_bytes.values())))
+    rows = [(name, size, size / capacity if capacity else None) for name, size in sizes]
     columns = (Column("buffers"), Column("bytes", number(3, 1 / GIB, " GiB")), Column("of capacity", percent))
     return Table("Buffers of the main program on one device", columns, rows[:-1], rows[-1])
 

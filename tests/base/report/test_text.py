@@ -11,7 +11,7 @@ from tomat.base.report.markdown import markdown_table
 from tomat.base.report.text import code, fenced, plain, without_html
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(hostile, hostile)
 def test_no_html_and_no_marker_is_left_whatever_was_put_in(first, second):
     content = f"**Goal**: {first}\n\n{markdown_table(('x', 'y'), [(second, first)])}\n\n```bash\n{second}\n```\n\nend"
@@ -24,7 +24,7 @@ def test_no_html_and_no_marker_is_left_whatever_was_put_in(first, second):
     assert "<p>by hand</p>" in MARKDOWN.render(page)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(hostile)
 def test_words_are_shown_letter_by_letter(words):
     line = " ".join(words.split())

@@ -1,7 +1,5 @@
 """The search for the largest batch, over batches whose memory is a formula."""
 
-import json
-
 import pytest
 
 from tomat.base.errors import TomatError
@@ -62,7 +60,7 @@ def test_accumulations_multiply_the_batch_and_the_page_has_the_edge(make, tmp_pa
     assert [one["largest_batch_sequences"] for one in record["searches"]] == [30, 60]
     assert {30, 31, 60, 62} <= set(asked)
     page = write_max_batch_page(record, tmp_path / "track").read_text()
-    assert "| **30** | **30** | **3.000** | **4,024M** | **5,120** | **5.000** | **MAX** |" in page
+    assert "| 30 | 30 | 3.000 | 4,024M | 5,120 | 5.000 | MAX |" in page
     assert "| 31 | 31 | – | – | – | – | OOM |" in page and "- 31: used too much." in page
 
 
@@ -103,13 +101,3 @@ def test_a_failure_that_is_not_of_memory_ends_a_search_and_no_other(make):
 def test_a_processor_needs_a_limit(make):
     with pytest.raises(TomatError, match="give --memory_limit_gib"):
         make([], limit=None).run()
-
-
-def test_a_damaged_record_is_refused(make, tmp_path):
-    make([]).run()
-    path = tmp_path / "track" / "lab" / "largest.json"
-    record = json.loads(path.read_text())
-    del record["searches"][0]["probes"]
-    path.write_text(json.dumps(record))
-    with pytest.raises(TomatError, match=r"searches\[0\] .* with the key probes"):
-        make([]).run()

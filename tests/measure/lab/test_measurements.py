@@ -6,9 +6,10 @@ import pytest
 
 from tomat.app.plan_verbs import _measurements
 from tomat.base.errors import TomatError
+from tomat.base.reporting import write_json
 from tomat.measure.lab.measurements import measured_steps
 from tomat.measure.lab.messages import MEASURED
-from tomat.measure.lab.record import RECORD_FORMAT, LabRow, Window, write_record
+from tomat.measure.lab.record import LabRow, Window
 from tomat.perf.plan.calibration import Calibration
 
 RECIPE = Path(__file__).parents[3] / "configs" / "train" / "30m-v6e4.yaml"
@@ -17,12 +18,14 @@ RECIPE = Path(__file__).parents[3] / "configs" / "train" / "30m-v6e4.yaml"
 def row(name, devices="4 x TPU v6 lite", seconds=(0.2, 0.3, 0.1), **overrides):
     windows = [Window(0, one, 128 * 2048 / one) for one in seconds]
     setup = {"devices": devices, "platform": "tpu"}
-    return LabRow(name, "key", str(RECIPE), overrides, None, status=MEASURED, windows=windows, setup=setup)
+    asked = {"name": name, "key": "key", "config_file": str(RECIPE), "overrides": overrides, "base": None}
+    return LabRow(**asked, status=MEASURED, windows=windows, setup=setup)
 
 
 def recorded(folder, *rows):
     path = folder / "sweep.json"
-    write_record(path, {"record_format": RECORD_FORMAT, "sweep": "sweep", "rows": [one.to_dict() for one in rows]})
+    told = {"record_format": 1, "sweep": "sweep", "title": "", "introduction": ""}
+    write_json(path, told | {"rows": [one.to_dict() for one in rows]})
     return path
 
 

@@ -12,8 +12,14 @@ from tomat.base.errors import TomatError
 from tomat.data.density.demo.embedded import demo_materials
 from tomat.measure.lab import quality as quality_module
 from tomat.measure.lab.quality import Quality, QualityRow, against_base, seeds_of
-from tomat.measure.lab.quality_data import check_judged, share_data, training_compounds, tuning_overrides
-from tomat.measure.lab.quality_runs import FinishedRun, RunFailed
+from tomat.measure.lab.quality_runs import (
+    FinishedRun,
+    RunFailed,
+    check_judged,
+    share_data,
+    training_compounds,
+    tuning_overrides,
+)
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.report.pages.quality_page import quality_table, write_quality_page
 from tomat.train.settings.config import load_config
@@ -146,9 +152,9 @@ def test_every_row_is_trained_with_every_seed_and_a_failure_is_a_row(study, tmp_
 
     page = write_quality_page(record, tmp_path / "track")
     text = page.read_text()
-    for words in ("Every row has `model.num_layers 1`.", "| fast, worse | `model.hidden_dim 32` |",
+    for words in ("| every row has | `model.num_layers 1` |", "| fast, worse | `model.hidden_dim 32` |",
                   "| 2.000 (2.000 to 2.000) |", "| +10.00 (+10.00 to +10.00) |", "| faster, worse |", "| base |",
-                  "**failed** with 3 seeds", "run breaks-seed-0 ended", "NaCl", "neither trained on nor looked at",
+                  "failed with 3 seeds", "run breaks-seed-0 ended", "NaCl", "neither trained on nor looked at",
                   "![Speed against error"):  # fmt: skip
         assert words in text
     assert (tmp_path / "track" / "figures" / "quality-small.svg").exists()

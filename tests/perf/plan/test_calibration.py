@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from tomat.base.errors import TomatError
+from tomat.base.report.markdown import markdown, section_markdown
 from tomat.perf.plan.calibration import Calibration, CalibrationRow, read_measurements, row_of_run
-from tomat.report.pages.calibration_page import memory_section, shares_section, steps_section
+from tomat.report.calibration import calibration_report, shares_parts
 from tomat.train.runs.history import append_event
 from tomat.train.settings.config import load_config
 
@@ -175,8 +176,8 @@ def test_a_measurement_far_from_its_plan_is_refused():
 def test_a_doubted_share_is_shown_with_its_reason():
     sure = CalibrationRow("d", "v6e-16", "a test", {"fits": True, "attention_share": 0.17},
                           {"fits": True, "attention_share": 0.29})  # fmt: skip
-    assert "+12.0 |" in shares_section([sure])
-    text = shares_section([replace(sure, doubted={"attention_share": "it cannot be."})])
+    assert "+12.0 |" in markdown(shares_parts([sure]))
+    text = markdown(shares_parts([replace(sure, doubted={"attention_share": "it cannot be."})]))
     assert "+12.0 (doubted) |" in text and "it cannot be." in text
 
 
@@ -189,7 +190,5 @@ def test_the_page_says_how_far_off_each_row_is():
         CalibrationRow("d", "v6e-16", "a test", {"fits": True, "attention_share": 0.47},
                        {"fits": True, "hbm_required_gib": 3.0, "attention_share": 0.5}),
     )  # fmt: skip
-    steps = steps_section(Calibration(rows))
-    assert steps.count("-50.0 %") == 2 and "No step of a pod is in the fit" in steps
-    assert "| -2.50 % |" in memory_section(rows)
-    assert "+3.0" in shares_section(rows)
+    text = "".join(section_markdown(section) for section in calibration_report(rows).sections)
+    assert text.count("-50.0 %") == 2 and "| -2.50 % |" in text and "+3.0" in text

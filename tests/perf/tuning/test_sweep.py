@@ -31,9 +31,10 @@ from tomat.perf.profile.program_breakdown import breakdown_from_program
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
-from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, ranked, windowed_einsums
-from tomat.report.pages.sweep_page import write_sweep_page
-from tomat.report.pages.sweep_tables import planned_pareto
+from tomat.perf.tuning.sweep_record import ranked
+from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, windowed_einsums
+from tomat.report.pages.sweep_pages import write_sweep_page
+from tomat.report.sweep import front
 from tomat.train.mfu import step_work
 from tomat.train.settings.config import TrainConfig, load_config
 
@@ -238,7 +239,7 @@ def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp
     found = typed(record["rows"], list[RowRecord], "the record", "")
     order = [row.name for row in ranked(found)]
     assert order[0] in ("whole", "replicated, seed=1") and order[-2:] == ["large", "broken"]
-    assert {one.name for one in planned_pareto(found).front} == {"base", "replicated, seed=1"}
+    assert {one.name for one in front(found)} == {"base", "replicated, seed=1"}
 
 
 def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_file, planner, tmp_path):

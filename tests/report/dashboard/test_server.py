@@ -167,8 +167,8 @@ def test_a_token_is_asked_of_everyone(runs):
     assert web.get("/").status_code == 200
 
 
-def test_two_hundred_runs_are_read_once(runs, monkeypatch):
-    for number in range(200):
+def test_many_runs_are_read_once(runs, monkeypatch):
+    for number in range(40):
         shutil.copytree(BEFORE, runs / f"run-{number:03}")
     read = []
     monkeypatch.setattr(listing, "FRESH_SECONDS", 0.0)
@@ -177,7 +177,7 @@ def test_two_hundred_runs_are_read_once(runs, monkeypatch):
         listing, "_read_row", lambda name, url, real=listing._read_row: read.append(name) or real(name, url)
     )
     looked = Listing(str(runs))
-    assert len(looked.rows()) == 203 and len(read) == 203
+    assert len(looked.rows()) == 43 and len(read) == 43
     (runs / "run-007" / "metrics.jsonl").write_text('{"step": 3, "train/loss": 1.0}\n')
     read.clear()
     assert looked.rows()["run-007"].summary.steps_done == 4

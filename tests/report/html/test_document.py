@@ -20,10 +20,10 @@ from tomat.report.html.document import (
     typed,
     write_page,
 )
-from tomat.report.html.templates import asset
+from tomat.report.html.elements import asset
 
 FIGURE = Figure(
-    "A <b>figure</b>", [{"type": "scatter", "y": typed(np.arange(3.0))}], {}, "It rises & ends.", scales=True
+    "A <b>figure</b>", [{"type": "scatter", "y": typed(np.arange(3.0))}], {}, "It rises & ends.", 200, scales=True
 )
 HOSTILE = '</script><script>alert("x")</script> & <!-- \'"'
 

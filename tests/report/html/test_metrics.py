@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.report.html.metrics import read_curves
+from tomat.report.html.metrics import kept_points, read_curves
 
 VALUES = st.floats(-1e9, 1e9) | st.just(math.nan) | st.none()
 
@@ -41,3 +41,20 @@ def test_curves_are_the_lines_of_the_log_in_order_of_step(tmp_path_factory, rows
 def test_a_run_that_has_no_log_has_no_curves(tmp_path):
     found = read_curves(str(tmp_path))
     assert (found.curves, found.steps_done, found.written_utc) == ({}, 0, None)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200), st.integers(1, 20))
+def test_every_stretch_keeps_its_extremes_and_the_curve_its_ends(values, buckets):
+    curve = np.array(values)
+    kept = kept_points(curve, buckets)
+    assert (np.diff(kept) > 0).all() and kept[0] == 0 and kept[-1] == len(curve) - 1
+    assert len(kept) <= 2 * buckets + 2
+    if len(curve) <= 2 * buckets:
+        assert len(kept) == len(curve)
+        return
+    size = -(-len(curve) // buckets)
+    for start in range(0, len(curve), size):
+        mine = kept[(kept >= start) & (kept < start + size)]
+        assert curve[mine].min() == curve[start : start + size].min()
+        assert curve[mine].max() == curve[start : start + size].max()

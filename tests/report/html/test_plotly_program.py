@@ -11,8 +11,8 @@ from py_mini_racer import MiniRacer
 from tomat.base.report.model import Report, Section
 from tomat.report.html import plotly_program as module
 from tomat.report.html.document import DENSITY_KINDS, Figure, page_html
+from tomat.report.html.elements import asset
 from tomat.report.html.plotly_program import plotly_program, whole_program
-from tomat.report.html.templates import asset
 
 BROWSER = """
 var any = new Proxy(function () {}, {
@@ -56,6 +56,6 @@ def test_plotly_stays_whole_where_a_kind_or_the_list_of_kinds_is_not_found(monke
 def test_a_page_has_the_kinds_of_its_figures_and_densities():
     drawn = set(re.findall(r'{type: "(\w+)"|push\(\{type: "(\w+)"', asset("density.js")))
     assert {one or other for one, other in drawn} == {"scatter", *DENSITY_KINDS}
-    figure = Figure("boxes", [{"type": "treemap"}, {"y": [1]}], {}, "Boxes.")
+    figure = Figure("boxes", [{"type": "treemap"}, {"y": [1]}], {}, "Boxes.", 200)
     written = page_html(Report("x", (Section("x", (figure, Markup('<div data-density="x"></div>'))),)))
     assert read_page(written).figures and plotly_program(frozenset({"treemap", "scatter", *DENSITY_KINDS})) in written

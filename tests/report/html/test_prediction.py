@@ -22,18 +22,9 @@ def folder(tmp_path):
     lines = []
     for seed, name in enumerate(("Si", "<NaCl>")):
         write_density(density(seed=seed), out / f"{name}.cube", "cube")
-        lines.append(
-            {
-                "name": name,
-                "structure": "POSCAR",
-                "formula": name,
-                "output": f"{name}.cube",
-                "format": "cube",
-                "grid": [6, 5, 4],
-                "electrons": 24.0,
-                "flags": [{"text": "far from the training"}],
-            }
-        )
+        said = {"structure": "POSCAR", "format": "cube", "grid": [6, 5, 4], "electrons": 24.0}
+        flags = [{"text": "far from the training"}]
+        lines.append(said | {"name": name, "formula": name, "output": f"{name}.cube", "flags": flags})
     write_density(density(seed=7), truth / "Si.cube", "cube")
     lines.append({"name": "bad", "structure": "POSCAR", "error": "no atoms"})
     (out / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -9,13 +9,16 @@ import pytest
 from html_reader import read_page, values_of
 from leaning_density import density
 
+from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.layout import PREDICTED_DENSITY, REFERENCE_DENSITY
+from tomat.base.overrides import read_yaml
+from tomat.base.shipped import shipped_configurations
 from tomat.data.density.outputs import write_density
 from tomat.predict.evaluation.free_running import COLUMNS
 from tomat.report.html.document import page_html
 from tomat.report.html.metrics import read_curves
-from tomat.report.html.run import run_page
+from tomat.report.html.run import nearest_recipe, run_page
 from tomat.train.runs.history import append_event
 
 MATERIAL = {name: 0.01 * place for place, (_, name) in enumerate(COLUMNS, 1)} | {"seconds": 2.5}
@@ -84,3 +87,18 @@ def test_a_damaged_evaluation_is_refused_in_one_line(run, content, words):
     (run / "evaluation.json").write_text(content)
     with pytest.raises(TomatError, match=words):
         run_page(str(run))
+
+
+@pytest.mark.parametrize("name", shipped_configurations("train"))
+def test_a_shipped_configuration_is_nearest_to_itself_and_what_is_changed_is_what_differs(name):
+    path = shipped_configurations("train")[name]
+    settings = flatten(read_yaml(path, "configs/train/")) | {"run_name": "another", "seed_of_nothing": 1}
+    found = nearest_recipe(settings)
+    assert found is not None and (found.name, found.differences(settings)) == (name, {})
+    key = next(key for key, value in found.settings.items() if isinstance(value, int) and not isinstance(value, bool))
+    changed = nearest_recipe(settings | {key: 12345}, [path])
+    assert changed is not None and changed.differences(settings | {key: 12345}) == {key: (found.settings[key], 12345)}
+
+
+def test_without_a_shipped_configuration_there_is_no_recipe():
+    assert nearest_recipe({"a": 1}, []) is None

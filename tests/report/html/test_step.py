@@ -11,10 +11,9 @@ from tomat.base.errors import TomatError
 from tomat.perf.cost.chip_model import Support
 from tomat.perf.cost.memory import LIVE_AT_PEAK, Buffer, MemoryReport, read_memory
 from tomat.perf.profile.breakdown import Roofs
-from tomat.report.html.charts import module_path
 from tomat.report.html.document import page_html
 from tomat.report.html.kinds import page_of
-from tomat.report.html.step import breakdown_page
+from tomat.report.html.step import breakdown_page, module_path
 from tomat.report.step import roofline_chart
 
 SPAN = {"estimate": 5e-3, "low": 4e-3, "high": 6e-3}
@@ -47,7 +46,7 @@ def test_a_profile_has_every_operation_and_charts_of_the_whole_step(step):
         assert "1 short operations" in trace["labels"]
     points = [trace for figure in reader.figures for trace in figure["data"] if trace.get("mode") == "markers"]
     [trace] = points
-    assert [text.split(":")[0] for text in trace["text"]] == ["fusion.1", "fusion.2"]
+    assert [text.split(":")[0] for text in trace["hovertext"]] == ["fusion.1", "fusion.2"]
     assert trace["y"] == [2e9 / 3e-3, 2e9 / 1e-3]
     assert points[0]["x"][0] == 2000.0 and points[0]["x"][1] > points[0]["x"][0]  # that of no bytes at the right edge
 
@@ -70,7 +69,7 @@ def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(ste
         "models_seconds": {"matmul": {"compiler": 1e-3, "roofline": 2e-3, "schedule": 0.0, "estimate": 3e-3}},
     }
     reader = read_page(page_html(breakdown_page(step, "plan", report=report)))
-    area = next(trace for figure in reader.figures for trace in figure["data"] if trace.get("fill") == "tozeroy")
+    area = next(trace for figure in reader.figures for trace in figure["data"] if trace.get("name") == "in use")
     assert list(values_of(area["x"])) == [0.0, 50.0, 90.0] and list(values_of(area["y"])) == [1.0, 2.0, 1.0]
     assert "at most 2.000 GiB at 50 % of it" in reader.text and "1. fusion.9" in reader.text and "<plan>" in reader.text
     assert "on kernels without timings" in reader.text and "40.0 %: interconnect 40.0 %" in reader.text
@@ -99,7 +98,7 @@ def test_a_plan_that_does_not_fit_shows_what_fills_the_memory_and_what_was_tried
     page = page_of(str(tmp_path / "plan.json"))
     reader = read_page(page_html(page))
     assert "does not fit: 1 GiB too much" in reader.text and "1. fusion.9" in reader.text
-    assert [cell for cell, _ in reader.tables[-1][0]] == ["--sharding zero1", "2.00", "yes", ""]
+    assert [cell for cell, _ in reader.tables[-1][0]] == ["--sharding zero1", "2.00 GiB", "fits"]
     assert page.figures["fits"] is False
 
 

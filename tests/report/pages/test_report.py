@@ -7,7 +7,6 @@ import yaml
 from tomat.base.errors import TomatError
 from tomat.perf.profile.breakdown import Breakdown, OpRow, Roofs
 from tomat.perf.profile.categories import Category, Direction, Part
-from tomat.report.pages.page_sections import memory_part
 from tomat.report.pages.report import flatten, read_record, write_index, write_run_page
 
 CONFIG = {
@@ -141,44 +140,6 @@ def test_names_and_records_are_checked(tmp_path, breakdown):
     record.write_text(json.dumps({"record_format": 0}))
     with pytest.raises(TomatError, match="record_format 0; this tomat reads 1"):
         write_index(docs)
-
-
-def test_flatten():
-    assert flatten({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("kind", "guessed"), ("run", "../r1"), ("mfu_full", float("nan")), ("step_seconds", "2 s"), ("config", [1])],
-)
-def test_a_damaged_record_names_its_value(tmp_path, key, value):
-    docs = tmp_path / "docs"
-    write_run_page(run_folder(tmp_path), docs, None, MFU)
-    record = docs / "data" / "r1.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), key: value}))
-    index = (docs / "index.md").read_bytes()
-    with pytest.raises(TomatError, match=f"r1.json is damaged: {key} is"):
-        write_index(docs)
-    assert (docs / "index.md").read_bytes() == index
-
-
-def test_a_page_that_is_no_text_is_left_alone(tmp_path, breakdown):
-    run, docs = run_folder(tmp_path), tmp_path / "docs"
-    page = write_run_page(run, docs, breakdown, MFU)
-    page.write_bytes(page.read_bytes() + b"\xff")
-    before = snapshot(docs)
-    with pytest.raises(TomatError, match="r1.md: not a text in UTF-8"):
-        write_run_page(run, docs, breakdown, MFU)
-    assert snapshot(docs) == before
-
-
-def test_the_memory_section_says_how_to_get_what_is_missing(breakdown):
-    from dataclasses import replace
-
-    trace = str(memory_part(replace(breakdown, memory_bytes={}, source="trace")))
-    assert "is not known" in trace and "`tomat plan`" in trace and "enable_hlo_proto" in trace
-    compiled = str(memory_part(replace(breakdown, memory_bytes={}, source="compiled")))
-    assert "--xla_dump_to" in compiled and memory_part(None) == "No profile was taken."
 
 
 def test_a_sweep_that_is_not_whole_says_how_many_rows_are_planned(tmp_path):

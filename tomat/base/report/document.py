@@ -32,11 +32,7 @@ def empty_section(name: str) -> str:
 
 
 def find_sections(text: str, origin: str) -> dict[str, tuple[int, int]]:
-    """Name -> (index of the begin line, index of the end line) of every section.
-
-    Raises:
-        TomatError: a marker is damaged, repeated, unclosed, nested or closes what is not open; names the line.
-    """
+    """Name -> (index of the begin line, index of the end line) of every section."""
     sections: dict[str, tuple[int, int]] = {}
     open_name, open_line = "", 0
     for number, line in enumerate(text.splitlines()):
@@ -70,11 +66,6 @@ def _refusal(origin: str, line: int, what: str) -> TomatError:
 
 
 def read_document(path: Path) -> str:
-    """The text of a Markdown file.
-
-    Raises:
-        TomatError: it cannot be read, or is not UTF-8.
-    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -102,9 +93,6 @@ def update_document(path: Path, contents: Mapping[str, str], template: str) -> N
     """Write sections into a document, creating it from `template` if it does not exist.
 
     A file whose content would stay the same is not written.
-
-    Raises:
-        TomatError: the document's markers are broken; it is left as it is.
     """
     before = read_document(path) if path.is_file() else template
     write_if_changed(path, replace_sections(before, contents, str(path)))

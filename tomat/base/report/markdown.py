@@ -18,6 +18,7 @@ from tomat.base.report.model import (
     Code,
     Column,
     Facts,
+    Heading,
     Image,
     Items,
     Lines,
@@ -37,36 +38,36 @@ from tomat.base.report.text import code, fenced, inline, plain, prose
 def update_page(page: Path, report: Report, figures: Path | None = None) -> Path:
     """Write the page of a report, or bring it up to date; what people wrote between its sections stays.
 
+    Nothing is written where the page's markers are broken.
+
     Args:
         page: The Markdown file.
         report: Its named sections are tomat's; a page that is there already gets those that it lacks at its end.
         figures: Folder of the charts' SVGs, in the page's own or below it; None: the page's own.
-
-    Raises:
-        TomatError: The page's markers are broken. Nothing is written then.
     """
     folder = page.parent if figures is None else figures
     prefix = "" if folder == page.parent else f"{folder.relative_to(page.parent).as_posix()}/"
     is_new = not page.is_file()
     text = f"# {plain(report.title)}\n" if is_new else read_document(page)
     known = find_sections(text, str(page))
-    for section in report.sections:
+    # One that would be empty, heading and all, only empties what is there.
+    sections = [one for one in report.sections if one.parts or not one.owns_heading or one.name in known]
+    for section in sections:
         if section.name not in known if section.name else is_new:
             text = f"{text.rstrip()}\n\n{_template(section)}\n"
-    contents = {section.name: section_markdown(section, prefix) for section in report.sections if section.name}
+    contents = {section.name: section_markdown(section, prefix) for section in sections if section.name}
     text = replace_sections(text, contents, str(page))
-    for section in report.sections:
-        for part in section.parts:
-            if isinstance(part, Chart) and part.file:
-                write_if_changed(folder / part.file, chart_svg(part))
+    for part in (part for section in sections for part in section.parts):
+        if isinstance(part, Chart) and part.file:
+            write_if_changed(folder / part.file, chart_svg(part))
     write_if_changed(page, text)
     return page
 
 
 def _template(section: Section) -> str:
-    """A section of a new page, with nothing between its markers."""
+    """A section of a new page, with nothing between its markers; what has none is people's from then on."""
     heading = "" if section.owns_heading else _heading(section)
-    marked = empty_section(section.name) if section.name else ""
+    marked = empty_section(section.name) if section.name else markdown(section.parts)
     return "\n\n".join(one for one in (heading, marked, section.by_hand) if one)
 
 
@@ -75,18 +76,12 @@ def _heading(section: Section) -> str:
 
 
 def section_markdown(section: Section, figures: str = "") -> str:
-    """What stands between the markers of a section.
-
-    Args:
-        section: The section.
-        figures: What comes before the file of a chart in its link: nothing, or a folder and a slash.
-    """
-    heading = _heading(section) if section.owns_heading else ""
+    """What stands between the markers of a section; `figures` comes before the file of a chart in its link."""
+    heading = _heading(section) if section.owns_heading and section.parts else ""
     return "\n\n".join(one for one in (heading, markdown(section.parts, figures)) if one)
 
 
 def markdown(parts: Sequence[Part], figures: str = "") -> str:
-    """Parts of a report as Markdown."""
     return "\n\n".join(one for one in (_part(part, figures) for part in parts) if one)
 
 
@@ -96,14 +91,16 @@ def _part(part: Part, figures: str) -> str:
             return prose(part)
         case Quoted(text):
             return plain(text)
+        case Image(caption, file):
+            return f"![{inline(caption)}]({file})"
+        case Heading(text):
+            return f"### {prose(text)}"
         case Note(text, warning):
             return f"**Warning**: {prose(text)}" if warning else f"Note: {prose(text)}"
         case Items(texts):
             return "\n".join(f"- {prose(text)}" for text in texts)
         case Lines(text, language):
             return fenced(text, language)
-        case Image(caption, file):
-            return f"![{inline(caption)}]({file})"
         case Chart():
             return f"![{inline(part.title)}]({figures}{part.file})" if part.file else ""
         case Facts():

@@ -80,7 +80,6 @@ class Table:
     """A last row that stays where it is, such as sums."""
 
     def is_right(self, place: int) -> bool:
-        """Whether a column is flush right."""
         asked = self.columns[place].right
         if asked is not None:
             return asked
@@ -88,9 +87,9 @@ class Table:
         return all(value is None or is_number(value) for value in values) and values != []
 
     def chosen(self, *headings: str) -> Table:
-        """The same with some of its columns, in the order of their headings; without its caption."""
+        """The same with the first column of each of these headings, where there is one; without its caption."""
         names = [column.heading for column in self.columns]
-        places = [names.index(heading) for heading in headings]
+        places = [names.index(heading) for heading in headings if heading in names]
         rows = [[row[place] for place in places] for row in self.rows]
         footer = [self.footer[place] for place in places] if self.footer else ()
         return Table("", [self.columns[place] for place in places], rows, footer)
@@ -109,13 +108,19 @@ class Facts:
     caption: str = ""
 
     def known(self) -> list[tuple[str, Cell]]:
-        """Those that are said."""
         return [(name, value) for name, value in self.rows.items() if value is not None and value != ""]
 
 
 @dataclass(frozen=True)
 class Quoted:
     """Somebody's words as a paragraph, letter by letter."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Words above the parts that follow it inside a section."""
 
     text: str
 
@@ -158,6 +163,8 @@ class Axis:
     label: str
     log: bool = False
     from_zero: bool = False
+    ticks: Sequence[float] = ()
+    """Values that are written; empty: such as suit."""
 
 
 @dataclass(frozen=True)
@@ -165,20 +172,30 @@ class Series:
     """Values that are drawn alike."""
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float] = ()
-    """Of a histogram none."""
-    mark: Literal["line", "points", "both", "bar", "histogram"] = "line"
-    """`bar`: horizontal, `x` long, stacked on those before."""
+    x: Any
+    """A sequence or a NumPy array of numbers."""
+    y: Any = ()
+    """As `x`; of a histogram none, of bars the rows that they lie in (none: one row); None is a gap."""
+    mark: Literal["line", "step", "points", "crosses", "both", "bar", "histogram"] = "line"
+    """`step`: held until the next point. `bar`: horizontal, `x` long, stacked on those before."""
     colour: str = ""
     areas: Sequence[float] = ()
     """Of points: shares of a whole."""
     texts: Sequence[str] = ()
     """Of points: what they are."""
+    labels: Sequence[str] = ()
+    """Of points: what is written beside them."""
+    x_ranges: Sequence[tuple[float, float]] = ()
+    y_ranges: Sequence[tuple[float, float]] = ()
+    """Of points: from the least to the greatest, drawn as bars."""
     dotted: bool = False
     faint: bool = False
     named: bool = True
-    """Whether the legend has it."""
+
+
+def equality(top: float) -> Series:
+    """The line on which two figures are equal, from 0 to `top`."""
+    return Series("equal", [0, top], [0, top], colour="#8a929b", dotted=True)
 
 
 @dataclass(frozen=True)
@@ -197,9 +214,11 @@ class Chart:
     """Inches of the SVG; a page for a browser takes 80 points of its own to an inch."""
     scales: bool = False
     """Whether a page for a browser offers a logarithmic scale of its values."""
+    limits: Sequence[float] = ()
+    """Values of `x` at which a dashed line stands."""
 
 
-Part = str | Quoted | Note | Items | Lines | Facts | Table | Chart | Image
+Part = str | Quoted | Heading | Note | Items | Lines | Facts | Table | Chart | Image
 """A text is a paragraph of prose."""
 
 
@@ -216,7 +235,10 @@ class Section:
     """Markdown below the markers of a new page: what people are asked for."""
     level: int = 2
     owns_heading: bool = False
-    """Whether the heading stands between the markers, so that it is tomat's."""
+    """Whether the heading stands between the markers, so that it is tomat's, and goes where there are no parts."""
+
+
+VERDICT = Section("Verdict", by_hand="<!-- What to do because of it. The text outside tomat's markers is yours. -->")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from tomat.base.report.model import (
     Cell,
     Column,
     Facts,
+    Heading,
     Items,
     Lines,
     Note,
@@ -33,7 +34,7 @@ def show(*parts: Part | Verdict) -> None:
     """Print parts of a report; charts and pictures are for pages."""
     for part in parts:
         match part:
-            case str() | Quoted() | Lines():
+            case str() | Quoted() | Heading() | Lines():
                 text = part if isinstance(part, str) else part.text
                 console.print(text, soft_wrap=True, highlight=False)
             case Verdict():

@@ -56,7 +56,6 @@ def code(text: object) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Lines as a block of code."""
     mark = "`" * _longer_than_runs(text, 3)
     return f"{mark}{language}\n{text}\n{mark}"
 

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
-from tomat.base.reporting import console, counted, first_line, is_or_are, readable_bytes, write_json
+from tomat.base.report.terminal import show
+from tomat.base.reporting import counted, first_line, is_or_are, readable_bytes, write_json
 from tomat.hardware.chip_table import TPUS
 from tomat.measure.bench.chip_record import Machine, Record, measured_peaks, row_name, row_of, traffic_bytes
 from tomat.measure.bench.chip_rows import Row, full_rows, quick_rows
@@ -35,7 +36,7 @@ NEAR_DISPATCH = 5.0
 
 def run(args: argparse.Namespace) -> int:
     """Time what is not in the record yet, then the collectives, and write both files."""
-    console.print("Looking for devices.", highlight=False)
+    show("Looking for devices.")
     # Its import takes seconds, of which something should have been said.
     from levanter.distributed import DistributedConfig
 
@@ -44,18 +45,14 @@ def run(args: argparse.Namespace) -> int:
     machine = Machine.here()
     quick = args.quick or machine.device.platform == "cpu"
     n_devices = jax.device_count()
-    console.print(
+    show(
         f"{machine.name}: {counted(n_devices, 'device')} of {jax.process_count()} host(s), {machine.versions}"
-        + ("; small sizes only" if quick else ""),
-        highlight=False,
-        soft_wrap=True,
+        + ("; small sizes only" if quick else "")
     )
     if machine.chip not in TPUS:
-        console.print(
+        show(
             f"`tomat plan --calibrate` cannot use these rows: libtpu, its compiler, knows no {machine.name}. The "
-            "figures stand for themselves.",
-            highlight=False,
-            soft_wrap=True,
+            "figures stand for themselves."
         )
     leads = jax.process_index() == 0
     report: dict[str, Any] = {
@@ -67,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
     if leads:
         report |= _time_kernels(machine, args.output, quick_rows() if quick else full_rows(), args.minutes, quick)
     else:  # in the first collective
-        console.print("Waiting for the first host, which times the kernels.")
+        show("Waiting for the first host, which times the kernels.")
     report["collectives"], report["collective_fits"] = _time_collectives(n_devices, quick)
     if leads:
         written = args.json or args.output.with_suffix(".json")
         write_json(written, report)
         _print_summary(report)
-        console.print(f"wrote {args.output} and {written}", highlight=False, soft_wrap=True)
+        show(f"wrote {args.output} and {written}")
     return 0
 
 
@@ -82,11 +79,11 @@ def _time_kernels(machine: Machine, output: Path, rows: Sequence[Row], minutes: 
     if machine.device.platform != "tpu":
         left = [row for row in rows if row[0] in SPLASH]
         rows = [row for row in rows if row[0] not in SPLASH]
-        console.print(f"{counted(len(left), 'row')} of splash attention left out: its kernels are a TPU's.")
+        show(f"{counted(len(left), 'row')} of splash attention left out: its kernels are a TPU's.")
     waiting = [row for row in rows if not record.has(row)]
     if len(waiting) < len(rows):
         had = len(rows) - len(waiting)
-        console.print(f"{counted(had, 'row')} of {len(rows)} {is_or_are(had)} in {output} already.", highlight=False)
+        show(f"{counted(had, 'row')} of {len(rows)} {is_or_are(had)} in {output} already.")
     dispatch_seconds = _dispatch_seconds(machine)
     refused: list[dict[str, Any]] = []
     late: list[Row] = []
@@ -109,19 +106,15 @@ def _time_kernels(machine: Machine, output: Path, rows: Sequence[Row], minutes: 
                 bar.console.print(f"{name}: {1e3 * times.seconds_median:.4g} ms", highlight=False, soft_wrap=True)
             bar.advance(task)
     if late:
-        console.print(
-            f"{counted(len(late), 'row')} not begun after {minutes:g} minutes; the same command goes on with them.",
-            highlight=False,
-        )
+        show(f"{counted(len(late), 'row')} not begun after {minutes:g} minutes; the same command goes on with them.")
     timed = record.of_machine()
     near_dispatch = [
         row_name(row_of(cells)) for cells in timed if float(cells["ms_median"]) < NEAR_DISPATCH * 1e3 * dispatch_seconds
     ]
     if near_dispatch:
-        console.print(
+        show(
             f"{counted(len(near_dispatch), 'row')} took less than {NEAR_DISPATCH:g} dispatches of "
-            f"{1e6 * dispatch_seconds:.3g} us; these times may be the host's.",
-            highlight=False,
+            f"{1e6 * dispatch_seconds:.3g} us; these times may be the host's."
         )
     return {
         "rows_left_out": refused,
@@ -135,9 +128,6 @@ def _time_kernels(machine: Machine, output: Path, rows: Sequence[Row], minutes: 
 def time_row(machine: Machine, row: Row, *, seconds: float) -> tuple[RunTimes, int]:
     """Compile a row's program, run it for about `seconds`; its times and the compiler's peak memory in bytes, 0 where
     the backend does not say it.
-
-    Raises:
-        TomatError: It does not fit, or compiler or device refuse it.
     """
     program = own_program(*row)
     try:
@@ -198,14 +188,11 @@ def _dispatch_seconds(machine: Machine) -> float:
 
 def _time_collectives(n_devices: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     if n_devices == 1:
-        console.print("Collectives left out: there is one device.")
+        show("Collectives left out: there is one device.")
         return [], {}
 
     def tell(row: Mapping[str, Any]) -> None:
-        console.print(
-            f"{row['kind']}, {readable_bytes(row['bytes_per_device'])}: {1e3 * row['seconds_median']:.4g} ms",
-            highlight=False,
-        )
+        show(f"{row['kind']}, {readable_bytes(row['bytes_per_device'])}: {1e3 * row['seconds_median']:.4g} ms")
 
     rows = time_collectives(jax.devices(), quick=quick, on_row=tell)
     return rows, fit_collectives(rows)
@@ -219,11 +206,10 @@ def _print_summary(report: Mapping[str, Any]) -> None:
         best = report[f"best_{name}"]
         if best[unit] is not None:
             share = f", {best['share']:.1%} of the table's" if best["share"] is not None else ""
-            console.print(f"best {name}: {best[unit] / scale:.4g} {words}{share} ({best['row']})", soft_wrap=True)
+            show(f"best {name}: {best[unit] / scale:.4g} {words}{share} ({best['row']})")
     for kind, fit in report["collective_fits"].items():
         rate = "no rate" if fit["bytes_per_second"] is None else f"{fit['bytes_per_second'] / 1e9:.4g} GB/s"
-        console.print(
+        show(
             f"{kind}: {1e6 * fit['start_seconds']:.3g} us + bytes moved at {rate}, within "
-            f"{fit['relative_error_largest']:.0%}",
-            highlight=False,
+            f"{fit['relative_error_largest']:.0%}"
         )

@@ -51,7 +51,6 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """The first device of this process."""
         device = jax.local_devices()[0]
         chip = chip_for_device_kind(device.device_kind)
         # "PJRT C API\nTFRT TPU v6 lite\nBuilt on ..." on a TPU, where it names the build of libtpu.

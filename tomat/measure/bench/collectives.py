@@ -83,14 +83,9 @@ def time_collectives(
 ) -> list[dict[str, Any]]:
     """Time every kind at every size over all `devices`, in float32, in the order in which JAX would lay a mesh of one
     axis over them (neighbours on TPUs are neighbours on the links). Sizes of which a device's share would be less than
-    a tile of 8 x 128 are left out.
+    a tile of 8 x 128 are left out. `quick`: small sizes, repeated less.
 
     Each program repeats its collective in a loop, so that its dispatch does not count.
-
-    Args:
-        devices: At least two; of all processes.
-        quick: Small sizes, repeated less.
-        on_row: Told each row as soon as it is timed.
     """
     mesh = jax.make_mesh((len(devices),), (AXIS,), devices=devices, axis_types=(jax.sharding.AxisType.Auto,))
     sizes, loop_bytes = (QUICK_SIZES_BYTES, QUICK_LOOP_BYTES) if quick else (SIZES_BYTES, LOOP_BYTES)

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, counted, write_report
+from tomat.base.report.terminal import show
+from tomat.base.reporting import counted, write_report
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.density.crystal import Crystal
@@ -45,10 +46,9 @@ def run(args: argparse.Namespace) -> int:
     patches = cell_patches(run, crystal, shape)
     n_voxels, length = prod(patches.patch_shape), config.seq_len
     parameters = parameter_count(config.model_config(), config.data.model_vocabulary)
-    console.print(
+    show(
         f"{args.config_path}: {parameters / 1e6:.1f} M parameters, {length:,} positions, {n_voxels:,} voxels a patch, "
-        f"on {jax.default_backend()}, {os.cpu_count()} cores; {counted(args.batch, 'patch', 'patches')} at a time.",
-        soft_wrap=True,
+        f"on {jax.default_backend()}, {os.cpu_count()} cores; {counted(args.batch, 'patch', 'patches')} at a time."
     )
     batch = first_patches(patches.arrays, args.batch)
     means = run.codec.decode(np.arange(run.codec.n_density_tokens), "mean")
@@ -74,11 +74,10 @@ def run(args: argparse.Namespace) -> int:
         "times_with_cache": spread_of([slow / fast for fast, slow in zip(cached, plain, strict=True)]),
         "same_bins": float(np.mean(with_cache() == without_cache())),
     }  # fmt: skip
-    console.print(
+    show(
         f"tokens/s with the cache {said(figures['tokens_per_s_with_cache'])}, without "
         f"{said(figures['tokens_per_s_without'])}; times as many: {said(figures['times_with_cache'])} "
-        f"(goal {GOAL_WITH_CACHE:.0f}); {figures['same_bins']:.2%} of the bins are the same",
-        soft_wrap=True,
+        f"(goal {GOAL_WITH_CACHE:.0f}); {figures['same_bins']:.2%} of the bins are the same"
     )
     for seconds in kept:
         bytes_of = [kept_bytes(config, args.batch, dtype) for dtype in ("compute", args.kv_cache_dtype)]
@@ -89,11 +88,10 @@ def run(args: argparse.Namespace) -> int:
             "times_with_kv_cache_dtype": spread_of([whole / t for t, whole in zip(seconds, cached, strict=True)]),
             "same_bins_with_kv_cache_dtype": float(np.mean(with_cache() == with_cache(args.kv_cache_dtype))),
         }
-        console.print(
+        show(
             f"kv_cache_dtype {args.kv_cache_dtype}: {bytes_of[1]:,} bytes of keys and values for {bytes_of[0]:,}; "
             f"times as many tokens/s: {said(figures['times_with_kv_cache_dtype'])}; "
-            f"{figures['same_bins_with_kv_cache_dtype']:.2%} of the bins are the same",
-            soft_wrap=True,
+            f"{figures['same_bins_with_kv_cache_dtype']:.2%} of the bins are the same"
         )
     one, other = RunPredictor(run), RunPredictor(run, 1, "autoregressive")
     fast, slow = in_turn(
@@ -105,12 +103,11 @@ def run(args: argparse.Namespace) -> int:
         "parallel_seconds_per_cell": spread_of(fast), "autoregressive_seconds_per_cell": spread_of(slow),
         "times_faster_in_parallel": spread_of([b / a for a, b in zip(fast, slow, strict=True)]),
     }  # fmt: skip
-    console.print(
+    show(
         f"{crystal.name}, {counted(len(patches.anchors), 'patch', 'patches')}: parallel "
         f"{said(figures['parallel_seconds_per_cell'])} s, autoregressive "
         f"{said(figures['autoregressive_seconds_per_cell'])} s; times faster: "
-        f"{said(figures['times_faster_in_parallel'])}",
-        soft_wrap=True,
+        f"{said(figures['times_faster_in_parallel'])}"
     )
     write_report(args.json, figures)
     return 0
@@ -167,7 +164,6 @@ def in_turn(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]
 
 
 def spread_of(values: list[float]) -> dict[str, float]:
-    """Least, middle and greatest."""
     return {"min": min(values), "median": float(np.median(values)), "max": max(values)}
 
 

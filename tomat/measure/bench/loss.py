@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, write_report
+from tomat.base.report.terminal import show
+from tomat.base.reporting import write_report
 from tomat.data.tokens.vocabulary import Vocabulary
 from tomat.model.devices import ignore_absent_tpu
 from tomat.model.loss.config import LossConfig
@@ -38,12 +39,11 @@ def run(args: argparse.Namespace) -> int:
 
     memory = compiled_memory(density_loss)
     plain, blocked = compiled_memory(plain_loss).temp_size_in_bytes, memory.temp_size_in_bytes
-    console.print(
+    show(
         f"{args.kind}, value and gradient, {args.batch} x {args.positions} positions, width {args.hidden_dim}, "
         f"{args.density_tokens} bins, {args.dtype}, compiled for {jax.default_backend()}:\n"
         f"  plain formulas          {plain / 2**30:8.2f} GiB of temporaries\n"
-        f"  blocks of {args.block_positions:4d} positions {blocked / 2**30:8.2f} GiB, {plain / blocked:.1f} times less",
-        soft_wrap=True,
+        f"  blocks of {args.block_positions:4d} positions {blocked / 2**30:8.2f} GiB, {plain / blocked:.1f} times less"
     )
     report = {
         "batch": args.batch,

@@ -19,16 +19,8 @@ Process = subprocess.Popen[str]
 
 
 def in_own_process[Result](call: Callable[[], Result], what: str, remedy: str) -> Result:
-    """What `call` returns in a new process, so that imports and peak memory are its own.
-
-    Args:
-        call: A function of a module, or a `partial` of one.
-        what: Names the process in the error.
-        remedy: What to do where memory ran out, for the error.
-
-    Raises:
-        TomatError: The process was killed, or could not get the memory it asked for.
-    """
+    """What `call` (a function of a module, or a `partial` of one) returns in a new process, so that imports and peak
+    memory are its own; `what` names the process in an error, and `remedy` says what to do where memory ran out."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(call).result()
@@ -45,17 +37,8 @@ def tomat_command(*words: str) -> list[str]:
 def started(
     command: list[str], log: Path, end: Callable[[Process], None] = subprocess.Popen.kill, **options: Any
 ) -> Iterator[Process]:
-    """A process that runs `command`, ended when the context is left by an exception, such as Ctrl-C, or by SIGTERM.
-
-    Args:
-        command: Program and arguments.
-        log: Gets the output, at its end.
-        end: How the process is ended.
-        options: Of `subprocess.Popen`.
-
-    Raises:
-        TomatError: A wait in the context has timed out; with the end of the log.
-    """
+    """A process that runs `command`, its output at the end of `log`; ended by `end` when the context is left by an
+    exception, such as Ctrl-C, or by SIGTERM."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with sigterm_raised():
         with log.open("a") as output:

@@ -39,7 +39,6 @@ def parse_tiles(text: str, names: Sequence[str]) -> dict[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, print and write."""
     return (_run_loss if args.benchmark == "loss-tiles" else _run_attention)(args)
 
 
@@ -140,4 +139,4 @@ def _tune(
     write_report(args.json, {"shape": vars(shape), "candidates": rows})
     if args.write and entry is not None:
         write_entry(shape, entry)
-        console.print(f"The table of {args.benchmark.replace('-', ' ')} has the shortest.")
+        show(f"The table of {args.benchmark.replace('-', ' ')} has the shortest.")

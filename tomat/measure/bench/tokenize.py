@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from tomat.base.memory import peak_memory_bytes
-from tomat.base.reporting import console, write_report
+from tomat.base.report.terminal import show
+from tomat.base.reporting import write_report
 from tomat.base.storage import Store
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.histogram import DensityHistogram
@@ -57,7 +58,6 @@ CORE_HOUR_USD = 0.0335
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print and write."""
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
         figures: dict[str, Any] = {"cpus": len(os.sched_getaffinity(0)), "load_average_1min": os.getloadavg()[0]}
@@ -72,9 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show_figures(figures: Mapping[str, Any]) -> None:
-    """Print a line for each."""
     for key, value in figures.items():
-        console.print(f"{key:42s} {value:,.4g}" if isinstance(value, float) else f"{key:42s} {value}")
+        show(f"{key:42s} {value:,.4g}" if isinstance(value, float) else f"{key:42s} {value}")
 
 
 def projected_cost(figures: dict[str, Any]) -> dict[str, float]:

@@ -31,14 +31,8 @@ class CurveComparison:
 
 
 def window_means(losses: np.ndarray, window_steps: int) -> np.ndarray:
-    """Averages over windows of `window_steps`; what is left at the end belongs to the last one.
-
-    Args:
-        losses: [..., steps].
-
-    Returns:
-        [..., windows], at least one.
-    """
+    """Averages of losses [..., steps] over windows, [..., windows], at least one; what is left at the end belongs to
+    the last."""
     steps = losses.shape[-1]
     starts = np.arange(max(1, steps // window_steps)) * window_steps
     lengths = np.diff([*starts, steps])
@@ -46,16 +40,11 @@ def window_means(losses: np.ndarray, window_steps: int) -> np.ndarray:
 
 
 def window_noise(base: np.ndarray, window_steps: int) -> np.ndarray:
-    """Standard deviation over seeds of the base's window averages (of a sample: n - 1).
+    """Standard deviation over seeds of the averages of the base's losses [seeds, steps] (of a sample: n - 1),
+    [windows].
 
     It is the root mean square over a window and its two neighbours, because the deviation of three seeds alone is
     uncertain by half of itself.
-
-    Args:
-        base: Losses, [seeds, steps], of at least two seeds.
-
-    Returns:
-        [windows].
     """
     variance = window_means(base, window_steps).var(axis=0, ddof=1)
     # Not `mode="same"`, which gives three windows for one.
@@ -66,14 +55,8 @@ def window_noise(base: np.ndarray, window_steps: int) -> np.ndarray:
 def compare_curves(
     base: np.ndarray, row: np.ndarray, window_steps: int, first_step_tolerance: float
 ) -> CurveComparison | None:
-    """A row's curves against the base's; None of fewer than two seeds, or where a loss is not a positive number.
-
-    Args:
-        base: Losses, [seeds, steps].
-        row: Losses of the same seeds in the same order, [seeds, steps].
-        window_steps: Steps averaged over.
-        first_step_tolerance: Largest relative difference of the first step that rounding alone may make.
-    """
+    """A row's curves [seeds, steps] against the base's of the same seeds; None of fewer than two seeds, or where a loss
+    is not a positive number. The tolerance is what rounding alone may make of the first step, relatively."""
     both = np.stack([base, row])
     if base.shape[0] < 2 or not np.isfinite(both).all() or (both <= 0).any():
         return None

@@ -18,14 +18,8 @@ GPU_SOURCE = "the GPUs' boards"
 
 
 class EnergyCounter:
-    """Joules since some time, summed over devices.
-
-    Args:
-        source: Of what, in words.
-        readings: One of each device: counts in `joules_per_count`.
-        joules_per_count: Of a count.
-        ranges: Counts after which a device begins at 0 again; None: never.
-    """
+    """Joules since some time, summed over devices: `readings` count in `joules_per_count`, and begin at 0 again after
+    their `ranges` (None: never)."""
 
     def __init__(
         self,
@@ -49,12 +43,8 @@ class EnergyCounter:
 
 
 def energy_counter(platform: str, local_ids: Sequence[int]) -> EnergyCounter | str:
-    """The counter of the devices that a process computes on, or why there is none.
-
-    Args:
-        platform: As JAX names it: cpu, gpu or cuda, tpu.
-        local_ids: `local_hardware_id` of each device.
-    """
+    """The counter of the devices that a process computes on, by JAX's platform and `local_hardware_id`s, or why there
+    is none."""
     match platform:
         case "cpu":
             return _of_packages(POWERCAP)

@@ -13,15 +13,7 @@ from tomat.train.runs.run_log import LAB, ROW, Asked, append_line, machine
 
 
 def log_row(output_dir: str, sweep: str, title: str, row: LabRow, asked: Asked) -> None:
-    """Write what is known of a row so far.
-
-    Args:
-        output_dir: Whose log.
-        sweep: Its name.
-        title: Of the sweep.
-        row: Measured, or refused.
-        asked: How the sweep was asked for; its settings are the row's own.
-    """
+    """Write what is known of a row so far; `asked` is how its sweep was asked for."""
     ratio, setup = row.ratio, row.setup
     figures: dict[str, Any] = {
         **{key: setup.get(key) for key in ("batch_sequences", "accumulations", "sequence_tokens", "parameters")},
@@ -37,30 +29,16 @@ def log_row(output_dir: str, sweep: str, title: str, row: LabRow, asked: Asked) 
         **row.mfu,
     }
     if ratio is not None:
-        figures |= {
-            "against_base_mean": ratio.mean,
-            "against_base_low": ratio.low,
-            "against_base_high": ratio.high,
-            "verdict": ratio.verdict,
-        }
+        figures |= {f"against_base_{key}": getattr(ratio, key) for key in ("mean", "low", "high")}
+        figures["verdict"] = ratio.verdict
     names = {"sweep": sweep, "purpose": title, "key": row.key, "settings": row.overrides}
-    append_line(output_dir, LAB, row.name, ROW, **names, **_found(row, figures, asked, setup))
+    _append(output_dir, row.name, row, names, figures, asked, setup)
 
 
 def log_probe(
     output_dir: str, title: str, name: str, probe: Probe, asked: Asked, limits: Limits, setup: Mapping[str, Any]
 ) -> None:
-    """Write what a batch that was tried has come to.
-
-    Args:
-        output_dir: Whose log.
-        title: Of the search, which its entries stand under.
-        name: Of the probe: policy, accumulations, batch.
-        probe: The batch.
-        asked: How the search was asked for.
-        limits: Of the probe.
-        setup: Has the devices that it ran on, and the slice that was asked for (`train/runs/devices.py`).
-    """
+    """Write what a batch that was tried has come to; `setup` has the devices that it ran on."""
     figures = {
         "batch_sequences": probe.batch_sequences,
         "tokens_per_second_median": probe.tokens_per_second,
@@ -70,19 +48,25 @@ def log_probe(
         "loss": probe.loss,
     }
     key = f"{name}, {limits.memory_bytes}, {asked.recipe}, {dict(asked.settings)}"
-    purpose = f"Find the largest batch: {title}"
-    names = {"sweep": title, "purpose": purpose, "key": key, "settings": asked.settings}
-    append_line(output_dir, LAB, name, ROW, **names, **_found(probe, figures, asked, setup))
+    names = {"sweep": title, "purpose": f"Find the largest batch: {title}", "key": key, "settings": asked.settings}
+    _append(output_dir, name, probe, names, figures, asked, setup)
 
 
-def _found(row: LabRow | Probe, figures: Mapping[str, Any], asked: Asked, setup: Mapping[str, Any]) -> dict[str, Any]:
-    """What a line says of a row or a probe, whichever it is."""
-    return {
+def _append(
+    output_dir: str,
+    name: str,
+    row: LabRow | Probe,
+    names: Mapping[str, Any],
+    figures: Mapping[str, Any],
+    asked: Asked,
+    setup: Mapping[str, Any],
+) -> None:
+    found = {
         "status": row.status,
         "reason": row.reason,
         "figures": {name: value for name, value in figures.items() if value is not None},
         "command": asked.command,
         "recipe": asked.recipe,
         **{key: setup.get(key) for key in DETAILS},
-        **machine(),
     }
+    append_line(output_dir, LAB, name, ROW, **names, **found, **machine())

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.records import Amount, Count, Positive, read_typed
-from tomat.base.reporting import dump_json, to_jsonable
+from tomat.base.records import Amount, Count, Positive
+from tomat.base.reporting import dump_json, to_jsonable, write_json
 from tomat.measure.lab.messages import (
     FAILED,
     MEASURED,
@@ -30,10 +30,11 @@ from tomat.measure.lab.messages import (
     Status,
 )
 from tomat.measure.lab.process import RowProcess, described
-from tomat.measure.lab.record import RECORD_FORMAT, Rate, Seconds, record_path, write_record
+from tomat.measure.lab.record import Rate, Seconds, record_path
 from tomat.measure.lab.run import LabConfig, alone_in, request_for
 from tomat.perf.tuning.batch_search import RUNS, Tried, next_size
 from tomat.perf.tuning.changes import override_words
+from tomat.perf.tuning.sweep_record import RECORD_FORMAT, read_record
 
 POLICY_KEY = "model.gradient_checkpointing"
 
@@ -74,7 +75,6 @@ class Search:
 
     @property
     def known(self) -> dict[int, Probe]:
-        """By microbatch."""
         return {probe.microbatch: probe for probe in self.probes}
 
     @property
@@ -84,7 +84,6 @@ class Search:
 
     @property
     def largest(self) -> Probe | None:
-        """The largest that runs."""
         return max((probe for probe in self.probes if probe.runs), key=lambda one: one.microbatch, default=None)
 
     @property
@@ -96,11 +95,9 @@ class Search:
 
     @property
     def name(self) -> str:
-        """In words."""
         return f"checkpointing {policy_word(self.policy)}, accum {self.accumulations}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For the record."""
         largest = self.largest
         return {
             **asdict(self),
@@ -116,28 +113,14 @@ def policy_word(policy: Any) -> str:
 
 @dataclass
 class MaxBatch:
-    """The searches of one configuration.
-
-    Args:
-        name: Of the page and the record.
-        config_path: The training configuration.
-        words: Overrides of it.
-        policies: Values of `model.gradient_checkpointing`; None stands for the configured one.
-        accumulations: Numbers of microbatches of a step.
-        tracking_dir: Gets the record.
-        work_dir: Holds data, compiled programs and logs.
-        config: How a probe is measured, and its limits.
-        most: The largest batch to try; None: as many rows as the data have, which the data say.
-        on_probe: Told the search and batch, and what is done.
-        on_done: Told each probe.
-        start: Starts the process of a probe.
-        describe: Says on what it is to run.
-    """
+    """The searches of one configuration."""
 
     name: str
+    """Of the page and the record."""
     config_path: Path
     words: Sequence[str]
     policies: Sequence[Any]
+    """Values of `model.gradient_checkpointing`; None stands for the configured one."""
     accumulations: Sequence[int]
     tracking_dir: Path
     work_dir: Path
@@ -151,15 +134,7 @@ class MaxBatch:
     setup: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
-        """Search.
-
-        Returns:
-            The record.
-
-        Raises:
-            TomatError: A configuration that cannot be read, no limit where nothing else limits, another lab at work,
-                or a record that is damaged or cannot be written.
-        """
+        """Search; gives the record."""
         with alone_in(self.work_dir):
             self.on_probe(self.name, "importing JAX and reading the configuration")
             self.setup = self.describe(self.config_path, self.words)
@@ -194,12 +169,12 @@ class MaxBatch:
             if probe.status == FAILED:
                 # Not an answer about the size; another one would fail in the same way.
                 search.stopped_by = f"batch {probe.batch_sequences} failed: {probe.reason}"
-                self._write()
-                self.on_done(label, probe)
-                return
-            search.probes.append(probe)
+            else:
+                search.probes.append(probe)
             self._write()
             self.on_done(label, probe)
+            if probe.status == FAILED:
+                return
         if most in search.known and search.known[most].runs:
             search.stopped_by = f"no larger batch than {most * unit} was to be tried"
         self._write()
@@ -213,14 +188,7 @@ class MaxBatch:
             overrides[POLICY_KEY] = search.policy
         words = [*self.words, *override_words(overrides)]
         label = f"{policy_word(search.policy)}-a{search.accumulations}-b{batch}".replace(" ", "-")
-        request = request_for(
-            self.config_path,
-            words,
-            self.work_dir,
-            label,
-            self.config,
-            settle_steps=0,
-        )
+        request = request_for(self.config_path, words, self.work_dir, label, self.config, settle_steps=0)
         what = f"{search.name}, batch {batch}"
         try:
             with self.start(request, self.config.limits, lambda stage: self.on_probe(what, stage)) as process:
@@ -248,14 +216,13 @@ class MaxBatch:
         if not path.exists():
             return {}
         how = "Delete it and search again."
-        record = read_typed(path, MaxBatchRecord, how, version=("record_format", RECORD_FORMAT))
+        record = read_record(path, MaxBatchRecord, how)
         return {one.key: one for one in record.searches}
 
     def _write(self) -> None:
-        write_record(record_path(self.tracking_dir, self.name), self.record())
+        write_json(record_path(self.tracking_dir, self.name), self.record())
 
     def record(self) -> dict[str, Any]:
-        """All probes so far, as JSON."""
         return to_jsonable(
             {
                 "record_format": RECORD_FORMAT,

@@ -7,29 +7,20 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.hardware.chips import FoundDevices
-from tomat.measure.lab.record import LabRow, NamedRecord, read_lab
+from tomat.measure.lab.record import LabRow, read_lab
 from tomat.perf.plan.calibration import CalibrationRow, tpu_slice
 from tomat.perf.tuning.changes import override_words
+from tomat.perf.tuning.sweep_record import SweepRecord
 from tomat.train.runs.devices import NOT_ON_RECORD
 from tomat.train.settings.config import load_config
 
 
 def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
-    """What a record of the lab says of steps on TPU slices.
-
-    Args:
-        path: The record, such as `docs/tracking/lab/lab-demo.json`.
-
-    Returns:
-        A measurement for each row that ran on a TPU slice, of that slice, whichever its configuration names; and for
-        each other row, by name, why there is none.
-
-    Raises:
-        TomatError: No record, a damaged one, or no row that is such a measurement.
-    """
+    """What a record of the lab says of steps on TPU slices: a measurement for each row that ran on one, of that slice,
+    whichever its configuration names; and for each other row, by name, why there is none."""
     if not path.exists():
         raise TomatError(f"{path} does not exist; expected the record of `tomat lab run`.")
-    record = read_lab(path, NamedRecord)
+    record = read_lab(path, SweepRecord[LabRow])
     rows = {row.name: row for row in record["rows"]}
     if not rows:
         raise TomatError(f"{path} has no rows; expected the record of `tomat lab run`.")

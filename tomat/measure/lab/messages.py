@@ -22,17 +22,13 @@ class Request:
     """One setting to measure."""
 
     config_path: str
-    """The training configuration."""
     words: list[str]
-    """Overrides, as on a command line."""
     data_dir: str
     """Holds what the embedded densities are tokenized to."""
     cache_dir: str
-    """Holds compiled programs."""
     scratch_dir: str
     """Gets what the trainer writes, and is removed."""
     log: str
-    """Gets what the process prints."""
     warmup_steps: int = 4
     """After the first step, which compiles."""
     window_seconds: float = 1.0
@@ -54,12 +50,7 @@ class Limits:
 
 
 class RowError(Exception):
-    """A row has no answer.
-
-    Args:
-        status: `OUT_OF_MEMORY`, `TOO_LONG` or `FAILED`.
-        reason: In words.
-    """
+    """A row has no answer: `OUT_OF_MEMORY`, `TOO_LONG` or `FAILED`, and the reason in words."""
 
     def __init__(self, status: Status, reason: str):
         super().__init__(reason)

@@ -28,17 +28,8 @@ LOG_TAIL_BYTES = 4000
 
 
 class RowProcess:
-    """A setting that is ready to be measured, in a process of its own; a context that ends it.
-
-    Args:
-        request: What to measure.
-        limits: Passing one ends the process.
-        on_stage: Told what it does.
-
-    Raises:
-        RowError: It did not get ready.
-        TomatError: Its folders cannot be made.
-    """
+    """A setting that is ready to be measured, in a process of its own, which ends where it passes a limit; a context
+    that ends it. A `RowError` is raised where it does not get ready."""
 
     def __init__(self, request: Request, limits: Limits, on_stage: Callable[[str], None] = lambda stage: None):
         context = _context()
@@ -66,11 +57,8 @@ class RowProcess:
             raise
 
     def window(self) -> dict[str, Any]:
-        """One window of steps (`Session.window`), with `others_busy_share`: the processors' share that others used.
-
-        Raises:
-            RowError: The process failed, or passed a limit.
-        """
+        """One window of steps (`Session.window`), with `others_busy_share`: the processors' share that others used. A
+        `RowError` is raised where the process failed, or passed a limit."""
         before = self._processor_seconds()
         self._stage = "measuring"
         with contextlib.suppress(OSError):  # it has died; the answer says of what
@@ -120,9 +108,8 @@ class RowProcess:
     def _check(self) -> None:
         """Raises RowError where a limit is passed."""
         if time.monotonic() > self._deadline:
-            raise RowError(
-                TOO_LONG, f"took longer than {self._limits.seconds:.0f} s, {self._stage}; raise --row_seconds"
-            )
+            said = f"took longer than {self._limits.seconds:.0f} s, {self._stage}; raise --row_seconds"
+            raise RowError(TOO_LONG, said)
         # On an accelerator the process's own memory is not what is limited; the device's comes with the answers.
         if self._memory_source == PROCESS:
             with contextlib.suppress(psutil.Error):
@@ -131,10 +118,8 @@ class RowProcess:
     def _check_memory(self, used_bytes: int) -> None:
         limit = self._limits.memory_bytes
         if limit is not None and used_bytes > limit:
-            raise RowError(
-                OUT_OF_MEMORY,
-                f"used {readable_bytes(used_bytes)}, {self._stage}; the limit is {readable_bytes(limit)}",
-            )
+            said = f"used {readable_bytes(used_bytes)}, {self._stage}; the limit is {readable_bytes(limit)}"
+            raise RowError(OUT_OF_MEMORY, said)
 
     def _death(self) -> RowError:
         self._process.join(5.0)
@@ -153,7 +138,6 @@ class RowProcess:
         return lines[-1][:200] if lines else "it said nothing"
 
     def close(self) -> None:
-        """End the process at once."""
         self._process.kill()
         self._process.join()
         self._connection.close()

@@ -18,12 +18,18 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import first_line, to_jsonable
+from tomat.base.reporting import first_line, to_jsonable, write_json
 from tomat.measure.bench.processes import compile_cache
 from tomat.measure.lab.curves import CurveComparison, compare_curves, window_means
-from tomat.measure.lab.quality_data import check_judged, share_data, tuning_overrides
-from tomat.measure.lab.quality_runs import PlannedRun, RunFailed, read_finished, train_run
-from tomat.measure.lab.record import write_record
+from tomat.measure.lab.quality_runs import (
+    PlannedRun,
+    RunFailed,
+    check_judged,
+    read_finished,
+    share_data,
+    train_run,
+    tuning_overrides,
+)
 from tomat.measure.lab.run import alone_in
 from tomat.measure.lab.speedup import SAME, Difference, Ratio, difference_of, ratio_of
 from tomat.perf.tuning.changes import override_words
@@ -55,11 +61,9 @@ class QualityRow:
     loss_settings: Mapping[str, Any]
     """Losses of rows that have others are not compared, but for `block_positions`, which only orders the sums."""
     exact: bool | None = None
-    """`SweepRow.exact`."""
     figures: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Of `run_figures`, by seed."""
     failed: dict[int, str] = field(default_factory=dict)
-    """Why a seed has no figures."""
     materials: tuple[str, ...] = ()
     """What it was judged by."""
     parameters: int = 0
@@ -140,11 +144,7 @@ def against_base(
 
 
 def seeds_of(text: str) -> list[int]:
-    """The seeds of a command line, such as `0,1,2`.
-
-    Raises:
-        TomatError: Not at least two different numbers from 0.
-    """
+    """The seeds of a command line, such as `0,1,2`."""
     words = text.split(",")
     seeds = [int(word) for word in words if word.strip().isdecimal()]
     if len(seeds) != len(words) or len(set(seeds)) != len(seeds) or len(seeds) < 2:
@@ -160,26 +160,16 @@ OnRun = Callable[[str, str], None]
 
 @dataclass
 class Quality:
-    """One sweep being trained over seeds.
-
-    Args:
-        sweep: Its rows.
-        seeds: Different ones, at least two.
-        work_dir: Holds the runs.
-        record_file: The file that gets the record.
-        steps: Of each run; None: the configuration's.
-        share: Of the embedded training densities that is set aside to judge by; None: nothing is, and the embedded
-            held-out ones judge.
-        split_seed: Decides which.
-        on_run: Told what is done.
-    """
+    """One sweep being trained over seeds, of which there are at least two; `work_dir` holds the runs."""
 
     sweep: SweepConfig
     seeds: Sequence[int]
     work_dir: Path
     record_file: Path
     steps: int | None = None
+    """Of each run; None: the configuration's."""
     share: float | None = 0.15
+    """Of the embedded training densities that is set aside to judge by; None: the embedded held-out ones judge."""
     split_seed: int = 0
     on_run: OnRun = lambda run, stage: None
     rows: dict[str, QualityRow] = field(default_factory=dict)
@@ -189,17 +179,7 @@ class Quality:
     _runs: dict[str, list[PlannedRun]] = field(default_factory=dict)
 
     def run(self, only: Sequence[str] = ()) -> dict[str, Any]:
-        """Train what is not there yet.
-
-        Args:
-            only: Names of the rows to train; empty: all.
-
-        Returns:
-            The record, which is also on disk after each run.
-
-        Raises:
-            TomatError: Another process trains in the folder, a run there has other settings, or a run was stopped.
-        """
+        """Train what is not there yet, or of it the rows `only`; gives the record, which is on disk after each run."""
         runs = self.plan()
         with alone_in(self.work_dir) as lock:
             self.read()
@@ -221,16 +201,11 @@ class Quality:
                         # Such as a loss that is no number: a row all the same.
                         self.rows[name].failed[seed] = first_line(error)
                         self.on_run(run.name, f"failed: {first_line(error)}")
-                    write_record(self.record_file, self.record())
+                    write_json(self.record_file, self.record())
         return self.record()
 
     def plan(self) -> dict[str, list[PlannedRun]]:
-        """The runs of each row, one a seed.
-
-        Raises:
-            TomatError: A configuration that cannot be read, fewer than two rows, or a row called exact that changes
-                what is learnt.
-        """
+        """The runs of each row, one a seed."""
         from tomat.model.decoder import parameter_count
         from tomat.model.devices import ignore_absent_tpu
 
@@ -311,7 +286,6 @@ class Quality:
         self.devices = found.devices
 
     def record(self) -> dict[str, Any]:
-        """All figures so far, as JSON."""
         windows, tolerance = self.sweep.window_steps, self.sweep.first_step_tolerance
         with_curves = any(row.exact is not None for row in self.rows.values())
         rows = []

@@ -1,9 +1,13 @@
-"""The runs of a study of quality: each a `tomat train` in a process of its own, continued where it was stopped."""
+"""The runs of a study of quality: each a `tomat train` in a process of its own, continued where it was stopped. They
+train on training compounds alone, of which some are set aside to judge by."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -13,6 +17,7 @@ import numpy as np
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, STOPPED_STATUS
+from tomat.base.reporting import writing
 from tomat.measure.bench.processes import end_of, started, tomat_command
 from tomat.train.runs.figures import read_evaluation, run_figures
 from tomat.train.runs.record import RunRecord, read_record
@@ -22,6 +27,10 @@ if TYPE_CHECKING:
 
 OF_THE_FOLDER = ("data.n_density_tokens", "model.environment.max_atoms", "model.environment.max_elements")
 """Keys that a run on a folder of densities sets by what it finds there (`app/workflow/folder_run.py`)."""
+DATA_FOLDER = "data"
+"""Of a run's folder."""
+MADE_FILE = "folder.json"
+"""In it, once it is known what the data are (`data/dataset/folder.py`)."""
 
 
 class RunFailed(TomatError):
@@ -36,11 +45,9 @@ class PlannedRun:
     words: tuple[str, ...]
     """Of the command line of `tomat train`."""
     config: TrainConfig
-    """What those words come to."""
 
     @property
     def name(self) -> str:
-        """The run's name."""
         return self.config.run_name
 
 
@@ -53,17 +60,11 @@ class FinishedRun:
     figures: Mapping[str, Any]
     """Of `run_figures`."""
     materials: tuple[str, ...]
-    """What it was judged by."""
     devices: str
-    """Such as `1 x cpu`."""
 
 
 def read_finished(run: PlannedRun) -> FinishedRun | None:
-    """The run's figures; None where it has not ended yet.
-
-    Raises:
-        TomatError: The folder holds a run of that name with other settings, or its files are damaged.
-    """
+    """The run's figures; None where it has not ended yet."""
     folder = Path(run.config.run_dir)
     if not (folder / CONFIG_FILE).exists():
         return None
@@ -105,12 +106,7 @@ def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
 
 
 def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
-    """Train a run, or go on with it, in a process of its own.
-
-    Args:
-        run: What.
-        output_dir: Holds it, and its log.
-        lock: Of that folder.
+    """Train a run, or go on with it, in a process of its own; `lock` is that of the folder, which has its log.
 
     Raises:
         RunFailed: It ended with an error.
@@ -128,3 +124,50 @@ def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
         raise RunFailed(f"run {run.name} ended with status {status}; its log {log} ends:\n{end_of(log)}")
     if read_finished(run) is None:
         raise RunFailed(f"run {run.name} ended without all of its steps and its evaluation; see its log {log}.")
+
+
+def training_compounds(folder: Path) -> Path:
+    """A folder with the embedded densities of the training compounds, as links; the held-out ones are not in it."""
+    from tomat.data.density.demo.embedded import DATA_DIR, demo_materials
+
+    with writing(folder, "Make room, or give another --work_dir."):
+        folder.mkdir(parents=True, exist_ok=True)
+        for material in demo_materials("train"):
+            link, target = folder / f"{material.material_id}.zarr", DATA_DIR / f"{material.material_id}.zarr"
+            if not link.is_symlink() or link.readlink() != target:
+                link.unlink(missing_ok=True)
+                link.symlink_to(target)
+    return folder
+
+
+def check_judged(config: TrainConfig, sources: Sequence[str]) -> None:
+    """Hold a configuration to data with densities to be judged by, from one of these sources."""
+    asked = config.evaluation
+    if config.data.source not in sources or asked.patches_per_material < 1:
+        raise TomatError(
+            f"data.source is {config.data.source} and evaluation.patches_per_material {asked.patches_per_material}; "
+            f"expected {' or '.join(sources)}, and at least 1: settings are compared by what they say of materials."
+        )
+
+
+def tuning_overrides(config: TrainConfig, work_dir: Path, share: float, split_seed: int) -> dict[str, Any]:
+    """Settings by which a configuration is judged on compounds of its training set that are set aside: a share of the
+    densities, whole compositions. `work_dir` gets the folder of the training compounds."""
+    if config.data.source == "folder":
+        return {}
+    return {
+        "data.source": "folder",
+        "data.input": str(training_compounds(work_dir / "training-compounds")),
+        "data.validation_share": share,
+        "data.split_seed": split_seed,
+    }
+
+
+def share_data(made: Path, run: Path, config: TrainConfig, other: TrainConfig) -> None:
+    """Give the folder `run` the data that the run in `made` has, as links, where both ask for the same."""
+    same = dataclasses.asdict(config.data) == dataclasses.asdict(other.data)
+    source, target = made / DATA_FOLDER, run / DATA_FOLDER
+    if same and not target.exists() and (source / MADE_FILE).exists():
+        # Files are replaced, not written to, once they are whole; a link to one is as good as a copy.
+        with writing(target):
+            shutil.copytree(source, target, copy_function=os.link, ignore=shutil.ignore_patterns("*.lock"))

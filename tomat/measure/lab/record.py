@@ -5,23 +5,25 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
 from tomat.base.errors import TomatError
-from tomat.base.records import Amount, Count, Positive, read_typed, typed
-from tomat.base.reporting import dump_json, write_json
+from tomat.base.records import Amount, Count, Positive, typed
+from tomat.base.reporting import dump_json
 from tomat.hardware.mfu import MFU_KEYS
 from tomat.measure.lab.messages import MEASURED, Status
 from tomat.measure.lab.speedup import Ratio, StartNoise, ratio_of_starts
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepRow
+from tomat.perf.tuning.sweep_record import Interval, KeptRows, SweptRow, read_record
 
-RECORD_FORMAT = 1
+REMEDY = "Delete it and run the lab again."
+"""For a damaged record."""
 LAB_DIR = "lab"
 """Of the tracking folder: the records."""
 
@@ -96,21 +98,15 @@ SHOWN_SETUP = {"devices", "batch_sequences", "sequence_tokens", "accumulations",
 """Of a row that has an answer."""
 
 
-@dataclass
-class LabRow:
+@dataclass(kw_only=True)
+class LabRow(SweptRow):
     """A row with what was measured of it."""
 
-    name: str
     key: str
     """Names what was asked; windows of another question are dropped."""
-    config_file: str
-    overrides: Mapping[str, Any]
-    base: str | None
-    question: str = ""
     status: Status | Literal[""] = ""
     """Empty: not finished; else one of `messages.py`."""
     reason: str = ""
-    """Why there is no answer."""
     rounds_done: Count = 0
     windows: list[Window] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
@@ -123,22 +119,38 @@ class LabRow:
 
     @property
     def measured(self) -> bool:
-        """Whether it has an answer."""
         return self.status == MEASURED
+
+    @property
+    def speed(self) -> Interval | None:
+        rates = [window.tokens_per_second for window in self.windows] if self.measured else []
+        return Interval(estimate=statistics.median(rates), low=min(rates), high=max(rates)) if rates else None
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.peak_memory_bytes or 0
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return self.memory_limit_bytes
+
+    @property
+    def rank(self) -> tuple[bool, float, str]:
+        return not self.measured, -(self.tokens_per_second or 0.0), self.name
 
     @property
     def is_whole(self) -> bool:
         """Whether an answer comes with what pages show of it."""
         return not self.measured or bool(self.windows and self.starts and self.setup.keys() >= SHOWN_SETUP)
 
+    # Figures are medians of the windows.
+
     @property
     def tokens_per_second(self) -> float | None:
-        """Median of the windows."""
         return median(window.tokens_per_second for window in self.windows)
 
     @property
     def step_seconds(self) -> float | None:
-        """Median of the windows."""
         return median(window.step_seconds for window in self.windows)
 
     @property
@@ -166,16 +178,11 @@ class LabRow:
 
     @property
     def tokens_per_joule(self) -> float | None:
-        """Median of the windows."""
-        return median(
-            window.tokens_per_second * window.step_seconds / window.step_joules
-            for window in self.windows
-            if window.step_joules
-        )
+        known = (one for one in self.windows if one.step_joules)
+        return median(one.tokens_per_second * one.step_seconds / one.step_joules for one in known if one.step_joules)
 
     @property
     def mfu(self) -> dict[str, float]:
-        """Medians by `MFU_KEYS`."""
         known = [window.mfu for window in self.windows if window.mfu]
         return {key: statistics.median(one[key] for one in known) for key in MFU_KEYS} if known else {}
 
@@ -212,31 +219,6 @@ class LabRow:
         }
 
 
-class LabRecord(TypedDict, total=False):
-    """The file, as far as a lab goes on from it."""
-
-    rows: Required[list[LabRow]]
-    devices: str | None
-    overhead_seconds_per_start: float | None
-
-
-class NamedRecord(LabRecord):
-    """The file of a sweep that is named."""
-
-    sweep: str
-
-
-class ShownRecord(NamedRecord):
-    """The file, as far as its page shows it."""
-
-    title: str
-    introduction: str
-    n_processors: NotRequired[Count | None]
-    measured_with: NotRequired[dict[str, Any]]
-    n_rows: NotRequired[Count]
-    n_measured: NotRequired[Count]
-
-
 def median(values: Any) -> float | None:
     """None of nothing."""
     found = list(values)
@@ -258,30 +240,14 @@ def record_path(tracking_dir: Path, name: str) -> Path:
     return tracking_dir / LAB_DIR / f"{name}.json"
 
 
-def read_lab[Record: LabRecord](path: Path, kind: type[Record]) -> Record:
-    """A record."""
-    remedy = "Delete it and run the lab again."
-    record = read_typed(path, kind, remedy, version=("record_format", RECORD_FORMAT))
+def read_lab[Record: KeptRows[LabRow]](path: Path, kind: type[Record]) -> Record:
+    record = read_record(path, kind, REMEDY)
     for row in record["rows"]:
-        typed(row.setup, Setup, f"{path}, the setup of row {row.name!r},", remedy)
-        typed(row.starts, list[Start], f"{path}, the starts of row {row.name!r},", remedy)
+        typed(row.setup, Setup, f"{path}, the setup of row {row.name!r},", REMEDY)
+        typed(row.starts, list[Start], f"{path}, the starts of row {row.name!r},", REMEDY)
     return record
 
 
 def rows_of_record(path: Path) -> dict[str, LabRow]:
     """The rows on record by name; none where there is no record yet."""
-    return {row.name: row for row in read_lab(path, LabRecord)["rows"]} if path.exists() else {}
-
-
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write it in one step.
-
-    Raises:
-        TomatError: There is no room, or no permission. What was on record stays.
-    """
-    write_json(path, record)
-
-
-def order(rows: Sequence[LabRow]) -> list[LabRow]:
-    """The most tokens a second first; rows without an answer last."""
-    return sorted(rows, key=lambda row: (not row.measured, -(row.tokens_per_second or 0.0), row.name))
+    return {row.name: row for row in read_lab(path, KeptRows[LabRow])["rows"]} if path.exists() else {}

@@ -20,29 +20,32 @@ from pathlib import Path
 from typing import IO, Any
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import to_jsonable, writing
+from tomat.base.reporting import to_jsonable, write_json, writing
 from tomat.hardware.mfu import MFU_KEYS
 from tomat.measure.lab.messages import DEVICE, MEASURED, READY, Limits, Request, RowError
 from tomat.measure.lab.process import RowProcess
 from tomat.measure.lab.record import (
-    RECORD_FORMAT,
-    LabRecord,
     LabRow,
     Window,
-    order,
     question_key,
     read_lab,
     record_path,
-    write_record,
 )
 from tomat.measure.lab.speedup import start_noise
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
+from tomat.perf.tuning.sweep_record import RECORD_FORMAT, KeptRows, ranked
 
 OF_A_START = (
     "start_seconds", "first_step_seconds", "compile_seconds", "compile_saved_seconds", "compiled_programs",
     "peak_memory_bytes",
 )  # fmt: skip
+
+OF_A_WINDOW = (
+    "step_seconds", "tokens_per_second", "waiting_for_data_seconds", "others_busy_share", "loss", "step_joules",
+)  # fmt: skip
+Pair = tuple[Mapping[str, Any], Mapping[str, Any] | None]
+"""A window of a row, and that of its base."""
 
 LOCK_FILE = "lab.lock"
 
@@ -70,17 +73,7 @@ class LabConfig:
 
 @dataclass
 class Lab:
-    """One sweep being measured.
-
-    Args:
-        sweep: Its rows.
-        tracking_dir: Gets the record.
-        work_dir: Holds data, compiled programs and logs of the rows.
-        config: How.
-        on_row: Told what is done.
-        on_done: Told of each row whose round is over, with an answer or without.
-        start: Starts the process of a row.
-    """
+    """One sweep being measured; `work_dir` holds data, compiled programs and logs of the rows."""
 
     sweep: SweepConfig
     tracking_dir: Path
@@ -88,6 +81,7 @@ class Lab:
     config: LabConfig
     on_row: OnRow = lambda row, stage: None
     on_done: Callable[[LabRow], None] = lambda row: None
+    """Told of each row whose round is over, with an answer or without."""
     start: Callable[[Request, Limits, Callable[[str], None]], RowProcess] = RowProcess
     rows: dict[str, LabRow] = field(default_factory=dict)
     devices: str | None = None
@@ -101,18 +95,8 @@ class Lab:
     _overhead: float | None = None
 
     def run(self, only: Sequence[str] = (), *, again: bool = False) -> dict[str, Any]:
-        """Measure what is not on record.
-
-        Args:
-            only: Names of the rows to measure, besides their bases; empty: all.
-            again: Measure anew what is on record, which is replaced by the first row that is measured.
-
-        Returns:
-            The record. It is also on disk, which is all that is left of an interrupted lab.
-
-        Raises:
-            TomatError: Another lab works on it, a damaged record, one of another device, or one that cannot be written.
-        """
+        """Measure what is not on record, or `again`; gives the record. It is also on disk, which is all that is left of
+        an interrupted lab. `only`: names of the rows to measure, besides their bases; empty: all."""
         self.sweep.check_rows(only)
         with alone_in(self.work_dir):
             self._begin(again)
@@ -129,19 +113,20 @@ class Lab:
 
     def _begin(self, again: bool) -> None:
         path = record_path(self.tracking_dir, self.sweep.name)
-        record = LabRecord(rows=[]) if again or not path.exists() else read_lab(path, LabRecord)
+        record = KeptRows[LabRow](rows=[]) if again or not path.exists() else read_lab(path, KeptRows[LabRow])
         earlier = {row.name: row for row in record["rows"]}
         self._overhead = record.get("overhead_seconds_per_start")
         self.devices = record.get("devices")
         for row in self.sweep.rows:
             key = question_key(row)
             before = earlier.get(row.name)
-            fresh = LabRow(row.name, key, row.config_path.name, to_jsonable(row.overrides), row.base, row.question)
-            keep = before is not None and before.key == key and before.base == row.base and before.is_whole
-            self.rows[row.name] = before if keep and before is not None else fresh
+            fresh = LabRow(
+                name=row.name, key=key, config_file=row.config_path.name, overrides=to_jsonable(row.overrides),
+                base=row.base, question=row.question,
+            )  # fmt: skip
+            same = before is not None and before.key == key and before.base == row.base and before.is_whole
             # A row without an answer is asked again: its reason may be gone.
-            if keep and before is not None and before.status not in ("", MEASURED):
-                self.rows[row.name] = fresh
+            self.rows[row.name] = before if before and same and before.status in ("", MEASURED) else fresh
 
     def _round(self, number: int, wanted: Sequence[SweepRow]) -> None:
         """All rows once, each beside the base that it is compared with."""
@@ -182,7 +167,7 @@ class Lab:
             return process
         if not any(start["compiled_programs"] for start in self.rows[row.name].starts):
             self._record_start(row.name, process, process.described["peak_memory_bytes"])
-        process.close()
+        self._close(process)
         return self._started(row)
 
     def _started(self, row: SweepRow) -> RowProcess:
@@ -192,12 +177,11 @@ class Lab:
         except BaseException:
             self._waited_seconds += time.monotonic() - began
             raise
-        self._waited_seconds += process.waited_seconds
         self._measured_starts += 1
         try:
             self._know(row.name, process)
         except BaseException:
-            process.close()
+            self._close(process)
             raise
         self.on_row(row.name, READY)
         return process
@@ -231,8 +215,7 @@ class Lab:
         if self._process is None or self._base is None:  # it has no answer
             return
         try:
-            with self._counting(self._process):
-                self._base_windows = [self._process.window() for _ in range(self.config.repeats)]
+            self._base_windows = [self._process.window() for _ in range(self.config.repeats)]
         except RowError as error:
             self._refuse(self._base, error)
             self._end_base()
@@ -257,18 +240,16 @@ class Lab:
             if not base_first:
                 self._start_base(base, number)
             self.on_row(row.name, "measuring")
-            with self._counting(process):
-                pairs = self._pairs(process)
-            self._keep(row.name, number, process, pairs)
+            self._keep(row.name, number, process, self._pairs(process))
         except RowError as error:
             self._refuse(row.name, error)
         finally:
             if process is not None:
-                process.close()
+                self._close(process)
 
-    def _pairs(self, process: RowProcess) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    def _pairs(self, process: RowProcess) -> list[Pair]:
         """Windows of a row, each with that of its base beside it."""
-        pairs: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+        pairs: list[Pair] = []
         for repeat in range(self.config.repeats):
             if self._process is None:
                 kept = self._base_windows
@@ -286,8 +267,7 @@ class Lab:
             return None
         self._process.extend()
         try:
-            with self._counting(self._process):
-                return self._process.window()
+            return self._process.window()
         except RowError as error:
             # Its rows are still measured, without a comparison.
             if self._base is not None:
@@ -295,28 +275,13 @@ class Lab:
             self._end_base()
             return None
 
-    def _keep(
-        self,
-        name: str,
-        number: int,
-        process: RowProcess,
-        pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]],
-    ) -> None:
+    def _keep(self, name: str, number: int, process: RowProcess, pairs: Sequence[Pair]) -> None:
         row = self.rows[name]
-        row.windows += [
-            Window(
-                round=number,
-                step_seconds=one["step_seconds"],
-                tokens_per_second=one["tokens_per_second"],
-                base_tokens_per_second=None if base is None else base["tokens_per_second"],
-                waiting_for_data_seconds=one["waiting_for_data_seconds"],
-                others_busy_share=one["others_busy_share"],
-                loss=one["loss"],
-                step_joules=one["step_joules"],
-                mfu={key: one[key] for key in MFU_KEYS if key in one},
-            )
-            for one, base in pairs
-        ]
+        for one, base in pairs:
+            theirs = None if base is None else base["tokens_per_second"]
+            mfu = {key: one[key] for key in MFU_KEYS if key in one}
+            figures = {key: one[key] for key in OF_A_WINDOW}
+            row.windows.append(Window(round=number, base_tokens_per_second=theirs, mfu=mfu, **figures))
         self._record_start(name, process, max(one["peak_memory_bytes"] for one, _ in pairs))
         row.status, row.rounds_done = MEASURED, number + 1
         self._write()
@@ -337,24 +302,19 @@ class Lab:
 
     def _end_base(self, keep_windows: bool = False) -> None:
         if self._process is not None:
-            self._process.close()
+            self._close(self._process)
             self._process = None
         if not keep_windows:
             self._base_windows = []
 
-    @contextmanager
-    def _counting(self, process: RowProcess) -> Iterator[None]:
-        before = process.waited_seconds
-        try:
-            yield
-        finally:
-            self._waited_seconds += process.waited_seconds - before
+    def _close(self, process: RowProcess) -> None:
+        self._waited_seconds += process.waited_seconds
+        process.close()
 
     def _write(self) -> None:
-        write_record(record_path(self.tracking_dir, self.sweep.name), self.record())
+        write_json(record_path(self.tracking_dir, self.sweep.name), self.record())
 
     def record(self) -> dict[str, Any]:
-        """Everything measured so far, as JSON."""
         # None before it has begun: another lab may hold the folder.
         in_order = [self.rows[row.name] for row in self.sweep.rows if row.name in self.rows]
         begun = [row for row in in_order if row.status]
@@ -374,7 +334,7 @@ class Lab:
                 "n_rows": len(self.sweep.rows),
                 "n_measured": sum(row.measured for row in begun),
                 "overhead_seconds_per_start": self._overhead,
-                "ranking": [row.name for row in order(begun)],
+                "ranking": [row.name for row in ranked(begun)],
                 "same_settings": same_settings(begun),
                 "rows": [row.to_dict() for row in begun],
             }

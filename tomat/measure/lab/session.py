@@ -53,17 +53,10 @@ IDLE_SECONDS, LONGEST_WAIT_SECONDS = 0.1, 10.0
 
 
 class Session:
-    """A setting that is ready to take steps.
+    """A setting that is ready to take steps; `on_stage` is told what the process does, and once devices are known, what
+    says how much memory is used."""
 
-    Args:
-        request: What to measure.
-        on_stage: Told what the process does, and once devices are known, what says how much memory is used.
-
-    Raises:
-        TomatError: A configuration, data or devices that do not go together.
-    """
-
-    def __init__(self, request: Request, on_stage: Callable[[str, str | None], None] = lambda stage, source: None):
+    def __init__(self, request: Request, on_stage: Callable[[str, str | None], None]):
         on_stage("reading the configuration", None)
         config = load_config(request.config_path, request.words)
         # Named before what the lab sets, so that two rows of one setting have one hash.
@@ -287,9 +280,11 @@ def serve(connection: Connection, request: Request) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        session = Session(
-            request, lambda stage, source: connection.send(("stage", {"stage": stage, "memory_source": source}))
-        )
+
+        def tell(stage: str, source: str | None) -> None:
+            connection.send(("stage", {"stage": stage, "memory_source": source}))
+
+        session = Session(request, tell)
         wait_until_idle()
         connection.send(("ready", session.described()))
         while connection.recv():

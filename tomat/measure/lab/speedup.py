@@ -18,19 +18,20 @@ FASTER, SLOWER, SAME = "faster", "slower", "within noise"
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Tokens a second of a row over those of its base."""
+class _Mean:
+    """Of pairs, with its interval at `LEVEL`."""
 
     mean: float
-    """Geometric."""
     low: float
     high: float
-    """The interval at `LEVEL`."""
     pairs: int
+
+
+class Ratio(_Mean):
+    """Tokens a second of a row over those of its base; the mean is geometric."""
 
     @property
     def verdict(self) -> str:
-        """`SAME` where the interval holds 1."""
         if self.low <= 1.0 <= self.high:
             return SAME
         return FASTER if self.mean > 1.0 else SLOWER
@@ -61,13 +62,8 @@ def start_noise(rows: Iterable[Sequence[Sequence[float]]]) -> StartNoise | None:
     """The noise of a start, of all rows of a sweep together, since one row has too few.
 
     A process keeps its speed for its life: on two quiet processors starts of one setting differed by 3 % (standard
-    deviation), windows of one start by 1 to 3 %.
-
-    Args:
-        rows: Of each row, of each of its starts, the ratios of its pairs of windows.
-
-    Returns:
-        None where no row was started twice.
+    deviation), windows of one start by 1 to 3 %. `rows` has of each row, of each of its starts, the ratios of its pairs
+    of windows. None where no row was started twice.
     """
     squares, degrees = 0.0, 0
     for starts in rows:
@@ -79,14 +75,7 @@ def start_noise(rows: Iterable[Sequence[Sequence[float]]]) -> StartNoise | None:
 
 def ratio_of_starts(starts: Sequence[Sequence[float]], noise: StartNoise | None) -> Ratio | None:
     """The mean over starts of a row; its interval is the wider of that of its pairs and that of the noise of a start.
-
-    Args:
-        starts: Of each start, the ratios of its pairs of windows.
-        noise: Of the sweep; None: every row was started once, and what a process keeps is not in the interval.
-
-    Returns:
-        None of fewer than two pairs.
-    """
+    Without noise every row was started once, and what a process keeps is not in it. None of fewer than two pairs."""
     of_pairs = ratio_of([ratio for start in starts for ratio in start])
     if of_pairs is None or noise is None:
         return of_pairs
@@ -114,19 +103,11 @@ def _student(degrees: int) -> float:
     return float(stdtrit(degrees, 0.5 + LEVEL / 2))
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(_Mean):
     """A figure of a row less that of its base."""
-
-    mean: float
-    low: float
-    high: float
-    """The interval at `LEVEL`."""
-    pairs: int
 
     @property
     def within_noise(self) -> bool:
-        """Whether the interval holds 0."""
         return self.low <= 0.0 <= self.high
 
 

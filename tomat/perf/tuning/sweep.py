@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import SWEEPS_DIR
 from tomat.base.progress import Stages
-from tomat.base.records import Count, read_typed
 from tomat.base.report.document import write_if_changed
 from tomat.base.reporting import dump_json, to_jsonable
 from tomat.perf.tuning.scaling import scaling_record
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
-from tomat.perf.tuning.sweep_rows import FITS, RowRecord, base_of, failed, planned, ranked, verdict
+from tomat.perf.tuning.sweep_record import RECORD_FORMAT, KeptRows, ranked, read_record
+from tomat.perf.tuning.sweep_rows import FITS, RowRecord, base_of, failed, planned, verdict
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from tomat.perf.plan.plan import Plan
     from tomat.train.settings.config import TrainConfig
 
-RECORD_FORMAT = 1
+REMEDY = "Delete it and run the sweep again."
+"""For a damaged record."""
 
 PlanRow = Callable[["TrainConfig", "Slice", Callable[[str], None]], "Plan"]
 """(configuration, slice, told the stages) -> the plan; raises TomatError."""
@@ -192,26 +193,6 @@ def record_path(tracking_dir: Path, name: str) -> Path:
     return tracking_dir / SWEEPS_DIR / f"{name}.json"
 
 
-class RowsOnRecord(TypedDict):
-    """The file, as far as a sweep goes on from it."""
-
-    rows: list[RowRecord]
-
-
-class SweepRecord(RowsOnRecord):
-    """The file, as far as its page shows it."""
-
-    sweep: str
-    title: str
-    introduction: str
-    n_rows: Count
-    n_fitting: Count
-
-
-def read_sweep[Record: RowsOnRecord](path: Path, kind: type[Record]) -> Record:
-    return read_typed(path, kind, "Delete it and run the sweep again.", version=("record_format", RECORD_FORMAT))
-
-
 def rows_on_record(path: Path) -> dict[str, RowRecord]:
     """The rows of a sweep's record, by name; none where there is no record yet."""
-    return {row.name: row for row in read_sweep(path, RowsOnRecord)["rows"]} if path.exists() else {}
+    return {row.name: row for row in read_record(path, KeptRows[RowRecord], REMEDY)["rows"]} if path.exists() else {}

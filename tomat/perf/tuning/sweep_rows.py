@@ -10,11 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from msgspec import Meta
-
-from tomat.base.records import MAX_FIGURE, Amount, Count, Positive
+from tomat.base.records import Amount, Count, Positive
 from tomat.base.report.formats import UNKNOWN, percent
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.perf.cost.chip_model import untimed_share
@@ -23,6 +21,7 @@ from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_costs import instruction_flops
 from tomat.perf.profile.hlo_kernels import executed_kernels
 from tomat.perf.tuning.sweep_config import SweepRow
+from tomat.perf.tuning.sweep_record import Interval, SweptRow
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
@@ -85,15 +84,6 @@ SAME = 0.01
 """A difference of the estimates below this says nothing: "as fast"."""
 
 
-Figure = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
-
-
-class Interval(TypedDict):
-    estimate: Figure
-    low: Figure
-    high: Figure
-
-
 def _interval(span: Any) -> Interval:
     return Interval(estimate=span.estimate, low=span.low, high=span.high)
 
@@ -113,19 +103,14 @@ class OperationTime(TypedDict):
     source: str
 
 
-@dataclass(frozen=True)
-class RowRecord:
+@dataclass(kw_only=True)
+class RowRecord(SweptRow):
     """What a sweep's record keeps of a row; seconds, bytes and fractions of one chip's step.
 
     A row that failed has no more than what is known before it is planned, and the error.
     """
 
-    name: str
-    question: str
     explain: str
-    base: str | None
-    overrides: Mapping[str, Any]
-    config_file: str
     config_hash: str | None
     model: str | None
     batch_sequences: Positive | None
@@ -156,6 +141,27 @@ class RowRecord:
     top_operations: Sequence[OperationTime] = ()
     windowed_einsums: WindowedEinsums | None = None
     lines: Sequence[str] = ()
+
+    @property
+    def speed(self) -> Interval | None:
+        return self.mfu_full if self.status == FITS else None
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.hbm_required_bytes
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return self.hbm_capacity_bytes or None
+
+    @property
+    def rank(self) -> tuple[int, float, str]:
+        """Of what does not fit, the smallest overshoot first; then what failed."""
+        if self.status == FITS:
+            return 0, -self.mfu_full["estimate"] if self.mfu_full else 0.0, self.name
+        if self.status == OOM:
+            return 1, self.hbm_required_bytes / self.hbm_capacity_bytes, self.name
+        return 2, 0.0, self.name
 
     def utilisation(self, key: str) -> Interval | None:
         """By one of `UTILISATION_KEYS`."""
@@ -189,7 +195,7 @@ class RowRecord:
                 raise ValueError(f"expected low, estimate and high of {key} in this order")
 
 
-KEYS_OF_FAILED = (*(one.name for one in fields(RowRecord) if one.default is MISSING), "error")
+KEYS_OF_FAILED = ("question", *(one.name for one in fields(RowRecord) if one.default is MISSING), "error")
 """What a row that failed has on record, and `lines` if it has any."""
 
 
@@ -257,20 +263,6 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> Ro
         ],
         windowed_einsums=windowed,
     )
-
-
-def ranked(records: Sequence[RowRecord]) -> list[RowRecord]:
-    """The best MFU first; then what does not fit, the smallest overshoot first; then what failed."""
-
-    def order(record: RowRecord) -> tuple[int, float, str]:
-        if record.status == FITS:
-            mfu = record.mfu_full
-            return 0, -(mfu["estimate"] if mfu else 0.0), record.name
-        if record.status == OOM:
-            return 1, record.hbm_required_bytes / record.hbm_capacity_bytes, record.name
-        return 2, 0.0, record.name
-
-    return sorted(records, key=order)
 
 
 def base_of(record: RowRecord, records: Sequence[RowRecord]) -> RowRecord | None:

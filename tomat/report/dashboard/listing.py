@@ -50,14 +50,12 @@ class RunRow:
     detail: str
     """Why, or how long ago it wrote."""
     summary: RunSummary | None = None
-    """None of a damaged run."""
     tokens_per_second: float | None = None
     step_seconds: float | None = None
     """Medians of the last 50 steps."""
     planned_step_seconds: float | None = None
     """The estimate of the plan in its folder; None where there is none."""
     planned_slice: str | None = None
-    """Of that plan."""
     ran_as_planned: bool = False
     """Whether the run is known to have run on that slice, so that the two may be compared."""
 
@@ -69,7 +67,6 @@ class RunRow:
         return self.step_seconds / self.planned_step_seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, units in the keys."""
         return {**vars(self), "summary": None if self.summary is None else self.summary.to_dict()}
 
 
@@ -84,11 +81,7 @@ class Listing:
         self._known: dict[str, tuple[object, float, RunRow]] = {}
 
     def rows(self) -> dict[str, RunRow]:
-        """Every run by the name of its folder, sorted.
-
-        Raises:
-            TomatError: There is no such place, or it cannot be read.
-        """
+        """Every run by the name of its folder, sorted."""
         with self._lock:
             if time.monotonic() - self._looked >= FRESH_SECONDS:
                 self._rows = {url.rsplit("/", 1)[-1]: self._row(url) for url in find_runs(self.place)}
@@ -118,11 +111,7 @@ class Listing:
 
 
 def own_path(files: Any, root: str, name: str) -> str:
-    """The path of a run's file, whose links lead nowhere else: what they lead to would be shown to whoever asks.
-
-    Raises:
-        TomatError: They lead out of the run, or to what is no file.
-    """
+    """The path of a run's file, whose links lead nowhere else: what they lead to would be shown to whoever asks."""
     path = f"{root}/{name}"
     if isinstance(files, LocalFileSystem) and os.path.lexists(path):
         real = os.path.realpath(path)
@@ -200,11 +189,7 @@ def _median(rows: list[Row], name: str) -> float | None:
 
 
 def _planned(url: str) -> tuple[float | None, str | None]:
-    """Seconds and slice of the plan in a run's folder.
-
-    Raises:
-        TomatError: There is a plan that cannot be read.
-    """
+    """Seconds and slice of the plan in a run's folder."""
     files, root = fsspec.core.url_to_fs(url)
     plan_url = f"{url}/{PLAN_FILE}"
     with explaining_storage(f"{plan_url} cannot be read"):

@@ -11,8 +11,7 @@ import fsspec
 from tomat.base.layout import METRICS_FILE
 from tomat.base.storage import explaining_storage
 from tomat.report.dashboard.listing import own_path
-from tomat.report.html.metrics import CurveReader, Metrics
-from tomat.report.html.thinning import kept_points
+from tomat.report.html.metrics import CurveReader, Metrics, kept_points
 
 MOST_RUNS = 8
 """Runs whose curves are kept; of a million steps and 22 metrics they are 0.35 GB."""
@@ -34,15 +33,8 @@ class LiveLog:
         self._seam = b""
 
     def read(self) -> tuple[str, Metrics]:
-        """What the log holds now.
-
-        Returns:
-            A version, which is another one whenever the log is, and the curves. A last line that is not whole yet is
-            left for the next look.
-
-        Raises:
-            TomatError: The log cannot be read.
-        """
+        """What the log holds now: a version, which is another one whenever the log is, and the curves. A last line that
+        is not whole yet is left for the next look."""
         files, root = fsspec.core.url_to_fs(self.url)
         path, written = own_path(files, root, METRICS_FILE), None
         with self._lock, explaining_storage(f"{self.url}/{METRICS_FILE} cannot be read"):
@@ -78,7 +70,6 @@ class LiveLogs:
         self._logs: OrderedDict[str, LiveLog] = OrderedDict()
 
     def of(self, url: str) -> LiveLog:
-        """The log of a run."""
         with self._lock:
             log = self._logs.pop(url, None) or LiveLog(url)
             self._logs[url] = log

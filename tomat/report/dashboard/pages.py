@@ -14,9 +14,8 @@ from tomat.base.report.formats import number, share, significant
 from tomat.base.report.model import Cell, Column, Facts, Link, Note, Table
 from tomat.report.dashboard.listing import PLAN_FILE, RunRow
 from tomat.report.html.document import parts_html
+from tomat.report.html.elements import facts_html, rendered
 from tomat.report.html.metrics import Metrics
-from tomat.report.html.tables import facts_html
-from tomat.report.html.templates import rendered
 
 LIVE_SECONDS = 5
 """Between two questions of a page."""
@@ -31,18 +30,12 @@ RUN_BODY = """<p><a href="/">All runs</a></p>
 
 
 def runs_page(place: str, rows: Iterable[RunRow]) -> str:
-    """Every run of a place."""
     columns = (
-        Column("run"),
-        Column("state"),
-        Column("since, or why"),
-        Column("step", number(0)),
-        Column("of", number(0)),
-        Column("loss", number(4)),
-        Column("validation", number(4)),
+        *map(Column, ("run", "state", "since, or why")),
+        *(Column(heading, number(0)) for heading in ("step", "of")),
+        *(Column(heading, number(4)) for heading in ("loss", "validation")),
         Column("tokens/s", number(0)),
-        Column("step, s", significant()),
-        Column("planned, s", significant()),
+        *(Column(heading, significant()) for heading in ("step, s", "planned, s")),
         Column("step / plan", number(2)),
         Column("MFU", share),
         Column("ran on"),
@@ -64,34 +57,17 @@ def _cells(row: RunRow) -> tuple[Cell, ...]:
     one = row.summary
     if one is None:
         return (*first, *[None] * 11)
-    return (
-        *first,
-        one.steps_done,
-        one.steps_total,
-        one.last_loss,
-        one.validation_loss,
-        row.tokens_per_second,
-        row.step_seconds,
-        row.planned_step_seconds,
-        row.measured_over_planned,
-        one.mfu,
-        one.devices,
-        one.survived,
-    )
+    steps = one.steps_done, one.steps_total, one.last_loss, one.validation_loss
+    speeds = row.tokens_per_second, row.step_seconds, row.planned_step_seconds, row.measured_over_planned
+    return (*first, *steps, *speeds, one.mfu, one.devices, one.survived)
 
 
 def run_address(name: str) -> str:
-    """The page of a run."""
     return f"/run/{quote(name, safe='')}"
 
 
 def run_page(row: RunRow, files: Sequence[str]) -> str:
-    """One run: what there is to say, its own files, its curves, which the page asks for.
-
-    Args:
-        row: The run.
-        files: Names of its files that can be opened.
-    """
+    """One run: what there is to say, its own files that can be opened, its curves, which the page asks for."""
     address = run_address(row.name)
     link = Markup(' <a href="{}/{}">{}</a>')
     links = Markup("").join(link.format(address, quote(name), name) for name in files)

@@ -34,9 +34,8 @@ from tomat.report.dashboard.listing import Listing, RunRow, own_path
 from tomat.report.dashboard.live import LiveLogs, drawn_curves
 from tomat.report.dashboard.pages import facts_of, order_of, run_page, runs_page
 from tomat.report.html.document import POLICY
+from tomat.report.html.elements import asset, facts_html
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
-from tomat.report.html.tables import facts_html
-from tomat.report.html.templates import asset
 from tomat.train.runs.record import find_runs
 
 LOOPBACK = "127.0.0.1"
@@ -143,11 +142,6 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
 
 
 def serve(place: str, *, host: str, port: int, with_token: bool) -> None:
-    """Serve until Ctrl-C.
-
-    Raises:
-        TomatError: There is no run at the place, or others could reach the address and no token is asked for.
-    """
     if host != LOOPBACK and not with_token:
         raise TomatError(f"--host is {host}, which others may reach; give --token too, or leave --host out.")
     found = find_runs(place)

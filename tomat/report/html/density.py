@@ -27,7 +27,7 @@ from tomat.predict.evaluation.difference import compare_densities
 from tomat.predict.evaluation.metrics import nmae
 from tomat.predict.evaluation.picture import NEAR_PLANE_A, most_structured_plane
 from tomat.report.html.document import details, json_script, typed
-from tomat.report.html.templates import rendered
+from tomat.report.html.elements import rendered
 
 MOST_VOXELS = 340_000
 """Of all grids of a page together: float32 in base 64 are 5.3 bytes each, 1.8 of the page's 8 MB."""
@@ -60,7 +60,6 @@ class ShownDensity:
     density: DensityGrid
     reference: DensityGrid | None = None
     note: str = ""
-    """What is said of it besides."""
 
     @property
     def grids(self) -> list[DensityGrid]:
@@ -69,11 +68,7 @@ class ShownDensity:
 
 
 def beside(name: str, density: DensityGrid, reference: DensityGrid | None) -> ShownDensity:
-    """A density with its reference, both on one grid.
-
-    Raises:
-        TomatError: They are of other crystals.
-    """
+    """A density with its reference, both on one grid."""
     if reference is None:
         return ShownDensity(name, density)
     compared = compare_densities(reference, density)
@@ -85,11 +80,7 @@ def beside(name: str, density: DensityGrid, reference: DensityGrid | None) -> Sh
 
 
 def kept_density_section(run_url: str) -> Section:
-    """The held-out material whose density and prediction a run has kept.
-
-    Raises:
-        TomatError: One of the files is damaged.
-    """
+    """The held-out material whose density and prediction a run has kept."""
     heading = "A held-out density"
     folder = Path(run_url)
     paths = [folder / REFERENCE_DENSITY, folder / PREDICTED_DENSITY]
@@ -103,11 +94,7 @@ def kept_density_section(run_url: str) -> Section:
 
 
 def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
-    """Figures of densities, one at a time where there are several, with what they say in tables.
-
-    Raises:
-        TomatError: No density.
-    """
+    """Figures of densities, one at a time where there are several, with what they say in tables."""
     if not shown:
         raise TomatError("no density to show; give a folder or a file that holds one.")
     budget = MOST_VOXELS // sum(len(one.grids) for one in shown)
@@ -135,15 +122,8 @@ def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
 
 
 def coarser(values: np.ndarray, most: int) -> np.ndarray:
-    """A periodic grid of at most so many points, by linear interpolation; `values` itself where it has no more.
-
-    Args:
-        values: `[nx, ny, nz]`.
-        most: Points, at least 8.
-
-    Returns:
-        float32. Point `i` of `m` along a side stands where point `i n / m` of `n` stood, as voxels do in the cell.
-    """
+    """A periodic grid `[nx, ny, nz]` of at most so many points (8 at least), by linear interpolation, as float32. Point
+    `i` of `m` along a side stands where point `i n / m` of `n` stood, as voxels do in the cell."""
     if values.size <= most:
         return np.asarray(values, np.float32)
     factor = (values.size / most) ** (1 / 3)
@@ -162,16 +142,13 @@ def coarser(values: np.ndarray, most: int) -> np.ndarray:
 
 def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
     """What the page's program is given of one density."""
-    grid = one.density
-    values = {"density": typed(thinned[0].ravel())} | (
-        {"reference": typed(thinned[1].ravel())} if len(thinned) > 1 else {}
-    )
+    grid, shape = one.density, thinned[0].shape
+    values = dict(zip(("density", "reference"), (typed(one.ravel()) for one in thinned), strict=False))
     numbers = grid.atomic_numbers.tolist()
     return {
         "name": one.name,
-        "shape": list(thinned[0].shape),
-        "plane": round(most_structured_plane(one.reference or grid) * thinned[0].shape[2] / grid.grid_shape[2])
-        % thinned[0].shape[2],
+        "shape": list(shape),
+        "plane": round(most_structured_plane(one.reference or grid) * shape[2] / grid.grid_shape[2]) % shape[2],
         "lattice": grid.lattice.tolist(),
         "values": values,
         "symbols": [symbol_of(z) for z in numbers],
@@ -182,34 +159,22 @@ def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
 
 def _figures_table(shown: Sequence[ShownDensity]) -> Table:
     """Figures of every density, of all of its points."""
-    columns = [
-        Column("material"),
-        Column("formula"),
-        Column("grid"),
-        Column("electrons", number(4)),
-        Column("smallest e/Å³", significant()),
-        Column("mean e/Å³", significant()),
-        Column("largest e/Å³", significant()),
-    ]
+    columns = [*map(Column, ("material", "formula", "grid")), Column("electrons", number(4))]
+    columns += [Column(f"{which} e/Å³", significant()) for which in ("smallest", "mean", "largest")]
+    compared = any(one.reference is not None for one in shown)
+    if compared:
+        columns += [Column("electrons of the reference", number(4)), Column("its largest e/Å³", significant())]
+        columns.append(Column("NMAE", share))
     rows: list[list[Any]] = []
     for one in shown:
-        grid = one.density
+        grid, other = one.density, one.reference
         low, high = float(grid.rho.min()), float(grid.rho.max())
         mean = grid.electron_count / grid.volume_a3
         rows.append([one.name, grid.formula, _sides(grid.grid_shape), grid.electron_count, low, mean, high])
-        if one.reference is not None:
-            rows[-1] += [
-                one.reference.electron_count,
-                float(one.reference.rho.max()),
-                nmae(grid.rho, one.reference.rho),
-            ]
-    if any(one.reference is not None for one in shown):
-        columns += [
-            Column("electrons of the reference", number(4)),
-            Column("its largest e/Å³", significant()),
-            Column("NMAE", share),
-        ]
-        rows = [[*row, *[None] * (len(columns) - len(row))] for row in rows]
+        if other is not None:
+            rows[-1] += [other.electron_count, float(other.rho.max()), nmae(grid.rho, other.rho)]
+        elif compared:
+            rows[-1] += [None] * 3
     return Table("Figures of all points of the grids", columns, rows)
 
 

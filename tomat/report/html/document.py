@@ -20,20 +20,16 @@ from markupsafe import Markup
 
 from tomat import __version__
 from tomat.base.errors import TomatError
-from tomat.base.report.model import Chart, Facts, Items, Lines, Note, Quoted, Report, Series, Table
+from tomat.base.report.model import Axis, Chart, Facts, Heading, Items, Lines, Note, Quoted, Report, Series, Table
 from tomat.base.reporting import readable_bytes, to_jsonable, write_text
+from tomat.report.html.elements import asset, facts_html, prose, rendered, table_html
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
-from tomat.report.html.tables import facts_html, table_html
-from tomat.report.html.templates import asset, prose, rendered
 
 MOST_BYTES = 8_000_000
 """Of a page. plotly's program is 1.0 to 1.7 MB of it."""
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:"
 """What the page may load: what stands in it, and what it makes of that (plotly's program as a file, its pictures)."""
-
-FIGURE_HEIGHT = 380
-"""Of a figure, in CSS pixels, where it says nothing else."""
 
 DENSITY_PROGRAMS = ("cell_geometry.js", "density.js")
 """Of `assets/`, in a page that shows a density, in the order in which they need each other."""
@@ -51,27 +47,13 @@ class Figure:
 
     title: str
     data: Sequence[Mapping[str, Any]]
-    """plotly's traces."""
     layout: Mapping[str, Any]
     """plotly's layout; colours that depend on light and dark are the page's."""
     summary: str
     """What the figure shows, as a sentence: a picture is never the only place of what it says."""
-    height: int = FIGURE_HEIGHT
+    height: int
     scales: bool = False
     """Whether the page offers a logarithmic scale of its values."""
-
-
-def equality(top: float) -> dict[str, Any]:
-    """The trace of a plot of two figures on which they are equal, from 0 to `top`."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "equal",
-        "x": [0, top],
-        "y": [0, top],
-        "hoverinfo": "skip",
-        "line": {"dash": "dash", "color": "#8a929b"},
-    }
 
 
 def label(value: object) -> str:
@@ -122,6 +104,8 @@ def _part_html(part: Any) -> Markup:
             return paragraph(part)
         case Quoted(text):
             return Markup("<p>{}</p>").format(text)
+        case Heading(text):
+            return Markup("<h3>{}</h3>").format(prose(text))
         case Note(text, warning):
             return paragraph(text, "warning" if warning else "note")
         case Items(texts):
@@ -136,11 +120,6 @@ def _part_html(part: Any) -> Markup:
 
 
 def page_html(report: Report) -> str:
-    """The document.
-
-    Raises:
-        TomatError: It would be larger than `MOST_BYTES`.
-    """
     sections, n_figures, kinds = [], 0, {ALWAYS}
     for place, section in enumerate(report.sections, 1):
         parts = []
@@ -175,56 +154,69 @@ def page_html(report: Report) -> str:
 
 
 def write_page(path: Path, report: Report) -> int:
-    """Write the document in one step; returns its bytes.
-
-    Raises:
-        TomatError: It is too large, or the file cannot be written. Nothing is written then.
-    """
+    """Write the document in one step; returns its bytes."""
     write_text(path, page_html(report))
     return path.stat().st_size
 
 
 def plotly_figure(chart: Chart) -> Figure:
-    """A chart as plotly draws it."""
-    traces = [trace for series in chart.series for trace in [_trace(series, chart)]]
-    layout: dict[str, Any] = {
-        name: {"title": {"text": label(axis.label)}, **({"type": "log", "exponentformat": "power"} if axis.log else {}),
-               **({"rangemode": "tozero"} if axis.from_zero else {})}
-        for name, axis in (("xaxis", chart.x), ("yaxis", chart.y))
-    }  # fmt: skip
-    layout |= {"showlegend": sum(series.named for series in chart.series) > 1}
-    layout["legend"] = {"orientation": "h", "y": -0.25, "traceorder": "normal"}
-    if any(series.mark == "bar" for series in chart.series):
-        layout |= {"barmode": "stack", "yaxis": {"visible": False}}
-    return Figure(chart.title, traces, layout, chart.summary, round(80 * chart.size[1]), chart.scales)
+    height = round(80 * chart.size[1])
+    layout: dict[str, Any] = {"xaxis": _axis(chart.x), "yaxis": _axis(chart.y)}
+    layout["showlegend"] = sum(series.named for series in chart.series) > 1
+    layout["legend"] = {"orientation": "h", "y": -90 / height, "yanchor": "top", "traceorder": "normal"}
+    if bars := [series for series in chart.series if series.mark == "bar"]:
+        rows = {"autorange": "reversed", "automargin": True} if bars[0].y else {"visible": False}
+        layout |= {"barmode": "stack", "yaxis": rows}
+    line = {"type": "line", "y0": 0, "y1": 1, "yref": "paper", "line": {"dash": "dash", "color": "#8a929b"}}
+    layout["shapes"] = [line | {"x0": limit, "x1": limit} for limit in chart.limits]
+    return Figure(chart.title, [_trace(one) for one in chart.series], layout, chart.summary, height, chart.scales)
 
 
-def _trace(series: Series, chart: Chart) -> dict[str, Any]:
+def _axis(axis: Axis) -> dict[str, Any]:
+    found: dict[str, Any] = {"title": {"text": label(axis.label)}}
+    found |= {"type": "log", "exponentformat": "power"} if axis.log else {}
+    found |= {"rangemode": "tozero"} if axis.from_zero else {}
+    return found | ({"tickvals": list(axis.ticks)} if axis.ticks else {})
+
+
+def _trace(series: Series) -> dict[str, Any]:
     common: dict[str, Any] = {"name": label(series.name), "showlegend": series.named}
     colour = {"color": series.colour} if series.colour else {}
     if series.mark == "histogram":
         return common | {"type": "histogram", "x": list(series.x), "nbinsx": 40, "marker": colour}
     if series.mark == "bar":
+        rows = [label(one) for one in series.y] or [""]
         hover = f"{label(series.name)}: %{{x:.2f}}<extra></extra>"
-        return common | {"type": "bar", "orientation": "h", "x": list(series.x), "y": [""], "marker": colour,
-                         "hovertemplate": hover}  # fmt: skip
-    marker = colour | {"size": 5}
+        return common | {"type": "bar", "orientation": "h", "x": list(series.x), "y": rows, "marker": colour,
+                         "hovertemplate": f"%{{y}}<br>{hover}" if series.y else hover}  # fmt: skip
+    marker = colour | {"size": 5} | ({"symbol": "x"} if series.mark == "crosses" else {})
     if series.areas:
         # Area says the share; the least is as large as a pointer can hit.
         marker |= {"size": [max(5.0, 90 * math.sqrt(area)) for area in series.areas], "opacity": 0.75,
                    "line": {"width": 0.5}}  # fmt: skip
     line = colour | {"width": 1 if series.faint else 1.6} | ({"dash": "dot"} if series.dotted else {})
-    modes = {"line": "lines", "points": "markers", "both": "lines+markers"}
-    trace = common | {"type": "scatter", "mode": modes[series.mark], "x": values(series.x), "y": values(series.y)}
-    trace |= {"marker": marker} if series.mark != "line" else {}
-    trace |= {"line": line} if series.mark != "points" else {}
+    line |= {"shape": "hv"} if series.mark == "step" else {}
+    is_line, has_points = series.mark in ("line", "step", "both"), series.mark in ("points", "crosses", "both")
+    modes = (("lines", is_line), ("markers", has_points), ("text", series.labels))
+    mode = "+".join(name for name, there in modes if there)
+    trace = common | {"type": "scatter", "mode": mode, "x": _values(series.x), "y": _values(series.y)}
+    trace |= {"marker": marker} if has_points else {}
+    trace |= {"line": line} if is_line else {}
     trace |= {"opacity": 0.3} if series.faint else {}
+    for axis, at, ranges in (("x", series.x, series.x_ranges), ("y", series.y, series.y_ranges)):
+        if ranges:
+            above = [high - one for one, (_, high) in zip(at, ranges, strict=True)]
+            below = [one - low for one, (low, _) in zip(at, ranges, strict=True)]
+            trace[f"error_{axis}"] = {"type": "data", "symmetric": False, "array": above, "arrayminus": below,
+                                      "color": "#8a929b", "thickness": 1}  # fmt: skip
+    if series.labels:
+        trace |= {"text": [label(text) for text in series.labels], "textposition": "top right"}
     if series.texts:
-        trace |= {"text": [label(text) for text in series.texts], "hovertemplate": "%{text}<extra></extra>"}
+        trace |= {"hovertext": [label(text) for text in series.texts], "hovertemplate": "%{hovertext}<extra></extra>"}
     return trace
 
 
-def values(given: Any) -> Any:
+def _values(given: Any) -> Any:
     """Values of a trace: of an array its bytes, which is shorter."""
     return typed(given) if isinstance(given, np.ndarray) else list(given)
 

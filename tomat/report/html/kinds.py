@@ -24,33 +24,19 @@ EXPECTED = (
 
 
 def is_run(target: str) -> bool:
-    """Whether a folder or URL holds a run.
-
-    Raises:
-        TomatError: It cannot be read.
-    """
+    """Whether a folder or URL holds a run."""
     with explaining_storage(f"{target} cannot be read", "Give this user the right to read it."):
         files, root = fsspec.core.url_to_fs(target)
         return bool(files.exists(f"{root.rstrip('/')}/{CONFIG_FILE}"))
 
 
 def page_of(
-    target: str,
-    *,
-    reference: str | None = None,
-    device_kind: str | None = None,
-    rules: ReadRules | None = None,
+    target: str, *, reference: str | None = None, device_kind: str | None = None, rules: ReadRules | None = None
 ) -> Report:
-    """The page of whatever `target` is.
+    """The page of whatever the path or URL `target` is (see `EXPECTED`).
 
-    Args:
-        target: See `EXPECTED`.
-        reference: For predictions and densities: what to draw beside them.
-        device_kind: For a compiled program: the chip that it is for.
-        rules: How densities are read; None: as `html.density.LOOKED_AT`.
-
-    Raises:
-        TomatError: It is none of these, or damaged; or a reference goes with something else.
+    Predictions and densities have the reference beside them, and are read by the rules (None: `LOOKED_AT`); a compiled
+    program is for chips of a kind.
     """
     path = Path(target)
     if "://" not in target and not path.exists():
@@ -80,13 +66,14 @@ def _step_or_sweep(target: str, path: Path, device_kind: str | None) -> Report:
         record = read_json(path, "Write it again with --json.")
         keys = set(record) if isinstance(record, Mapping) else set()
         if {"rows", "sweep"} <= keys:
-            from tomat.report.html.sweep import lab_page, sweep_page
+            from tomat.report.pages.sweep_pages import lab_report_of, sweep_report_of
 
-            return lab_page(path) if "measured_with" in keys else sweep_page(path)
+            return lab_report_of(path) if "measured_with" in keys else sweep_report_of(path)
         if path.name == CALIBRATION_FILE and "rows" in keys:
-            from tomat.report.html.calibration import calibration_page
+            from tomat.perf.plan.calibration import Calibration
+            from tomat.report.calibration import calibration_report
 
-            return calibration_page(path)
+            return calibration_report(Calibration.load(path.parent).rows)
         if "program_key" in keys and record.get("breakdown") is None:
             return unfit_page(record)
         if "program_key" in keys:
@@ -116,11 +103,7 @@ def _is_density(target: str) -> bool:
 
 
 def default_output(target: str) -> Path:
-    """Where the page of `target` goes: `index.html` in a folder, `NAME.html` beside a file.
-
-    Raises:
-        TomatError: The target is a URL.
-    """
+    """Where the page of `target` goes: `index.html` in a folder, `NAME.html` beside a file."""
     if "://" in target:
         raise TomatError(f"{target} is no local place; give a file with --output.")
     path = Path(target)

@@ -1,4 +1,5 @@
-"""`metrics.jsonl` as one curve a metric, read line by line: a run of a million steps is no million dictionaries."""
+"""`metrics.jsonl` as one curve a metric, read line by line (a run of a million steps is no million dictionaries), and
+of a million points some thousands that look the same: no peak and no dip is lost."""
 
 from __future__ import annotations
 
@@ -43,6 +44,10 @@ class Metrics:
     """When the file was last written, seconds since 1970; None where there is none."""
 
 
+BUCKETS = 600
+"""Stretches of a curve that is thinned: one or two pixels of a figure each."""
+
+
 class CurveReader:
     """Gathers lines of a log, as they come."""
 
@@ -52,7 +57,6 @@ class CurveReader:
         self._last = -1
 
     def feed(self, line: bytes) -> None:
-        """Take one line."""
         row = metrics_row(line.decode(errors="replace"))
         if row is None:
             self._unreadable += 1
@@ -69,7 +73,6 @@ class CurveReader:
                 points[1].append(value)
 
     def metrics(self, written_utc: float | None) -> Metrics:
-        """What has been taken so far."""
         curves = {
             name: _in_order(np.array(steps), np.array(values)) for name, (steps, values) in sorted(self._points.items())
         }
@@ -77,11 +80,7 @@ class CurveReader:
 
 
 def read_curves(run_url: str) -> Metrics:
-    """The curves of a run's folder or URL; none where it has no log yet.
-
-    Raises:
-        TomatError: The log cannot be read; a `RetryableError` if the storage does not answer.
-    """
+    """The curves of a run's folder or URL; none where it has no log yet."""
     files, root = fsspec.core.url_to_fs(run_url)
     reader, written = CurveReader(), None
     path = f"{root}/{METRICS_FILE}"
@@ -99,3 +98,17 @@ def _in_order(steps: np.ndarray, values: np.ndarray) -> Curve:
         order = np.argsort(steps, kind="stable")
         steps, values = steps[order], values[order]
     return Curve(steps, values)
+
+
+def kept_points(values: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
+    """Which points of a curve `[n]` to draw: of each of `buckets` equal stretches the smallest and the largest, and the
+    ends, at most `2 * buckets + 2`, rising; all of a curve of at most twice as many points as stretches."""
+    n = len(values)
+    if n <= 2 * buckets:
+        return np.arange(n)
+    size = -(-n // buckets)
+    # The last stretch is filled up with the last point, whose place is then cut back to it.
+    stretches = np.pad(values, (0, size * buckets - n), mode="edge").reshape(buckets, size)
+    starts = np.arange(buckets) * size
+    found = np.concatenate([starts + stretches.argmin(axis=1), starts + stretches.argmax(axis=1), [0, n - 1]])
+    return np.unique(np.minimum(found, n - 1))

@@ -28,7 +28,6 @@ _KIND = re.compile(r'moduleType:"trace",name:"(\w+)"')
 
 
 def whole_program() -> str:
-    """plotly.js of all kinds."""
     return (importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 

@@ -24,16 +24,7 @@ UNREADABLE = ("qe",)
 
 
 def density_page(path: str, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
-    """The page of one file of a density.
-
-    Args:
-        path: As `open_density` takes it.
-        reference: Another density of the same crystal; None: none.
-        rules: How they are read.
-
-    Raises:
-        TomatError: One cannot be read, or they are of other crystals.
-    """
+    """The page of one file of a density, beside another one of the same crystal where that is given."""
     density = open_density(path, _name(path), rules)
     other = open_density(reference, _name(reference), rules) if reference is not None else None
     shown = beside(density.material_id, density, other)
@@ -42,16 +33,8 @@ def density_page(path: str, reference: str | None = None, rules: ReadRules = LOO
 
 
 def predictions_page(folder: Path, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
-    """The page of a folder of predictions.
-
-    Args:
-        folder: Holds `predictions.jsonl`.
-        reference: A density, or a folder of densities that are called as the structures were.
-        rules: How they are read.
-
-    Raises:
-        TomatError: A line or a density is damaged, or no reference is called as a prediction.
-    """
+    """The page of a folder of predictions; the reference is a density, or a folder of densities that are called as the
+    structures were."""
     lines = _lines(folder / LINES_FILE)
     done = [line for line in lines if "error" not in line]
     readable = [line for line in done if line.get("format") not in UNREADABLE]
@@ -78,18 +61,16 @@ def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: Sequence[s
     sections = [Section("", lead)]
     sections += [Section("Density", density_parts(shown))] if shown else []
     sections += [Section("All structures", after)] if after else []
-    figures = {
-        "densities": [
-            {
-                "name": one.name,
-                "electrons": one.density.electron_count,
-                "grid": list(one.density.grid_shape),
-                "has_reference": one.reference is not None,
-            }
-            for one in shown
-        ]
-    }
-    return Report(title, sections, kind, figures)
+    figures = [
+        {
+            "name": one.name,
+            "electrons": one.density.electron_count,
+            "grid": list(one.density.grid_shape),
+            "has_reference": one.reference is not None,
+        }
+        for one in shown
+    ]
+    return Report(title, sections, kind, {"densities": figures})
 
 
 def _name(path: str) -> str:
@@ -113,11 +94,7 @@ def _references(reference: str | None, names: Sequence[str], rules: ReadRules) -
 
 
 def _lines(path: Path) -> list[Mapping[str, Any]]:
-    """The last line of each structure.
-
-    Raises:
-        TomatError: A line is not one of `tomat predict`.
-    """
+    """The last line of each structure."""
     lines: dict[str, Mapping[str, Any]] = {}
     for number_, written in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         line = read_line(written, f"{path}, line {number_}")
@@ -126,35 +103,18 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
 
 
 def _lines_table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    heads = (
-        Column("name"),
-        Column("formula"),
-        Column("atoms", number(0)),
-        Column("grid"),
-        Column("seconds", number(1)),
-        Column("electrons", number(4)),
-        Column("before scaling", number(4)),
-        Column("spread", share),
-        Column("output"),
-        Column("warnings"),
-    )
+    figures = {
+        "atoms": Column("atoms", number(0)),
+        "seconds": Column("seconds", number(1)),
+        "electrons": Column("electrons", number(4)),
+        "electrons_before": Column("before scaling", number(4)),
+        "spread_share": Column("spread", share),
+    }
     rows = []
     for line in lines:
         flags = "; ".join(str(flag.get("text", "")) for flag in line.get("flags", ()) if isinstance(flag, dict))
-        figures = [
-            line.get(key) if is_figure(line.get(key)) else None
-            for key in ("atoms", "seconds", "electrons", "electrons_before", "spread_share")
-        ]
-        sides = " x ".join(map(str, line.get("grid") or ()))
-        rows.append(
-            (
-                str(line["name"]),
-                str(line.get("formula", "")),
-                figures[0],
-                sides,
-                *figures[1:],
-                str(line.get("output", "")),
-                str(line.get("error") or flags),
-            )
-        )
+        words = str(line["name"]), str(line.get("formula", "")), " x ".join(map(str, line.get("grid") or ()))
+        known = (line.get(key) if is_figure(line.get(key)) else None for key in figures)
+        rows.append((*words, *known, str(line.get("output", "")), str(line.get("error") or flags)))
+    heads = [*map(Column, ("name", "formula", "grid")), *figures.values(), Column("output"), Column("warnings")]
     return Table("Structures that were predicted", heads, rows)

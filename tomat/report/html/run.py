@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 from markupsafe import Markup
 
-from tomat.base.documents import is_figure, mapping
+from tomat.base.documents import flatten, is_figure, mapping
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
+from tomat.base.overrides import read_yaml
 from tomat.base.report.formats import number, share, significant
-from tomat.base.report.model import Code, Column, Facts, Note, Report, Section, Table
+from tomat.base.report.model import Axis, Chart, Code, Column, Facts, Heading, Note, Report, Section, Series, Table
+from tomat.base.shipped import shipped_configurations
 from tomat.base.storage import explaining_storage
 from tomat.predict.evaluation.free_running import COLUMNS as FREE_RUNNING_COLUMNS
 from tomat.predict.evaluation.free_running import FREE_RUNNING
 from tomat.predict.evaluation.metrics import headline
 from tomat.predict.evaluation.result import COLUMNS, LABEL, TeacherForcedResult
 from tomat.report.html.density import kept_density_section
-from tomat.report.html.document import Figure, details, label, typed
-from tomat.report.html.metrics import Curve, Metrics, read_curves
-from tomat.report.html.recipe import flat, nearest_recipe
-from tomat.report.html.thinning import BUCKETS, kept_points
+from tomat.report.html.document import details
+from tomat.report.html.metrics import BUCKETS, Curve, Metrics, kept_points, read_curves
 from tomat.report.run import history_table
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import devices_sentence, last_devices, ran_steps
@@ -37,7 +39,6 @@ from tomat.train.runs.summary import run_state
 TRAINING_LOSS, VALIDATION_LOSS = "train/loss", "eval/validation/loss"
 UNITS = {"seconds": "s", "tokens_per_second": "tokens/s", "nats": "nats", "e_per_A3": "e/Å³"}
 """Ends of a metric's name, and what they mean on an axis."""
-FIGURE_HEIGHT = 240
 
 
 def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
@@ -47,9 +48,6 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
         run_url: Holds the run's small files.
         checkpoints_url: Holds its checkpoints; None: the same place. A run that ends writes its page from the local
             copies of its files, and its checkpoints may be in a bucket.
-
-    Raises:
-        TomatError: It is no run, or one of its files is damaged or cannot be read.
     """
     config = read_config(f"{run_url}/{CONFIG_FILE}")
     events = read_events(run_url)
@@ -81,19 +79,15 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
     ]
     if events:
         sections.append(Section("History", (history_table(events),)))
-    return Report(
-        record.name,
-        sections,
-        "run",
-        {
-            "run": record.name,
-            "state": state,
-            "steps_done": metrics.steps_done,
-            "metrics": len(metrics.curves),
-            "log_lines": metrics.lines,
-            "unreadable_log_lines": metrics.unreadable,
-        },
-    )
+    figures = {
+        "run": record.name,
+        "state": state,
+        "steps_done": metrics.steps_done,
+        "metrics": len(metrics.curves),
+        "log_lines": metrics.lines,
+        "unreadable_log_lines": metrics.unreadable,
+    }
+    return Report(record.name, sections, "run", figures)
 
 
 def _xprof_command(run_url: str) -> str | None:
@@ -143,71 +137,44 @@ def _curves(metrics: Metrics) -> list[Any]:
     thinned = max(len(curve.values) for curve in metrics.curves.values())
     parts: list[Any] = []
     if thinned > len(kept_points(np.zeros(thinned))):
-        parts.append(
-            Note(
-                f"Curves of many points are thinned: of each of {BUCKETS} stretches the smallest and the largest value "
-                "are drawn, so that every peak and dip is there. Figures in the table are of all points."
-            )
+        said = (
+            f"Curves of many points are thinned: of each of {BUCKETS} stretches the smallest and the largest value "
+            "are drawn, so that every peak and dip is there. Figures in the table are of all points."
         )
+        parts.append(Note(said))
     losses = {name: metrics.curves[name] for name in (TRAINING_LOSS, VALIDATION_LOSS) if name in metrics.curves}
     if losses:
-        parts.append(_figure("Loss", losses, 340))
-    moving = {
-        name: curve
+        parts.append(_chart("Loss", losses, 4.25))
+    moving = [
+        (name, curve)
         for name, curve in metrics.curves.items()
         if name not in losses and len(curve.values) > 1 and np.ptp(curve.values) > 0
-    }
-    parts.append(Markup('<h3>Every metric that changes</h3><div class="grid">'))
-    parts += [_figure(name, {name: curve}, FIGURE_HEIGHT) for name, curve in moving.items()]
-    parts.append(Markup("</div>"))
-    columns = [
-        Column("metric"),
-        Column("points", number(0)),
-        *(Column(heading, significant(5)) for heading in ("first", "last", "least", "median", "largest")),
     ]
-    rows = [
-        (
-            name,
-            len(c.values),
-            *(float(v) for v in (c.values[0], c.values[-1], c.values.min(), np.median(c.values), c.values.max())),
-        )
-        for name, c in metrics.curves.items()
-    ]
-    parts.append(Table("Metrics of the run, of all points", columns, rows))
-    return parts
+    parts += [Heading("Every metric that changes"), Markup('<div class="grid">')]
+    parts += [_chart(name, {name: curve}, 3.0) for name, curve in moving]
+    columns = [Column("metric"), Column("points", number(0))]
+    columns += [Column(heading, significant(5)) for heading in ("first", "last", "least", "median", "largest")]
+    rows = []
+    for name, curve in metrics.curves.items():
+        v = curve.values
+        rows.append((name, len(v), *map(float, (v[0], v[-1], v.min(), np.median(v), v.max()))))
+    return [*parts, Markup("</div>"), Table("Metrics of the run, of all points", columns, rows)]
 
 
-def _figure(title: str, curves: Mapping[str, Curve], height: int) -> Figure:
-    traces, said = [], []
+def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
+    series, said = [], []
     for name, curve in curves.items():
-        kept = kept_points(curve.values)
-        sparse = len(kept) <= 60
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if sparse else "lines",
-                "line": {"width": 1.4},
-                "marker": {"size": 5},
-                "name": label(name),
-                "x": typed(curve.steps[kept]),
-                "y": typed(curve.values[kept]),
-                "hovertemplate": "step %{x}: %{y:.6g}<extra></extra>",
-            }
-        )
-        values = curve.values
+        kept, values = kept_points(curve.values), curve.values
+        mark = "both" if len(kept) <= 60 else "line"
+        series.append(Series(name, curve.steps[kept], values[kept], mark))
         said.append(
             f"{name}: {values[0]:.4g} at step {curve.steps[0]:,} to {values[-1]:.4g} at step "
             f"{curve.steps[-1]:,}, least {values.min():.4g}, largest {values.max():.4g}"
         )
     unit = next((words for end, words in UNITS.items() if title.endswith(end)), "")
-    layout = {
-        "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": unit}},
-        "showlegend": len(traces) > 1,
-        "legend": {"orientation": "h", "y": 1.08},
-    }
     positive = all((curve.values > 0).all() for curve in curves.values())
-    return Figure(title, traces, layout, "; ".join(said) + ".", height, positive)
+    summary = "; ".join(said) + "."
+    return Chart(title, series, Axis("step"), Axis(unit), summary, size=(6.0, height), scales=positive)
 
 
 def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
@@ -238,11 +205,7 @@ def _nmae_headline(found: Any, name: str) -> str:
 
 
 def _materials_table(found: Any, columns: tuple[tuple[str, str], ...], caption: str) -> Table | str:
-    """A row a material, and the medians; shares in per cent.
-
-    Raises:
-        TomatError: A material without one of the figures.
-    """
+    """A row a material, and the medians; shares in per cent."""
     rows = []
     for material in mapping(found).get("materials") or []:
         values = [mapping(material).get(name) for _, name in columns]
@@ -265,7 +228,7 @@ def _materials_table(found: Any, columns: tuple[tuple[str, str], ...], caption: 
 
 
 def _configuration(config: Mapping[str, Any]) -> list[Any]:
-    settings = flat(config)
+    settings = flatten(config)
     parts: list[Any] = []
     recipe = nearest_recipe(settings)
     if recipe is not None:
@@ -281,3 +244,46 @@ def _configuration(config: Mapping[str, Any]) -> list[Any]:
     rows = [(key, str(value)) for key, value in sorted(settings.items())]
     every = Table(f"{CONFIG_FILE}, every setting", (Column("setting"), Column("value")), rows)
     return [*parts, details(f"Every setting ({len(rows):,})", every)]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A shipped configuration beside a run's."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """What it sets, by dotted key."""
+
+    def differences(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Dotted key -> (of the recipe, of the run), of what the recipe sets otherwise."""
+        return {
+            key: (value, settings.get(key))
+            for key, value in self.settings.items()
+            if key not in ("run_name", "purpose") and not _same(value, settings.get(key))
+        }
+
+
+def nearest_recipe(settings: Mapping[str, Any], paths: Iterable[Path] | None = None) -> Recipe | None:
+    """The shipped configuration with the smallest share of settings that differ; None where none ships. A run does not
+    record the file that it began with.
+
+    Of several the one that says most: a recipe made of another one agrees with that too.
+    """
+    found = shipped_configurations("train").values() if paths is None else paths
+    recipes = [Recipe(path.stem, flatten(read_yaml(path))) for path in found]
+
+    def distance(recipe: Recipe) -> tuple[float, int, str]:
+        said = len(recipe.settings)
+        return len(recipe.differences(settings)) / said, -said, recipe.name
+
+    return min((recipe for recipe in recipes if recipe.settings), key=distance, default=None)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values say the same setting: 1 and 1.0, a list and a tuple do, and a number as text (`1e-3`)."""
+    if one == other:
+        return True
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return str(one) == str(other)

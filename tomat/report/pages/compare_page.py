@@ -34,11 +34,7 @@ SMOOTH_SHARE = 0.02
 
 
 def write_comparison_page(comparison: Comparison, page: Path) -> Path:
-    """Write the page of a comparison, or bring it up to date, and its figure beside it.
-
-    Raises:
-        TomatError: The page's markers are broken. Nothing is written then.
-    """
+    """Write the page of a comparison, or bring it up to date, and its figure beside it."""
     notes = "<!-- What was seen. The text outside tomat's markers is yours. -->"
     sections = (
         Section("", comparable_parts(comparison), "comparable"),

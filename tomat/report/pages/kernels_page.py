@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -16,9 +16,9 @@ from tomat.base.documents import mapping, read_json
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.records import Amount, Count, typed
-from tomat.base.report.document import empty_section, update_document
-from tomat.base.report.formats import UNKNOWN, percent
-from tomat.base.report.markdown import markdown_table
+from tomat.base.report.formats import number, percent
+from tomat.base.report.markdown import update_page
+from tomat.base.report.model import Column, Part, Report, Section, Table
 from tomat.base.reporting import console, counted, write_json
 from tomat.hardware.chips import slice_named
 from tomat.perf.cost.chip_model import (
@@ -37,31 +37,6 @@ from tomat.perf.timed_kernels.fit import ProgramWork, TimedPrograms, fit, kept_w
 from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, measured_rates, read_timings
 
 PAGE = "kernels.md"
-TEMPLATE = f"""# Kernels that chips have timed, and what the planner says of them
-
-Programs that chips have run, compiled here and costed by the model of a plan (`tomat/perf/cost/chip_model.py`).
-Errors are of kernels left out of the fit, with all of their shape. `tomat plan --calibrate --kernels FILE` compiles
-what is new and rewrites what is between the markers.
-
-{empty_section("summary")}
-
-## The parameters of each chip
-
-{empty_section("parameters")}
-
-## By operation
-
-{empty_section("operations")}
-
-## By what bounds the kernel
-
-{empty_section("bounds")}
-
-## Rows without a program
-
-{empty_section("refused")}
-"""
-
 MEMORY_TOLERANCE = 0.01
 """Peak memory within this of the compiler's on the day of the measurement counts as right."""
 
@@ -110,7 +85,6 @@ def calibrate_kernels(
     chips: Sequence[str] = (),
     workers: int = 1,
     compilers: Compilers | None = None,
-    on_kernel: Callable[[CompiledKernel], None] = lambda kernel: None,
 ) -> dict[str, Any]:
     """Compile the kernels of a file of timings, and write the record and the page of their errors.
 
@@ -121,14 +95,9 @@ def calibrate_kernels(
         chips: Only rows of these; empty: of all.
         workers: Kernels to compile at once.
         compilers: Such as those that the kernels were timed with; None: the installed one.
-        on_kernel: Told each kernel when it is compiled or found.
 
     Returns:
         The record.
-
-    Raises:
-        TomatError: As for `read_timings`, `measured_rates` and `compile_kernels`; or no row of a chip
-            or an operation that is named.
     """
     compilers = compilers or Compilers()
     timings, refused = read_timings(file)
@@ -141,18 +110,14 @@ def calibrate_kernels(
     compilers.require(timing.op for timing in timings)
     with progress() as bar:
         task = bar.add_task(f"Compiling {counted(len(timings), 'kernel')}", total=len(timings))
+        cache = cache_dir or default_cache_dir()
 
         def tell(kernel: CompiledKernel) -> None:
             bar.advance(task)
-            on_kernel(kernel)
 
-        cache = cache_dir or default_cache_dir()
         compiled = compile_kernels(timings, cache, workers=workers, compilers=compilers, on_kernel=tell)
-        programs = [
-            timed_program(kernel)
-            for kernel in bar.track(compiled, description="Reading them")
-            if kernel.folder is not None
-        ]
+        reading = bar.track(compiled, description="Reading them")
+        programs = [timed_program(kernel) for kernel in reading if kernel.folder is not None]
         if not programs:
             raise TomatError(
                 f"{file} has no row that can be compiled; line {compiled[0].timing.line}: {compiled[0].reason}"
@@ -177,8 +142,7 @@ def calibrate_kernels(
         "refused": sorted([*kept_refused, *new_refused], key=lambda row: row["line"]),
     }
     write_json(tracking_dir / RECORD_FILE, record)
-    update_document(tracking_dir / PAGE, sections(record), TEMPLATE)
-    console.print(f"wrote {tracking_dir / PAGE}", highlight=False)
+    console.print(f"wrote {update_page(tracking_dir / PAGE, kernels_report(record))}", highlight=False)
     return record
 
 
@@ -240,11 +204,7 @@ def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: 
     else:
         at = ChipModel.load(tracking_dir, chip).parameters
         errors = table.errors(at)
-    bounds = table.bounds(at)
-    groups = {
-        "operations": [program.timing.op for program in programs],
-        "bounds": bounds,
-    }
+    groups = {"operations": [program.timing.op for program in programs], "bounds": table.bounds(at)}
     return {
         "fitted": fitted is not None,
         "parameters": {
@@ -281,43 +241,43 @@ def summary(programs: Sequence[TimedProgram], errors: np.ndarray) -> dict[str, A
     }
 
 
-def sections(record: Mapping[str, Any]) -> dict[str, str]:
-    """The generated parts of the page."""
-    return {
-        "summary": _summary_section(record),
-        "parameters": _parameters_section(record),
-        "operations": _table(record, "operations", "operation"),
-        "bounds": _table(record, "bounds", "bound by"),
-        "refused": _refused_section(record),
-    }
-
-
-HEADER = ("kernels", "median error", "p90", "largest", "mean, signed", "memory within 1 %")
-
-
-def _row(values: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        f"{values['kernels']:,}",
-        percent(values["absolute_error_median"]),
-        percent(values["absolute_error_p90"]),
-        percent(values["absolute_error_largest"]),
-        f"{100 * values['error_mean']:+.1f} %",
-        UNKNOWN if values["memory_right_share"] is None else percent(values["memory_right_share"]),
+def kernels_report(record: Mapping[str, Any]) -> Report:
+    lead = (
+        "Programs that chips have run, compiled here and costed by a plan's model (`tomat/perf/cost/chip_model.py`). "
+        "Errors are of kernels left out of the fit, with all of their shape. `tomat plan --calibrate --kernels FILE` "
+        "compiles what is new and rewrites what is between the markers."
     )
+    sections = (
+        Section("", [lead]),
+        Section("", _summary_parts(record["chips"]), "summary"),
+        Section("The parameters of each chip", [_parameters_table(record["chips"])], "parameters"),
+        Section("By operation", [_groups_table(record["chips"], "operations", "operation")], "operations"),
+        Section("By what bounds the kernel", [_groups_table(record["chips"], "bounds", "bound by")], "bounds"),
+        Section("Rows without a program", [_refused_part(record["refused"])], "refused"),
+    )
+    return Report("Kernels that chips have timed, and what the planner says of them", sections)
 
 
-def _summary_section(record: Mapping[str, Any]) -> str:
-    rows = [(chip, *_row(values["all"]), _compiled_by(values["compilers"])) for chip, values in record["chips"].items()]
-    parts = [markdown_table(("chip", *HEADER, "compiled by"), rows, "l" + "r" * len(HEADER) + "l")]
-    few = [chip for chip, values in record["chips"].items() if not values["fitted"]]
-    if few:
+ERRORS = {
+    "kernels": Column("kernels", number(0)),
+    "absolute_error_median": Column("median error", percent),
+    "absolute_error_p90": Column("p90", percent),
+    "absolute_error_largest": Column("largest", percent),
+    "error_mean": Column("mean, signed", lambda error: f"{100 * error:+.1f} %"),
+    "memory_right_share": Column("memory within 1 %", percent),
+}
+"""Figures of a `Summary` that the page shows."""
+
+
+def _summary_parts(chips: Mapping[str, Any]) -> list[Part]:
+    rows = [(chip, *(of["all"][key] for key in ERRORS), _compiled_by(of["compilers"])) for chip, of in chips.items()]
+    parts: list[Part] = [Table("", [Column("chip"), *ERRORS.values(), Column("compiled by")], rows)]
+    if few := [chip for chip, values in chips.items() if not values["fitted"]]:
         parts.append(f"Too few kernels to fit: {', '.join(few)}, judged by the parameters that were on record.")
-    missing = sum(values["all"]["unscheduled_pallas_kernels"] for values in record["chips"].values())
-    if missing:
-        parts.append(
-            f"Of {counted(missing, 'Pallas kernel')} no schedule was found: their estimate is HBM traffic alone."
-        )
-    return "\n\n".join(parts)
+    if missing := sum(values["all"]["unscheduled_pallas_kernels"] for values in chips.values()):
+        said = f"Of {counted(missing, 'Pallas kernel')} no schedule was found: their estimate is HBM traffic alone."
+        parts.append(said)
+    return parts
 
 
 def _compiled_by(compilers: Mapping[str, str]) -> str:
@@ -326,21 +286,16 @@ def _compiled_by(compilers: Mapping[str, str]) -> str:
     return "; ".join([most, *(f"{op}: {other}" for op, other in compilers.items() if other != most)])
 
 
-def _parameters_section(record: Mapping[str, Any]) -> str:
-    chips = record["chips"]
-    rows = [
+def _parameters_table(chips: Mapping[str, Any]) -> Table:
+    rows: list[tuple[Any, ...]] = [
         (name.replace("_", " "), *(_with_deviation(values["parameters"][name]) for values in chips.values()))
         for name in NAMES
     ]
-    if any(values.get("collectives") for values in chips.values()):
-        rows += [
-            (
-                f"collectives, {name.replace('_', ' ')}",
-                *(f"{its[name]:.3g}" if (its := values.get("collectives")) else UNKNOWN for values in chips.values()),
-            )
-            for name in LinkRates.__dataclass_fields__
-        ]
-    return markdown_table(("parameter", *chips), rows, "l" + "r" * len(chips))
+    if rates := {chip: its for chip, values in chips.items() if (its := values.get("collectives"))}:
+        for name in LinkRates.__dataclass_fields__:
+            cells = (f"{rates[chip][name]:.3g}" if chip in rates else None for chip in chips)
+            rows.append((f"collectives, {name.replace('_', ' ')}", *cells))
+    return Table("", [Column("parameter"), *(Column(chip, right=True) for chip in chips)], rows)
 
 
 def _with_deviation(parameter: Mapping[str, float | None]) -> str:
@@ -349,23 +304,21 @@ def _with_deviation(parameter: Mapping[str, float | None]) -> str:
     return f"{parameter['value']:.3g}" + ("" if deviation is None else f" ± {deviation:.1g}")
 
 
-def _table(record: Mapping[str, Any], group: str, title: str) -> str:
+def _groups_table(chips: Mapping[str, Any], group: str, title: str) -> Table:
     rows = [
-        (chip, BOUNDS.get(name) or name, *_row(values))
-        for chip, chip_values in record["chips"].items()
-        for name, values in chip_values[group].items()
+        (chip, BOUNDS.get(name) or name, *(values[key] for key in ERRORS))
+        for chip, of in chips.items()
+        for name, values in of[group].items()
     ]
-    return markdown_table(("chip", title, *HEADER), rows, "ll" + "r" * len(HEADER))
+    return Table("", [Column("chip"), Column(title), *ERRORS.values()], rows)
 
 
-def _refused_section(record: Mapping[str, Any]) -> str:
-    if not record["refused"]:
-        return "None."
+def _refused_part(refused: Sequence[Mapping[str, Any]]) -> Part:
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for row in record["refused"]:
+    for row in refused:
         groups[row["row"], row["reason"]].append(row["line"])
     rows = [
-        (str(len(lines)), name or f"line {lines[0]}", reason.replace("|", "\\|"))
+        (len(lines), name or f"line {lines[0]}", reason)
         for (name, reason), lines in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
-    return markdown_table(("rows", "operation", "reason"), rows, "rll")
+    return Table("", [Column("rows"), Column("operation"), Column("reason")], rows) if rows else "None."

@@ -24,18 +24,16 @@ TOP_OPERATIONS = 20
 NO_PROFILE = "No profile was taken."
 # By whether a trace, rather than a compiled program, lacks it.
 NO_BUFFERS = {
-    True: "How much HBM the step holds is not known: this trace records when operations ran, and came without XLA's "
-    "buffer assignment (which array lies where, for how long). Two ways to get it: `tomat plan` compiles the same "
-    "configuration and lists the memory with its largest buffers; or profile with `enable_hlo_proto`, which puts the "
-    "assignment into `*.xplane.pb` where the backend gives it (a JSON trace never has it).",
-    False: "How much HBM the step holds is not in this module, which came without XLA's buffer assignment (which array "
-    "lies where, for how long). `tomat profile` of the `*after_optimizations.hlo.pb` that XLA writes under "
-    "`--xla_dump_to=DIR --xla_dump_hlo_as_proto` has it.",
+    True: "How much HBM the step holds is not known: this trace came without XLA's buffer assignment. `tomat plan` of "
+    "the same configuration lists the memory; `enable_hlo_proto` puts the assignment into `*.xplane.pb` where the "
+    "backend gives it.",
+    False: "How much HBM the step holds is not in this module, which came without XLA's buffer assignment. `tomat "
+    "profile` of the `*after_optimizations.hlo.pb` that XLA writes under `--xla_dump_to=DIR --xla_dump_hlo_as_proto` "
+    "has it.",
 }
 
 
 def setup_facts(record: Mapping[str, Any], breakdown: Breakdown | None) -> Facts:
-    """What ran, where."""
     asked, batch = record.get("asked_slice"), record["batch_sequences"]
     rows: dict[str, Cell] = {
         "kind": str(record["kind"]),
@@ -159,7 +157,6 @@ def breakdown_parts(breakdown: Breakdown | None, stem: str) -> list[Part]:
 
 
 def operations_parts(breakdown: Breakdown | None) -> list[Part]:
-    """The operations with the most time."""
     if breakdown is None:
         return [NO_PROFILE]
     found = operations_table(breakdown, TOP_OPERATIONS)

@@ -46,7 +46,6 @@ line under `## Verdict` of its page. MFU is a share of the slice's peak for what
 query against every key, *causal* the pairs the mask leaves, *useful* no padding and no logits without a loss, *HFU*
 what the program multiplies. *Without timings* is the share of a planned step that rests on kernels which no chip of its
 kind has timed (–: planned before that was kept)."""
-"""Of the index, as Markdown."""
 
 
 def write_run_page(
@@ -62,26 +61,18 @@ def write_run_page(
     config_hash: str = "",
     kind: str = "measured",
 ) -> Path:
-    """Write (or bring up to date) the page of one run, its figures, its record and the index.
+    """Write (or bring up to date) the page of one run, its figures, its record and the index; nothing where the markers
+    of one of them are broken.
 
     Args:
-        run_dir: the run's folder; `config.yaml` in it is the setup. It may lack one (a plan, a foreign trace).
-        docs_dir: the tracking folder, such as `docs/tracking`.
-        breakdown: of its profile; None leaves those sections saying that there was none.
-        mfu_report: of `step_report` or `run_report` (`hardware/mfu.py`).
-        run_name: default: the folder's name; letters, digits, `.`, `_`, `-`.
-        baseline: name of a run in `docs_dir` to diff the configuration against.
-        commit: of the code that ran, as the caller knows it.
-        date: ISO date of the run, as the caller knows it.
-        config_hash: of the configuration, as the caller computes it.
-        kind: `measured`, `predicted` or `reference`.
-
-    Returns:
-        The page.
-
-    Raises:
-        TomatError: the page's or index's markers are broken, the baseline is not on record, or the name is not usable.
-            Nothing is written then.
+        run_dir: The run's folder; `config.yaml` in it is the setup. It may lack one (a plan, a foreign trace).
+        docs_dir: The tracking folder, such as `docs/tracking`.
+        breakdown: Of its profile; None leaves those sections saying that there was none.
+        mfu_report: Of `step_report` or `run_report` (`hardware/mfu.py`).
+        run_name: Default: the folder's name.
+        baseline: Name of a run in `docs_dir` to diff the configuration against.
+        commit, date, config_hash: As the caller knows them.
+        kind: One of `KINDS`.
     """
     name = run_name or Path(run_dir).name
     if not RUN_NAME.match(name):
@@ -270,11 +261,7 @@ def _index_row(record: Record, docs_dir: Path) -> tuple[Cell, ...]:
 
 
 def read_record(docs_dir: Path, name: str) -> Record:
-    """The record of a run.
-
-    Raises:
-        TomatError: there is none of that name, or it is damaged.
-    """
+    """The record of a run."""
     path = docs_dir / DATA_DIR / f"{name}.json"
     remedy = "Delete it and write the run's page again."
     if not path.exists():

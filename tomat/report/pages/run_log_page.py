@@ -30,11 +30,7 @@ FAILED_WORDS = {"out of memory": "OOM", "too long": "TIME", "measured": "OK"}
 
 
 def write_log_page(log: Log, page: Path) -> Path:
-    """Write the page of a log, or bring it up to date; notes that stand in it stay where they are.
-
-    Raises:
-        TomatError: The page's markers are broken. Nothing is written then.
-    """
+    """Write the page of a log, or bring it up to date; notes that stand in it stay where they are."""
     return update_page(page, Report(f"Log of {log.place}", log_sections(log)))
 
 
@@ -51,11 +47,9 @@ def log_sections(log: Log) -> list[Section]:
             marker = _marker("run", f"{entry.name} {entry.began}", entry.name)
             sections.append(Section(f"{began}: {entry.name}", run_parts(entry), marker, NOTES, owns_heading=True))
         elif (rows := sweeps.pop(str(entry.sweep), None)) is not None:
-            marker, heading = (
-                _marker("lab", str(entry.sweep), str(entry.sweep)),
-                f"{began}: {entry.sweep} (rows of a step)",
-            )
-            sections.append(Section(heading, sweep_parts(rows), marker, NOTES, owns_heading=True))
+            marker, heading = _marker("lab", str(entry.sweep), str(entry.sweep)), f"{began}: {entry.sweep}"
+            parts = sweep_parts(rows)
+            sections.append(Section(f"{heading} (rows of a step)", parts, marker, NOTES, owns_heading=True))
     return sections
 
 
@@ -85,31 +79,21 @@ def sweep_parts(rows: Sequence[Entry]) -> list[Part]:
         "in every row": settings_cell(common),
         "result": f"{measured} of {counted(len(rows), 'row')} measured",
     }
-    columns = (
-        Column("run"),
-        Column("extra"),
-        Column("batch", number(0)),
-        Column("accum", number(0)),
-        Column("tok/s", number(0)),
-        Column("step ms", number(1, 1e3)),
-        Column("mem peak MiB", number(0, 1 / 2**20)),
-        Column("limit MiB", number(0, 1 / 2**20)),
-        Column("loss", number(4)),
-        Column("status"),
-        Column("against base, 95 %"),
-    )
-    figures = ("batch_sequences", "accumulations", "tokens_per_second_median", "step_seconds_median",
-               "peak_memory_bytes", "memory_limit_bytes", "loss")  # fmt: skip
-    body = [
-        (
-            entry.name,
-            settings_cell(own_settings(entry, common)),
-            *(entry.figures.get(key) for key in figures),
-            FAILED_WORDS.get(entry.status, entry.status),
-            entry.detail or _against_base(entry.figures),
-        )
-        for entry in rows
-    ]
+    figures = {
+        "batch_sequences": Column("batch", number(0)),
+        "accumulations": Column("accum", number(0)),
+        "tokens_per_second_median": Column("tok/s", number(0)),
+        "step_seconds_median": Column("step ms", number(1, 1e3)),
+        "peak_memory_bytes": Column("mem peak MiB", number(0, 1 / 2**20)),
+        "memory_limit_bytes": Column("limit MiB", number(0, 1 / 2**20)),
+        "loss": Column("loss", number(4)),
+    }
+    body = []
+    for entry in rows:
+        found = FAILED_WORDS.get(entry.status, entry.status), entry.detail or _against_base(entry.figures)
+        known = (entry.figures.get(key) for key in figures)
+        body.append((entry.name, settings_cell(own_settings(entry, common)), *known, *found))
+    columns = [Column("run"), Column("extra"), *figures.values(), Column("status"), Column("against base, 95 %")]
     return [Facts(facts), *_commands(rows), Table("", columns, body)]
 
 
@@ -158,18 +142,12 @@ def settings_cell(settings: Mapping[str, Any]) -> Cell:
 
 def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> list[Part]:
     common = {name: common_settings(rows) for name, rows in sweeps.items()}
-    body = [
-        (
-            entry.began[:16].replace("T", " ") or None,
-            entry.name if entry.kind == RUN else f"{entry.sweep}: {entry.name}",
-            _ran_on(entry) or None,
-            settings_cell(own_settings(entry, common.get(str(entry.sweep), {}))),
-            _result(entry),
-            entry.figures.get("tokens_per_second_median"),
-            entry.status,
-        )
-        for entry in log.entries
-    ]
+    body = []
+    for entry in log.entries:
+        name = entry.name if entry.kind == RUN else f"{entry.sweep}: {entry.name}"
+        own = settings_cell(own_settings(entry, common.get(str(entry.sweep), {})))
+        what = entry.began[:16].replace("T", " ") or None, name, _ran_on(entry) or None, own
+        body.append((*what, _result(entry), entry.figures.get("tokens_per_second_median"), entry.status))
     headings = ("began (UTC)", "name", "device", "differs from the recipe", "result")
     columns = [*map(Column, headings), Column("tok/s", number(0)), Column("status")]
     parts: list[Part] = [Table("", columns, body)]

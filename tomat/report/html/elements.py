@@ -1,13 +1,18 @@
-"""Tables that sort by any column and show the rows that hold the words one types."""
+"""Elements of a page: its templates, of which every text is escaped, once and here; tables that sort by any column and
+show the rows that hold the words one types."""
 
 from __future__ import annotations
 
+import importlib.resources
+import re
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
-from markupsafe import Markup
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from tomat.base.report.model import Cell, Code, Column, Facts, Link, Table, Verdict, is_number, words_of
-from tomat.report.html.templates import prose, rendered
 
 MOST_ROWS = 2_000
 """Of a table: 10 columns of them are 1 MB."""
@@ -16,6 +21,27 @@ FILTER_FROM = 8
 LONG = 60
 """Rows from which a table is laid out only as it comes into view."""
 FLUSH_RIGHT = Markup(' class="n"')
+
+
+def asset(name: str) -> str:
+    """A file of `assets/`: a page's template, its style or one of its own programs."""
+    return (importlib.resources.files("tomat.report.html") / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    loader = PackageLoader("tomat.report.html", "assets")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+
+
+def prose(words: object) -> Markup:
+    """Plain text; what stands between backticks is code."""
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(words)))
+
+
+def rendered(name: str, **values: Any) -> Markup:
+    """A template with its values; what is no `Markup` is text."""
+    return Markup(_environment().get_template(name).render(values))
 
 
 def table_html(table: Table) -> Markup:

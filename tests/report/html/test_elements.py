@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tomat.base.report.formats import number, share
 from tomat.base.report.model import Column, Facts, Table
-from tomat.report.html import tables
-from tomat.report.html.tables import facts_html, table_html
+from tomat.report.html import elements
+from tomat.report.html.elements import facts_html, table_html
 
 CELLS = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
 
@@ -22,12 +22,12 @@ def test_a_table_holds_its_text_and_sorts_by_the_values(rows):
         assert (key is None) == (value is None)
         assert value is None or float(key) == value
     assert reader.tags.count("button") == 2
-    assert ("input" in reader.tags) == (len(rows) >= tables.FILTER_FROM)
+    assert ("input" in reader.tags) == (len(rows) >= elements.FILTER_FROM)
     assert "All <of> it" in reader.text
 
 
 def test_a_long_table_says_what_it_leaves_out(monkeypatch):
-    monkeypatch.setattr(tables, "MOST_ROWS", 3)
+    monkeypatch.setattr(elements, "MOST_ROWS", 3)
     reader = HtmlReader(table_html(Table("Rows", [Column("n")], [(i,) for i in range(5)], ["sum"])))
     assert len(reader.tables[0]) == 3
     assert "The first 3 of 5 rows." in reader.text and "sum" in reader.text

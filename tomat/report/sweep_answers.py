@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tomat.base.report.formats import UNKNOWN, percent, seconds
-from tomat.base.report.markdown import markdown_table
+from tomat.base.report.model import Column, Heading, Part, Table
+from tomat.perf.tuning.sweep_record import ranked
 from tomat.perf.tuning.sweep_rows import (
     FAILED,
     FITS,
@@ -14,7 +15,6 @@ from tomat.perf.tuning.sweep_rows import (
     RowRecord,
     base_of,
     gib,
-    ranked,
     required_text,
     speedup,
     verdict,
@@ -25,19 +25,19 @@ NEGLIGIBLE_SHARE = 0.001
 """Of the step, for a category of an explanation."""
 
 
-def answers_section(rows: Sequence[RowRecord]) -> str:
+def answers_parts(rows: Sequence[RowRecord]) -> list[Part]:
     """Every question with its rows' verdicts, and the explanations."""
-    parts = []
+    parts: list[Part] = []
     for question in dict.fromkeys(row.question for row in rows if row.question):
-        parts.append(f"### {question}")
-        parts += [answer(row, base_of(row, rows)) for row in rows if row.question == question]
+        parts.append(Heading(question))
+        parts += [_answer(row, base_of(row, rows)) for row in rows if row.question == question]
     for row in rows:
         if row.explain:
-            parts += [f"### {row.explain}", explanation(row, rows)]
-    return "\n\n".join(parts) or "No row asks a question."
+            parts += [Heading(row.explain), *explanation(row, rows)]
+    return parts or ["No row asks a question."]
 
 
-def answer(row: RowRecord, base: RowRecord | None) -> str:
+def _answer(row: RowRecord, base: RowRecord | None) -> str:
     """The verdict on a row, with what the ranking does not say: its largest buffer, or what changed since its base."""
     if row.status == FAILED:
         return f"`{row.name}` {verdict(row, base)}"
@@ -71,32 +71,25 @@ def _estimate(row: RowRecord, key: str) -> str:
     return percent(value["estimate"]) if value else UNKNOWN
 
 
-def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> str:
+def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> list[Part]:
     """What keeps the utilisation of a row where it is: the peak that each category reaches, and what it leaves."""
     if row.status != FITS or not row.categories or not row.hfu:
-        return answer(row, base_of(row, rows))
+        return [_answer(row, base_of(row, rows))]
     hfu = row.hfu["estimate"]
     groups = [g for g in row.categories if g["share"] >= NEGLIGIBLE_SHARE]
-    table = []
+    body = []
     for group in sorted(groups, key=lambda g: (-g["share"], g["name"])):
-        fraction = group["flops_fraction"]
-        reached = None if fraction is None else group["share"] * fraction
-        table.append(
-            (
-                group["name"],
-                seconds(group["seconds"]),
-                percent(group["share"]),
-                percent(fraction),
-                percent(reached),
-                percent(None if reached is None else group["share"] - reached),
-            )
-        )
-    header = ("category", "time", "share of the step", "of peak flops in it", "adds to utilisation", "leaves unused")
-    parts = [
+        fraction, share = group["flops_fraction"], group["share"]
+        reached = None if fraction is None else share * fraction
+        left = None if reached is None else share - reached
+        body.append((group["name"], group["seconds"], share, fraction, reached, left))
+    shares = ("share of the step", "of peak flops in it", "adds to utilisation", "leaves unused")
+    columns = [Column("category"), Column("time", seconds), *(Column(heading, percent) for heading in shares)]
+    parts: list[Part] = [
         f"`{row.name}` on {row.slice}: a step of {seconds(row.estimate('step_seconds'))} has MFU full "
         f"{_estimate(row, 'mfu_full')} and HFU {_estimate(row, 'hfu')}. A category adds its share of the step times "
         "the part of the peak that it reaches:",
-        markdown_table(header, table),
+        Table("", columns, body),
     ]
     unstated = [group["name"] for group in groups if group["flops_fraction"] is None]
     if unstated:
@@ -105,8 +98,7 @@ def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> str:
             f"The program states no flops for {' and '.join(unstated)}; together they add what is missing to the HFU, "
             f"{percent(max(hfu - stated, 0.0))}."
         )
-    parts.append(_windowed_sentence(row, rows))
-    return "\n\n".join(parts)
+    return [*parts, _windowed_sentence(row, rows)]
 
 
 def _windowed_sentence(row: RowRecord, rows: Sequence[RowRecord]) -> str:

@@ -1,0 +1,88 @@
+"""The record of a sweep: what its rows and its file have in common, planned (`tomat plan --sweep`) or measured (`tomat
+lab run`)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Required, TypedDict
+
+from msgspec import Meta
+
+from tomat.base.records import MAX_FIGURE, Count, read_typed
+
+RECORD_FORMAT = 1
+Figure = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
+
+
+class Interval(TypedDict):
+    """An estimate and its range."""
+
+    estimate: Figure
+    low: Figure
+    high: Figure
+
+
+@dataclass(kw_only=True)
+class SweptRow:
+    """A row of a sweep, planned or measured."""
+
+    name: str
+    question: str = ""
+    base: str | None
+    """The row that it is compared with."""
+    overrides: Mapping[str, Any]
+    config_file: str
+
+    @property
+    def speed(self) -> Interval | None:
+        """MFU of a plan, tokens a second of a measurement; None without an answer."""
+        raise NotImplementedError
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of a device; 0 where it is not known."""
+        raise NotImplementedError
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Of the memory."""
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """By which rows are sorted: the fastest first, those without an answer last."""
+        raise NotImplementedError
+
+
+def ranked[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:
+    """The fastest first, those without an answer last."""
+    return sorted(rows, key=lambda row: row.rank)
+
+
+class KeptRows[Row](TypedDict, total=False):
+    """The file, as far as a sweep goes on from it."""
+
+    rows: Required[list[Row]]
+    devices: str | None
+    overhead_seconds_per_start: float | None
+
+
+class SweepRecord[Row](KeptRows[Row], total=False):
+    """The file, as far as its page shows it."""
+
+    rows: Required[list[Row]]
+    sweep: Required[str]
+    title: Required[str]
+    introduction: Required[str]
+    n_rows: Count
+    n_fitting: Count
+    n_measured: Count
+    n_processors: Count | None
+    measured_with: dict[str, Any]
+    same_settings: list[list[str]]
+    ranking: list[str]
+
+
+def read_record[Record](path: Path, kind: type[Record], remedy: str) -> Record:
+    """A sweep's record."""
+    return read_typed(path, kind, remedy, version=("record_format", RECORD_FORMAT))

@@ -1,0 +1,142 @@
+"""What is said of the calibration, wherever it is shown: what plans said of steps that pods have taken, beside what
+they took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tomat.base.report.formats import number, percent, seconds
+from tomat.base.report.model import Axis, Chart, Column, Heading, Items, Part, Report, Section, Series, Table, equality
+from tomat.perf.cost.chip_model import MODELS
+from tomat.perf.plan.calibration import CalibrationRow
+
+ModelTable = Mapping[str, Mapping[str, float]]
+"""Seconds of each model (`MODELS`) by category."""
+LEAST_SECONDS = 1e-3
+"""Of a category, to be a row of the table of models."""
+
+
+def calibration_report(
+    rows: Sequence[CalibrationRow], notes: Sequence[str] = (), models: Mapping[str, ModelTable] | None = None
+) -> Report:
+    """Every measurement beside its plan.
+
+    Args:
+        rows: On record.
+        notes: What people have said of what differs.
+        models: Of rows that have just been planned, by name; None: none was.
+    """
+    lead = (
+        "What `tomat plan` says of steps that pods have run. No estimate is fitted to them: they judge the plans. "
+        "`tomat plan --calibrate` plans every row again; `tomat plan --record RUN` adds a run of yours."
+    )
+    sources = Table("", [Column("run"), Column("slice"), Column("source")],
+                    [(row.name, row.slice, row.source) for row in rows])  # fmt: skip
+    sections = [
+        Section("", [lead]),
+        Section("Step time", steps_parts(rows), "steps"),
+        Section("Memory", memory_parts(rows), "memory"),
+        Section("Shares of the step", shares_parts(rows), "shares"),
+        *([Section("The cycle models", _models_parts(rows, models), "models")] if models else []),
+        *([Section("What differs", [Items(notes)], "notes")] if notes else []),
+        Section("Where each is from", [sources], "sources"),
+    ]
+    figures = {"rows": len(rows), "steps": sum(row.step_ratio is not None for row in rows)}
+    return Report("Calibration: the plan beside the pod", sections, "calibration", figures)
+
+
+def steps_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
+    body, points = [], []
+    for row in rows:
+        measured, planned = row.measured.get("step_seconds"), row.predicted.get("model_seconds")
+        if measured is None:
+            continue
+        error = None if planned is None else row.predicted.get("error")
+        body.append((row.name, measured, planned, None if planned is None else planned / measured - 1, error))
+        if planned is not None:
+            points.append((row.name, planned, measured, error or 0.0))
+    heads = [Column("run"), *(Column(heading, seconds) for heading in ("measured", "planned"))]
+    heads += [Column("error", percent), Column("range of the plan", lambda error: f"± {percent(error, 0)}")]
+    said = (
+        "No step of a pod is in the fit: the model is that of timed kernels (`kernels.md`). The start of a collective, "
+        "20 µs, is from the profiles of the first two."
+    )
+    return [*_compared(points, "step", "s"), Table("", heads, body), said]
+
+
+def memory_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
+    body, points = [], []
+    for row in rows:
+        needed, planned = (side.get("hbm_required_gib") for side in (row.measured, row.predicted))
+        pod = "ran" if row.measured.get("fits") else "out of memory"
+        plan = "fits" if row.predicted.get("fits") else "does not fit"
+        body.append((row.name, pod, needed, plan, planned, planned / needed - 1 if needed and planned else None))
+        if needed and planned:
+            points.append((row.name, planned, needed, 0.0))
+    gib = number(2)
+    heads = [Column("run"), Column("the pod"), Column("needed, GiB", gib), Column("planned"),
+             Column("needed, GiB", gib), Column("error", number(2, 100.0, " %"))]  # fmt: skip
+    return [*_compared(points, "HBM of a device", "GiB"), Table("", heads, body)]
+
+
+def _compared(points: Sequence[tuple[str, float, float, float]], what: str, unit: str) -> list[Part]:
+    """Planned against measured, for a browser: name, both figures, the fraction by which the plan may be off."""
+    if not points:
+        return []
+    planned, measured = [point[1] for point in points], [point[2] for point in points]
+    ratios = [b / a for a, b in zip(planned, measured, strict=True)]
+    series = [
+        equality(1.1 * max(*planned, *measured)),
+        Series(
+            "measured", planned, measured, "points",
+            texts=[f"{name}: planned {a:.3f} {unit}, measured {b:.3f} {unit}" for name, a, b, _ in points],
+            x_ranges=[(a - a * error, a + a * error) for _, a, _, error in points] if any(p[3] for p in points) else (),
+        ),
+    ]  # fmt: skip
+    said = (
+        f"{len(points)} rows; measured over planned from {min(ratios):.3f} to {max(ratios):.3f}. Dotted: equality. "
+        "Bars: the range expected."
+    )
+    x, y = Axis(f"planned {what}, {unit}", from_zero=True), Axis(f"measured {what}, {unit}", from_zero=True)
+    return [Chart(f"Planned against measured: {what}", series, x, y, said, size=(6.0, 5.0))]
+
+
+def shares_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
+    """Shares of the step that a profile gave."""
+    body, doubts = [], []
+    for row in rows:
+        for key, measured in row.measured.items():
+            if not key.endswith("_share"):
+                continue
+            name, planned, doubted = key.removesuffix("_share"), row.predicted.get(key), row.doubted.get(key)
+            difference = None if planned is None else f"{100 * (planned - measured):+.1f}"
+            if doubted is not None:
+                difference = f"{difference or ''} (doubted)".strip()
+                doubts.append(f"The profile's {name} of {row.name} cannot be: {doubted}")
+            body.append((row.name, name, measured, planned, difference))
+    heads = [Column("run"), Column("share"), Column("profile", percent), Column("planned", percent),
+             Column("difference, points", right=True)]  # fmt: skip
+    return [Table("", heads, body), *doubts] if body else ["No profile is on record."]
+
+
+def _models_parts(rows: Sequence[CalibrationRow], models: Mapping[str, ModelTable]) -> list[Part]:
+    """Each model's seconds by category; a model leaves out what it does not know."""
+    parts: list[Part] = []
+    heads = [Column("category"), *(Column(name, seconds) for name in MODELS)]
+    for row in rows:
+        if row.name in models:
+            categories = sorted(models[row.name].items(), key=lambda item: -item[1]["estimate"])
+            body = [
+                (name, *(values[model] or None for model in MODELS))
+                for name, values in categories
+                if max(values.values()) > LEAST_SECONDS
+            ]
+            total = [sum(values[model] for _, values in categories) for model in MODELS]
+            measured = row.measured.get("step_seconds")
+            parts.append(Heading(row.name + (f": measured {seconds(measured)}" if measured else "")))
+            parts.append(Table("", heads, body, ("sum", *total)))
+    said = (
+        "`compiler` (XLA's own cycles) and `roofline` say nothing of Pallas kernels; `schedule` alone says nothing of "
+        "waiting for memory."
+    )
+    return [*parts, said]

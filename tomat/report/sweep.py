@@ -1,0 +1,526 @@
+"""What is said of a sweep, planned (`tomat plan --sweep`) or measured (`tomat lab run`), wherever it is shown: one
+report of each kind, for a tracking page, a browser and, of its ranking, the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tomat.base.report.formats import UNKNOWN, number, percent, seconds, significant
+from tomat.base.report.model import (
+    VERDICT,
+    Axis,
+    Chart,
+    Code,
+    Column,
+    Facts,
+    Heading,
+    Items,
+    Note,
+    Part,
+    Report,
+    Section,
+    Series,
+    Table,
+    equality,
+)
+from tomat.base.reporting import counted
+from tomat.hardware.mfu import TABLE_UTILISATIONS
+from tomat.measure.lab.messages import OUT_OF_MEMORY
+from tomat.measure.lab.record import LabRow, median
+from tomat.measure.lab.speedup import SAME
+from tomat.perf.tuning.changes import override_words
+from tomat.perf.tuning.scaling import contests, crossings, exposed, lines_of, sequences_per_chip, tokens_per_second
+from tomat.perf.tuning.sweep_record import SweepRecord, SweptRow, ranked
+from tomat.perf.tuning.sweep_rows import FITS, OOM, RowRecord, base_of, interval_text, required_text, verdict
+from tomat.report.step import COLOURS
+from tomat.report.sweep_answers import answers_parts
+
+MIB = 2**20
+JOULES = "J a step"
+WINDOW_KEY = "model.sliding_window"
+BUSY_SHARE = 0.05
+"""Of the processors used by others from which a page says that the machine was shared."""
+SMALLEST_SHARE = 0.01
+"""Of a step, for a column of the table of categories."""
+LINE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Told apart with any colour vision (Okabe and Ito, 2008)."""
+ASIDE = 1.035
+"""Factor in chips between the bars of two lines, which would cover each other."""
+
+PLANNED_LEGEND = (
+    "Planned, not measured. HBM: of one chip, required and available. Intervals are those of a step's parts "
+    "(`kernels.md`); the error is largely common to the rows of one model, so their order is surer than their figures. "
+    f"Without timings: the share of the step on kernels that no such chip has timed the like of ({UNKNOWN}: "
+    "planned before that was kept)."
+)
+WINDOW_LEGEND = (
+    "MFU counts the pairs in the attention's window, so a sliding window lowers the counted work too: compare such "
+    "rows by tokens/s."
+)
+MEASURED_LEGEND = (
+    "tok/s and step: median of the windows; least and most: the smallest and largest. accum: microbatches of a step. "
+    "ahead: steps that are dispatched before a loss is read. shuffle: rows of a window of the shuffle. compile: "
+    "lowering and compiling the step's programs; cached: as a later start finds them. mem peak: {memory}. loss: after "
+    "the warm-up, after as many steps in every row. against base: tokens a second over the base's, mean of pairs of "
+    "windows that were measured beside each other, with its 95 % interval, by the row's windows or by what starts of a "
+    "row differ by in this sweep, whichever is wider; within noise where that holds 1."
+)
+MEMORY_SOURCES = {
+    "device": "of the fullest device",
+    "process": "resident memory of the process, Python and JAX included (the devices say nothing)",
+}
+COMPARED = "Plans are for the slice named; on another device, a CPU above all, not even their order has to hold."
+NOT_COMPARED = (
+    "No row is on record both as a plan and as a measurement: `tomat plan --sweep` and `tomat lab run` of one file, "
+    "into one tracking folder, make such."
+)
+
+
+def planned_report(record: SweepRecord[RowRecord], measured: Mapping[str, LabRow]) -> Report:
+    """A sweep of plans; `measured` are the rows of its measurements, by name, where there are any."""
+    rows = record["rows"]
+    left = record.get("n_rows", 0) - len(rows)
+    facts = {
+        "rows that fit": f"{record.get('n_fitting')} of {record.get('n_rows')}",
+        "not planned yet": f"{left}; run the sweep again to continue" if left > 0 else None,
+        "compiled by": ", ".join(sorted({row.compiler for row in rows if row.compiler})),
+    }
+    notes = [f"{note[:1].upper()}{note[1:]}." for note in dict.fromkeys(note for row in rows for note in row.notes)]
+    if any(WINDOW_KEY in row.overrides for row in rows):
+        notes.insert(0, WINDOW_LEGEND)
+    places = enumerate(ranked(rows), 1)
+    crosses = {place: row for place, row in places if row.status == OOM and row.memory_space == "hbm"}
+    pareto = pareto_parts(record["sweep"], rows, "MFU full, %", "the intervals of the plans", 100.0, crosses)
+    compared = compared_parts({row.name: row for row in rows}, list(measured.values()))
+    sections = [
+        Section("", [record["introduction"], Facts(facts)], "introduction"),
+        Section("Ranking", [planned_table(rows), PLANNED_LEGEND, *map(Note, notes)], "ranking"),
+        Section("Scaling", scaling_parts(record["sweep"], rows), "scaling", owns_heading=True),
+        Section("MFU against memory", pareto, "pareto"),
+        Section("Where the time goes", categories_parts(rows), "shares"),
+        Section("Answers", answers_parts(rows), "answers"),
+        Section("Planned and measured", compared, "planned", owns_heading=True),
+        VERDICT,
+    ]
+    figures = {"sweep": record["sweep"], "rows": len(rows), "fitting": sum(row.speed is not None for row in rows)}
+    return Report(record["title"], sections, "sweep of plans", figures | {"front": [one.name for one in front(rows)]})
+
+
+def measured_report(
+    record: SweepRecord[LabRow], plans: Mapping[str, RowRecord], epoch_rows: int | None = None
+) -> Report:
+    """A sweep of measurements.
+
+    Args:
+        record: As `Lab.record` gives it.
+        plans: The rows of its plans, by name, where there are any.
+        epoch_rows: Sequences of the data set that epochs are of; None: the one that was trained on.
+    """
+    rows = record["rows"]
+    pareto = pareto_parts(record["sweep"], rows, "tokens a second", "the smallest and largest window")
+    sections = [
+        Section("", [record["introduction"], *_how(record)], "introduction"),
+        Section("Ranking", _ranking(rows, record.get("same_settings", [])), "ranking"),
+        Section("Tokens a second against memory", pareto, "pareto"),
+        Section("Hours an epoch", epochs_parts(rows, epoch_rows), "epochs"),
+        Section("Planned and measured", compared_parts(plans, rows) or [NOT_COMPARED], "planned"),
+        VERDICT,
+    ]
+    answered = sum(row.speed is not None for row in rows)
+    figures = {"sweep": record["sweep"], "rows": len(rows), "with_an_answer": answered}
+    return Report(record["title"], sections, "measured sweep", figures | {"front": [one.name for one in front(rows)]})
+
+
+def _how(record: SweepRecord[LabRow]) -> list[Part]:
+    """What was measured, on what, and how."""
+    how, overhead = record.get("measured_with", {}), record.get("overhead_seconds_per_start")
+    steps = how.get("steps")
+    facts = {
+        "rows with an answer": f"{record.get('n_measured')} of {record.get('n_rows')}",
+        "measured on": record.get("devices"),
+        "processors": record.get("n_processors"),
+        "starts of a row, each a process of its own": how.get("rounds"),
+        "windows of a start, each beside one of a base that was started for the row": how.get("repeats"),
+        "a window": f"{steps} steps" if steps else f"about {how.get('window_seconds')} s, at least 2 steps",
+        "steps before that do not count, besides the first": how.get("warmup_steps"),
+        "the lab's own time for a start": None if overhead is None else f"{overhead:.2f} s",
+    }
+    parts: list[Part] = [Facts(facts)]
+    busy = median(window.others_busy_share for row in record["rows"] for window in row.windows)
+    parts += shared_note(busy, "windows", "Speeds are below those of a quiet machine, and intervals are wide.")
+    if how.get("rounds") == 1:
+        parts.append("Of one start, intervals do not hold what a process keeps for its life (some 3 % on a CPU).")
+    return parts
+
+
+def shared_note(busy: float | None, of: str, effect: str) -> list[Part]:
+    """That other processes used the machine, where they did."""
+    if busy is None or busy < BUSY_SHARE:
+        return []
+    said = f"The machine was shared: other processes used {percent(busy, 0)} of its processors meanwhile"
+    return [Note(f"{said} (median of the {of}). {effect}", warning=True)]
+
+
+def settings_text(overrides: Mapping[str, Any]) -> str:
+    """`model.num_heads 4 sharding zero1`, in one order whatever the record's."""
+    return " ".join(word.removeprefix("--") for word in override_words(dict(sorted(overrides.items()))))
+
+
+def settings_cell(overrides: Mapping[str, Any]) -> Code | None:
+    return Code(settings_text(overrides)) if overrides else None
+
+
+def planned_table(rows: Sequence[RowRecord]) -> Table:
+    """Every planned row, the best MFU first."""
+    columns = [
+        Column("", number(0)),
+        Column("row"),
+        Column("slice"),
+        Column("batch", number(0)),
+        Column("tokens", number(0)),
+        Column("HBM MiB", number(0, 1 / MIB)),
+        Column("of MiB", number(0, 1 / MIB)),
+        *(Column(heading, number(1, 1e3)) for heading in ("step ms", "from", "to")),
+        *(Column(one.short, percent) for one in TABLE_UTILISATIONS),
+        *(Column(heading, percent) for heading in ("MFU from", "MFU to", "without timings")),
+        Column("tokens/s/chip", number(0)),
+        *(Column(heading, right=False) for heading in ("largest category", "verdict", "settings")),
+    ]
+    body = []
+    for place, row in enumerate(ranked(rows), 1):
+        largest = max(row.categories, key=lambda group: group["seconds"], default=None)
+        step, mfu = row.step_seconds or {}, row.mfu_full or {}
+        setup = (row.slice, row.batch_sequences, row.sequence_tokens)
+        memory = (row.hbm_required_bytes or None, row.hbm_capacity_bytes or None)
+        figures = (
+            *(step.get(key) for key in ("estimate", "low", "high")),
+            *((row.utilisation(one.key) or {}).get("estimate") for one in TABLE_UTILISATIONS),
+            *(mfu.get(key) for key in ("low", "high")),
+            row.untimed_step_share,
+            (row.tokens_per_second_per_chip or {}).get("estimate"),
+        )
+        said = verdict(row, base_of(row, rows)).replace("`", "")
+        category = f"{largest['name']} {percent(largest['share'], 0)}" if largest else None
+        body.append((place, row.name, *setup, *memory, *figures, category, said, settings_cell(row.overrides)))
+    return Table("Rows of the sweep, the best MFU first", columns, body)
+
+
+def planned_ranking(rows: Sequence[RowRecord]) -> Table:
+    """The table of the terminal."""
+    shares = (one.short for one in TABLE_UTILISATIONS)
+    shown = ("row", "HBM MiB", "of MiB", "step ms", *shares, "without timings", "largest category", "verdict")
+    return planned_table(rows).chosen(*shown)
+
+
+def measured_table(rows: Sequence[LabRow]) -> Table:
+    """Every measured row, the most tokens a second first; of MFU only where a chip's peak is known, of energy only
+    where the devices tell it."""
+    shares = [one for one in TABLE_UTILISATIONS if any(row.mfu for row in rows)]
+    energy = any(row.step_joules is not None for row in rows)
+    setup = {
+        "batch": ("batch_sequences", number(0)),
+        "accum": ("accumulations", number(0)),
+        "tokens": ("sequence_tokens", number(0)),
+        "ahead": ("dispatch_ahead", number(0)),
+        "shuffle": ("shuffle_rows", str),
+        "optimizer": ("optimizer", str),
+        "dtype": ("compute_dtype", str),
+    }
+    columns = [
+        Column("", number(0)),
+        Column("run"),
+        *(Column(heading, show) for heading, (_, show) in setup.items()),
+        *(Column(heading, number(0)) for heading in ("tok/s", "least", "most")),
+        Column("step ms", number(1, 1e3)),
+        *(Column(heading, number(1)) for heading in ("compile s", "cached s")),
+        *(Column(heading, number(0, 1 / MIB)) for heading in ("mem peak MiB", "limit MiB")),
+        *(Column(one.short, percent) for one in shares),
+        *(Column(heading, number(1)) for heading in (JOULES, "tokens a J") if energy),
+        Column("loss", number(4)),
+        *(Column(heading, right=False) for heading in ("ok", "against base", "verdict", "settings")),
+    ]
+    body = []
+    for place, row in enumerate(ranked(rows), 1):
+        known = {"shuffle_rows": row.setup.get("shuffle_rows") or row.setup.get("shuffle")}
+        speed = row.speed or {}
+        figures = (
+            *(known.get(key, row.setup.get(key)) for key, _ in setup.values()),
+            *(speed.get(key) for key in ("estimate", "low", "high")),
+            *(row.step_seconds, row.compile_cold_seconds, row.compile_cached_seconds),
+            *(row.peak_memory_bytes, row.memory_limit_bytes),
+            *(row.mfu.get(one.key) for one in shares),
+            *((row.step_joules, row.tokens_per_joule) if energy else ()),
+            row.setup.get("warm_loss"),
+        )
+        ok = "True" if row.measured else "OOM" if row.status == OUT_OF_MEMORY else "False"
+        said = (ok, ratio_text(row), measured_verdict(row).replace("`", ""), settings_cell(row.overrides))
+        body.append((place, row.name, *figures, *said))
+    return Table("Rows of the sweep, the most tokens a second first; medians of the windows", columns, body)
+
+
+def measured_ranking(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> list[Part]:
+    """The table of the terminal, with what is noise."""
+    shown = ("run", "tok/s", "least", "most", "step ms", "mem peak MiB", "loss", "against base", "verdict")
+    return [measured_table(rows).chosen(*shown), *(Note(same_text(rows, names).replace("`", "'")) for names in same)]
+
+
+def _ranking(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> list[Part]:
+    sources = sorted({row.setup["memory_source"] for row in rows if "memory_source" in row.setup})
+    parts: list[Part] = [measured_table(rows)]
+    parts.append(MEASURED_LEGEND.format(memory="; ".join(MEMORY_SOURCES[one] for one in sources) or "not known"))
+    if told := sorted({row.setup["energy_source"] for row in rows if row.setup.get("energy_source")}):
+        known = any(row.step_joules is not None for row in rows)
+        parts.append(f"{JOULES}: of {told[0]}." if known else f"Energy: {told[0]}.")
+    return parts + [same_text(rows, names) for names in same]
+
+
+def ratio_text(row: LabRow) -> str:
+    """`1.05 (1.02 to 1.08)`: tokens a second over the base's."""
+    ratio = row.ratio
+    return UNKNOWN if ratio is None else f"{ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def measured_verdict(row: LabRow) -> str:
+    """How a measured row stands, in a few words."""
+    if not row.measured:
+        return f"{row.status}: {row.reason}"
+    if row.base is None:
+        return "base"
+    ratio = row.ratio
+    return f"not compared with `{row.base}`" if ratio is None else f"{ratio.verdict} (`{row.base}`)"
+
+
+def row_text(row: LabRow) -> str:
+    """One line about a row that has just been measured."""
+    if not row.measured or row.tokens_per_second is None:
+        return measured_verdict(row)
+    return f"{row.tokens_per_second:,.0f} tokens/s, against its base {ratio_text(row)}: {measured_verdict(row)}"
+
+
+def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
+    """Of rows that are one setting: which, and what the comparison makes of them."""
+    compared = [row.ratio for row in rows if row.name in names and row.base in names and row.ratio is not None]
+    within = sum(ratio.verdict == SAME for ratio in compared)
+    more = f"`{names[0]}` and {len(names) - 1} more"
+    listed = " and ".join(f"`{name}`" for name in names) if len(names) < 4 else more
+    return (
+        f"{listed} are one setting and differ by noise: of {counted(len(compared), 'comparison')} of it with itself, "
+        f"{within} {'has' if within == 1 else 'have'} 1 in the interval, which 19 of 20 should."
+    )
+
+
+def front[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:
+    """The rows than which no other has more speed and less memory, by memory."""
+    found: list[Row] = []
+    best = 0.0
+    for row in sorted(rows, key=lambda row: (row.memory_bytes, row.rank)):
+        if row.speed is not None and (not found or row.speed["estimate"] > best):
+            best = row.speed["estimate"]
+            found.append(row)
+    return found
+
+
+def pareto_parts(
+    name: str,
+    rows: Sequence[SweptRow],
+    speed: str,
+    bars: str,
+    scale: float = 1.0,
+    crosses: Mapping[int, SweptRow] | None = None,
+) -> list[Part]:
+    """Speed against memory: the figure, and which rows no other beats in both.
+
+    Args:
+        name: Of the sweep.
+        rows: Planned or measured.
+        speed: What their speed is, of which `scale` makes the unit.
+        bars: What their ranges are.
+        scale: See `speed`.
+        crosses: Rows that do not fit, by their places in the ranking.
+    """
+    points = [(place, row, row.speed) for place, row in enumerate(ranked(rows), 1) if row.speed is not None]
+    if not points:
+        return ["No row has an answer."]
+    show = significant(4, scale)
+    memory = [row.memory_bytes / MIB for _, row, _ in points]
+    series = [
+        Series(
+            "rows", memory, [scale * one["estimate"] for *_, one in points], "points", "#2b6cb0",
+            y_ranges=[(scale * one["low"], scale * one["high"]) for *_, one in points],
+            labels=[str(place) for place, *_ in points],
+            texts=[
+                f"{row.name}: {show(one['estimate'])} ({show(one['low'])} to {show(one['high'])}), {size:,.1f} MiB"
+                for (_, row, one), size in zip(points, memory, strict=True)
+            ],
+        )
+    ]  # fmt: skip
+    best = front(rows)
+    ends = [(row.memory_bytes / MIB, scale * row.speed["estimate"]) for row in best if row.speed is not None]
+    series.append(Series("least memory for the speed", *zip(*ends, strict=True), mark="step", colour="#2f855a"))
+    if crosses:
+        sizes, names = [row.memory_bytes / MIB for row in crosses.values()], [str(place) for place in crosses]
+        series.append(Series("rows that do not fit", sizes, [0] * len(sizes), "crosses", "#c53030", labels=names))
+    # One limit far to the right would press all rows into one corner.
+    limits = sorted({row.limit_bytes / MIB for _, row, _ in points if row.limit_bytes})
+    near = [limit for limit in limits if limit < 2 * max(memory)]
+    said = f"Numbers are places in the ranking, bars {bars}{', crosses rows that do not fit' if crosses else ''}. "
+    said += f"Least memory for the speed: {', '.join(f'`{row.name}`' for row in best)}."
+    x, y = Axis("memory of a device, MiB (dashed: limit)", from_zero=True), Axis(speed, from_zero=True)
+    chart = Chart(f"{speed} against memory", series, x, y, said, f"{name}-pareto.svg", (7.0, 4.2), limits=near)
+    return [chart, said]
+
+
+def compared_parts(plans: Mapping[str, RowRecord], rows: Sequence[LabRow]) -> list[Part]:
+    """Rows that were planned and measured with the same settings; nothing where there are none."""
+    body = []
+    for row in ranked(rows):
+        plan = plans.get(row.name)
+        if plan is None or plan.step_seconds is None or row.step_seconds is None:
+            continue
+        if dict(plan.overrides) == dict(row.overrides):
+            planned = plan.step_seconds["estimate"]
+            memory = plan.hbm_required_bytes, row.peak_memory_bytes
+            body.append((row.name, str(plan.slice), planned, row.step_seconds, row.step_seconds / planned, *memory))
+    if not body:
+        return []
+    columns = [
+        Column("run"),
+        Column("planned for"),
+        Column("planned step ms", number(1, 1e3)),
+        Column("measured step ms", number(1, 1e3)),
+        Column("measured / planned", number(2)),
+        Column("planned MiB", number(0, 1 / MIB)),
+        Column("measured MiB", number(0, 1 / MIB)),
+    ]
+    planned, measured = ([1e3 * one[place] for one in body] for place in (2, 3))
+    texts = [f"{one[0]}: planned {1e3 * one[2]:.1f} ms, measured {1e3 * one[3]:.1f} ms" for one in body]
+    series = [equality(max(*planned, *measured)), Series("rows", planned, measured, "points", texts=texts)]
+    axes = Axis("planned step, ms"), Axis("measured step, ms")
+    return [
+        Chart("Planned against measured", series, *axes, COMPARED, size=(6.0, 5.2)),
+        Table("Steps planned and measured", columns, body),
+        COMPARED,
+    ]
+
+
+def categories_parts(rows: Sequence[RowRecord]) -> list[Part]:
+    """The time of each kind of operation, and its share of the step, in the rows that fit."""
+    shown = [row for row in ranked(rows) if row.status == FITS and row.categories and row.step_seconds]
+    if not shown:
+        return ["No row fits."]
+    mine = [{group["name"]: group for group in row.categories} for row in shown]
+    names = dict.fromkeys(name for one in mine for name in one)
+    most = {name: max(one[name]["share"] for one in mine if name in one) for name in names}
+    kept = sorted((name for name in most if most[name] >= SMALLEST_SHARE), key=lambda name: (-most[name], name))
+    labels = [row.name for row in shown]
+    series = [
+        Series(name, [1e3 * one[name]["seconds"] if name in one else 0.0 for one in mine], labels, "bar",
+               COLOURS.get(name, "#8a929b"))
+        for name in names
+    ]  # fmt: skip
+    said = "Milliseconds of a step by kind of operation, the rows in the order of the ranking."
+    columns = [
+        Column("row"),
+        Column("step", seconds),
+        *(Column(name, lambda share: percent(share, 0)) for name in kept),
+    ]
+    body = [
+        (row.name, row.estimate("step_seconds"), *(one[name]["share"] if name in one else None for name in kept))
+        for row, one in zip(shown, mine, strict=True)
+    ]
+    size = (7.0, (200 + 26 * len(shown)) / 80)
+    return [
+        Chart("The step by kind of operation", series, Axis("ms of a step"), Axis(""), said, size=size),
+        Table("", columns, body),
+        f"Shares of the step; categories below {percent(SMALLEST_SHARE, 0)} in every row are left out.",
+    ]
+
+
+def epochs_parts(rows: Sequence[LabRow], epoch_rows: int | None) -> list[Part]:
+    """Hours an epoch of every row that has an answer."""
+    body, sizes = [], set()
+    for row in ranked(rows):
+        if row.measured and row.is_whole and row.tokens_per_second is not None:
+            n_rows, length = epoch_rows or row.setup["train_rows"], row.setup["sequence_tokens"]
+            sizes.add((n_rows, length))
+            hours = n_rows * length / row.tokens_per_second / 3600
+            cells = (row.setup[key] for key in ("batch_sequences", "accumulations"))
+            body.append((row.name, *cells, row.tokens_per_second, row.peak_memory_bytes, hours))
+    if not body:
+        return ["No row has an answer yet."]
+    columns = [
+        Column("run"),
+        *(Column(heading, number(0)) for heading in ("batch", "accum", "tok/s")),
+        Column("mem peak MiB", number(0, 1 / MIB)),
+        Column("est hours / epoch", significant(3)),
+    ]
+    said = "; ".join(f"{n:,} sequences of {length:,} tokens ({n * length:,} an epoch)" for n, length in sorted(sizes))
+    return [Table("", columns, body), f"Of {said}, padding included; evaluation and checkpoints not."]
+
+
+def scaling_parts(name: str, rows: Sequence[RowRecord]) -> list[Part]:
+    """How the lines of a sweep scale over slices (`perf/tuning/scaling.py`); nothing of a sweep without lines."""
+    lines = lines_of(rows)
+    if not lines:
+        return []
+    headings = ("line", "slice", "chips", "sequences a chip", "step", "tokens/s", "MFU full", "exposed collectives",
+                "of the step", "HBM")  # fmt: skip
+    columns = [Column(heading, right=place > 1) for place, heading in enumerate(headings)]
+    body = [(line, *_point_cells(row)) for line, points in lines.items() for row in points]
+    parts: list[Part] = [*scaling_charts(name, rows)] if any(row.speed for row in rows if row.lines) else []
+    parts += [Table("", columns, body), Heading("Where communication takes over")]
+    parts.append(Items([crossing.sentence for crossing in crossings(rows)]))
+    if compared := contests(rows):
+        parts += [Heading("The fastest line"), Items([contest.sentence for contest in compared])]
+        parts.append("Within the interval: the difference is less than the wider of the two intervals of tokens/s.")
+    return parts
+
+
+def _point_cells(row: RowRecord) -> tuple[str | None, ...]:
+    """A row of the table from its slice on."""
+    sequences, rate, collectives = sequences_per_chip(row), tokens_per_second(row), exposed(row)
+    return (
+        row.slice,
+        f"{row.n_chips:,}" if row.n_chips else None,
+        f"{sequences:g}" if sequences else None,
+        seconds(row.estimate("step_seconds")) if row.step_seconds else row.status,
+        f"{rate['estimate']:,.0f}" if rate else None,
+        interval_text(row.mfu_full, percent),
+        f"{1e3 * collectives[0]:,.1f} ms" if collectives else None,
+        percent(collectives[1]) if collectives else None,
+        required_text(row),
+    )
+
+
+def scaling_charts(name: str, rows: Sequence[RowRecord]) -> list[Chart]:
+    """Tokens a second and MFU of each line over chips."""
+    lines = lines_of(rows)
+    most = max(row.n_chips or 0 for row in rows if row.lines)
+    rates: list[Series] = []
+    shares: list[Series] = []
+    for place, (line, all_points) in enumerate(lines.items()):
+        colour = LINE_COLOURS[place % len(LINE_COLOURS)]
+        points = [(row.n_chips, row) for row in all_points if row.n_chips]
+        known = [(chips, rate["estimate"]) for chips, row in points if (rate := tokens_per_second(row))]
+        reached = dict(known)
+        chips = [one for one, _ in points]
+        rates.append(Series(line, chips, [reached.get(one) for one in chips], "both", colour))  # None is a gap
+        if known:
+            x, y = known[0]
+            rates.append(Series("", [x, most], [y, y * most / x], colour=colour, dotted=True, named=False))
+        aside = ASIDE ** (place - (len(lines) - 1) / 2)
+        timed = [(one * aside, row.mfu_full) for one, row in points if row.mfu_full]
+        ranges = [(100 * mfu["low"], 100 * mfu["high"]) for _, mfu in timed]
+        middle = [100 * mfu["estimate"] for _, mfu in timed]
+        shares.append(Series(line, [x for x, _ in timed], middle, "both", colour, y_ranges=ranges))
+        if missing := [one * aside for one, row in points if not row.mfu_full]:
+            shares.append(Series("", missing, [0] * len(missing), "crosses", colour, named=False))
+    x = Axis("chips", log=True, ticks=sorted({row.n_chips for row in rows if row.lines and row.n_chips}))
+    dotted = "Dotted: ideal scaling from a line's first point. Rows that do not fit or failed are left out."
+    bars = "Bars: the intervals, drawn beside each other. Crosses on the axis: rows that do not fit or failed."
+    return [
+        Chart("Tokens/s over chips", rates, x, Axis("tokens/s", log=True), dotted, f"{name}-scaling.svg", (5.0, 3.8)),
+        Chart("MFU over chips", shares, x, Axis("MFU full, %", from_zero=True), bars, f"{name}-scaling-mfu.svg",
+              (5.0, 3.8)),
+    ]  # fmt: skip

@@ -62,7 +62,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def copy_run(source: Path, run: Path, settings: dict, factor: float) -> None:
+def copy_run(source: Path, run: Path, settings: dict, factor: float, early: float = 1 + 1e-7) -> None:
     """A run as if it had learnt what another did, but for the loss of the late steps."""
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(source, run, ignore=shutil.ignore_patterns("data", "checkpoints"))
@@ -74,7 +74,7 @@ def copy_run(source: Path, run: Path, settings: dict, factor: float) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
-        row["train/loss"] *= factor if row["step"] >= 15 else 1 + 1e-7
+        row["train/loss"] *= factor if row["step"] >= 15 else early
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -87,7 +87,7 @@ def trained(folder: Path) -> Path:
         if run.seed == 3:
             train_run(run, output_dir, lock)
         else:
-            copy_run(runs / "base-seed-3", runs / run.name, {"trainer.seed": run.seed}, 1.01)
+            copy_run(runs / "base-seed-3", runs / run.name, {"trainer.seed": run.seed}, 1.01, 1.01)
 
     with pytest.MonkeyPatch.context() as patch:
         instead_of_starting(patch)

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -51,6 +52,27 @@ os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 # Shells start background jobs with Ctrl-C ignored, which the processes of the tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Folders whose tests train or compile in the worker.
+COMPILING = ("train", "model", "predict", "measure", "profiling", "app")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each worker begins with its share of the files that compile, and the short ones fill the end.
+
+    In the order of the folders the last files, all of them trainings, came on top of what the allocator had kept of
+    all others: 2.3 GB where a worker that begins with them has 1.3.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    root = Path(__file__).parent
+    # xdist gives each worker a run of tests from the list, as long as the others', to begin with.
+    shares: list[list[pytest.Item]] = [[] for _ in range(getattr(config, "workerinput", {}).get("workercount", 1))]
+    for path in sorted(files, key=lambda path: path.relative_to(root).parts[0] not in COMPILING):
+        min(shares, key=len).extend(files[path])
+    items[:] = [item for share in shares for item in share]
 
 
 MOST_KEPT_BYTES = 900 * 2**20

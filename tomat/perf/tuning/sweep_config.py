@@ -16,7 +16,7 @@ grid:                               # every combination is a row more
 exclude: [{sharding: zero1, heads: 16x64}]
 ```
 
-`line` makes a row a point of a line of the scaling figure (`sweep_scaling.py`), or a list of several: on a row, or on
+`line` makes a row a point of a line of the scaling figure (`report/sweep.py`), or a list of several: on a row, or on
 grid values of the form `{name, overrides, line}`, where the lines of a combination are those of its values joined:
 `zero1` of one axis and `[8 a chip, 256 in all]` of another make `zero1, 8 a chip` and `zero1, 256 in all`.
 """

@@ -82,7 +82,7 @@ class Step:
         self.trainer.__exit__(*exc)
 
 
-def losses(*words: str, steps: int = 2) -> list[float]:
+def losses(*words: str, steps: int = 3) -> list[float]:
     with Step(tiny(*words)) as step:
         state, result = step.state, []
         for _ in range(steps):

@@ -33,7 +33,7 @@ class Calculation:
     """A converged (or abandoned) calculation."""
 
     rho: np.ndarray
-    """float64 `[nx, ny, nz]`, e/A^3, on the smallest grid that holds its whole Fourier series."""
+    """float64 `[nx, ny, nz]`, e/Å³, on the smallest grid that holds its whole Fourier series."""
     converged: bool
     record: dict[str, Any]
     """What was computed and how it converged, as JSON has it, units in the keys."""

@@ -174,7 +174,7 @@ def test_electrons_at_odds_end_show_and_convert(tmp_path, capsys):
     write_density(charged, tmp_path / "charged.cube", "cube")
     other_unit = DensityGrid(cell.rho / BOHR_A**3, cell.lattice, cell.atomic_numbers, cell.frac_coords)
     write_density(other_unit, tmp_path / "unit.cube", "cube")
-    for name, words in (("charged", "9.0000 electrons, which no pseudo"), ("unit", "this cube is in e/A^3")):
+    for name, words in (("charged", "9.0000 electrons, which no pseudo"), ("unit", "this cube is in e/Å³")):
         path, target = tmp_path / f"{name}.cube", tmp_path / f"{name}.CHGCAR"
         assert density("show", path) == 2
         assert density("convert", "--input", path, "--output", target) == 2

@@ -143,7 +143,7 @@ def _run_show(args: argparse.Namespace) -> int:
 
 
 def _print(figures: dict[str, Any], path: Path) -> None:
-    unit = {"e_per_A3": "e/A^3"}.get(figures["unit"], figures["unit"])
+    unit = {"e_per_A3": "e/Å³"}.get(figures["unit"], figures["unit"])
     rows = {
         "kind": f"{figures['kind']}, {counted(figures['tokens_per_voxel'], 'token')} a voxel, {unit}",
         "ids": f"{figures['n_density_tokens']:,}",

@@ -228,7 +228,7 @@ def _print(figures: dict[str, Any]) -> None:
         "spin densities": f"{figures['spin_densities'] or 'none'}",
         "augmentation": "present" if figures["augmentation"] else "none",
         "ghost atoms": f"{figures['ghost_atoms']} (Z = 0), left out" if figures["ghost_atoms"] else None,
-        "range": f"{low:.4g} to {high:.4g} e/A^3, mean {mean:.4g}",
+        "range": f"{low:.4g} to {high:.4g} e/Å³, mean {mean:.4g}",
     }
     share = figures["misfit_of_a_sum_of_atoms_fraction"]
     if share is not None:
@@ -379,7 +379,7 @@ def _run_compare(args: argparse.Namespace) -> int:
         "grid": f"{sides}, interpolated from {of}" if found.refined else sides,
         "NMAE": f"{100 * found.nmae:.4g} %",
         "NMAE, same electrons": f"{100 * found.scaled_nmae:.4g} %",
-        "largest difference": f"{largest:.4g} e/A^3 at ({where}) of the cell",
+        "largest difference": f"{largest:.4g} e/Å³ at ({where}) of the cell",
     }
     show(Facts(rows, f"{args.other} against {args.reference}"))
     if args.picture is not None:

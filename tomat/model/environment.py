@@ -92,12 +92,12 @@ class EnvironmentTables:
     descriptors: np.ndarray
     """float32 [119, `DESCRIPTORS`]: what is known of each element before anything is learnt."""
     bin_values: np.ndarray
-    """float32 [bin]: density of each density id, e/A^3."""
+    """float32 [bin]: density of each density id, e/Å³."""
 
 
 def environment_tables(promolecule: Promolecule, bin_values: np.ndarray) -> EnvironmentTables:
     """The constants of a run; the promolecule also tells how many valence electrons an element has. `bin_values`:
-    float32 [bin], e/A^3."""
+    float32 [bin], e/Å³."""
     descriptors = np.zeros((len(SYMBOLS) + 1, DESCRIPTORS), np.float32)
     for number, electrons in promolecule.electrons().items():
         # Centred and scaled by what the 30 elements of the embedded densities have. Without a value: the middle.

@@ -107,7 +107,7 @@ def run_tables(datasets: Datasets, environment: EnvironmentConfig | None) -> Env
 
 
 def value_table(codec: DensityCodec) -> np.ndarray | None:
-    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/A^3 (the codec's medians).
+    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/Å³ (the codec's medians).
 
     None where a voxel takes more than one token, so that no single id has a density.
     """

@@ -144,7 +144,7 @@ def density_target(config: TrainConfig, value_table: np.ndarray | None) -> Densi
     """What a run predicts.
 
     Args:
-        value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
+        value_table: float32 `[n_density_tokens]`, e/Å³; None for two tokens per voxel.
     """
     data = config.data
     return DensityTarget(data.n_density_tokens, value_table, tokens_per_voxel=data.sequence_layout.tokens_per_voxel)
@@ -160,7 +160,7 @@ def build_trainer(
     """Levanter's trainer with tomat's loss and the configured optimizer, guarded, without hooks.
 
     Args:
-        value_table: float32 `[n_density_tokens]`, e/A^3; None for two tokens per voxel.
+        value_table: float32 `[n_density_tokens]`, e/Å³; None for two tokens per voxel.
         environment: For a model with `model.environment`.
         subject: What is trained, for a run with `distillation`.
     """

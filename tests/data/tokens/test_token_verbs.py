@@ -66,7 +66,7 @@ def test_tokenize_the_embedded_densities(tmp_path, codec):
 def test_info_and_verify(tmp_path, shards, capsys):
     assert run("shards", "info", shards, "--json", tmp_path / "info.json") == 0
     assert json.loads((tmp_path / "info.json").read_text())["tokens"] == 80 * 512
-    assert "ids, e/A^3," in capsys.readouterr().out
+    assert "ids, e/Å³," in capsys.readouterr().out
     assert run("shards", "verify", shards, "--json", tmp_path / "verify.json") == 0
     assert json.loads((tmp_path / "verify.json").read_text())["chunks"] == 2
     assert "all 2 chunks (80 rows) are whole" in capsys.readouterr().out

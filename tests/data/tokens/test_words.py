@@ -29,9 +29,9 @@ def test_sequence_in_words(grid, codec):
         "         Si  0.25000  0.00000  0.25000",
         "         O   0.75000  0.20000  0.75000",
         "patch    2 x 2 x 2 voxels",
-        f"density  min {value:.4g}, mean {value:.4g}, max {value:.4g} e/A^3",
-        f"         voxel 0 0 0  rho {codec.encode(np.float32(0.25))}  = {value:.5g} e/A^3",
-        f"         voxel 0 0 1  rho {codec.encode(np.float32(0.25))}  = {value:.5g} e/A^3",
+        f"density  min {value:.4g}, mean {value:.4g}, max {value:.4g} e/Å³",
+        f"         voxel 0 0 0  rho {codec.encode(np.float32(0.25))}  = {value:.5g} e/Å³",
+        f"         voxel 0 0 1  rho {codec.encode(np.float32(0.25))}  = {value:.5g} e/Å³",
         "         and 6 more, z fastest",
     ]
 
@@ -40,7 +40,7 @@ def test_v2_says_where_the_patch_lies_and_the_unit(grid):
     codec = TwoTokenCodec()
     lines = humanise(encode_sequence(grid, (3, 4, 5), V2, codec), V2, codec)
     assert "patch    2 x 2 x 2 voxels, first voxel 3 x 4 x 5" in lines
-    # 0.25 e/A^3 in a cell of 60 A^3.
+    # 0.25 e/Å³ in a cell of 60 A^3.
     assert any("max 15 e (density x cell volume)" in line for line in lines)
 
 

@@ -27,7 +27,7 @@ SHAPE = (12, 14, 16)
 
 @dataclasses.dataclass
 class Fills(Predictor):
-    """A model that puts this much everywhere beside the sum of atoms, e/A^3, as one does that knows no vacuum."""
+    """A model that puts this much everywhere beside the sum of atoms, e/Å³, as one does that knows no vacuum."""
 
     promolecule: Promolecule
     everywhere: float

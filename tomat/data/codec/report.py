@@ -108,7 +108,7 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
     bounds = np.arange(np.floor(edges[0] * 10), np.ceil(edges[-1] * 10) + 1) / 10
     mass, _ = np.histogram(np.log10(medians), bounds, weights=share)
     bins, _ = np.histogram(np.log10(medians), bounds, weights=np.full(len(medians), 1 / codec.n_bins))
-    unit = "e/A^3" if codec.unit == "e_per_A3" else "density x cell volume"
+    unit = "e/Å³" if codec.unit == "e_per_A3" else "density x cell volume"
     # A fixed salt and no date: the same codec draws the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": "tomat", "svg.fonttype": "path"}):
         figure = Figure(figsize=(7, 5.5), layout="constrained")

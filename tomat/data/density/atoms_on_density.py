@@ -139,7 +139,7 @@ def check_atoms_on_density(
         place = ", ".join(f"{each:.3f}" for each in found.worst_frac)
         density = found.worst_e_per_a3 / abs(float(np.linalg.det(lattice)))
         raise TomatError(
-            f"{source}: the density does not lie on the atoms: {density:.2g} e/A^3 at ({place}) of the cell, {away:.2f}"
+            f"{source}: the density does not lie on the atoms: {density:.2g} e/Å³ at ({place}) of the cell, {away:.2f}"
             f" A from the nearest. One function an element around them leaves {100 * found.share:.0f} % of it, "
             f"expected at most {100 * LARGEST_MISFIT:.0f} %; atoms are missing or elsewhere, or the values are in "
             f"another order. {remedy}"

@@ -52,7 +52,7 @@ def density_of(
         values: `[nx, ny, nz]`, rho x V in electrons as read; the reader has checked their number, and that of the
             atoms, before it read them.
         partial: any part of the electrons of these atoms will do.
-        cube: the values are of a cube, which some write in e/A^3 and with rounded sides.
+        cube: the values are of a cube, which some write in e/Å³ and with rounded sides.
     """
     if "distances" not in rules.accept:
         check_cell(lattice, atomic_numbers, frac_coords, source)
@@ -78,7 +78,7 @@ def density_of(
 
 
 def _in_bohr(values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, rules: ReadRules) -> np.ndarray:
-    """A cube's values, which may be in e/A^3: as they are where their sum is one of these atoms, else as e/A^3 where
+    """A cube's values, which may be in e/Å³: as they are where their sum is one of these atoms, else as e/Å³ where
     that is. All electrons count for nothing here: on a grid like these their sum is a matter of chance."""
     found, allowed = float(np.mean(values, dtype=np.float64)), earned_tolerance(values, lattice, cube=True)
     known = readings(atomic_numbers, rules.valences)
@@ -89,7 +89,7 @@ def _in_bohr(values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray
 def _meanings_in_a(
     values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, rules: ReadRules
 ) -> tuple[Reading, ...]:
-    """What the sum of a cube's values means if they are in e/A^3; empty if nothing."""
+    """What the sum of a cube's values means if they are in e/Å³; empty if nothing."""
     found = float(np.mean(values, dtype=np.float64)) * BOHR_A**3
     allowed = earned_tolerance(values, lattice, cube=True)
     return tuple(each for each in readings(atomic_numbers, rules.valences) if abs(each.electrons - found) <= allowed)
@@ -161,11 +161,11 @@ def check_rho_times_volume(
         bohr3_in_a3 = BOHR_A**3
         hint = "the file is damaged or belongs to another structure"
         if cube and least <= total * bohr3_in_a3 <= most:
-            hint = "the cube looks to be in e/A^3, not in e/bohr^3; `--accept cube_e_per_a3` reads it so"
+            hint = "the cube looks to be in e/Å³, not in e/bohr^3; `--accept cube_e_per_a3` reads it so"
         elif cube and values.min() >= 0 and values.max() <= 1.001 * volume_a3 / bohr3_in_a3:
             hint = "the values lie between 0 and 1, as those of a localisation function"
         elif least <= total * volume_a3 <= most:
-            hint = "the values look like e/A^3; multiply them by the cell volume"
+            hint = "the values look like e/Å³; multiply them by the cell volume"
         elif least <= total * volume_a3 / bohr3_in_a3 <= most:
             hint = "the values look like e/bohr^3; multiply them by the cell volume in bohr^3"
         raise TomatError(
@@ -314,7 +314,7 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Readi
 def unit_hint(reading: Reading) -> str:
     """What is said of a cube whose values are in another unit."""
     return (
-        f"this cube is in e/A^3, not in e/bohr^3: so it holds {reading.words()}, and `--accept cube_e_per_a3` reads it "
+        f"this cube is in e/Å³, not in e/bohr^3: so it holds {reading.words()}, and `--accept cube_e_per_a3` reads it "
         "so."
     )
 

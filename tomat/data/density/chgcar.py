@@ -41,7 +41,7 @@ KIND = "CHGCAR"
 def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
     """Read the total density of a CHGCAR; spin densities and augmentation occupancies in it are checked and left alone.
 
-    Returns the density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
+    Returns the density in e/Å³; negative values are set to zero and counted in `clipped_voxels`.
     """
     source = os.fspath(path)
     with opened(source, KIND) as text:

@@ -50,7 +50,7 @@ def read_reciprocal_list(path: str | os.PathLike[str]) -> ReciprocalList:
 def read_charge_density(
     path: str | os.PathLike[str], crystal: Crystal, grid_shape: tuple[int, int, int]
 ) -> DensityGrid:
-    """The density of a `charge-density.dat` on a grid of the crystal's cell, in e/A^3."""
+    """The density of a `charge-density.dat` on a grid of the crystal's cell, in e/Å³."""
     vectors, coefficients = read_coefficients(path)
     _check_cell(crystal.lattice, crystal.name, vectors)
     _check_shape(grid_shape, vectors)

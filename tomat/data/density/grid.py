@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pymatgen.core import Structure
 
 LARGEST_DENSITY_E_PER_A3 = 1.0e5
-"""No valence density is larger. The all-electron density at a nucleus, 2 Z^3 / (pi a0^3) = 4.3 Z^3 e/A^3 from the 1s
-shell, passes this at Z = 29; pseudopotential and PAW valence densities peak between 1 and some thousand e/A^3."""
+"""No valence density is larger. The all-electron density at a nucleus, 2 Z^3 / (pi a0^3) = 4.3 Z^3 e/Å³ from the 1s
+shell, passes this at Z = 29; pseudopotential and PAW valence densities peak between 1 and some thousand e/Å³."""
 
 SMALLEST_CELL_VOLUME_A3 = 1.0
 """A cell below this holds no atom: the densest elemental solid, diamond, has 5.7 A^3 an atom."""
@@ -33,7 +33,7 @@ class DensityGrid:
     """
 
     rho: np.ndarray
-    """float32 `[nx, ny, nz]`, e/A^3, C order."""
+    """float32 `[nx, ny, nz]`, e/Å³, C order."""
     lattice: np.ndarray
     atomic_numbers: np.ndarray
     """int64 `[n_atoms]`, 1..118."""
@@ -44,7 +44,7 @@ class DensityGrid:
     clipped_voxels: int = 0
     """How many negative values were set to zero when it was read or refined."""
     clipped_electrons: float = 0.0
-    """What that added to the electron count. On 32^3 voxels, silicon of VASP dips to -0.19 e/A^3 at its nuclei: 0.011
+    """What that added to the electron count. On 32^3 voxels, silicon of VASP dips to -0.19 e/Å³ at its nuclei: 0.011
     of 8 electrons."""
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class DensityGrid:
         largest = float(np.abs(rho).max())
         if largest > LARGEST_DENSITY_E_PER_A3:
             raise TomatError(
-                f"{name}: found a value of {largest:.4g} e/A^3, more than any valence density has "
+                f"{name}: found a value of {largest:.4g} e/Å³, more than any valence density has "
                 f"({LARGEST_DENSITY_E_PER_A3:.0e}); the file may hold rho x V or another quantity."
             )
         lattice = np.array(self.lattice, dtype=np.float64)
@@ -185,7 +185,7 @@ def check_electrons(grid: DensityGrid, source: str) -> None:
     if grid.atomic_numbers.size and not least <= grid.electron_count <= most:
         raise TomatError(
             f"{source}: the density integrates to {grid.electron_count:.4g} electrons, but {grid.formula} with "
-            f"{grid.atomic_numbers.size} atoms has {least:.4g} to {most:.4g}; check its unit (expected e/A^3)."
+            f"{grid.atomic_numbers.size} atoms has {least:.4g} to {most:.4g}; check its unit (expected e/Å³)."
         )
 
 

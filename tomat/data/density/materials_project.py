@@ -27,7 +27,7 @@ def read_materials_project(
 ) -> DensityGrid:
     """Read one document.
 
-    `location`: a local path or a URL that fsspec opens; `.json.gz` or `.json`. Returns the density in e/A^3; negative
+    `location`: a local path or a URL that fsspec opens; `.json.gz` or `.json`. Returns the density in e/Å³; negative
     values are set to zero and counted in `clipped_voxels`.
     """
     source = os.fspath(location)

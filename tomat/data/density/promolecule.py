@@ -52,7 +52,7 @@ class Promolecule:
 
     basis: RadialBasis
     coefficients: Mapping[int, np.ndarray]
-    """Atomic number to float64 `[basis.n]`, e/A^3, none negative."""
+    """Atomic number to float64 `[basis.n]`, e/Å³, none negative."""
     n_materials: int = 0
     valences: Mapping[int, float] = field(default_factory=dict)
     """Atomic number to the electrons that an atom brings to these densities, where their counts settle it."""
@@ -87,7 +87,7 @@ class Promolecule:
             )
 
     def density(self, crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarray:
-        """The sum of atoms on a grid of the cell: float32 `[nx, ny, nz]`, e/A^3.
+        """The sum of atoms on a grid of the cell: float32 `[nx, ny, nz]`, e/Å³.
 
         Radial functions are interpolated linearly from points `cutoff_a` / 16,384 apart, to some 1e-6 of their value.
         The time grows with the atoms and the voxels within `cutoff_a` of each, in a skewed cell too.

@@ -14,7 +14,7 @@ ACCEPTABLE = {
     "fractional_electrons": "electron counts that are no whole number: alloys of pseudo-atoms",
     "electrons": "electron counts that no known pseudopotentials give, or unlike the other files': charged cells",
     "atoms": "densities that do not lie on their atoms",
-    "cube_e_per_a3": "cubes that hold e/A^3, where e/bohr^3 is expected: those whose electrons say so",
+    "cube_e_per_a3": "cubes that hold e/Å³, where e/bohr^3 is expected: those whose electrons say so",
 }
 """What `--accept` takes, each with what it lets in."""
 

@@ -38,7 +38,7 @@ Location = str | os.PathLike[str]
 def read_zarr(location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
     """Read one material.
 
-    Returns the density in e/A^3; negative values are set to zero and counted in `clipped_voxels`.
+    Returns the density in e/Å³; negative values are set to zero and counted in `clipped_voxels`.
     """
     text = os.fspath(location)
     partial = check_kind(text, (), rules.accept)

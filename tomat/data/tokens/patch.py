@@ -113,7 +113,7 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
     A codec of unit `rho_times_volume` gets the density times the cell volume.
 
     Args:
-        grid: the density, e/A^3.
+        grid: the density, e/Å³.
         anchors: int [n, 3], first voxel of each patch, wrapped into the cell.
     """
     v.Vocabulary(codec.n_density_tokens)
@@ -193,7 +193,7 @@ class DecodedSequence:
     values: np.ndarray
     """float32 [px, py, pz]: the decoded density, in `unit`."""
     unit: str
-    """Unit of `values`, the codec's. To go from `rho_times_volume` to e/A^3, divide by the volume of the cell they
+    """Unit of `values`, the codec's. To go from `rho_times_volume` to e/Å³, divide by the volume of the cell they
     were computed in: the lattice here is rounded."""
 
 

@@ -11,7 +11,7 @@ from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.patch import decode_sequence
 from tomat.data.tokens.vocabulary import Vocabulary
 
-UNIT_WORDS = {"e_per_A3": "e/A^3", "rho_times_volume": "e (density x cell volume)"}
+UNIT_WORDS = {"e_per_A3": "e/Å³", "rho_times_volume": "e (density x cell volume)"}
 
 
 def token_runs(ids: np.ndarray, vocabulary: Vocabulary) -> Iterator[tuple[int, list[str]]]:

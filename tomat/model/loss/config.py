@@ -24,7 +24,7 @@ CROSS_ENTROPY_KINDS = frozenset({"cross_entropy", "soft_cross_entropy", "ce_emd"
 class LossConfig:
     """The loss on density tokens, and what it does with the tokens before them.
 
-    With the predicted distribution p over K density bins of values v_k (e/A^3), F its cumulative sum, and a target bin
+    With the predicted distribution p over K density bins of values v_k (e/Å³), F its cumulative sum, and a target bin
     t of value r = v_t, one position costs
 
     ==================== ==================================================== ==========
@@ -33,9 +33,9 @@ class LossConfig:
     cross_entropy        -log p_t                                             nats
     soft_cross_entropy   -sum_k q_k log p_k, q a Gaussian around t            nats
     ce_emd               -log p_t + emd_weight * sum_k p_k |v_k - r|          nats
-    emd                  sum_k p_k |v_k - r|                                  e/A^3
-    l1_mean              |sum_k p_k v_k - r|                                  e/A^3
-    crps                 sum_k (F_k - [k >= t])^2 (v_(k+1) - v_k)             e/A^3
+    emd                  sum_k p_k |v_k - r|                                  e/Å³
+    l1_mean              |sum_k p_k v_k - r|                                  e/Å³
+    crps                 sum_k (F_k - [k >= t])^2 (v_(k+1) - v_k)             e/Å³
     ==================== ==================================================== ==========
 
     `emd` is the 1-Wasserstein distance to a point mass; `crps` is the continuous ranked probability score (Gneiting and
@@ -51,9 +51,9 @@ class LossConfig:
     """Where the soft target is a Gaussian: in the `bin` index, or in `rho` (then each bin weighs its width). In both
     it is cut at the ends of the table and normalised over the bins that exist."""
     target_sigma: float = 2.0
-    """Standard deviation of the soft target: bins if `target_space` is `bin`, e/A^3 if it is `rho`."""
+    """Standard deviation of the soft target: bins if `target_space` is `bin`, e/Å³ if it is `rho`."""
     emd_weight: float = 1.0
-    """What `ce_emd` multiplies the EMD with, in nats per e/A^3."""
+    """What `ce_emd` multiplies the EMD with, in nats per e/Å³."""
     preamble_weight: float = 0.0
     """Weight of a position whose target is neither a density token nor padding, relative to a density position. It
     costs the cross-entropy over the whole vocabulary. 0: density tokens only."""
@@ -94,7 +94,7 @@ class LossConfig:
                 raise TomatError(f"loss.{name} is {value!r}; expected one of {', '.join(get_args(kinds))}.")
         for name, least, remedy in (
             ("target_sigma", "a positive number", "Use loss.kind: cross_entropy for a target without width."),
-            ("emd_weight", "a positive number (nats per e/A^3)", "Use loss.kind: cross_entropy to leave the EMD out."),
+            ("emd_weight", "a positive number (nats per e/Å³)", "Use loss.kind: cross_entropy to leave the EMD out."),
             ("preamble_weight", "0 (density only) or more", ""),
             ("z_loss_weight", "0 (none) or more, such as 1e-4", ""),
         ):

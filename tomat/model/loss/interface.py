@@ -22,7 +22,7 @@ class DensityTarget:
     n_density_tokens: int
     """K, one for each bin of the codec."""
     value_table: np.ndarray | None
-    """Density of each density id, `[n_density_tokens]`, e/A^3, increasing: the codec's medians. None where one id has
+    """Density of each density id, `[n_density_tokens]`, e/Å³, increasing: the codec's medians. None where one id has
     no density (two tokens per voxel)."""
     density_start: int = DENSITY_START
     pad_id: int = PAD
@@ -45,8 +45,8 @@ class DensityTarget:
         if falls.size:
             k = int(falls[0])
             raise TomatError(
-                f"the table of densities does not increase from bin {k} ({values[k]:g} e/A^3) to bin {k + 1} "
-                f"({values[k + 1]:g} e/A^3), nor at {falls.size - 1} other places; refit the codec with fewer bins."
+                f"the table of densities does not increase from bin {k} ({values[k]:g} e/Å³) to bin {k + 1} "
+                f"({values[k + 1]:g} e/Å³), nor at {falls.size - 1} other places; refit the codec with fewer bins."
             )
 
     @property
@@ -60,7 +60,7 @@ class DensityTarget:
 
     @property
     def values(self) -> np.ndarray:
-        """The table as float64 `[n_density_tokens]`, e/A^3; only with `has_values`."""
+        """The table as float64 `[n_density_tokens]`, e/Å³; only with `has_values`."""
         return np.asarray(self.value_table, np.float64)
 
 
@@ -77,9 +77,9 @@ class BlockSpec:
 
 class BinTables(NamedTuple):
     values: jax.Array
-    """Density of each bin `[K]`, e/A^3, increasing."""
+    """Density of each bin `[K]`, e/Å³, increasing."""
     widths: jax.Array
-    """Width of each bin `[K]`, e/A^3."""
+    """Width of each bin `[K]`, e/Å³."""
 
 
 class PositionWeights(NamedTuple):

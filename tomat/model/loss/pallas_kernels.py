@@ -27,7 +27,7 @@ MASKED_LOGIT = -1e30
 NaN, and far below any logit that a model has."""
 
 ID, VALUE, TARGET_WEIGHT, PADDING = range(4)
-"""Rows of the table of ids `[8, R]`: number among the tiles' ids; density of the bin, e/A^3; what a soft target's
+"""Rows of the table of ids `[8, R]`: number among the tiles' ids; density of the bin, e/Å³; what a soft target's
 Gaussian is multiplied with; 0, or `MASKED_LOGIT` for padding."""
 TABLE_ROWS = 8
 """Sublanes of a register, of which the table uses the first."""

@@ -108,6 +108,7 @@ def compile_kernels(
         longest_seconds: CPU time that one kernel may take.
     """
     timings = list(timings)
+    cache = cache.absolute()  # a child works in a folder of its own
     open_cache(cache)
     kernels = cache / KERNELS
     kernels.mkdir(exist_ok=True)

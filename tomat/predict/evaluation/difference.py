@@ -37,7 +37,7 @@ class Comparison:
 
     @property
     def largest(self) -> tuple[float, tuple[float, ...]]:
-        """The largest |difference| in e/A^3, and the fractional position of its voxel."""
+        """The largest |difference| in e/Å³, and the fractional position of its voxel."""
         away = np.abs(self.other.rho.astype(np.float64) - self.reference.rho)
         voxel = np.unravel_index(int(np.argmax(away)), away.shape)
         place = tuple(float(i) / n for i, n in zip(voxel, away.shape, strict=True))

@@ -1,6 +1,6 @@
 """Figures of merit for electron densities, their spread over materials, and paired comparisons.
 
-Every density is in e/A^3. Sums are taken in float64 whatever the input, because a cell has 10^6 voxels and the errors
+Every density is in e/Å³. Sums are taken in float64 whatever the input, because a cell has 10^6 voxels and the errors
 that matter are below 1 % of the sum.
 """
 
@@ -40,7 +40,7 @@ def _flat_pair(values: np.ndarray, reference: np.ndarray, what: str) -> tuple[np
 def nmae(predicted: np.ndarray, reference: np.ndarray) -> float:
     """Normalised mean absolute error, `sum |predicted - reference| / sum |reference|`, as a fraction.
 
-    Both arrays are densities of the same shape, in e/A^3. This is the error of DeepDFT (arXiv 2112.09692) and
+    Both arrays are densities of the same shape, in e/Å³. This is the error of DeepDFT (arXiv 2112.09692) and
     ChargE3Net (arXiv 2312.05388), there quoted in per cent.
     """
     flat, flat_reference, total = _flat_pair(predicted, reference, "the predicted density")
@@ -50,7 +50,7 @@ def nmae(predicted: np.ndarray, reference: np.ndarray) -> float:
 def nemd(expected_absolute_error: np.ndarray, reference: np.ndarray) -> float:
     """Normalised earth mover's distance, `sum E_{v~p} |v - reference| / sum |reference|`, as a fraction.
 
-    `expected_absolute_error` is the expectation of each voxel over the predicted distribution, in e/A^3, shape of
+    `expected_absolute_error` is the expectation of each voxel over the predicted distribution, in e/Å³, shape of
     `reference`. No decoder is involved. Against a point mass the 1-Wasserstein distance is exactly this expectation.
     """
     flat, _, total = _flat_pair(expected_absolute_error, reference, "the expected absolute error")

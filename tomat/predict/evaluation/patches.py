@@ -40,7 +40,7 @@ class EvaluationPatches:
     density_start: int
     """Position of the first density token, the same in every row: the preamble's length follows from the material."""
     reference: np.ndarray
-    """float32 [patch, px, py, pz], e/A^3: the true density, not rounded to the codec."""
+    """float32 [patch, px, py, pz], e/Å³: the true density, not rounded to the codec."""
     true_bins: np.ndarray
     """uint16 [patch, voxel]: density ids of the patch in C order, also where `counted` is False."""
     counted: np.ndarray
@@ -73,7 +73,7 @@ class EvaluationPatches:
         return int(np.count_nonzero(self.counted))
 
     def visible(self, codec: DensityCodec) -> np.ndarray:
-        """float32 [patch, px, py, pz], e/A^3: the true density as the tokens hold it."""
+        """float32 [patch, px, py, pz], e/Å³: the true density as the tokens hold it."""
         return codec.decode(self.true_bins, decoder="median").reshape(self.reference.shape)
 
 
@@ -157,7 +157,7 @@ def constant_median(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray
 
 
 def copy_previous(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
-    """The value of the token before, in C order inside the patch, e/A^3 [patch, px, py, pz]; of the first voxel the
+    """The value of the token before, in C order inside the patch, e/Å³ [patch, px, py, pz]; of the first voxel the
     constant."""
     flat = patches.reshape(patches.shape[0], -1).astype(np.float32)
     predicted = np.empty_like(flat)
@@ -190,12 +190,12 @@ def lorenzo(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
 
 
 def quantise(rho: np.ndarray, codec: DensityCodec) -> np.ndarray:
-    """`rho` (e/A^3, any shape) rounded to the codec: encoded, then decoded with the median table."""
+    """`rho` (e/Å³, any shape) rounded to the codec: encoded, then decoded with the median table."""
     return codec.decode(codec.encode(np.ascontiguousarray(rho, dtype=np.float32)), decoder="median")
 
 
 def predict_baselines(visible: np.ndarray, codec: DensityCodec, constant_e_per_a3: float) -> dict[str, np.ndarray]:
-    """Every baseline, by name, on the true patches as the codec decodes them, [patch, px, py, pz] in e/A^3; answers are
+    """Every baseline, by name, on the true patches as the codec decodes them, [patch, px, py, pz] in e/Å³; answers are
     on the codec's values."""
     predictors = {"lorenzo": lorenzo, "copy_previous": copy_previous, "constant_median": constant_median}
     return {name: quantise(predict(visible, constant_e_per_a3), codec) for name, predict in predictors.items()}

@@ -36,7 +36,7 @@ class DensityPlane:
     """The cell, with its reference density."""
     plane: int
     predicted: np.ndarray
-    """float32 [nx, ny], e/A^3."""
+    """float32 [nx, ny], e/Å³."""
     panel: str = "teacher-forced"
     label: str = LABEL
     """What kind of answer it is, in full."""
@@ -46,7 +46,7 @@ class DensityPlane:
 
     @property
     def reference(self) -> np.ndarray:
-        """float32 [nx, ny], e/A^3, not rounded to the codec."""
+        """float32 [nx, ny], e/Å³, not rounded to the codec."""
         return self.grid.rho[:, :, self.plane]
 
 

@@ -85,8 +85,8 @@ class DecodedVoxels[A](NamedTuple):
 def decode_logits(
     logits: Array, reference: Array, true_bins: Array, medians: Array, means: Array
 ) -> DecodedVoxels[Array]:
-    """Decode logits over the density bins, float32 [..., K], beside the unquantised reference, float32 [...] in e/A^3,
-    and the true bins, int32 [...]; the codec's medians, [K] in e/A^3, increase with the bin."""
+    """Decode logits over the density bins, float32 [..., K], beside the unquantised reference, float32 [...] in e/Å³,
+    and the true bins, int32 [...]; the codec's medians, [K] in e/Å³, increase with the bin."""
     weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
     total = weights.sum(axis=-1)
     distance = jnp.abs(medians - reference[..., None])
@@ -155,7 +155,7 @@ def evaluator_of(run: LoadedRun, config: TeacherForcedConfig) -> Iterator[tuple[
 
 
 class TeacherForcedEvaluator:
-    """Compiles the evaluation of a model once, and runs it as often as asked. The codec, of one token a voxel in e/A^3,
+    """Compiles the evaluation of a model once, and runs it as often as asked. The codec, of one token a voxel in e/Å³,
     and the layout are the run's; with an axis mapping it is called within the model's mesh; the model is cast to the
     compute type of the policy, if there is one."""
 

@@ -154,7 +154,7 @@ def decode_autoregressive(
     kv_cache_dtype: KvCacheDtype = "compute",
 ) -> tuple[jax.Array, jax.Array]:
     """A bin, int32 [batch, voxel], for every voxel of a batch of patches, one after another, and its value of `values`,
-    the codec's means in e/A^3.
+    the codec's means in e/Å³.
 
     The batch is that of `CellPatches.arrays`, with int32 [batch] `patch` and `sample`, the numbers that decide with the
     seed what is drawn. All sequences begin their density at the same position, as those of one structure do.

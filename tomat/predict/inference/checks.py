@@ -131,7 +131,7 @@ def extrapolations(predictor: Learnt, crystal: Crystal, grid_shape: Sequence[int
 
 def vacuum(predictor: Learnt, crystal: Crystal, rho: np.ndarray) -> list[Flag]:
     """Whether the cell has voxels farther from every atom than any of the training was, and the electrons of `rho`,
-    float `[nx, ny, nz]` in e/A^3, there."""
+    float `[nx, ny, nz]` in e/Å³, there."""
     trained_a = predictor.void_radius_a
     if trained_a is None:
         return []

@@ -51,7 +51,7 @@ class Prediction(DensityGrid):
     seconds: float = field(kw_only=True)
     """Of the prediction, without loading the model."""
     spread: np.ndarray | None = field(default=None, kw_only=True)
-    """float32 `[nx, ny, nz]`, standard deviation over samples, e/A^3; None of a single sample."""
+    """float32 `[nx, ny, nz]`, standard deviation over samples, e/Å³; None of a single sample."""
     flags: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
     """Where structure, grid or density are outside of what the predictor was trained on: objects with `kind`, `text`
     and the figures behind it (`checks.py`). Empty: as the training."""
@@ -69,7 +69,7 @@ class Predictor(Learnt, ABC):
     def density(
         self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """The density as it is before it is scaled, float `[nx, ny, nz]`, e/A^3; and its standard deviation over
+        """The density as it is before it is scaled, float `[nx, ny, nz]`, e/Å³; and its standard deviation over
         samples, None of a single one."""
 
     def predict(

@@ -132,7 +132,7 @@ def decode_parallel(
     policy: jmp.Policy | None,
 ) -> jax.Array:
     """Expected density of every voxel of a batch of `CellPatches.arrays`, float32 [batch, voxel], from the codec's
-    means, `values`, all in e/A^3. Each round after the first reads the most probable densities of the one before."""
+    means, `values`, all in e/Å³. Each round after the first reads the most probable densities of the one before."""
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -51,9 +52,10 @@ def child(tmp_path, monkeypatch) -> str:
 
 
 @pytest.fixture
-def asked(tmp_path, child):
-    """Asks the child to do something."""
-    cache = tmp_path / "cache"
+def asked(tmp_path, child, monkeypatch):
+    """Asks the child to do something, with a cache named from the folder that one is in."""
+    monkeypatch.chdir(tmp_path)
+    cache = Path("cache")
     open_cache(cache)
 
     def ask_(do: str, limits: Limits | None = None) -> tuple[Kept, list[str]]:

@@ -50,7 +50,7 @@ def demo_materials(split: str | None = None) -> list[DemoMaterial]:
 
 
 def load_stored(material_id: str) -> DensityGrid:
-    """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/A^3."""
+    """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/Å³."""
     _check_known(material_id)
     return read_zarr(DATA_DIR / f"{material_id}.zarr", material_id)
 
@@ -67,7 +67,7 @@ def _check_known(material_id: str) -> dict[str, tuple[int, int, int]]:
 
 @cache
 def load_demo(material_id: str) -> DensityGrid:
-    """One embedded density at its refined grid, e/A^3, read once in a process; its values cannot be written to.
+    """One embedded density at its refined grid, e/Å³, read once in a process; its values cannot be written to.
 
     A run reads each three times (codec, check, tokens), at 17 ms of processor time; all 103 are 90 MB.
 

@@ -38,7 +38,7 @@ from tomat.train.step import build_trainer
 
 
 def stand_in_table(config: TrainConfig) -> np.ndarray | None:
-    """Densities for the codec's bins where no codec is at hand, float32 `[n_density_tokens]`, e/A^3.
+    """Densities for the codec's bins where no codec is at hand, float32 `[n_density_tokens]`, e/Å³.
 
     They are constants of the program: their values change no operation, no shape and no layout.
     """
@@ -165,7 +165,7 @@ class DecoderBatch:
 def lower_decoder(
     config: TrainConfig, mesh: Mesh, batch: DecoderBatch, bin_values: np.ndarray | None
 ) -> jax.stages.Lowered:
-    """Lower what `RunPredictor` runs for one batch of patches. `bin_values`, float32 [bin], e/A^3, are constants; a
+    """Lower what `RunPredictor` runs for one batch of patches. `bin_values`, float32 [bin], e/Å³, are constants; a
     stand-in changes no operation."""
     environment = environment_of(config.model)
     if environment is None or bin_values is None:

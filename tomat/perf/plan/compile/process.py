@@ -94,7 +94,7 @@ def ask(
         libtpu_dump, xla_dump = dump_flags(work)
         libtpu_args = [*request.get("libtpu_args", ()), *libtpu_dump]
         environment = child_environment(slice_, libtpu_args, [*request.get("xla_flags", ()), *xla_dump])
-        whole = {**request, "programs_dir": str(cache / PROGRAMS)}
+        whole = {**request, "programs_dir": str((cache / PROGRAMS).absolute())}  # the child works elsewhere
         folder = cache / PROGRAMS / _run(module, whole, work, environment, limits, on_stage)
     opened = open_result(folder)
     if opened is None:

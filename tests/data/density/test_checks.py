@@ -29,7 +29,7 @@ def test_a_density_in_the_right_unit_passes(grid):
 
 
 def test_the_message_names_the_unit_found(grid):
-    with pytest.raises(TomatError, match=r"file: .*look like e/A\^3; multiply them by the cell volume"):
+    with pytest.raises(TomatError, match=r"file: .*look like e/Å³; multiply them by the cell volume"):
         check(grid.rho, grid)
     with pytest.raises(TomatError, match=r"look like e/bohr\^3"):
         check(grid.rho * 0.529177210903**3, grid)
@@ -167,7 +167,7 @@ def test_a_cube_in_e_per_a3_is_refused_by_unit_and_read_by_its_flag(tmp_path, cr
     rules = ReadRules(accept=("cube_e_per_a3",))
     assert read_cube(good, rules=rules).electron_count == pytest.approx(electrons, abs=1e-3)
     bad = cube_of(tmp_path, grid, factor=BOHR_A**-3)
-    with pytest.raises(TomatError, match=r"in e/A\^3, not in e/bohr\^3.*`--accept cube_e_per_a3`"):
+    with pytest.raises(TomatError, match=r"in e/Å³, not in e/bohr\^3.*`--accept cube_e_per_a3`"):
         read_cube(bad)
     found = read_cube(bad, rules=rules)
     np.testing.assert_allclose(found.rho, grid.rho, rtol=1e-5, atol=1e-8)

@@ -68,7 +68,7 @@ def test_damage(tmp_path, grid):
 
 def test_another_unit_is_named(tmp_path, grid):
     write(tmp_path / "f.json.gz", document(grid, grid.rho))
-    with pytest.raises(TomatError, match=r"look like e/A\^3"):
+    with pytest.raises(TomatError, match="look like e/Å³"):
         read_materials_project(tmp_path / "f.json.gz")
 
 

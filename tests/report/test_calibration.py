@@ -5,6 +5,9 @@ from pathlib import Path
 
 from html_reader import read_page
 
+from tomat.base.report.markdown import update_page
+from tomat.perf.plan.calibration import Calibration
+from tomat.report.calibration import calibration_report
 from tomat.report.html.document import page_html
 from tomat.report.html.kinds import page_of
 
@@ -22,3 +25,10 @@ def test_every_measurement_stands_beside_its_plan():
     assert equal["x"] == equal["y"]
     sized = [row for row in rows if "hbm_required_gib" in row["measured"]]
     assert reader.figures[1]["data"][1]["y"] == [row["measured"]["hbm_required_gib"] for row in sized]
+
+
+def test_a_note_that_is_taken_back_leaves_the_page(tmp_path):
+    rows = Calibration.load(RECORD.parent).rows
+    for notes in (["the clock was low"], []):
+        text = update_page(tmp_path / "calibration.md", calibration_report(rows, notes)).read_text()
+        assert ("the clock was low" in text) == bool(notes) and text.count("## What differs") == 1

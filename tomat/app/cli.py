@@ -1,7 +1,8 @@
 """The `tomat` command: it parses and calls, and decides nothing.
 
 Each `*_verbs.py` beside this file registers its own verbs, and is imported for these and for `tomat --help`. They
-import only argparse, so that help and a wrong word are answered at once, and a verb pays only for what it uses.
+import argparse, the console and the model of a report, so that help and a wrong word are answered at once, and a verb
+pays only for what it uses.
 """
 
 import argparse

@@ -283,7 +283,6 @@ def _run_convert(args: argparse.Namespace) -> int:
 
 def _inputs(args: argparse.Namespace) -> "tuple[dict[str, tuple[str | None, Callable[[], DensityGrid]]], str]":
     """Path (None: embedded) and reader of each density by name, and what is said of files that are passed over."""
-
     from tomat.data.density.find import find_densities, ignored_words
     from tomat.data.density.io import check_species_apply
 

@@ -131,7 +131,6 @@ def _materials(
     args: argparse.Namespace, config: "TrainConfig"
 ) -> "tuple[Sequence[str], Callable[[str], DensityGrid], str]":
     """Names of the materials, how to load one, and where they come from in words."""
-
     if args.input is not None:
         from tomat.data.codec.inputs import path_inputs
 

@@ -119,7 +119,6 @@ def _show(stages: "Stages", what: str, stage: str) -> None:
 
 def _run_lab(args: argparse.Namespace) -> int:
     """Measure a sweep; status 1 if a row has no answer."""
-    from tomat.base.report.terminal import show
     from tomat.measure.lab.log import log_row
     from tomat.measure.lab.run import Lab, LabConfig
     from tomat.perf.tuning.changes import override_words
@@ -175,7 +174,6 @@ def _run_max_batch(args: argparse.Namespace) -> int:
     check_words(args.config_path, args.overrides)  # before JAX is imported
 
     from tomat.base.report.model import Note
-    from tomat.base.report.terminal import show
     from tomat.measure.lab.log import log_probe
     from tomat.measure.lab.max_batch import STATUS_WORDS, MaxBatch
     from tomat.measure.lab.run import LabConfig

@@ -287,7 +287,6 @@ def _plan_decoders(args: argparse.Namespace, path: Path, overrides: list[str], c
 
 def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str | None:
     """Names what is asked; None where the compiler is missing, so that the compile says so."""
-
     from tomat.base.overrides import parse_overrides, read_yaml
     from tomat.perf.cost.chip_model import record_digest
     from tomat.perf.plan.calibration import Calibration
@@ -310,7 +309,6 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
 
 def _digest(path: Path | None) -> str | None:
     """SHA-256 of a file that was given."""
-
     return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
 
 

@@ -146,7 +146,6 @@ _ORIGINS = ("fork", "warm_start")
 
 def _run_verify(args: argparse.Namespace) -> int:
     """Check runs; status 1 if one is damaged."""
-
     from tomat.train.runs.checkpoints import list_checkpoints
     from tomat.train.runs.record import find_runs, read_record
     from tomat.train.runs.verify import verify_run
@@ -171,7 +170,6 @@ def _run_verify(args: argparse.Namespace) -> int:
 
 def damaged_weights(url: str) -> list[str]:
     """What is wrong with the weights in a local run's folder, or with the folder where it is one of weights."""
-
     from tomat.predict.weights.folder import read_weights
     from tomat.predict.weights.record import is_weights_folder
 

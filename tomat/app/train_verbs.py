@@ -110,7 +110,6 @@ def _run_train(args: argparse.Namespace) -> int:
 
 def _distils(args: argparse.Namespace) -> bool:
     """Whether the flags of a distillation are there; they come together, and bring a configuration."""
-
     if args.teacher is None and args.quantised is None and args.train is None:
         return False
     if args.teacher is None or args.quantised is None:

@@ -17,13 +17,13 @@ LEAST_SECONDS = 1e-3
 
 
 def calibration_report(
-    rows: Sequence[CalibrationRow], notes: Sequence[str] = (), models: Mapping[str, ModelTable] | None = None
+    rows: Sequence[CalibrationRow], notes: Sequence[str] | None = None, models: Mapping[str, ModelTable] | None = None
 ) -> Report:
     """Every measurement beside its plan.
 
     Args:
         rows: On record.
-        notes: What people have said of what differs.
+        notes: What people have said of what differs; None: they were not read.
         models: Of rows that have just been planned, by name; None: none was.
     """
     lead = (
@@ -32,13 +32,14 @@ def calibration_report(
     )
     sources = Table("", [Column("run"), Column("slice"), Column("source")],
                     [(row.name, row.slice, row.source) for row in rows])  # fmt: skip
+    noted: list[Part] = [Items(notes)] if notes else ["Nothing is noted."]
     sections = [
         Section("", [lead]),
         Section("Step time", steps_parts(rows), "steps"),
         Section("Memory", memory_parts(rows), "memory"),
         Section("Shares of the step", shares_parts(rows), "shares"),
         *([Section("The cycle models", _models_parts(rows, models), "models")] if models else []),
-        *([Section("What differs", [Items(notes)], "notes")] if notes else []),
+        *([] if notes is None else [Section("What differs", noted, "notes")]),
         Section("Where each is from", [sources], "sources"),
     ]
     figures = {"rows": len(rows), "steps": sum(row.step_ratio is not None for row in rows)}

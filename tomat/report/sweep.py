@@ -82,7 +82,7 @@ def planned_report(record: SweepRecord[RowRecord], measured: Mapping[str, LabRow
     rows = record["rows"]
     left = record.get("n_rows", 0) - len(rows)
     facts = {
-        "rows that fit": f"{record.get('n_fitting')} of {record.get('n_rows')}",
+        "rows that fit": f"{sum(row.status == FITS for row in rows)} of {record.get('n_rows', len(rows))}",
         "not planned yet": f"{left}; run the sweep again to continue" if left > 0 else None,
         "compiled by": ", ".join(sorted({row.compiler for row in rows if row.compiler})),
     }
@@ -134,10 +134,10 @@ def measured_report(
 
 def _how(record: SweepRecord[LabRow]) -> list[Part]:
     """What was measured, on what, and how."""
-    how, overhead = record.get("measured_with", {}), record.get("overhead_seconds_per_start")
+    how, overhead, rows = record.get("measured_with", {}), record.get("overhead_seconds_per_start"), record["rows"]
     steps = how.get("steps")
     facts = {
-        "rows with an answer": f"{record.get('n_measured')} of {record.get('n_rows')}",
+        "rows with an answer": f"{sum(row.measured for row in rows)} of {record.get('n_rows', len(rows))}",
         "measured on": record.get("devices"),
         "processors": record.get("n_processors"),
         "starts of a row, each a process of its own": how.get("rounds"),
@@ -147,7 +147,7 @@ def _how(record: SweepRecord[LabRow]) -> list[Part]:
         "the lab's own time for a start": None if overhead is None else f"{overhead:.2f} s",
     }
     parts: list[Part] = [Facts(facts)]
-    busy = median(window.others_busy_share for row in record["rows"] for window in row.windows)
+    busy = median(window.others_busy_share for row in rows for window in row.windows)
     parts += shared_note(busy, "windows", "Speeds are below those of a quiet machine, and intervals are wide.")
     if how.get("rounds") == 1:
         parts.append("Of one start, intervals do not hold what a process keeps for its life (some 3 % on a CPU).")
@@ -419,7 +419,9 @@ def categories_parts(rows: Sequence[RowRecord]) -> list[Part]:
                COLOURS.get(name, "#8a929b"))
         for name in names
     ]  # fmt: skip
-    said = "Milliseconds of a step by kind of operation, the rows in the order of the ranking."
+    said = (
+        "Milliseconds of a step by kind of operation, the rows in the order of the ranking; the table has the figures."
+    )
     columns = [
         Column("row"),
         Column("step", seconds),
@@ -429,11 +431,17 @@ def categories_parts(rows: Sequence[RowRecord]) -> list[Part]:
         (row.name, row.estimate("step_seconds"), *(one[name]["share"] if name in one else None for name in kept))
         for row, one in zip(shown, mine, strict=True)
     ]
+    times = [Column("row"), *(Column(f"{name}, ms", number(2, 1e3)) for name in names)]
+    taken = [
+        (row.name, *(one[name]["seconds"] if name in one else None for name in names))
+        for row, one in zip(shown, mine, strict=True)
+    ]
     size = (7.0, (200 + 26 * len(shown)) / 80)
     return [
         Chart("The step by kind of operation", series, Axis("ms of a step"), Axis(""), said, size=size),
         Table("", columns, body),
         f"Shares of the step; categories below {percent(SMALLEST_SHARE, 0)} in every row are left out.",
+        Table("Time of a step by kind of operation", times, taken),
     ]
 
 

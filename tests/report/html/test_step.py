@@ -100,6 +100,9 @@ def test_a_plan_that_does_not_fit_shows_what_fills_the_memory_and_what_was_tried
     assert "does not fit: 1 GiB too much" in reader.text and "1. fusion.9" in reader.text
     assert [cell for cell, _ in reader.tables[-1][0]] == ["--sharding zero1", "2.00 GiB", "fits"]
     assert page.figures["fits"] is False
+    del report["nearest_fits"]  # of `--no_search`
+    (tmp_path / "plan.json").write_text(json.dumps(report))
+    assert "Nothing else was tried." in read_page(page_html(page_of(str(tmp_path / "plan.json")))).text
 
 
 def test_int8_products_have_a_roof_of_their_own(step):

@@ -121,7 +121,8 @@ def _part_html(part: Any) -> Markup:
 
 def page_html(report: Report) -> str:
     sections, n_figures, kinds = [], 0, {ALWAYS}
-    for place, section in enumerate(report.sections, 1):
+    # A section without parts, such as one that people write in a page of Markdown, would be a heading alone.
+    for place, section in enumerate((one for one in report.sections if one.parts), 1):
         parts = []
         for part in section.parts:
             figure = plotly_figure(part) if isinstance(part, Chart) else part

@@ -73,11 +73,12 @@ def unfit_page(report: Mapping[str, Any]) -> Report:
     facts = Facts({"slice": report.get("slice"), "compiler": report.get("compiler")})
     trials = typed(report.get("nearest_fits") or [], list[dict[str, Any]], "the plan's nearest_fits", "Plan again.")
     title = str(report.get("run_name", "a plan"))
+    tried = trials_part(trials) if "nearest_fits" in report else "Nothing else was tried."
     sections = (
         Section("", ("This step does not fit into the memory of a device, so that it has no times.",)),
         Section("The step", (facts,)),
         Section("Memory", _memory_parts(report.get("memory") or {})),
-        Section("What was tried instead", (trials_part(trials),)),
+        Section("What was tried instead", (tried,)),
     )
     return Report(title, sections, "plan", {"title": title, "fits": False, "trials": len(trials)})
 

@@ -106,6 +106,7 @@ def test_stopped_and_started_again(tmp_path, product_codec):
         ("layout", "patches of 4 voxels a side, layout v3-p7 of 7"),
         ("no meta", "is no data set of the first generation"),
         ("context", "expected BOS to EOS in at most 140 tokens"),
+        ("path", "'../evil'; expected a name"),
     ],
 )
 def test_what_cannot_be_imported(tmp_path, product_codec, change, message):
@@ -123,6 +124,10 @@ def test_what_cannot_be_imported(tmp_path, product_codec, change, message):
         longer = [row + [2186] * 60 for row in rows["input_ids"].to_pylist()]
         table = pa.table({"task_id": rows["task_id"], "input_ids": pa.array(longer, pa.list_(pa.int32()))})
         pq.write_table(table, tmp_path / "old" / "shard-00000.parquet")
+    elif change == "path":
+        rows = pq.read_table(tmp_path / "old" / "shard-00000.parquet")
+        names = pa.array(["../evil"] * rows.num_rows)
+        pq.write_table(rows.set_column(0, "task_id", names), tmp_path / "old" / "shard-00000.parquet")
     with pytest.raises(TomatError, match=message):
         import_first_generation(tmp_path / "old", tmp_path / "new", layout, given)
     assert not (tmp_path / "new").exists()

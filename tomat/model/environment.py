@@ -10,6 +10,7 @@ the prior.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import haliax as hax
@@ -23,9 +24,11 @@ from haliax.jax_utils import named_call
 
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS, covalent_radius_a, pauling_electronegativity
-from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.radial import RadialBasis
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
+
+if TYPE_CHECKING:
+    from tomat.data.density.promolecule import Promolecule
 
 ATOM_DENSITY_PER_A3 = 0.08
 """Of a common solid; scales the radial sums to about one."""
@@ -95,7 +98,7 @@ class EnvironmentTables:
     """float32 [bin]: density of each density id, e/Å³."""
 
 
-def environment_tables(promolecule: Promolecule, bin_values: np.ndarray) -> EnvironmentTables:
+def environment_tables(promolecule: "Promolecule", bin_values: np.ndarray) -> EnvironmentTables:
     """The constants of a run; the promolecule also tells how many valence electrons an element has. `bin_values`:
     float32 [bin], e/Å³."""
     descriptors = np.zeros((len(SYMBOLS) + 1, DESCRIPTORS), np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import haliax as hax
 import jax
@@ -13,8 +13,10 @@ import numpy as np
 from haliax import Axis, NamedArray
 
 from tomat.base.errors import TomatError
-from tomat.data.density.crystal import Crystal
 from tomat.model.environment import EnvironmentConfig, PatchAtoms
+
+if TYPE_CHECKING:
+    from tomat.data.density.crystal import Crystal
 
 XYZ, SIDE = Axis("xyz", 3), Axis("side", 3)
 _ARRAYS = ("positions", "numbers", "kinds", "steps", "shape")

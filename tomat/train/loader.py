@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import equinox as eqx
 import haliax as hax
@@ -24,11 +24,13 @@ from levanter.data.dataset import AsyncDataset
 from levanter.data.loader import DataLoader
 
 from tomat.base.errors import TomatError
-from tomat.data.tokens.shards import ShardSet
 from tomat.data.tokens.shuffle import IN_ORDER_WINDOW_BLOCKS, BlockShuffleConfig, ShuffledIndex
 from tomat.model.environment import EnvironmentConfig, PatchAtoms
 from tomat.model.patch_atoms import Room, atoms_of_patch, filled
 from tomat.train.settings.data import BUFFERED_BATCHES
+
+if TYPE_CHECKING:
+    from tomat.data.tokens.shards import ShardSet
 
 READ_AHEAD_BLOCKS = 32
 """Blocks being read ahead at one time, besides those that a batch waits for."""
@@ -57,7 +59,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
 
     def __init__(
         self,
-        shards: ShardSet,
+        shards: "ShardSet",
         shuffle: BlockShuffleConfig,
         *,
         seed: int = 0,
@@ -194,7 +196,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
 class RowAtoms:
     """The atoms near the patches of a shard set, row by row."""
 
-    def __init__(self, shards: ShardSet, config: EnvironmentConfig) -> None:
+    def __init__(self, shards: "ShardSet", config: EnvironmentConfig) -> None:
         self.shards, self.config = shards, config
         self.crystals = shards.crystals
         self._crystal = lru_cache(maxsize=256)(self.crystals.__getitem__)

@@ -227,6 +227,9 @@ def test_damage_is_one_error(densities, tmp_path):
     record.write_text(json.dumps(content))
     with pytest.raises(TomatError, match="folder.json is damaged: its content hashes to"):
         prepare(densities, tmp_path)
+    record.write_text(json.dumps({"request": {"species": 3}, "materials": [], "validation_formulas": []}))
+    with pytest.raises(TomatError, match="folder.json is damaged: .*a list of words as species"):
+        prepare(densities, tmp_path)
     record.unlink()
     with pytest.raises(TomatError, match="has data of another source in"):
         prepare(densities, tmp_path)

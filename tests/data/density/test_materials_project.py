@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
+from tomat.data.density.limits import FREE_BYTES
 from tomat.data.density.materials_project import read_materials_project
 
 
@@ -53,6 +54,9 @@ def test_damage(tmp_path, grid):
         read_materials_project(path)
     path.write_bytes(gzip.compress(b"[" * 200_000))
     with pytest.raises(TomatError, match="not a complete gzipped JSON document .RecursionError"):
+        read_materials_project(path)
+    path.write_bytes(gzip.compress(bytes(2 * FREE_BYTES), 1))
+    with pytest.raises(TomatError, match="decompresses to more than"):
         read_materials_project(path)
     write(path, document(grid))
     whole = path.read_bytes()

@@ -1,4 +1,4 @@
-"""No name in a list, a manifest or a Parquet file leads a writer outside its folder."""
+"""No name in a manifest leads a writer outside its folder."""
 
 import json
 

@@ -93,9 +93,11 @@ def test_finished_chunks_are_not_made_again_and_damaged_ones_are(tmp_path, grids
     assert grids.reads == ["c", "a", "a", "b"]
     path = place / "tokens.zarr" / "c" / "0" / "0"
     path.write_bytes(path.read_bytes()[:-1])
+    record = place / "progress" / "00000001"  # a record that is damaged is none
+    record.write_bytes(bytes([record.read_bytes()[0] ^ 1, *record.read_bytes()[1:]]))
     grids.reads.clear()
     write_shards(place, NAMES, grids, codec=codec, **SETTINGS)
-    # Chunk 0 again, and chunk 2, which has rows of b and c.
+    # Chunks 0 and 1 again, and chunk 2, which has rows of b and c.
     assert grids.reads == ["a", "b", "c"]
     assert files(place) == whole
 

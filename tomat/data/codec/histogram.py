@@ -62,7 +62,8 @@ class DensityHistogram:
         return float(self.sums.sum())
 
     def add(self, rho: np.ndarray, material_id: str = "") -> None:
-        """Count every voxel of a density. `rho`: float32 [...], in `unit`, finite and at least 0."""
+        """Count every voxel of a density, or none if it is refused. `rho`: float32 [...], in `unit`, finite and at
+        least 0. An empty name is not kept."""
         values = np.ascontiguousarray(rho, dtype=np.float32).reshape(-1)
         if material_id in self.material_ids:
             raise TomatError(f"Material {material_id} is counted already; count each material once.")

@@ -40,6 +40,7 @@ FOLDER_FILE = "folder.json"
 LOCK_FILE = "data.lock"
 SPLITS = ("train", "validation")
 SEED = 0
+"""Of the anchors of the patches."""
 CACHE_BYTES = 2**29
 """Of densities that are kept in memory: they are read for the survey, the fits and the tokens."""
 _AGAIN = "Remove the folder and run the same command again."
@@ -315,8 +316,10 @@ class _Record:
     validation_formulas: list[str]
 
     def __post_init__(self) -> None:
-        if not {"species", "accept"} <= self.request.keys():
-            raise ValueError("expected species and accept in its request")
+        for key in ("species", "accept"):
+            words = self.request.get(key)
+            if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+                raise ValueError(f"expected a list of words as {key} of its request")
 
 
 def _recorded(folder: Path) -> _Record | None:

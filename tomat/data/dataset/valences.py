@@ -177,7 +177,7 @@ def _refuse_other_sums(
             )
 
 
-NAMES = ("POTCAR", "POTCAR.gz")
+POTCAR_NAMES = ("POTCAR", "POTCAR.gz")
 
 _ELEMENT = re.compile(r"^[ \t]*VRHFIN[ \t]*=[ \t]*([A-Z][a-z]?)", re.MULTILINE)
 _VALENCE = re.compile(r"\bZVAL\s*=\s*([\d.]+)")
@@ -191,7 +191,7 @@ def potcar_beside(path: str) -> Path | None:
     """The POTCAR in the folder of a local file; None where there is none."""
     if "://" in path:
         return None
-    return next((place for name in NAMES if (place := Path(path).with_name(name)).is_file()), None)
+    return next((place for name in POTCAR_NAMES if (place := Path(path).with_name(name)).is_file()), None)
 
 
 def potcar_valences(place: Path) -> dict[int, float]:

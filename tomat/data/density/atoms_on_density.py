@@ -55,6 +55,7 @@ CORE_SPHERE_A, LEAST_CORE_SHARE = 0.5, 0.7
 """An all-electron density holds in this radius at least this share of what Thomas and Fermi's atom has there."""
 
 ATOMS_LOOKED_AT = 8
+"""Of each element, at most."""
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,7 @@ SAME_PLANE = 1e-4
 """Largest difference of two planes that are one, as a share of its largest value: cubes have five digits and more."""
 
 FEWEST_VOXELS = 8
+"""Along an axis whose planes are compared."""
 
 ROUGH_TIMES = 3.0
 """Times the roughness between all other planes, from which on one is said to be missing."""
@@ -227,6 +228,7 @@ def check_electron_count(
 
     Args:
         accept: of the rules of reading: `fractional_electrons` lifts the first refusal, `electrons` the second.
+        given: valences that are known; their sum alone will do.
         tolerance: electrons; None: what the values earn.
     """
     found = float(np.mean(values, dtype=np.float64))

@@ -54,7 +54,7 @@ _NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
 
 
 def atomic_number(symbol: str) -> int:
-    """Z of a chemical symbol.
+    """Z of a chemical symbol; a KeyError if it is that of no element.
 
     Deuterium and tritium are hydrogen to a density. An oxidation state after the symbol (`O2-`) is ignored.
     """

@@ -47,7 +47,8 @@ def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES, accept: Seq
     A folder is searched to any depth, links to folders too; what is hidden (`.name`) is left alone. Taken are CHGCARs,
     cubes, `*.vasp` that are not called POSCAR or CONTCAR, `*.zarr`, `*.json[.gz]`; a CHG where no CHGCAR of the same
     calculation lies beside it. A material is called as its file without suffixes, a file just called CHGCAR as its
-    folder; where two would be called the same, the folders above go before the name.
+    folder; where two would be called the same, the folders above go before the name. A file that is named is taken
+    whatever it is called; with `not_total` in `accept` a folder gives parts of densities too (AECCAR0, PARCHG).
     """
     found: dict[str, tuple[str, str]] = {}
     ignored: dict[str, str] = {}

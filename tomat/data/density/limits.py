@@ -1,4 +1,5 @@
-"""How large a density may be, so that a damaged header or a crafted file is refused before memory is taken for it."""
+"""How large a density may be, so that a damaged header or a crafted file is refused before memory is taken for it;
+and blocks of numbers in text, read whole within these limits or refused."""
 
 import bz2
 import contextlib
@@ -142,7 +143,8 @@ class BoundedText:
 
 
 def decompressed(raw: bytes, source: str) -> bytes:
-    """The content of a plain or compressed object, within the limits."""
+    """The content of a plain or compressed object, within the limits; damaged compression is one of
+    `COMPRESSION_ERRORS`."""
     return BoundedText(io.BytesIO(raw), len(raw), source).everything()
 
 
@@ -154,7 +156,8 @@ def open_structure(path: str) -> BoundedText:
 
 
 def structure_text(path: str) -> str:
-    """The whole content of a local file with a structure or pseudopotentials, plain or compressed."""
+    """The whole content of a local file with a structure or pseudopotentials, plain or compressed; damaged compression
+    is one of `COMPRESSION_ERRORS`."""
     text = open_structure(path)
     with text.stream:
         content = text.everything()

@@ -43,6 +43,7 @@ HEAVIEST_WITH_ITS_CORE = 36
 """Molecular codes keep the cores of elements up to krypton and replace those of heavier ones (the def2 sets)."""
 
 MOST_READINGS = 24
+"""Kept of one count."""
 
 Valences = Mapping[int, float]
 """Electrons that an atom brings, by atomic number."""

@@ -240,6 +240,7 @@ def lined_json(content: Mapping[str, Any]) -> str:
 
 KEYS = frozenset(field.name for field in fields(ShardManifest)) - {"has_checksum"}
 LATER_KEYS = {"clipped", "max_clipped_share", "read_rules", "structures_sha256", "promolecule_sha256"}
+"""Which older manifests lack."""
 
 
 def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
@@ -277,20 +278,25 @@ def _check_derived(manifest: ShardManifest, content: Mapping[str, Any]) -> None:
             raise TomatError(f"The manifest is damaged: its read_rules are {rules!r:.80}.")
         ReadRules(rules["species"], rules["accept"])  # refuses unknown names
     layout = manifest.layout
-    is_known = replace(layout, name="") in {replace(each, name="") for each in LAYOUTS.values()}
-    if LAYOUTS.get(layout.name) != layout and (layout.name in LAYOUTS or is_known):
+    expected = LAYOUTS.get(layout.name)
+    if expected is not None and layout != expected:
         raise TomatError(
             f"The manifest is damaged: its layout is called {layout.name}, but is not the layout of that name "
-            f"(found {layout.to_dict()})."
+            f"(found {layout.to_dict()}, expected {expected.to_dict()})."
+        )
+    alike = [each.name for each in LAYOUTS.values() if replace(each, name=layout.name) == layout]
+    if expected is None and alike:
+        raise TomatError(
+            f"The manifest is damaged: its layout is called {layout.name}, and is {alike[0]} in all but its name."
         )
     if content.get("context", layout.context) != layout.context:
         raise TomatError(
             f"The manifest is damaged: it says a context of {content['context']}, its layout has {layout.context}."
         )
     for material in manifest.materials:
-        expected = anchors_seed(manifest.seed, material.material_id)
-        if material.anchors_seed not in (expected, IMPORTED_ANCHORS):
+        key = anchors_seed(manifest.seed, material.material_id)
+        if material.anchors_seed not in (key, IMPORTED_ANCHORS):
             raise TomatError(
                 f"The manifest is damaged: the anchors of {material.material_id} have the key {material.anchors_seed}; "
-                f"its name and the seed {manifest.seed} make {expected}."
+                f"its name and the seed {manifest.seed} make {key}."
             )

@@ -114,7 +114,8 @@ class ShardSet:
         """Start reading a block.
 
         Returns a future of uint16 [rows of the block, context]; its result raises TomatError, naming the chunk, if the
-        chunk is missing or damaged.
+        chunk is missing or damaged. A stored object that is damaged or gone is noticed in any case, by its crc32c and
+        by rows that do not begin with BOS; with `verify` the manifest's checksum is compared too.
         """
         if not 0 <= block < self.n_blocks:
             raise TomatError(f"Block {block} was asked for; {self.url} has blocks 0 to {self.n_blocks - 1}.")

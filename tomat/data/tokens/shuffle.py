@@ -57,7 +57,10 @@ def derive_key(seed: int, *context: str | int) -> int:
 
 
 class KeyedPermutation:
-    """A bijection of [0, n) chosen by a key. See the module's docstring for the construction."""
+    """A bijection of [0, n) chosen by a key. See the module's docstring for the construction.
+
+    A ValueError for n or a key out of range, an IndexError for an index outside [0, n).
+    """
 
     def __init__(self, n: int, key: int):
         if not 1 <= n < 2**63:

@@ -109,7 +109,8 @@ class PreambleStructures:
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Crystal:
-        """The rounded structure."""
+        """The rounded structure; refused for an imported set in version 3 of the layout, whose rows place the atoms
+        relative to patches that are not known (`crystal_of_row` reads them as they are)."""
         index = range(len(self))[index]
         if index not in self._read:
             material, layout = self.manifest.materials[index], self.manifest.layout

@@ -244,7 +244,8 @@ def begin_chunk(
 
 
 def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:
-    """True if the chunk has a whole record, and its stored rows have the record's checksum."""
+    """True if the chunk has a whole record, and its stored rows have the record's checksum; a place that does not
+    answer is a RetryableError, and no damage."""
     name = PROGRESS_PREFIX + record_name(chunk)
     record = store.read(name)
     if record is None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tomat.base.errors import TomatError
-from tomat.data.density.promolecule import Promolecule
 
 if TYPE_CHECKING:
     from jax import Array
+
+    from tomat.data.density.promolecule import Promolecule
 
 DecoderName = Literal["parallel", "autoregressive"]
 ChoiceKind = Literal["greedy", "median", "sampled"]

@@ -88,8 +88,8 @@ class Predictor(Learnt, ABC):
         Args:
             structure: Cell and atoms: a crystal, pymatgen's structure, or a file of one.
             grid_shape: Voxels along a, b, c; None: as fine as the training was, 0.065 A where any is as good.
-            electrons: What the density is scaled to integrate to; None leaves it as it is, and so does
-                `learnt` where no valences were.
+            electrons: What the density is scaled to integrate to, if that is within 10 % of what it holds; None leaves
+                it as it is, and so does `learnt` where no valences were.
             accept: Refusals that are lifted: `distances`, `normalisation` (`checks.ACCEPTABLE`).
             on_patches: Told how many patches are done, and of how many.
         """

@@ -131,3 +131,14 @@ def test_what_cannot_be_imported(tmp_path, product_codec, change, message):
     with pytest.raises(TomatError, match=message):
         import_first_generation(tmp_path / "old", tmp_path / "new", layout, given)
     assert not (tmp_path / "new").exists()
+
+
+def test_rows_of_other_types_are_refused(tmp_path, product_codec):
+    write(tmp_path / "old", LAYOUTS["v3"], product_codec)
+    names = [[1, 2], [None, "mp-1"]]
+    ids = [[1, 2], [None, [1]], [[1, None], [1]], [[1.5], [2.5]], [["a"], ["b"]], [[], []], [[-1], [2**40]]]
+    for change in [*({"task_id": each} for each in names), *({"input_ids": each} for each in ids)]:
+        table = pa.table({"task_id": ["mp-1", "mp-2"], "input_ids": [[1, 2], [1, 2]]} | change)
+        pq.write_table(table, tmp_path / "old" / "shard-00000.parquet")
+        with pytest.raises(TomatError, match="shard-00000.parquet|expected BOS to EOS"):
+            import_first_generation(tmp_path / "old", tmp_path / "new", LAYOUTS["v3"], product_codec)

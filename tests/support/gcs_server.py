@@ -1,9 +1,11 @@
 """A small Google Cloud Storage: the part of its JSON API that gcsfs and TensorStore use, with faults on demand.
 
 Objects in memory, with generations and preconditions that hold, media, multipart and resumable uploads, ranges (suffix
-ranges too), lists with delimiter and pages, deletes, and the metadata server of a virtual machine.
+ranges too), lists with delimiter and pages, deletes, and the metadata server of a virtual machine. Run alone it serves
+a bucket for experiments, as `tokenize/README.md` shows.
 """
 
+import argparse
 import base64
 import json
 import random
@@ -311,3 +313,19 @@ def serve_bucket() -> Iterator[BucketServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="An empty bucket gs://bucket in memory, for experiments.")
+    parser.add_argument("--port", type=int, default=4443)
+    parser.add_argument("--fault_share", type=float, default=0.0, help="part of the requests that fail")
+    args = parser.parse_args()
+    with BucketServer(args.port) as server:
+        server.faults = Faults(args.fault_share)
+        for key, value in server.environment.items():
+            print(f"export {key}={value}", flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

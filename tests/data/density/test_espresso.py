@@ -1,4 +1,4 @@
-"""What pw.x makes of the file, where it is installed. What is in it: `tests/predict/inference/test_outputs.py`."""
+"""What pw.x makes of the file, where it is installed. What is in it: `tests/data/density/test_outputs.py`."""
 
 import re
 import shutil

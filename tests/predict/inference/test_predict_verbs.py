@@ -40,6 +40,15 @@ def test_files_in_files_out(tmp_path, promolecule_file, capsys):
     assert report["failed"] == ["bad"] and report["skipped"] == ["a"] and len(report["ignored"]) == 1
 
 
+def test_a_density_that_is_not_scaled_says_so(tmp_path, promolecule_file, capsys):
+    skewed().to(filename=str(tmp_path / "a.json"))
+    words = ["--promolecule", promolecule_file, "--structure", tmp_path / "a.json", "--output", tmp_path / "out"]
+    assert predict(*words, "--grid", 4, 5, 6) == 0
+    assert "warning: the valence electrons are not known" in " ".join(capsys.readouterr().out.split())
+    line = json.loads((tmp_path / "out" / "predictions.jsonl").read_text())
+    assert line["electrons"] == pytest.approx(line["electrons_before"], rel=1e-6)
+
+
 def test_the_grid_of_another_density(tmp_path, promolecule_file):
     skewed().to(filename=str(tmp_path / "a.cif"))
     words = ["--promolecule", promolecule_file, "--structure", tmp_path / "a.cif", "--output", tmp_path / "out"]

@@ -20,6 +20,10 @@ def test_the_job_is_this_command():
     )
 
 
+def test_a_yaml_is_a_cluster_too():
+    assert "--config=c.yaml" in iris_command(**{**SETTINGS, "cluster": "c.yaml"}, overrides=[]).line
+
+
 def test_iris_parses_it():
     try:
         job = importlib.import_module("iris.cli.job")

@@ -232,6 +232,7 @@ def test_the_temporary_checkpoints_of_another_run_are_found(runs, tmp_path):
     (runs / "demo" / "config.yaml").write_text(yaml.safe_dump(recorded))
     place.mkdir(parents=True)
     newest.rename(place / newest.name)
+    assert load_trained(runs / "demo").step == 5
     longer = ("--trainer.num_train_steps", "8")
     wanted = Continuation(("trainer.num_train_steps", "trainer.checkpointer.temporary_base_path"), "demo")
     child = train(tiny(runs, "--run_name", "child", *longer), wanted)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from forked import Forked, signalled
+from levanter.tracker import current_tracker
 from levanter.tracker.tensorboard import TensorboardConfig
 from tiny_run import DEMO, tiny_run
 
@@ -228,6 +229,23 @@ def test_files_in_a_bucket_that_another_process_trains_in_by_now_stay_its_own(un
     with pytest.raises(TomatError, match="now belongs to process .* on host other"):
         train(dataclasses.replace(tiny(tmp_path), output_dir=f"file://{tmp_path}/bucket"))
     assert (bucket / "metrics.jsonl").read_text() == "theirs"
+
+
+def test_a_run_leaves_no_tracker_to_the_next_trainer(unbroken):
+    with pytest.raises(RuntimeError, match="No global tracker"):
+        current_tracker()
+
+
+def test_other_data_are_refused_before_a_tracker_is_opened(unbroken, tmp_path, monkeypatch):
+    """TensorBoard drops the steps from the first one on as it opens."""
+    shutil.copytree(unbroken, tmp_path / "demo")
+    recorded = last_event(read_events(unbroken), "data")
+    assert recorded is not None
+    history = tmp_path / "demo" / "history.jsonl"
+    history.write_text(history.read_text().replace(recorded["train"], "0" * 64))
+    monkeypatch.setattr(run_module, "initialise", lambda *args: pytest.fail("opened"))
+    with pytest.raises(TomatError, match=r"data.train .*expected 000000000000"):
+        train(tiny(tmp_path))
 
 
 def test_an_output_folder_that_cannot_be_made_is_one_error(tmp_path, capsys):

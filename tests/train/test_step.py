@@ -104,6 +104,13 @@ def test_sharding_checkpointing_and_microbatches_change_no_number():
         np.testing.assert_allclose(losses(*atoms, *words), reference, rtol=2e-5, err_msg=str(words))
 
 
+def test_products_in_int8_train_split_parameters_as_whole_ones():
+    words = ["--model.int8_matmuls", "forward_and_inputs"]
+    reference = losses(*words)
+    assert reference[-1] < reference[0]
+    np.testing.assert_allclose(losses(*words, "--sharding", "fsdp"), reference, rtol=1e-4)
+
+
 def test_zero1_gathers_the_parameters_once():
     """The split parameters are gathered whole before the layers, so no gather lies in the loop over layers."""
     config = tiny("--sharding", "zero1")

@@ -106,12 +106,13 @@ class TpuLaunch:
         email = "its email, such as trainer@PROJECT.iam.gserviceaccount.com"
         full_name = f"the full name of a disk in the slice's zone, such as projects/P/zones/{self.zone}/disks/NAME"
         # https://cloud.google.com/compute/docs/labeling-resources
+        name = "lower-case letters, digits and '-', a letter first"
         label = "KEY=VALUE of lower-case letters, digits, '-' and '_', a letter first"
         for flag, value, pattern, expected in (
             *(("labels", one, r"[a-z][-_a-z0-9]{0,62}=[-_a-z0-9]{0,63}", label) for one in self.labels),
             ("service_account", self.service_account, r"[^@\s]+@[^@\s]+", email),
             ("data_disk", self.data_disk, disk, full_name),
-            ("tpu_name", self.tpu_name, r"[a-z]([-a-z0-9]{0,60}[a-z0-9])?", "lower-case letters, digits and '-'"),
+            ("tpu_name", self.tpu_name, r"[a-z]([-a-z0-9]{0,60}[a-z0-9])?", name),
             ("zone", self.zone, r"[a-z]+-[a-z]+\d+-[a-z]", "a zone such as us-east5-b"),
         ):
             if value is not None and not re.fullmatch(pattern, value):

@@ -1,9 +1,10 @@
 """Causal attention with a choice of kernel.
 
-- `vanilla`: one matrix of scores per head, or with `query_blocks` those of a block of queries and the keys that it sees
-(`causal_blocks.py`); memory grows with the square of the sequence. - `jax_flash`: Levanter's blockwise attention in
-plain JAX, for any platform. - `splash`: Pallas kernels for TPUs, those of JAX (`splash.py`) or, where the configuration
-has their sizes, tomat's own that hold a whole head in VMEM (`whole_head.py`).
+- `vanilla`: one matrix of scores per head, or with `query_blocks` those of a block of queries and the keys that it
+  sees (`causal_blocks.py`); memory grows with the square of the sequence.
+- `jax_flash`: Levanter's blockwise attention in plain JAX, for any platform.
+- `splash`: Pallas kernels for TPUs, those of JAX (`splash.py`) or, where the configuration has their sizes, tomat's own
+  that hold a whole head in VMEM (`whole_head.py`).
 
 The backend follows the platform of the mesh that the step is traced for, which may be a TPU topology on a machine that
 has none.

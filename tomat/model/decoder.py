@@ -134,7 +134,8 @@ class DensityDecoderConfig(Qwen3Config):
     def _impossible(self) -> Iterator[tuple[object, str]]:
         """What cannot be, and whether it is; each may rely on those before it."""
         heads, kv_heads, layers, window = self.num_heads, self.num_kv_heads, self.num_layers, self.sliding_window
-        yield heads % kv_heads, f"num_heads is {heads} and num_kv_heads is {kv_heads}; expected a multiple of it"
+        found = f"num_heads is {heads} and num_kv_heads is {kv_heads}"
+        yield heads % kv_heads, f"{found}; expected num_heads to be a multiple of num_kv_heads"
         if self.head_dim is None:
             found = f"hidden_dim is {self.hidden_dim} and num_heads is {heads}"
             yield self.hidden_dim % heads, f"{found}; expected a multiple of num_heads, or head_dim set"

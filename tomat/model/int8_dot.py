@@ -1,10 +1,11 @@
 """Matrix products of a linear layer in int8, for training.
 
-The matrix units of a v6e do twice as many products a second on int8 as on bfloat16. Both operands are cut to 8 bits
-where they are multiplied, and nowhere else: parameters, gradients, optimizer state and checkpoints are as without. Each
-row of the input and each column of the weights has its own scale; sums are int32. The gradients are straight-through,
-those of the product of the numbers as they were before (Bengio et al. 2013, arXiv:1308.3432; in int8 training:
-SwitchBack, Wortsman et al. 2023, arXiv:2304.13013, which leaves the gradient of the weights in 16 bits too).
+The matrix units of a v6e do twice as many products a second on int8 as on bfloat16 (`hardware/chip_table.py`). Both
+operands are cut to 8 bits where they are multiplied, and nowhere else: parameters, gradients, optimizer state and
+checkpoints are as without. Each row of the input and each column of the weights has its own scale; sums are int32. The
+gradients are straight-through, those of the product of the numbers as they were before (Bengio et al. 2013,
+arXiv:1308.3432; in int8 training: SwitchBack, Wortsman et al. 2023, arXiv:2304.13013, which leaves the gradient of the
+weights in 16 bits too).
 """
 
 from __future__ import annotations

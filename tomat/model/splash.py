@@ -141,7 +141,8 @@ def splash_attention(
     q_is_scaled: bool = False,
 ) -> NamedArray:
     """Causal attention by JAX's splash kernel, in a `shard_map` over the mesh in scope: q and the result [..., kv_head,
-    q_heads_per_group, position, head_size], k and v [..., kv_head, key_position, head_size]."""
+    q_heads_per_group, position, head_size], k and v [..., kv_head, key_position, head_size]. The mask is causal, with
+    or without a sliding window; queries are divided by sqrt(head_size) here unless `q_is_scaled`."""
     others = (mask.explicit_mask, mask.causal_offset, mask.bidirectional_window, mask.segment_ids)
     if not mask.is_causal or any(other is not None for other in others):
         raise TomatError(

@@ -68,7 +68,8 @@ class Tiles:
 
 
 def vmem_bytes(S: int, D: int, itemsize: int, block: int, part: int, *, rotate: bool) -> tuple[int, int]:
-    """VMEM that the forward and the backward kernel hold at one time, counted from their arrays; `part` is the larger
+    """VMEM that the forward and the backward kernel hold at one time, counted from their arrays, for S
+    positions of heads of D numbers of `itemsize` bytes; `block` is the larger one of the two kernels, `part` the larger
     number of queries or keys whose scores are computed at a time."""
     head, head32, row = S * D * itemsize, S * D * 4, 8 * S * 4
     # Inputs and outputs twice: a head is fetched and another written while one is worked on. Scores of three parts in

@@ -79,7 +79,8 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
         raise TomatError(
             f"run '{config.run_name}' has checkpoints, but {recorded.name} in {run_url} is "
             f"{'empty' if recorded.exists() else 'missing'}, so that nothing shows whether this is the same run. Put "
-            "it back from a copy, or use another run_name."
+            "it back from a copy (or start the command the run began with under a new run_name, and take the file that "
+            "this writes), or use another run_name."
         )
     return allowed_changes(read_config(str(recorded)), config, allow, f"run '{config.run_name}' exists")
 

@@ -95,8 +95,8 @@ def train(
 
             # The state. Trackers are opened only now: for a run that cannot go on, TensorBoard would already have
             # dropped the last steps.
-            initialise(config, trainer_config, folder.path, start.first_step)
             run.callback(forget_tracker)
+            initialise(config, trainer_config, folder.path, start.first_step)
             trainer_config.load_checkpoint = start.source is not None
             trainer_config.load_checkpoint_path = None if start.source is None else start.source.path
             tables = run_tables(datasets, environment_of(config.model))

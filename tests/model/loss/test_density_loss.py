@@ -205,6 +205,36 @@ def test_sequence_without_density_contributes_nothing_and_is_counted():
     assert np.all(np.asarray(by_hidden[2:]) == 0)
 
 
+def test_the_z_loss_and_its_gradients_against_numpy():
+    """0.01 z^2 in float64, over the bins where the target is one, elsewhere over all ids; dz/dlogit is the softmax."""
+    hidden, head, tokens = make_batch(21, 3, 14)
+    (without, _, by_without), (found, _, by_found) = (
+        value_and_gradients(
+            density_loss,
+            *(hidden, head, tokens),
+            LossConfig(kind="cross_entropy", preamble_weight=0.5, block_positions=5, z_loss_weight=weight),
+        )
+        for weight in (0.0, 0.01)
+    )
+    x, w = np.asarray(hidden, np.float64), np.asarray(head, np.float64)
+    value, by_x, by_w = 0.0, np.zeros_like(x), np.zeros_like(w)
+    for b, targets in enumerate(np.asarray(tokens)[:, 1:]):
+        density = (targets >= START) & (targets < START + K)
+        weights = np.where(density, 1.0, np.where(targets != 0, 0.5, 0.0))
+        for p in np.flatnonzero(weights):
+            ids = slice(START, START + K) if density[p] else slice(0, V)
+            exponentials = np.exp(w[ids] @ x[b, p])
+            z, share = np.log(exponentials.sum()), weights[p] / weights.sum() / len(tokens)
+            value += 0.01 * share * z**2
+            by_logits = 0.02 * share * z * exponentials / exponentials.sum()
+            by_x[b, p] += by_logits @ w[ids]
+            by_w[ids] += np.outer(by_logits, x[b, p])
+    assert value > 0.05
+    np.testing.assert_allclose(found - without, value, rtol=1e-4)
+    assert_close(by_found[0] - by_without[0], by_x, 1e-4, "gradient by hidden")
+    assert_close(by_found[1] - by_without[1], by_w, 1e-4, "gradient by head")
+
+
 def test_evaluation_sums_do_not_depend_on_the_batches():
     """Rows that fill a batch up, and one that is nothing but preamble, do not count; all others weigh the same."""
     hidden, head, tokens = make_batch(31, 6, 15)

@@ -92,20 +92,33 @@ class LossConfig:
             value = getattr(self, name)
             if value not in get_args(kinds):
                 raise TomatError(f"loss.{name} is {value!r}; expected one of {', '.join(get_args(kinds))}.")
-        for name, least, remedy in (
-            ("target_sigma", "a positive number", "Use loss.kind: cross_entropy for a target without width."),
-            ("emd_weight", "a positive number (nats per e/Å³)", "Use loss.kind: cross_entropy to leave the EMD out."),
-            ("preamble_weight", "0 (density only) or more", ""),
-            ("z_loss_weight", "0 (none) or more, such as 1e-4", ""),
+        for name, unit, to_do in (
+            ("target_sigma", "", "for a target without width"),
+            ("emd_weight", " (nats per e/Å³)", "to leave the EMD out"),
         ):
             value = getattr(self, name)
-            if not (math.isfinite(value) and (value > 0 or value == 0 and least.startswith("0"))):
-                raise TomatError(f"loss.{name} is {value}; expected {least}. {remedy}".rstrip())
+            if not (math.isfinite(value) and value > 0):
+                said = f"loss.{name} is {value}; expected a positive number{unit}."
+                raise TomatError(f"{said} Use loss.kind: cross_entropy {to_do}.")
+        for name, expected in (
+            ("preamble_weight", "0 (density only) or more"),
+            ("z_loss_weight", "0 (none) or more, such as 1e-4"),
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise TomatError(f"loss.{name} is {value}; expected {expected}.")
         if self.block_positions < 1:
             raise TomatError(f"loss.block_positions is {self.block_positions}; expected at least 1.")
-        if self.kernel == "pallas" and (self.z_loss_weight > 0 or self.kind == "crps"):
-            lacking = "crps, a cumulative sum over all bins" if self.kind == "crps" else "z_loss_weight"
-            raise TomatError(f"the pallas kernel of the loss has no {lacking}. Set loss.kernel: xla, or leave it out.")
+        if self.kernel == "pallas" and self.z_loss_weight > 0:
+            raise TomatError(
+                f"loss.z_loss_weight is {self.z_loss_weight}, and the pallas kernel has no z-loss. Set loss.kernel: "
+                "xla, or loss.z_loss_weight: 0."
+            )
+        if self.kernel == "pallas" and self.kind == "crps":
+            raise TomatError(
+                "loss.kind is crps, a cumulative sum over all bins, which the pallas kernel does not have. Set "
+                "loss.kernel: xla."
+            )
         plain = self.kind == "cross_entropy" and self.vocabulary == "full"
         if self.kernel == "levanter" and not (plain and self.preamble_weight == self.z_loss_weight == 0):
             raise TomatError(

@@ -28,9 +28,10 @@ def teacher_divergence(
     """Kullback-Leibler divergence of the student from the teacher, nats, float32 scalar.
 
     The mean over sequences of the mean over a sequence's density positions, as for the loss of the data; a sequence
-    without any counts 0. Bins outside of the teacher's `top_k`, and those as probable as the last of them, are one mass
-    in both distributions. The gradient is by the student alone. Never more than the logits of `block_positions`
-    positions of both exist, also for the gradient.
+    without any counts 0; the hidden state at position p predicts `tokens[p + 1]`, tokens int [batch, position]. The
+    teacher's `top_k` bins, and those as probable as the last of them, are told apart; the others are one mass in both
+    distributions. Both logits are divided by `temperature`. The gradient is by the student alone. Never more than the
+    logits of `block_positions` positions of both exist, also for the gradient.
     """
     start, end = target.density_start, target.density_end
     (hidden, head), (t_hidden, t_head) = (_plain(*each) for each in (student, teacher))

@@ -149,5 +149,6 @@ def _not_comparable(records: Sequence[RunRecord], settings: Mapping[str, Sequenc
 
 
 def _codec(record: RunRecord) -> str:
-    content = file_content(f"{record.url}/{CODEC_FILE}")
-    return "not recorded" if content is None else codec_from_text(content.decode(), record.url).sha256[:12]
+    url = f"{record.url}/{CODEC_FILE}"
+    content = file_content(url)
+    return "not recorded" if content is None else codec_from_text(content.decode(errors="replace"), url).sha256[:12]

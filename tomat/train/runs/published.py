@@ -80,5 +80,6 @@ def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> No
     files, root = fsspec.core.url_to_fs(run_url)
     for name in (name for name in names if (run_dir / name).exists()):
         content = (run_dir / name).read_bytes()
-        with explaining_storage(f"{run_url}/{name} cannot be written", "Set another --output_dir."):
+        remedy = "Give this user the right to write it, or set another --output_dir."
+        with explaining_storage(f"{run_url}/{name} cannot be written", remedy):
             files.pipe_file(f"{root}/{name}", content)

@@ -114,7 +114,8 @@ def read_config(path: str) -> dict[str, Any]:
 def read_codec(run_url: str, whose: str) -> DensityCodec:
     """The codec of the data that a run was trained on; `whose` names the run in an error."""
     url = f"{run_url}/{CODEC_FILE}"
-    return codec_from_text(_needed(url, f", so that the codec of {whose} is not known; it is needed").decode(), url)
+    content = _needed(url, f", so that the codec of {whose} is not known; it is needed")
+    return codec_from_text(content.decode(errors="replace"), url)
 
 
 def _needed(url: str, if_missing: str) -> bytes:

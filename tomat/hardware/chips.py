@@ -1,4 +1,4 @@
-"""Chips by the name JAX gives them, and the slices they come in.
+"""Chips by the name JAX gives them, the slices they come in, and the devices that a run found.
 
 A chip that is not in the table is None, with a warning: no utilisation is better than a wrong one.
 """
@@ -168,7 +168,8 @@ def slice_named(name: str) -> Slice:
 
 @dataclass(frozen=True)
 class FoundDevices:
-    """All devices of a run, as JAX shows them."""
+    """All devices of a run, as JAX shows them. They decide what its figures are figures of; the `slice` of its
+    configuration only says which ones were asked for."""
 
     device_kind: str
     """What JAX calls them, such as `TPU v6 lite`; of several kinds, all, with commas."""

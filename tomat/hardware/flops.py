@@ -244,7 +244,12 @@ class OperandTypes:
 
 @dataclass(frozen=True)
 class Products:
-    """FLOPs by the kinds of `OperandTypes`."""
+    """FLOPs of a training step by the kinds of `OperandTypes`.
+
+    A chip multiplies numbers of 8 bits at twice the rate of bfloat16, float32 at half of it or as bfloat16
+    (`chip_table.py`). A share of the peak is therefore a share of the time that the products would take, each at the
+    peak for the type of its own operands.
+    """
 
     projections: float
     input_gradients: float

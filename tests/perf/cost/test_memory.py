@@ -1,14 +1,20 @@
 import gzip
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
 from tomat.perf.cost.memory import (
+    ALLOCATE,
+    FREE,
     LIVE_AT_PEAK,
     memory_of_compiled,
     memory_of_oom,
     read_memory,
+    replayed,
     saved_value,
 )
 from tomat.perf.profile.hlo_files import program_from_text
@@ -134,3 +140,16 @@ def test_a_scans_stack_is_told_by_the_value_it_keeps():
     program = program_from_text(SAVED, "inline")
     assert program.source(saved_value(program, program.by_name["y"])) == "model.py:7"
     assert saved_value(program, program.by_name["half"]) is program.by_name["half"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 500)), min_size=1, max_size=12))
+def test_the_peak_of_a_heap_is_the_largest_sum_of_lifetimes(spans):
+    lifetimes = {k: (min(a, b), max(a, b)) for k, (a, b, _) in enumerate(spans)}
+    sizes = {k: size for k, (_, _, size) in enumerate(spans)}
+    events = []
+    for moment in range(10):
+        events += [SimpleNamespace(kind=ALLOCATE, buffer_id=k) for k, (at, _) in lifetimes.items() if at == moment]
+        events += [SimpleNamespace(kind=FREE, buffer_id=k) for k, (_, end) in lifetimes.items() if end == moment]
+    brute = max(sum(sizes[k] for k, (a, b) in lifetimes.items() if a <= t <= b) for t in range(10))
+    assert sum(sizes[place] for place, *_ in replayed(events, sizes)[1]) == brute

@@ -31,6 +31,14 @@ def test_the_newest_session_is_read_and_said(tpu_profile, tmp_path, cpu_profile)
         load_trace(root, session="nope")
 
 
+def test_numbers_in_names_of_sessions_count(tpu_bytes, tmp_path):
+    for name in ("run_9", "run_10"):
+        (tmp_path / "plugins" / "profile" / name).mkdir(parents=True)
+        host = tmp_path / "plugins" / "profile" / name / "h.xplane.pb"
+        host.write_bytes(tpu_bytes(n_steps=2, n_devices=1, hostname=name))
+    assert load_trace(tmp_path).hosts[0].host == "run_10"
+
+
 def test_object_storage(tpu_profile):
     import fsspec
 

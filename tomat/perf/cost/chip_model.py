@@ -259,7 +259,7 @@ class ChipModel:
     """Operation of a timed kernel (`kernels.json`) -> chip that has timed it -> how far off that chip's model is."""
 
     def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
-        """One execution of a kernel in a program that lasts, as training steps do."""
+        """One execution of a kernel in a program that lasts, as training steps do. `bandwidth` is `core_bandwidth`."""
         hbm, core, whole = (float(part[0]) for part in WorkTable([work], bandwidth).parts(self.parameters))
         return KernelTime(whole, hbm, core, bound_of(work, (hbm, core, whole), self.parameters))
 

@@ -56,7 +56,8 @@ PALLAS_TARGET = "tpu_custom_call"
 
 
 def kernel_work(scheduled: ScheduleTime | None, roofline: RooflineTime | None, bandwidth: float) -> KernelWork | None:
-    """The work of a kernel by its schedule, else by its roofline; None where neither is known."""
+    """The work of a kernel by its schedule, else by its roofline; None where neither is known.
+    `bandwidth` is `core_bandwidth`."""
     if scheduled is not None:
         return KernelWork(scheduled.bundle_seconds, scheduled.mxu_seconds, scheduled.copies, scheduled.grid_steps)
     if roofline is None:

@@ -113,8 +113,8 @@ class CalibrationRow:
                     )
         if unmeasured := sorted(set(self.doubted) - (set(SHARES) & set(self.measured))):
             raise TomatError(
-                f"{row}: doubted has {unmeasured[0]}; expected measured shares ({', '.join(SHARES)}). Take a row out "
-                "whose other figures cannot be."
+                f"{row}: doubted has {unmeasured[0]}, which is no measured share; expected those of "
+                f"{', '.join(SHARES)} that are measured. Take a row out whose other figures cannot be."
             )
         if self.slice:
             try:

@@ -271,7 +271,8 @@ def evict(cache: Path, limit_bytes: int) -> str:
     entries = []
     for path in answers:
         with contextlib.suppress(OSError):
-            used, files = (path / RESULT_FILE, path.iterdir()) if path.is_dir() else (path, (path,))
+            used = path / RESULT_FILE if path.is_dir() else path
+            files = path.iterdir() if path.is_dir() else (path,)
             size = sum(file.stat().st_size for file in files)
             entries.append((used.stat().st_mtime if used.exists() else 0.0, size, path))
     held = sum(size for _, size, _ in entries)

@@ -232,7 +232,8 @@ def sound_parts(program: HloProgram) -> Iterator[None]:
 
 
 def check_structure(module: Any) -> None:
-    """Refuse a decoded `HloModuleProto` that would lead a reader in circles or out of it."""
+    """Refuse a decoded `HloModuleProto` that would lead a reader in circles or out of it; the reason
+    comes as a ValueError."""
     called: dict[int, set[int]] = {c.id: set() for c in module.computations}
     seen: set[int] = set()
     if len(called) != len(module.computations):

@@ -1,4 +1,7 @@
-"""Files that may be gzipped, read up to a limit: a few megabytes of gzip can hold gigabytes of zeros."""
+"""Reads HLO modules from files and bytes: text, `HloModuleProto`, `HloProto`, gzipped or not.
+
+What is gzipped is read up to a limit: a few megabytes of gzip can hold gigabytes of zeros.
+"""
 
 from __future__ import annotations
 

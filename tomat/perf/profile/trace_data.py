@@ -48,7 +48,9 @@ class Events:
     kind: np.ndarray
     """int32 [n]: index into `DeviceTrace.kinds`."""
     start_ps: np.ndarray
+    """int64 [n]."""
     duration_ps: np.ndarray
+    """int64 [n]."""
     line: np.ndarray
     """int32 [n]: events of one line nest, events of different lines run concurrently."""
 

@@ -1,16 +1,30 @@
-"""The kernels of a timed program: the work of each, as `perf/cost/chip_model.py` takes it."""
+"""Fits the model of a chip to kernels and collectives that it has run, and says how well it does on kernels that it
+has not seen."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tomat.hardware.chips import Slice
-from tomat.perf.cost.chip_model import NAMES, ChipModel, KernelWork, Parameters, WorkTable, bound_of, sustained_share
+from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Positive, read_typed, typed
+from tomat.hardware.chips import TPU_SLICES, Slice
+from tomat.perf.cost.chip_model import (
+    NAMES,
+    ChipModel,
+    KernelWork,
+    LinkRates,
+    Parameters,
+    WorkTable,
+    bound_of,
+    sustained_share,
+)
 from tomat.perf.cost.estimate import PALLAS_TARGET, estimate_step
+from tomat.perf.cost.interconnect import HOP_SECONDS, coordinates, entrances, hops_across, link_bandwidth
 from tomat.perf.cost.llo import kept_schedules
 from tomat.perf.profile.hlo_files import load_program
 from tomat.perf.timed_kernels.child import OWN, PROGRAM_FILE, SCHEDULE_FILE
@@ -19,12 +33,17 @@ from tomat.perf.timed_kernels.timings import KernelTiming
 
 @dataclass(frozen=True)
 class ProgramWork:
+    """What one run of a program has to do."""
+
     kernels: tuple[tuple[KernelWork, float], ...]
+    """Each kernel, and how often it runs."""
     pallas: bool
     unscheduled_pallas: tuple[str, ...]
+    """Names of Pallas kernels of which no schedule was found."""
 
 
 def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
+    """The work of a program that `compile_kernels` kept in `folder`."""
     schedules = kept_schedules(folder / SCHEDULE_FILE, f"Delete {folder} and calibrate again.")
     program = load_program(folder / PROGRAM_FILE)
     # For the work alone: no parameters of the chip are needed, and there may be none yet.
@@ -158,3 +177,53 @@ def _fit(programs: TimedPrograms, counted: np.ndarray, start: np.ndarray):
         loss="soft_l1",
         f_scale=OUTLIER,
     )
+
+
+PASSES = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
+"""Kinds that go round, and how often: an all-reduce scatters, then gathers."""
+PERMUTE = "collective-permute"
+"""Of neighbours: one hop."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    start_seconds: Amount
+    bytes_per_second: Amount | None
+
+
+@dataclass(frozen=True)
+class _Report:
+    chip: str
+    n_devices: Positive
+    collective_fits: dict[str, _Line]
+    timed_with: Any
+
+
+def measured_rates(timings: Path) -> tuple[str, dict[str, Any]] | None:
+    """The chip and its record of collectives, from the JSON that `tomat bench chip` writes beside its file of timings;
+    None where there is none, or it has no collectives (of one device).
+
+    The fits in it say `seconds = start + bytes moved / rate` for each kind. The model of a plan
+    (`perf/cost/interconnect.py`) has the hops apart from the start, and the rate as a share of the links that a ring
+    over the whole slice has.
+    """
+    path = timings.with_suffix(".json")
+    if not path.is_file():
+        return None
+    how = "Restore it, or move it away from beside the CSV."
+    report = read_typed(path, _Report, how)
+    chip, n_devices, fits = report.chip, report.n_devices, report.collective_fits
+    rings = {kind: fits[kind] for kind in PASSES if kind in fits}
+    if not rings:
+        return None
+    slices = [each for each in TPU_SLICES.values() if each.chip.name == chip and each.n_devices == n_devices]
+    if not slices:
+        raise TomatError(f"{path}: no TPU slice of {n_devices} devices of {chip} is known.")
+    places = [coordinates(device, slices[0]) for device in range(n_devices)]
+    hops = {kind: passes * hops_across(places, slices[0]) for kind, passes in PASSES.items()} | {PERMUTE: 1}
+    starts = [fits[kind].start_seconds - hops[kind] * HOP_SECONDS for kind in hops if kind in fits]
+    nominal = entrances(places, slices[0]) * link_bandwidth(slices[0])
+    shares = [fit.bytes_per_second / nominal for fit in rings.values() if fit.bytes_per_second]
+    found = {"start_seconds": max(0.0, float(np.median(starts))), "ring_efficiency": float(np.median(shares or [0.0]))}
+    rates = typed(found, LinkRates, path, how)
+    return chip, asdict(rates) | {"slice": slices[0].name, "timed_with": str(report.timed_with)}

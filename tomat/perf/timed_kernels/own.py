@@ -19,7 +19,7 @@ from jax import lax
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
-from tomat.perf.timed_kernels.timings import KernelTiming, array_shape
+from tomat.perf.timed_kernels.timings import KernelTiming, described
 
 TIMED_WITH = "timed_with"
 """The setting that says which JAX and which runtime timed a row; it decides nothing of the program."""
@@ -182,12 +182,6 @@ def _array(name: str, text: Any) -> jax.ShapeDtypeStruct:
     if found is None:
         raise TomatError(f"{name} is {text!r}; expected an array of bf16 or f32, such as bf16[1024,4096]")
     return found
-
-
-def described(text: object, dtypes: Mapping[str, Any]) -> jax.ShapeDtypeStruct | None:
-    """`bf16[8,4]` as an array to be; None for what is none, or of another type than `dtypes`."""
-    shape, dtype = array_shape(text), str(text).partition("[")[0]
-    return jax.ShapeDtypeStruct(shape, dtypes[dtype]) if shape is not None and dtype in dtypes else None
 
 
 def _called(function: Callable[..., Any], names: tuple[str, ...], given: Mapping[str, Any]) -> Callable[[Arrays], Any]:

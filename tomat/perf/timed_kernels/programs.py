@@ -22,8 +22,7 @@ from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
 from tomat.base.errors import TomatError
 from tomat.base.ports.tokamax import OPS, bound, class_of
 from tomat.base.reporting import first_line
-from tomat.perf.timed_kernels.own import described
-from tomat.perf.timed_kernels.timings import KernelTiming
+from tomat.perf.timed_kernels.timings import KernelTiming, described
 
 
 def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -197,8 +196,8 @@ def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
         raise TomatError(reason)
     sharding = jax.sharding.SingleDeviceSharding(device)
     # What Pallas kernels ask for the chip that they are traced for.
-    described = jax.sharding.AbstractDevice(device.device_kind, device.num_cores, platform="tpu")
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=described)
+    abstract = jax.sharding.AbstractDevice(device.device_kind, device.num_cores, platform="tpu")
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=abstract)
     try:
         with jax.sharding.use_abstract_mesh(mesh):
             if timing.op in FORMULAS:

@@ -13,19 +13,16 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
-from tomat.base.records import Amount, Positive, read_typed, typed
 from tomat.hardware.chip_table import TPUS
-from tomat.hardware.chips import TPU_SLICES
-from tomat.perf.cost.chip_model import LinkRates
-from tomat.perf.cost.interconnect import HOP_SECONDS, coordinates, entrances, hops_across, link_bandwidth
+
+if TYPE_CHECKING:
+    import jax
 
 COLUMNS = ("chip", "op", "shapes", "settings", "ms_median", "ms_min", "ms_max", "runs", "peak_memory_mb")
 CHIP_NAMES = {"v7x": "tpu7x"}
@@ -190,6 +187,14 @@ def array_shape(text: object) -> tuple[int, ...] | None:
     return None if found is None else tuple(int(size) for size in found[2].split(",") if size)
 
 
+def described(text: object, dtypes: Mapping[str, Any]) -> jax.ShapeDtypeStruct | None:
+    """`bf16[8,4]` as an array to be; None for what is none, or of another type than `dtypes`."""
+    import jax
+
+    shape, dtype = array_shape(text), str(text).partition("[")[0]
+    return jax.ShapeDtypeStruct(shape, dtypes[dtype]) if shape is not None and dtype in dtypes else None
+
+
 def check_arrays(arguments: Mapping[str, Any]) -> None:
     """Refuse arrays that no call can have together."""
     shapes = {name: shape for name, value in arguments.items() if (shape := array_shape(value)) is not None}
@@ -215,48 +220,3 @@ SHARED_AXES = (
     ("labels", -1, "x", -2),
 )
 """Pairs of arguments and axes that are of one size: attention `[..., T, H, D]`, loss `x [B, H]`, `w [H, V]`."""
-
-
-PASSES = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
-"""Kinds that go round, and how often: an all-reduce scatters, then gathers."""
-PERMUTE = "collective-permute"
-"""Of neighbours: one hop."""
-
-
-@dataclass(frozen=True)
-class _Fit:
-    start_seconds: Amount
-    bytes_per_second: Amount | None
-
-
-@dataclass(frozen=True)
-class _Report:
-    chip: str
-    n_devices: Positive
-    collective_fits: dict[str, _Fit]
-    timed_with: Any
-
-
-def measured_rates(timings: Path) -> tuple[str, dict[str, Any]] | None:
-    """The chip and its record of collectives, from the JSON beside a file of timings; None where there is none, or it
-    has no collectives (of one device)."""
-    path = timings.with_suffix(".json")
-    if not path.is_file():
-        return None
-    how = "Restore it, or move it away from beside the CSV."
-    report = read_typed(path, _Report, how)
-    chip, n_devices, fits = report.chip, report.n_devices, report.collective_fits
-    rings = {kind: fits[kind] for kind in PASSES if kind in fits}
-    if not rings:
-        return None
-    slices = [each for each in TPU_SLICES.values() if each.chip.name == chip and each.n_devices == n_devices]
-    if not slices:
-        raise TomatError(f"{path}: no TPU slice of {n_devices} devices of {chip} is known.")
-    places = [coordinates(device, slices[0]) for device in range(n_devices)]
-    hops = {kind: passes * hops_across(places, slices[0]) for kind, passes in PASSES.items()} | {PERMUTE: 1}
-    starts = [fits[kind].start_seconds - hops[kind] * HOP_SECONDS for kind in hops if kind in fits]
-    nominal = entrances(places, slices[0]) * link_bandwidth(slices[0])
-    shares = [fit.bytes_per_second / nominal for fit in rings.values() if fit.bytes_per_second]
-    found = {"start_seconds": max(0.0, float(np.median(starts))), "ring_efficiency": float(np.median(shares or [0.0]))}
-    rates = typed(found, LinkRates, path, how)
-    return chip, asdict(rates) | {"slice": slices[0].name, "timed_with": str(report.timed_with)}

@@ -33,8 +33,8 @@ from tomat.perf.cost.chip_model import (
 )
 from tomat.perf.plan.plan_cache import RESULT_FILE, default_cache_dir
 from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, Compilers, compile_kernels
-from tomat.perf.timed_kernels.fit import ProgramWork, TimedPrograms, fit, kept_work
-from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, measured_rates, read_timings
+from tomat.perf.timed_kernels.fit import ProgramWork, TimedPrograms, fit, kept_work, measured_rates
+from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_timings
 
 PAGE = "kernels.md"
 MEMORY_TOLERANCE = 0.01

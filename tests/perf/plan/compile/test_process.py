@@ -17,7 +17,7 @@ from tomat.perf.plan.compile.process import Limits, ask, request_key
 from tomat.perf.plan.plan_cache import Kept, open_cache, remove_abandoned
 
 CHILD = """
-import os, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.process import LLO_DUMP, XLA_DUMP, answer, keep_answer, say
@@ -32,6 +32,9 @@ def carry_out(request):
         sys.exit("it broke")
     if request["do"] == "wait":
         time.sleep(60)
+    if request["do"] == "leave":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])  # which holds the output open
+        sys.stdout.buffer.write(b"no text: \\xff\\n")
     assert (work / LLO_DUMP).is_dir() and (work / XLA_DUMP).is_dir()
     (work / "part").mkdir()
     result = {"did": request["do"], "environment": dict(os.environ)}
@@ -73,6 +76,12 @@ def test_an_answer_is_held_while_it_is_open(asked):
     with answer.lock:
         assert stages == ["compiling"] and answer.result["did"] == "answer"
         assert answer.folder.name == "key" and (answer.folder / "result.json").exists()
+
+
+def test_an_answer_is_taken_when_the_child_has_ended_whoever_holds_its_output(asked):
+    answer, _ = asked("leave", Limits(seconds=15.0))
+    with answer.lock:
+        assert answer.result["did"] == "leave"
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,11 @@ class DecoderBatch:
     """What decides a decoder's program beside the configuration."""
 
     decoder: str
+    """`parallel` or `autoregressive`."""
     patches: int
     """At a time, of all devices."""
     n_voxels: int
+    """Of a patch."""
     n_atoms: int
     """That there is room for near a patch."""
     n_elements: int

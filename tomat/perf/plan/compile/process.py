@@ -117,7 +117,9 @@ def child_process(
     write_json(work / "request.json", {**request, "work_dir": str(work), "asked_by": os.getpid()})
     command = [sys.executable, "-m", module, str(work / "request.json")]
     with (work / ERRORS_FILE).open("wb") as errors:
-        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=work)
+        child = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace", cwd=work
+        )
         try:
             yield child
         finally:
@@ -137,9 +139,12 @@ def stages_of(child: subprocess.Popen[str], poll_seconds: float) -> Iterator[dic
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
+        ended = child.poll() is not None
         try:
             line = said.get(timeout=poll_seconds)
         except queue.Empty:
+            if ended:  # a process that it started holds its output open
+                return
             yield None
             continue
         if line is None:

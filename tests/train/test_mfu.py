@@ -285,6 +285,12 @@ def test_percentiles_are_of_the_steps_without_compilation():
     assert percentiles == pytest.approx({"p10": 2.0, "p50": 6.0, "p90": 10.0})
 
 
+def test_a_run_of_one_step_that_compiled():
+    times = RunTimes.from_rows([a_row(0, 31.0, compile_seconds=30.0)])
+    assert times.step_percentiles["p50"] == times.step_seconds == pytest.approx(1.0)
+    assert times.part_seconds["compile"] == 30.0
+
+
 def test_a_log_without_step_times_is_refused():
     with pytest.raises(TomatError, match="none of the 1 rows"):
         RunTimes.from_rows([{"step": 0, "train/loss": 1.0}])
@@ -387,6 +393,7 @@ def test_a_run_faster_than_its_slice_is_refused(run_dir, tmp_path, capsys):
         (["--config_path", str(CONFIGS / "demo.yaml"), "--step_seconds", "1", "--atoms", "0"], "--atoms: found '0'"),
         (["--config_path", str(CONFIGS / "200m-v6e16.yaml"), "--step_seconds", "0.001"], "takes v6e-16 at least"),
         (["--config_path", str(CONFIGS / "200m-v6e16.yaml"), "--step_seconds", "inf"], "step_seconds"),
+        (["--config_path", str(CONFIGS / "200m-v6e16.yaml"), "--step_seconds", "2", "--atoms", "1000000"], "atom"),
         (["--run", "nowhere"], "nowhere is not a run"),
         (["--run", RUN, "--step_seconds", "1"], "does not go with --run"),
     ],

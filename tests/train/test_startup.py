@@ -48,6 +48,12 @@ def test_a_log_that_another_host_took_is_not_missed(tmp_path, log):
     assert files(tmp_path) == {"run.log": "ERROR of both\nERROR after\n"}
 
 
+def test_what_cannot_be_written_is_not_swallowed(tmp_path, log):
+    (tmp_path / "run.log").mkdir()
+    with pytest.raises(OSError):
+        rename_log(tmp_path, "run")
+
+
 def test_the_allocator_is_told_where_the_run_asks_for_it(monkeypatch):
     told = []
     monkeypatch.setattr(startup, "keep_freed_memory", lambda: told.append(True))

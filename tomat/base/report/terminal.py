@@ -64,8 +64,9 @@ def rich_table(part: Table | Facts) -> RichTable:
         for name, value in part.known():
             made.add_row(Text(name), styled(value))
         return made
-    columns: list[list[str]] = [
-        [words_of(row[place], column.show) for row in (*part.rows, part.footer) if row]
+    # A cell may have several lines.
+    columns = [
+        [line for row in (*part.rows, part.footer) if row for line in words_of(row[place], column.show).splitlines()]
         for place, column in enumerate(part.columns)
     ]
     widest = [max(map(len, [column.heading, *words])) for column, words in zip(part.columns, columns, strict=True)]

@@ -3,20 +3,24 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import STOPPED_STATUS
 from tomat.data.density.demo.embedded import demo_materials
 from tomat.measure.lab import quality as quality_module
+from tomat.measure.lab import quality_runs
 from tomat.measure.lab.quality import Quality, QualityRow, against_base, seeds_of
 from tomat.measure.lab.quality_runs import (
     FinishedRun,
     RunFailed,
     check_judged,
     share_data,
+    train_run,
     training_compounds,
     tuning_overrides,
 )
@@ -167,6 +171,24 @@ def test_every_row_is_trained_with_every_seed_and_a_failure_is_a_row(study, tmp_
     del trained[:]
     make().run()
     assert [name.rsplit("-", 2)[0] for name in trained] == ["breaks"] * 3
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (STOPPED_STATUS, TomatError, "the same command goes on from there"),
+        (1, RunFailed, "ended with status 1; .*\nwhy"),
+        (-9, RunFailed, "ended with status -9"),
+        (0, RunFailed, "without all of its steps"),
+    ],
+)
+def test_a_run_that_was_stopped_has_not_failed(tmp_path, monkeypatch, status, error, words):
+    end = f"exit {status}" if status >= 0 else f"kill {status} $$"
+    monkeypatch.setattr(quality_runs, "tomat_command", lambda *_: ["sh", "-c", f"echo why; {end}"])
+    run = SimpleNamespace(name="base-seed-0", words=(), config=SimpleNamespace(run_dir=str(tmp_path / "run")))
+    with (tmp_path / "lock").open("w") as lock, pytest.raises(TomatError, match=words) as raised:
+        train_run(run, tmp_path, lock)
+    assert raised.type is error
 
 
 def test_a_sweep_of_one_row_has_nothing_to_compare(tmp_path):

@@ -302,6 +302,12 @@ def test_what_the_step_compiles_is_among_the_sources():
                 assert f"{path}.py" in found or f"{path}/__init__.py" in found, (name, module)
 
 
+def test_what_fits_timed_kernels_does_not_decide_what_is_compiled_of_them():
+    compiled = ("tomat.perf.timed_kernels.own", "tomat.perf.timed_kernels.programs", "tomat.perf.cost.llo_listing")
+    found = {path.stem for path in module_files(*compiled)}
+    assert {"own", "programs", "timings", "llo"} <= found and not {"chip_model", "interconnect", "fit"} & found
+
+
 def test_packages_have_their_versions():
     found = installed_packages()
     assert any(name.startswith("jax-0") for name in found) and any(name.startswith("equinox-0") for name in found)

@@ -64,9 +64,9 @@ class CalibrationRow:
     name: str
     slice: str
     source: str
-    measured: Mapping[str, bool | int | float]
+    measured: Mapping[str, Any]
     """`fits`, and of `step_seconds`, `hbm_required_gib` and `SHARES` what is known."""
-    predicted: Mapping[str, bool | int | float] = field(default_factory=dict)
+    predicted: Mapping[str, Any] = field(default_factory=dict)
     """The same keys, but `model_seconds` for the planned step, and `error` for its range; empty where it was not
     planned yet."""
     config_path: str | None = None
@@ -124,17 +124,18 @@ class CalibrationRow:
         return self
 
 
-def _check_figures(figures: Mapping[str, bool | int | float], where: str) -> None:
+def _check_figures(figures: Mapping[str, Any], where: str) -> None:
     """Refuse figures that cannot be: unknown keys, what is outside `BOUNDS`, no `fits`."""
     if not isinstance(figures.get("fits"), bool):
-        raise TomatError(f"{where} has no fits: true or false; add whether the step fits.")
+        raise TomatError(f"{where}: fits is {figures.get('fits')!r}; expected true or false, whether the step fits.")
     for key, value in figures.items():
         if key == "fits":
             continue
         if key not in BOUNDS:
             raise TomatError(f"{where} has the unknown figure {key!r}; expected some of fits, {', '.join(BOUNDS)}.")
         least, most, unit = BOUNDS[key]
-        if isinstance(value, bool) or not least <= value <= most:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not least <= value <= most:
             raise TomatError(
                 f"{where}: {key} is {value!r}; expected a number from {least:g} to {most:g}, {unit}. Correct the "
                 "figure, or take the row out."
@@ -179,7 +180,7 @@ class Calibration:
 class _Measurement:
     name: str
     source: str
-    measured: Mapping[str, bool | int | float]
+    measured: Mapping[str, Any]
     config_path: str
     overrides: tuple[str, ...] = ()
     doubted: Mapping[str, str] = field(default_factory=dict)

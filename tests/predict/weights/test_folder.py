@@ -76,7 +76,10 @@ def test_few_bits_predict(run_dir, tmp_path, words, largest):
 def test_damage_is_said(exported, tmp_path, name, change, message):
     shutil.copytree(exported, tmp_path / "damaged")
     path = tmp_path / "damaged" / name
-    path.write_bytes(change(path.read_bytes())) if change else path.unlink()
+    if change:
+        path.write_bytes(change(path.read_bytes()))
+    else:
+        path.unlink()
     with pytest.raises(TomatError, match=message):
         load_trained(tmp_path / "damaged")
 

@@ -87,6 +87,9 @@ def start_shards(
     if found is not None:
         check_same(store, found, plan.identity())
     else:
+        given = structures and structures.sha256, promolecule and promolecule.sha256
+        if given != (plan.structures_sha256, plan.promolecule_sha256):
+            raise TomatError("The plan was made with other structures or another promolecule than given; plan again.")
         # An array and records without a manifest are left-overs of nobody knows what.
         if store.names(ARRAY_NAME + "/") or store.names(PROGRESS_PREFIX):
             raise TomatError(f"{store.url} holds a token array but no manifest. Remove it, or choose another place.")
@@ -145,8 +148,10 @@ def check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> No
 
 def refuse_differing(store: Store, differing: Sequence[str]) -> None:
     if differing:
-        said = f"{store.url} holds another data set: it differs in {', '.join(differing)}"
-        raise TomatError(f"{said}. Remove it, or choose another place.")
+        raise TomatError(
+            f"{store.url} holds another data set: it differs in {', '.join(differing)}. Remove it, or choose another "
+            "place."
+        )
 
 
 def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: DensityCodec) -> np.ndarray:

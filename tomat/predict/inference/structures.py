@@ -261,7 +261,8 @@ def _xyz(source: str, rules: ReadRules) -> Parts:
     for name, width in zip(fields[::3], fields[2::3], strict=True):
         starts[name] = column
         column += int(width)
-    rows, at = [line.split() for line in lines[2 : 2 + count]], starts["pos"]
+    rows = [line.split() for line in lines[2 : 2 + count]]
+    at = starts["pos"]
     numbers = np.array([atomic_number(row[starts["species"]]) for row in rows])
     places = np.array([_numbers(" ".join(row[at : at + 3]), 3, source) for row in rows])
     matrix = np.reshape(_numbers(lattice[1], 9, source), (3, 3))

@@ -167,8 +167,10 @@ def _write_set(
         start_shards(store, plan, new.codec, new.structures, new.promolecule)
     else:
         if job.promolecule is not None and plan.promolecule_sha256 is None:
-            goes_on = f"{store.url} was begun without a promolecule, and goes on without"
-            raise TomatError(f"{goes_on}. Leave --promolecule out, or choose another place.")
+            raise TomatError(
+                f"{store.url} was begun without a promolecule, and goes on without. Leave --promolecule out, or choose "
+                "another place."
+            )
         if not plan.complete:
             start_shards(store, plan, stored_codec(store, plan) if job.codec is None else job.codec)
     survey_seconds, began = time.monotonic() - began, time.monotonic()

@@ -157,7 +157,8 @@ def check_electrons(job: ShardJob, tolerance: float, material: Material, grid: D
     # What was clipped is no error of the file's.
     read = grid.electron_count - grid.clipped_electrons
     allowed = min(tolerance * read, ELECTRON_TOLERANCE)
-    expected, symbols = material.n_electrons, [symbol_of(int(number)) for number in grid.atomic_numbers]
+    expected = material.n_electrons
+    symbols = [symbol_of(int(number)) for number in grid.atomic_numbers]
     if expected is None and symbols and all(symbol in job.valences for symbol in symbols):
         expected = sum(job.valences[symbol] for symbol in symbols)
     if expected is None:

@@ -51,6 +51,8 @@ REFUSED = "refused"
 """The last thing that a child says whose request cannot be answered."""
 
 POLL_SECONDS = 0.2
+LAST_LINES_SECONDS = 5.0
+"""For what a child that has ended has said last to come through, on a busy machine."""
 ERRORS_FILE = "stderr.txt"
 
 
@@ -141,7 +143,7 @@ def stages_of(child: subprocess.Popen[str], poll_seconds: float) -> Iterator[dic
     while True:
         ended = child.poll() is not None
         try:
-            line = said.get(timeout=poll_seconds)
+            line = said.get(timeout=LAST_LINES_SECONDS if ended else poll_seconds)
         except queue.Empty:
             if ended:  # a process that it started holds its output open
                 return

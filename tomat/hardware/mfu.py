@@ -163,6 +163,7 @@ class LiveMfu:
     work: StepWork | None
     """Of a step; None where its FLOPs are not known, and no MFU is logged."""
     tokens_per_step: int
+    """Padding included."""
     chip: Chip | None
     n_devices: int
 

@@ -175,6 +175,7 @@ class KernelTime:
     core_seconds: float
     """Its bundles, the same."""
     bound: str
+    """A key of `BOUNDS`."""
 
 
 BOUNDS = {

@@ -174,6 +174,7 @@ class CollectiveTime:
     opcode: str
     """Of the collective itself (`all-gather`, ...), also where a fusion or an async pair wraps it."""
     n_participants: int
+    """Chips of the largest group."""
     link_bytes: float
     """Bytes that one chip sends over its links."""
     seconds: float

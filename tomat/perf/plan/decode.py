@@ -154,7 +154,8 @@ def plan_decoder(
     limits: Limits | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> DecoderPlan:
-    """Compile a decoder for the largest batch that fits, as a predictor finds it, and estimate it."""
+    """Compile a decoder for the largest batch that fits, as a predictor finds it, and estimate it. That not even one
+    patch a device fits is an answer."""
     check_decoder(config, decoder, rounds)
     check_kv_cache_dtype(kv_cache_dtype, decoder)
     devices = data_axis_size(config, slice_.n_devices)

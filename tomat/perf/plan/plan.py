@@ -166,7 +166,8 @@ def make_plan(
     executable: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Plan:
-    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it."""
+    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it. That it does not fit is an
+    answer; a model whose FLOPs are not known is refused before anything is compiled."""
     from tomat.train.mfu import step_work
 
     work = step_work(config, "tpu")

@@ -44,6 +44,7 @@ class CategoryDelta:
     a_share: float
     b_share: float
     delta_points: float
+    """Change of the share, in percentage points."""
     growth_percent_of_step: float
     """Change of the time over A's step time."""
     verdict: Verdict

@@ -27,6 +27,7 @@ class XprofCheck:
     tomat_self_seconds: float
     xprof_self_seconds: float
     largest_difference_seconds: float
+    """Of a single operation."""
     occurrences_differ: int
     """Operations that the two have different numbers of executions of."""
 

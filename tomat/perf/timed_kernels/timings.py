@@ -50,6 +50,7 @@ class KernelTiming:
     settings: Mapping[str, Any]
     """Tiles and layouts; empty where the operation has none."""
     seconds: float
+    """The median run."""
     seconds_min: float
     seconds_max: float
     runs: int

@@ -160,6 +160,7 @@ class DecoderBatch:
     """That there is room for near a patch."""
     n_elements: int
     rounds: int = 1
+    """Forward passes of the parallel decoder."""
     kv_cache_dtype: KvCacheDtype = "compute"
     """Of what the autoregressive decoder keeps."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from levanter.tracker import NoopConfig
+from memory_back import give_back
 
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START
@@ -98,7 +99,9 @@ ATOMS = ["--model.environment.channels", "4", "--model.environment.max_atoms", "
 
 @pytest.fixture(scope="module")
 def reference() -> list[float]:
-    return losses(*ATOMS)
+    result = losses(*ATOMS)
+    give_back(compiled=True)
+    return result
 
 
 @pytest.mark.parametrize(

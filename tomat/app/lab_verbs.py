@@ -130,7 +130,7 @@ def _run_lab(args: argparse.Namespace) -> int:
 
     sweep = load_sweep(args.sweep)
     for row in sweep.rows:
-        check_words(row.config_path, override_words(row.overrides))
+        check_words(row.config_path, override_words(row.overrides), words_of=row.words_of)
     asked = Asked.by_words(args.words, sweep.rows[0].config_path, ())
     with Stages() as stages:
 
@@ -238,7 +238,7 @@ def _run_quality(args: argparse.Namespace) -> int:
     seeds = seeds_of(args.seeds)
     sweep = load_sweep(args.sweep).with_rows(args.row)
     for row in sweep.rows:
-        check_words(row.config_path, override_words(row.overrides))
+        check_words(row.config_path, override_words(row.overrides), words_of=row.words_of)
     study = Quality(
         sweep,
         seeds,

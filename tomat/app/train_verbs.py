@@ -125,9 +125,9 @@ def _distils(args: argparse.Namespace) -> bool:
 
 def distillation_values(
     quantised: Path, teacher: str, train: str | None, overrides: Sequence[str]
-) -> tuple[dict[str, Any], str]:
-    """The configuration of a distillation as plain values, and where they are from in words: that of the folder
-    `quantised`, with an optimizer and steps of its own, and `overrides` over all of it."""
+) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """What `config_from_dict` takes for a distillation: the configuration of the folder `quantised` with an optimizer
+    and steps of its own, the file that it is from, and `overrides`."""
     import mergedeep
 
     from tomat.base.overrides import parse_overrides, read_yaml
@@ -144,8 +144,8 @@ def distillation_values(
         "sharding": "replicated",
     }
     values.pop("optimizer", None)
-    merged = mergedeep.merge({}, values, own, {"optimizer": DISTILLATION_OPTIMIZER}, parse_overrides(overrides))
-    return dict(merged), str(path)
+    merged = mergedeep.merge({}, values, own, {"optimizer": DISTILLATION_OPTIMIZER})
+    return dict(merged), str(path), parse_overrides(overrides)
 
 
 def refuse_what_cannot_fit(config: "TrainConfig") -> None:

@@ -4,7 +4,7 @@ Without JAX, so that the configuration of a tokenizing worker is read in millise
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,23 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             )
         node[leaf] = value
     return result
+
+
+COMMAND_LINE = "the command line"
+"""Whose words overrides are, if no sweep's row has them."""
+
+
+def set_by(parts: Sequence[str], source: str, overrides: Mapping[str, Any], words_of: str) -> str:
+    """Who set a key or a section, for a message: `source`, the configuration's file, or `words_of`, whose words
+    `overrides` are, or both."""
+    values: Any = overrides
+    for part in parts:
+        if not isinstance(values, Mapping) or part not in values:
+            return source
+        values = values[part]
+    if not isinstance(values, Mapping):
+        return words_of
+    return f"{source} with {words_of} over it" if values else source
 
 
 def read_yaml(config_path: str | Path, kind: str | None = None) -> dict[str, Any]:

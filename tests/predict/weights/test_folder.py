@@ -28,14 +28,17 @@ def exported(run_dir, tmp_path_factory) -> Path:
     return output
 
 
+def test_the_folder_predicts_as_the_run(run_dir, exported):
+    densities = [load(str(folder)).predict(CRYSTAL, (14, 14, 14)).rho for folder in (run_dir, exported)]
+    assert np.array_equal(*densities)
+
+
 def test_the_folder_is_the_run(run_dir, exported, tmp_path):
     run, again = load_trained(run_dir), load_trained(exported)
     before, after = named_arrays(run.model), named_arrays(again.model)
     assert before.keys() == after.keys() and all(np.array_equal(before[name], after[name]) for name in before)
     assert {"model.layers.0.mlp.up_proj.weight", "environment.network.layers.0.weight"} < before.keys()
     assert again.step == run.step and again.weights == run.weights and again.codec.sha256 == run.codec.sha256
-    densities = [load(str(folder)).predict(CRYSTAL, (14, 14, 14)).rho for folder in (run_dir, exported)]
-    assert np.array_equal(*densities)
     assert sorted(path.name for path in exported.iterdir()) == sorted(
         [ARRAYS_FILE, WEIGHTS_FILE, "README.md", "codec.json", "config.yaml", "promolecule.json"]
     )

@@ -12,11 +12,39 @@ from tomat.train.resume import changed_keys, plain_values
 from tomat.train.settings.config import config_from_dict, config_hash, load_config, parse_overrides, recorded_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
+DEMO = CONFIGS / "train" / "demo.yaml"
 
 
 def test_overrides_nest_and_read_yaml_values():
     words = ["--a.b", "1", "--a.c=x", "--d", "[1, 2]", "--lr", "1e-3", "--flag", "true"]
     assert parse_overrides(words) == {"a": {"b": 1, "c": "x"}, "d": [1, 2], "lr": 1e-3, "flag": True}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.progress_watchdog", "3"),
+        ("trainer.watch.interval", "7"),
+        ("model.max_seq_len", "7"),
+        ("optimizer.learning_rate", "fast"),
+        ("optimizer.nonsense", "3"),
+    ],
+)
+def test_a_refusal_names_who_set_the_key(tmp_path: Path, key: str, value: str):
+    file = tmp_path / "run.yaml"
+    section, *below = key.split(".")
+    nested: dict = {"type": "adam"} if section == "optimizer" else {}
+    node = nested
+    for part in below[:-1]:
+        node = node.setdefault(part, {})
+    node[below[-1]] = yaml.safe_load(value)
+    file.write_text(yaml.safe_dump({section: nested}))
+    with pytest.raises(TomatError, match=f"^{file} (sets|cannot)"):
+        load_config(file)
+    with pytest.raises(TomatError) as refused:
+        load_config(DEMO, [f"--{key}", value], words_of="row 'b'")
+    assert "row 'b'" in str(refused.value) and below[-1] in str(refused.value)
+    assert not str(refused.value).startswith(f"{DEMO} sets") and not str(refused.value).startswith(f"{DEMO} cannot")
 
 
 def test_dashes_are_underscores_in_keys_and_stay_in_values():

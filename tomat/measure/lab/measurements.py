@@ -39,7 +39,7 @@ def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
 def _measured(row: LabRow, sweep: str) -> CalibrationRow:
     if row.step_seconds is None:
         raise TomatError(f"it has no answer ({row.status or 'not finished'})")
-    config = load_config(row.config_file, override_words(dict(sorted(row.overrides.items()))))
+    config = load_config(row.config_file, override_words(dict(sorted(row.overrides.items()))), f"row {row.name!r}")
     found = FoundDevices.from_words(row.setup.get("devices"), row.setup.get("hosts"))
     if found is None:
         raise TomatError(NOT_ON_RECORD)

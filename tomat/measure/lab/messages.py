@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from tomat.base.overrides import COMMAND_LINE
+
 Status = Literal["measured", "out of memory", "too long", "failed"]
 """Of a row."""
 MEASURED, OUT_OF_MEMORY, TOO_LONG, FAILED = get_args(Status)
@@ -29,6 +31,8 @@ class Request:
     scratch_dir: str
     """Gets what the trainer writes, and is removed."""
     log: str
+    words_of: str = COMMAND_LINE
+    """Who has the words, in messages."""
     warmup_steps: int = 4
     """After the first step, which compiles."""
     window_seconds: float = 1.0

@@ -250,7 +250,7 @@ class Quality:
         from tomat.train.settings.config import load_config
 
         words = override_words(row.overrides)
-        config = load_config(row.config_path, words)
+        config = load_config(row.config_path, words, row.words_of)
         check_judged(config, ("embedded",) if self.share is None else ("embedded", "folder"))
         tuned = {} if self.share is None else tuning_overrides(config, self.work_dir, self.share, self.split_seed)
         self._set_aside = self._set_aside or bool(tuned)
@@ -266,7 +266,7 @@ class Quality:
         if self.steps is not None:
             own["trainer.num_train_steps"] = self.steps
         words += override_words(own)
-        config = load_config(row.config_path, words)
+        config = load_config(row.config_path, words, row.words_of)
         return PlannedRun(seed, ("--config_path", str(row.config_path), *words), config)
 
     def read(self) -> None:

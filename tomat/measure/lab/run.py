@@ -154,7 +154,8 @@ class Lab:
         words = override_words(row.overrides)
         name = "".join(letter if letter.isalnum() else "-" for letter in row.name)[:60]
         label = f"{name}-{self.rows[row.name].key[:6]}"
-        return request_for(row.config_path, words, self.work_dir, label, self.config)
+        request = request_for(row.config_path, words, self.work_dir, label, self.config)
+        return dataclasses.replace(request, words_of=row.words_of)
 
     def _start(self, row: SweepRow) -> RowProcess:
         """A process whose programs came from the cache.

@@ -58,7 +58,7 @@ class Session:
 
     def __init__(self, request: Request, on_stage: Callable[[str, str | None], None]):
         on_stage("reading the configuration", None)
-        config = load_config(request.config_path, request.words)
+        config = load_config(request.config_path, request.words, request.words_of)
         # Named before what the lab sets, so that two rows of one setting have one hash.
         self._hash = config_hash(config)
         scratch = Path(request.scratch_dir)

@@ -45,12 +45,9 @@ def parsed_words(words: list[Any]) -> dict[str, Any]:
 
 def changed(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     """`config` with these keys set."""
-    import mergedeep
-
     from tomat.train.settings.config import config_from_dict
 
-    values = mergedeep.merge({}, config.to_dict(), parse_overrides(override_words(overrides)))
-    return config_from_dict(values, source="the changed configuration")
+    return config_from_dict(config.to_dict(), "the configuration", parse_overrides(override_words(overrides)))
 
 
 def checked_keys(overrides: Any, where: str) -> dict[str, Any]:

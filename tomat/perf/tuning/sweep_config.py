@@ -67,11 +67,16 @@ class SweepRow:
         """The slice that the sweep's file sets, by `slice` or as an override; None: the configuration's own."""
         return self.slice or self.overrides.get("slice")
 
+    @property
+    def words_of(self) -> str:
+        """Who has its overrides, in messages."""
+        return f"row {self.name!r}"
+
     def load(self) -> tuple[TrainConfig, Slice]:
         from tomat.perf.plan.compile.topology import planned_slice
         from tomat.train.settings.config import load_config
 
-        config = load_config(self.config_path, override_words(self.overrides))
+        config = load_config(self.config_path, override_words(self.overrides), self.words_of)
         return config, planned_slice(config, self.slice)
 
 

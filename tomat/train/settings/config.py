@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import draccus
 import mergedeep
+from draccus.utils import DecodingError
 from levanter.models.lm_model import LmConfig
 from levanter.optim.config import AdamConfig, OptimizerConfig
 from levanter.tracker.wandb import WandbConfig
@@ -25,7 +26,7 @@ from tomat.base.config_keys import key
 from tomat.base.documents import take_out
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER
-from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
+from tomat.base.overrides import COMMAND_LINE, parse_overrides, read_yaml, set_by, tomat_cause
 from tomat.base.reporting import console, dump_json
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
@@ -147,16 +148,17 @@ def _leave_out_nulls_of_another_optimizer(values: MutableMapping[str, Any]) -> N
         values["optimizer"] = {k: value for k, value in optimizer.items() if value is not None or k not in elsewhere}
 
 
-def load_config(config_path: str | Path | None, overrides: Sequence[str] = ()) -> TrainConfig:
+def load_config(
+    config_path: str | Path | None, overrides: Sequence[str] = (), words_of: str = COMMAND_LINE
+) -> TrainConfig:
     """Read a training configuration.
 
     Args:
-        overrides: Words from a command line, such as `["--optimizer.learning_rate", "1e-3"]`.
+        overrides: Words such as `["--optimizer.learning_rate", "1e-3"]`.
+        words_of: Who said them, for messages.
     """
-    from_file: dict[str, Any] = {}
-    if config_path is not None:
-        from_file = read_yaml(config_path, "train")
-    return config_from_dict(mergedeep.merge({}, from_file, parse_overrides(overrides)), source=str(config_path))
+    from_file = {} if config_path is None else read_yaml(config_path, "train")
+    return config_from_dict(from_file, str(config_path), parse_overrides(overrides), words_of)
 
 
 def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -167,17 +169,26 @@ def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> T
     values = read_yaml(config_path)
     for name in drop_without_effect(values):
         console.print(f"note: {config_path} sets {name}, which did nothing when the run was trained; it is left out.")
-    return config_from_dict(mergedeep.merge({}, values, parse_overrides(overrides)), source=str(config_path))
+    return config_from_dict(values, str(config_path), parse_overrides(overrides))
 
 
-def config_from_dict(values: Mapping[str, Any], source: str = "the configuration") -> TrainConfig:
-    """`TrainConfig` from plain values, with tomat's defaults and the preset beneath them."""
-    values = copy.deepcopy(dict(values))
+def config_from_dict(
+    values: Mapping[str, Any],
+    source: str = "the configuration",
+    overrides: Mapping[str, Any] | None = None,
+    words_of: str = COMMAND_LINE,
+) -> TrainConfig:
+    """`TrainConfig` from plain values, which `source` has, with `overrides`, which `words_of` has, over them; tomat's
+    defaults and the preset beneath."""
+    overrides = overrides or {}
+    values = dict(mergedeep.merge({}, copy.deepcopy(dict(values)), overrides))
     for name, own_name in FOLLOWS.items():
         if take_out(values, name)[0]:
-            raise TomatError(f"{source} sets {name}, which follows from {own_name}; set {own_name} instead.")
+            by = set_by(name.split("."), source, overrides, words_of)
+            raise TomatError(f"{by} sets {name}, which follows from {own_name}; set {own_name} instead.")
     for name, instead in without_former(values).items():
-        raise TomatError(f"{source} sets {name}, which tomat does not take: {instead}.")
+        by = set_by(name.split("."), source, overrides, words_of)
+        raise TomatError(f"{by} sets {name}, which tomat does not take: {instead}.")
     preset = values.get("preset")
     # `density_decoder` is the default type; a preset's keys are fields that every Llama-like decoder has.
     model: dict[str, Any] = {"type": "density_decoder", **(preset_model(preset) if preset is not None else {})}
@@ -193,6 +204,8 @@ def config_from_dict(values: Mapping[str, Any], source: str = "the configuration
         said = " ".join(str(error).split())
         if foreign := re.search(r"`optimizer`: The fields `(\w+)`", said):
             said += f"; a field of another optimizer is unset by null: --optimizer.{foreign[1]} null"
+        if isinstance(error, DecodingError):
+            source = set_by(error.key_path, source, overrides, words_of)
         raise TomatError(f"{source} cannot be read: {said}") from error
 
 

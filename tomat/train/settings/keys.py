@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from tomat.base.config_keys import alternatives, fields_below, section_of
 from tomat.base.errors import TomatError
-from tomat.base.overrides import parse_overrides, read_yaml
+from tomat.base.overrides import COMMAND_LINE, parse_overrides, read_yaml
 from tomat.hardware.chips import slice_named
 from tomat.train.runs.former_keys import FOLLOWS, former_key
 from tomat.train.settings.schema import RunSchema
@@ -25,13 +25,17 @@ CHOSEN_BY_TYPE = {"model": ("levanter.models", "LmConfig"), "optimizer": ("levan
 
 
 def check_words(
-    config_path: str | Path | None, overrides: Sequence[str], schema: type = RunSchema, kind: str = "train"
+    config_path: str | Path | None,
+    overrides: Sequence[str],
+    schema: type = RunSchema,
+    kind: str = "train",
+    words_of: str = COMMAND_LINE,
 ) -> None:
-    """Read a configuration's file and overrides, and refuse keys that `schema` has no field for; `kind` as for
-    `read_yaml`."""
+    """Read a configuration's file and the overrides that `words_of` has, and refuse keys that `schema` has no field
+    for; `kind` as for `read_yaml`."""
     if config_path is not None:
         check_keys(read_yaml(config_path, kind), str(config_path), schema)
-    check_keys(parse_overrides(overrides), "the command line", schema)
+    check_keys(parse_overrides(overrides), words_of, schema)
 
 
 def check_keys(values: Mapping[str, Any], source: str, schema: type = RunSchema) -> None:

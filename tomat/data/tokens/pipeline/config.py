@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tomat.base.errors import TomatError
-from tomat.base.overrides import parse_overrides, read_yaml, tomat_cause
+from tomat.base.overrides import COMMAND_LINE, parse_overrides, read_yaml, set_by, tomat_cause
 from tomat.base.reporting import counted
 from tomat.base.retries import STORAGE_TRIES
 from tomat.data.codec.base import DensityCodec
@@ -167,10 +167,11 @@ def load_retokenize_config(
 ) -> RetokenizeConfig:
     """A YAML file (None: the defaults), over it words of a command line, and over both the flags that are not None."""
     import draccus
+    from draccus.utils import DecodingError
 
     values = {} if config_path is None else read_yaml(config_path, "tokenize")
-    values |= parse_overrides(overrides)
-    values |= {key: value for key, value in (flags or {}).items() if value is not None}
+    over = parse_overrides(overrides) | {key: value for key, value in (flags or {}).items() if value is not None}
+    values |= over
     _refuse_truth_values(values)
     try:
         return draccus.decode(RetokenizeConfig, values)
@@ -178,9 +179,10 @@ def load_retokenize_config(
         cause = tomat_cause(error)
         if cause is not None:
             raise cause from None
-        raise TomatError(
-            f"{config_path or 'The configuration'} cannot be read: {' '.join(str(error).split())}"
-        ) from error
+        source = str(config_path or "The configuration")
+        if isinstance(error, DecodingError):
+            source = set_by(error.key_path, source, over, COMMAND_LINE)
+        raise TomatError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _refuse_truth_values(values: Mapping[str, Any]) -> None:

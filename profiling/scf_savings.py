@@ -34,8 +34,7 @@ from tomat.data.density.espresso import (
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 from tomat.predict.evaluation.metrics import nmae
-from tomat.predict.inference.asked import electron_count
-from tomat.predict.inference.interface import Predictor, PromoleculePredictor
+from tomat.predict.inference.interface import Predictor, PromoleculePredictor, electron_count
 from tomat.predict.inference.predictor import load
 
 CONV_THR_RY = 1e-8

@@ -15,12 +15,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from levanter.layers.attention import AttentionBackend, AttentionMask
 
 from tomat.base.errors import TomatError
-from tomat.model.attention import (
-    DensityAttention,
-    DensityAttentionConfig,
-    resolve_backend,
-    traced_platform,
-)
+from tomat.model.attention import DensityAttention, DensityAttentionConfig, resolve_backend, traced_platform
 from tomat.model.causal_blocks import flash_attention, flash_block
 from tomat.model.splash import SplashBlockSizes, splash_attention
 
@@ -96,12 +91,8 @@ def test_splash_traces_for_a_tpu_mesh_and_splits_heads_over_it():
     # 4 heads over a model axis of 2: each chip runs the kernel on 2 heads.
     assert "tensor<2x2x1024x16xbf16>" in text
     assert "tensor<2x2x1024x16xbf16>" not in lowered_for_tpu(SplashBlockSizes())
-
-
-def test_fused_backward_is_one_kernel():
-    text = lowered_for_tpu(SplashBlockSizes(use_fused_bwd=True))
-    assert text.count("tpu_custom_call") == 2
-    assert "splash_mha_dq" not in text
+    fused = lowered_for_tpu(SplashBlockSizes(use_fused_bwd=True))
+    assert fused.count("tpu_custom_call") == 2 and "splash_mha_dq" not in fused
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(SplashBlockSizes) if f.name != "interpret"])
@@ -171,23 +162,12 @@ def test_flash_block_divides_the_sequence_or_is_refused(seq_len):
         assert flash_block(seq_len, None) == max(divisors)
 
 
-@pytest.mark.parametrize(
-    ("backend", "platform", "expected"),
-    [
-        (None, "tpu", "splash"),
-        (None, "cpu", "jax_flash"),
-        (None, "gpu", "jax_flash"),
-        (AttentionBackend.DEFAULT, "tpu", "splash"),
-        (AttentionBackend.VANILLA, "tpu", "vanilla"),
-        (AttentionBackend.SPLASH, "tpu", "splash"),
-        (AttentionBackend.SPLASH, None, "splash"),
-    ],
-)
-def test_backend_follows_the_platform(backend, platform, expected):
-    assert resolve_backend(backend, platform) == expected
-
-
-def test_platform_is_that_of_the_mesh_and_not_of_this_machine():
+def test_backend_follows_the_platform_of_the_mesh_and_not_of_this_machine():
+    found = {platform: str(resolve_backend(None, platform)) for platform in ("tpu", "cpu", "gpu")}
+    assert found == {"tpu": "splash", "cpu": "jax_flash", "gpu": "jax_flash"}
+    assert resolve_backend(AttentionBackend.DEFAULT, "tpu") == "splash"
+    assert resolve_backend(AttentionBackend.VANILLA, "tpu") == "vanilla"
+    assert resolve_backend(AttentionBackend.SPLASH, None) == "splash"
     assert traced_platform() == jax.default_backend()
     with jax.sharding.use_abstract_mesh(POD):
         assert traced_platform() == "tpu"

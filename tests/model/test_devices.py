@@ -49,13 +49,7 @@ def test_an_absent_tpu_is_not_looked_for_and_that_is_said(machine, capsys):
 
 @pytest.mark.parametrize(
     "what",
-    [
-        {"files": ["accel0"]},
-        {"files": ["vfio/0"]},
-        {"libtpu": False},
-        {"plugins": ["cuda13"]},
-        {"platforms": "tpu"},
-    ],
+    [{"files": ["accel0"]}, {"files": ["vfio/0"]}, {"libtpu": False}, {"plugins": ["cuda13"]}, {"platforms": "tpu"}],
     ids=str,
 )
 def test_everything_stays_where_a_tpu_is_or_another_platform(machine, capsys, what):

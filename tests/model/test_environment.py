@@ -21,8 +21,16 @@ from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.model import environment as module
 from tomat.model.any_decoder import hidden_and_head
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.environment import Environment, EnvironmentConfig, environment_tables, log_densities, prior_columns
-from tomat.model.patch_atoms import Room, atoms_of_patch, filled
+from tomat.model.environment import (
+    Environment,
+    EnvironmentConfig,
+    Room,
+    atoms_of_patch,
+    environment_tables,
+    filled,
+    log_densities,
+    prior_columns,
+)
 
 BASIS = RadialBasis(8, 4.0)
 CONFIG = EnvironmentConfig(channels=3, hidden_dim=16, basis=BASIS, max_atoms=160, prior_anchors=32)

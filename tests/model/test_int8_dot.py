@@ -20,7 +20,7 @@ from tomat.model import int8_dot
 from tomat.model.any_decoder import causal_activations
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.int8_dot import Int8DotGeneral, int8_dot_general
-from tomat.predict.weights.packed import check_compressible
+from tomat.predict.weights.arrays import check_compressible
 from tomat.train.settings.config import load_config
 
 VOCAB = Axis("vocab", 50)
@@ -201,11 +201,5 @@ def test_what_it_cannot_be_together_with_is_refused_by_name():
         assert "model.int8_matmuls is forward" in str(caught.value)
     with pytest.raises(TomatError, match="tomat export"):
         check_compressible(load_config(DEMO, narrow), "runs/demo")
-
-
-def test_the_configuration_keeps_it():
-    for mode in (None, *MODES):
-        config = decoder(int8_matmuls=mode)
-        assert draccus.decode(DensityDecoderConfig, draccus.encode(config)) == config
     with pytest.raises(TomatError, match="model.int8_matmuls"):
         load_config(DEMO, ["--model.int8_matmuls", "backward"])

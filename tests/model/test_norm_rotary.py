@@ -122,7 +122,7 @@ def test_attention_with_the_kernel_is_levanters(rope, use_qk_norm, mesh, fields)
 
 
 def test_what_the_kernel_cannot_do_is_refused():
-    with pytest.raises(TomatError, match=r"head size is 64; it takes multiples of 128"):
+    with pytest.raises(TomatError, match=r"head size is 64; expected a multiple of 128"):
         attention_config(head_dim=64, qk_rotary=QkRotaryConfig("pallas"))
     with pytest.raises(TomatError, match=r"block_positions is 100; expected a positive multiple of 64"):
         QkRotaryConfig("pallas", 100)

@@ -167,10 +167,7 @@ class WiderLlama(LlamaConfig):
     """A decoder of somebody's own, in whose layers anything may be."""
 
 
-MIXTURES = [
-    MixtralConfig(**SIZES, n_routed_experts=8, num_experts_per_tok=2),
-    Qwen3MoeConfig(**SIZES),
-]
+MIXTURES = [MixtralConfig(**SIZES, n_routed_experts=8, num_experts_per_tok=2), Qwen3MoeConfig(**SIZES)]
 
 
 @pytest.mark.parametrize(

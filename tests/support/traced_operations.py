@@ -7,6 +7,8 @@ from typing import Any
 import equinox as eqx
 import haliax as hax
 import jax
+import jax.numpy as jnp
+import numpy as np
 from levanter.models.lm_model import LmConfig
 
 from tomat.model.any_decoder import causal_activations
@@ -15,6 +17,14 @@ from tomat.model.any_decoder import causal_activations
 def shapes_of(config: LmConfig, Vocab: hax.Axis) -> Any:
     """The model of `config` with shapes for arrays."""
     return eqx.filter_eval_shape(lambda: config.build(Vocab, key=jax.random.PRNGKey(0)))
+
+
+def random_model(config: LmConfig, Vocab: hax.Axis) -> Any:
+    """The model of `config` with random weights, norms included; drawn by NumPy, which compiles nothing."""
+    arrays, rest = eqx.partition(shapes_of(config, Vocab), lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    rng = np.random.default_rng(0)
+    drawn = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(scale=0.3, size=leaf.shape), leaf.dtype), arrays)
+    return eqx.combine(drawn, rest)
 
 
 def gradient_function(config: LmConfig, Vocab: hax.Axis, tokens: hax.NamedArray) -> tuple[Callable[[Any], Any], Any]:

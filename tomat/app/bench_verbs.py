@@ -15,7 +15,7 @@ from tomat.base.arguments import (
     positive_int,
 )
 from tomat.model.loss.config import LOSS_KINDS, LossConfig
-from tomat.model.loss.tiles import NAMES
+from tomat.model.tiles import LOSS_NAMES
 
 type Benches = argparse._SubParsersAction[Parser]
 
@@ -117,7 +117,7 @@ def _add_loss_tiles(benches: Benches) -> None:
     _add_loss_shape(parser, "cross_entropy")
     add_flag(parser, "--vocabulary", "full", "ids of the softmax", choices=["density", "full"])
     text = f"a candidate; may be repeated (default: {' '.join(DEFAULT_TILES)})"
-    parser.add_argument("--tiles", action="append", metavar=",".join(NAMES), help=text)
+    parser.add_argument("--tiles", action="append", metavar=",".join(LOSS_NAMES), help=text)
     parser.set_defaults(default_tiles=DEFAULT_TILES)  # as the default of --tiles, it would be added to
     blocks = "blocks of XLA's loss to compare with"
     add_flag(parser, "--block_positions", [64, 128, 256, 512], blocks, type=positive_int, nargs="*")

@@ -112,8 +112,8 @@ def _run_predict(args: argparse.Namespace) -> int:
     accept = tuple(args.accept or ())
     rules = rules_of(args.species, [name for name in accept if name in READ_RULES])
 
-    from tomat.predict.inference.asked import choose_grid
     from tomat.predict.inference.folder import LINES_FILE, Settings, predict_structures
+    from tomat.predict.inference.interface import choose_grid
     from tomat.predict.inference.structures import check_species_used, find_structures
 
     files, ignored = find_structures(args.structure)

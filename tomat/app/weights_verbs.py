@@ -86,9 +86,8 @@ def _run_write(args: argparse.Namespace) -> int:
 
     from tomat.predict.distillation.subject import is_distillation
     from tomat.predict.inference.trained import load_trained
-    from tomat.predict.weights.arrays import named_arrays
+    from tomat.predict.weights.arrays import check_compressible, named_arrays
     from tomat.predict.weights.folder import write_weights
-    from tomat.predict.weights.packed import check_compressible
     from tomat.predict.weights.record import is_weights_folder
 
     if is_weights_folder(args.run_dir):

@@ -28,8 +28,8 @@ def _effective_window(config: LmConfig) -> int | None:
     if kind in ("qwen3", "mistral"):  # one window for all layers, which Levanter accepts and does not apply
         return window
     raise TomatError(
-        f"model.type {kind} has sliding_window {window}, which Levanter does not apply layer by layer as that model "
-        "means it; unset it, or use model.type density_decoder."
+        f"model.type {kind} has sliding_window {window}, which Levanter does not apply by layer as that model means "
+        "it; unset it, or use model.type density_decoder."
     )
 
 
@@ -47,10 +47,8 @@ def causal_activations(
     more = {} if added is None else {"added": added}
     activations = with_float32_sums(model).activations(tokens, attn_mask=build_mask(model.config), key=key, **more)
     if isinstance(activations, tuple):
-        raise TomatError(
-            f"model.type {model.config.get_choice_name(type(model.config))} is a mixture of experts, whose router loss "
-            "tomat does not add; choose a dense decoder."
-        )
+        said = f"model.type {model.config.get_choice_name(type(model.config))} is a mixture of experts"
+        raise TomatError(f"{said}, whose router loss tomat does not add; choose a dense decoder.")
     return hax.auto_sharded(activations.rearrange((..., "position", model.Embed.name)))
 
 

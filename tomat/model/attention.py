@@ -11,11 +11,13 @@ has none.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import equinox as eqx
 import haliax as hax
+import haliax.nn as hnn
 import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
@@ -33,13 +35,13 @@ from levanter.layers.rotary import RotaryEmbeddings
 
 from tomat.base.errors import TomatError
 from tomat.model.causal_blocks import MASKED, causal_attention, flash_attention
-from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig, Rotary, RotaryKernel, norm_rotate
 from tomat.model.splash import (
     ATTENTION_OUTPUT,
     SplashBlockSizes,
     flatten_group,
+    is_causal_alone,
     mesh_axes,
     splash_attention,
 )
@@ -71,10 +73,8 @@ def resolve_backend(
     if backend is None or backend == AttentionBackend.DEFAULT:
         return AttentionBackend.SPLASH if platform == "tpu" else AttentionBackend.JAX_FLASH
     if backend == AttentionBackend.SPLASH and platform not in ("tpu", None) and not interpret:
-        raise TomatError(
-            f"model.attn_backend is splash, but the step is for {platform}; splash needs a TPU: use jax_flash or "
-            "vanilla."
-        )
+        said = f"model.attn_backend is splash, but the step is for {platform}"
+        raise TomatError(f"{said}; splash needs a TPU: use jax_flash or vanilla.")
     return backend
 
 
@@ -118,12 +118,7 @@ class DensityAttention(Attention):
 
     @named_call
     def __call__(
-        self,
-        x: NamedArray,
-        mask: NamedArray | AttentionMask | None,
-        *,
-        key=None,
-        pos_ids: NamedArray | None = None,
+        self, x: NamedArray, mask: NamedArray | AttentionMask | None, *, key=None, pos_ids: NamedArray | None = None
     ) -> NamedArray:
         kernel = self.config.qk_rotary.kernel
         return self._whole(x, mask, key=key, pos_ids=pos_ids, kernel=kernel)[0]
@@ -140,10 +135,8 @@ class DensityAttention(Attention):
         """The result, and keys and values of all positions as attention takes them; with the kernel `attention` keys
         that are not rotated yet."""
         if not isinstance(mask, AttentionMask) or not mask.is_causal:
-            raise TomatError(
-                "attention was called without a causal mask, and would see the future; call the model through "
-                "tomat.model.any_decoder.causal_activations, or pass tomat.model.any_decoder.build_mask(config)."
-            )
+            said = "attention was called without a causal mask, and would see the future"
+            raise TomatError(f"{said}; call the model through tomat.model.any_decoder.causal_activations.")
         if self.config.sliding_window is not None:
             mask = mask.with_sliding_window(self.config.sliding_window)
         paired = self.config.paired_heads
@@ -209,10 +202,8 @@ class DensityAttention(Attention):
         if share == 0:
             return v
         if self.first_values is None:
-            raise TomatError(
-                f"model.value_mix is {share}, and attention was called without the values of the first layer; call the "
-                "model whole, through tomat.model.any_decoder.causal_activations."
-            )
+            said = f"model.value_mix is {share}, and attention was called without the values of the first layer"
+            raise TomatError(f"{said}; call the model whole, through tomat.model.any_decoder.causal_activations.")
         return (1 - share) * v + share * self.first_values
 
     def _check_kernel(self, kernel: RotaryKernel, pos_ids: NamedArray | None) -> None:
@@ -283,7 +274,8 @@ class DensityAttention(Attention):
                 if config.whole_head is not None:
                     rotary = None
                     if kernel == "attention":
-                        rotary = self._rotary_in_attention(q.resolve_axis("position"), q.resolve_axis("head_size"))
+                        Pos, HeadSize = q.resolve_axis("position"), q.resolve_axis("head_size")
+                        rotary = self._rotary(Pos, HeadSize, in_attention=True)
                     return whole_head_attention(q, k, v, mask, config.whole_head, q_is_scaled=scaled, rotary=rotary)
                 return splash_attention(q, k, v, mask, config.splash, q_is_scaled=scaled)
             case AttentionBackend.JAX_FLASH:
@@ -309,21 +301,18 @@ class DensityAttention(Attention):
                 )
                 return tree_checkpoint_name(out, ATTENTION_OUTPUT)
 
-    def _rotary(self, Pos: Axis, HeadSize: Axis) -> Rotary:
-        """Norm and rotary embedding of queries and keys, as a kernel takes them."""
+    def _rotary(self, Pos: Axis, HeadSize: Axis, *, in_attention: bool = False) -> Rotary:
+        """Norm and rotary embedding of queries and keys, as a kernel takes them; in attention those of a pair of heads,
+        side by side, are rotated alike."""
+        heads = self.config.heads_in_one if in_attention else 1
         assert self.rot_embs is not None  # `_check_kernel`
         norms = [
             None if norm is None or norm.weight is None else norm.weight.array for norm in (self.q_norm, self.k_norm)
         ]
         q, k = (jnp.ones(HeadSize.size) if weight is None else weight.astype(jnp.float32) for weight in norms)
         eps = None if self.q_norm is None else self.q_norm.eps
-        return Rotary(q, k, rotary_table(self.rot_embs, Pos, HeadSize), eps)
-
-    def _rotary_in_attention(self, Pos: Axis, HeadSize: Axis) -> Rotary:
-        """The same for positions as attention has them: those of a pair of heads, side by side, are rotated alike."""
-        heads = self.config.heads_in_one
-        rotary = self._rotary(Pos.resize(Pos.size // heads), HeadSize)
-        return rotary if heads == 1 else replace(rotary, table=jnp.repeat(rotary.table, heads, axis=0))
+        table = rotary_table(self.rot_embs, Pos.resize(Pos.size // heads), HeadSize)
+        return Rotary(q, k, table if heads == 1 else jnp.repeat(table, heads, axis=0), eps)
 
     def paged_decode(self, x, kv_cache, batch_info, *, pos_ids, key=None):
         """`decode` at position `batch_info`: Levanter's layer calls this, its norms and MLP around it."""
@@ -349,14 +338,9 @@ def heads_apart(x: NamedArray) -> NamedArray:
 
 
 def _check_plain_mask(mask: AttentionMask, key: str) -> None:
-    others = (
-        mask.explicit_mask, mask.causal_offset, mask.sliding_window, mask.bidirectional_window, mask.segment_ids
-    )  # fmt: skip
-    if any(other is not None for other in others):
-        raise TomatError(
-            f"model.{key} takes a causal mask alone, without window or segments; leave it out, or the mask's "
-            "other parts."
-        )
+    if not is_causal_alone(mask) or mask.sliding_window is not None:
+        only = "takes a causal mask alone, without window or segments"
+        raise TomatError(f"model.{key} {only}; leave it out, or the mask's other parts.")
 
 
 def rotary_table(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> jax.Array:
@@ -393,3 +377,36 @@ def _norm_rotate_named(x: NamedArray, weight: jax.Array, rotary: Rotary, config:
         )
     out = rotate(bhsd.array, weight, rotary.table)
     return hax.named(out.reshape([axis.size for axis in axes]), axes)
+
+
+def joined_product(x: NamedArray, layers: Sequence[Any], axis: str) -> tuple[NamedArray, list[int]]:
+    """What Haliax's `Linear` layers of one input, [..., in], give, one behind another along `axis`, from one product;
+    and the size of each one's part. Their outputs differ in the size of `axis` alone; without that axis an output
+    counts as one along it. The weights stay apart: parameters, optimizer state and checkpoints are those of the layers
+    as they are, and only the product joins them, so a run may turn it on and off at any step. What the input's gradient
+    is summed of is then one product too, over all outputs."""
+    weights = [_with_axis(layer.weight, axis, layers[0].weight) for layer in layers]
+    biases = [_with_axis(layer.bias, axis, layers[0].bias) for layer in layers if layer.bias is not None]
+    weight = hax.concatenate(axis, weights)
+    bias = hax.concatenate(axis, biases) if biases else None
+    given = tuple(weight.resolve_axis(a.name) for a in hax.axis.ensure_tuple(layers[0].Out))
+    sizes = [each.resolve_axis(axis).size for each in weights]
+    return replace(layers[0], weight=weight, bias=bias, Out=given)(x), sizes
+
+
+def parts(joined: NamedArray, axis: str, sizes: Sequence[int]) -> Sequence[NamedArray]:
+    # Not `joined[axis, hax.ds(..)]`: that is a gather, its gradient a scatter, each a copy of the whole on a TPU.
+    return joined.split(axis, [hax.Axis(axis, size) for size in sizes])
+
+
+def can_join(layers: Sequence[Any]) -> bool:
+    """Whether each is Haliax's own `Linear`. Others, such as layers in few bits (`packed.py`), are multiplied one by
+    one, to the same result."""
+    return all(type(layer) is hnn.Linear for layer in layers)
+
+
+def _with_axis(x: NamedArray, axis: str, like: NamedArray) -> NamedArray:
+    """`x` with the axes of `like` in its order; `axis` may be new."""
+    if all(a.name != axis for a in x.axes):
+        x = x.broadcast_axis(hax.Axis(axis, 1))
+    return x.rearrange(tuple(a.name for a in like.axes))

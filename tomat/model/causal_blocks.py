@@ -154,17 +154,13 @@ def flash_block(seq_len: int, block_size: int | None) -> int:
     """Positions per block of `flash_attention`; None: the largest divisor of the sequence length up to 1,024."""
     if block_size is not None:
         if block_size < 1 or seq_len % block_size:
-            raise TomatError(
-                f"model.flash_attention_block_size is {block_size} and the sequence length is {seq_len}; expected a "
-                "block that divides the sequence."
-            )
+            said = f"model.flash_attention_block_size is {block_size} and the sequence length is {seq_len}"
+            raise TomatError(f"{said}; expected a block that divides the sequence.")
         return block_size
     block = largest_divisor(seq_len, MAX_FLASH_BLOCK)
     if block < min(seq_len, LANES):
-        raise TomatError(
-            f"the sequence length is {seq_len}, whose largest divisor up to {MAX_FLASH_BLOCK} is {block}; jax_flash "
-            f"expects one of at least {LANES}. Choose another length, or attn_backend vanilla."
-        )
+        said = f"the sequence length is {seq_len}, whose largest divisor up to {MAX_FLASH_BLOCK} is {block}"
+        raise TomatError(f"{said}; jax_flash expects {LANES} or more. Choose another length, or attn_backend vanilla.")
     return block
 
 

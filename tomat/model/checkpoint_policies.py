@@ -63,10 +63,8 @@ def chosen_policy(choice: bool | str | ScanCheckpointPolicy) -> ScanCheckpointPo
         return choice
     name = choice if isinstance(choice, str) else "full" if choice else "off"
     if name not in NAMED_POLICIES:
-        raise TomatError(
-            f"model.gradient_checkpointing is '{choice}'; expected true, false, one of "
-            f"{', '.join(NAMED_POLICIES)}, or the fields of a ScanCheckpointPolicy."
-        )
+        said = f"model.gradient_checkpointing is '{choice}'; expected true, false"
+        raise TomatError(f"{said}, one of {', '.join(NAMED_POLICIES)}, or the fields of a ScanCheckpointPolicy.")
     return NAMED_POLICIES[name]
 
 

@@ -27,7 +27,7 @@ from levanter.models.qwen import Qwen3Config
 from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.hardware.executed import COMPUTE_BYTES
-from tomat.model.attention import BACKENDS, DensityAttention, DensityAttentionConfig
+from tomat.model.attention import BACKENDS, DensityAttention, DensityAttentionConfig, can_join, joined_product, parts
 from tomat.model.causal_blocks import MAX_QUERY_BLOCKS, flash_block
 from tomat.model.checkpoint_policies import (
     MLP_PROJECTIONS,
@@ -38,7 +38,6 @@ from tomat.model.checkpoint_policies import (
 )
 from tomat.model.environment import Environment, EnvironmentConfig
 from tomat.model.int8_dot import Int8DotGeneral, Int8Matmuls
-from tomat.model.joined import can_join, joined_product, parts
 from tomat.model.kv_cache import KvCache
 from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.splash import SplashBlockSizes
@@ -151,47 +150,30 @@ class DensityDecoderConfig(Qwen3Config):
         policy, mlp = self.checkpoint_policy, self.save_mlp_layers  # refuses an unknown policy
         yield not 0 <= mlp <= layers, f"save_mlp_layers is {mlp}; expected 0 to num_layers, {layers}"
         all_keep = mlp and keeps_mlp_projections(policy)
-        yield (
-            mlp and self.scan_layers,
-            (
-                f"save_mlp_layers is {mlp} and scan_layers is true; the layers of a scan all keep the same: set "
-                "model.scan_layers: false, or gradient_checkpointing: save_attention_mlp for all"
-            ),
-        )
-        yield all_keep, f"save_mlp_layers is {mlp}, and all layers keep that by gradient_checkpointing; leave out one"
+        found = f"save_mlp_layers is {mlp}"
+        same = f"{found} and scan_layers is true, where all layers keep the same"
+        yield mlp and self.scan_layers, f"{same}: set scan_layers: false, or gradient_checkpointing: save_attention_mlp"
+        yield all_keep, f"{found}, and all layers keep that by gradient_checkpointing; leave out one"
 
-        yield (
-            self.whole_head is not None and window is not None,
-            (
-                f"whole_head is set and sliding_window is {window}; its kernels have no window: leave model.whole_head "
-                "unset, which takes the splash kernels"
-            ),
-        )
-        yield (
-            self.whole_head is None and self.qk_rotary.kernel == "attention",
-            (
-                "qk_rotary.kernel is attention and model.whole_head is not set; only its kernels rotate: set "
-                "model.whole_head ({} for its own sizes), or qk_rotary.kernel: pallas"
-            ),
-        )
-        mix = self.value_mix
-        yield not 0 <= mix <= 1, f"value_mix is {mix}; expected a share, 0 (none) to 1"
-        yield (
-            mix and layers == 1,
-            f"value_mix is {mix} and num_layers is 1; there is no layer after the first to mix into",
-        )
+        found, splash = f"whole_head is set and sliding_window is {window}", "unset, which takes the splash kernels"
+        windowed = self.whole_head is not None and window is not None
+        yield windowed, f"{found}; its kernels have no window: leave model.whole_head {splash}"
+        unrotated = self.whole_head is None and self.qk_rotary.kernel == "attention"
+        found = "qk_rotary.kernel is attention and model.whole_head is not set; only its kernels rotate"
+        yield unrotated, f"{found}: set model.whole_head ({{}} for its own sizes), or qk_rotary.kernel: pallas"
+        found = f"value_mix is {self.value_mix}"
+        yield not 0 <= self.value_mix <= 1, f"{found}; expected a share, 0 (none) to 1"
+        no_second = self.value_mix and layers == 1
+        yield no_second, f"{found} and num_layers is 1; there is no layer after the first to mix into"
         paired = self.paired_heads
         yield paired and kv_heads % 2, f"paired_heads is true and num_kv_heads is {kv_heads}; expected an even number"
         both = f"and sliding_window is {window}; leave out the one or the other"
         yield paired and window is not None, f"paired_heads is true {both}"
-        yield not 1 <= blocks <= MAX_QUERY_BLOCKS, f"query_blocks is {blocks}; expected 1 to {MAX_QUERY_BLOCKS}"
-        yield (
-            blocks > 1 and backend != AttentionBackend.VANILLA,
-            (
-                f"query_blocks is {blocks} and attn_backend is {backend or 'not set'}; blocks of queries are those of "
-                "vanilla: set model.attn_backend: vanilla, or leave query_blocks out"
-            ),
-        )
+        found = f"query_blocks is {blocks}"
+        yield not 1 <= blocks <= MAX_QUERY_BLOCKS, f"{found}; expected 1 to {MAX_QUERY_BLOCKS}"
+        other = blocks > 1 and backend != AttentionBackend.VANILLA
+        found = f"{found} and attn_backend is {backend or 'not set'}; blocks of queries are those of vanilla"
+        yield other, f"{found}: set model.attn_backend: vanilla, or leave query_blocks out"
         yield blocks > 1 and window is not None, f"query_blocks is {blocks} {both}"
 
     def _check_kernels(self, positions: int) -> None:
@@ -208,9 +190,8 @@ class DensityDecoderConfig(Qwen3Config):
         except TomatError as error:
             if not self.paired_heads:
                 raise
-            raise TomatError(
-                f"model.paired_heads is true, which doubles positions to {positions}, and {error}"
-            ) from error
+            said = f"model.paired_heads is true, which doubles positions to {positions}"
+            raise TomatError(f"{said}, and {error}") from error
 
     @property
     def model_type(self) -> type["DensityDecoder"]:
@@ -225,24 +206,13 @@ class DensityDecoderConfig(Qwen3Config):
     def checkpoint_policy(self) -> ScanCheckpointPolicy:
         return chosen_policy(self.gradient_checkpointing)
 
-    def layer_policies(self) -> list[ScanCheckpointPolicy]:
-        return unrolled_policies(self.checkpoint_policy, self.num_layers, self.save_mlp_layers)
-
     def attention_config(self) -> DensityAttentionConfig:
-        base = super().attention_config()
-        values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
-        values |= {
+        values = vars(super().attention_config()) | {
             "qk_norm": self.norm_config if self.use_qk_norm else None,
             "sliding_window": self.window,
-            "splash": self.splash,
-            "whole_head": self.whole_head,
-            "qk_rotary": self.qk_rotary,
-            "fused_qkv": self.fused_qkv,
-            "value_mix": self.value_mix,
-            "paired_heads": self.paired_heads,
-            "query_blocks": self.query_blocks,
         }
-        return DensityAttentionConfig(**values)
+        own = ("splash", "whole_head", "qk_rotary", "fused_qkv", "value_mix", "paired_heads", "query_blocks")
+        return DensityAttentionConfig(**values, **{name: getattr(self, name) for name in own})
 
     def total_trainable_params(self, vocab_size: int) -> float:
         """Parameters, counted from the shapes of the model as built."""
@@ -361,14 +331,16 @@ class DensityTransformer(LlamaTransformer):
             keys = maybe_rng_split(key, self.config.num_layers) if key is not None else None
             x = cast(NamedArray, self.layers.fold(x, mask=attn_mask, key=keys, pos_ids=pos_ids, **more))
             return self.norm(x)
-        keys = maybe_rng_split(key, self.config.num_layers)
+        config = self.config
+        keys = maybe_rng_split(key, config.num_layers)
+        policies = unrolled_policies(config.checkpoint_policy, config.num_layers, config.save_mlp_layers)
 
         def run_layer(carry, layer, key):
             carry = tree_checkpoint_name(carry, "layer_input")
             return layer(carry, mask=attn_mask, key=key, pos_ids=pos_ids, **more)
 
         # Haliax's BlockSeq stores the policy and does not apply it.
-        for layer, layer_key, policy in zip(self.layers.unstacked(), keys, self.config.layer_policies(), strict=True):
+        for layer, layer_key, policy in zip(self.layers.unstacked(), keys, policies, strict=True):
             x = policy.checkpoint("layer_input", "layer_parameters", run_layer)(x, layer, layer_key)
         return self.norm(x)
 

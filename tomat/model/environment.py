@@ -8,9 +8,10 @@ Shapes: B sequence, T position, N atom near the patch, E element among them, K r
 the prior.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import haliax as hax
@@ -28,6 +29,7 @@ from tomat.data.density.radial import RadialBasis
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 
 if TYPE_CHECKING:
+    from tomat.data.density.crystal import Crystal
     from tomat.data.density.promolecule import Promolecule
 
 ATOM_DENSITY_PER_A3 = 0.08
@@ -86,6 +88,101 @@ class PatchAtoms(eqx.Module):
     """float32 [side, xyz]: from a voxel to the next along each side, A."""
     shape: NamedArray
     """int32 [side]: voxels of the patch."""
+
+    @staticmethod
+    def of(arrays: Mapping[str, Any], *before: Axis) -> "PatchAtoms":
+        """Of arrays by field, or of their shapes; `before` are the axes before those of one patch."""
+        named = {}
+        for key, names in _AXES.items():
+            sizes = arrays[key].shape[len(before) :]
+            named[key] = NamedArray(arrays[key], (*before, *map(Axis, names, sizes)))
+        return PatchAtoms(**named)
+
+
+_AXES = {
+    "positions": ("atom", "xyz"),
+    "numbers": ("atom",),
+    "kinds": ("kind",),
+    "steps": ("side", "xyz"),
+    "shape": ("side",),
+}
+
+
+def atoms_of_patch(
+    crystal: "Crystal",
+    anchor: np.ndarray,
+    grid_shape: tuple[int, int, int],
+    patch_shape: tuple[int, int, int],
+    reach_a: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the atoms within `reach_a` of a patch, whose first voxel is `anchor`: atomic numbers int64 [n], positions
+    float64 [n, 3] from that voxel in A; and the steps from voxel to voxel along each side, float64 [3, 3] in A."""
+    steps = crystal.lattice / np.array(grid_shape)[:, None]
+    edges = steps * (np.array(patch_shape) - 1)[:, None]
+    numbers, positions = crystal.near_box(np.asarray(anchor) @ steps, edges, reach_a)
+    return numbers, positions, steps
+
+
+@dataclass(frozen=True)
+class Room:
+    """For how many atoms and elements near a patch a row has room."""
+
+    atoms: int
+    elements: int
+
+    @staticmethod
+    def of(config: EnvironmentConfig) -> "Room":
+        return Room(config.max_atoms, config.max_elements)
+
+    def enlarged(self, numbers: Iterable[np.ndarray]) -> "Room":
+        """With room for patches with these atomic numbers too: neither count is part of a model's weights."""
+        atoms, elements = self.atoms, self.elements
+        for each in numbers:
+            atoms, elements = max(atoms, -(-len(each) // 16) * 16), max(elements, len(np.unique(each)))
+        return Room(atoms, elements)
+
+    def shapes(self) -> dict[str, tuple[Any, ...]]:
+        """Type and sizes of each array of a patch, by the fields of `PatchAtoms`."""
+        return {
+            "positions": (np.float32, self.atoms, 3),
+            "numbers": (np.int32, self.atoms),
+            "kinds": (np.int32, self.elements),
+            "steps": (np.float32, 3, 3),
+            "shape": (np.int32, 3),
+        }
+
+
+def filled(
+    numbers: np.ndarray,
+    positions: np.ndarray,
+    steps: np.ndarray,
+    patch_shape: tuple[int, int, int],
+    room: Room,
+    name: str,
+) -> PatchAtoms:
+    """One patch's atoms in arrays of the sizes of `room`, on the host."""
+    n, kinds = len(numbers), np.unique(numbers)
+    for knob, found, most, needed in (
+        ("max_atoms", f"{n} atoms", room.atoms, -(-n // 16) * 16 if n > room.atoms else 0),
+        ("max_elements", f"{len(kinds)} elements", room.elements, len(kinds)),
+    ):
+        if needed > most:
+            said = f"a patch of {name} of {prod(patch_shape):,} voxels has {found} near it"
+            raise TomatError(f"{said}; model.environment.{knob} is {most}: set it to {needed} or more.")
+    found = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes().items()}
+    found["positions"][:n], found["numbers"][:n], found["kinds"][: len(kinds)] = positions, numbers, kinds
+    found["steps"][:], found["shape"][:] = steps, patch_shape
+    return PatchAtoms.of(found)
+
+
+def stacked_atoms(patches: Sequence[PatchAtoms]) -> dict[str, np.ndarray]:
+    """Those of many patches, one row a patch, by the names of `PatchAtoms`."""
+    return {key: np.stack([np.asarray(getattr(patch, key).array) for patch in patches]) for key in _AXES}
+
+
+def named_atoms(batch: Mapping[str, jax.Array | np.ndarray]) -> PatchAtoms | None:
+    """Rows of what `stacked_atoms` made, with names; None where there is nothing of it."""
+    return PatchAtoms.of(batch, Axis("batch", len(batch["numbers"]))) if "positions" in batch else None
 
 
 @dataclass(frozen=True, eq=False)

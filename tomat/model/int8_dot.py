@@ -41,10 +41,8 @@ class Int8DotGeneral(eqx.Module):
     @staticmethod
     def init(products: Int8Matmuls) -> Int8DotGeneral:
         if importlib.util.find_spec("qwix") is None:
-            raise TomatError(
-                f"model.int8_matmuls is {products}, which needs qwix, and that is not installed; install it with "
-                "`uv sync --extra compress`, or leave model.int8_matmuls out."
-            )
+            said = f"model.int8_matmuls is {products}, which needs qwix, and that is not installed"
+            raise TomatError(f"{said}; install it with `uv sync --extra compress`, or leave model.int8_matmuls out.")
         return Int8DotGeneral(products)
 
     def __call__(
@@ -61,10 +59,8 @@ class Int8DotGeneral(eqx.Module):
         floating point."""
         (lhs_in, rhs_in), (lhs_batch, rhs_batch) = dimension_numbers
         if lhs_batch or rhs_batch:
-            raise TomatError(
-                f"an int8 product was asked for batch axes {tuple(lhs_batch)} and {tuple(rhs_batch)}; expected that of "
-                "a linear layer, which has none: leave model.int8_matmuls out."
-            )
+            said = f"an int8 product was asked for batch axes {tuple(lhs_batch)} and {tuple(rhs_batch)}"
+            raise TomatError(f"{said}; expected that of a linear layer, which has none: leave model.int8_matmuls out.")
         dims: DotDimensionNumbers = ((tuple(lhs_in), tuple(rhs_in)), ((), ()))
         dtype = jnp.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
         return _product(lhs, rhs, _How(dims, precision, dtype, out_sharding), self.products)
@@ -97,11 +93,7 @@ def int8_dot_general(
 
     (lhs_in, rhs_in), _ = dims
     return qwix.dot_general(
-        quantised(lhs, lhs_in),
-        quantised(rhs, rhs_in),
-        dims,
-        preferred_element_type=dtype,
-        out_sharding=out_sharding,
+        quantised(lhs, lhs_in), quantised(rhs, rhs_in), dims, preferred_element_type=dtype, out_sharding=out_sharding
     )
 
 

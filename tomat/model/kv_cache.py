@@ -133,10 +133,8 @@ def check_kv_cache_dtype(kv_cache_dtype: str, decoder: str) -> None:
     if kv_cache_dtype not in get_args(KvCacheDtype):
         raise TomatError(f"kv_cache_dtype is {kv_cache_dtype!r}; expected one of {', '.join(get_args(KvCacheDtype))}.")
     if kv_cache_dtype != "compute" and decoder != "autoregressive":
-        raise TomatError(
-            f"kv_cache_dtype is {kv_cache_dtype}, but the {decoder} decoder keeps no keys and values; choose decoder "
-            "autoregressive, or leave it out."
-        )
+        said = f"kv_cache_dtype is {kv_cache_dtype}, but the {decoder} decoder keeps no keys and values"
+        raise TomatError(f"{said}; choose decoder autoregressive, or leave it out.")
 
 
 def quantised(vectors: NamedArray) -> tuple[NamedArray, NamedArray]:

@@ -47,19 +47,17 @@ class QkRotaryConfig:
 
     def __post_init__(self) -> None:
         if self.kernel not in get_args(RotaryKernel):
-            raise TomatError(
-                f"model.qk_rotary.kernel is {self.kernel!r}; expected one of {', '.join(get_args(RotaryKernel))}."
-            )
+            said = f"model.qk_rotary.kernel is {self.kernel!r}"
+            raise TomatError(f"{said}; expected one of {', '.join(get_args(RotaryKernel))}.")
         if self.block_positions < ROWS or self.block_positions % ROWS:
-            raise TomatError(
-                f"model.qk_rotary.block_positions is {self.block_positions}; expected a positive multiple of {ROWS}."
-            )
+            said = f"model.qk_rotary.block_positions is {self.block_positions}"
+            raise TomatError(f"{said}; expected a positive multiple of {ROWS}.")
 
     def check_head_size(self, head_size: int) -> None:
         if self.kernel != "xla" and head_size % LANES:
             raise TomatError(
-                f"model.qk_rotary.kernel is {self.kernel} and the head size is {head_size}; it takes multiples of "
-                f"{LANES}. Use fewer, wider heads (model.num_heads), or qk_rotary.kernel: xla."
+                f"model.qk_rotary.kernel is {self.kernel} and the head size is {head_size}; expected a multiple of "
+                f"{LANES}. Use fewer heads (model.num_heads), or qk_rotary.kernel: xla."
             )
 
 
@@ -84,11 +82,7 @@ class _Spec:
 
 
 def norm_rotate(
-    x: jax.Array,
-    weight: jax.Array,
-    table: jax.Array,
-    eps: float | None,
-    config: QkRotaryConfig,
+    x: jax.Array, weight: jax.Array, table: jax.Array, eps: float | None, config: QkRotaryConfig
 ) -> jax.Array:
     """Rotary embedding of the RMS norm of `x` `[B, H, S, D]` over D, in its type; differentiable by `x` and `weight`
     `[D]`.
@@ -98,10 +92,8 @@ def norm_rotate(
     """
     S, D = x.shape[2:]
     if S % ROWS or D % LANES:
-        raise TomatError(
-            f"the norm and rotary kernel got {S} positions and a head size of {D}; expected multiples of {ROWS} and "
-            f"{LANES}. Use model.qk_rotary.kernel: xla."
-        )
+        said = f"the norm and rotary kernel got {S} positions and a head size of {D}"
+        raise TomatError(f"{said}; expected multiples of {ROWS} and {LANES}. Use model.qk_rotary.kernel: xla.")
     spec = _Spec(eps, largest_divisor(S, config.block_positions, ROWS), config.interpret)
     return _norm_rotate(spec, x, weight, table)
 
@@ -136,10 +128,7 @@ def _backward(spec: _Spec, residuals: tuple[jax.Array, ...], by_output: jax.Arra
         grid=(S // spec.block, B, H),
         in_specs=[heads, heads, vector, positions],
         out_specs=[heads, pl.BlockSpec((SUBLANES, D), lambda s, b, h: (0, 0))],
-        out_shape=[
-            jax.ShapeDtypeStruct(x.shape, x.dtype),
-            jax.ShapeDtypeStruct((SUBLANES, D), jnp.float32),
-        ],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct((SUBLANES, D), jnp.float32)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3),
         cost_estimate=_cost(x, passes=3, flops_per_element=20),
         interpret=spec.interpret,

@@ -46,10 +46,8 @@ def decoder_shape(config: LmConfig, vocab_size: int) -> ModelShape:
     fields that they do not look at, such as `head_dim` of Mistral, Qwen and Gemma."""
     kind = type(config)
     if kind not in COUNTED.values():
-        raise TomatError(
-            f"FLOPs of {kind.__name__} are not known, since its shape has not been held against the model that it "
-            f"builds; expected exactly one of model.type {', '.join(COUNTED)}."
-        )
+        said = f"FLOPs of {kind.__name__} are not known: its shape has not been held against what it builds"
+        raise TomatError(f"{said}; expected exactly one of model.type {', '.join(COUNTED)}.")
     known: Any = config  # what these classes have in common is declared nowhere
     attention = known.attention_config()
     window, full_layers = build_mask(config).sliding_window, 0

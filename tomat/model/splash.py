@@ -80,17 +80,15 @@ class SplashBlockSizes:
         _check_compute_sizes({name: getattr(self, name) for name in _BLOCK_FIELDS})
         if self.use_fused_bwd and not (self.block_q_dq is None and self.block_kv_dq is None):
             raise TomatError(
-                f"model.splash.use_fused_bwd is true, yet block_q_dq is {self.block_q_dq} and block_kv_dq is "
-                f"{self.block_kv_dq}; the fused backward has no separate kernel for queries: leave both unset."
+                f"model.splash.use_fused_bwd is true, yet block_q_dq is {self.block_q_dq} and block_kv_dq "
+                f"{self.block_kv_dq}; it has no separate kernel for queries: leave both unset."
             )
 
     def for_sequence(self, seq_len: int) -> splash_attention_kernel.BlockSizes:
         """The kernels' block sizes for sequences of `seq_len` positions, with every size filled in."""
         if seq_len % LANES:
-            raise TomatError(
-                f"the sequence length is {seq_len}; splash attention expects a multiple of {LANES}. Choose another "
-                "length, or attn_backend jax_flash or vanilla."
-            )
+            said = f"the sequence length is {seq_len}; splash attention expects a multiple of {LANES}"
+            raise TomatError(f"{said}. Choose another length, or attn_backend jax_flash or vanilla.")
         default = largest_divisor(seq_len, DEFAULT_SPLASH_BLOCK, LANES)
         sizes: dict[str, int | None] = {}
         for name in _BLOCK_FIELDS:
@@ -100,10 +98,8 @@ class SplashBlockSizes:
             sizes[name] = default if size is None else size
         for name, size in sizes.items():
             if size is not None and seq_len % size:
-                raise TomatError(
-                    f"model.splash.{name} is {size} and the sequence length is {seq_len}; expected a block that "
-                    "divides the sequence."
-                )
+                said = f"model.splash.{name} is {size} and the sequence length is {seq_len}"
+                raise TomatError(f"{said}; expected a block that divides the sequence.")
         _check_compute_sizes(sizes, f" for a sequence length of {seq_len}")
         if self.use_fused_bwd:
             sizes["block_q_dq"] = sizes["block_kv_dq"] = None
@@ -125,10 +121,8 @@ def _check_compute_sizes(sizes: Mapping[str, int | None], where: str = "") -> No
     for compute, memory in (("block_kv_compute", "block_kv"), ("block_kv_dkv_compute", "block_kv_dkv")):
         inner, outer = sizes[compute], sizes[memory]
         if inner is not None and outer is not None and outer % inner:
-            raise TomatError(
-                f"model.splash.{memory} is {outer} and {compute} is {inner}{where}; expected {memory} to be a multiple "
-                f"of {compute}."
-            )
+            said = f"model.splash.{memory} is {outer} and {compute} is {inner}{where}"
+            raise TomatError(f"{said}; expected {memory} to be a multiple of {compute}.")
 
 
 def splash_attention(
@@ -143,12 +137,9 @@ def splash_attention(
     """Causal attention by JAX's splash kernel, in a `shard_map` over the mesh in scope: q and the result [..., kv_head,
     q_heads_per_group, position, head_size], k and v [..., kv_head, key_position, head_size]. The mask is causal, with
     or without a sliding window; queries are divided by sqrt(head_size) here unless `q_is_scaled`."""
-    others = (mask.explicit_mask, mask.causal_offset, mask.bidirectional_window, mask.segment_ids)
-    if not mask.is_causal or any(other is not None for other in others):
-        raise TomatError(
-            "splash attention takes a causal mask with an optional sliding window; use attn_backend jax_flash or "
-            "vanilla for any other."
-        )
+    if not is_causal_alone(mask):
+        said = "splash attention takes a causal mask with an optional sliding window"
+        raise TomatError(f"{said}; use attn_backend jax_flash or vanilla for any other.")
     KvHead, Group, Pos = (q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position"))
     scaled = q if q_is_scaled else q * (1 / math.sqrt(q.axis_size("head_size")))
     bhsd, spec = by_heads(scaled, k, v)
@@ -190,6 +181,12 @@ def splash_attention(
         )
     out = attend(kernel, *bhsd)
     return hax.named(out.reshape([axis.size for axis in q.axes]), q.axes)
+
+
+def is_causal_alone(mask: AttentionMask) -> bool:
+    """Whether a mask is causal and no more than that, but for a sliding window."""
+    others = (mask.explicit_mask, mask.causal_offset, mask.bidirectional_window, mask.segment_ids)
+    return mask.is_causal and all(other is None for other in others)
 
 
 def by_heads(q: NamedArray, k: NamedArray, v: NamedArray) -> tuple[list[jax.Array], PartitionSpec]:

@@ -13,9 +13,9 @@ from levanter.layers.attention import AttentionMask
 
 from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
-from tomat.model.attention_tiles import NAMES, tuned_sizes
 from tomat.model.norm_rotary import Rotary
-from tomat.model.splash import ATTENTION_OUTPUT, LANES, by_heads, largest_divisor
+from tomat.model.splash import ATTENTION_OUTPUT, LANES, by_heads, is_causal_alone, largest_divisor
+from tomat.model.tiles import HEAD_NAMES, tuned_sizes
 from tomat.model.whole_head_kernels import Tiles, attend, vmem_bytes
 
 LOG2_E = math.log2(math.e)
@@ -33,7 +33,7 @@ SPARE_VMEM_BYTES = 8 * 2**20
 class WholeHeadConfig:
     """Sizes of the kernels that hold all positions of a head in VMEM. They change the speed, not (but for rounding) the
     values. Each is the most that is taken: the largest multiple of 128 up to it that divides what it is a part of.
-    None: as the table of tuned sizes has it for the nearest head (`attention_tiles.py`)."""
+    None: as the table of tuned sizes has it for the nearest head (`tiles.py`)."""
 
     block: int | None = key(None, free="rounding")
     """Positions of a block of the forward kernel; blocks above the diagonal are not visited."""
@@ -47,7 +47,7 @@ class WholeHeadConfig:
     """As `model.splash.interpret`."""
 
     def __post_init__(self) -> None:
-        for name in NAMES:
+        for name in HEAD_NAMES:
             size = getattr(self, name)
             if size is not None and (size < LANES or size % LANES):
                 raise TomatError(f"model.whole_head.{name} is {size}; expected a positive multiple of {LANES}.")
@@ -58,12 +58,10 @@ class WholeHeadConfig:
         """What the kernels are compiled with; with `rotate` they do norm (None of `eps`: no norm) and rotary embedding
         too."""
         if seq_len % LANES or head_size % LANES:
-            raise TomatError(
-                f"model.whole_head takes sequences and heads of multiples of {LANES}, and got {seq_len} positions and "
-                f"heads of {head_size}; leave model.whole_head unset, or choose fewer, wider heads (model.num_heads)."
-            )
-        mine = {name: size for name in NAMES if (size := getattr(self, name)) is not None}
-        sizes = mine if len(mine) == len(NAMES) else {**tuned_sizes(seq_len, head_size), **mine}
+            said = f"model.whole_head takes multiples of {LANES}, and got {seq_len} positions and heads of {head_size}"
+            raise TomatError(f"{said}; leave it unset, or choose fewer, wider heads (model.num_heads).")
+        mine = {name: size for name in HEAD_NAMES if (size := getattr(self, name)) is not None}
+        sizes = mine if len(mine) == len(HEAD_NAMES) else {**tuned_sizes(seq_len, head_size), **mine}
         block, block_bwd = (largest_divisor(seq_len, sizes[name], LANES) for name in ("block", "block_bwd"))
         rows, keys = largest_divisor(block, sizes["rows"], LANES), largest_divisor(block_bwd, sizes["keys_bwd"], LANES)
         counted = vmem_bytes(seq_len, head_size, itemsize, max(block, block_bwd), max(rows, keys), rotate=rotate)
@@ -92,12 +90,9 @@ def whole_head_attention(
     `q_is_scaled`."""
     Pos, HeadSize = q.resolve_axis("position"), q.resolve_axis("head_size")
     window = mask.sliding_window
-    others = (mask.explicit_mask, mask.causal_offset, mask.bidirectional_window, mask.segment_ids)
-    if not mask.is_causal or any(other is not None for other in others) or (window is not None and window < Pos.size):
-        raise TomatError(
-            "model.whole_head takes a causal mask alone, without window or segments; leave it unset, which takes the "
-            "splash kernels (a sliding window), or use attn_backend jax_flash or vanilla."
-        )
+    if not is_causal_alone(mask) or (window is not None and window < Pos.size):
+        said = "model.whole_head takes a causal mask alone, without window or segments"
+        raise TomatError(f"{said}; leave it unset (splash takes a window), or use attn_backend jax_flash or vanilla.")
     eps = None if rotary is None else rotary.eps
     tiles = config.tiles(Pos.size, HeadSize.size, q.array.dtype.itemsize, rotate=rotary is not None, eps=eps)
     scaled = q if q_is_scaled or rotary is not None else q * (LOG2_E / math.sqrt(HeadSize.size))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -290,25 +290,11 @@ def _attend(tiles: Tiles, q_ref, k_ref, v_ref, out_ref, lse_ref, top_ref, sum_re
     lax.fori_loop(0, S // rows, finish, None)
 
 
-class _RotaryRefs(NamedTuple):
-    """What the backward kernel turns queries, keys and gradients with."""
-
-    weights: Any
-    """`[2, 1, D]`."""
-    table: Any
-    """`[S, D]`."""
-    by_weights: Any
-    """`[2, 8, D]`."""
-
-
 def _backward_kernel(tiles: Tiles, rotate: bool, q_ref, k_ref, v_ref, by_out_ref, out_ref, lse_ref, *refs) -> None:
-    rotary = None
-    if rotate:
-        weights_ref, table_ref, by_q_ref, by_k_ref, by_v_ref, by_weights_ref, *scratch = refs
-        rotary = _RotaryRefs(weights_ref, table_ref, by_weights_ref)
-    else:
-        by_q_ref, by_k_ref, by_v_ref, *scratch = refs
-    taken_off_ref, q_acc, k_acc, v_acc = scratch
+    *refs, taken_off_ref, q_acc, k_acc, v_acc = refs
+    # `[2, 1, D]` and `[S, D]`, what turns queries, keys and gradients, and `[2, 8, D]`, their weights' gradients.
+    given: Any = refs if rotate else (None, None, *refs, None)
+    weights_ref, table_ref, by_q_ref, by_k_ref, by_v_ref, by_weights_ref = given
     S = q_acc.shape[0]
     block, keys = tiles.block_bwd, tiles.keys_bwd
     group = pl.program_id(2)
@@ -322,19 +308,19 @@ def _backward_kernel(tiles: Tiles, rotate: bool, q_ref, k_ref, v_ref, by_out_ref
     q_acc[...] = jnp.zeros_like(q_acc)
 
     q_taken, k_taken = q_ref, k_ref
-    if rotary is not None:
+    if rotate:
         # Rotated queries and keys lie where their gradients are written, which is the last thing that is done.
         q_taken, k_taken = by_q_ref, by_k_ref
 
         @pl.when(group == 0)
         def _():
-            _rotate(tiles, k_ref, rotary.weights[1], rotary.table, k_taken)
+            _rotate(tiles, k_ref, weights_ref[1], table_ref, k_taken)
 
         @pl.when((pl.program_id(0) == 0) & (pl.program_id(1) == 0) & (group == 0))
         def _():
-            rotary.by_weights[...] = jnp.zeros_like(rotary.by_weights)
+            by_weights_ref[...] = jnp.zeros_like(by_weights_ref)
 
-        _rotate(tiles, q_ref, rotary.weights[0], rotary.table, q_taken)
+        _rotate(tiles, q_ref, weights_ref[0], table_ref, q_taken)
 
     def take_off(i, _) -> None:
         """What the softmax takes off each gradient of a weight: sum_d out_d by_out_d of its row."""
@@ -375,15 +361,15 @@ def _backward_kernel(tiles: Tiles, rotate: bool, q_ref, k_ref, v_ref, by_out_ref
 
     def finish(which: int, acc_ref, source_ref, by_ref) -> None:
         """Write the gradient of queries (0) or keys (1). The derivative of 2^s is ln 2 2^s."""
-        size = keys if rotary is None else ROWS
+        size = ROWS if rotate else keys
 
         def chunk(i, _) -> None:
             at = _part(i * size, size)
             by_x = LN_2 * acc_ref[at, :]
-            if rotary is not None:
+            if rotate:
                 x = source_ref[0, 0, at, :].astype(jnp.float32)
-                by_x, more = rotated_gradients(by_x, x, rotary.weights[which], rotary.table[at, :], tiles.eps)
-                rotary.by_weights[which] += more
+                by_x, more = rotated_gradients(by_x, x, weights_ref[which], table_ref[at, :], tiles.eps)
+                by_weights_ref[which] += more
             by_ref[0, 0, at, :] = by_x.astype(by_ref.dtype)
 
         lax.fori_loop(0, S // size, chunk, None, unroll=UNROLL)

@@ -25,8 +25,7 @@ from levanter.data.loader import DataLoader
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.shuffle import IN_ORDER_WINDOW_BLOCKS, BlockShuffleConfig, ShuffledIndex
-from tomat.model.environment import EnvironmentConfig, PatchAtoms
-from tomat.model.patch_atoms import Room, atoms_of_patch, filled
+from tomat.model.environment import EnvironmentConfig, PatchAtoms, Room, atoms_of_patch, filled
 from tomat.train.settings.data import BUFFERED_BATCHES
 
 if TYPE_CHECKING:

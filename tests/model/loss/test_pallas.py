@@ -21,7 +21,7 @@ from tomat.hardware.chips import slice_named
 from tomat.model.loss.config import LossConfig
 from tomat.model.loss.density_loss import density_loss, plain_loss
 from tomat.model.loss.interface import DensityTarget
-from tomat.model.loss.tiles import LossTiles
+from tomat.model.tiles import LossTiles
 from tomat.perf.plan.compile.topology import child_environment
 
 K, E = 200, 16

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
-
 SCRIPT = """
 import json
 import re
@@ -30,7 +28,7 @@ from tomat.base.errors import TomatError
 from tomat.model.loss.config import LossConfig
 from tomat.model.loss.density_loss import density_loss
 from tomat.model.loss.interface import DensityTarget
-from tomat.model.loss.tiles import LossTiles
+from tomat.model.tiles import LossTiles
 
 START, K, V, E, B, T = 7, 24, 33, 8, 4, 12
 TARGET = DensityTarget(K, np.geomspace(1e-3, 6.0, K), START)
@@ -118,28 +116,14 @@ print(json.dumps(report))
 """
 
 
-@pytest.fixture(scope="module")
-def report():
+def test_sharded_equals_unsharded_and_the_heads_gradient_is_reduced_once():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_sharded_equals_unsharded(report):
+    report = json.loads(done.stdout.splitlines()[-1])
     assert len(report["errors"]) == 5
     assert max(report["errors"].values()) < 1e-5, report["errors"]
-
-
-def test_the_heads_gradient_is_reduced_once(report):
     in_all, in_loops = report["on the mesh"]
-    assert in_loops == 0
-    assert in_all >= 1
+    assert in_loops == 0 and in_all >= 1
     assert report["left to the partitioner"][1] > 0, "the CPU's partitioner no longer reduces in the loop"
-
-
-def test_an_abstract_mesh_compiles_the_same(report):
     assert report["abstract mesh"] == report["on the mesh"]
-
-
-def test_a_batch_that_does_not_divide_is_refused(report):
     assert report["refusal"] == "a batch of 3 does not divide over 4 devices (mesh axes data); use a multiple of 4."

@@ -59,7 +59,7 @@ def test_the_functions_that_are_attention_itself_exist():
     [
         ("model/loss/density_loss.py", "training/loss.py", "density_loss", Part.LOSS),
         ("model/loss/xla.py", "training/loss_kernels.py", "_density_terms", Part.LOSS),
-        ("model/loss/sharded.py", "training/loss_kernels.py", "_on_device", Part.LOSS),
+        ("model/loss/density_loss.py", "training/loss_kernels.py", "_on_device", Part.LOSS),
         ("model/loss/pallas.py", "training/loss_pallas.py", "_terms", Part.LOSS),
         ("model/loss/pallas_kernels.py", "training/loss_pallas_kernels.py", "_statistics_kernel", Part.LOSS),
         ("model/splash.py", "training/splash.py", "splash_attention", Part.ATTENTION_CORE),

@@ -5,7 +5,7 @@ import pytest
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
-from tomat.model.loss.tiles import LossTiles, load_table, tuned_tiles
+from tomat.model.tiles import LossTiles, TunedTiles, load_table, tuned_tiles
 from tomat.perf.plan.compile.process import LLO_DUMP
 from tomat.perf.plan.plan_cache import open_cache, open_result
 from tomat.perf.tuning import tile_child, tile_tuning
@@ -38,10 +38,12 @@ def test_the_shortest_is_written_in_the_place_of_an_older_one(tmp_path):
     table = tmp_path / "tiles.json"
     write_entry(SHAPE, table_entry(SHAPE, rows), table)
     write_entry(SHAPE, table_entry(LossShape(width=64), [candidate(1.0, 64, 64, 128, 16)]), table)
-    assert tuned_tiles("TPU v6 lite", 512, SHAPE.ids, "bfloat16", load_table(table)) == LossTiles(512, 256, 512, 32)
+    assert tuned_tiles("TPU v6 lite", 512, SHAPE.ids, "bfloat16", load_table(TunedTiles, table)) == LossTiles(
+        512, 256, 512, 32
+    )
     write_entry(SHAPE, table_entry(SHAPE, [candidate(1.5, 512, 128, 512, 32)]), table)
     load_table.cache_clear()
-    entries = load_table(table)
+    entries = load_table(TunedTiles, table)
     assert len(entries) == 2
     assert tuned_tiles("TPU v6 lite", 512, SHAPE.ids, "bfloat16", entries) == LossTiles(512, 128, 512, 32)
     kept = json.loads(table.read_text())["entries"][1]

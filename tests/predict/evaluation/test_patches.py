@@ -98,29 +98,6 @@ def test_voxels_beyond_the_models_sequence_are_not_counted(grid, codec, layout):
         make_patches(grid, anchors, layout, codec, seq_len=whole.density_start + 26, tiling=True)
 
 
-def test_patches_shrink_where_the_atoms_take_the_room(grid, codec, layout):
-    # Three tokens too few for the full patch: the layout falls back to 2 x 2 x 2 and says so in SHAPE.
-    short = dataclasses.replace(layout, name="v3-p3-short", context=66)
-    patches = make_patches(grid, np.array([[1, 2, 3]]), short, codec)
-    assert patches.reference.shape[1:] == (2, 2, 2)
-    np.testing.assert_array_equal(decode_sequence(patches.tokens[0], short, codec).values, patches.visible(codec)[0])
-
-
-def test_a_cell_tiled_with_boxes_counts_every_voxel_once(grid, codec, layout):
-    boxes = dataclasses.replace(layout, name="boxes", context=layout.context + 21, max_side_difference=1)
-    shape = boxes.patch_shape(len(grid.atomic_numbers))
-    assert len(set(shape)) == 2
-    patches = make_patches(grid, tiling_anchors(grid.grid_shape, shape), boxes, codec, tiling=True)
-    assert patches.n_voxels == np.prod(grid.grid_shape)
-    assert patches.reference.shape[1:] == shape
-    counted = patches.counted.reshape(patches.reference.shape)
-    np.testing.assert_array_equal(np.sort(patches.reference[counted]), np.sort(grid.rho, axis=None))
-    for row in range(patches.n_patches):
-        np.testing.assert_array_equal(
-            decode_sequence(patches.tokens[row], boxes, codec).values, patches.visible(codec)[row]
-        )
-
-
 def test_refuses_codecs_it_has_no_meaning_for(grid, codec, layout):
     anchors = np.zeros((1, 3), dtype=np.int64)
     with pytest.raises(TomatError, match="2 tokens a voxel"):

@@ -7,14 +7,7 @@ from tomat.app.eval_verbs import read_report
 from tomat.base.errors import TomatError
 from tomat.base.report import terminal
 from tomat.base.reporting import plain_console, write_json
-from tomat.predict.evaluation.result import (
-    COLUMNS,
-    FIGURES,
-    LABEL,
-    MaterialResult,
-    PartialResults,
-    TeacherForcedResult,
-)
+from tomat.predict.evaluation.result import COLUMNS, FIGURES, LABEL, MaterialResult, PartialResults, TeacherForcedResult
 
 SETTINGS = {
     "run": "demo",

@@ -14,13 +14,13 @@ from jax.sharding import AxisType
 from levanter.layers.rotary import DefaultRotaryEmbeddingsConfig, YarnRotaryEmbeddingsConfig
 from levanter.models.llama import LlamaConfig
 from small_promolecule import promolecule
+from traced_operations import random_model
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD, Vocabulary
 from tomat.model.any_decoder import hidden_and_head
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
-from tomat.model.patch_atoms import named_atoms
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables, named_atoms
 from tomat.predict.inference.autoregressive import CachedModel, decode_autoregressive
 from tomat.predict.inference.choice import ChoiceKind
 
@@ -34,39 +34,25 @@ SMALL = dict(
 )  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "with environment": {},
-    "without prior": dict(environment=EnvironmentConfig(4, 16, promolecule().basis, 6, prior_anchors=0)),
-    "grouped queries, sliding window, a head of its own": dict(
-        num_kv_heads=2, sliding_window=7, tie_word_embeddings=False
+    "grouped queries, sliding window, a head of its own, mixed values": dict(
+        num_kv_heads=2, sliding_window=7, tie_word_embeddings=False, value_mix=0.3, embedding_skip=0.2, fused_qkv=True
     ),
-    "unrolled, hybrid norm, plain rotary embedding": dict(
-        scan_layers=False, hybrid_norm=True, rope=DefaultRotaryEmbeddingsConfig(200.0), input_embedding_norm=True
+    "without prior, unrolled, hybrid norm, plain rotary embedding": dict(
+        scan_layers=False, hybrid_norm=True, rope=DefaultRotaryEmbeddingsConfig(200.0), input_embedding_norm=True,
+        environment=EnvironmentConfig(4, 16, promolecule().basis, 6, prior_anchors=0),
     ),
-    "the first layer's values in every layer": dict(value_mix=0.3, embedding_skip=0.2, fused_qkv=True),
     "paired heads of their own, mixed values, unrolled": dict(
         num_kv_heads=4, paired_heads=True, value_mix=0.3, scan_layers=False, environment=None
     ),
     "no norm of queries and keys, yarn, paired": dict(
         num_kv_heads=2, paired_heads=True, use_qk_norm=False, rope=YarnRotaryEmbeddingsConfig()
     ),
-}
+}  # fmt: skip
 
 
 @cache
 def built(variant: str):
-    """A model with random weights."""
-    config = DensityDecoderConfig(**{**SMALL, **VARIANTS[variant]})
-    shapes = eqx.filter_eval_shape(
-        lambda: config.build(Axis("vocab", Vocabulary(BINS).size), key=jax.random.PRNGKey(0))
-    )
-    rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda leaf: (
-            jnp.asarray(rng.normal(scale=0.3, size=leaf.shape), leaf.dtype)
-            if isinstance(leaf, jax.ShapeDtypeStruct)
-            else leaf
-        ),
-        shapes,
-    )
+    return random_model(DensityDecoderConfig(**{**SMALL, **VARIANTS[variant]}), Axis("vocab", Vocabulary(BINS).size))
 
 
 def patches(n: int, start: int = 20, seed: int = 1) -> dict[str, np.ndarray]:
@@ -162,7 +148,7 @@ def test_another_preamble_runs_the_same_program():
 
 
 def test_what_is_drawn_depends_on_seed_patch_and_sample_alone():
-    model, batch = built("grouped queries, sliding window, a head of its own"), patches(4)
+    model, batch = built("grouped queries, sliding window, a head of its own, mixed values"), patches(4)
     batch["patch"][:] = [5, 5, 6, 7]
     for name in ("tokens", "positions", "numbers"):
         batch[name][1] = batch[name][0]

@@ -17,9 +17,8 @@ from tiny_run import tomat
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.density.geometry import BOHR_A
-from tomat.predict.inference.asked import GridChoice
 from tomat.predict.inference.folder import LINES_FILE, Settings, predict_structures
-from tomat.predict.inference.interface import PromoleculePredictor
+from tomat.predict.inference.interface import GridChoice, PromoleculePredictor
 from tomat.predict.inference.structures import find_structures
 
 

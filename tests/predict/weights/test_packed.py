@@ -8,8 +8,7 @@ import pytest
 from tiny_run import DEMO, tiny_run
 
 from tomat.model.any_decoder import causal_activations
-from tomat.predict.weights.arrays import model_of, named_arrays
-from tomat.predict.weights.packed import memory_bytes, module_name, with_packed
+from tomat.predict.weights.arrays import memory_bytes, model_of, module_name, named_arrays, with_packed
 from tomat.predict.weights.quantise import quantise
 from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config

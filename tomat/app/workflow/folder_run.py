@@ -14,8 +14,7 @@ from tomat.base.reporting import write_text
 
 if TYPE_CHECKING:
     from tomat.data.dataset.folder import FolderData
-    from tomat.model.environment import EnvironmentConfig
-    from tomat.model.patch_atoms import Room
+    from tomat.model.environment import EnvironmentConfig, Room
     from tomat.train.settings.config import TrainConfig
 
 ROOM_FILE = "room.json"
@@ -91,7 +90,7 @@ def _room(data: "FolderData", environment: "EnvironmentConfig") -> "Room":
     import numpy as np
 
     from tomat.data.tokens.shards import open_shards
-    from tomat.model.patch_atoms import Room, atoms_of_patch
+    from tomat.model.environment import Room, atoms_of_patch
 
     sets = [open_shards(str(data.folder / split)) for split in data.splits]
     key = [environment.basis.cutoff_a, *(shards.content_sha256 for shards in sets)]

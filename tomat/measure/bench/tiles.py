@@ -12,10 +12,8 @@ from tomat.base.progress import progress
 from tomat.base.report.model import Column, Table
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, write_report
-from tomat.model import attention_tiles
-from tomat.model.loss import tiles as loss_tiles
 from tomat.model.loss.config import LossConfig
-from tomat.model.loss.tiles import LossTiles
+from tomat.model.tiles import HEAD_NAMES, LOSS_NAMES, LossTiles
 from tomat.model.whole_head import WholeHeadConfig
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.plan_cache import GIB
@@ -53,7 +51,7 @@ def _run_loss(args: argparse.Namespace) -> int:
         args.kind,
         args.vocabulary,
     )
-    tiles = [parse_tiles(text, loss_tiles.NAMES) for text in args.tiles or args.default_tiles]
+    tiles = [parse_tiles(text, LOSS_NAMES) for text in args.tiles or args.default_tiles]
     for sizes in tiles:  # what the loss refuses should not cost a compile
         LossConfig(kind=args.kind, vocabulary=args.vocabulary, kernel="pallas", tiles=LossTiles(**sizes))
     candidates = [{"kernel": "xla", "block_positions": block} for block in args.block_positions]
@@ -78,7 +76,7 @@ def _run_attention(args: argparse.Namespace) -> int:
     shape = AttentionShape(
         args.slice, args.batch, args.positions, args.hidden_dim, args.num_heads, args.num_kv_heads, args.dtype
     )
-    tiles = [parse_tiles(text, attention_tiles.NAMES) for text in args.tiles or args.default_tiles]
+    tiles = [parse_tiles(text, HEAD_NAMES) for text in args.tiles or args.default_tiles]
     for sizes in tiles:  # what the model refuses should not cost a compile
         block, rows, block_bwd, keys_bwd = sizes.values()
         WholeHeadConfig(block, rows, block_bwd, keys_bwd)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
-from tomat.model.loss.tiles import LossTiles
+from tomat.model.tiles import LossTiles
 
 LossKind = Literal["cross_entropy", "soft_cross_entropy", "ce_emd", "emd", "l1_mean", "crps"]
 TargetSpace = Literal["bin", "rho"]
@@ -74,7 +74,7 @@ class LossConfig:
     kernel: LossKernel = key("xla", free="rounding")
     """`xla`: a scan over blocks of `block_positions`, on any platform. `pallas`: two TPU kernels that keep the logits
     in VMEM (`pallas.py`), for every kind but `crps`. Values and gradients are the same up to rounding. `tomat
-    bench loss-tiles` plans both for a chip. `levanter`: Levanter's own fused cross-entropy (`sharded.py`), to plan or
+    bench loss-tiles` plans both for a chip. `levanter`: Levanter's own fused cross-entropy, to plan or
     time a step as its trainer makes it; `cross_entropy` over the `full` vocabulary alone, and top-1 accuracy and EMD
     are NaN."""
     tiles: LossTiles = LossTiles()
@@ -83,44 +83,27 @@ class LossConfig:
     """As `model.splash.interpret`."""
 
     def __post_init__(self) -> None:
-        for name, kinds in (
-            ("kind", LossKind),
-            ("target_space", TargetSpace),
-            ("vocabulary", LossVocabulary),
-            ("kernel", LossKernel),
+        kinds = {"kind": LossKind, "target_space": TargetSpace, "vocabulary": LossVocabulary, "kernel": LossKernel}
+        for name, kind in kinds.items():
+            if getattr(self, name) not in get_args(kind):
+                expected = ", ".join(get_args(kind))
+                raise TomatError(f"loss.{name} is {getattr(self, name)!r}; expected one of {expected}.")
+        use, weight = "Use loss.kind: cross_entropy", self.z_loss_weight
+        for name, above, expected in (
+            ("target_sigma", True, f"a positive number. {use} for a target without width"),
+            ("emd_weight", True, f"a positive number (nats per e/Å³). {use} to leave the EMD out"),
+            ("preamble_weight", False, "0 (density only) or more"),
+            ("z_loss_weight", False, "0 (none) or more, such as 1e-4"),
+            ("block_positions", True, "at least 1"),
         ):
             value = getattr(self, name)
-            if value not in get_args(kinds):
-                raise TomatError(f"loss.{name} is {value!r}; expected one of {', '.join(get_args(kinds))}.")
-        for name, unit, to_do in (
-            ("target_sigma", "", "for a target without width"),
-            ("emd_weight", " (nats per e/Å³)", "to leave the EMD out"),
-        ):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                said = f"loss.{name} is {value}; expected a positive number{unit}."
-                raise TomatError(f"{said} Use loss.kind: cross_entropy {to_do}.")
-        for name, expected in (
-            ("preamble_weight", "0 (density only) or more"),
-            ("z_loss_weight", "0 (none) or more, such as 1e-4"),
-        ):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
+            if not (math.isfinite(value) and (value > 0 or (value == 0 and not above))):
                 raise TomatError(f"loss.{name} is {value}; expected {expected}.")
-        if self.block_positions < 1:
-            raise TomatError(f"loss.block_positions is {self.block_positions}; expected at least 1.")
-        if self.kernel == "pallas" and self.z_loss_weight > 0:
-            raise TomatError(
-                f"loss.z_loss_weight is {self.z_loss_weight}, and the pallas kernel has no z-loss. Set loss.kernel: "
-                "xla, or loss.z_loss_weight: 0."
-            )
-        if self.kernel == "pallas" and self.kind == "crps":
-            raise TomatError(
-                "loss.kind is crps, a cumulative sum over all bins, which the pallas kernel does not have. Set "
-                "loss.kernel: xla."
-            )
+        if self.kernel == "pallas" and (weight > 0 or self.kind == "crps"):
+            found = f"z_loss_weight is {weight}" if weight > 0 else "kind is crps"
+            raise TomatError(f"loss.{found}, which the pallas kernel does not have. Set loss.kernel: xla.")
         plain = self.kind == "cross_entropy" and self.vocabulary == "full"
-        if self.kernel == "levanter" and not (plain and self.preamble_weight == self.z_loss_weight == 0):
+        if self.kernel == "levanter" and not (plain and self.preamble_weight == weight == 0):
             raise TomatError(
                 "loss.kernel levanter is Levanter's cross-entropy over the whole vocabulary. Set loss.kind: "
                 "cross_entropy, loss.vocabulary: full, no preamble_weight and no z_loss_weight, or loss.kernel: xla."

@@ -34,10 +34,8 @@ class DensityTarget:
             return
         values, n_bins = self.values, self.n_density_tokens
         if values.shape != (n_bins,):
-            raise TomatError(
-                f"the table of densities has shape {values.shape} and there are {n_bins} density ids; use the table of "
-                "the codec that wrote the data."
-            )
+            said = f"the table of densities has shape {values.shape} and there are {n_bins} density ids"
+            raise TomatError(f"{said}; use the table of the codec that wrote the data.")
         if not np.isfinite(values).all():
             bad = np.count_nonzero(~np.isfinite(values))
             raise TomatError(f"{bad} of {n_bins} densities of the table are not finite.")
@@ -45,8 +43,8 @@ class DensityTarget:
         if falls.size:
             k = int(falls[0])
             raise TomatError(
-                f"the table of densities does not increase from bin {k} ({values[k]:g} e/Å³) to bin {k + 1} "
-                f"({values[k + 1]:g} e/Å³), nor at {falls.size - 1} other places; refit the codec with fewer bins."
+                f"the table of densities does not increase from bin {k} ({values[k]:g} e/Å³) to {k + 1} "
+                f"({values[k + 1]:g}), nor at {falls.size - 1} other places; refit the codec with fewer bins."
             )
 
     @property

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tomat.model.loss.config import LossConfig
-from tomat.model.loss.tiles import LANES
+from tomat.model.tiles import LANES
 
 MASKED_LOGIT = -1e30
 """Logit of an id that pads a section, and the largest logit before the first: finite, so that no difference of two is
@@ -163,9 +163,7 @@ def _cost(hidden: jax.Array, head: jax.Array, products: int, moved: int) -> pl.C
     """For XLA's scheduler and for `tomat plan`, which cannot see into a kernel."""
     rows, width = hidden.shape
     return pl.CostEstimate(
-        flops=2 * products * rows * width * head.shape[0],
-        transcendentals=rows * head.shape[0],
-        bytes_accessed=moved,
+        flops=2 * products * rows * width * head.shape[0], transcendentals=rows * head.shape[0], bytes_accessed=moved
     )
 
 
@@ -297,9 +295,7 @@ def _multiplier(plan: KernelPlan, hidden, head, logits) -> Callable[[jax.Array |
 
 
 def _pipelined(
-    plan: KernelPlan,
-    multiply: Callable[[jax.Array | int, int], None],
-    add: Callable[[jax.Array | int, int], None],
+    plan: KernelPlan, multiply: Callable[[jax.Array | int, int], None], add: Callable[[jax.Array | int, int], None]
 ) -> None:
     """`multiply` and `add` on each block of rows, `multiply` one block ahead, the two buffers by turns."""
     n_blocks = plan.resident_rows // plan.block_rows

@@ -88,12 +88,7 @@ def _tolerance(config: LossConfig, expected: float, target: DensityTarget, logit
 
 
 def check_first_loss(
-    config: LossConfig,
-    measured: float,
-    expected: float,
-    *,
-    target: DensityTarget,
-    logit_std: float = UNTIED_LOGIT_STD,
+    config: LossConfig, measured: float, expected: float, *, target: DensityTarget, logit_std: float = UNTIED_LOGIT_STD
 ) -> None:
     """Stop a run of a model with freshly drawn weights whose first logged loss, before its first update, is not what
     the configured loss gives. `logit_std` is `TIED_LOGIT_STD` or `UNTIED_LOGIT_STD`."""

@@ -9,6 +9,7 @@ from haliax import NamedArray
 from jax import lax
 
 from tomat.base.errors import TomatError
+from tomat.model.loss.density_loss import plain
 from tomat.model.loss.interface import DensityTarget
 
 HiddenHead = tuple[NamedArray, NamedArray]
@@ -34,14 +35,13 @@ def teacher_divergence(
     logits of `block_positions` positions of both exist, also for the gradient.
     """
     start, end = target.density_start, target.density_end
-    (hidden, head), (t_hidden, t_head) = (_plain(*each) for each in (student, teacher))
+    hidden, t_hidden = (plain(states, ("batch", "position", "embed")) for states, _ in (student, teacher))
+    head, t_head = (plain(each[1], ("vocab", "embed")).astype(each[0].dtype) for each in (student, teacher))
     if head.shape[0] != t_head.shape[0]:
-        raise TomatError(
-            f"the teacher's head has {t_head.shape[0]:,} rows and the student's {head.shape[0]:,}; expected the same "
-            "vocabulary."
-        )
+        said = f"the teacher's head has {t_head.shape[0]:,} rows and the student's {head.shape[0]:,}"
+        raise TomatError(f"{said}; expected the same vocabulary.")
     head, t_head, t_hidden = head[start:end], lax.stop_gradient(t_head[start:end]), lax.stop_gradient(t_hidden)
-    ids = tokens.rearrange(("batch", "position")).array
+    ids = plain(tokens, ("batch", "position"))
     n_sequences, positions = ids.shape
     targets = jnp.concatenate([ids[:, 1:], jnp.full((n_sequences, 1), target.pad_id, ids.dtype)], axis=1)
     is_density = ((targets >= start) & (targets < end)).astype(jnp.float32)
@@ -83,8 +83,3 @@ def divergence(logits: jax.Array, teacher: jax.Array, top_k: int) -> jax.Array:
     rest_p, rest_q = (jax.nn.logsumexp(jnp.where(apart, lowest, x), axis=-1) for x in (log_p, log_q))
     some = ~jnp.all(apart, axis=-1)
     return each + jnp.where(some, jnp.exp(rest_p) * (rest_p - rest_q), 0.0)
-
-
-def _plain(hidden: NamedArray, head: NamedArray) -> tuple[jax.Array, jax.Array]:
-    states = hidden.rearrange(("batch", "position", "embed")).array
-    return states, head.rearrange(("vocab", "embed")).array.astype(states.dtype)

@@ -32,7 +32,7 @@ def lower_loss(request: dict[str, Any], device: Any) -> Any:
     from tomat.model.loss.config import LossConfig
     from tomat.model.loss.density_loss import density_loss
     from tomat.model.loss.interface import DensityTarget
-    from tomat.model.loss.tiles import LossTiles
+    from tomat.model.tiles import LossTiles
 
     config = LossConfig(**request["loss"] | {"tiles": LossTiles(**request["loss"].get("tiles", {}))})
     batch, positions, width, n_bins = (request[key] for key in ("batch", "positions", "width", "density_tokens"))

@@ -19,9 +19,8 @@ from typing import Any, ClassVar
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_json
 from tomat.hardware.chips import slice_named
-from tomat.model import attention_tiles
-from tomat.model.loss import tiles as loss_tiles
 from tomat.model.loss.config import LossKind, LossVocabulary
+from tomat.model.tiles import TunedSizes, TunedTiles
 from tomat.perf.cost.chip_model import record_digest
 from tomat.perf.plan.compile.process import Limits, ask, request_key
 from tomat.perf.plan.compile.topology import compiler_version
@@ -38,7 +37,7 @@ class LossShape:
 
     KERNEL: ClassVar = "pallas"
     """The kernel whose tiles are tuned, against the other one."""
-    TABLE_FILE: ClassVar = loss_tiles.TABLE_FILE
+    TABLE_FILE: ClassVar = TunedTiles.FILE
 
     slice_name: str = "v6e-1"
     batch: int = 8
@@ -73,7 +72,7 @@ class AttentionShape:
     """One attention layer on one device: projections, norms, rotary embedding, kernels; forward and backward."""
 
     KERNEL: ClassVar = "whole_head"
-    TABLE_FILE: ClassVar = attention_tiles.TABLE_FILE
+    TABLE_FILE: ClassVar = TunedSizes.FILE
 
     slice_name: str = "v6e-1"
     batch: int = 8

@@ -99,23 +99,18 @@ class TrainedArrays(eqx.Module):
             begun_with: As for `of`: matrices that were not trained are stored as they were.
         """
         result: dict[str, np.ndarray | Quantised] = dict(begun_with)
-        packings = {each.name: each for each in self.packings}
         for name, its in begun_with.items():
-            if name in packings:
-                result[name] = self._packed(packings[name])
-            elif not isinstance(its, Quantised):
+            if not isinstance(its, Quantised):
                 result[name] = np.asarray(self.whole[name], its.dtype)
+        for how in self.packings:
+            numbers, growth, table = self.numbers[how.name], self.growth[how.name], jnp.sort(self.tables[how.name])
+            shape = numbers.shape[0], numbers.shape[1]
+            nearest_codes = nearest(_over_scales(numbers, jnp.exp(growth), how.group), table)
+            codes = np.asarray(nearest_codes, np.uint8).reshape(shape)
+            scales = np.asarray((self.scales[how.name] * jnp.exp(growth)).astype(jnp.float16))
+            values = np.asarray(table, np.float32)
+            result[how.name] = Quantised(how.scheme, how.bits, shape, how.group, codes, scales, values)
         return result
-
-    def _packed(self, how: Packing) -> Quantised:
-        numbers, growth, table = self.numbers[how.name], self.growth[how.name], jnp.sort(self.tables[how.name])
-        codes = nearest(_over_scales(numbers, jnp.exp(growth), how.group), table)
-        shape = numbers.shape[0], numbers.shape[1]
-        scales = np.asarray((self.scales[how.name] * jnp.exp(growth)).astype(jnp.float16))
-        return Quantised(
-            how.scheme, how.bits, shape, how.group, np.asarray(codes, np.uint8).reshape(shape), scales,
-            np.asarray(table, np.float32),
-        )  # fmt: skip
 
     def trainable(self, everything: bool) -> TrainedArrays:
         """True for the parts that are trained, as Levanter's trainer takes them; with `everything` also the arrays that

@@ -92,13 +92,15 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
     console.print(said, soft_wrap=True, highlight=False)
     teacher = load_trained(settings.teacher)
     _check_teacher(config, datasets, teacher)
-    before = _before_quantised(stored, teacher)
+    arrays = named_arrays(teacher.model)
+    teacher_sha256 = arrays_sha256(arrays)
+    # The teacher's matrices, where the student is that teacher in few bits: numbers near the end of a code's interval
+    # change their code soonest, and these say which.
+    before = arrays if stored.quantised_from == teacher_sha256 else {}
     student = TrainedArrays.of(stored.stored, before, lambda name: is_trained(settings, name, stored))
     if not student.packings:
-        raise TomatError(
-            f"{settings.quantised} has no matrix in few bits that distillation.train={settings.train} trains; "
-            "write it with `tomat compress`, or train all."
-        )
+        said = f"{settings.quantised} has no matrix in few bits that distillation.train={settings.train} trains"
+        raise TomatError(f"{said}; write it with `tomat compress`, or train all.")
     began = "the teacher's weights" if before else "the values of the codes"
     console.print(f"trained: {counted(len(student.packings), 'matrix', 'matrices')} in few bits, from {began}"
                   + (", and what is whole" if settings.train == "all" else ""))  # fmt: skip
@@ -108,7 +110,7 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
     record = {
         "teacher": settings.teacher,
         "teacher_step": teacher.step,
-        "teacher_weights_sha256": arrays_sha256(named_arrays(teacher.model)),
+        "teacher_weights_sha256": teacher_sha256,
         "quantised": settings.quantised,
         "quantised_sha256": hashlib.sha256((Path(settings.quantised) / WEIGHTS_FILE).read_bytes()).hexdigest(),
     }
@@ -133,52 +135,29 @@ def is_trained(settings: DistillationConfig, name: str, stored: StoredWeights) -
     return isinstance(its, Quantised) and (settings.train == "all" or part_of(name, its.shape) == settings.train)
 
 
-def _before_quantised(stored: StoredWeights, teacher: LoadedRun) -> dict:
-    """The teacher's matrices, where the student is that teacher in few bits; else nothing.
-
-    Numbers near the end of a code's interval change their code soonest: those that were quantised say which these are.
-    """
-    if stored.quantised_from is not None:
-        arrays = named_arrays(teacher.model)
-        if stored.quantised_from == arrays_sha256(arrays):
-            return arrays
-    return {}
-
-
 def _check_teacher(config: TrainConfig, datasets: Datasets, teacher: LoadedRun) -> None:
     """Refuse a teacher whose distributions are over other ids, or that reads something else."""
-    place, theirs = settings_of(config).teacher, teacher.config
-    if teacher.codec.sha256 != datasets.codec.sha256:
-        raise TomatError(
-            f"the teacher {place} has codec {teacher.codec.sha256[:12]} ({teacher.codec.n_density_tokens} density ids) "
-            f"and the data {datasets.codec.sha256[:12]} ({datasets.codec.n_density_tokens}): the same id stands for "
-            "another density in each. Give a teacher of the data's codec."
-        )
-    for key, its, own in (
+    place, theirs, its, own = settings_of(config).teacher, teacher.config, teacher.codec, datasets.codec
+    if its.sha256 != own.sha256:
+        found = [f"{codec.sha256[:12]} ({codec.n_density_tokens} density ids)" for codec in (its, own)]
+        said = f"the teacher {place} has codec {found[0]} and the data {found[1]}, where an id is another density"
+        raise TomatError(f"{said}. Give a teacher of the data's codec.")
+    read, given = environment_of(theirs.model), environment_of(config.model)
+    theirs_basis, own_basis = read and read.basis, given.basis if read and given else None
+    mine = datasets.train.promolecule
+    for key, one, other in (
         ("data.vocabulary_rows", theirs.data.model_vocabulary, config.data.model_vocabulary),
         ("data.layout", theirs.data.layout, config.data.layout),
+        ("model.environment.basis", theirs_basis, own_basis),
     ):
-        if its != own:
-            raise TomatError(f"the teacher {place} has {key} {its} and the run {own}; expected the same.")
+        if one != other:
+            raise TomatError(f"the teacher {place} has {key} {one} and the run {other}; expected the same.")
     if theirs.seq_len < config.seq_len:
-        raise TomatError(
-            f"the teacher {place} reads {theirs.seq_len} tokens, the run {config.seq_len}; expected at least as many."
-        )
-    read = environment_of(theirs.model)
-    if read is None:
-        return
-    given = environment_of(config.model)
-    if given is None or read.basis != given.basis:
-        raise TomatError(
-            f"the teacher {place} reads atoms with the radial functions {read.basis}, and the run "
-            f"{'reads none' if given is None else f'with {given.basis}'}; expected the same model.environment.basis."
-        )
-    mine = datasets.train.promolecule
-    if teacher.promolecule is None or mine is None or teacher.promolecule.sha256 != mine.sha256:
-        raise TomatError(
-            f"the teacher {place} has learnt with another promolecule than that of {datasets.train.url}; expected the "
-            "same."
-        )
+        said = f"the teacher {place} reads {theirs.seq_len} tokens, the run {config.seq_len}"
+        raise TomatError(f"{said}; expected at least as many.")
+    if read and (teacher.promolecule is None or mine is None or teacher.promolecule.sha256 != mine.sha256):
+        said = f"the teacher {place} has learnt with another promolecule than that of {datasets.train.url}"
+        raise TomatError(f"{said}; expected the same.")
 
 
 def write_distilled(

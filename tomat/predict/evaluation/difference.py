@@ -64,10 +64,8 @@ def _check_same_crystal(reference: DensityGrid, other: DensityGrid) -> None:
     longest = float(np.linalg.norm(reference.lattice, axis=1).max())
     apart = float(np.abs(reference.lattice - other.lattice).max())
     if apart > SAME_LATTICE * longest:
-        raise TomatError(
-            f"{names} have lattices that differ by {apart:.3g} A; expected two densities of one crystal, with the "
-            "same three vectors."
-        )
+        said = f"{names} have lattices that differ by {apart:.3g} A"
+        raise TomatError(f"{said}; expected two densities of one crystal, with the same three vectors.")
     free = list(range(len(other.atomic_numbers)))
     for number, place in zip(reference.atomic_numbers.tolist(), reference.frac_coords, strict=True):
         away = other.frac_coords[free] - place
@@ -75,8 +73,6 @@ def _check_same_crystal(reference: DensityGrid, other: DensityGrid) -> None:
         distance[other.atomic_numbers[free] != number] = np.inf
         nearest = int(np.argmin(distance))
         if not distance[nearest] <= SAME_PLACE_A:
-            raise TomatError(
-                f"{names} have their atoms at other places: the nearest of one element is {distance[nearest]:.3g} A "
-                f"away, more than {SAME_PLACE_A:g}. Give both the same origin and order of axes."
-            )
+            said = f"{names} have their atoms at other places: one is {distance[nearest]:.3g} A away"
+            raise TomatError(f"{said}, more than {SAME_PLACE_A:g}. Give both the same origin and order of axes.")
         del free[nearest]

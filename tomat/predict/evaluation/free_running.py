@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.report.model import Table
 from tomat.data.codec.base import DensityCodec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
@@ -20,9 +19,8 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.predict.evaluation.metrics import nmae
 from tomat.predict.evaluation.patches import quantise
 from tomat.predict.evaluation.result import Evaluation
-from tomat.predict.inference.asked import electron_count
 from tomat.predict.inference.checks import ACCEPTABLE
-from tomat.predict.inference.interface import Predictor, normalised
+from tomat.predict.inference.interface import Predictor, electron_count, normalised
 
 FREE_RUNNING = "free-running, whole cell, structure only"
 """Stands beside the figures: nothing of the true density was read."""
@@ -68,7 +66,8 @@ class FreeRunningResult(Evaluation):
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        return COLUMNS if self.materials[0].spread_share is None else (*COLUMNS, ("spread", "spread_share"))
+        sampled = self.materials[0].spread_share is not None
+        return (*COLUMNS, *((("spread", "spread_share"),) if sampled else ()), ("seconds", "seconds"))
 
     @property
     def spread_says(self) -> dict[str, float] | None:
@@ -91,13 +90,10 @@ class FreeRunningResult(Evaluation):
         return {
             "label": FREE_RUNNING,
             "settings": dict(self.settings),
-            "over_materials": {name: asdict(self.spread(name)) for _, name in self.columns},
+            "over_materials": {name: asdict(self.spread(name)) for _, name in self.columns[:-1]},
             "spread_says": self.spread_says,
             "materials": [asdict(material) for material in self.materials],
         }
-
-    def headline(self) -> str:
-        return self._headline("free_running_nmae")
 
     def summary(self) -> str:
         """The model beside the sum of atoms, and what is flagged, in sentences."""
@@ -118,10 +114,6 @@ class FreeRunningResult(Evaluation):
                 f"{says['error_over_expected']:.1f} times what it says."
             )
         return words
-
-    def table(self, most: int | None = None) -> Table:
-        """Figures of each material, or of the first `most`, and over all."""
-        return self._table((*self.columns, ("seconds", "seconds")), most)
 
 
 def evaluate_free_running(

@@ -19,10 +19,8 @@ BOOTSTRAP_SAMPLES = 10_000
 def _flat_pair(values: np.ndarray, reference: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray, float]:
     """Both arrays as flat float64, and `sum |reference|`; refuses what has no meaning as a ratio."""
     if values.shape != reference.shape:
-        raise TomatError(
-            f"{what} has shape {values.shape} and the reference density {reference.shape}; "
-            "they must hold the same voxels. Evaluate both on the same patches."
-        )
+        said = f"{what} has shape {values.shape} and the reference density {reference.shape}"
+        raise TomatError(f"{said}; they must hold the same voxels. Evaluate both on the same patches.")
     flat, flat_reference = (np.asarray(a, dtype=np.float64).ravel() for a in (values, reference))
     for name, array in ((what, flat), ("the reference density", flat_reference)):
         if not np.isfinite(array).all():
@@ -30,10 +28,8 @@ def _flat_pair(values: np.ndarray, reference: np.ndarray, what: str) -> tuple[np
             raise TomatError(f"{name} has {bad} of {array.size} values that are not finite; check the model and input.")
     total = float(np.abs(flat_reference).sum())
     if total == 0.0:
-        raise TomatError(
-            f"the reference density is zero on all {flat.size} voxels evaluated, so a normalised error is undefined. "
-            "Evaluate more patches of this material, or the whole cell."
-        )
+        said = f"the reference density is zero on all {flat.size} voxels evaluated, so a normalised error is undefined"
+        raise TomatError(f"{said}. Evaluate more patches of this material, or the whole cell.")
     return flat, flat_reference, total
 
 
@@ -142,10 +138,8 @@ def compare_paired(first: Mapping[str, float], second: Mapping[str, float]) -> P
     """
     if first.keys() != second.keys():
         lonely = sorted(first.keys() ^ second.keys())
-        raise TomatError(
-            f"a paired comparison needs the same materials on both sides; {len(lonely)} are on one side only, "
-            f"first {lonely[0]!r}. Evaluate both on the same split."
-        )
+        said = f"a paired comparison needs the same materials on both sides; {len(lonely)} are on one side only"
+        raise TomatError(f"{said}, first {lonely[0]!r}. Evaluate both on the same split.")
     if not first:
         raise TomatError("no material to compare; choose a split or input that has at least one.")
     from scipy.stats import binomtest

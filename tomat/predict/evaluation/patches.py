@@ -51,7 +51,7 @@ class EvaluationPatches:
     anchors: np.ndarray
 
     def atoms(self, environment: "EnvironmentConfig") -> "list[PatchAtoms]":
-        from tomat.model.patch_atoms import Room, atoms_of_patch, filled
+        from tomat.model.environment import Room, atoms_of_patch, filled
 
         x, y, z = self.reference.shape[1:]
         return [
@@ -143,10 +143,8 @@ def make_patches(
 def check_codec(codec: DensityCodec) -> None:
     """Refuse what teacher-forced evaluation has no meaning for."""
     if codec.tokens_per_voxel != 1:
-        raise TomatError(
-            f"the codec has {codec.tokens_per_voxel} tokens a voxel; teacher-forced evaluation needs one, since the "
-            "distribution over densities is that of a single token. Evaluate a model trained with a Lloyd-Max codec."
-        )
+        said = f"the codec has {codec.tokens_per_voxel} tokens a voxel; a teacher-forced evaluation needs one"
+        raise TomatError(f"{said}, whose distribution is over densities. Evaluate a model with a Lloyd-Max codec.")
     require_unit(codec, UNIT_E_PER_A3, "the reference density of the evaluation")
 
 

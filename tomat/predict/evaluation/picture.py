@@ -35,8 +35,8 @@ class DensityPlane:
     grid: DensityGrid
     """The cell, with its reference density."""
     plane: int
-    predicted: np.ndarray
-    """float32 [nx, ny], e/Å³."""
+    predicted: np.ndarray | None = None
+    """float32 [nx, ny], e/Å³; None: the reference is drawn alone."""
     panel: str = "teacher-forced"
     label: str = LABEL
     """What kind of answer it is, in full."""
@@ -93,7 +93,7 @@ def teacher_forced_plane(
     if not middle.all():
         raise TomatError(
             f"the model reads {patches.tokens.shape[1]} tokens, too few for whole patches of {px} x {py} x {pz} "
-            "voxels, so a plane cannot be tiled; draw a picture with a model of the layout's full context."
+            "voxels, which tile a plane; take a model of the layout's full context."
         )
     bins = evaluator.predict(model, [patches])[0].median_bin[:, :, :, pz // 2]
     image = np.empty((nx, ny), dtype=np.float32)
@@ -126,32 +126,9 @@ def compared_plane(reference: DensityGrid, other: DensityGrid) -> DensityPlane:
 def check_picture(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix not in FORMATS:
-        raise TomatError(
-            f"cannot draw to {target}: its ending is {target.suffix!r}, expected one of {', '.join(FORMATS)}."
-        )
+        said = f"cannot draw to {target}"
+        raise TomatError(f"{said}: its ending is {target.suffix!r}, expected one of {', '.join(FORMATS)}.")
     return target
-
-
-def draw_density(grid: DensityGrid, path: str | os.PathLike[str]) -> Path:
-    """Draw the most structured plane of one density; as `draw_plane`."""
-    chosen = most_structured_plane(grid)
-    plane = DensityPlane(grid, chosen, grid.rho[:, :, chosen], reference_panel="")
-    title = f"{grid.material_id}, plane {chosen} of {grid.grid_shape[2]} along c\natoms within {NEAR_PLANE_A:g} A"
-    return _draw(plane, check_picture(path), _panels(plane)[:1], title)
-
-
-def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
-    """Draw a plane to a PNG, SVG or PDF file, the same bytes for the same plane.
-
-    Densities share one square-root colour scale, since they span decades between core and bond; the difference has a
-    linear one, symmetric about zero. The plane is drawn in the crystal's own angle, in A.
-    """
-    error = 100 * nmae(plane.predicted, plane.reference)
-    title = (
-        f"{plane.grid.material_id}, plane {plane.plane} of {plane.grid.grid_shape[2]} along c, "
-        f"NMAE in the plane {error:.2f} %; atoms within {NEAR_PLANE_A:g} A are drawn\n{plane.label}"
-    )
-    return _draw(plane, check_picture(path), _panels(plane), title)
 
 
 Panel = tuple[str, np.ndarray, "Normalize", str, str]
@@ -160,24 +137,39 @@ Panel = tuple[str, np.ndarray, "Normalize", str, str]
 def _panels(plane: DensityPlane) -> list[Panel]:
     from matplotlib.colors import Normalize, PowerNorm
 
-    difference = plane.predicted - plane.reference
-    top = float(max(plane.reference.max(), plane.predicted.max())) or 1.0
-    limit = float(np.abs(difference).max()) or 1.0
-    density_norm, difference_norm = PowerNorm(0.5, vmin=0.0, vmax=top), Normalize(-limit, limit)
-    density_label = r"density (e/$\mathrm{\AA}^3$), square-root scale"
-    difference_panel = plane.difference_panel or f"{plane.panel} minus reference"
-    return [
-        (plane.reference_panel, plane.reference, density_norm, "viridis", density_label),
-        (plane.panel, plane.predicted, density_norm, "viridis", density_label),
-        (difference_panel, difference, difference_norm, "RdBu_r", r"difference (e/$\mathrm{\AA}^3$)"),
-    ]
+    shown = [(plane.reference_panel, plane.reference)]
+    if plane.predicted is not None:
+        shown.append((plane.panel, plane.predicted))
+    top = float(max(values.max() for _, values in shown)) or 1.0
+    norm, label = PowerNorm(0.5, vmin=0.0, vmax=top), r"density (e/$\mathrm{\AA}^3$), square-root scale"
+    panels: list[Panel] = [(heading, values, norm, "viridis", label) for heading, values in shown]
+    if plane.predicted is not None:
+        difference = plane.predicted - plane.reference
+        limit = float(np.abs(difference).max()) or 1.0
+        heading = plane.difference_panel or f"{plane.panel} minus reference"
+        panels.append((heading, difference, Normalize(-limit, limit), "RdBu_r", r"difference (e/$\mathrm{\AA}^3$)"))
+    return panels
 
 
-def _draw(plane: DensityPlane, target: Path, panels: list[Panel], title: str) -> Path:
+def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
+    """Draw a plane to a PNG, SVG or PDF file, the same bytes for the same plane.
+
+    Densities share one square-root colour scale, since they span decades between core and bond; the difference has a
+    linear one, symmetric about zero. The plane is drawn in the crystal's own angle, in A.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    target = check_picture(path)
+    near = f"atoms within {NEAR_PLANE_A:g} A"
+    title = f"{plane.grid.material_id}, plane {plane.plane} of {plane.grid.grid_shape[2]} along c"
+    if plane.predicted is None:
+        title += f"\n{near}"
+    else:
+        error = 100 * nmae(plane.predicted, plane.reference)
+        title += f", NMAE in the plane {error:.2f} %; {near} are drawn\n{plane.label}"
+    panels = _panels(plane)
     nx, ny = plane.reference.shape
     along_a, along_b = np.meshgrid(np.arange(nx + 1) / nx, np.arange(ny + 1) / ny, indexing="ij")
     length_a, length_b, _, _, _, gamma_degrees = plane.grid.lattice_parameters
@@ -212,3 +204,8 @@ def _draw(plane: DensityPlane, target: Path, panels: list[Panel], title: str) ->
         with replacing(target) as temporary:
             figure.savefig(temporary, dpi=120, metadata=metadata)
     return target
+
+
+def draw_density(grid: DensityGrid, path: str | os.PathLike[str]) -> Path:
+    """Draw the most structured plane of one density; as `draw_plane`."""
+    return draw_plane(DensityPlane(grid, most_structured_plane(grid), reference_panel=""), path)

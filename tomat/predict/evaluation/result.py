@@ -54,16 +54,22 @@ class Evaluation:
     def spread(self, name: str) -> Spread:
         return spread(list(self.figure(name).values()))
 
-    def _headline(self, name: str) -> str:
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Headings and figures of the table, the model's NMAE first."""
+        raise NotImplementedError
+
+    def headline(self) -> str:
+        name = self.columns[0][1]
         return headline([(each.material_id, each.compound, getattr(each, name)) for each in self.materials])
 
-    def _table(self, columns: tuple[tuple[str, str], ...], most: int | None) -> Table:
-        """Shares in per cent, and seconds: of the first `most` materials, and over all."""
+    def table(self, most: int | None = None) -> Table:
+        """Shares in per cent, and seconds: of each material, or of the first `most`, and over all."""
         shown = [Column("material")]
-        for heading, name in columns:
+        for heading, name in self.columns:
             seconds = name == "seconds"
             shown.append(Column(heading if seconds else f"{heading} %", number(1) if seconds else number(2, 100), True))
-        names = [name for _, name in columns]
+        names = [name for _, name in self.columns]
         rows: list[list[Cell]] = [[each.material_id, *(getattr(each, n) for n in names)] for each in self.materials]
         if most is not None and len(rows) > most:
             rows[most:] = [[f"... {len(rows) - most} more", *[""] * len(names)]]
@@ -137,14 +143,13 @@ class TeacherForcedResult(Evaluation):
         for key in ("materials_from", "layout", "patches_per_material", "whole_cell", "seed", "seq_len"):
             mine, theirs = self.settings.get(key), other.settings.get(key)
             if mine != theirs:
-                raise TomatError(
-                    f"the evaluations differ in {key} ({mine!r} and {theirs!r}), so their voxels differ; "
-                    "evaluate both with the same options."
-                )
+                said = f"the evaluations differ in {key} ({mine!r} and {theirs!r}), so their voxels differ"
+                raise TomatError(f"{said}; evaluate both with the same options.")
         return compare_paired(self.figure("teacher_forced_nmae_median"), other.figure("teacher_forced_nmae_median"))
 
-    def headline(self) -> str:
-        return self._headline("teacher_forced_nmae_median")
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        return COLUMNS
 
     def summary(self) -> str:
         """How far the model is from what needs no model, in sentences."""
@@ -156,10 +161,6 @@ class TeacherForcedResult(Evaluation):
             f"The model is the better one on {paired.first_better} of {paired.materials} materials. "
             f"{averaged}This is a {LABEL}."
         )
-
-    def table(self, most: int | None = None) -> Table:
-        """NMAE and NEMD of each material, or of the first `most`, and over all."""
-        return self._table(COLUMNS, most)
 
 
 class PartialResults:

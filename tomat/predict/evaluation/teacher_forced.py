@@ -28,8 +28,7 @@ from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.patch import check_encodable, tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.model.any_decoder import environment_of, hidden_and_head
-from tomat.model.environment import EnvironmentConfig, EnvironmentTables
-from tomat.model.patch_atoms import named_atoms, stacked_atoms
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables, named_atoms, stacked_atoms
 from tomat.predict.evaluation.metrics import electron_count, nemd, nmae
 from tomat.predict.evaluation.patches import (
     EvaluationPatches,
@@ -41,7 +40,7 @@ from tomat.predict.evaluation.patches import (
 )
 from tomat.predict.evaluation.result import MaterialResult, TeacherForcedResult
 from tomat.predict.inference.choice import quantile_bin
-from tomat.predict.inference.predictor import batches
+from tomat.predict.inference.predictor import batches, of_voxels
 from tomat.predict.inference.trained import LoadedRun
 
 
@@ -117,24 +116,13 @@ def decode_hidden(
     voxel beyond the last position gets some figure, which the caller must not count. The head's rows, [K, E], are those
     of the density ids; the rest is as for `decode_logits`.
     """
-    n_voxels = reference.shape[1]
-    block = min(block_voxels, n_voxels)
-    n_blocks = -(-n_voxels // block)
+    places = density_start[:, None] - 1 + jnp.arange(reference.shape[1], dtype=jnp.int32)
 
-    def in_blocks(array: Array) -> Array:
-        padded = jnp.pad(array, ((0, 0), (0, n_blocks * block - n_voxels)))
-        return padded.reshape(array.shape[0], n_blocks, block).swapaxes(0, 1)
+    def decode(logits: Array, reference: Array, true_bins: Array) -> DecodedVoxels[Array]:
+        return decode_logits(logits, reference, true_bins, medians, means)
 
-    def decode_block(inputs: tuple[Array, Array, Array]) -> DecodedVoxels[Array]:
-        voxels, block_reference, block_bins = inputs
-        positions = jnp.minimum(density_start[:, None] - 1 + voxels[None, :], hidden.shape[1] - 1)
-        at_voxels = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
-        logits = jnp.einsum("bce,ke->bck", at_voxels, head, preferred_element_type=jnp.float32)
-        return decode_logits(logits, block_reference, block_bins, medians, means)
-
-    voxels = jnp.arange(n_blocks * block, dtype=jnp.int32).reshape(n_blocks, block)
-    decoded = jax.lax.map(decode_block, (voxels, in_blocks(reference), in_blocks(true_bins)))
-    return jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(a.shape[1], -1)[:, :n_voxels], decoded)
+    places = jnp.minimum(places, hidden.shape[1] - 1)
+    return of_voxels(hidden, head, places, decode, reference, true_bins, block_voxels=block_voxels)
 
 
 @contextlib.contextmanager
@@ -216,10 +204,8 @@ class TeacherForcedEvaluator:
         `on_sequences` is told the sequences done, and of all."""
         expected = DENSITY_START + self.codec.n_density_tokens
         if model.Vocab.size < expected:
-            raise TomatError(
-                f"the model has {model.Vocab.size:,} ids and the codec needs {expected:,}; evaluate the model with the "
-                "codec it was trained with (the run's codec.json)."
-            )
+            said = f"the model has {model.Vocab.size:,} ids and the codec needs {expected:,}"
+            raise TomatError(f"{said}; evaluate the model with the codec it was trained with (the run's codec.json).")
         total = sum(patches.n_patches for patches in materials)
         parts: list[DecodedVoxels[np.ndarray]] = []
         for start, batch in self._batches(materials, environment_of(model.config)):

@@ -20,10 +20,9 @@ from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
-from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, DensityTransformer
-from tomat.model.environment import Environment, EnvironmentTables, Sums
+from tomat.model.decoder import DensityDecoder, DensityDecoderConfig
+from tomat.model.environment import Environment, EnvironmentTables, Sums, named_atoms
 from tomat.model.kv_cache import KvCache, KvCacheDtype, empty_cache, kv_cache_bytes
-from tomat.model.patch_atoms import named_atoms
 from tomat.predict.inference.choice import ChoiceKind, chosen_bins, sequence_keys
 from tomat.train.settings.config import TrainConfig
 
@@ -32,8 +31,8 @@ def require_cache(model: LmHeadModel) -> DensityDecoder:
     """The model, if it can be decoded from a cache."""
     if not isinstance(model, DensityDecoder):
         raise TomatError(
-            f"model.type is {model.config.get_choice_name(type(model.config))}, and only density_decoder keeps keys "
-            "and values for the autoregressive decoder; choose the parallel one."
+            f"model.type is {model.config.get_choice_name(type(model.config))}; only density_decoder keeps keys and "
+            "values for the autoregressive decoder: choose the parallel one."
         )
     return model
 
@@ -87,7 +86,7 @@ class CachedModel(eqx.Module):
         cache with this position."""
         sums = _at(self.sums, position)
         x, added = self._embedded(_named(ids[:, None]), sums)
-        x, caches = self._transformer.decode_kept(x, caches, position)
+        x, caches = self.model.transformer.decode_kept(x, caches, position)
         return self._read(x, added, sums), caches
 
     def logits_without_cache(self, tokens: jax.Array, position: jax.Array) -> jax.Array:
@@ -101,7 +100,7 @@ class CachedModel(eqx.Module):
         x, added = self._embedded(named, self.sums)
         config, Batch = self.model.config, named.resolve_axis("batch")
         empty = empty_cache(config.attention_config(), Batch, tokens.shape[1], x.dtype, self.kv_cache_dtype)
-        x, caches = self._transformer.decode_kept(x, [empty] * config.num_layers, jnp.zeros((), jnp.int32))
+        x, caches = self.model.transformer.decode_kept(x, [empty] * config.num_layers, jnp.zeros((), jnp.int32))
         return x, added, caches
 
     def _read(self, x: NamedArray, added: NamedArray | None, sums: Sums | None) -> jax.Array:
@@ -110,10 +109,6 @@ class CachedModel(eqx.Module):
         hidden = x.rearrange(("batch", "position", "embed")).array[:, 0]
         head = self.head.rearrange((self.model.Vocab.name, "embed")).array.astype(hidden.dtype)
         return jnp.einsum("be,ke->bk", hidden, head, preferred_element_type=jnp.float32)
-
-    @property
-    def _transformer(self) -> DensityTransformer:
-        return self.model.transformer
 
     def _embedded(self, ids: NamedArray, sums: Sums | None) -> tuple[NamedArray, NamedArray | None]:
         """What the layers read, and the environment's part of it."""
@@ -132,11 +127,9 @@ def _named(ids: jax.Array) -> NamedArray:
 def _at[T](tree: T, position: jax.Array) -> T:
     """One position of everything in it."""
     start = cast(int, position)  # haliax says int and takes what is traced
-    return jax.tree.map(lambda x: x["position", hax.ds(start, 1)], tree, is_leaf=_is_named)
-
-
-def _is_named(leaf: object) -> bool:
-    return isinstance(leaf, NamedArray)
+    return jax.tree.map(
+        lambda x: x["position", hax.ds(start, 1)], tree, is_leaf=lambda leaf: isinstance(leaf, NamedArray)
+    )
 
 
 @eqx.filter_jit

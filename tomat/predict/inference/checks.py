@@ -87,7 +87,7 @@ def say_if_voids_unknown(promolecule: Promolecule, place: str) -> None:
     if promolecule.void_radius_a is None:
         console.print(
             f"note: the promolecule of {place} was fitted by an earlier tomat, which did not record how far points of "
-            "its cells were from atoms: vacuum is not flagged, only too many or too few electrons.",
+            "its cells were from atoms: vacuum is not flagged, only too many or too few electrons."
         )
 
 

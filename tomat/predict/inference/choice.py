@@ -40,15 +40,11 @@ class Choice:
         if self.kind not in KINDS:
             raise TomatError(f"choice is {self.kind!r}; expected one of {', '.join(KINDS)}.")
         if self.samples < 1 or not self.temperature > 0 or self.seed < 0:
-            raise TomatError(
-                f"samples is {self.samples}, temperature {self.temperature} and seed {self.seed}; expected at least "
-                "one sample, a temperature above 0 and a seed from 0 on."
-            )
+            said = f"samples is {self.samples}, temperature {self.temperature} and seed {self.seed}"
+            raise TomatError(f"{said}; expected at least one sample, a temperature above 0 and a seed from 0 on.")
         if self.kind != "sampled" and (self.samples, self.temperature) != (1, 1.0):
-            raise TomatError(
-                f"choice is {self.kind} and samples is {self.samples}, temperature {self.temperature}: only choice "
-                "'sampled' has several answers. Set it, or leave the others out."
-            )
+            said = f"choice is {self.kind} and samples is {self.samples}, temperature {self.temperature}"
+            raise TomatError(f"{said}: only choice 'sampled' has several answers. Set it, or leave the others out.")
 
     def __str__(self) -> str:
         if self.kind != "sampled":
@@ -67,10 +63,8 @@ def choice_of(
     drawn = {"samples": samples, "temperature": temperature, "seed": seed}
     given = {name: value for name, value in drawn.items() if value is not None}
     if decoder == "parallel" and (given or choice is not None):
-        raise TomatError(
-            f"{next(iter(given), 'choice')} is for the autoregressive decoder; the parallel one has one answer. "
-            "Choose decoder autoregressive, or leave it out."
-        )
+        said = f"{next(iter(given), 'choice')} is for the autoregressive decoder"
+        raise TomatError(f"{said}; the parallel one has one answer. Choose decoder autoregressive, or leave it out.")
     return Choice(choice or ("sampled" if given else "median"), **given)
 
 

@@ -42,10 +42,8 @@ class DescribedRun(Predictor):
         self.choice = choice_of(decoder, **drawn)
         path = self.weights.folder / PROMOLECULE_FILE
         if not path.exists():
-            raise TomatError(
-                f"{self.weights.folder} has no {PROMOLECULE_FILE}: its data had no structures beside them, and it "
-                "predicts nothing from a structure. Train one with model.environment and density_dropout."
-            )
+            said = f"{self.weights.folder} has no {PROMOLECULE_FILE} (its data had no structures), and predicts nothing"
+            raise TomatError(f"{said}. Train one with model.environment and density_dropout.")
         self.promolecule = Promolecule.load(path)
         say_if_voids_unknown(self.promolecule, str(self.weights.folder))
         self._codec_sha256 = load_codec(str(self.weights.folder / CODEC_FILE)).sha256

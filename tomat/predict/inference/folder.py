@@ -35,9 +35,8 @@ from tomat.data.density.outputs import (
     write_spread,
 )
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
-from tomat.predict.inference.asked import GridChoice, electron_count
 from tomat.predict.inference.checks import DISTANCE_TOLERANCE_A, check_structure, spacing_a
-from tomat.predict.inference.interface import OnPatches, Predictor
+from tomat.predict.inference.interface import GridChoice, OnPatches, Predictor, electron_count
 from tomat.predict.inference.structures import NoStructureError, StructureFile, formula, read_structure
 
 if TYPE_CHECKING:
@@ -156,13 +155,18 @@ def predict_structures(
     skipped: list[str] = []
     ignored: dict[str, str] = {}
     with _locked(settings.output):
-        done = _read_lines(settings.output / LINES_FILE)
+        path = settings.output / LINES_FILE
+        done = _read_lines(path)
 
         def keep(index: int, line: Line, there_before: bool = False) -> None:
             if there_before:
                 skipped.append(line["name"])
             else:
-                _append(settings.output / LINES_FILE, line)
+                try:
+                    with path.open("a+b") as opened:
+                        append_whole_line(opened, _as_text(line))
+                except OSError as error:
+                    raise OutputError(f"cannot write {path}: {error.strerror}.") from error
             lines[index] = line
             on_line(line, there_before)
 
@@ -187,31 +191,20 @@ def predict_structures(
         for index, file in enumerate(files):
             before = done.get(file.name)
             found = failing_alone(index, file, partial(_looked_at, predictor, file, settings, augmentation, before))
-            if isinstance(found, _Todo):
+            if isinstance(found, tuple):
                 missing[index] = found
             elif found is not None:
                 keep(index, found, there_before=True)
         for index, todo in missing.items():
-            step = partial(_predict, predictor, todo, settings, augmentation, on_patches)
-            line = failing_alone(index, todo.file, step)
+            step = partial(_predict, predictor, *todo, settings, augmentation, on_patches)
+            line = failing_alone(index, files[index], step)
             if line is not None:
                 keep(index, line)
     return Outcome([lines[index] for index in sorted(lines)], skipped, ignored)
 
 
-@dataclass(frozen=True, eq=False)
-class _Todo:
-    """A structure that was read and found good, and what its prediction is asked for."""
-
-    file: StructureFile
-    crystal: Crystal
-    notes: list[str]
-    grid_shape: tuple[int, int, int]
-    electrons: float | None
-    electrons_from: str
-    vectors: ReciprocalList | None
-    target: Path
-    inputs_sha256: str
+_Todo = tuple[Crystal, list[str], "ReciprocalList | None", Line]
+"""A structure that was read and found good, what its reader said, what `qe` is written from, and its line so far."""
 
 
 def _looked_at(
@@ -249,37 +242,6 @@ def _looked_at(
     inputs_sha256 = hashlib.sha256(dump_json(inputs).encode()).hexdigest()
     if before is not None and before.get("inputs_sha256") == inputs_sha256 and _is_whole(settings.output, before):
         return before
-    target = settings.output / f"{file.name}{FORMATS[settings.form]}"
-    return _Todo(file, crystal, notes, shape, electrons, electrons_from, vectors, target, inputs_sha256)
-
-
-def _predict(
-    predictor: Predictor,
-    todo: _Todo,
-    settings: Settings,
-    augmentation: Augmentation | None,
-    on_patches: OnPatches | None,
-) -> Line:
-    file, crystal, shape, target, vectors = todo.file, todo.crystal, todo.grid_shape, todo.target, todo.vectors
-    prediction = predictor.predict(
-        crystal, shape, electrons=todo.electrons, accept=settings.accept, on_patches=on_patches
-    )
-    started = time.monotonic()
-    metadata = {"predictor": predictor.identity, **settings.recorded}
-    # Before the density, by which a structure is known to be done.
-    spread = settings.output / f"{file.name}{SPREAD_SUFFIX}"
-    if prediction.spread is not None:
-        write_spread(dataclasses.replace(prediction, rho=prediction.spread), spread)
-    else:
-        spread.unlink(missing_ok=True)
-    write_density(prediction, target, settings.form, augmentation=augmentation, vectors=vectors, metadata=metadata)
-    flags = [*prediction.flags, *({"kind": "file", "text": f"{file.path}: {note}"} for note in todo.notes)]
-    if augmentation is not None:
-        apart = augmentation.crystal.frac_coords - crystal.frac_coords
-        apart_a = float(np.linalg.norm((apart - np.round(apart)) @ crystal.lattice, axis=1).max())
-        if apart_a > DISTANCE_TOLERANCE_A:
-            text = f"the augmentation occupancies are of atoms up to {apart_a:.3f} A from these"
-            flags.append({"kind": "augmentation", "distance_a": apart_a, "text": text})
     line = {
         "name": file.name,
         "structure": file.path,
@@ -288,20 +250,55 @@ def _predict(
         "grid": list(shape),
         "grid_from": settings.grid.why,
         "spacing_a": spacing_a(crystal, shape),
+        "electrons": electrons,
+        "electrons_from": electrons_from,
+        "output": f"{file.name}{FORMATS[settings.form]}",
+        "format": settings.form,
+        "augmentation_from": settings.augmentation_from,
+        "predictor": predictor.identity,
+        "inputs_sha256": inputs_sha256,
+        **settings.recorded,
+    }
+    return crystal, notes, vectors, line
+
+
+def _predict(
+    predictor: Predictor,
+    crystal: Crystal,
+    notes: list[str],
+    vectors: ReciprocalList | None,
+    line: Line,
+    settings: Settings,
+    augmentation: Augmentation | None,
+    on_patches: OnPatches | None,
+) -> Line:
+    prediction = predictor.predict(
+        crystal, tuple(line["grid"]), electrons=line["electrons"], accept=settings.accept, on_patches=on_patches
+    )
+    started = time.monotonic()
+    metadata = {"predictor": predictor.identity, **settings.recorded}
+    # Before the density, by which a structure is known to be done.
+    target, spread = settings.output / line["output"], settings.output / f"{line['name']}{SPREAD_SUFFIX}"
+    if prediction.spread is not None:
+        write_spread(dataclasses.replace(prediction, rho=prediction.spread), spread)
+    else:
+        spread.unlink(missing_ok=True)
+    write_density(prediction, target, settings.form, augmentation=augmentation, vectors=vectors, metadata=metadata)
+    flags = [*prediction.flags, *({"kind": "file", "text": f"{line['structure']}: {note}"} for note in notes)]
+    if augmentation is not None:
+        apart = augmentation.crystal.frac_coords - crystal.frac_coords
+        apart_a = float(np.linalg.norm((apart - np.round(apart)) @ crystal.lattice, axis=1).max())
+        if apart_a > DISTANCE_TOLERANCE_A:
+            text = f"the augmentation occupancies are of atoms up to {apart_a:.3f} A from these"
+            flags.append({"kind": "augmentation", "distance_a": apart_a, "text": text})
+    line = line | {
         "seconds": prediction.seconds,
         "write_seconds": time.monotonic() - started,
         "electrons_before": prediction.electrons_before,
         "electrons": prediction.electron_count,
-        "electrons_from": todo.electrons_from,
         "flags": flags,
-        "output": target.name,
         "output_bytes": size_bytes(target),
         "output_sha256": content_sha256(target),
-        "format": settings.form,
-        "augmentation_from": settings.augmentation_from,
-        "predictor": predictor.identity,
-        "inputs_sha256": todo.inputs_sha256,
-        **settings.recorded,
     }
     if prediction.spread is not None:
         # Integral of the standard deviation over samples, over that of the density.
@@ -327,7 +324,6 @@ def _locked(output: Path) -> Iterator[None]:
     Unfinished outputs are removed twice: those of a killed process at the start, and at the end one that Ctrl-C left
     between the creation of its folder and the block that removes it.
     """
-
     try:
         output.mkdir(parents=True, exist_ok=True)
         folder = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
@@ -337,9 +333,8 @@ def _locked(output: Path) -> Iterator[None]:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise TomatError(
-                f"another process writes predictions to {output}; wait for it, or name another."
-            ) from error
+            said = f"another process writes predictions to {output}"
+            raise TomatError(f"{said}; wait for it, or name another.") from error
         remove_leftovers(output)
         try:
             yield
@@ -374,14 +369,6 @@ def _read_lines(path: Path) -> dict[str, Line]:
     if whole != text:
         write_text(path, whole)
     return lines
-
-
-def _append(path: Path, line: Line) -> None:
-    try:
-        with path.open("a+b") as file:
-            append_whole_line(file, _as_text(line))
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}.") from error
 
 
 def _as_text(line: Line) -> str:

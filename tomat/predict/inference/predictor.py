@@ -31,10 +31,16 @@ from tomat.data.tokens.layouts import PatchShape
 from tomat.data.tokens.patch import encode_rows, tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.model.any_decoder import environment_of, hidden_and_head
-from tomat.model.environment import EnvironmentConfig, EnvironmentTables
+from tomat.model.environment import (
+    EnvironmentConfig,
+    EnvironmentTables,
+    Room,
+    atoms_of_patch,
+    filled,
+    named_atoms,
+    stacked_atoms,
+)
 from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
-from tomat.model.patch_atoms import Room, atoms_of_patch, filled, named_atoms, stacked_atoms
-from tomat.predict.inference.autoregressive import decode_autoregressive, require_cache
 from tomat.predict.inference.checks import MODEL_DEVIATION, say_if_voids_unknown
 from tomat.predict.inference.choice import Choice, ChoiceKind, DecoderName, choice_of, identity_of
 from tomat.predict.inference.interface import OnPatches, Predictor
@@ -142,36 +148,49 @@ def decode_parallel(
         start = jnp.argmax(ids == DENSITY_BLOCK_START, axis=1)[:, None]
         places = jnp.minimum(start + jnp.arange(n_voxels), length - 1)
         atoms = named_atoms(batch)
-        rho = jnp.zeros((n_sequences, n_voxels))
+        rho, means = jnp.zeros((n_sequences, n_voxels)), jnp.asarray(values)
         for _ in range(rounds):
             hidden, head = hidden_and_head(model, hax.shard(NamedArray(ids, axes)), atoms, tables)
             head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + len(values))]
-            rho, best = _expected(
+            rho, best = of_voxels(
                 hidden.rearrange(("batch", "position", "embed")).array,
                 head.rearrange((model.Vocab.name, "embed")).array.astype(hidden.dtype),
                 places,
-                jnp.asarray(values),
+                lambda logits: (jax.nn.softmax(logits) @ means, jnp.argmax(logits, axis=-1).astype(jnp.int32)),
+                block_voxels=BLOCK_VOXELS,
             )
             rows = jnp.arange(n_sequences)[:, None]
             ids = ids.at[rows, jnp.minimum(places + 1, length - 1)].set(best + DENSITY_START)
     return rho
 
 
-def _expected(hidden: jax.Array, head: jax.Array, places: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Expectation and most probable bin at positions [B, V] of hidden [B, T, E]: float32 and int32 [B, V]."""
-    n_sequences, n_voxels = places.shape
-    block = min(BLOCK_VOXELS, n_voxels)
+def of_voxels[T](
+    hidden: jax.Array,
+    head: jax.Array,
+    places: jax.Array,
+    function: Callable[..., T],
+    *more: jax.Array,
+    block_voxels: int,
+) -> T:
+    """What `function` makes, in arrays [B, V], of the logits of voxels, float32 [B, V, K], and of `more` arrays [B, V].
+    It is called with `block_voxels` voxels of each patch at a time, the last of them again where they do not fill it.
+    Hidden states are [B, T, E], the rows of the head [K, E]; `places`, int [B, V], are the positions to read."""
+    n_voxels = places.shape[1]
+    block = min(block_voxels, n_voxels)
     n_blocks = -(-n_voxels // block)
-    padded = jnp.pad(places, ((0, 0), (0, n_blocks * block - n_voxels)), mode="edge")
 
-    def one(at: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def in_blocks(array: jax.Array) -> jax.Array:
+        padded = jnp.pad(array, ((0, 0), (0, n_blocks * block - n_voxels)), mode="edge")
+        return padded.reshape(len(array), n_blocks, block).swapaxes(0, 1)
+
+    def one(parts: tuple[jax.Array, ...]) -> T:
+        at, *rest = parts
         states = jnp.take_along_axis(hidden, at[..., None], axis=1)
         logits = jnp.einsum("bve,ke->bvk", states, head, preferred_element_type=jnp.float32)
-        return jax.nn.softmax(logits) @ values, jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return function(logits, *rest)
 
-    parts = jax.lax.map(one, padded.reshape(n_sequences, n_blocks, block).swapaxes(0, 1))
-    rho, best = (part.swapaxes(0, 1).reshape(n_sequences, -1)[:, :n_voxels] for part in parts)
-    return rho, best
+    found = jax.lax.map(one, tuple(in_blocks(array) for array in (places, *more)))
+    return jax.tree.map(lambda part: part.swapaxes(0, 1).reshape(len(hidden), -1)[:, :n_voxels], found)
 
 
 def can_predict(run: LoadedRun) -> bool:
@@ -183,22 +202,16 @@ def check_decoder(config: TrainConfig, decoder: DecoderName, rounds: int = 1) ->
     """Refuse a decoder that a run of this configuration is not trained for."""
     name = config.run_name
     if environment_of(config.model) is None:
-        raise TomatError(
-            f"run '{name}' has no model.environment, and predicts nothing without true densities: it knows atoms from "
-            "the preamble alone, rounded to 0.05 A. Train one with model.environment and density_dropout."
-        )
+        said = f"run '{name}' has no model.environment, and knows atoms from the preamble alone, rounded to 0.05 A"
+        raise TomatError(f"{said}. Train one with model.environment and density_dropout.")
     if decoder not in MOST_SEQUENCES:
         raise TomatError(f"decoder is {decoder!r}; expected one of {', '.join(MOST_SEQUENCES)}.")
     if decoder == "autoregressive" and config.density_dropout == 1:
-        raise TomatError(
-            f"run '{name}' was trained with density_dropout 1: it has never read a density. Use the parallel "
-            "decoder, or train with density_dropout below 1."
-        )
+        said = f"run '{name}' was trained with density_dropout 1: it has never read a density"
+        raise TomatError(f"{said}. Use the parallel decoder, or train with density_dropout below 1.")
     if decoder == "parallel" and config.density_dropout == 0:
-        raise TomatError(
-            f"run '{name}' was trained with density_dropout 0: it has never predicted a voxel without the density "
-            "before it. Train with density_dropout above 0, or use the autoregressive decoder."
-        )
+        said = f"run '{name}' was trained with density_dropout 0, and predicts no voxel without the density before it"
+        raise TomatError(f"{said}. Train with more, or use the autoregressive decoder.")
     if rounds < 1 or (rounds > 1 and decoder == "autoregressive"):
         raise TomatError(f"rounds is {rounds}; expected at least 1, and 1 for the autoregressive decoder.")
 
@@ -242,6 +255,8 @@ class RunPredictor(Predictor):
         tables = run.tables  # raises where there is no promolecule
         assert tables is not None and run.promolecule is not None
         if decoder == "autoregressive":
+            from tomat.predict.inference.autoregressive import require_cache
+
             require_cache(run.model)
         require_unit(run.codec, UNIT_E_PER_A3, "a prediction")
         self.run, self.rounds, self.promolecule = run, rounds, run.promolecule
@@ -297,7 +312,9 @@ class RunPredictor(Predictor):
         most = sequences_to_try(self.decoder, len(arrays["tokens"]), devices)
         key = most, n_voxels, *((name, array.shape[1:]) for name, array in arrays.items())
         if key not in self._programs:
-            decode = decode_parallel if self.decoder == "parallel" else decode_autoregressive
+            decode: Any = decode_parallel
+            if self.decoder == "autoregressive":
+                from tomat.predict.inference.autoregressive import decode_autoregressive as decode
 
             def lower(size: int):
                 return decode.lower(*self._arguments(model, first_rows(arrays, size), n_voxels))
@@ -368,7 +385,7 @@ def largest_batch(lower: Callable[[int], Any], most: int, least: int, free: int)
             return size, compiled, needed
         if size <= least:
             raise TomatError(
-                f"decoding {size} patches at a time takes {needed / 2**30:.2f} GiB a device, and of the "
-                f"{free / 2**30:.2f} GiB that are free tomat takes {SHARE:.0%}. Free memory, or use more devices."
+                f"decoding {size} patches at a time takes {needed / 2**30:.2f} GiB a device, more than {SHARE:.0%} of "
+                f"the {free / 2**30:.2f} GiB that are free. Free memory, or use more devices."
             )
         size //= 2

@@ -42,7 +42,6 @@ VASP_NAMES = ("POSCAR", "CONTCAR", "CHGCAR")
 """Taken of a folder when a file's name holds one of them."""
 OTHER_VASP_NAMES = ("AECCAR", "CHG", "PARCHG", "LOCPOT", "ELFCAR")
 """Taken too when the file itself is named: in a folder they lie beside one of the above."""
-PYMATGEN_SUFFIXES = (".cssr", ".xsf", ".res")
 EXPECTED = (
     "POSCAR*, CONTCAR*, CHGCAR*, *.vasp, *.poscar, *.cif, *.mcif, *.json, *.xyz with a lattice, *.cssr, *.xsf, *.res"
 )
@@ -101,7 +100,8 @@ def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str
     for given in paths:
         place = Path(given)
         if place.is_dir():
-            inside = sorted(str(each) for each in place.rglob("*") if each.is_file() and not _hidden(each, place))
+            shown = [each for each in place.rglob("*") if "/." not in f"/{each.relative_to(place)}"]
+            inside = sorted(str(each) for each in shown if each.is_file())
             taken = [each for each in inside if _reader(each, named=False) is not None]
             ignored |= {each: "its name is that of no structure" for each in inside if each not in set(taken)}
             if not taken:
@@ -117,10 +117,8 @@ def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str
             if file.name in found and os.path.samefile(found[file.name].path, each):
                 continue
             if file.name in found:
-                raise TomatError(
-                    f"{found[file.name].path} and {each} would both be called {file.name}; rename one, or name the "
-                    "files to take, such as --structure */CONTCAR."
-                )
+                said = f"{found[file.name].path} and {each} would both be called {file.name}"
+                raise TomatError(f"{said}; rename one, or name the files to take, such as --structure */CONTCAR.")
             found[file.name] = file
     return list(found.values()), ignored
 
@@ -129,7 +127,8 @@ def structure_name(path: str) -> str:
     """`mp-149` for `mp-149.cif`, `mp-149.POSCAR.gz` and `mp-149/POSCAR`."""
     file = Path(path).absolute()
     stem = _unpacked(file.name)
-    stem = re.sub(r"\.(vasp|poscar|cif|mcif|json|xyz|cssr|xsf|res)$", "", stem, flags=re.IGNORECASE)
+    suffix = next((suffix for suffix in _READERS if stem.lower().endswith(suffix)), "")
+    stem = stem[: len(stem) - len(suffix)]
     for name in VASP_NAMES + OTHER_VASP_NAMES:
         stem = stem.removesuffix(f".{name}").removeprefix(f"{name}.").removeprefix(f"{name}_")
     if (not stem or stem in VASP_NAMES + OTHER_VASP_NAMES) and file.parent.name:
@@ -162,10 +161,8 @@ def read_structure(
     except COMPRESSION_ERRORS as error:
         raise TomatError(f"cannot read {source}: {first_line(error)}") from error
     except Exception as error:  # of any reader of pymatgen; all mean that this file cannot be read
-        raise TomatError(
-            f"{source} cannot be read as a structure ({type(error).__name__}: {first_line(error)}); it is damaged, or "
-            "holds something else."
-        ) from error
+        said = f"{source} cannot be read as a structure ({type(error).__name__}"
+        raise TomatError(f"{said}: {first_line(error)}); it is damaged, or holds something else.") from error
     crystal = Crystal(lattice, numbers, coords, name or structure_name(source))
     check_atom_count(len(crystal.atomic_numbers), source)
     if "distances" not in rules.accept:
@@ -180,10 +177,8 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
     paths = list(paths)
     of_vasp = [path for path in paths if _reader(path, named=True) is _vasp]
     if rules.species and not of_vasp:
-        raise TomatError(
-            f"--species names {' '.join(rules.species)}, but none of the structures is a POSCAR; other files name "
-            "their elements themselves. Leave it out."
-        )
+        said = f"--species names {' '.join(rules.species)}, but none of the structures is a POSCAR"
+        raise TomatError(f"{said}; other files name their elements themselves. Leave it out.")
     poscar.check_species_used(of_vasp, rules)
 
 
@@ -204,19 +199,9 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 def _reader(path: str, *, named: bool) -> Callable[[str, ReadRules], Parts] | None:
     """What reads a file of that name; None for a name of no known kind."""
     name = _unpacked(Path(path).name)
-    lower = name.lower()
-    if lower.endswith((".cif", ".mcif")):
-        return _cif
-    if lower.endswith(".json"):
-        return _json
-    if lower.endswith(".xyz"):
-        return _xyz
-    if lower.endswith(PYMATGEN_SUFFIXES):
-        return _pymatgen
+    found = next((reader for suffix, reader in _READERS.items() if name.lower().endswith(suffix)), None)
     taken = VASP_NAMES + OTHER_VASP_NAMES if named else VASP_NAMES
-    if lower.endswith((".vasp", ".poscar")) or any(kind in name.upper() for kind in taken):
-        return _vasp
-    return None
+    return _vasp if found is None and any(kind in name.upper() for kind in taken) else found
 
 
 def _vasp(source: str, rules: ReadRules) -> Parts:
@@ -321,15 +306,13 @@ def _pymatgen(source: str, rules: ReadRules) -> Parts:
         while (line := text.line()) and b"BEGIN_BLOCK_DATAGRID" not in line.upper():
             lines.append(_D_EXPONENT.sub(rb"\1E\2", line))
             if len(lines) > MOST_ATOMS + _OTHER_LINES:
-                raise TomatError(
-                    f"{source} has more than {MOST_ATOMS + _OTHER_LINES:,} lines before any grid; expected at most "
-                    f"{MOST_ATOMS:,} atoms, one a line."
-                )
+                said = f"{source} has more than {MOST_ATOMS + _OTHER_LINES:,} lines before any grid"
+                raise TomatError(f"{said}; expected at most {MOST_ATOMS:,} atoms, one a line.")
     from pymatgen.core import Structure
 
     kind = Path(_unpacked(source)).suffix.lower().removeprefix(".")
     content = b"".join(lines).decode("utf-8")
-    parts = _parts(Structure.from_str(content, fmt=kind), source)  # type: ignore[arg-type]  # one of PYMATGEN_SUFFIXES
+    parts = _parts(Structure.from_str(content, fmt=kind), source)  # type: ignore[arg-type]  # one of _READERS
     # pymatgen takes an XSF that is cut off for one of fewer atoms.
     stated = re.search(r"^\s*PRIMCOORD[^\n]*\n\s*(\d+)", content, re.MULTILINE) if kind == "xsf" else None
     if stated is not None and int(stated[1]) != len(parts[1]):
@@ -341,15 +324,20 @@ def _parts(structure, source: str) -> Parts:
     """Of pymatgen's structure."""
     for index, site in enumerate(structure):
         if len(site.species) != 1 or abs(site.species.num_atoms - 1) > 1e-6:
-            raise TomatError(
-                f"{source}: site {index + 1} holds {site.species_string}; expected one element, fully occupied. Make "
-                "an ordered cell of it first, such as with pymatgen's OrderDisorderedStructureTransformation."
-            )
+            said = f"{source}: site {index + 1} holds {site.species_string}; expected one element, fully occupied"
+            raise TomatError(f"{said}. Order it first: pymatgen's OrderDisorderedStructureTransformation.")
         symbol = getattr(site.specie, "symbol", "")
         if symbol not in SYMBOLS and symbol not in ("D", "T"):
             raise TomatError(f"{source}: site {index + 1} holds {site.species_string}, which is no element.")
     numbers = np.array([atomic_number(site.specie.symbol) for site in structure])
     return np.array(structure.lattice.matrix), numbers, np.array(structure.frac_coords)
+
+
+_READERS = {
+    ".cif": _cif, ".mcif": _cif, ".json": _json, ".xyz": _xyz, ".cssr": _pymatgen, ".xsf": _pymatgen,
+    ".res": _pymatgen, ".vasp": _vasp, ".poscar": _vasp,
+}  # fmt: skip
+"""By the end of a file's name; of VASP's the name itself says it too."""
 
 
 def formula(crystal: Crystal) -> str:
@@ -368,7 +356,3 @@ def _molecule(source: str) -> TomatError:
 def _unpacked(name: str) -> str:
     """Without the suffix of a compression."""
     return next((name.removesuffix(suffix) for suffix in _PACKED if name.endswith(suffix)), name)
-
-
-def _hidden(path: Path, below: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(below).parts)

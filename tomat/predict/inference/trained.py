@@ -19,9 +19,6 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.model.any_decoder import environment_of
 from tomat.model.devices import ignore_absent_tpu, quiet_terminal
 from tomat.model.environment import EnvironmentTables, environment_tables
-from tomat.predict.weights.arrays import model_of
-from tomat.predict.weights.folder import read_weights
-from tomat.predict.weights.packed import check_compressible, with_packed
 from tomat.predict.weights.record import FoundWeights, find_weights
 from tomat.train.restore import load_weights
 from tomat.train.runs.checkpoints import AVERAGED
@@ -46,10 +43,8 @@ class LoadedRun:
         if environment_of(self.config.model) is None:
             return None
         if self.promolecule is None:
-            raise TomatError(
-                f"run '{self.config.run_name}' has model.environment and no {PROMOLECULE_FILE} beside its codec; copy "
-                "it from its training set."
-            )
+            said = f"run '{self.config.run_name}' has model.environment and no {PROMOLECULE_FILE} beside its codec"
+            raise TomatError(f"{said}; copy it from its training set.")
         return environment_tables(self.promolecule, self.codec.decode(np.arange(self.codec.n_density_tokens), "median"))
 
     def settings(self, materials_from: str) -> dict[str, Any]:
@@ -66,7 +61,7 @@ def load_trained(run_dir: str | Path, step: int | None = None, *, packed: bool =
     """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any; or that of
     a folder that `tomat export` or `tomat compress` wrote.
 
-    `packed`, to predict with: matrices that the folder has in few bits stay so in memory (`predict/weights/packed.py`).
+    `packed`, to predict with: matrices that the folder has in few bits stay so in memory (`model/packed.py`).
     Such a model has no arrays by name.
     """
     return load_weights_found(find_weights(run_dir, step), packed=packed)
@@ -105,6 +100,9 @@ def _checkpoint(path: str, folder: Path, config: TrainConfig) -> LmHeadModel:
 
 
 def _stored(folder: Path, config: TrainConfig, packed: bool) -> LmHeadModel:
+    from tomat.predict.weights.arrays import check_compressible, model_of, with_packed
+    from tomat.predict.weights.folder import read_weights
+
     stored = read_weights(folder)
     if stored.quantised:
         check_compressible(config, str(folder))

@@ -1,4 +1,4 @@
-"""A model as arrays with names, and back.
+"""A model as arrays with names, and back; also as one whose matrices stay in few bits in memory.
 
 The names are those that Levanter gives its models for Hugging Face (`model.layers.0.self_attn.q_proj.weight`), also
 where Hugging Face has no such architecture; matrices are [out, in], as there. What tomat adds to the decoder,
@@ -15,15 +15,22 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import equinox as eqx
+import haliax.nn as hnn
 import jax
+import jax.numpy as jnp
 import numpy as np
+from haliax import Axis
 from haliax.partitioning import ResourceMapping
 from haliax.state_dict import from_torch_compatible_state_dict, to_torch_compatible_state_dict
+from haliax.util import ensure_tuple
 from jax.sharding import Mesh
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
+from tomat.model.any_decoder import int8_matmuls_of
+from tomat.model.packed import PackedEmbedding, PackedLinear, PackedMatrix, packed_rows
+from tomat.predict.weights.quantise import Quantised
 from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.settings.config import TrainConfig
 
@@ -38,29 +45,35 @@ SMALLEST_MATRIX = 1024
 
 def named_arrays(model: LmHeadModel) -> dict[str, np.ndarray]:
     """Every array of a model by name, as it is computed with; layers one by one."""
-    environment = getattr(model, "environment", None)
-    if environment is None:
-        return _on_host(to_torch_compatible_state_dict(model))
-    # Haliax 0.2.227 names no array inside a tuple, as the layers of the environment's network are.
-    bare = dataclasses.replace(cast(Any, model), environment=None)
-    return _on_host(to_torch_compatible_state_dict(bare)) | _on_host(
-        {_name(path): leaf for path, leaf in tree_flatten_with_path(eqx.filter(environment, eqx.is_array))[0]}
-    )
+    environment, found = getattr(model, "environment", None), {}
+    if environment is not None:
+        # Haliax 0.2.227 names no array inside a tuple, as the layers of the environment's network are.
+        model = dataclasses.replace(cast(Any, model), environment=None)
+        leaves = tree_flatten_with_path(eqx.filter(environment, eqx.is_array))[0]
+        found = {_name(path): leaf for path, leaf in leaves}
+    return {name: np.asarray(array) for name, array in (to_torch_compatible_state_dict(model) | found).items()}
 
 
 def model_of(
     arrays: Mapping[str, np.ndarray], config: TrainConfig, axis_mapping: ResourceMapping, mesh: Mesh
 ) -> LmHeadModel:
     """The model of `config` that has these arrays."""
-    wanted = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
-    _check_shapes({name: array.shape for name, array in arrays.items()}, wanted)
+    wanted = check_arrays({name: array.shape for name, array in arrays.items()}, config)
     # Haliax 0.2.227 reads arrays into stacked layers alone; `rearrange` takes them apart where the run has them so.
-    return rearrange(stacked_model({name: jax.numpy.asarray(array) for name, array in arrays.items()}, config),
-                     wanted, axis_mapping, mesh)  # fmt: skip
+    stacked = stacked_model({name: jnp.asarray(array) for name, array in arrays.items()}, config)
+    return rearrange(stacked, wanted, axis_mapping, mesh)
 
 
-def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: TrainConfig) -> None:
-    _check_shapes(shapes, eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0))))
+def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: TrainConfig) -> LmHeadModel:
+    """The model of `config` as shapes; refused are arrays, by name, that are not those that it has."""
+    wanted = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
+    hollow = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape) if _is_shape(leaf) else leaf, wanted)
+    expected = {name: array.shape for name, array in named_arrays(hollow).items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        if expected.get(name) != shapes.get(name):
+            found, right = (list(each[name]) if name in each else "not there" for each in (shapes, expected))
+            raise TomatError(f"the array {name} is {found}; the model of its configuration has {right} there.")
+    return wanted
 
 
 def stacked_model(arrays: Mapping[str, jax.Array], config: TrainConfig) -> LmHeadModel:
@@ -101,28 +114,8 @@ def arrays_sha256(arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _check_shapes(found: Mapping[str, tuple[int, ...]], wanted: LmHeadModel) -> None:
-    expected = {name: array.shape for name, array in _shapes(wanted).items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise TomatError(
-                f"the array {name} is {_shape(found.get(name))}; the model of its configuration has "
-                f"{_shape(expected.get(name))} there."
-            )
-
-
-def _shapes(model: Any) -> dict[str, np.ndarray]:
-    """As `named_arrays` of a model of shapes; the arrays hold nothing."""
-    empty = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape) if _is_shape(leaf) else leaf, model)
-    return named_arrays(empty)
-
-
 def _is_shape(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "not there" if shape is None else str(list(shape))
 
 
 def _name(path: tuple[Any, ...]) -> str:
@@ -131,5 +124,68 @@ def _name(path: tuple[Any, ...]) -> str:
     return ENVIRONMENT + re.sub(r"\[(\d+)\]", r".\1", text).lstrip(".")
 
 
-def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(array) for name, array in arrays.items()}
+LAYER = "{layer}"
+"""In the name of a layer's weight, of each of a stack."""
+
+
+def with_packed(model: LmHeadModel, quantised: Mapping[str, Quantised]) -> LmHeadModel:
+    """`model` with its linear layers and its embedding in few bits where they are stored so.
+
+    Layers of one stack that are not stored alike (other bits, another group) stay whole, and so do matrices that belong
+    to neither, such as the environment's table of elements.
+    """
+    leaves, structure = tree_flatten_with_path(model, is_leaf=_is_layer)
+    return tree_unflatten(structure, [_packed(keystr(path), leaf, quantised) for path, leaf in leaves])
+
+
+def check_compressible(config: TrainConfig, what: str) -> None:
+    """Refuse matrices in few bits for a model whose products are in int8: theirs would be in floats."""
+    products = int8_matmuls_of(config.model)
+    if products is not None:
+        said = f"{what} is of a model with model.int8_matmuls {products}; matrices in few bits are multiplied as floats"
+        raise TomatError(f"{said}: another model. Write it whole, with `tomat export`.")
+
+
+def module_name(path: str) -> str:
+    """The name that a layer's weight has in a folder, from its path in the model; `{layer}` for each of a stack."""
+    if path.startswith(".environment"):
+        return re.sub(r"\[(\d+)\]", r".\1", path).lstrip(".") + ".weight"
+    name = path.replace(".embeddings.token_embeddings", ".model.embed_tokens").replace(".transformer", ".model")
+    name = name.replace(".layers.stacked", f".layers.{LAYER}")
+    return re.sub(r"\.layers\.blocks\[(\d+)\]", r".layers.\1", name).lstrip(".") + ".weight"
+
+
+def _is_layer(leaf: Any) -> bool:
+    return isinstance(leaf, hnn.Linear | hnn.Embedding)
+
+
+def _packed(path: str, leaf: Any, quantised: Mapping[str, Quantised]) -> Any:
+    if not _is_layer(leaf):
+        return leaf
+    name = module_name(path)
+    own = (leaf.In, leaf.Out) if isinstance(leaf, hnn.Linear) else (leaf.Vocab, leaf.Embed)
+    inside = {axis.name for axes in own for axis in cast(tuple[Axis, ...], ensure_tuple(axes))}
+    stacked = [axis for axis in leaf.weight.axes if axis.name not in inside]
+    if LAYER in name:
+        every = [quantised.get(name.replace(LAYER, str(layer))) for layer in range(stacked[0].size)]
+    else:
+        every = [quantised.get(name)]
+    found = [each for each in every if each is not None]
+    if len(found) < len(every) or len({(each.bits, each.group, each.shape) for each in found}) > 1:
+        return leaf
+    first = found[0]
+    codes = [packed_rows(each.codes, each.bits) for each in found]
+
+    def together(parts: list[np.ndarray]) -> jax.Array:
+        return jnp.asarray(np.stack(parts) if LAYER in name else parts[0])
+
+    scales, tables = ([getattr(each, part) for each in found] for part in ("scales", "table"))
+    matrix = PackedMatrix(together(codes), together(scales), together(tables), first.shape[1], first.bits)
+    if isinstance(leaf, hnn.Linear):
+        return PackedLinear(matrix, leaf.bias, leaf.In, leaf.Out)
+    return PackedEmbedding(matrix, leaf.Vocab, leaf.Embed)
+
+
+def memory_bytes(model: Any) -> int:
+    """Of a model's arrays."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))

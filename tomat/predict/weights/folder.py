@@ -176,10 +176,8 @@ def read_weights(folder: Path) -> StoredWeights:
         if not path.is_file():
             raise TomatError(f"{path} is missing; write the folder again.")
         if _sha256(path) != expected:
-            raise TomatError(
-                f"{path} is not the file that was written ({WEIGHTS_FILE} has another SHA-256): it is cut, damaged or "
-                "of another run; write the folder again."
-            )
+            said = f"{path} is not the file that was written ({WEIGHTS_FILE} has another SHA-256)"
+            raise TomatError(f"{said}: it is cut, damaged or of another run; write the folder again.")
     try:
         stored = load_file(folder / ARRAYS_FILE)
     except (OSError, SafetensorError) as error:

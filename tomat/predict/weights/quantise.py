@@ -12,16 +12,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict
 
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.records import Positive
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.quantiser import FineBins, optimal_cuts
+from tomat.predict.weights.record import Description, Scheme
 
-Scheme = Literal["affine", "lut"]
 BITS: Mapping[Scheme, tuple[int, ...]] = {"affine": (8, 4), "lut": (4, 3, 2)}
 """Offered. A table of 8 bits would take longer to look up than it saves; of 2 affine bits the error is 55 %."""
 DEFAULT_GROUP = 128
@@ -30,13 +28,6 @@ _OFFSET = 64.0
 1/128 wide there, a thirtieth of the narrowest interval of 4 bits."""
 _SPAN = 60.0
 """Numbers beyond this many scales count as this many in the fit of a table."""
-
-
-class Description(TypedDict):
-    scheme: Scheme
-    bits: Positive
-    group: Positive
-    shape: tuple[Positive, Positive]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +81,8 @@ def check_offered(bits: int, scheme: Scheme) -> None:
         offered = "; ".join(f"{name}: {', '.join(map(str, its))}" for name, its in BITS.items())
         raise TomatError(f"{bits} bits are not offered with scheme {scheme}; expected one of {offered}.")
     if scheme == "affine" and importlib.util.find_spec("qwix") is None:
-        raise TomatError(
-            "scheme affine needs qwix, which is not installed; install it with `uv sync --extra compress`."
-        )
+        said = "scheme affine needs qwix, which is not installed"
+        raise TomatError(f"{said}; install it with `uv sync --extra compress`.")
 
 
 def quantise(matrix: np.ndarray, bits: int, scheme: Scheme, group: int = DEFAULT_GROUP) -> Quantised:

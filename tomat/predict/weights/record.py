@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from tomat.base.checked_json import parse_checked
 from tomat.base.documents import mapping, parse_json, read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, WEIGHTS_FOLDER
 from tomat.base.overrides import read_yaml
-from tomat.base.records import Count, Sha256, typed
-from tomat.predict.weights.quantise import Description
+from tomat.base.records import Count, Positive, Sha256, typed
 from tomat.train.runs.checkpoints import find_checkpoint, weights_kind
 from tomat.train.runs.published import is_remote
 
@@ -21,6 +20,17 @@ ARRAYS_FILE = "model.safetensors"
 WEIGHTS_FILE = "weights.json"
 FORMAT_VERSION = 1
 AGAIN = "Write the folder again."
+
+Scheme = Literal["affine", "lut"]
+
+
+class Description(TypedDict):
+    """How a matrix is quantised (`quantise.py`)."""
+
+    scheme: Scheme
+    bits: Positive
+    group: Positive
+    shape: tuple[Positive, Positive]
 
 
 @dataclass(frozen=True)
@@ -46,9 +56,8 @@ def read_weights_record(folder: Path) -> WeightsRecord:
     content = read_bytes(place)
     stated = mapping(parse_json(content, f"{place} is damaged: it", AGAIN)).get("format_version")
     if stated != FORMAT_VERSION:  # before the hash, which a later version may make in another way
-        raise TomatError(
-            f"{folder} has format version {stated!r}; this tomat reads {FORMAT_VERSION}. Install a newer one."
-        )
+        said = f"{folder} has format version {stated!r}"
+        raise TomatError(f"{said}; this tomat reads {FORMAT_VERSION}. Install a newer one.")
     values, _ = parse_checked(content, str(place), "a record of weights", AGAIN)
     found = typed(values, WeightsRecord, place, AGAIN)
     if ARRAYS_FILE not in found.sha256:
@@ -84,30 +93,21 @@ def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
         if step not in (None, record.step):
             raise TomatError(f"{folder} holds the weights of step {record.step} alone; leave out --step {step}.")
         return FoundWeights(folder, name, record.step, record.weights, None)
-    output, temporary = str(config.get("output_dir")).rstrip("/"), _temporary(config)
-    place = f"{output}/{name}" if is_remote(output) else str(folder)
-    found = find_checkpoint(place, step, None if temporary is None else f"{temporary}/{name}")
-    return FoundWeights(folder, name, found.step, weights_kind(found.path), found.path)
-
-
-def _temporary(config: dict[str, Any]) -> str | None:
-    """`trainer.checkpointer.temporary_base_path`, where it is set."""
-    found: Any = config
+    output = str(config.get("output_dir")).rstrip("/")
+    temporary: Any = config
     for key in ("trainer", "checkpointer", "temporary_base_path"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return None if found is None else str(found).rstrip("/")
+        temporary = temporary.get(key) if isinstance(temporary, dict) else None
+    place = f"{output}/{name}" if is_remote(output) else str(folder)
+    found = find_checkpoint(place, step, None if temporary is None else f"{str(temporary).rstrip('/')}/{name}")
+    return FoundWeights(folder, name, found.step, weights_kind(found.path), found.path)
 
 
 def _distilled(folder: Path, step: int | None) -> Path:
     """The folder of weights that a run with `distillation` has left."""
     if step is not None:
-        raise TomatError(
-            f"{folder} trained a model in few bits, whose checkpoints hold what is trained alone: `tomat export --run "
-            f"{folder} --step {step} --output OUT` makes a folder that predicts."
-        )
+        said = f"{folder} trained a model in few bits: its checkpoints do not predict"
+        raise TomatError(f"{said}. `tomat export --run {folder} --step {step} --output OUT` makes a folder that does.")
     if not is_weights_folder(folder / WEIGHTS_FOLDER):
-        raise TomatError(
-            f"{folder} has not ended: its {WEIGHTS_FOLDER} are not there. Go on with `tomat train`, or make a folder "
-            f"that predicts of its newest checkpoint: `tomat export --run {folder} --output OUT`."
-        )
+        said = f"{folder} has not ended: its {WEIGHTS_FOLDER} are not there. Go on with `tomat train`"
+        raise TomatError(f"{said}, or make them of its newest checkpoint: `tomat export --run {folder} --output OUT`.")
     return folder / WEIGHTS_FOLDER

@@ -26,9 +26,8 @@ from tomat.base.errors import TomatError
 from tomat.base.ports.levanter import settle, step_without_hooks
 from tomat.data.density.elements import SYMBOLS
 from tomat.model.any_decoder import environment_of
-from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms
+from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms, Room
 from tomat.model.kv_cache import KvCacheDtype
-from tomat.model.patch_atoms import SIDE, XYZ, atom_axis, kind_axis
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.predictor import decode_parallel
 from tomat.train.loader import TokenExample
@@ -116,19 +115,11 @@ def _stand_in_atoms(config: TrainConfig, batch: hax.Axis) -> PatchAtoms | None:
     if environment is None:
         return None
 
-    def shape(dtype: Any, *axes: hax.Axis) -> hax.NamedArray:
-        all_axes = (batch, *axes)
-        array: Any = jax.ShapeDtypeStruct(tuple(axis.size for axis in all_axes), dtype)
-        return hax.NamedArray(array, all_axes)
-
-    atom, kind = atom_axis(environment.max_atoms), kind_axis(environment.max_elements)
-    return PatchAtoms(
-        shape(jnp.float32, atom, XYZ),
-        shape(jnp.int32, atom),
-        shape(jnp.int32, kind),
-        shape(jnp.float32, SIDE, XYZ),
-        shape(jnp.int32, SIDE),
-    )
+    shapes = {
+        key: jax.ShapeDtypeStruct((batch.size, *sizes), dtype)
+        for key, (dtype, *sizes) in Room.of(environment).shapes().items()
+    }
+    return PatchAtoms.of(shapes, batch)
 
 
 def placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:
@@ -175,19 +166,12 @@ def lower_decoder(
         raise TomatError("decoders are for a model with model.environment and a codec of one token a voxel.")
     trainer, tables = config.trainer_config(), stand_in_tables(environment, bin_values)
     mapping = trainer.parameter_axis_mapping
-    n, atoms = batch.patches, batch.n_atoms
-    shapes = {
-        "tokens": (jnp.int32, n, config.seq_len),
-        "positions": (jnp.float32, n, atoms, 3),
-        "numbers": (jnp.int32, n, atoms),
-        "kinds": (jnp.int32, n, batch.n_elements),
-        "steps": (jnp.float32, n, 3, 3),
-        "shape": (jnp.int32, n, 3),
-    }
+    shapes = {"tokens": (jnp.int32, config.seq_len), **Room(batch.n_atoms, batch.n_elements).shapes()}
     if batch.decoder == "autoregressive":
-        shapes |= {"patch": (jnp.int32, n), "sample": (jnp.int32, n)}
+        shapes |= {"patch": (jnp.int32,), "sample": (jnp.int32,)}
     # Without a sharding, as the NumPy arrays that a predictor hands over: the compiler finds it.
-    arrays = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (dtype, *shape) in shapes.items()}
+    n = batch.patches
+    arrays = {name: jax.ShapeDtypeStruct((n, *sizes), dtype) for name, (dtype, *sizes) in shapes.items()}
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), hax.axis_mapping(mapping):
         built = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
         model = placed(inference_mode(built, True), mapping, mesh)

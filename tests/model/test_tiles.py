@@ -3,8 +3,7 @@ import json
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.model.loss.tiles import (
-    TABLE_FILE,
+from tomat.model.tiles import (
     VMEM_BYTES,
     VMEM_SHARE,
     LossTiles,
@@ -40,12 +39,12 @@ def test_nearest_entry(asked, expected):
 
 
 def test_the_table_that_is_shipped_fits_its_chips_and_says_where_it_comes_from():
-    assert load_table()
-    for entry in load_table():
+    assert load_table(TunedTiles)
+    for entry in load_table(TunedTiles):
         assert None not in vars(entry.tiles).values()
         itemsize = {"bfloat16": 2, "float32": 4}[entry.dtype]
         check_vmem(entry.tiles, entry.tiles.resident_rows or 0, entry.width, itemsize, 5, entry.device_kind)
-    table = json.loads(TABLE_FILE.read_text())
+    table = json.loads(TunedTiles.FILE.read_text())
     for entry in table["entries"]:
         candidates = entry["provenance"]["candidates"]
         pallas = [c for c in candidates if c["kernel"] == "pallas" and "refused" not in c]
@@ -90,4 +89,4 @@ def test_refuses_what_does_not_fit_vmem():
 def test_refuses_a_table_that_is_none(tmp_path, text):
     (tmp_path / "tiles.json").write_text(text)
     with pytest.raises(TomatError, match=r"tiles.json .*tomat bench loss-tiles"):
-        load_table(tmp_path / "tiles.json")
+        load_table(TunedTiles, tmp_path / "tiles.json")

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 from embedded_set_gth import FUNCTIONAL, gth_text, require_eminus
-from scf_savings_page import table, write_page
+from scf_savings_page import savings, table, write_page
 from scf_savings_pwscf import CHARGE_DENSITY, DIAGO_THR_INIT, THREADS, KeptRun, PwCalculation, PwX, Start
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, output_file, positive_float, positive_int, report_file, run_folder
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
+from tomat.base.report.terminal import show
 from tomat.base.reporting import console, counted, write_report
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import demo_index, load_stored
@@ -129,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         "over_cells": over_cells(rows),
         "cells": rows,
     }  # fmt: skip
-    console.print(table(report))
+    show(table(report), *savings(report))
     write_report(args.json, report)
     if args.page is not None:
         write_page(report, args.page)

@@ -35,9 +35,9 @@ from tomat.perf.cost.memory import read_memory
 from tomat.perf.tuning.sweep import rows_on_record
 from tomat.predict.inference.folder import LINES_FILE, _is_whole, _read_lines
 from tomat.predict.weights.folder import WEIGHTS_FILE, read_weights, write_weights
+from tomat.report.html.density import predictions_page
 from tomat.report.html.document import page_html
 from tomat.report.html.kinds import page_of
-from tomat.report.html.prediction import predictions_page
 from tomat.report.pages.kernels_page import _kept as kept_kernels
 from tomat.report.pages.kernels_page import kernels_report
 from tomat.report.pages.max_batch_page import probes_parts

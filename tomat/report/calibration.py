@@ -30,8 +30,7 @@ def calibration_report(
         "What `tomat plan` says of steps that pods have run. No estimate is fitted to them: they judge the plans. "
         "`tomat plan --calibrate` plans every row again; `tomat plan --record RUN` adds a run of yours."
     )
-    sources = Table("", [Column("run"), Column("slice"), Column("source")],
-                    [(row.name, row.slice, row.source) for row in rows])  # fmt: skip
+    sources = Table("", [*map(Column, ("run", "slice", "source"))], [(row.name, row.slice, row.source) for row in rows])
     noted: list[Part] = [Items(notes)] if notes else ["Nothing is noted."]
     sections = [
         Section("", [lead]),
@@ -50,14 +49,14 @@ def steps_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
     body, points = [], []
     for row in rows:
         measured, planned = row.measured.get("step_seconds"), row.predicted.get("model_seconds")
-        if measured is None:
-            continue
-        error = None if planned is None else row.predicted.get("error")
-        body.append((row.name, measured, planned, None if planned is None else planned / measured - 1, error))
-        if planned is not None:
+        if measured is not None and planned is None:
+            body.append((row.name, measured, None, None, None))
+        elif measured is not None:
+            error = row.predicted.get("error")
+            body.append((row.name, measured, planned, planned / measured - 1, error))
             points.append((row.name, planned, measured, error or 0.0))
-    heads = [Column("run"), *(Column(heading, seconds) for heading in ("measured", "planned"))]
-    heads += [Column("error", percent), Column("range of the plan", lambda error: f"± {percent(error, 0)}")]
+    heads = [Column("run"), *(Column(one, seconds) for one in ("measured", "planned")), Column("error", percent)]
+    heads.append(Column("range of the plan", lambda error: f"± {percent(error, 0)}"))
     said = (
         "No step of a pod is in the fit: the model is that of timed kernels (`kernels.md`). The start of a collective, "
         "20 µs, is from the profiles of the first two."
@@ -86,18 +85,12 @@ def _compared(points: Sequence[tuple[str, float, float, float]], what: str, unit
         return []
     planned, measured = [point[1] for point in points], [point[2] for point in points]
     ratios = [b / a for a, b in zip(planned, measured, strict=True)]
-    series = [
-        equality(1.1 * max(*planned, *measured)),
-        Series(
-            "measured", planned, measured, "points",
-            texts=[f"{name}: planned {a:.3f} {unit}, measured {b:.3f} {unit}" for name, a, b, _ in points],
-            x_ranges=[(a - a * error, a + a * error) for _, a, _, error in points] if any(p[3] for p in points) else (),
-        ),
-    ]  # fmt: skip
-    said = (
-        f"{len(points)} rows; measured over planned from {min(ratios):.3f} to {max(ratios):.3f}. Dotted: equality. "
-        "Bars: the range expected."
-    )
+    texts = [f"{name}: planned {a:.3f} {unit}, measured {b:.3f} {unit}" for name, a, b, _ in points]
+    ranges = [(a - a * error, a + a * error) for _, a, _, error in points] if any(p[3] for p in points) else ()
+    series = [equality(1.1 * max(*planned, *measured)),
+              Series("measured", planned, measured, "points", texts=texts, x_ranges=ranges)]  # fmt: skip
+    said = f"{len(points)} rows; measured over planned from {min(ratios):.3f} to {max(ratios):.3f}. "
+    said += "Dotted: equality. Bars: the range expected."
     x, y = Axis(f"planned {what}, {unit}", from_zero=True), Axis(f"measured {what}, {unit}", from_zero=True)
     return [Chart(f"Planned against measured: {what}", series, x, y, said, size=(6.0, 5.0))]
 
@@ -115,8 +108,8 @@ def shares_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
                 difference = f"{difference or ''} (doubted)".strip()
                 doubts.append(f"The profile's {name} of {row.name} cannot be: {doubted}")
             body.append((row.name, name, measured, planned, difference))
-    heads = [Column("run"), Column("share"), Column("profile", percent), Column("planned", percent),
-             Column("difference, points", right=True)]  # fmt: skip
+    heads = [Column("run"), Column("share"), Column("profile", percent), Column("planned", percent)]
+    heads.append(Column("difference, points", right=True))
     return [Table("", heads, body), *doubts] if body else ["No profile is on record."]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.report.formats import number, percent, seconds
-from tomat.base.report.model import Axis, Cell, Chart, Column, Facts, Part, Series, State, Table, Verdict
+from tomat.base.report.model import Axis, Cell, Chart, Column, Facts, Part, Series, State, Table, Verdict, columns
 from tomat.base.reporting import readable_bytes
 from tomat.hardware.mfu import UTILISATIONS
 from tomat.perf.cost.chip_model import MODELS, Support, untimed_share, untimed_text
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tomat.perf.tuning.search import LargestBatch
 
 GIB, MIB = 2**30, 2**20
-FITS = Verdict("fits", State.GOOD)
+FITS, UNFIT = Verdict("fits", State.GOOD), "does not fit"
 LEAST_SHARE = 0.001
 """Of the step, for a part of what it rests on."""
 SPAN = ("estimate", "low", "high")
@@ -46,38 +46,25 @@ def memory_parts(memory: MemoryReport) -> list[Part]:
     }
     parts: list[Part] = [Facts(facts | {name: readable_bytes(n) for name, n in kinds.items() if n is not None})]
     if memory.timeline:
-        parts.append(_timeline(memory))
+        places, values = [100 * place for place, _ in memory.timeline], [size / GIB for _, size in memory.timeline]
+        peak, at = max(zip(values, places, strict=True), key=lambda point: point[0])
+        series = [Series("in use", places, values, "step"),
+                  Series("peak", [at], [peak], "points", "#c94f4f", texts=[f"peak: {peak:.3f} GiB"])]  # fmt: skip
+        said = (
+            f"Memory of a device along the step's schedule: {values[0]:.3f} GiB at its start, at most {peak:.3f} GiB "
+            f"at {at:.0f} % of it. Of each stretch the largest value is drawn; the buffers that are live there follow."
+        )
+        x, y = Axis("% of the allocations and frees of the schedule", from_zero=True), Axis("GiB", from_zero=True)
+        parts.append(Chart("Memory over the schedule", series, x, y, said, size=(6.0, 3.75)))
     elif memory.fits:
         parts.append("The plan does not hold its memory over the schedule: an earlier tomat made it. Plan again.")
     return parts
 
 
-def _timeline(memory: MemoryReport) -> Chart:
-    """Bytes in use along the schedule of the step."""
-    places = [100 * place for place, _ in memory.timeline]
-    values = [size / GIB for _, size in memory.timeline]
-    top = max(range(len(values)), key=values.__getitem__)
-    peak = f"peak: {values[top]:.3f} GiB"
-    series = [
-        Series("in use", places, values, "step"),
-        Series("peak", [places[top]], [values[top]], "points", "#c94f4f", texts=[peak]),
-    ]
-    said = (
-        f"Memory of a device along the step's schedule: {values[0]:.3f} GiB at its start, "
-        f"at most {values[top]:.3f} GiB at {places[top]:.0f} % of it. Of each "
-        "stretch the largest value is drawn; the buffers that are live there follow."
-    )
-    x, y = Axis("% of the allocations and frees of the schedule", from_zero=True), Axis("GiB", from_zero=True)
-    return Chart("Memory over the schedule", series, x, y, said, size=(6.0, 3.75))
-
-
 def buffers_table(memory: MemoryReport, top: int | None = None) -> Table:
     """The largest buffers, or the first `top` of them."""
-    heads = (
-        Column("buffer"),
-        *(Column(heading, number(2, 1 / MIB)) for heading in ("MiB", "MiB without padding")),
-        *(Column(heading) for heading in ("shape", "operation", "source")),
-    )
+    heads = [Column("buffer"), *columns("MiB", "MiB without padding", show=number(2, 1 / MIB))]
+    heads += columns("shape", "operation", "source")
     rows = [
         (f"{i}. {b.instruction or b.opcode}", b.hbm_bytes, b.logical_bytes, b.shape, b.op_name, b.source)
         for i, b in enumerate(memory.largest[:top], 1)
@@ -104,89 +91,75 @@ def plan_parts(report: Mapping[str, Any]) -> list[Part]:
     ]
     if rows:
         said = "Step and utilisation of the slice's peak, with the range in which they are expected"
-        heads = [Column(""), *(Column(heading, right=True) for heading in ("estimate", "from", "to"))]
-        parts.append(Table(said, heads, rows))
+        parts.append(Table(said, [Column(""), *columns("estimate", "from", "to", right=True)], rows))
     if models := report.get("models_seconds"):
         # A model leaves out the operations that it does not know: 0 of a kind is no answer.
         body = [
             (kind, *(row.get(name) or None for name in MODELS))
             for kind, row in sorted(models.items(), key=lambda item: -item[1].get("estimate", 0.0))
         ]
-        columns = (Column("kind"), *(Column(name, seconds) for name in MODELS))
-        parts.append(Table("The cycle models beside each other", columns, body))
+        heads = [Column("kind"), *columns(*MODELS, show=seconds)]
+        parts.append(Table("The cycle models beside each other", heads, body))
     parts += [support_table(support)] if support else []
-    return parts + ([_kernels_table(report["pallas_kernels"])] if report.get("pallas_kernels") else [])
+    if kernels := report.get("pallas_kernels"):
+        heads = [Column("kernel"), Column("runs", number(0)), Column("a step", seconds)]
+        heads += [*columns(*UNITS, show=number(0, 100.0, " %")), Column("bound")]
+        body = []
+        for one in kernels:
+            filled = map(one["slot_utilisation"].get, UNITS)
+            body.append((one["name"], one["executions"], one["seconds_per_step"], *filled, one["bound"]))
+        parts.append(Table("Pallas kernels: share of the slots that executed bundles fill", heads, body))
+    return parts
 
 
 def support_table(support: Sequence[Support]) -> Table:
     """Which parts of the step rest on kernels that were timed, and which do not."""
-    columns = [Column("kernels bound by"), Column("a step", seconds), Column("share", percent)]
-    columns += [Column("error of nine in ten", percent), Column("timed", right=True)]
+    heads = [Column("kernels bound by"), Column("a step", seconds)]
+    heads += columns("share", "error of nine in ten", show=percent)
     rows = [
         (part.name, part.seconds_per_step, part.step_share, part.error, part.timed)
         for part in support
         if part.step_share > LEAST_SHARE
     ]
-    return Table("What the step rests on", columns, rows)
-
-
-def _kernels_table(kernels: Sequence[Mapping[str, Any]]) -> Table:
-    columns = [Column("kernel"), Column("runs", number(0)), Column("a step", seconds)]
-    columns += [*(Column(unit, number(0, 100.0, " %")) for unit in UNITS), Column("bound")]
-    rows = [
-        (
-            kernel["name"],
-            kernel["executions"],
-            kernel["seconds_per_step"],
-            *(kernel["slot_utilisation"].get(unit) for unit in UNITS),
-            kernel["bound"],
-        )
-        for kernel in kernels
-    ]
-    return Table("Pallas kernels: share of the slots that executed bundles fill", columns, rows)
+    return Table("What the step rests on", [*heads, Column("timed", right=True)], rows)
 
 
 def trials_part(trials: Sequence[Mapping[str, Any]]) -> Part:
     """What was tried to make a step fit, as `Trial.to_dict` gives it."""
     if not trials:
         return "No change of microbatch, checkpointing, sharding or batch is left to try."
-    rows = []
-    for trial in trials:
-        verdict: Cell = trial.get("error") or (FITS if trial.get("fits") else "does not fit")
-        rows.append((str(trial.get("words", "")), trial.get("required_bytes"), verdict))
+    rows = [
+        (str(one.get("words", "")), one.get("required_bytes"), one.get("error") or (FITS if one.get("fits") else UNFIT))
+        for one in trials
+    ]
     return Table("Nearest changes, each compiled", [Column("change"), _gib("needs"), Column("verdict")], rows)
 
 
 def largest_table(found: Sequence[LargestBatch]) -> Table:
     """The largest batch for each checkpoint policy."""
-    columns = [Column("checkpointing"), Column("sequences", number(0)), _gib("needs")]
-    columns += [Column("next multiple", number(0)), _gib("needs"), Column("")]
-    rows = [
-        (
-            str(one.policy),
-            one.batch_sequences,
-            one.fits and one.fits.required_bytes,
-            one.next_up and one.next_up.overrides["trainer.train_batch_size"],
-            one.next_up and one.next_up.required_bytes,
-            one.stopped_by,
-        )
-        for one in found
-    ]
-    return Table("Largest batch that fits", columns, rows)
+    rows = []
+    for one in found:
+        more = one.next_up
+        beyond = (more.overrides["trainer.train_batch_size"], more.required_bytes) if more else (None, None)
+        needed = one.fits.required_bytes if one.fits else None
+        rows.append((str(one.policy), one.batch_sequences, needed, *beyond, one.stopped_by))
+    heads = [Column("checkpointing"), Column("sequences", number(0)), _gib("needs")]
+    heads += [Column("next multiple", number(0)), _gib("needs"), Column("")]
+    return Table("Largest batch that fits", heads, rows)
 
 
 def decoders_table(plans: Sequence[Mapping[str, Any]]) -> Table:
     """The decoders that `compile_decoders` has planned, side by side."""
-    columns = [Column("decoder"), *(Column(heading, number(0)) for heading in ("rounds", "patches")), _gib("HBM")]
-    columns += [Column("a batch", seconds), Column("batches", number(0))]
-    columns += [*(Column(heading, seconds) for heading in ("a cell", "from", "to")), Column("without timings", percent)]
+    heads = [Column("decoder"), *columns("rounds", "patches", show=number(0)), _gib("HBM"), Column("a batch", seconds)]
+    heads += [Column("batches", number(0)), *columns("a cell", "from", "to", show=seconds)]
+    heads += [Column("without timings", percent), Column("bound", right=False)]
     rows: list[list[Cell]] = []
     for plan in plans:
         rows.append([plan[key] for key in ("decoder", "rounds", "patches_at_a_time", "hbm_required_bytes")])
         if not plan["fits"]:
-            rows[-1] += [None] * 6 + ["does not fit"]
+            rows[-1] += [None] * 6 + [UNFIT]
             continue
         support = [Support(**part) for part in plan["rests_on"]]
         rows[-1] += [plan["batch_seconds"]["estimate"], plan["batches"], *(plan["cell_seconds"][key] for key in SPAN)]
         rows[-1] += [untimed_share(support), f"{support[0].name} {percent(support[0].step_share, 0)}"]
-    return Table("A cell", [*columns, Column("bound", right=False)], rows)
+    return Table("A cell", heads, rows)

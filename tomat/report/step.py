@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from tomat.base.report.formats import count, cycles, number, percent, quantity, seconds, signed
-from tomat.base.report.model import Axis, Cell, Chart, Column, Facts, Series, State, Table, Verdict
-from tomat.perf.profile.breakdown import Breakdown, Category, GroupRow, OpRow
+from tomat.base.report.model import Axis, Cell, Chart, Column, Facts, Series, State, Table, Verdict, columns
+from tomat.perf.profile.breakdown import Breakdown, Category, GroupRow
 from tomat.perf.profile.steady import WindowKind, what_else_ran
 from tomat.perf.profile.two_breakdowns import Comparison
 from tomat.perf.profile.two_breakdowns import Verdict as Judged
@@ -36,18 +36,18 @@ COLOURS: dict[str, str] = {
 SMALLEST_SHARE = 0.0005
 """Of the step, for a point of the roofline."""
 GIB = 2**30
+HBM_BYTES = Column("HBM bytes", lambda value: quantity(value, "B"))
 _STATES = {Judged.PASS: State.GOOD, Judged.WARN: State.DOUBTFUL, Judged.FAIL: State.BAD}
 
 
 def step_facts(breakdown: Breakdown) -> Facts:
     """How long the step takes, on what, and how much work it is."""
-    roofs, hosts = breakdown.roofs, f" on {breakdown.n_hosts:,} host(s)"
     flops, moved = _total(op.flops for op in breakdown.ops), _total(op.hbm_bytes for op in breakdown.ops)
     return Facts(
         {
             "step": seconds(breakdown.step_seconds),
-            "device": roofs.device_kind or "not known",
-            "devices": f"{breakdown.n_devices:,}{hosts}",
+            "device": breakdown.roofs.device_kind or "not known",
+            "devices": f"{breakdown.n_devices:,} on {breakdown.n_hosts:,} host(s)",
             "steps read": breakdown.n_steps if breakdown.source == "trace" else None,
             "operations": f"{len(breakdown.ops):,}",
             "compute": None if flops is None else f"{quantity(flops, 'FLOP')} a step",
@@ -63,18 +63,9 @@ def step_notes(breakdown: Breakdown) -> list[str]:
 
 def groups_table(rows: Sequence[GroupRow], first: str) -> Table:
     """Categories or parts, one row each, and their sum."""
-    columns = (
-        Column(first),
-        Column("occurrences", count),
-        Column("cycles", cycles),
-        Column("time", seconds),
-        Column("share", percent),
-        Column("hidden", seconds),
-        Column("flops", quantity),
-        Column("HBM bytes", lambda value: quantity(value, "B")),
-        *(Column(heading, percent) for heading in ("of peak flops", "of bandwidth")),
-        Column("bound"),
-    )
+    heads = [Column(first), Column("occurrences", count), Column("cycles", cycles), Column("time", seconds)]
+    heads += [Column("share", percent), Column("hidden", seconds), Column("flops", quantity), HBM_BYTES]
+    heads += [*columns("of peak flops", "of bandwidth", show=percent), Column("bound")]
     body = [
         (row.name, row.occurrences, row.cycles, row.seconds, row.share, row.hidden_seconds or None, row.flops,
          row.hbm_bytes, row.flops_fraction, row.bandwidth_fraction, str(row.bound))
@@ -82,55 +73,44 @@ def groups_table(rows: Sequence[GroupRow], first: str) -> Table:
     ]  # fmt: skip
     time, share = sum(row.seconds for row in rows), sum(row.share for row in rows)
     total: list[Cell] = ["step", "", _total(row.cycles for row in rows), time, share, *[""] * 6]
-    return Table("", columns, body, total)
+    return Table("", heads, body, total)
 
 
 def operations_table(breakdown: Breakdown, top: int) -> Table:
     ops = breakdown.top(top)
-    columns = (
-        *map(Column, ("operation", "category", "part", "direction")),
-        Column("occurrences", count),
-        Column("time", seconds),
-        *(Column(heading, percent) for heading in ("share", "of peak flops", "of bandwidth")),
-        Column("bound"),
-        Column("HBM bytes", lambda value: quantity(value, "B")),
-        Column("flops", quantity),
-        *map(Column, ("source", "scope")),
-    )
+    heads = [*columns("operation", "category", "part", "direction"), Column("occurrences", count)]
+    heads += [Column("time", seconds), *columns("share", "of peak flops", "of bandwidth", show=percent)]
+    heads += [Column("bound"), HBM_BYTES, Column("flops", quantity), *columns("source", "scope")]
     rows: list[tuple[Cell, ...]] = []
     for op in ops:
         row = breakdown.group(op.name, [op])
-        names = op.name, str(op.category), str(op.part), str(op.direction)
-        reached = row.share, row.flops_fraction, row.bandwidth_fraction, str(row.bound)
-        rows.append(
-            (*names, op.occurrences, op.seconds, *reached, op.hbm_bytes, op.flops, op.source or None, op.op_name)
-        )
+        rows.append((
+            op.name, str(op.category), str(op.part), str(op.direction), op.occurrences, op.seconds, row.share,
+            row.flops_fraction, row.bandwidth_fraction, str(row.bound), op.hbm_bytes, op.flops, op.source or None,
+            op.op_name,
+        ))  # fmt: skip
     share = percent(sum(op.seconds for op in ops) / breakdown.step_seconds if breakdown.step_seconds else None)
     said = f"The {len(ops)} of {len(breakdown.ops)} operations with the most time, {share} of the step"
-    return Table(said, columns, rows)
+    return Table(said, heads, rows)
 
 
 def windows_table(breakdown: Breakdown) -> Table:
     """The windows of a trace by kind."""
-    figures = [Column(name, seconds) for name in ("mean", "p10", "p50", "p90")]
+    heads = Column("windows"), Column("count", count), *columns("mean", "p10", "p50", "p90", show=seconds)
     rows = [
         (c.name, c.count, c.mean_seconds, c.p10_seconds, c.p50_seconds, c.p90_seconds) for c in breakdown.step_classes
     ]
-    caption = (
-        "All windows (times devices), each from the beginning of a step to that of the next; the step is the mean of "
-        "the steady ones"
-    )
-    return Table(caption, (Column("windows"), Column("count", count), *figures), rows)
+    caption = "All windows (times devices), each from a step's beginning to that of the next; "
+    return Table(f"{caption}the step is the mean of the steady ones", heads, rows)
 
 
 def waits_table(breakdown: Breakdown) -> Table:
-    times = (Column(heading, seconds) for heading in ("time", "longest"))
-    columns = (Column("after"), Column("before"), Column("occurrences", count), *times, Column("the host was in"))
+    heads = [*columns("after", "before"), Column("occurrences", count), *columns("time", "longest", show=seconds)]
     rows = [
         (gap.before, gap.after, gap.occurrences, gap.seconds, gap.longest_seconds, gap.host_activity or None)
         for gap in breakdown.gaps
     ]
-    return Table("Waits of the device with the longest total, per step", columns, rows)
+    return Table("Waits of the device with the longest total, per step", [*heads, Column("the host was in")], rows)
 
 
 def memory_table(breakdown: Breakdown) -> Table:
@@ -138,27 +118,22 @@ def memory_table(breakdown: Breakdown) -> Table:
     capacity, sizes = breakdown.roofs.hbm_bytes, sorted(breakdown.memory_bytes.items())
     sizes.append(("sum", sum(breakdown.memory_bytes.values())))
     rows = [(name, size, size / capacity if capacity else None) for name, size in sizes]
-    columns = (Column("buffers"), Column("bytes", number(3, 1 / GIB, " GiB")), Column("of capacity", percent))
-    return Table("Buffers of the main program on one device", columns, rows[:-1], rows[-1])
+    heads = Column("buffers"), Column("bytes", number(3, 1 / GIB, " GiB")), Column("of capacity", percent)
+    return Table("Buffers of the main program on one device", heads, rows[:-1], rows[-1])
 
 
 def comparison_table(result: Comparison) -> Table:
     """Two steps, category by category, the largest difference first."""
-    columns = (
-        Column("category"),
-        Column("A", seconds),
-        Column("B", seconds),
-        Column("cycles", lambda value: signed(value, 0)),
-        Column("points", signed),
-        Column("of A's step", lambda value: f"{signed(value)} %"),
-        Column("verdict"),
-    )
-    rows = [
-        (row.category, row.a_seconds, row.b_seconds, row.delta_cycles, row.delta_points, row.growth_percent_of_step,
-         judged(row.verdict))
-        for row in result.rows
-    ]  # fmt: skip
-    return Table(f"{result.a} -> {result.b}", columns, rows)
+    shown: list[tuple[Column, Any]] = [
+        (Column("category"), lambda row: row.category),
+        (Column("A", seconds), lambda row: row.a_seconds),
+        (Column("B", seconds), lambda row: row.b_seconds),
+        (Column("cycles", lambda value: signed(value, 0)), lambda row: row.delta_cycles),
+        (Column("points", signed), lambda row: row.delta_points),
+        (Column("of A's step", lambda value: f"{signed(value)} %"), lambda row: row.growth_percent_of_step),
+        (Column("verdict"), lambda row: judged(row.verdict)),
+    ]
+    return Table.of(f"{result.a} -> {result.b}", result.rows, shown)
 
 
 def judged(verdict: Judged) -> Verdict:
@@ -175,12 +150,10 @@ def step_charts(breakdown: Breakdown, stem: str = "") -> list[Chart]:
 def shares_chart(breakdown: Breakdown) -> Chart:
     """The step as one bar, by category."""
     rows = [row for row in breakdown.categories if row.share > 0]
-    series = [
-        Series(f"{row.name} {100 * row.share:.1f} %", [100 * row.share], mark="bar", colour=COLOURS[row.name])
-        for row in rows
-    ]
+    names = {row.name: f"{row.name} {percent(row.share)}" for row in rows}
+    series = [Series(names[row.name], [100 * row.share], mark="bar", colour=COLOURS[row.name]) for row in rows]
     largest = sorted(rows, key=lambda row: -row.seconds)[:4]
-    said = "Largest: " + ", ".join(f"{row.name} {100 * row.share:.1f} %" for row in largest) + "."
+    said = f"Largest: {', '.join(names[row.name] for row in largest)}."
     title = "Share of the step by category"
     return Chart(title, series, Axis("% of the step"), Axis(""), said, "shares.svg", (7.5, 1.9))
 
@@ -202,19 +175,16 @@ def roofline_chart(breakdown: Breakdown) -> Chart | None:
             x, y = [ridge, other / bandwidth, edge], [peak, other, other]
             series.append(Series(f"{operands} products", x, y, colour="#8a929b", dotted=True))
     for kind in sorted({str(op.category) for op in timed}):
-        mine = [op for op in timed if op.category == kind]
-        series.append(
-            Series(
-                kind,
-                [(op.flops or 0) / op.hbm_bytes if op.hbm_bytes else edge for op in mine],
-                [(op.flops or 0) / op.seconds for op in mine],
-                "points",
-                COLOURS[kind],
-                [op.seconds / breakdown.step_seconds for op in mine],
-                [_point(breakdown, op) for op in mine],
-            )
-        )
-    near = [op for op in known if max(_of_roofs(breakdown, op)) >= 0.5]
+        x, y, areas, texts = [], [], [], []
+        for op in (op for op in timed if op.category == kind):
+            x.append((op.flops or 0) / op.hbm_bytes if op.hbm_bytes else edge)
+            y.append((op.flops or 0) / op.seconds)
+            areas.append(op.seconds / breakdown.step_seconds)
+            rate = quantity(y[-1], "FLOP/s")
+            texts.append(f"{op.name}: {seconds(op.seconds)}, {percent(areas[-1])} of the step, {rate}")
+        series.append(Series(kind, x, y, "points", COLOURS[kind], areas, texts))
+    groups = [(op, breakdown.group(op.name, [op])) for op in known]
+    near = [op for op, of in groups if max(of.flops_fraction or 0.0, of.bandwidth_fraction or 0.0) >= 0.5]
     share = percent(sum(op.seconds for op in near) / breakdown.step_seconds)
     said = (
         f"{len(known):,} operations of known work; those that reach half of a roof take {share} of the step. The roofs "
@@ -223,17 +193,6 @@ def roofline_chart(breakdown: Breakdown) -> Chart | None:
     )
     x, y = Axis("flops per HBM byte (right edge: none moved)", log=True), Axis("flops per second", log=True)
     return Chart("Operations against the chip's roofs", series, x, y, said, "roofline.svg")
-
-
-def _point(breakdown: Breakdown, op: OpRow) -> str:
-    share, rate = percent(op.seconds / breakdown.step_seconds), quantity((op.flops or 0) / op.seconds, "FLOP/s")
-    return f"{op.name}: {seconds(op.seconds)}, {share} of the step, {rate}"
-
-
-def _of_roofs(breakdown: Breakdown, op: OpRow) -> tuple[float, float]:
-    """What an operation reaches of both peaks."""
-    row = breakdown.group(op.name, [op])
-    return row.flops_fraction or 0.0, row.bandwidth_fraction or 0.0
 
 
 def times_chart(breakdown: Breakdown) -> Chart | None:
@@ -252,10 +211,10 @@ def windows_chart(breakdown: Breakdown) -> Chart | None:
         return None
     series = []
     for kind in WindowKind:
-        rows = [one for one in breakdown.windows if one.kind == kind]
-        x, y = [1e3 * one.start_seconds for one in rows], [1e3 * one.seconds / one.steps for one in rows]
-        texts = [f"{one.device}: {seconds(one.seconds / one.steps)}, {kind}" for one in rows]
-        series += [Series(f"{len(rows):,} {kind}", x, y, "points", texts=texts)] if rows else []
+        if rows := [one for one in breakdown.windows if one.kind == kind]:
+            x, y = [1e3 * one.start_seconds for one in rows], [1e3 * one.seconds / one.steps for one in rows]
+            texts = [f"{one.device}: {seconds(one.seconds / one.steps)}, {kind}" for one in rows]
+            series.append(Series(f"{len(rows):,} {kind}", x, y, "points", texts=texts))
     said = f"{', '.join(one.name for one in series)}."
     title = "All windows, from the beginning of a step to that of the next"
     return Chart(title, series, Axis("begins at, ms"), Axis("step, ms", from_zero=True), said, size=(6.0, 3.2))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tomat.base.report.formats import UNKNOWN, number, percent, seconds, significant
+from tomat.base.report.formats import UNKNOWN, number, percent, ranged, seconds, significant
 from tomat.base.report.model import (
     VERDICT,
     Axis,
@@ -22,6 +22,7 @@ from tomat.base.report.model import (
     Section,
     Series,
     Table,
+    columns,
     equality,
 )
 from tomat.base.reporting import counted
@@ -118,10 +119,17 @@ def measured_report(
         epoch_rows: Sequences of the data set that epochs are of; None: the one that was trained on.
     """
     rows = record["rows"]
+    sources = sorted({row.setup["memory_source"] for row in rows if "memory_source" in row.setup})
+    ranking: list[Part] = [measured_table(rows)]
+    ranking.append(MEASURED_LEGEND.format(memory="; ".join(MEMORY_SOURCES[one] for one in sources) or "not known"))
+    if told := sorted({row.setup["energy_source"] for row in rows if row.setup.get("energy_source")}):
+        known = any(row.step_joules is not None for row in rows)
+        ranking.append(f"{JOULES}: of {told[0]}." if known else f"Energy: {told[0]}.")
+    ranking += [same_text(rows, names) for names in record.get("same_settings", [])]
     pareto = pareto_parts(record["sweep"], rows, "tokens a second", "the smallest and largest window")
     sections = [
         Section("", [record["introduction"], *_how(record)], "introduction"),
-        Section("Ranking", _ranking(rows, record.get("same_settings", [])), "ranking"),
+        Section("Ranking", ranking, "ranking"),
         Section("Tokens a second against memory", pareto, "pareto"),
         Section("Hours an epoch", epochs_parts(rows, epoch_rows), "epochs"),
         Section("Planned and measured", compared_parts(plans, rows) or [NOT_COMPARED], "planned"),
@@ -162,48 +170,38 @@ def shared_note(busy: float | None, of: str, effect: str) -> list[Part]:
     return [Note(f"{said} (median of the {of}). {effect}", warning=True)]
 
 
-def settings_text(overrides: Mapping[str, Any]) -> str:
-    """`model.num_heads 4 sharding zero1`, in one order whatever the record's."""
-    return " ".join(word.removeprefix("--") for word in override_words(dict(sorted(overrides.items()))))
-
-
 def settings_cell(overrides: Mapping[str, Any]) -> Code | None:
-    return Code(settings_text(overrides)) if overrides else None
+    """`model.num_heads 4 sharding zero1`, in one order whatever the record's."""
+    words = override_words(dict(sorted(overrides.items())))
+    return Code(" ".join(word.removeprefix("--") for word in words)) if overrides else None
 
 
 def planned_table(rows: Sequence[RowRecord]) -> Table:
     """Every planned row, the best MFU first."""
-    columns = [
+    heads = [
         Column("", number(0)),
-        Column("row"),
-        Column("slice"),
-        Column("batch", number(0)),
-        Column("tokens", number(0)),
-        Column("HBM MiB", number(0, 1 / MIB)),
-        Column("of MiB", number(0, 1 / MIB)),
-        *(Column(heading, number(1, 1e3)) for heading in ("step ms", "from", "to")),
-        *(Column(one.short, percent) for one in TABLE_UTILISATIONS),
-        *(Column(heading, percent) for heading in ("MFU from", "MFU to", "without timings")),
+        *columns("row", "slice"),
+        *columns("batch", "tokens", show=number(0)),
+        *columns("HBM MiB", "of MiB", show=number(0, 1 / MIB)),
+        *columns("step ms", "from", "to", show=number(1, 1e3)),
+        *columns(*(one.short for one in TABLE_UTILISATIONS), "MFU from", "MFU to", "without timings", show=percent),
         Column("tokens/s/chip", number(0)),
-        *(Column(heading, right=False) for heading in ("largest category", "verdict", "settings")),
+        *columns("largest category", "verdict", "settings", right=False),
     ]
     body = []
     for place, row in enumerate(ranked(rows), 1):
         largest = max(row.categories, key=lambda group: group["seconds"], default=None)
-        step, mfu = row.step_seconds or {}, row.mfu_full or {}
-        setup = (row.slice, row.batch_sequences, row.sequence_tokens)
-        memory = (row.hbm_required_bytes or None, row.hbm_capacity_bytes or None)
-        figures = (
+        step, mfu, rate = row.step_seconds or {}, row.mfu_full or {}, row.tokens_per_second_per_chip or {}
+        category = f"{largest['name']} {percent(largest['share'], 0)}" if largest else None
+        body.append((
+            place, row.name, row.slice, row.batch_sequences, row.sequence_tokens,
+            row.hbm_required_bytes or None, row.hbm_capacity_bytes or None,
             *(step.get(key) for key in ("estimate", "low", "high")),
             *((row.utilisation(one.key) or {}).get("estimate") for one in TABLE_UTILISATIONS),
-            *(mfu.get(key) for key in ("low", "high")),
-            row.untimed_step_share,
-            (row.tokens_per_second_per_chip or {}).get("estimate"),
-        )
-        said = verdict(row, base_of(row, rows)).replace("`", "")
-        category = f"{largest['name']} {percent(largest['share'], 0)}" if largest else None
-        body.append((place, row.name, *setup, *memory, *figures, category, said, settings_cell(row.overrides)))
-    return Table("Rows of the sweep, the best MFU first", columns, body)
+            mfu.get("low"), mfu.get("high"), row.untimed_step_share, rate.get("estimate"),
+            category, verdict(row, base_of(row, rows)).replace("`", ""), settings_cell(row.overrides),
+        ))  # fmt: skip
+    return Table("Rows of the sweep, the best MFU first", heads, body)
 
 
 def planned_ranking(rows: Sequence[RowRecord]) -> Table:
@@ -227,36 +225,34 @@ def measured_table(rows: Sequence[LabRow]) -> Table:
         "optimizer": ("optimizer", str),
         "dtype": ("compute_dtype", str),
     }
-    columns = [
+    heads = [
         Column("", number(0)),
         Column("run"),
         *(Column(heading, show) for heading, (_, show) in setup.items()),
-        *(Column(heading, number(0)) for heading in ("tok/s", "least", "most")),
+        *columns("tok/s", "least", "most", show=number(0)),
         Column("step ms", number(1, 1e3)),
-        *(Column(heading, number(1)) for heading in ("compile s", "cached s")),
-        *(Column(heading, number(0, 1 / MIB)) for heading in ("mem peak MiB", "limit MiB")),
-        *(Column(one.short, percent) for one in shares),
-        *(Column(heading, number(1)) for heading in (JOULES, "tokens a J") if energy),
+        *columns("compile s", "cached s", show=number(1)),
+        *columns("mem peak MiB", "limit MiB", show=number(0, 1 / MIB)),
+        *columns(*(one.short for one in shares), show=percent),
+        *(columns(JOULES, "tokens a J", show=number(1)) if energy else ()),
         Column("loss", number(4)),
-        *(Column(heading, right=False) for heading in ("ok", "against base", "verdict", "settings")),
+        *columns("ok", "against base", "verdict", "settings", right=False),
     ]
     body = []
     for place, row in enumerate(ranked(rows), 1):
-        known = {"shuffle_rows": row.setup.get("shuffle_rows") or row.setup.get("shuffle")}
+        known = row.setup | {"shuffle_rows": row.setup.get("shuffle_rows") or row.setup.get("shuffle")}
         speed = row.speed or {}
-        figures = (
-            *(known.get(key, row.setup.get(key)) for key, _ in setup.values()),
-            *(speed.get(key) for key in ("estimate", "low", "high")),
-            *(row.step_seconds, row.compile_cold_seconds, row.compile_cached_seconds),
-            *(row.peak_memory_bytes, row.memory_limit_bytes),
+        ok = "True" if row.measured else "OOM" if row.status == OUT_OF_MEMORY else "False"
+        body.append((
+            place, row.name, *(known.get(key) for key, _ in setup.values()),
+            *(speed.get(key) for key in ("estimate", "low", "high")), row.step_seconds,
+            row.compile_cold_seconds, row.compile_cached_seconds, row.peak_memory_bytes, row.memory_limit_bytes,
             *(row.mfu.get(one.key) for one in shares),
             *((row.step_joules, row.tokens_per_joule) if energy else ()),
-            row.setup.get("warm_loss"),
-        )
-        ok = "True" if row.measured else "OOM" if row.status == OUT_OF_MEMORY else "False"
-        said = (ok, ratio_text(row), measured_verdict(row).replace("`", ""), settings_cell(row.overrides))
-        body.append((place, row.name, *figures, *said))
-    return Table("Rows of the sweep, the most tokens a second first; medians of the windows", columns, body)
+            known.get("warm_loss"), ok, ratio_text(row), measured_verdict(row).replace("`", ""),
+            settings_cell(row.overrides),
+        ))  # fmt: skip
+    return Table("Rows of the sweep, the most tokens a second first; medians of the windows", heads, body)
 
 
 def measured_ranking(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> list[Part]:
@@ -265,20 +261,10 @@ def measured_ranking(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> l
     return [measured_table(rows).chosen(*shown), *(Note(same_text(rows, names).replace("`", "'")) for names in same)]
 
 
-def _ranking(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> list[Part]:
-    sources = sorted({row.setup["memory_source"] for row in rows if "memory_source" in row.setup})
-    parts: list[Part] = [measured_table(rows)]
-    parts.append(MEASURED_LEGEND.format(memory="; ".join(MEMORY_SOURCES[one] for one in sources) or "not known"))
-    if told := sorted({row.setup["energy_source"] for row in rows if row.setup.get("energy_source")}):
-        known = any(row.step_joules is not None for row in rows)
-        parts.append(f"{JOULES}: of {told[0]}." if known else f"Energy: {told[0]}.")
-    return parts + [same_text(rows, names) for names in same]
-
-
 def ratio_text(row: LabRow) -> str:
     """`1.05 (1.02 to 1.08)`: tokens a second over the base's."""
     ratio = row.ratio
-    return UNKNOWN if ratio is None else f"{ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    return UNKNOWN if ratio is None else ranged(ratio.mean, ratio.low, ratio.high, number(3))
 
 
 def measured_verdict(row: LabRow) -> str:
@@ -329,16 +315,8 @@ def pareto_parts(
     scale: float = 1.0,
     crosses: Mapping[int, SweptRow] | None = None,
 ) -> list[Part]:
-    """Speed against memory: the figure, and which rows no other beats in both.
-
-    Args:
-        name: Of the sweep.
-        rows: Planned or measured.
-        speed: What their speed is, of which `scale` makes the unit.
-        bars: What their ranges are.
-        scale: See `speed`.
-        crosses: Rows that do not fit, by their places in the ranking.
-    """
+    """Speed (what it is, and what makes its unit of a row's) against memory: the figure, and which rows no other beats
+    in both. `bars` says what the ranges are; `crosses` has rows that do not fit, by their places in the ranking."""
     points = [(place, row, row.speed) for place, row in enumerate(ranked(rows), 1) if row.speed is not None]
     if not points:
         return ["No row has an answer."]
@@ -350,7 +328,7 @@ def pareto_parts(
             y_ranges=[(scale * one["low"], scale * one["high"]) for *_, one in points],
             labels=[str(place) for place, *_ in points],
             texts=[
-                f"{row.name}: {show(one['estimate'])} ({show(one['low'])} to {show(one['high'])}), {size:,.1f} MiB"
+                f"{row.name}: {interval_text(one, show)}, {size:,.1f} MiB"
                 for (_, row, one), size in zip(points, memory, strict=True)
             ],
         )
@@ -376,22 +354,16 @@ def compared_parts(plans: Mapping[str, RowRecord], rows: Sequence[LabRow]) -> li
     body = []
     for row in ranked(rows):
         plan = plans.get(row.name)
-        if plan is None or plan.step_seconds is None or row.step_seconds is None:
-            continue
-        if dict(plan.overrides) == dict(row.overrides):
-            planned = plan.step_seconds["estimate"]
-            memory = plan.hbm_required_bytes, row.peak_memory_bytes
-            body.append((row.name, str(plan.slice), planned, row.step_seconds, row.step_seconds / planned, *memory))
+        if plan is not None and plan.step_seconds and row.step_seconds and dict(plan.overrides) == dict(row.overrides):
+            step, memory = plan.step_seconds["estimate"], (plan.hbm_required_bytes, row.peak_memory_bytes)
+            body.append((row.name, str(plan.slice), step, row.step_seconds, row.step_seconds / step, *memory))
     if not body:
         return []
-    columns = [
-        Column("run"),
-        Column("planned for"),
-        Column("planned step ms", number(1, 1e3)),
-        Column("measured step ms", number(1, 1e3)),
+    heads = [
+        *columns("run", "planned for"),
+        *columns("planned step ms", "measured step ms", show=number(1, 1e3)),
         Column("measured / planned", number(2)),
-        Column("planned MiB", number(0, 1 / MIB)),
-        Column("measured MiB", number(0, 1 / MIB)),
+        *columns("planned MiB", "measured MiB", show=number(0, 1 / MIB)),
     ]
     planned, measured = ([1e3 * one[place] for one in body] for place in (2, 3))
     texts = [f"{one[0]}: planned {1e3 * one[2]:.1f} ms, measured {1e3 * one[3]:.1f} ms" for one in body]
@@ -399,7 +371,7 @@ def compared_parts(plans: Mapping[str, RowRecord], rows: Sequence[LabRow]) -> li
     axes = Axis("planned step, ms"), Axis("measured step, ms")
     return [
         Chart("Planned against measured", series, *axes, COMPARED, size=(6.0, 5.2)),
-        Table("Steps planned and measured", columns, body),
+        Table("Steps planned and measured", heads, body),
         COMPARED,
     ]
 
@@ -419,27 +391,18 @@ def categories_parts(rows: Sequence[RowRecord]) -> list[Part]:
                COLOURS.get(name, "#8a929b"))
         for name in names
     ]  # fmt: skip
-    said = (
-        "Milliseconds of a step by kind of operation, the rows in the order of the ranking; the table has the figures."
-    )
-    columns = [
-        Column("row"),
-        Column("step", seconds),
-        *(Column(name, lambda share: percent(share, 0)) for name in kept),
-    ]
-    body = [
-        (row.name, row.estimate("step_seconds"), *(one[name]["share"] if name in one else None for name in kept))
-        for row, one in zip(shown, mine, strict=True)
-    ]
-    times = [Column("row"), *(Column(f"{name}, ms", number(2, 1e3)) for name in names)]
-    taken = [
-        (row.name, *(one[name]["seconds"] if name in one else None for name in names))
-        for row, one in zip(shown, mine, strict=True)
-    ]
+    said = "Milliseconds of a step by kind of operation, the rows in the order of the ranking; the table has them."
+    shares = [Column("row"), Column("step", seconds), *columns(*kept, show=lambda share: percent(share, 0))]
+    times = [Column("row"), *columns(*(f"{name}, ms" for name in names), show=number(2, 1e3))]
+    body, taken = [], []
+    for row, one in zip(shown, mine, strict=True):
+        share, time = ({name: group[key] for name, group in one.items()} for key in ("share", "seconds"))
+        body.append((row.name, row.estimate("step_seconds"), *map(share.get, kept)))
+        taken.append((row.name, *map(time.get, names)))
     size = (7.0, (200 + 26 * len(shown)) / 80)
     return [
         Chart("The step by kind of operation", series, Axis("ms of a step"), Axis(""), said, size=size),
-        Table("", columns, body),
+        Table("", shares, body),
         f"Shares of the step; categories below {percent(SMALLEST_SHARE, 0)} in every row are left out.",
         Table("Time of a step by kind of operation", times, taken),
     ]
@@ -457,14 +420,10 @@ def epochs_parts(rows: Sequence[LabRow], epoch_rows: int | None) -> list[Part]:
             body.append((row.name, *cells, row.tokens_per_second, row.peak_memory_bytes, hours))
     if not body:
         return ["No row has an answer yet."]
-    columns = [
-        Column("run"),
-        *(Column(heading, number(0)) for heading in ("batch", "accum", "tok/s")),
-        Column("mem peak MiB", number(0, 1 / MIB)),
-        Column("est hours / epoch", significant(3)),
-    ]
+    heads = [Column("run"), *columns("batch", "accum", "tok/s", show=number(0))]
+    heads += [Column("mem peak MiB", number(0, 1 / MIB)), Column("est hours / epoch", significant(3))]
     said = "; ".join(f"{n:,} sequences of {length:,} tokens ({n * length:,} an epoch)" for n, length in sorted(sizes))
-    return [Table("", columns, body), f"Of {said}, padding included; evaluation and checkpoints not."]
+    return [Table("", heads, body), f"Of {said}, padding included; evaluation and checkpoints not."]
 
 
 def scaling_parts(name: str, rows: Sequence[RowRecord]) -> list[Part]:
@@ -472,33 +431,30 @@ def scaling_parts(name: str, rows: Sequence[RowRecord]) -> list[Part]:
     lines = lines_of(rows)
     if not lines:
         return []
-    headings = ("line", "slice", "chips", "sequences a chip", "step", "tokens/s", "MFU full", "exposed collectives",
-                "of the step", "HBM")  # fmt: skip
-    columns = [Column(heading, right=place > 1) for place, heading in enumerate(headings)]
-    body = [(line, *_point_cells(row)) for line, points in lines.items() for row in points]
+    heads = [
+        *columns("line", "slice"),
+        Column("chips", number(0), right=True),
+        Column("sequences a chip", "{:g}".format, right=True),
+        Column("step", seconds, right=True),
+        Column("tokens/s", number(0), right=True),
+        Column("MFU full", right=True),
+        Column("exposed collectives", number(1, 1e3, " ms"), right=True),
+        Column("of the step", percent, right=True),
+        Column("HBM", right=True),
+    ]
+    body = []
+    for line, row in ((line, row) for line, points in lines.items() for row in points):
+        time = row.estimate("step_seconds") if row.step_seconds else row.status
+        rate, said = (tokens_per_second(row) or {}).get("estimate"), interval_text(row.mfu_full, percent)
+        cells = row.slice, row.n_chips, sequences_per_chip(row) or None, time, rate, said
+        body.append((line, *cells, *(exposed(row) or (None, None)), required_text(row)))
     parts: list[Part] = [*scaling_charts(name, rows)] if any(row.speed for row in rows if row.lines) else []
-    parts += [Table("", columns, body), Heading("Where communication takes over")]
+    parts += [Table("", heads, body), Heading("Where communication takes over")]
     parts.append(Items([crossing.sentence for crossing in crossings(rows)]))
     if compared := contests(rows):
         parts += [Heading("The fastest line"), Items([contest.sentence for contest in compared])]
         parts.append("Within the interval: the difference is less than the wider of the two intervals of tokens/s.")
     return parts
-
-
-def _point_cells(row: RowRecord) -> tuple[str | None, ...]:
-    """A row of the table from its slice on."""
-    sequences, rate, collectives = sequences_per_chip(row), tokens_per_second(row), exposed(row)
-    return (
-        row.slice,
-        f"{row.n_chips:,}" if row.n_chips else None,
-        f"{sequences:g}" if sequences else None,
-        seconds(row.estimate("step_seconds")) if row.step_seconds else row.status,
-        f"{rate['estimate']:,.0f}" if rate else None,
-        interval_text(row.mfu_full, percent),
-        f"{1e3 * collectives[0]:,.1f} ms" if collectives else None,
-        percent(collectives[1]) if collectives else None,
-        required_text(row),
-    )
 
 
 def scaling_charts(name: str, rows: Sequence[RowRecord]) -> list[Chart]:

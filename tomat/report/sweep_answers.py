@@ -56,19 +56,9 @@ def _answer(row: RowRecord, base: RowRecord | None) -> str:
     changes = [(name, mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}]
     changes.sort(key=lambda change: (-abs(change[1]), change[0]))
     least = SAME * base.estimate("step_seconds")
-    listed = ", ".join(
-        f"{category} {'+' if change > 0 else '-'}{seconds(abs(change))}"
-        for category, change in changes[:CHANGES_SHOWN]
-        if abs(change) >= least
-    )
-    if listed:
-        said += f" What changed most, at `{base.name}`'s tokens a step: {listed}."
-    return said
-
-
-def _estimate(row: RowRecord, key: str) -> str:
-    value = row.utilisation(key)
-    return percent(value["estimate"]) if value else UNKNOWN
+    listed = [f"{category} {'+' if change > 0 else '-'}{seconds(abs(change))}"
+              for category, change in changes[:CHANGES_SHOWN] if abs(change) >= least]  # fmt: skip
+    return f"{said} What changed most, at `{base.name}`'s tokens a step: {', '.join(listed)}." if listed else said
 
 
 def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> list[Part]:
@@ -87,8 +77,8 @@ def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> list[Part]:
     columns = [Column("category"), Column("time", seconds), *(Column(heading, percent) for heading in shares)]
     parts: list[Part] = [
         f"`{row.name}` on {row.slice}: a step of {seconds(row.estimate('step_seconds'))} has MFU full "
-        f"{_estimate(row, 'mfu_full')} and HFU {_estimate(row, 'hfu')}. A category adds its share of the step times "
-        "the part of the peak that it reaches:",
+        f"{_mfu(row)} and HFU {percent(hfu)}. A category adds its share of the step times the part of the peak that it "
+        "reaches:",
         Table("", columns, body),
     ]
     unstated = [group["name"] for group in groups if group["flops_fraction"] is None]
@@ -98,26 +88,23 @@ def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> list[Part]:
             f"The program states no flops for {' and '.join(unstated)}; together they add what is missing to the HFU, "
             f"{percent(max(hfu - stated, 0.0))}."
         )
-    return [*parts, _windowed_sentence(row, rows)]
-
-
-def _windowed_sentence(row: RowRecord, rows: Sequence[RowRecord]) -> str:
     windowed = row.windowed_einsums
     if not windowed:
-        return "No matmul is cut into a windowed einsum."
+        return [*parts, "No matmul is cut into a windowed einsum."]
     said = (
         f"{percent(windowed.share)} of the step ({seconds(windowed.seconds)}) runs in {windowed.n_loops} "
         f"windowed einsums: {windowed.steps:,.0f} steps whose matmuls sum over as little as "
         f"{windowed.narrowest_contraction} elements."
     )
-    without = [
-        other for other in rows if other.base == row.name and other.status == FITS and not other.windowed_einsums
-    ]
+    without = [one for one in rows if one.base == row.name and one.status == FITS and not one.windowed_einsums]
     for other in ranked(without)[:1]:
         factor = speedup(other, row)
         if factor is not None:
             said += (
-                f" `{other.name}` has none, and {factor:.2f} times the tokens/s of a chip at "
-                f"{_estimate(other, 'mfu_full')} MFU full."
+                f" `{other.name}` has none, and {factor:.2f} times the tokens/s of a chip at MFU full {_mfu(other)}."
             )
-    return said
+    return [*parts, said]
+
+
+def _mfu(row: RowRecord) -> str:
+    return percent(row.mfu_full["estimate"]) if row.mfu_full else UNKNOWN

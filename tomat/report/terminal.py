@@ -49,8 +49,8 @@ def print_comparison(result: Comparison) -> None:
 
 def print_plan(report: Mapping[str, Any], top: int) -> None:
     """Memory, cycles, the models side by side, MFU of a `Plan.to_dict()`, with so many operations and buffers."""
-    slice_ = f"{report['slice']}: {report['n_chips']} chips, {report['n_hosts']} host(s)"
-    console.print(Text.assemble((report["run_name"], "bold"), f" on {slice_}, {_made(report)}"))
+    where = f" on {report['slice']}: {report['n_chips']} chips, {report['n_hosts']} host(s), {_made(report)}"
+    console.print(Text.assemble((report["run_name"], "bold"), where))
     _print_memory(read_memory(report["memory"]), top)
     if report["breakdown"] is not None:
         print_breakdown(Breakdown.from_dict(report["breakdown"], "the plan"), top)

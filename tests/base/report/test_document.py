@@ -10,27 +10,31 @@ from tomat.base.report.document import (
     find_sections,
     replace_sections,
     section_text,
-    update_document,
 )
+from tomat.base.report.markdown import update_page
+from tomat.base.report.model import Report, Section
 
-TEMPLATE = f"# Title\n\nby hand\n\n{empty_section('a')}\n\nmore by hand\n\n{empty_section('b')}\n"
+
+def update(path, **contents: str) -> None:
+    update_page(path, Report("Title", [Section("", [words], name) for name, words in contents.items()]))
 
 
 def test_only_sections_change(tmp_path):
     path = tmp_path / "x.md"
-    update_document(path, {"a": "one\ntwo", "b": "three"}, TEMPLATE)
+    path.write_text(f"# Title\n\nby hand\n\n{empty_section('a')}\n\nmore by hand\n\n{empty_section('b')}\n")
+    update(path, a="one two", b="three")
     text = path.read_text()
     edited = text.replace("by hand", "by hand, edited").replace("# Title", "# Other")
     path.write_text(edited)
-    update_document(path, {"a": "new", "b": "three"}, TEMPLATE)
-    assert path.read_text() == edited.replace("one\ntwo", "new")
+    update(path, a="new", b="three")
+    assert path.read_text() == edited.replace("one two", "new")
 
 
 def test_twice_changes_nothing(tmp_path):
     path = tmp_path / "x.md"
-    update_document(path, {"a": "one", "b": "two"}, TEMPLATE)
+    update(path, a="one", b="two")
     before = path.stat().st_mtime_ns
-    update_document(path, {"a": "one", "b": "two"}, TEMPLATE)
+    update(path, a="one", b="two")
     assert path.stat().st_mtime_ns == before
 
 
@@ -65,14 +69,14 @@ def test_broken_markers_leave_the_document_untouched(tmp_path, text, what):
     path = tmp_path / "x.md"
     path.write_text(text)
     with pytest.raises(TomatError, match=f"x.md:[0-9]+: .*{what}.*was not changed"):
-        update_document(path, {"a": "new"}, TEMPLATE)
+        update(path, a="new")
     assert path.read_text() == text
 
 
 def test_a_document_without_the_section_gets_it_at_its_end(tmp_path):
     path = tmp_path / "x.md"
     path.write_text("# Mine\n")
-    update_document(path, {"a": "one"}, TEMPLATE)
+    update(path, a="one")
     assert path.read_text() == f"# Mine\n\n{begin_marker('a')}\none\n{end_marker('a')}\n"
 
 

@@ -14,14 +14,14 @@ GIB = 2**30
 class FakeProcess:
     """Takes 1 GiB and 100 MiB a sequence at a time, and fails or is refused above what it is given."""
 
-    def __init__(self, request, limits, on_stage, asked):
+    def __init__(self, request, on_stage, asked):
         words = dict(zip(request.words[::2], request.words[1::2], strict=True))
         batch, micro = int(words["--trainer.train_batch_size"]), int(words["--trainer.per_device_parallelism"])
         asked.append(batch)
         self.bytes = GIB + (batch if micro == -1 else micro) * 100 * 2**20
         if words.get("--model.gradient_checkpointing") == "nested":
             raise RowError(FAILED, "such a policy fails")
-        if self.bytes > limits.memory_bytes:
+        if self.bytes > request.config.limits.memory_bytes:
             raise RowError(OUT_OF_MEMORY, "used too much")
         self.batch = batch
         self.described = {"first_loss": 5.0}
@@ -47,7 +47,7 @@ def make(tmp_path):
         return MaxBatch(
             "largest", tmp_path / "train.yaml", [], policies, accumulations, tmp_path / "track", tmp_path / "work",
             LabConfig(steps=2, warmup_steps=0, limits=Limits(10.0, limit)),
-            start=lambda request, limits, on_stage: FakeProcess(request, limits, on_stage, asked),
+            start=lambda request, on_stage: FakeProcess(request, on_stage, asked),
             describe=lambda path, words: setup,
         )  # fmt: skip
 

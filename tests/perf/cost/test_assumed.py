@@ -13,7 +13,7 @@ from tomat.perf.cost.estimate import StepEstimate, estimate_step
 from tomat.perf.cost.llo import OpSchedule, Region, read_schedules
 from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.profile.hlo_files import program_from_text
-from tomat.report.pages.page_sections import memory_part, setup_facts
+from tomat.report.pages.report import memory_part, setup_facts
 
 DUMP = Path(__file__).parent / "data" / "llo"
 SPLASH = "splash_mha_fwd_residuals.14"

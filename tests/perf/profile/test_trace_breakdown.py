@@ -11,7 +11,7 @@ from tomat.perf.profile.hlo_kernels import executed_kernels
 from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.trace import load_trace, read_xplane_bytes
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
-from tomat.report.pages.page_sections import setup_facts
+from tomat.report.pages.report import setup_facts
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from py_mini_racer import MiniRacer
 from scipy.ndimage import map_coordinates
 from scipy.spatial import KDTree
 
-from tomat.report.html.elements import asset
+from tomat.report.html.document import asset
 
 LEANING = np.array([[5.0, 0.3, -0.2], [1.4, 4.6, 0.0], [-0.9, 0.8, 4.8]])
 ON_AN_EDGE = 1e-6

@@ -1,5 +1,6 @@
 """What every page is made of: text that stays text, data that stay the same, and nothing to load."""
 
+import math
 import re
 
 import numpy as np
@@ -10,17 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tomat.base.errors import TomatError
-from tomat.base.report.model import Report, Section
+from tomat.base.report.formats import number, share
+from tomat.base.report.model import Column, Facts, Report, Section, Table
+from tomat.report.html import document
 from tomat.report.html.document import (
     DENSITY_PROGRAMS,
     Figure,
+    asset,
+    facts_html,
     json_script,
     page_html,
     paragraph,
+    table_html,
     typed,
     write_page,
 )
-from tomat.report.html.elements import asset
 
 FIGURE = Figure(
     "A <b>figure</b>", [{"type": "scatter", "y": typed(np.arange(3.0))}], {}, "It rises & ends.", 200, scales=True
@@ -72,3 +77,39 @@ def test_the_pages_own_programs_ask_for_no_address_and_no_mouse():
     for name in ("page.js", *DENSITY_PROGRAMS, "page.css"):
         assert not re.search(r"https?:|fetch\(|XMLHttpRequest|import\(|@import|url\(|eval\(|innerHTML", asset(name))
     assert "prefers-color-scheme: dark" in asset("page.css") and ":focus-visible" in asset("page.css")
+
+
+CELLS = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs", "Cc"])), CELLS), max_size=12))
+def test_a_table_holds_its_text_and_sorts_by_the_values(rows):
+    reader = HtmlReader(table_html(Table("All <of> it", [Column("name"), Column("value", number(2))], rows)))
+    assert [row[0][0] for row in reader.tables[0]] == [name for name, _ in rows]
+    for (_, value), row in zip(rows, reader.tables[0], strict=True):
+        key = row[1][1]
+        assert (key is None) == (value is None)
+        assert value is None or float(key) == value
+    assert reader.tags.count("button") == 2
+    assert ("input" in reader.tags) == (len(rows) >= document.FILTER_FROM)
+    assert "All <of> it" in reader.text
+
+
+def test_a_long_table_says_what_it_leaves_out(monkeypatch):
+    monkeypatch.setattr(document, "MOST_ROWS", 3)
+    reader = HtmlReader(table_html(Table("Rows", [Column("n")], [(i,) for i in range(5)], ["sum"])))
+    assert len(reader.tables[0]) == 3
+    assert "The first 3 of 5 rows." in reader.text and "sum" in reader.text
+
+
+def test_numbers_are_written_as_asked():
+    assert number(1, 1e3, " ms")(0.0123) == "12.3 ms"
+    assert share(0.5) == "50.00 %"
+    assert number()(math.inf) == "inf"
+
+
+def test_what_is_not_known_is_no_fact():
+    reader = HtmlReader(facts_html(Facts({"here": "<yes>", "missing": None, "empty": ""})))
+    assert reader.text == "here<yes>"
+    assert facts_html(Facts({"missing": None})) == ""

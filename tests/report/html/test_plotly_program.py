@@ -10,8 +10,7 @@ from py_mini_racer import MiniRacer
 
 from tomat.base.report.model import Report, Section
 from tomat.report.html import plotly_program as module
-from tomat.report.html.document import DENSITY_KINDS, Figure, page_html
-from tomat.report.html.elements import asset
+from tomat.report.html.document import DENSITY_KINDS, Figure, asset, page_html
 from tomat.report.html.plotly_program import plotly_program, whole_program
 
 BROWSER = """

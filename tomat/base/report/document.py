@@ -89,15 +89,6 @@ def replace_sections(text: str, contents: Mapping[str, str], origin: str) -> str
     return "\n".join(lines) + "\n"
 
 
-def update_document(path: Path, contents: Mapping[str, str], template: str) -> None:
-    """Write sections into a document, creating it from `template` if it does not exist.
-
-    A file whose content would stay the same is not written.
-    """
-    before = read_document(path) if path.is_file() else template
-    write_if_changed(path, replace_sections(before, contents, str(path)))
-
-
 def write_if_changed(path: Path, text: str) -> None:
     """Write `text` to a file unless it holds that already."""
     if not path.is_file() or read_document(path) != text:

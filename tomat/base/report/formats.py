@@ -49,6 +49,11 @@ def signed(value: float, digits: int = 2) -> str:
     return f"{rounded:+.{digits}f}"
 
 
+def ranged(middle: float, low: float, high: float, show: Callable[[float], str]) -> str:
+    """`1.05 (1.02 to 1.08)`."""
+    return f"{show(middle)} ({show(low)} to {show(high)})"
+
+
 def number(digits: int = 3, factor: float = 1.0, unit: str = "") -> Callable[[float], str]:
     """Writes a number times `factor` with so many decimals and thousands separators."""
 

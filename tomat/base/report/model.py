@@ -6,7 +6,7 @@ it, each in one place, and show as code what stands between backticks in prose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -69,6 +69,11 @@ class Column:
     """Whether its texts are prose, with code between backticks."""
 
 
+def columns(*headings: str, show: Callable[[Any], str] = str, right: bool | None = None) -> list[Column]:
+    """Columns that are shown alike."""
+    return [Column(heading, show, right) for heading in headings]
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of values."""
@@ -78,6 +83,13 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     footer: Sequence[Cell] = ()
     """A last row that stays where it is, such as sums."""
+
+    @classmethod
+    def of[Thing](
+        cls, caption: str, things: Iterable[Thing], cells: Sequence[tuple[Column, Callable[[Thing], Cell]]]
+    ) -> Table:
+        """A row for each thing; each column with what it shows of one."""
+        return cls(caption, [column for column, _ in cells], [[show(one) for _, show in cells] for one in things])
 
     def is_right(self, place: int) -> bool:
         asked = self.columns[place].right

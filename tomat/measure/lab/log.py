@@ -32,7 +32,7 @@ def log_row(output_dir: str, sweep: str, title: str, row: LabRow, asked: Asked) 
         figures |= {f"against_base_{key}": getattr(ratio, key) for key in ("mean", "low", "high")}
         figures["verdict"] = ratio.verdict
     names = {"sweep": sweep, "purpose": title, "key": row.key, "settings": row.overrides}
-    _append(output_dir, row.name, row, names, figures, asked, setup)
+    _append(output_dir, row.name, row, figures, asked, setup, **names)
 
 
 def log_probe(
@@ -49,24 +49,11 @@ def log_probe(
     }
     key = f"{name}, {limits.memory_bytes}, {asked.recipe}, {dict(asked.settings)}"
     names = {"sweep": title, "purpose": f"Find the largest batch: {title}", "key": key, "settings": asked.settings}
-    _append(output_dir, name, probe, names, figures, asked, setup)
+    _append(output_dir, name, probe, figures, asked, setup, **names)
 
 
-def _append(
-    output_dir: str,
-    name: str,
-    row: LabRow | Probe,
-    names: Mapping[str, Any],
-    figures: Mapping[str, Any],
-    asked: Asked,
-    setup: Mapping[str, Any],
-) -> None:
-    found = {
-        "status": row.status,
-        "reason": row.reason,
-        "figures": {name: value for name, value in figures.items() if value is not None},
-        "command": asked.command,
-        "recipe": asked.recipe,
-        **{key: setup.get(key) for key in DETAILS},
-    }
-    append_line(output_dir, LAB, name, ROW, **names, **found, **machine())
+def _append(output_dir: str, name: str, row: LabRow | Probe, figures: Mapping[str, Any], asked: Asked,
+            setup: Mapping[str, Any], **names: Any) -> None:  # fmt: skip
+    known = {key: value for key, value in figures.items() if value is not None}
+    how = {"command": asked.command, "recipe": asked.recipe, **{key: setup.get(key) for key in DETAILS}, **machine()}
+    append_line(output_dir, LAB, name, ROW, **names, status=row.status, reason=row.reason, figures=known, **how)

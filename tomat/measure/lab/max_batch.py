@@ -8,6 +8,7 @@ answer. The record is rewritten after each, and a search that was stopped goes o
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,21 +18,10 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count, Positive
 from tomat.base.reporting import dump_json, to_jsonable, write_json
-from tomat.measure.lab.messages import (
-    FAILED,
-    MEASURED,
-    OUT_OF_MEMORY,
-    PROCESS,
-    READY,
-    TOO_LONG,
-    Limits,
-    Request,
-    RowError,
-    Status,
-)
+from tomat.measure.lab.messages import FAILED, MEASURED, PROCESS, READY, LabConfig, Request, RowError, Status
 from tomat.measure.lab.process import RowProcess, described
 from tomat.measure.lab.record import Rate, Seconds, record_path
-from tomat.measure.lab.run import LabConfig, alone_in, request_for
+from tomat.measure.lab.run import alone_in
 from tomat.perf.tuning.batch_search import RUNS, Tried, next_size
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_record import RECORD_FORMAT, read_record
@@ -128,7 +118,7 @@ class MaxBatch:
     most: int = 2**16
     on_probe: Callable[[str, str], None] = lambda probe, stage: None
     on_done: Callable[[str, Probe], None] = lambda probe, found: None
-    start: Callable[[Request, Limits, Callable[[str], None]], RowProcess] = RowProcess
+    start: Callable[[Request, Callable[[str], None]], RowProcess] = RowProcess
     describe: Callable[[Path, Sequence[str]], dict[str, Any]] = described
     searches: list[Search] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
@@ -140,15 +130,22 @@ class MaxBatch:
             self.setup = self.describe(self.config_path, self.words)
             self.on_probe(self.name, READY)
             if self.setup["memory_source"] == PROCESS and self.config.limits.memory_bytes is None:
-                raise TomatError(
-                    f"{self.setup['devices']} has no memory of its own that would end the search before this machine's "
-                    "does; give --memory_limit_gib."
-                )
-            earlier = self._on_record()
-            for policy in self.policies:
-                for accumulations in self.accumulations:
-                    search = Search(self._key(policy, accumulations), policy, accumulations, [])
-                    self.searches.append(earlier.get(search.key, search))
+                said = f"{self.setup['devices']} has no memory of its own that would end the search"
+                raise TomatError(f"{said} before this machine's does; give --memory_limit_gib.")
+            path, earlier = record_path(self.tracking_dir, self.name), {}
+            if path.exists():
+                record = read_record(path, MaxBatchRecord, "Delete it and search again.")
+                earlier = {one.key: one for one in record.searches}
+            asked: dict[str, Any] = {
+                "config": self.config_path.read_text(encoding="utf-8"),
+                "words": list(self.words),
+                "limits": asdict(self.config.limits),
+                "devices": self.setup["devices"],
+            }
+            for policy, accumulations in itertools.product(self.policies, self.accumulations):
+                asked |= {"policy": policy_word(policy), "accumulations": accumulations}
+                key = hashlib.sha256(dump_json(asked).encode()).hexdigest()[:16]
+                self.searches.append(earlier.get(key) or Search(key, policy, accumulations, []))
             try:
                 for search in self.searches:
                     self._search(search)
@@ -188,10 +185,10 @@ class MaxBatch:
             overrides[POLICY_KEY] = search.policy
         words = [*self.words, *override_words(overrides)]
         label = f"{policy_word(search.policy)}-a{search.accumulations}-b{batch}".replace(" ", "-")
-        request = request_for(self.config_path, words, self.work_dir, label, self.config, settle_steps=0)
+        request = Request(str(self.config_path), words, self.work_dir.absolute(), label, self.config, settle_steps=0)
         what = f"{search.name}, batch {batch}"
         try:
-            with self.start(request, self.config.limits, lambda stage: self.on_probe(what, stage)) as process:
+            with self.start(request, lambda stage: self.on_probe(what, stage)) as process:
                 self.on_probe(what, "measuring")
                 window = process.window()
         except RowError as error:
@@ -199,25 +196,6 @@ class MaxBatch:
         kept = ("step_seconds", "tokens_per_second", "peak_memory_bytes", "others_busy_share")
         loss = process.described["first_loss"]
         return Probe(size, batch, MEASURED, loss=loss, **{key: window[key] for key in kept})
-
-    def _key(self, policy: Any, accumulations: int) -> str:
-        asked = {
-            "config": self.config_path.read_text(encoding="utf-8"),
-            "words": list(self.words),
-            "policy": policy_word(policy),
-            "accumulations": accumulations,
-            "limits": asdict(self.config.limits),
-            "devices": self.setup["devices"],
-        }
-        return hashlib.sha256(dump_json(asked).encode()).hexdigest()[:16]
-
-    def _on_record(self) -> dict[str, Search]:
-        path = record_path(self.tracking_dir, self.name)
-        if not path.exists():
-            return {}
-        how = "Delete it and search again."
-        record = read_record(path, MaxBatchRecord, how)
-        return {one.key: one for one in record.searches}
 
     def _write(self) -> None:
         write_json(record_path(self.tracking_dir, self.name), self.record())
@@ -250,4 +228,4 @@ class MaxBatchRecord:
                 raise ValueError("expected step_seconds, tokens_per_second and peak_memory_bytes of a batch that runs")
 
 
-STATUS_WORDS = {MEASURED: "OK", OUT_OF_MEMORY: "OOM", TOO_LONG: "TIME", FAILED: "FAILED"}
+STATUS_WORDS: dict[Status, str] = {"measured": "OK", "out of memory": "OOM", "too long": "TIME", "failed": "FAILED"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from tomat.base.overrides import COMMAND_LINE
@@ -20,30 +21,6 @@ READY = "ready"
 
 
 @dataclass(frozen=True)
-class Request:
-    """One setting to measure."""
-
-    config_path: str
-    words: list[str]
-    data_dir: str
-    """Holds what the embedded densities are tokenized to."""
-    cache_dir: str
-    scratch_dir: str
-    """Gets what the trainer writes, and is removed."""
-    log: str
-    words_of: str = COMMAND_LINE
-    """Who has the words, in messages."""
-    warmup_steps: int = 4
-    """After the first step, which compiles."""
-    window_seconds: float = 1.0
-    """About how long a window is to take."""
-    settle_steps: int = 1
-    """Before each window, not counted: other processes have run in between."""
-    steps: int | None = None
-    """Steps of a window; None: as many as `window_seconds` hold, at least 2."""
-
-
-@dataclass(frozen=True)
 class Limits:
     """What the process of a row may take."""
 
@@ -51,6 +28,49 @@ class Limits:
     """From its start to its end."""
     memory_bytes: int | None = None
     """Of a device, or where devices do not say, of the process (resident); None: as much as there is."""
+
+
+@dataclass(frozen=True)
+class LabConfig:
+    """How rows are measured."""
+
+    rounds: int = 2
+    """Starts of each row."""
+    repeats: int = 4
+    """Windows of each start."""
+    window_seconds: float = 1.0
+    """About how long each window is; at least 2 steps."""
+    steps: int | None = None
+    """Steps of a window, instead of seconds."""
+    warmup_steps: int = 4
+    """After the step that compiles."""
+    limits: Limits = Limits()
+    """Of each start of a row; a base has them once for each row that it stands beside."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One setting to measure."""
+
+    config_path: str
+    words: list[str]
+    work_dir: Path
+    """Absolute: data, compiled programs, and of this setting by its `label` the log and a scratch folder."""
+    label: str
+    config: LabConfig
+    settle_steps: int = 1
+    """Before each window, not counted: other processes have run in between."""
+    words_of: str = COMMAND_LINE
+    """Who has the words, in messages."""
+
+    @property
+    def log(self) -> Path:
+        return self.work_dir / "logs" / f"{self.label}.log"
+
+    @property
+    def scratch_dir(self) -> Path:
+        """Gets what the trainer writes, and is removed."""
+        return self.work_dir / "scratch" / self.label
 
 
 class RowError(Exception):

@@ -7,6 +7,7 @@ does not pay for the imports and starts with a clean device. The server starts w
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import shutil
 import signal
@@ -20,7 +21,7 @@ import psutil
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import readable_bytes, writing
-from tomat.measure.lab.messages import FAILED, OUT_OF_MEMORY, PROCESS, TOO_LONG, Limits, Request, RowError
+from tomat.measure.lab.messages import FAILED, OUT_OF_MEMORY, PROCESS, TOO_LONG, Request, RowError
 
 POLL_SECONDS = 0.05
 SESSION_MODULE = "tomat.measure.lab.session"
@@ -31,21 +32,17 @@ class RowProcess:
     """A setting that is ready to be measured, in a process of its own, which ends where it passes a limit; a context
     that ends it. A `RowError` is raised where it does not get ready."""
 
-    def __init__(self, request: Request, limits: Limits, on_stage: Callable[[str], None] = lambda stage: None):
-        context = _context()
-        self._limits, self._on_stage, self._log = limits, on_stage, Path(request.log)
-        self._scratch, self._memory_source = Path(request.scratch_dir), None
-        for folder in (self._log.parent, self._scratch):
+    def __init__(self, request: Request, on_stage: Callable[[str], None] = lambda stage: None):
+        self._request, self._limits, self._on_stage = request, request.config.limits, on_stage
+        self._memory_source = None
+        for folder in (request.log.parent, request.scratch_dir):
             with writing(folder, "Make room, or give another --work_dir."):
                 folder.mkdir(parents=True, exist_ok=True)
         on_stage("starting")
         began = time.monotonic()
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, request), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._process, self._connection = _started("serve", request)
         self._watched = psutil.Process(self._process.pid)
-        self._deadline = began + limits.seconds
+        self._deadline = began + self._limits.seconds
         self._stage = "starting"
         self.waited_seconds = time.monotonic() - began
         """Until the process was there, and for its answers."""
@@ -101,19 +98,15 @@ class RowProcess:
                         assert said == kind
                         self._check_memory(content["peak_memory_bytes"])
                         return content
-                self._check()
+                if time.monotonic() > self._deadline:
+                    said = f"took longer than {self._limits.seconds:.0f} s, {self._stage}; raise --row_seconds"
+                    raise RowError(TOO_LONG, said)
+                # On an accelerator the process's own memory is not what is limited; the device's comes with answers.
+                if self._memory_source == PROCESS:
+                    with contextlib.suppress(psutil.Error):
+                        self._check_memory(self._watched.memory_info().rss)
         finally:
             self.waited_seconds += time.monotonic() - began
-
-    def _check(self) -> None:
-        """Raises RowError where a limit is passed."""
-        if time.monotonic() > self._deadline:
-            said = f"took longer than {self._limits.seconds:.0f} s, {self._stage}; raise --row_seconds"
-            raise RowError(TOO_LONG, said)
-        # On an accelerator the process's own memory is not what is limited; the device's comes with the answers.
-        if self._memory_source == PROCESS:
-            with contextlib.suppress(psutil.Error):
-                self._check_memory(self._watched.memory_info().rss)
 
     def _check_memory(self, used_bytes: int) -> None:
         limit = self._limits.memory_bytes
@@ -127,21 +120,17 @@ class RowProcess:
         if code == -signal.SIGKILL:
             return RowError(OUT_OF_MEMORY, f"killed, {self._stage}: this machine's memory ran out, or somebody did it")
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
-        return RowError(FAILED, f"the process ended with {how}, {self._stage}: {self._last_line()}")
-
-    def _last_line(self) -> str:
-        try:
-            text = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
-        except OSError:
-            return "it left no log"
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:200] if lines else "it said nothing"
+        lines = ["it left no log"]
+        with contextlib.suppress(OSError):
+            lines = self._request.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").split("\n")
+        last = next((line.strip()[:200] for line in reversed(lines) if line.strip()), "it said nothing")
+        return RowError(FAILED, f"the process ended with {how}, {self._stage}: {last}")
 
     def close(self) -> None:
         self._process.kill()
         self._process.join()
         self._connection.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self._request.scratch_dir, ignore_errors=True)
 
     def __enter__(self) -> RowProcess:
         return self
@@ -154,11 +143,7 @@ class RowProcess:
 
 def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
     """`session.describe` in a process of its own."""
-    context = _context()
-    connection, theirs = context.Pipe()
-    process = context.Process(target=_describe, args=(theirs, str(config_path), list(words)), daemon=True)
-    process.start()
-    theirs.close()
+    process, connection = _started("describe", str(config_path), list(words))
     try:
         said, content = connection.recv()
     except EOFError:
@@ -173,24 +158,19 @@ def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
     return content
 
 
-def _context() -> Any:
-    context = multiprocessing.get_context("forkserver")
+def _started(name: str, *given: Any) -> tuple[Any, Any]:
+    """A process that runs a function of the session's module, and this end of the connection that it is given."""
+    context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([SESSION_MODULE])
-    return context
+    connection, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(name, theirs, *given), daemon=True)
+    process.start()
+    theirs.close()
+    return process, connection
 
 
-def _describe(connection: Any, config_path: str, words: list[str]) -> None:
-    from tomat.measure.lab.session import describe
-
+def _run(name: str, *given: Any) -> None:
+    """In that process; imported there, so that the lab itself does without JAX."""
+    # Ctrl-C reaches the whole group; the process that asks decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        connection.send(("described", describe(config_path, words)))
-    except TomatError as error:
-        connection.send(("failed", str(error)))
-
-
-def _serve(connection: Any, request: Request) -> None:
-    """In the process of the row; imported there, so that the lab itself does without JAX."""
-    from tomat.measure.lab.session import serve
-
-    serve(connection, request)
+    getattr(importlib.import_module(SESSION_MODULE), name)(*given)

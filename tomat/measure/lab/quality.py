@@ -22,6 +22,7 @@ from tomat.base.reporting import first_line, to_jsonable, write_json
 from tomat.measure.bench.processes import compile_cache
 from tomat.measure.lab.curves import CurveComparison, compare_curves, window_means
 from tomat.measure.lab.quality_runs import (
+    TRAINING_COMPOUNDS,
     PlannedRun,
     RunFailed,
     check_judged,
@@ -125,22 +126,20 @@ def against_base(
 ) -> Against:
     """Hold a row against its base; the windows and the tolerance are those of `SweepConfig`."""
     same_loss = has_loss_of(row, base)
-    differences = {}
-    for key in QUALITIES:
+    differences, pairs = {}, {}
+    for key in (*QUALITIES, SPEED):
         mine, theirs = row.values(key), base.values(key)
-        seeds = sorted(mine.keys() & theirs.keys())
-        found = difference_of([mine[seed] - theirs[seed] for seed in seeds])
-        if found is not None and (key != LOSS or same_loss):
-            differences[key] = found
-    mine, theirs = row.values(SPEED), base.values(SPEED)
-    seeds = sorted(mine.keys() & theirs.keys())
-    speed = ratio_of([mine[seed] / theirs[seed] for seed in seeds])
+        pairs[key] = {seed: (mine[seed], theirs[seed]) for seed in sorted(mine.keys() & theirs.keys())}
+    for key in (key for key in QUALITIES if key != LOSS or same_loss):
+        found = difference_of([mine - theirs for mine, theirs in pairs[key].values()])
+        differences |= {} if found is None else {key: found}
+    speed = ratio_of([mine / theirs for mine, theirs in pairs[SPEED].values()])
     curves = None
     both = sorted(row.losses.keys() & base.losses.keys())
     if row.exact is not None and same_loss and both:
         of_base, of_row = (np.stack([one.losses[seed] for seed in both]) for one in (base, row))
         curves = compare_curves(of_base, of_row, window_steps, first_step_tolerance)
-    return Against(tuple(seeds), speed, differences, curves)
+    return Against(tuple(pairs[SPEED]), speed, differences, curves)
 
 
 def seeds_of(text: str) -> list[int]:
@@ -148,9 +147,7 @@ def seeds_of(text: str) -> list[int]:
     words = text.split(",")
     seeds = [int(word) for word in words if word.strip().isdecimal()]
     if len(seeds) != len(words) or len(set(seeds)) != len(seeds) or len(seeds) < 2:
-        raise TomatError(
-            f"--seeds is {text!r}; expected at least two different ones from 0: the noise is their spread."
-        )
+        raise TomatError(f"--seeds is {text!r}; expected two different ones or more from 0: the noise is their spread.")
     return seeds
 
 
@@ -208,6 +205,7 @@ class Quality:
         """The runs of each row, one a seed."""
         from tomat.model.decoder import parameter_count
         from tomat.model.devices import ignore_absent_tpu
+        from tomat.train.resume import changed_keys, plain_values
 
         if self._runs:
             return self._runs
@@ -229,22 +227,25 @@ class Quality:
             )  # fmt: skip
         for row in self.sweep.rows:
             if row.exact and row.base:
-                _check_exact(row.name, runs[row.base][0], runs[row.name][0])
+                its, other = (plain_values(runs[name][0].config) for name in (row.base, row.name))
+                if changed := changed_keys(its, other):
+                    said = f"row {row.name} is called exact, but changes what is learnt: {', '.join(changed)}"
+                    raise TomatError(f"{said}. Set exact: false.")
         base = next(iter(runs.values()))[0].config
+        inputs = {run.config.data.input for group in runs.values() for run in group}
+        set_aside = str(self.work_dir / TRAINING_COMPOUNDS) in inputs
         self.config = {
             "steps": base.trainer.num_train_steps,
             "batch_sequences": base.batch_size,
             "sequence_tokens": base.seq_len,
             "loss": base.loss.kind,
             "loss_unit": base.loss.unit,
-            "data": "the embedded training compounds" if self._set_aside else str(base.data.input or "as embedded"),
+            "data": "the embedded training compounds" if set_aside else str(base.data.input or "as embedded"),
             "validation_share": base.data.validation_share,
             "split_seed": base.data.split_seed,
         }
         self._runs = runs
         return runs
-
-    _set_aside: bool = False
 
     def _planned(self, row: SweepRow, slug: str, seed: int) -> PlannedRun:
         from tomat.train.settings.config import load_config
@@ -253,7 +254,6 @@ class Quality:
         config = load_config(row.config_path, words, row.words_of)
         check_judged(config, ("embedded",) if self.share is None else ("embedded", "folder"))
         tuned = {} if self.share is None else tuning_overrides(config, self.work_dir, self.share, self.split_seed)
-        self._set_aside = self._set_aside or bool(tuned)
         own: dict[str, Any] = {
             **tuned,
             "run_name": f"{slug}-seed-{seed}",
@@ -263,8 +263,7 @@ class Quality:
             "trainer.seed": seed,
             "trainer.jax_config": compile_cache(self.work_dir / "compiled"),
         }
-        if self.steps is not None:
-            own["trainer.num_train_steps"] = self.steps
+        own |= {} if self.steps is None else {"trainer.num_train_steps": self.steps}
         words += override_words(own)
         config = load_config(row.config_path, words, row.words_of)
         return PlannedRun(seed, ("--config_path", str(row.config_path), *words), config)
@@ -290,36 +289,20 @@ class Quality:
         with_curves = any(row.exact is not None for row in self.rows.values())
         rows = []
         for row in self.rows.values():
-            compared = None
+            values: dict[str, Any] = {**asdict(row), "against_base": None}
             if row.base is not None:
                 held = against_base(row, self.rows[row.base], windows, tolerance)
-                compared = {**asdict(held), "quality": held.quality, "verdict": held.verdict}
-            values = {**asdict(row), "against_base": compared}
+                values["against_base"] = {**asdict(held), "quality": held.quality, "verdict": held.verdict}
             losses = values.pop("losses")
             if with_curves:
                 values["loss_window_means"] = {seed: window_means(one, windows) for seed, one in losses.items()}
             rows.append(values)
-        record = {
-            "record_format": RECORD_FORMAT,
-            "sweep": self.sweep.name,
-            "title": self.sweep.title,
-            "introduction": self.sweep.introduction,
-            "devices": self.devices,
-            "seeds": list(self.seeds),
-            **self.config,
-            "rows": rows,
-        }
+        sweep = self.sweep
+        record = {"record_format": RECORD_FORMAT, "sweep": sweep.name, "title": sweep.title}
+        record |= {"introduction": sweep.introduction, "devices": self.devices, "seeds": list(self.seeds)}
+        record |= {**self.config, "rows": rows}
         if with_curves:
             steps = self.config["steps"]
             ends = [*range(windows, steps - windows + 1, windows), steps]
             record |= {"window_steps": windows, "first_step_tolerance": tolerance, "window_end_steps": ends}
         return to_jsonable(record)
-
-
-def _check_exact(name: str, base: PlannedRun, row: PlannedRun) -> None:
-    from tomat.train.resume import changed_keys, plain_values
-
-    if changed := changed_keys(plain_values(base.config), plain_values(row.config)):
-        raise TomatError(
-            f"row {name} is called exact, but changes what is learnt: {', '.join(changed)}. Set exact: false."
-        )

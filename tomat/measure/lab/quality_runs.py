@@ -29,6 +29,8 @@ OF_THE_FOLDER = ("data.n_density_tokens", "model.environment.max_atoms", "model.
 """Keys that a run on a folder of densities sets by what it finds there (`app/workflow/folder_run.py`)."""
 DATA_FOLDER = "data"
 """Of a run's folder."""
+TRAINING_COMPOUNDS = "training-compounds"
+"""Folder of the work folder: the embedded densities of the training compounds."""
 MADE_FILE = "folder.json"
 """In it, once it is known what the data are (`data/dataset/folder.py`)."""
 
@@ -99,10 +101,8 @@ def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
     keys = {key for key in planned.keys() | recorded.keys() if key not in left_out and not is_label(key)}
     differing = sorted(key for key in keys if planned.get(key) != recorded.get(key))
     if differing:
-        raise TomatError(
-            f"{folder} holds a run with other settings ({', '.join(differing)}); name another --output_dir, or delete "
-            "that folder."
-        )
+        said = f"{folder} holds a run with other settings ({', '.join(differing)})"
+        raise TomatError(f"{said}; name another --output_dir, or delete that folder.")
 
 
 def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
@@ -126,20 +126,6 @@ def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
         raise RunFailed(f"run {run.name} ended without all of its steps and its evaluation; see its log {log}.")
 
 
-def training_compounds(folder: Path) -> Path:
-    """A folder with the embedded densities of the training compounds, as links; the held-out ones are not in it."""
-    from tomat.data.density.demo.embedded import DATA_DIR, demo_materials
-
-    with writing(folder, "Make room, or give another --work_dir."):
-        folder.mkdir(parents=True, exist_ok=True)
-        for material in demo_materials("train"):
-            link, target = folder / f"{material.material_id}.zarr", DATA_DIR / f"{material.material_id}.zarr"
-            if not link.is_symlink() or link.readlink() != target:
-                link.unlink(missing_ok=True)
-                link.symlink_to(target)
-    return folder
-
-
 def check_judged(config: TrainConfig, sources: Sequence[str]) -> None:
     """Hold a configuration to data with densities to be judged by, from one of these sources."""
     asked = config.evaluation
@@ -152,15 +138,22 @@ def check_judged(config: TrainConfig, sources: Sequence[str]) -> None:
 
 def tuning_overrides(config: TrainConfig, work_dir: Path, share: float, split_seed: int) -> dict[str, Any]:
     """Settings by which a configuration is judged on compounds of its training set that are set aside: a share of the
-    densities, whole compositions. `work_dir` gets the folder of the training compounds."""
+    densities, whole compositions. `work_dir` gets a folder of links to the training compounds, without those held out.
+    """
+    from tomat.data.density.demo.embedded import DATA_DIR, demo_materials
+
     if config.data.source == "folder":
         return {}
-    return {
-        "data.source": "folder",
-        "data.input": str(training_compounds(work_dir / "training-compounds")),
-        "data.validation_share": share,
-        "data.split_seed": split_seed,
-    }
+    folder = work_dir / TRAINING_COMPOUNDS
+    with writing(folder, "Make room, or give another --work_dir."):
+        folder.mkdir(parents=True, exist_ok=True)
+        for material in demo_materials("train"):
+            link, target = folder / f"{material.material_id}.zarr", DATA_DIR / f"{material.material_id}.zarr"
+            if not link.is_symlink() or link.readlink() != target:
+                link.unlink(missing_ok=True)
+                link.symlink_to(target)
+    data = {"source": "folder", "input": str(folder), "validation_share": share, "split_seed": split_seed}
+    return {f"data.{key}": value for key, value in data.items()}
 
 
 def share_data(made: Path, run: Path, config: TrainConfig, other: TrainConfig) -> None:

@@ -8,29 +8,23 @@ that was stopped goes on with the rows and rounds that it lacks.
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import os
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import to_jsonable, write_json, writing
 from tomat.hardware.mfu import MFU_KEYS
-from tomat.measure.lab.messages import DEVICE, MEASURED, READY, Limits, Request, RowError
+from tomat.measure.lab.messages import DEVICE, MEASURED, READY, LabConfig, Request, RowError
 from tomat.measure.lab.process import RowProcess
-from tomat.measure.lab.record import (
-    LabRow,
-    Window,
-    question_key,
-    read_lab,
-    record_path,
-)
+from tomat.measure.lab.record import LabRow, Window, question_key, read_lab, record_path
 from tomat.measure.lab.speedup import start_noise
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
@@ -53,24 +47,6 @@ OnRow = Callable[[str, str], None]
 """Told of a row what it is doing; `READY` while it stands by as a base."""
 
 
-@dataclass(frozen=True)
-class LabConfig:
-    """How rows are measured."""
-
-    rounds: int = 2
-    """Starts of each row."""
-    repeats: int = 4
-    """Windows of each start."""
-    window_seconds: float = 1.0
-    """About how long each window is; at least 2 steps."""
-    steps: int | None = None
-    """Steps of a window, instead of seconds."""
-    warmup_steps: int = 4
-    """After the step that compiles."""
-    limits: Limits = Limits()
-    """Of each start of a row; a base has them once for each row that it stands beside."""
-
-
 @dataclass
 class Lab:
     """One sweep being measured; `work_dir` holds data, compiled programs and logs of the rows."""
@@ -82,7 +58,7 @@ class Lab:
     on_row: OnRow = lambda row, stage: None
     on_done: Callable[[LabRow], None] = lambda row: None
     """Told of each row whose round is over, with an answer or without."""
-    start: Callable[[Request, Limits, Callable[[str], None]], RowProcess] = RowProcess
+    start: Callable[[Request, Callable[[str], None]], RowProcess] = RowProcess
     rows: dict[str, LabRow] = field(default_factory=dict)
     devices: str | None = None
     _process: RowProcess | None = None
@@ -118,15 +94,15 @@ class Lab:
         self._overhead = record.get("overhead_seconds_per_start")
         self.devices = record.get("devices")
         for row in self.sweep.rows:
-            key = question_key(row)
-            before = earlier.get(row.name)
-            fresh = LabRow(
-                name=row.name, key=key, config_file=row.config_path.name, overrides=to_jsonable(row.overrides),
-                base=row.base, question=row.question,
+            self.rows[row.name] = fresh = LabRow(
+                name=row.name, key=question_key(row), config_file=row.config_path.name, base=row.base,
+                overrides=to_jsonable(row.overrides), question=row.question,
             )  # fmt: skip
-            same = before is not None and before.key == key and before.base == row.base and before.is_whole
+            before = earlier.get(row.name)
             # A row without an answer is asked again: its reason may be gone.
-            self.rows[row.name] = before if before and same and before.status in ("", MEASURED) else fresh
+            if before is not None and before.is_whole and before.status in ("", MEASURED):
+                if (before.key, before.base) == (fresh.key, fresh.base):
+                    self.rows[row.name] = before
 
     def _round(self, number: int, wanted: Sequence[SweepRow]) -> None:
         """All rows once, each beside the base that it is compared with."""
@@ -138,7 +114,7 @@ class Lab:
             if not group and not alone:
                 continue
             if alone:
-                self._start_base(base, number)
+                self._start_base(base)
                 self._measure_base(number, keep=True)
             for row in group:
                 # A process keeps its speed for its life: were one base that of all rows, its luck would be in all.
@@ -149,13 +125,6 @@ class Lab:
     def _lacks(self, name: str, number: int) -> bool:
         row = self.rows[name]
         return row.status in ("", MEASURED) and row.rounds_done <= number
-
-    def _request(self, row: SweepRow) -> Request:
-        words = override_words(row.overrides)
-        name = "".join(letter if letter.isalnum() else "-" for letter in row.name)[:60]
-        label = f"{name}-{self.rows[row.name].key[:6]}"
-        request = request_for(row.config_path, words, self.work_dir, label, self.config)
-        return dataclasses.replace(request, words_of=row.words_of)
 
     def _start(self, row: SweepRow) -> RowProcess:
         """A process whose programs came from the cache.
@@ -172,35 +141,31 @@ class Lab:
         return self._started(row)
 
     def _started(self, row: SweepRow) -> RowProcess:
-        began = time.monotonic()
+        began, kept = time.monotonic(), self.rows[row.name]
+        name = "".join(letter if letter.isalnum() else "-" for letter in row.name)[:60]
+        label, words = f"{name}-{kept.key[:6]}", override_words(row.overrides)
+        place, by = self.work_dir.absolute(), row.words_of
+        request = Request(str(row.config_path), words, place, label, self.config, words_of=by)
         try:
-            process = self.start(self._request(row), self.config.limits, lambda stage: self.on_row(row.name, stage))
+            process = self.start(request, lambda stage: self.on_row(row.name, stage))
         except BaseException:
             self._waited_seconds += time.monotonic() - began
             raise
         self._measured_starts += 1
-        try:
-            self._know(row.name, process)
-        except BaseException:
-            self._close(process)
-            raise
-        self.on_row(row.name, READY)
-        return process
-
-    def _know(self, name: str, process: RowProcess) -> None:
-        """Take down what a process says of itself."""
         found = process.described["devices"]
         if self.devices not in (None, found):
+            self._close(process)
             raise TomatError(
                 f"the record of {self.sweep.name} was measured on {self.devices}, and here is {found}; give another "
                 "--tracking_dir, or delete the record to measure anew."
             )
         self.devices = found
-        row = self.rows[name]
-        row.setup = {key: value for key, value in process.described.items() if key not in OF_A_START}
-        row.memory_limit_bytes = self.config.limits.memory_bytes
+        kept.setup = {key: value for key, value in process.described.items() if key not in OF_A_START}
+        kept.memory_limit_bytes = self.config.limits.memory_bytes
+        self.on_row(row.name, READY)
+        return process
 
-    def _start_base(self, name: str, number: int) -> None:
+    def _start_base(self, name: str) -> None:
         base = next(row for row in self.sweep.rows if row.name == name)
         self._base, self._base_windows = name, []
         if self.rows[name].status not in ("", MEASURED):
@@ -234,12 +199,12 @@ class Lab:
         base_first = number % 2 == 0 or self.rows[base].setup.get("memory_source") == DEVICE
         try:
             if base_first:
-                self._start_base(base, number)
+                self._start_base(base)
                 if self._process is not None and self._process.described["memory_source"] == DEVICE:
                     self._measure_base(number, keep=False)
             process = self._start(row)
             if not base_first:
-                self._start_base(base, number)
+                self._start_base(base)
             self.on_row(row.name, "measuring")
             self._keep(row.name, number, process, self._pairs(process))
         except RowError as error:
@@ -253,11 +218,10 @@ class Lab:
         pairs: list[Pair] = []
         for repeat in range(self.config.repeats):
             if self._process is None:
-                kept = self._base_windows
-                pairs.append((process.window(), kept[repeat] if repeat < len(kept) else None))
+                theirs = self._base_windows[repeat] if repeat < len(self._base_windows) else None
+                pairs.append((process.window(), theirs))
             elif repeat % 2:
-                mine = process.window()
-                pairs.append((mine, self._base_window()))
+                pairs.append((process.window(), self._base_window()))
             else:
                 theirs = self._base_window()
                 pairs.append((process.window(), theirs))
@@ -279,19 +243,16 @@ class Lab:
     def _keep(self, name: str, number: int, process: RowProcess, pairs: Sequence[Pair]) -> None:
         row = self.rows[name]
         for one, base in pairs:
+            known = {key: one[key] for key in OF_A_WINDOW} | {"mfu": {key: one[key] for key in MFU_KEYS if key in one}}
             theirs = None if base is None else base["tokens_per_second"]
-            mfu = {key: one[key] for key in MFU_KEYS if key in one}
-            figures = {key: one[key] for key in OF_A_WINDOW}
-            row.windows.append(Window(round=number, base_tokens_per_second=theirs, mfu=mfu, **figures))
+            row.windows.append(Window(round=number, base_tokens_per_second=theirs, **known))
         self._record_start(name, process, max(one["peak_memory_bytes"] for one, _ in pairs))
         row.status, row.rounds_done = MEASURED, number + 1
         self._write()
         self.on_done(row)
 
     def _record_start(self, name: str, process: RowProcess, peak_memory_bytes: int) -> None:
-        known = {
-            **process.described, "start_seconds": process.start_seconds, "peak_memory_bytes": peak_memory_bytes
-        }  # fmt: skip
+        known = process.described | {"start_seconds": process.start_seconds, "peak_memory_bytes": peak_memory_bytes}
         self.rows[name].starts.append({key: known[key] for key in OF_A_START})
 
     def _refuse(self, name: str, error: RowError) -> None:
@@ -322,7 +283,10 @@ class Lab:
         noise = start_noise(row.start_ratios for row in begun)
         for row in begun:
             row.start_noise = noise
-        how = {key: value for key, value in dataclasses.asdict(self.config).items() if key != "limits"}
+        how = {one.name: getattr(self.config, one.name) for one in fields(LabConfig) if one.name != "limits"}
+        groups = defaultdict(list)
+        for row in begun:
+            groups[row.setup.get("config_hash")].append(row.name)
         return to_jsonable(
             {
                 "record_format": RECORD_FORMAT,
@@ -336,38 +300,11 @@ class Lab:
                 "n_measured": sum(row.measured for row in begun),
                 "overhead_seconds_per_start": self._overhead,
                 "ranking": [row.name for row in ranked(begun)],
-                "same_settings": same_settings(begun),
+                # Rows that turned out to be one setting, group by group: what they differ by is noise.
+                "same_settings": [names for key, names in groups.items() if key is not None and len(names) > 1],
                 "rows": [row.to_dict() for row in begun],
             }
         )
-
-
-def request_for(
-    config_path: Path, words: Sequence[str], work_dir: Path, label: str, config: LabConfig, settle_steps: int = 1
-) -> Request:
-    """What a process is asked, its files below `work_dir`."""
-    work = work_dir.absolute()
-    return Request(
-        config_path=str(config_path),
-        words=list(words),
-        data_dir=str(work / "data"),
-        cache_dir=str(work / "compiled"),
-        scratch_dir=str(work / "scratch" / label),
-        log=str(work / "logs" / f"{label}.log"),
-        warmup_steps=config.warmup_steps,
-        settle_steps=settle_steps,
-        window_seconds=config.window_seconds,
-        steps=config.steps,
-    )
-
-
-def same_settings(rows: Sequence[LabRow]) -> list[list[str]]:
-    """Names of rows that turned out to be one setting, group by group: what they differ by is noise."""
-    groups: dict[str, list[str]] = {}
-    for row in rows:
-        if "config_hash" in row.setup:
-            groups.setdefault(row.setup["config_hash"], []).append(row.name)
-    return [names for names in groups.values() if len(names) > 1]
 
 
 @contextmanager
@@ -380,7 +317,6 @@ def alone_in(work_dir: Path) -> Iterator[IO[str]]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise TomatError(
-                f"another process works in {work_dir} (it holds {LOCK_FILE}); wait for it, or name another folder."
-            ) from None
+            said = f"another process works in {work_dir} (it holds {LOCK_FILE})"
+            raise TomatError(f"{said}; wait for it, or name another folder.") from None
         yield file

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
-import signal
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -40,7 +39,7 @@ from tomat.train.mfu import live_mfu
 from tomat.train.phases import PhaseClock
 from tomat.train.restore import initial_state
 from tomat.train.runs.devices import devices_details
-from tomat.train.settings.config import TrackersConfig, TrainConfig, config_hash, load_config
+from tomat.train.settings.config import TrackersConfig, config_hash, load_config
 from tomat.train.startup import connect, initialise
 from tomat.train.step import build_trainer
 
@@ -60,26 +59,33 @@ class Session:
         on_stage("reading the configuration", None)
         config = load_config(request.config_path, request.words, request.words_of)
         # Named before what the lab sets, so that two rows of one setting have one hash.
-        self._hash = config_hash(config)
-        scratch = Path(request.scratch_dir)
-        self.config = config = _for_the_lab(config, scratch, request.cache_dir)
+        name = config_hash(config)
+        # The same step, with nothing left behind but what it compiled.
+        jax_config = {**config.trainer.jax_config, **compile_cache(request.work_dir / "compiled")}
+        trainer = dataclasses.replace(config.trainer, jax_config=jax_config)
+        own = {"output_dir": str(request.scratch_dir), "trackers": TrackersConfig(), "trainer": trainer}
+        config = dataclasses.replace(config, **own)
         trainer_config = connect(config)
         source = peak_memory()[1]
         on_stage("opening the data", source)
-        self._datasets = open_datasets(config, Path(request.data_dir) / data_folder(config))
-        initialise(config, trainer_config, scratch, 0)
+        # Rows with the same data share what the embedded densities are tokenized to.
+        data = config.data
+        made_of = (data.layout, data.n_density_tokens, data.codec_objective, data.patches_per_material)
+        data_name = hashlib.sha256(dump_json({"made_of": made_of}).encode()).hexdigest()[:12]
+        datasets = open_datasets(config, request.work_dir / "data" / data_name)
+        initialise(config, trainer_config, request.scratch_dir, 0)
         trainer_config.load_checkpoint, trainer_config.load_checkpoint_path = False, None
-        tables = run_tables(self._datasets, environment_of(config.model))
-        trainer = build_trainer(config, trainer_config, value_table(self._datasets.codec), tables)
+        tables = run_tables(datasets, environment_of(config.model))
+        trainer = build_trainer(config, trainer_config, value_table(datasets.codec), tables)
         # The schedule is that of the configured steps; the lab may take more of them, at the last learning rate.
         trainer_config.num_train_steps = ENDLESS_STEPS
         trainer.__enter__()  # until the process ends
-        self._start_memory_bytes = peak_memory()[0]
+        start_memory_bytes = peak_memory()[0]
         on_stage("compiling the initial state", source)
         state = initial_state(config, trainer, None, None)
-        self._parameters = count_parameters(state)
+        parameters = count_parameters(state)
         loader = token_loader(
-            shuffled_rows(config, self._datasets.train),
+            shuffled_rows(config, datasets.train),
             config.batch_size,
             mesh=trainer.device_mesh,
             axis_resources=trainer.compute_axis_mapping,
@@ -98,56 +104,53 @@ class Session:
         )
         on_stage("compiling and taking the first step", source)
         began = time.monotonic()
-        clock, cache = PhaseClock(), _CacheEvents()
-        with clock.listening_to_compiles(), cache.listening():
-            self._losses = [self._take(1)[0]]
-        self._first_step_seconds = time.monotonic() - began
-        self._compile_seconds = clock.row(0.0)["compile_seconds"]
-        self._cache = cache
+        clock = PhaseClock()
+        with clock.listening_to_compiles(), self._listening_to_the_cache():
+            losses = self._take(1)
+        first_step_seconds = time.monotonic() - began
         on_stage("warming up", source)
-        self._losses += self._take(request.warmup_steps)
-        self._settle_steps = request.settle_steps
-        self._window_steps = request.steps or _steps_of(request.window_seconds, self._times)
-        devices = jax.local_devices()
-        self._energy = energy_counter(devices[0].platform, [device.local_hardware_id or 0 for device in devices])
+        losses += self._take(request.config.warmup_steps)
+        self._settle_steps, self._window_steps = request.settle_steps, request.config.steps
+        if self._window_steps is None:  # of the warm-up the first half may still be slow
+            late = statistics.median(self._times[len(self._times) // 2 :])
+            self._window_steps = max(2, round(request.config.window_seconds / max(late, 1e-6)))
+        devices, shuffle = jax.local_devices(), config.data.shuffle
+        counter = energy_counter(devices[0].platform, [device.local_hardware_id or 0 for device in devices])
+        self._energy = None if isinstance(counter, str) else counter
         self._mfu = live_mfu(config, jax.devices()[0].device_kind, jax.device_count())
-
-    def described(self) -> dict[str, Any]:
-        """What is known once the step is warm; seconds, bytes, counts."""
-        config, devices = self.config, jax.devices()
         per_device = config.trainer.per_device_parallelism
-        shuffle = config.data.shuffle
-        return {
-            "config_hash": self._hash,
+        self.described = {
+            "config_hash": name,
             "platform": devices[0].platform,
             **devices_details(found_devices(), config.slice),
             "batch_sequences": config.batch_size,
             "sequence_tokens": config.seq_len,
-            "accumulations": config.batch_size // (len(devices) * per_device) if per_device > 0 else 1,
+            "accumulations": config.batch_size // (jax.device_count() * per_device) if per_device > 0 else 1,
             "dispatch_ahead": config.dispatch_ahead,
             "shuffle_rows": shuffle.io_block_size * shuffle.window_blocks if shuffle.perm_type == "feistel" else None,
             "shuffle": shuffle.perm_type,
             "compute_dtype": config.trainer.compute_dtype,
             "optimizer": config.optimizer.get_choice_name(type(config.optimizer)),
-            "parameters": self._parameters,
-            "train_rows": self._datasets.train.rows,
-            "first_step_seconds": self._first_step_seconds,
-            "compile_seconds": self._compile_seconds,
-            "compile_saved_seconds": self._cache.saved_seconds,
-            "compiled_programs": self._cache.misses,
-            "start_memory_bytes": self._start_memory_bytes,
-            "first_loss": self._losses[0],
-            "warm_loss": self._losses[-1],
-            "warm_loss_step": len(self._losses) - 1,
-            "energy_source": self._energy if isinstance(self._energy, str) else self._energy.source,
+            "parameters": parameters,
+            "train_rows": datasets.train.rows,
+            "first_step_seconds": first_step_seconds,
+            "compile_seconds": clock.row(0.0)["compile_seconds"],
+            "compile_saved_seconds": self._saved_seconds,
+            "compiled_programs": self._compiled_programs,
+            "start_memory_bytes": start_memory_bytes,
+            "first_loss": losses[0],
+            "warm_loss": losses[-1],
+            "warm_loss_step": len(losses) - 1,
+            "energy_source": counter if isinstance(counter, str) else counter.source,
             **dict(zip(("peak_memory_bytes", "memory_source"), peak_memory(), strict=True)),
         }
+        """What is known once the step is warm; seconds, bytes, counts."""
 
     def window(self) -> dict[str, Any]:
         """Time one window of steps, after those that are not counted."""
         self._take(self._settle_steps)
         self._loading_seconds = 0.0
-        counter = None if isinstance(self._energy, str) else self._energy
+        counter = self._energy
         if counter is not None:
             counter.joules()
         began = time.monotonic()
@@ -190,21 +193,16 @@ class Session:
                 return
             yield batch
 
-
-class _CacheEvents:
-    """What the compilation cache says while it is listened to."""
-
-    def __init__(self) -> None:
-        self.misses = 0
-        self.saved_seconds = 0.0
-
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def _listening_to_the_cache(self) -> Iterator[None]:
+        """Sum up what the compilation cache says meanwhile."""
+        self._compiled_programs, self._saved_seconds = 0, 0.0
+
         def listen(event: str, **_: str | int) -> None:
-            self.misses += event == MISS_EVENT
+            self._compiled_programs += event == MISS_EVENT
 
         def listen_to_duration(event: str, duration_secs: float, **_: str | int) -> None:
-            self.saved_seconds += duration_secs if event == SAVED_EVENT else 0.0
+            self._saved_seconds += duration_secs if event == SAVED_EVENT else 0.0
 
         jax.monitoring.register_event_listener(listen)
         jax.monitoring.register_event_duration_secs_listener(listen_to_duration)
@@ -215,28 +213,23 @@ class _CacheEvents:
             jax.monitoring.unregister_event_duration_listener(listen_to_duration)
 
 
-def describe(config_path: str, words: list[str]) -> dict[str, Any]:
-    """What a search of batches has to know of a configuration on the devices that are here."""
-    config = load_config(config_path, words)
-    trainer_config = connect(config)
-    policy = getattr(config.model, "gradient_checkpointing", None)
-    return {
-        **devices_details(found_devices(), config.slice),
-        "data_axis_size": trainer_config.data_axis_size,
-        "memory_source": peak_memory()[1],
-        "batch_sequences": config.batch_size,
-        "sequence_tokens": config.seq_len,
-        "policy": policy if isinstance(policy, str | bool | None) else str(policy),
-    }
-
-
-def data_folder(config: TrainConfig) -> str:
-    """Names what the embedded densities are tokenized to, so that rows with the same data share it."""
-    import hashlib
-
-    data = config.data
-    made_of = (data.layout, data.n_density_tokens, data.codec_objective, data.patches_per_material)
-    return hashlib.sha256(dump_json({"made_of": made_of}).encode()).hexdigest()[:12]
+def describe(connection: Connection, config_path: str, words: list[str]) -> None:
+    """Say what a search of batches has to know of a configuration on the devices that are here."""
+    try:
+        config = load_config(config_path, words)
+        trainer_config = connect(config)
+        policy = getattr(config.model, "gradient_checkpointing", None)
+        found = {
+            **devices_details(found_devices(), config.slice),
+            "data_axis_size": trainer_config.data_axis_size,
+            "memory_source": peak_memory()[1],
+            "batch_sequences": config.batch_size,
+            "sequence_tokens": config.seq_len,
+            "policy": policy if isinstance(policy, str | bool | None) else str(policy),
+        }
+        connection.send(("described", found))
+    except TomatError as error:
+        connection.send(("failed", str(error)))
 
 
 def wait_until_idle() -> None:
@@ -258,26 +251,11 @@ def peak_memory() -> tuple[int, str]:
     return peak_memory_bytes(), PROCESS
 
 
-def _steps_of(window_seconds: float, warm_seconds: list[float]) -> int:
-    """Steps of a window, from those of the warm-up; its first half may still be slow."""
-    late = warm_seconds[len(warm_seconds) // 2 :]
-    return max(2, round(window_seconds / max(statistics.median(late), 1e-6)))
-
-
-def _for_the_lab(config: TrainConfig, scratch: Path, cache_dir: str) -> TrainConfig:
-    """The same step, with nothing left behind but what it compiled."""
-    jax_config = {**config.trainer.jax_config, **compile_cache(Path(cache_dir))}
-    trainer = dataclasses.replace(config.trainer, jax_config=jax_config)
-    return dataclasses.replace(config, output_dir=str(scratch), trackers=TrackersConfig(), trainer=trainer)
-
-
 def serve(connection: Connection, request: Request) -> None:
     """All of the process: get ready, then a window for each `True` that comes, until `False`. Does not return."""
-    with open(request.log, "a", encoding="utf-8") as log:
+    with request.log.open("a", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    # Ctrl-C reaches the whole group; the process that asks decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
 
@@ -286,7 +264,7 @@ def serve(connection: Connection, request: Request) -> None:
 
         session = Session(request, tell)
         wait_until_idle()
-        connection.send(("ready", session.described()))
+        connection.send(("ready", session.described))
         while connection.recv():
             connection.send(("window", session.window()))
     except (EOFError, BrokenPipeError):
@@ -295,21 +273,18 @@ def serve(connection: Connection, request: Request) -> None:
         import traceback
 
         traceback.print_exc()
+        text, status = str(error), FAILED
+        plain = isinstance(error, TomatError)
+        said = " ".join(text.split()) if plain else f"{type(error).__name__}: {first_line(error)}"
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
+            status, said = OUT_OF_MEMORY, first_line(error) or "out of memory"
         with contextlib.suppress(OSError):
-            connection.send(("failed", _failure(error)))
+            connection.send(("failed", {"status": status, "reason": said}))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         # Threads of the loader and of the compiler would be waited for.
         os._exit(0)
-
-
-def _failure(error: BaseException) -> Mapping[str, str]:
-    text = str(error)
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
-        return {"status": OUT_OF_MEMORY, "reason": first_line(error) or "out of memory"}
-    said = " ".join(text.split()) if isinstance(error, TomatError) else f"{type(error).__name__}: {first_line(error)}"
-    return {"status": FAILED, "reason": said}
 
 
 def _end_with_parent() -> None:

@@ -8,7 +8,7 @@ import os
 import statistics
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tomat.base.storage import explaining_storage
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import asked_but_not_found
 from tomat.train.runs.history import read_history
-from tomat.train.runs.log_lines import Row, parse_metrics
+from tomat.train.runs.log_lines import parse_metrics
 from tomat.train.runs.record import RunRecord, find_runs
 from tomat.train.runs.summary import MFU_STEPS, RunSummary, summarise
 
@@ -96,8 +96,7 @@ class Listing:
     def _row(self, url: str) -> RunRow:
         name = url.rsplit("/", 1)[-1]
         try:
-            mark = _mark(url)
-            known = self._known.get(url)
+            mark, known = _mark(url), self._known.get(url)
             if known is not None and known[0] == mark and time.monotonic() - known[1] < SURVEY_SECONDS:
                 return known[2]
             row = _read_row(name, url)
@@ -135,21 +134,29 @@ def _mark(url: str) -> object:
 
 
 def _read_row(name: str, url: str) -> RunRow:
-    """
-    Raises:
-        TomatError: One of the run's files cannot be read.
-    """
+    """A `TomatError` is raised where one of the run's files cannot be read."""
     record = _read_ends(url)
     whole, partial = survey(url, record.temporary_url)
-    summary = summarise(record, whole, len(partial), time.time())
-    row = RunRow(name, url, summary.state, summary.state_detail, summary)
-    planned, slice_name = _planned(url)
-    ran = record.ran
-    return replace(
-        row,
-        tokens_per_second=_median(ran.rows, "tokens_per_second"),
-        step_seconds=_median(ran.rows, "step_seconds"),
-        planned_step_seconds=planned,
+    summary, ran = summarise(record, whole, len(partial), time.time()), record.ran
+    speeds = {}
+    for key in ("tokens_per_second", "step_seconds"):
+        values = [row[key] for row in ran.rows[-MFU_STEPS:] if is_figure(row.get(key))]
+        speeds[key] = statistics.median(values) if values else None
+    files, root = fsspec.core.url_to_fs(url)
+    plan_url, plan = f"{url}/{PLAN_FILE}", {}
+    with explaining_storage(f"{plan_url} cannot be read"):
+        if files.exists(f"{root}/{PLAN_FILE}"):
+            plan = mapping(parse_json(files.cat_file(f"{root}/{PLAN_FILE}"), plan_url))
+    seconds, slice_name = mapping(plan.get("step_seconds")).get("estimate"), plan.get("slice")
+    slice_name = slice_name if isinstance(slice_name, str) else None
+    return RunRow(
+        name,
+        url,
+        summary.state,
+        summary.state_detail,
+        summary,
+        **speeds,
+        planned_step_seconds=float(seconds) if is_figure(seconds) else None,
         planned_slice=slice_name,
         ran_as_planned=slice_name is not None and not asked_but_not_found(ran.devices, slice_name),
     )
@@ -163,39 +170,17 @@ def _read_ends(url: str) -> RunRecord:
         config = parse_yaml(files.cat_file(f"{root}/{CONFIG_FILE}"), config_url)
     if not isinstance(config, dict):
         raise TomatError(f"{config_url} holds no settings, but {config!r:.80}.")
-    rows: list[Row] = []
-    written = None
-    path = f"{root}/{METRICS_FILE}"
+    content, written, path = b"", None, f"{root}/{METRICS_FILE}"
     with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):
         if files.exists(path):
             modified = files.modified(path)
             written = (modified if modified.tzinfo else modified.replace(tzinfo=datetime.UTC)).timestamp()
             size = files.size(path)
             if size <= HEAD_BYTES + TAIL_BYTES:
-                rows, _ = parse_metrics(files.cat_file(path).decode(errors="replace"))
-            else:
-                head = files.cat_file(path, start=0, end=HEAD_BYTES)
-                tail = files.cat_file(path, start=size - TAIL_BYTES, end=size)
-                # Both are cut inside a line.
-                for part in (head.rpartition(b"\n")[0], tail.partition(b"\n")[2]):
-                    rows += parse_metrics(part.decode(errors="replace"))[0]
+                content = files.cat_file(path)
+            else:  # both are cut inside a line
+                head = files.cat_file(path, start=0, end=HEAD_BYTES).rpartition(b"\n")[0]
+                content = head + b"\n" + files.cat_file(path, start=size - TAIL_BYTES, end=size).partition(b"\n")[2]
+    rows, _ = parse_metrics(content.decode(errors="replace"))
     events, _ = read_history(url)
     return RunRecord(url, config, rows, (), events, written)
-
-
-def _median(rows: list[Row], name: str) -> float | None:
-    values = [row[name] for row in rows[-MFU_STEPS:] if is_figure(row.get(name))]
-    return statistics.median(values) if values else None
-
-
-def _planned(url: str) -> tuple[float | None, str | None]:
-    """Seconds and slice of the plan in a run's folder."""
-    files, root = fsspec.core.url_to_fs(url)
-    plan_url = f"{url}/{PLAN_FILE}"
-    with explaining_storage(f"{plan_url} cannot be read"):
-        if not files.exists(f"{root}/{PLAN_FILE}"):
-            return None, None
-        plan = mapping(parse_json(files.cat_file(f"{root}/{PLAN_FILE}"), plan_url))
-    seconds = mapping(plan.get("step_seconds")).get("estimate")
-    name = plan.get("slice")
-    return float(seconds) if is_figure(seconds) else None, name if isinstance(name, str) else None

@@ -11,10 +11,9 @@ from markupsafe import Markup
 
 from tomat import __version__
 from tomat.base.report.formats import number, share, significant
-from tomat.base.report.model import Cell, Column, Facts, Link, Note, Table
+from tomat.base.report.model import Cell, Column, Facts, Link, Note, Table, columns
 from tomat.report.dashboard.listing import PLAN_FILE, RunRow
-from tomat.report.html.document import parts_html
-from tomat.report.html.elements import facts_html, rendered
+from tomat.report.html.document import facts_html, parts_html, rendered
 from tomat.report.html.metrics import Metrics
 
 LIVE_SECONDS = 5
@@ -30,36 +29,26 @@ RUN_BODY = """<p><a href="/">All runs</a></p>
 
 
 def runs_page(place: str, rows: Iterable[RunRow]) -> str:
-    columns = (
-        *map(Column, ("run", "state", "since, or why")),
-        *(Column(heading, number(0)) for heading in ("step", "of")),
-        *(Column(heading, number(4)) for heading in ("loss", "validation")),
-        Column("tokens/s", number(0)),
-        *(Column(heading, significant()) for heading in ("step, s", "planned, s")),
-        Column("step / plan", number(2)),
-        Column("MFU", share),
-        Column("ran on"),
-        Column("interruptions", number(0)),
-    )
+    heads = [*columns("run", "state", "since, or why"), *columns("step", "of", show=number(0))]
+    heads += [*columns("loss", "validation", show=number(4)), Column("tokens/s", number(0))]
+    heads += [*columns("step, s", "planned, s", show=significant()), Column("step / plan", number(2))]
+    heads += [Column("MFU", share), Column("ran on"), Column("interruptions", number(0))]
     lead = (
         "Losses are means of the last ten steps; speeds and MFU medians of the last 50. Interruptions are those that a "
         f"run went on after. Planned is the estimate of a {PLAN_FILE} in the run's folder: "
-        "`tomat plan --like RUN --json RUN/plan.json`; a step is held against it where the run ran on its "
-        "slice."
+        "`tomat plan --like RUN --json RUN/plan.json`; a step is held against it where the run ran on its slice."
     )
-    table = Table(f"Runs of {place}", columns, [_cells(row) for row in rows])
-    return _document(place, "runs", parts_html([Note(lead), table]))
-
-
-def _cells(row: RunRow) -> tuple[Cell, ...]:
-    # The run's own page has all of why it ended.
-    first = Link(row.name, run_address(row.name)), row.state, textwrap.shorten(row.detail, 40, placeholder=" ...")
-    one = row.summary
-    if one is None:
-        return (*first, *[None] * 11)
-    steps = one.steps_done, one.steps_total, one.last_loss, one.validation_loss
-    speeds = row.tokens_per_second, row.step_seconds, row.planned_step_seconds, row.measured_over_planned
-    return (*first, *steps, *speeds, one.mfu, one.devices, one.survived)
+    body: list[tuple[Cell, ...]] = []
+    for row in rows:
+        # The run's own page has all of why it ended.
+        first = Link(row.name, run_address(row.name)), row.state, textwrap.shorten(row.detail, 40, placeholder=" ...")
+        if (one := row.summary) is None:
+            body.append((*first, *[None] * 11))
+        else:
+            steps = one.steps_done, one.steps_total, one.last_loss, one.validation_loss
+            speeds = row.tokens_per_second, row.step_seconds, row.planned_step_seconds, row.measured_over_planned
+            body.append((*first, *steps, *speeds, one.mfu, one.devices, one.survived))
+    return _document(place, "runs", parts_html([Note(lead), Table(f"Runs of {place}", heads, body)]))
 
 
 def run_address(name: str) -> str:

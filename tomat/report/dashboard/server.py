@@ -33,14 +33,14 @@ from tomat.base.storage import explaining_storage
 from tomat.report.dashboard.listing import Listing, RunRow, own_path
 from tomat.report.dashboard.live import LiveLogs, drawn_curves
 from tomat.report.dashboard.pages import facts_of, order_of, run_page, runs_page
-from tomat.report.html.document import POLICY
-from tomat.report.html.elements import asset, facts_html
+from tomat.report.html.document import POLICY, asset, facts_html
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
 from tomat.train.runs.record import find_runs
 
 LOOPBACK = "127.0.0.1"
 OPEN_FILES = {HTML_FILE: "text/html", PAGE_FILE: "text/plain", LOSS_FIGURE: "image/svg+xml"}
 """Files of a run that can be opened, and as what."""
+ASSETS = importlib.resources.files("tomat.report.dashboard") / "assets"
 COOKIE = "tomat-token"
 OWN_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src data: blob:; "
@@ -64,7 +64,7 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
     files: dict[str, tuple[Callable[[], str], str]] = {
         "page.css": (lambda: asset("page.css"), "text/css"),
         "page.js": (lambda: asset("page.js"), "text/javascript"),
-        "live.js": (_live_program, "text/javascript"),
+        "live.js": (lambda: (ASSETS / "live.js").read_text(encoding="utf-8"), "text/javascript"),
         "plotly.js": (lambda: plotly_program(frozenset({ALWAYS})), "text/javascript"),
     }
 
@@ -164,10 +164,6 @@ def _own(files: Any, root: str, name: str) -> bool:
     with contextlib.suppress(TomatError):
         return bool(own_path(files, root, name))
     return False
-
-
-def _live_program() -> str:
-    return (importlib.resources.files("tomat.report.dashboard") / "assets" / "live.js").read_text(encoding="utf-8")
 
 
 def _missing(what: str) -> Response:

@@ -1,4 +1,5 @@
-"""Densities in a page: surfaces of equal density, slices one can drag, atoms and cell; a reference beside a prediction.
+"""Densities in a page: surfaces of equal density, slices one can drag, atoms and cell; a reference beside a prediction;
+the pages of a folder of `tomat predict` and of one density.
 
 The page holds the values themselves, on a coarser grid where the cell is large, and draws from them: the surfaces by
 marching tetrahedra (`assets/cell_geometry.js`), since plotly's own `isosurface` needs a rectangular grid and most cells
@@ -7,27 +8,28 @@ are none.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
 from tomat.base.layout import PREDICTED_DENSITY, REFERENCE_DENSITY
 from tomat.base.report.formats import number, share, significant
-from tomat.base.report.model import Column, Note, Section, Table
+from tomat.base.report.model import Column, Note, Report, Section, Table
 from tomat.data.density.elements import covalent_radius_a, symbol_of
+from tomat.data.density.find import find_densities
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import open_density
 from tomat.data.density.rules import ReadRules
 from tomat.predict.evaluation.difference import compare_densities
 from tomat.predict.evaluation.metrics import nmae
 from tomat.predict.evaluation.picture import NEAR_PLANE_A, most_structured_plane
-from tomat.report.html.document import details, json_script, typed
-from tomat.report.html.elements import rendered
+from tomat.predict.inference.folder import LINES_FILE, read_line
+from tomat.report.html.document import details, json_script, rendered, typed
 
 MOST_VOXELS = 340_000
 """Of all grids of a page together: float32 in base 64 are 5.3 bytes each, 1.8 of the page's 8 MB."""
@@ -39,10 +41,8 @@ that is bad is looked at too; the page says how many electrons there are."""
 NOTHING_KEPT = (
     f"The run's folder holds no densities: `tomat train` leaves {REFERENCE_DENSITY} and {PREDICTED_DENSITY} of "
     "the first held-out material where it predicts whole cells and draws pictures (evaluation.free_running, "
-    "evaluation.picture). "
-    "Predict one with `tomat predict --run RUN`, and give the output to `tomat page`."
+    "evaluation.picture). Predict one with `tomat predict --run RUN`, and give the output to `tomat page`."
 )
-
 
 PANELS = {
     "density": "Density",
@@ -50,6 +50,11 @@ PANELS = {
     "prediction": "Prediction",
     "difference": "Prediction minus reference",
 }
+
+MOST_SHOWN = 8
+"""Densities that a page of a folder draws: more would each be on too coarse a grid."""
+UNREADABLE = ("qe",)
+"""Formats of `tomat predict` that tomat does not read by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,25 +77,21 @@ def beside(name: str, density: DensityGrid, reference: DensityGrid | None) -> Sh
     if reference is None:
         return ShownDensity(name, density)
     compared = compare_densities(reference, density)
-    note = ""
-    if compared.refined:
-        sides = [_sides(grid.grid_shape) for grid in (density, reference)]
-        note = f"The grids differ, {sides[0]} and {sides[1]}: both are interpolated by their Fourier series."
+    sides = " and ".join(_sides(grid.grid_shape) for grid in (density, reference))
+    note = f"The grids differ, {sides}: both are interpolated by their Fourier series." if compared.refined else ""
     return ShownDensity(name, compared.other, compared.reference, note)
 
 
 def kept_density_section(run_url: str) -> Section:
     """The held-out material whose density and prediction a run has kept."""
-    heading = "A held-out density"
-    folder = Path(run_url)
-    paths = [folder / REFERENCE_DENSITY, folder / PREDICTED_DENSITY]
+    paths = [Path(run_url) / name for name in (REFERENCE_DENSITY, PREDICTED_DENSITY)]
+    parts: list[Any] = [NOTHING_KEPT]
     if "://" in run_url:
-        return Section(heading, ("Densities of a run in a bucket are not fetched; give its local folder.",))
-    if not all(path.is_file() for path in paths):
-        return Section(heading, (NOTHING_KEPT,))
-    reference, prediction = (open_density(path, rules=LOOKED_AT) for path in paths)
-    shown = beside(f"{reference.formula}, held out of the training", prediction, reference)
-    return Section(heading, density_parts([shown]))
+        parts = ["Densities of a run in a bucket are not fetched; give its local folder."]
+    elif all(path.is_file() for path in paths):
+        reference, prediction = (open_density(path, rules=LOOKED_AT) for path in paths)
+        parts = density_parts([beside(f"{reference.formula}, held out of the training", prediction, reference)])
+    return Section("A held-out density", parts)
 
 
 def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
@@ -161,20 +162,18 @@ def _figures_table(shown: Sequence[ShownDensity]) -> Table:
     """Figures of every density, of all of its points."""
     columns = [*map(Column, ("material", "formula", "grid")), Column("electrons", number(4))]
     columns += [Column(f"{which} e/Å³", significant()) for which in ("smallest", "mean", "largest")]
-    compared = any(one.reference is not None for one in shown)
-    if compared:
+    if any(one.reference is not None for one in shown):
         columns += [Column("electrons of the reference", number(4)), Column("its largest e/Å³", significant())]
         columns.append(Column("NMAE", share))
     rows: list[list[Any]] = []
     for one in shown:
         grid, other = one.density, one.reference
-        low, high = float(grid.rho.min()), float(grid.rho.max())
-        mean = grid.electron_count / grid.volume_a3
-        rows.append([one.name, grid.formula, _sides(grid.grid_shape), grid.electron_count, low, mean, high])
+        low, mean, high = float(grid.rho.min()), grid.electron_count / grid.volume_a3, float(grid.rho.max())
+        row = [one.name, grid.formula, _sides(grid.grid_shape), grid.electron_count, low, mean, high]
+        of_other = [None] * 3
         if other is not None:
-            rows[-1] += [other.electron_count, float(other.rho.max()), nmae(grid.rho, other.rho)]
-        elif compared:
-            rows[-1] += [None] * 3
+            of_other = [other.electron_count, float(other.rho.max()), nmae(grid.rho, other.rho)]
+        rows.append([*row, *of_other][: len(columns)])
     return Table("Figures of all points of the grids", columns, rows)
 
 
@@ -182,10 +181,8 @@ def _crystal_tables(one: ShownDensity) -> list[Table]:
     grid = one.density
     lattice = [(name, *map(float, row)) for name, row in zip("abc", grid.lattice, strict=True)]
     sides = [Column("vector"), *(Column(f"{axis}, A", number(6)) for axis in "xyz")]
-    atoms = [
-        (place, symbol_of(z), *map(float, coords))
-        for place, z, coords in zip(itertools.count(1), grid.atomic_numbers.tolist(), grid.frac_coords, strict=False)
-    ]
+    both = zip(grid.atomic_numbers.tolist(), grid.frac_coords, strict=True)
+    atoms = [(place, symbol_of(z), *map(float, coords)) for place, (z, coords) in enumerate(both, 1)]
     heads = [Column("atom", number(0)), Column("element"), *(Column(f"along {axis}", number(6)) for axis in "abc")]
     return [
         Table(f"Cell of {one.name}", sides, lattice),
@@ -195,3 +192,82 @@ def _crystal_tables(one: ShownDensity) -> list[Table]:
 
 def _sides(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
+
+
+def density_page(path: str, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
+    """The page of one file of a density, beside another one of the same crystal where that is given."""
+    given = [path] if reference is None else [path, reference]
+    names = (str(Path(*Path(one.rstrip("/")).parts[-2:])) for one in given)
+    density, *others = (open_density(one, name, rules) for one, name in zip(given, names, strict=True))
+    shown = beside(density.material_id, density, others[0] if others else None)
+    lead = f"{', against '.join(given)}."
+    return _page(density.material_id, "prediction" if others else "density", [shown], [lead], ())
+
+
+def predictions_page(folder: Path, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
+    """The page of a folder of predictions; the reference is a density, or a folder of densities that are called as the
+    structures were."""
+    lines = _lines(folder / LINES_FILE)
+    done = [line for line in lines if "error" not in line]
+    readable = [line for line in done if line.get("format") not in UNREADABLE]
+    references = _references(reference, [str(line["name"]) for line in readable], rules)
+    chosen = [line for line in readable if line["name"] in references] if references else readable
+    files = [(str(line["name"]), folder / str(line["output"])) for line in chosen]
+    shown = [beside(name, open_density(path, name, rules), references.get(name)) for name, path in files[:MOST_SHOWN]]
+    lead = [f"{len(done):,} predicted, {len(lines) - len(done):,} failed; {folder}."]
+    if len(files) > MOST_SHOWN:
+        lead.append(f"The first {MOST_SHOWN} are drawn. A page of another one: `tomat page {files[MOST_SHOWN][1]}`.")
+    if not files:
+        lead.append("None of them is in a format that tomat reads as a density, so that none is drawn.")
+    return _page(folder.resolve().name, "prediction", shown, lead, (_lines_table(lines),))
+
+
+def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: Sequence[str], after: Sequence[Table]) -> Report:
+    sections = [Section("", lead)]
+    sections += [Section("Density", density_parts(shown))] if shown else []
+    sections += [Section("All structures", after)] if after else []
+    figures = []
+    for one in shown:
+        its = {"name": one.name, "electrons": one.density.electron_count, "grid": list(one.density.grid_shape)}
+        figures.append(its | {"has_reference": one.reference is not None})
+    return Report(title, sections, kind, {"densities": figures})
+
+
+def _references(reference: str | None, names: Sequence[str], rules: ReadRules) -> dict[str, DensityGrid]:
+    """The references by the names of the predictions; none where none is given."""
+    if reference is None:
+        return {}
+    found = {file.name: file.path for file in find_densities([reference]).files}
+    if len(found) == 1 and len(names) == 1:
+        return {names[0]: open_density(next(iter(found.values())), rules=rules)}
+    matching = [name for name in names if name in found]
+    if not matching:
+        said = f"no density of {reference} is called as a prediction ({', '.join(names[:5])})"
+        here = ", ".join(list(found)[:5])
+        raise TomatError(f"{said}; found {here}. Give a folder whose files are called as the structures were.")
+    return {name: open_density(found[name], rules=rules) for name in matching[:MOST_SHOWN]}
+
+
+def _lines(path: Path) -> list[Mapping[str, Any]]:
+    """The last line of each structure."""
+    written = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+    lines = (read_line(line, f"{path}, line {place}") for place, line in written)
+    return list({str(line["name"]): line for line in lines}.values())
+
+
+def _lines_table(lines: Sequence[Mapping[str, Any]]) -> Table:
+    figures = {
+        "atoms": Column("atoms", number(0)),
+        "seconds": Column("seconds", number(1)),
+        "electrons": Column("electrons", number(4)),
+        "electrons_before": Column("before scaling", number(4)),
+        "spread_share": Column("spread", share),
+    }
+    rows = []
+    for line in lines:
+        flags = "; ".join(str(flag.get("text", "")) for flag in line.get("flags", ()) if isinstance(flag, dict))
+        words = str(line["name"]), str(line.get("formula", "")), " x ".join(map(str, line.get("grid") or ()))
+        known = (line.get(key) if is_figure(line.get(key)) else None for key in figures)
+        rows.append((*words, *known, str(line.get("output", "")), str(line.get("error") or flags)))
+    heads = [*map(Column, ("name", "formula", "grid")), *figures.values(), Column("output"), Column("warnings")]
+    return Table("Structures that were predicted", heads, rows)

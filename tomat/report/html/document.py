@@ -1,4 +1,5 @@
-"""One HTML file that needs nothing else: text, tables, figures, plotly's program and the data, in one document.
+"""One HTML file that needs nothing else: text, tables that sort by any column and show the rows that hold the words one
+types, figures, plotly's program and the data, in one document. Every text is escaped, once and here.
 
 The page forbids itself the network by a content security policy, so that nothing in it can load anything, whatever
 plotly holds. Figures are drawn as they come into view, in the colours of the page, light or dark.
@@ -8,21 +9,43 @@ from __future__ import annotations
 
 import base64
 import html
+import importlib.resources
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from tomat import __version__
 from tomat.base.errors import TomatError
-from tomat.base.report.model import Axis, Chart, Facts, Heading, Items, Lines, Note, Quoted, Report, Series, Table
+from tomat.base.report.model import (
+    Axis,
+    Cell,
+    Chart,
+    Code,
+    Column,
+    Facts,
+    Heading,
+    Items,
+    Lines,
+    Link,
+    Note,
+    Quoted,
+    Report,
+    Series,
+    Table,
+    Verdict,
+    is_number,
+    words_of,
+)
 from tomat.base.reporting import readable_bytes, to_jsonable, write_text
-from tomat.report.html.elements import asset, facts_html, prose, rendered, table_html
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
 
 MOST_BYTES = 8_000_000
@@ -41,6 +64,15 @@ _DTYPES = {"float32": "f4", "float64": "f8", "int32": "i4", "uint8": "u1"}
 """NumPy's names to those of plotly's typed arrays."""
 
 
+MOST_ROWS = 2_000
+"""Of a table: 10 columns of them are 1 MB."""
+FILTER_FROM = 8
+"""Rows from which a table has a field to filter by."""
+LONG = 60
+"""Rows from which a table is laid out only as it comes into view."""
+FLUSH_RIGHT = Markup(' class="n"')
+
+
 @dataclass(frozen=True)
 class Figure:
     """One drawing of plotly and what it says in words."""
@@ -56,15 +88,79 @@ class Figure:
     """Whether the page offers a logarithmic scale of its values."""
 
 
+def asset(name: str) -> str:
+    """A file of `assets/`: a page's template, its style or one of its own programs."""
+    return (importlib.resources.files("tomat.report.html") / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    loader = PackageLoader("tomat.report.html", "assets")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+
+
+def prose(words: object) -> Markup:
+    """Plain text; what stands between backticks is code."""
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(words)))
+
+
+def rendered(name: str, **values: Any) -> Markup:
+    """A template with its values; what is no `Markup` is text."""
+    return Markup(_environment().get_template(name).render(values))
+
+
+def table_html(table: Table) -> Markup:
+    """A table; of more than `MOST_ROWS` rows the first, which is said."""
+    sides = [FLUSH_RIGHT if table.is_right(place) else Markup("") for place in range(len(table.columns))]
+    said = f" The first {MOST_ROWS:,} of {len(table.rows):,} rows." if len(table.rows) > MOST_ROWS else ""
+    return rendered(
+        "table.html",
+        caption=table.caption + said,
+        heads=[(column.heading, side) for column, side in zip(table.columns, sides, strict=True)],
+        rows=[_cells(table.columns, row, sides) for row in table.rows[:MOST_ROWS]],
+        footer=_cells(table.columns, table.footer, sides) if table.footer else "",
+        filter_from=FILTER_FROM,
+        long=LONG,
+    )
+
+
+def facts_html(facts: Facts) -> Markup:
+    """Names and values without a heading; nothing where none is known."""
+    row = Markup('<tr><th scope="row">{}</th><td>{}</td></tr>')
+    lines = Markup("").join(row.format(name, cell_html(value)) for name, value in facts.known())
+    return Markup('<table class="facts"><tbody>{}</tbody></table>').format(lines) if lines else lines
+
+
+def cell_html(value: Cell, column: Column | None = None) -> Markup:
+    """A value, escaped."""
+    words = words_of(value, str if column is None else column.show)
+    match value:
+        case Code():
+            return Markup("<code>{}</code>").format(words)
+        case Link(_, address):
+            return Markup('<a href="{}">{}</a>').format(address, words)
+        case Verdict(_, state):
+            return Markup('<b class="{}">{}</b>').format(state, words)
+    return prose(words) if column is not None and column.prose else Markup.escape(words)
+
+
+def _cells(columns: Sequence[Column], row: Sequence[Cell], sides: Sequence[Markup]) -> Markup:
+    cells = []
+    for column, value, side in zip(columns, row, sides, strict=True):
+        key = Markup(' data-v="{}"').format(value) if is_number(value) else ""
+        cells.append(Markup("<td{}{}>{}</td>").format(side, key, cell_html(value, column)))
+    return Markup("").join(cells)
+
+
 def label(value: object) -> str:
     """Text inside a figure: plotly reads some HTML in labels, and shows this as it is."""
     return html.escape(str(value), quote=False)
 
 
-def paragraph(words: object, kind: str = "") -> Markup:
+def paragraph(words: str, kind: str = "") -> Markup:
     """A paragraph of plain text; nothing of no words. `kind`: `note` or `warning`."""
     css = Markup(' class="{}"').format(kind) if kind else ""
-    return Markup("<p{}>{}</p>").format(css, prose(words)) if str(words) else Markup("")
+    return Markup("<p{}>{}</p>").format(css, prose(words)) if words else Markup("")
 
 
 def details(summary: str, *parts: Any) -> Markup:
@@ -77,11 +173,8 @@ def typed(values: np.ndarray | Sequence[float]) -> dict[str, Any]:
     array = np.ascontiguousarray(values)
     if array.dtype == np.int64:
         array = array.astype(np.int32)
-    little = array.astype(array.dtype.newbyteorder("<"))
-    found: dict[str, Any] = {
-        "dtype": _DTYPES[array.dtype.name],
-        "bdata": base64.b64encode(little.tobytes()).decode("ascii"),
-    }
+    little = array.astype(array.dtype.newbyteorder("<")).tobytes()
+    found = {"dtype": _DTYPES[array.dtype.name], "bdata": base64.b64encode(little).decode("ascii")}
     return found if array.ndim == 1 else found | {"shape": ", ".join(map(str, array.shape))}
 
 
@@ -125,12 +218,12 @@ def page_html(report: Report) -> str:
     for place, section in enumerate((one for one in report.sections if one.parts), 1):
         parts = []
         for part in section.parts:
-            figure = plotly_figure(part) if isinstance(part, Chart) else part
-            if isinstance(figure, Figure):
+            part = plotly_figure(part) if isinstance(part, Chart) else part
+            if isinstance(part, Figure):
                 n_figures += 1
-                kinds |= {trace.get("type", ALWAYS) for trace in figure.data}
-                figure = _figure_html(f"figure-{n_figures}", figure)
-            parts.append(figure)
+                kinds |= {trace.get("type", ALWAYS) for trace in part.data}
+                part = _figure_html(f"figure-{n_figures}", part)
+            parts.append(part)
         sections.append({"place": place, "heading": section.heading, "html": parts_html(parts)})
     density = any("data-density" in section["html"] for section in sections)
     kinds |= set(DENSITY_KINDS if density else ())
@@ -147,10 +240,8 @@ def page_html(report: Report) -> str:
     )
     size = len(written.encode("utf-8", errors="backslashreplace"))
     if size > MOST_BYTES:
-        raise TomatError(
-            f"the page of {report.title} would have {readable_bytes(size)}, more than the "
-            f"{readable_bytes(MOST_BYTES)} that a browser opens at once; give less of it."
-        )
+        most = f"more than the {readable_bytes(MOST_BYTES)} that a browser opens at once"
+        raise TomatError(f"the page of {report.title} would have {readable_bytes(size)}, {most}; give less of it.")
     return str(written)
 
 
@@ -200,7 +291,9 @@ def _trace(series: Series) -> dict[str, Any]:
     is_line, has_points = series.mark in ("line", "step", "both"), series.mark in ("points", "crosses", "both")
     modes = (("lines", is_line), ("markers", has_points), ("text", series.labels))
     mode = "+".join(name for name, there in modes if there)
-    trace = common | {"type": "scatter", "mode": mode, "x": _values(series.x), "y": _values(series.y)}
+    # Of an array its bytes, which is shorter.
+    x, y = (typed(one) if isinstance(one, np.ndarray) else list(one) for one in (series.x, series.y))
+    trace = common | {"type": "scatter", "mode": mode, "x": x, "y": y}
     trace |= {"marker": marker} if has_points else {}
     trace |= {"line": line} if is_line else {}
     trace |= {"opacity": 0.3} if series.faint else {}
@@ -215,11 +308,6 @@ def _trace(series: Series) -> dict[str, Any]:
     if series.texts:
         trace |= {"hovertext": [label(text) for text in series.texts], "hovertemplate": "%{hovertext}<extra></extra>"}
     return trace
-
-
-def _values(given: Any) -> Any:
-    """Values of a trace: of an array its bytes, which is shorter."""
-    return typed(given) if isinstance(given, np.ndarray) else list(given)
 
 
 def _figure_html(name: str, figure: Figure) -> Markup:

@@ -14,8 +14,9 @@ from tomat.base.report.model import Report
 from tomat.base.storage import explaining_storage
 from tomat.data.density.rules import ReadRules
 from tomat.perf.plan.calibration import RECORD_FILE as CALIBRATION_FILE
+from tomat.perf.plan.calibration import Calibration
 from tomat.predict.inference.folder import LINES_FILE
-from tomat.report.html.density import LOOKED_AT
+from tomat.report.html.density import LOOKED_AT, density_page, predictions_page
 
 EXPECTED = (
     "a run's folder or URL, a JSON of `tomat plan` or `tomat profile`, a trace or compiled program, a record of "
@@ -38,27 +39,18 @@ def page_of(
     Predictions and densities have the reference beside them, and are read by the rules (None: `LOOKED_AT`); a compiled
     program is for chips of a kind.
     """
-    path = Path(target)
+    path, read_by = Path(target), rules or LOOKED_AT
     if "://" not in target and not path.exists():
         raise TomatError(f"{target} does not exist; expected {EXPECTED}.")
-    if (path / LINES_FILE).is_file():
-        from tomat.report.html.prediction import predictions_page
-
-        return predictions_page(path, reference, rules or LOOKED_AT)
-    if _is_density(target):
-        from tomat.report.html.prediction import density_page
-
-        return density_page(target, reference, rules or LOOKED_AT)
+    predicted = (path / LINES_FILE).is_file()
+    if predicted or _is_density(target):
+        return predictions_page(path, reference, read_by) if predicted else density_page(target, reference, read_by)
     if reference is not None:
         raise TomatError(f"--reference is for a prediction or a density, and {target} is neither; leave it out.")
     if is_run(target):
         from tomat.report.html.run import run_page
 
         return run_page(target.rstrip("/"))
-    return _step_or_sweep(target, path, device_kind)
-
-
-def _step_or_sweep(target: str, path: Path, device_kind: str | None) -> Report:
     from tomat.perf.profile.load import load_breakdown
     from tomat.report.html.step import breakdown_page, unfit_page
 
@@ -66,18 +58,16 @@ def _step_or_sweep(target: str, path: Path, device_kind: str | None) -> Report:
         record = read_json(path, "Write it again with --json.")
         keys = set(record) if isinstance(record, Mapping) else set()
         if {"rows", "sweep"} <= keys:
-            from tomat.report.pages.sweep_pages import lab_report_of, sweep_report_of
+            from tomat.report.pages.sweep_pages import sweep_report_of
 
-            return lab_report_of(path) if "measured_with" in keys else sweep_report_of(path)
+            return sweep_report_of(path, "measured_with" in keys)
         if path.name == CALIBRATION_FILE and "rows" in keys:
-            from tomat.perf.plan.calibration import Calibration
             from tomat.report.calibration import calibration_report
 
             return calibration_report(Calibration.load(path.parent).rows)
-        if "program_key" in keys and record.get("breakdown") is None:
-            return unfit_page(record)
         if "program_key" in keys:
-            return breakdown_page(load_breakdown(target), "plan", report=record)
+            unfit = record.get("breakdown") is None
+            return unfit_page(record) if unfit else breakdown_page(load_breakdown(target), "plan", report=record)
         if not {"format_version", "ops"} <= keys and "traceEvents" not in keys:
             raise TomatError(f"{target} is a JSON of another kind; expected {EXPECTED}.")
     elif path.is_dir() and not any(path.rglob("*.xplane.pb*")) and not any(path.rglob("*.trace.json*")):
@@ -89,11 +79,11 @@ def _is_density(target: str) -> bool:
     """Whether a file or folder is one of a density. A JSON is told by its keys: plans and records are JSON too."""
     from tomat.data.density.io import format_name
 
-    name = target.rstrip("/").rsplit("/", 1)[-1]
     try:
         form = format_name(target)
     except TomatError:
         return False
+    name = target.rstrip("/").rsplit("/", 1)[-1]
     if not name.endswith(".json"):
         return not name.endswith(".trace.json.gz")
     if "://" in target:

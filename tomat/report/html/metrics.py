@@ -4,6 +4,7 @@ of a million points some thousands that look the same: no peak and no dip is los
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class CurveReader:
     """Gathers lines of a log, as they come."""
 
     def __init__(self) -> None:
-        self._points: dict[str, tuple[array[int], array[float]]] = {}
+        self._points: dict[str, tuple[array[int], array[float]]] = defaultdict(lambda: (array("q"), array("d")))
         self._lines = self._unreadable = 0
         self._last = -1
 
@@ -66,16 +67,16 @@ class CurveReader:
         self._last = max(self._last, step)
         for name, value in row.items():
             if is_figure(value) and name not in NOT_CURVES:
-                points = self._points.get(name)
-                if points is None:
-                    points = self._points[name] = array("q"), array("d")
-                points[0].append(step)
-                points[1].append(value)
+                steps, values = self._points[name]
+                steps.append(step)
+                values.append(value)
 
     def metrics(self, written_utc: float | None) -> Metrics:
-        curves = {
-            name: _in_order(np.array(steps), np.array(values)) for name, (steps, values) in sorted(self._points.items())
-        }
+        curves = {}
+        for name, points in sorted(self._points.items()):
+            steps, values = map(np.array, points)
+            order = np.argsort(steps, kind="stable")
+            curves[name] = Curve(steps[order], values[order])
         return Metrics(curves, self._lines, self._unreadable, self._last + 1, written_utc)
 
 
@@ -91,13 +92,6 @@ def read_curves(run_url: str) -> Metrics:
                 for line in file:
                     reader.feed(line)
     return reader.metrics(written)
-
-
-def _in_order(steps: np.ndarray, values: np.ndarray) -> Curve:
-    if (np.diff(steps) < 0).any():
-        order = np.argsort(steps, kind="stable")
-        steps, values = steps[order], values[order]
-    return Curve(steps, values)
 
 
 def kept_points(values: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:

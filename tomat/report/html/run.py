@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
@@ -55,11 +54,14 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
     record = RunRecord(run_url, config, [], (), events, metrics.written_utc)
     whole, partial = survey(checkpoints_url or run_url, record.temporary_url)
     state, detail = run_state(record, metrics.steps_done, whole, time.time())
-    evaluation = read_evaluation(run_url)
     lead: list[Any] = [str(config.get("purpose") or "")]
     if partial:
         lead.append(Note(f"{len(partial)} of its newest checkpoints are not whole.", warning=True))
     total = record.total_steps
+    files, root = fsspec.core.url_to_fs(run_url)
+    with explaining_storage(f"{run_url} cannot be read"):
+        profiled = files.exists(f"{root}/{PROFILER_FOLDER}")
+    xprof = f"uv run --extra xprof xprof server --logdir {shlex.quote(f'{run_url}/{PROFILER_FOLDER}')}"
     shown = {
         "state": f"{state}: {detail}" if detail else state,
         "steps": f"{metrics.steps_done:,}" + (f" of {total:,}" if total is not None else ""),
@@ -67,13 +69,13 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
         "place": checkpoints_url or run_url,
         "ran on": devices_sentence(last_devices(events), record.asked_slice),
         "configuration": ", ".join(dict.fromkeys(str(e["configuration"]) for e in events if "configuration" in e)),
-        "traces, in xprof": _xprof_command(run_url),
+        "traces, in xprof": xprof if profiled else None,  # docs/guides/trackers.md
     }
     sections = [
         Section("", lead),
-        Section("State", (Facts(shown | _headline(metrics, _ran_since(record, metrics))),)),
+        Section("State", (Facts(shown | _headline(metrics, record)),)),
         Section("Curves", _curves(metrics)),
-        *_evaluation_sections(evaluation),
+        *_evaluation_sections(read_evaluation(run_url)),
         kept_density_section(run_url),
         Section("Configuration", _configuration(config)),
     ]
@@ -90,75 +92,55 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
     return Report(record.name, sections, "run", figures)
 
 
-def _xprof_command(run_url: str) -> str | None:
-    """What shows the run's traces event by event (docs/guides/trackers.md); None where it was not profiled."""
-    files, root = fsspec.core.url_to_fs(run_url)
-    with explaining_storage(f"{run_url} cannot be read"):
-        if not files.exists(f"{root}/{PROFILER_FOLDER}"):
-            return None
-    return f"uv run --extra xprof xprof server --logdir {shlex.quote(f'{run_url}/{PROFILER_FOLDER}')}"
-
-
-def _ran_since(record: RunRecord, metrics: Metrics) -> int:
-    """The first of the steps that one figure of speed can be of."""
-    curve = metrics.curves.get("step_seconds")
-    steps = [] if curve is None else [{"step": int(step)} for step in curve.steps]
-    ran = ran_steps(steps, record.events, record.asked_slice).rows
-    return ran[0]["step"] if ran else 0
-
-
-def _headline(metrics: Metrics, ran_since: int) -> dict[str, str]:
+def _headline(metrics: Metrics, record: RunRecord) -> dict[str, str]:
     found: dict[str, str] = {}
-    if TRAINING_LOSS in metrics.curves:
-        losses = metrics.curves[TRAINING_LOSS].values
+    curves = metrics.curves
+    if TRAINING_LOSS in curves:
+        losses = curves[TRAINING_LOSS].values
         found["training loss"] = f"{losses[0]:.4f} to {losses[-10:].mean():.4f} (mean of the last 10 steps)"
-    if VALIDATION_LOSS in metrics.curves:
-        losses = metrics.curves[VALIDATION_LOSS].values
+    if VALIDATION_LOSS in curves:
+        losses = curves[VALIDATION_LOSS].values
         found["validation loss"] = f"{losses[-1]:.4f} (least {losses.min():.4f})"
+    steps = [{"step": int(step)} for step in curves["step_seconds"].steps] if "step_seconds" in curves else []
+    ran = ran_steps(steps, record.events, record.asked_slice).rows
+    since = ran[0]["step"] if ran else 0  # the first of the steps that one figure of speed can be of
     for name, words, unit in (("step_seconds", "step", " s"), ("tokens_per_second", "tokens a second", "")):
-        if name in metrics.curves:
+        values = curves[name].values[curves[name].steps >= since] if name in curves else ()
+        if len(values):
             # Unlike a mean, unmoved by the steps that compile.
-            curve = metrics.curves[name]
-            values = curve.values[curve.steps >= ran_since]
-            since = "" if len(values) == len(curve.values) else f" from step {ran_since:,} on, as it ran last"
-            if len(values):
-                found[words] = f"{np.median(values):,.4g}{unit} (median{since})"
+            said = "" if len(values) == len(curves[name].values) else f" from step {since:,} on, as it ran last"
+            found[words] = f"{np.median(values):,.4g}{unit} (median{said})"
     if metrics.unreadable:
-        found["lines of the log that cannot be read"] = (
-            f"{metrics.unreadable:,} of {metrics.lines + metrics.unreadable:,}"
-        )
+        lines = f"{metrics.unreadable:,} of {metrics.lines + metrics.unreadable:,}"
+        found["lines of the log that cannot be read"] = lines
     return found
 
 
 def _curves(metrics: Metrics) -> list[Any]:
     """Losses first; every other metric that changes as a small figure; a table of all."""
-    if not metrics.curves:
+    curves = metrics.curves
+    if not curves:
         return [f"{METRICS_FILE} holds no line yet."]
-    thinned = max(len(curve.values) for curve in metrics.curves.values())
     parts: list[Any] = []
-    if thinned > len(kept_points(np.zeros(thinned))):
+    if any(len(kept_points(curve.values)) < len(curve.values) for curve in curves.values()):
         said = (
             f"Curves of many points are thinned: of each of {BUCKETS} stretches the smallest and the largest value "
             "are drawn, so that every peak and dip is there. Figures in the table are of all points."
         )
         parts.append(Note(said))
-    losses = {name: metrics.curves[name] for name in (TRAINING_LOSS, VALIDATION_LOSS) if name in metrics.curves}
+    losses = {name: curves[name] for name in (TRAINING_LOSS, VALIDATION_LOSS) if name in curves}
     if losses:
         parts.append(_chart("Loss", losses, 4.25))
-    moving = [
-        (name, curve)
-        for name, curve in metrics.curves.items()
-        if name not in losses and len(curve.values) > 1 and np.ptp(curve.values) > 0
-    ]
     parts += [Heading("Every metric that changes"), Markup('<div class="grid">')]
-    parts += [_chart(name, {name: curve}, 3.0) for name, curve in moving]
-    columns = [Column("metric"), Column("points", number(0))]
-    columns += [Column(heading, significant(5)) for heading in ("first", "last", "least", "median", "largest")]
     rows = []
-    for name, curve in metrics.curves.items():
+    for name, curve in curves.items():
         v = curve.values
+        if name not in losses and len(v) > 1 and np.ptp(v) > 0:
+            parts.append(_chart(name, {name: curve}, 3.0))
         rows.append((name, len(v), *map(float, (v[0], v[-1], v.min(), np.median(v), v.max()))))
-    return [*parts, Markup("</div>"), Table("Metrics of the run, of all points", columns, rows)]
+    heads = [Column("metric"), Column("points", number(0))]
+    heads += [Column(heading, significant(5)) for heading in ("first", "last", "least", "median", "largest")]
+    return [*parts, Markup("</div>"), Table("Metrics of the run, of all points", heads, rows)]
 
 
 def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
@@ -179,88 +161,66 @@ def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
 
 def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
     sections = []
-    free = found.get("free_running")
-    if free is not None:
+    if (free := found.get("free_running")) is not None:
         words = str(mapping(mapping(free).get("settings")).get("materials_from", ""))
-        shown = _materials_table(free, (*FREE_RUNNING_COLUMNS, ("seconds", "seconds")), FREE_RUNNING)
-        sections.append(
-            Section("Predicted from their structures", (words, _nmae_headline(free, "free_running_nmae"), shown))
-        )
+        shown = (*FREE_RUNNING_COLUMNS, ("seconds", "seconds"))
+        parts = words, *_materials(free, shown, FREE_RUNNING, "free_running_nmae")
+        sections.append(Section("Predicted from their structures", parts))
     if "materials" in found:
         TeacherForcedResult.from_dict(found, EVALUATION_FILE)  # refuses a damaged one
         words = f"A {LABEL}: the model was given the true values of all earlier voxels."
-        shown = _materials_table(found, COLUMNS, LABEL)
-        parts = words, _nmae_headline(found, "teacher_forced_nmae_median"), shown
+        parts = words, *_materials(found, COLUMNS, LABEL, "teacher_forced_nmae_median")
         sections.append(Section("Teacher-forced evaluation", parts))
     return sections
 
 
-def _nmae_headline(found: Any, name: str) -> str:
-    """The NMAE over materials and by compound; of materials that `_materials_table` has taken."""
-    rows = [mapping(material) for material in mapping(found).get("materials") or []]
+def _materials(found: Any, columns: tuple[tuple[str, str], ...], caption: str, nmae: str) -> list[Any]:
+    """The NMAE over materials and by compound; a row a material, and the medians; shares in per cent."""
+    rows: list[Any] = []
+    errors = []
+    for material in map(mapping, mapping(found).get("materials") or []):
+        name, values = str(material.get("material_id")), [material.get(key) for _, key in columns]
+        if not all(map(is_figure, values)):
+            names = ", ".join(key for _, key in columns)
+            what = f"{material.get('material_id')!r} has no finite figure for each of {names}"
+            raise TomatError(f"{EVALUATION_FILE}: {what}. Evaluate again with `tomat eval`.")
+        rows.append((name, *values))
+        errors.append((name, str(material.get("compound") or ""), float(material[nmae])))
     if not rows:
-        return ""
-    told = headline([(str(row.get("material_id")), str(row.get("compound") or ""), float(row[name])) for row in rows])
-    return f"NMAE: {told}."
-
-
-def _materials_table(found: Any, columns: tuple[tuple[str, str], ...], caption: str) -> Table | str:
-    """A row a material, and the medians; shares in per cent."""
-    rows = []
-    for material in mapping(found).get("materials") or []:
-        values = [mapping(material).get(name) for _, name in columns]
-        if not all(is_figure(value) for value in values):
-            raise TomatError(
-                f"{EVALUATION_FILE}: {mapping(material).get('material_id')!r} has no finite figure for each of "
-                f"{', '.join(name for _, name in columns)}. Evaluate again with `tomat eval`."
-            )
-        rows.append((str(mapping(material).get("material_id")), *values))
-    if not rows:
-        return "No material was evaluated."
-    heads = [
-        Column(heading, number(1))
-        if name == "seconds"
-        else Column(f"{heading}, NMAE" if name.endswith("nmae") else heading, share)
-        for heading, name in columns
-    ]
+        return ["No material was evaluated."]
+    heads = [Column("material")]
+    for heading, key in columns:
+        words = f"{heading}, NMAE" if key.endswith("nmae") else heading
+        heads.append(Column(heading, number(1)) if key == "seconds" else Column(words, share))
     medians = [float(np.median([row[i + 1] for row in rows])) for i in range(len(columns))]
-    return Table(caption, [Column("material"), *heads], rows, ["median", *medians])
+    return [f"NMAE: {headline(errors)}.", Table(caption, heads, rows, ["median", *medians])]
 
 
 def _configuration(config: Mapping[str, Any]) -> list[Any]:
     settings = flatten(config)
     parts: list[Any] = []
-    recipe = nearest_recipe(settings)
-    if recipe is not None:
-        differing = recipe.differences(settings)
+    if (recipe := nearest_recipe(settings)) is not None:
         parts.append(
             f"The shipped configuration that is nearest is {recipe.name}: of the {len(recipe.settings)} settings "
-            f"that it makes, {len(differing)} are others here."
+            f"that it makes, {len(recipe.differing)} are others here."
         )
-        if differing:
-            rows = [(Code(key), str(mine), str(theirs)) for key, (theirs, mine) in sorted(differing.items())]
-            heads = (Column("setting"), Column("this run"), Column(recipe.name))
+        if recipe.differing:
+            rows = [(Code(key), str(mine), str(theirs)) for key, (theirs, mine) in sorted(recipe.differing.items())]
+            heads = Column("setting"), Column("this run"), Column(recipe.name)
             parts.append(Table(f"Settings that differ from {recipe.name}", heads, rows))
-    rows = [(key, str(value)) for key, value in sorted(settings.items())]
-    every = Table(f"{CONFIG_FILE}, every setting", (Column("setting"), Column("value")), rows)
-    return [*parts, details(f"Every setting ({len(rows):,})", every)]
+    every = [(key, str(value)) for key, value in sorted(settings.items())]
+    table = Table(f"{CONFIG_FILE}, every setting", (Column("setting"), Column("value")), every)
+    return [*parts, details(f"Every setting ({len(every):,})", table)]
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """A shipped configuration beside a run's."""
 
     name: str
     settings: Mapping[str, Any]
     """What it sets, by dotted key."""
-
-    def differences(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Dotted key -> (of the recipe, of the run), of what the recipe sets otherwise."""
-        return {
-            key: (value, settings.get(key))
-            for key, value in self.settings.items()
-            if key not in ("run_name", "purpose") and not _same(value, settings.get(key))
-        }
+    differing: dict[str, tuple[Any, Any]]
+    """Dotted key -> (of the recipe, of the run), of what the recipe sets otherwise."""
 
 
 def nearest_recipe(settings: Mapping[str, Any], paths: Iterable[Path] | None = None) -> Recipe | None:
@@ -269,21 +229,22 @@ def nearest_recipe(settings: Mapping[str, Any], paths: Iterable[Path] | None = N
 
     Of several the one that says most: a recipe made of another one agrees with that too.
     """
-    found = shipped_configurations("train").values() if paths is None else paths
-    recipes = [Recipe(path.stem, flatten(read_yaml(path))) for path in found]
+    recipes = []
+    for path in shipped_configurations("train").values() if paths is None else paths:
+        its = flatten(read_yaml(path))
+        beside = {key: (value, settings.get(key)) for key, value in its.items() if key not in ("run_name", "purpose")}
+        differing = {key: both for key, both in beside.items() if not _same(*both)}
+        recipes += [Recipe(path.stem, its, differing)] if its else []
 
-    def distance(recipe: Recipe) -> tuple[float, int, str]:
-        said = len(recipe.settings)
-        return len(recipe.differences(settings)) / said, -said, recipe.name
+    def distance(one: Recipe) -> tuple[float, int, str]:
+        return len(one.differing) / len(one.settings), -len(one.settings), one.name
 
-    return min((recipe for recipe in recipes if recipe.settings), key=distance, default=None)
+    return min(recipes, key=distance, default=None)
 
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two values say the same setting: 1 and 1.0, a list and a tuple do, and a number as text (`1e-3`)."""
-    if one == other:
-        return True
     try:
-        return float(one) == float(other)
+        return one == other or float(one) == float(other)
     except (TypeError, ValueError):
         return str(one) == str(other)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tomat.base.records import typed
-from tomat.base.report.model import Facts, Note, Part, Report, Section
+from tomat.base.report.formats import percent
+from tomat.base.report.model import Facts, Note, Report, Section
 from tomat.perf.cost.memory import MemoryReport, read_memory
 from tomat.perf.profile.breakdown import Breakdown, OpRow
 from tomat.report.html.document import Figure, label
@@ -29,6 +30,7 @@ from tomat.report.step import (
 
 PLUMBING = ("while", "body", "cond", "rematted_computation", "checkpoint", "closed_call", "eval_jaxpr", "shard_map")
 """Scopes that JAX makes and that say nothing of the model."""
+WRAPPED = re.compile(r"(jit|pjit|jvp|vjp|transpose|vmap|remat|checkpoint|custom_jvp|custom_vjp)\((.*)\)")
 NO_MODULE = "outside the model's modules"
 PARENT = "#c9d0d7"
 """Colour of boxes that are no operation."""
@@ -47,7 +49,7 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
         Section("", (f"One step of one device, {measured}: {breakdown.title}.", *notes)),
         Section("The step", (step_facts(breakdown), *(plan_parts(report) if report else ()))),
         Section("By kind of operation", (shares_chart(breakdown), groups_table(breakdown.categories, "kind"))),
-        Section("By module", (_flame_chart(breakdown), _treemap(breakdown), groups_table(breakdown.parts, "part"))),
+        Section("By module", (*_box_charts(breakdown), groups_table(breakdown.parts, "part"))),
     ]
     if (against := roofline_chart(breakdown)) is not None:
         sections.append(Section("Against the roofs of the chip", (against,)))
@@ -57,12 +59,11 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
     elif breakdown.memory_bytes:
         sections.append(Section("Memory", (memory_table(breakdown),)))
     # A breakdown of before kept no windows.
-    chart = windows_chart(breakdown) or times_chart(breakdown)
-    steps: list[Part] = [] if chart is None else [chart]
-    steps += [windows_table(breakdown)] if breakdown.step_classes else []
-    steps += [waits_table(breakdown)] if breakdown.gaps else []
-    if steps:
-        sections.append(Section("Steps and waits", steps))
+    steps = [windows_chart(breakdown) or times_chart(breakdown)]
+    steps += [windows_table(breakdown) if breakdown.step_classes else None]
+    steps += [waits_table(breakdown) if breakdown.gaps else None]
+    if any(steps):
+        sections.append(Section("Steps and waits", [*filter(None, steps)]))
     title = str(report["run_name"]) if report else breakdown.title
     figures = {"step_seconds": breakdown.step_seconds, "operations": len(breakdown.ops), "title": title}
     return Report(title, sections, kind, figures)
@@ -96,56 +97,38 @@ def module_path(op: OpRow) -> tuple[str, ...]:
     which the direction tells apart.
     """
     words = []
-    for scope in op.op_name.split("/")[:-1]:
-        bare = scope
-        while match := re.fullmatch(
-            r"(jit|pjit|jvp|vjp|transpose|vmap|remat|checkpoint|custom_jvp|custom_vjp)\((.*)\)", bare
-        ):
+    for bare in op.op_name.split("/")[:-1]:
+        while match := WRAPPED.fullmatch(bare):
             bare = "" if match.group(1) in ("jit", "pjit") else match.group(2)
-        if bare and bare not in PLUMBING:
-            words.append(bare)
+        words += [bare] if bare and bare not in PLUMBING else []
     return tuple(words)
 
 
-def _boxes(breakdown: Breakdown, path_of: Any) -> tuple[dict[str, Any], int]:
-    """A tree of boxes for plotly: the step, what `path_of` says above each operation, the operations; and how many
-    operations were too short for a box of their own."""
+def _boxes(breakdown: Breakdown, path_of: Callable[[OpRow], tuple[str, ...]]) -> tuple[dict[str, Any], str]:
+    """A tree of boxes for plotly: the step, what `path_of` says above each operation, the operations; and what is said
+    of it."""
     least = LEAST_DRAWN * breakdown.step_seconds
-    ids, labels, parents, values, colours = ["step"], ["step"], [""], [0.0], [PARENT]
-    known = {"step"}
+    # By id: label, parent, milliseconds, colour. A parent's own value is 0 and plotly adds up: sums of rounded shares
+    # would not quite fit into each other.
+    boxes: dict[str, tuple[str, str, float, str]] = {"step": ("step", "", 0.0, PARENT)}
     small: dict[str, tuple[float, int]] = {}
     for place, op in enumerate(breakdown.ops):
         if op.seconds <= 0:
             continue
         above = "step"
         for word in path_of(op):
-            one = f"{above}/{word}"
-            if one not in known:
-                known.add(one)
-                ids.append(one)
-                labels.append(label(word))
-                parents.append(above)
-                values.append(0.0)
-                colours.append(PARENT)
-            above = one
+            boxes.setdefault(f"{above}/{word}", (label(word), above, 0.0, PARENT))
+            above = f"{above}/{word}"
         if op.seconds < least:
             time, count = small.get(above, (0.0, 0))
             small[above] = (time + op.seconds, count + 1)
-            continue
-        ids.append(f"{above}/%{place}")
-        labels.append(label(op.name))
-        parents.append(above)
-        values.append(1e3 * op.seconds)
-        colours.append(COLOURS[op.category])
+        else:
+            boxes[f"{above}/%{place}"] = label(op.name), above, 1e3 * op.seconds, COLOURS[op.category]
     for above, (time, count) in small.items():
-        ids.append(f"{above}/%small")
-        labels.append(f"{count} short operations")
-        parents.append(above)
-        values.append(1e3 * time)
-        colours.append(PARENT)
-    # A parent's own value is 0 and plotly adds up: sums of rounded shares would not quite fit into each other.
+        boxes[f"{above}/%small"] = f"{count} short operations", above, 1e3 * time, PARENT
+    labels, parents, values, colours = map(list, zip(*boxes.values(), strict=True))
     trace = {
-        "ids": ids,
+        "ids": list(boxes),
         "labels": labels,
         "parents": parents,
         "values": values,
@@ -155,34 +138,35 @@ def _boxes(breakdown: Breakdown, path_of: Any) -> tuple[dict[str, Any], int]:
         "textfont": {"color": "#1c2530"},
         "hovertemplate": "%{label}<br>%{value:.4f} ms, %{percentRoot:.2%} of the step<extra></extra>",
     }
-    return trace, sum(count for _, count in small.values())
+    top = ", ".join(f"{op.name} {percent(breakdown.group(op.name, [op]).share)}" for op in breakdown.top(3))
+    n_small = sum(count for _, count in small.values())
+    short = f" {n_small:,} operations below {100 * LEAST_DRAWN:g} % are drawn together." if n_small else ""
+    return trace, f"A click opens a box. Longest operations: {top}.{short} The tables have all of it."
 
 
-def _flame_chart(breakdown: Breakdown) -> Figure:
-    """The step by direction, module and operation, as a flame chart that hangs from the top."""
+def _box_charts(breakdown: Breakdown) -> list[Figure]:
+    """The step by direction, module and operation, as a flame chart that hangs from the top; and by kind of operation,
+    part of the model and operation, as nested boxes."""
 
-    def path(op: OpRow) -> tuple[str, ...]:
+    def modules(op: OpRow) -> tuple[str, ...]:
         return (str(op.direction) or "no direction", *(module_path(op) or (NO_MODULE,)))
 
-    trace, small = _boxes(breakdown, path)
-    trace |= {"type": "icicle", "maxdepth": 9, "tiling": {"orientation": "v"}, "leaf": {"opacity": 1}}
-    said = _said(
-        breakdown,
-        small,
-        "The step on top, below it the direction, the model's modules and the operations; "
-        "width is time, colour the kind of operation.",
-    )
-    return Figure("Flame chart: the step by module and operation", [trace], _TIGHT, said, 520)
+    def kinds(op: OpRow) -> tuple[str, ...]:
+        return str(op.category), f"{op.part}, {op.direction}" if op.direction else str(op.part)
 
-
-def _treemap(breakdown: Breakdown) -> Figure:
-    """The step by kind of operation, part of the model and operation, as nested boxes."""
-    trace, small = _boxes(
-        breakdown, lambda op: (str(op.category), f"{op.part}, {op.direction}" if op.direction else str(op.part))
-    )
-    trace |= {"type": "treemap", "maxdepth": 4, "pathbar": {"visible": True}}
-    said = _said(breakdown, small, "Kinds of operations, in them parts of the model, in them operations; area is time.")
-    return Figure("Treemap: the step by kind, part and operation", [trace], _TIGHT, said, 460)
+    flames = {"type": "icicle", "maxdepth": 9, "tiling": {"orientation": "v"}, "leaf": {"opacity": 1}}
+    tiles = {"type": "treemap", "maxdepth": 4, "pathbar": {"visible": True}}
+    flame_words = "The step on top, below it the direction, the model's modules and the operations; "
+    flame_words += "width is time, colour the kind of operation."
+    tile_words = "Kinds of operations, in them parts of the model, in them operations; area is time."
+    figures = []
+    for title, path_of, look, words, height in (
+        ("Flame chart: the step by module and operation", modules, flames, flame_words, 520),
+        ("Treemap: the step by kind, part and operation", kinds, tiles, tile_words, 460),
+    ):
+        trace, said = _boxes(breakdown, path_of)
+        figures.append(Figure(title, [trace | look], _TIGHT, f"{words} {said}", height))
+    return figures
 
 
 def _buffers_chart(memory: MemoryReport) -> Figure:
@@ -200,9 +184,3 @@ def _buffers_chart(memory: MemoryReport) -> Figure:
     }
     said = f"The {len(shown)} largest buffers, {memory.largest_are}, in MiB; the table lists them."
     return Figure(f"Largest buffers, {memory.largest_are}", [trace], _TIGHT, said, 340)
-
-
-def _said(breakdown: Breakdown, small: int, words: str) -> str:
-    top = ", ".join(f"{op.name} {100 * breakdown.group(op.name, [op]).share:.1f} %" for op in breakdown.top(3))
-    short = f" {small:,} operations below {100 * LEAST_DRAWN:g} % are drawn together." if small else ""
-    return f"{words} A click opens a box. Longest operations: {top}.{short} The tables have all of it."

@@ -13,7 +13,7 @@ from tomat.base.reporting import console
 from tomat.perf.plan.calibration import SHARES, Calibration, CalibrationRow, read_measurements
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import planned_slice
-from tomat.perf.plan.plan import Plan, make_plan
+from tomat.perf.plan.plan import make_plan
 from tomat.report.calibration import calibration_report
 
 PAGE = "calibration.md"
@@ -56,9 +56,16 @@ def calibrate(
             done[name] = replace(old, source=row.source, doubted=row.doubted)
             continue
         plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=partial(on_stage, name))
-        done[name] = row_with_plan(row, plan)
+        memory = plan.compiled.memory
+        predicted: dict[str, Any] = {"fits": plan.compiled.fits, "hbm_required_gib": memory.required_bytes / 2**30}
         if plan.step is not None:
+            predicted |= {"model_seconds": plan.step.model_seconds, "error": plan.step.error}
+            shares = {group.name: group.share for group in plan.step.breakdown.categories}
+            for key, categories in SHARES.items():
+                predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)
             tables[name] = plan.step.model_table()
+        planned = replace(row, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
+        done[name] = planned.checked("the plan beside the measurement")
         # A calibration that is stopped keeps what it has planned.
         left = {other: recorded[other] for other in rows if other in recorded and other not in done}
         Calibration((*done.values(), *left.values())).save(tracking_dir)
@@ -67,19 +74,3 @@ def calibrate(
     page = update_page(tracking_dir / PAGE, calibration_report(record.rows, notes, tables))
     console.print(f"wrote {page}", highlight=False)
     return {"rows": [asdict(row) for row in record.rows]}
-
-
-def row_with_plan(row: CalibrationRow, plan: Plan) -> CalibrationRow:
-    """A measurement beside what `plan` says of it."""
-    predicted: dict[str, Any] = {
-        "fits": plan.compiled.fits,
-        "hbm_required_gib": plan.compiled.memory.required_bytes / 2**30,
-    }
-    if plan.step is not None:
-        predicted["model_seconds"] = plan.step.model_seconds
-        predicted["error"] = plan.step.error
-        shares = {group.name: group.share for group in plan.step.breakdown.categories}
-        for key, categories in SHARES.items():
-            predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)
-    planned = replace(row, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
-    return planned.checked("the plan beside the measurement")

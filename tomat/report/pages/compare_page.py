@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tomat.base.report.formats import percent
 from tomat.base.report.markdown import update_page
-from tomat.base.report.model import Axis, Cell, Chart, Code, Column, Items, Part, Report, Section, Series, Table
+from tomat.base.report.model import Axis, Chart, Code, Column, Items, Part, Report, Section, Series, Table, columns
 from tomat.base.reporting import counted
 from tomat.report.run import result_rows
 from tomat.train.runs.compare import Comparison, RunView
@@ -36,8 +36,13 @@ SMOOTH_SHARE = 0.02
 def write_comparison_page(comparison: Comparison, page: Path) -> Path:
     """Write the page of a comparison, or bring it up to date, and its figure beside it."""
     notes = "<!-- What was seen. The text outside tomat's markers is yours. -->"
+    places = ", ".join(f"{run.name} (`{run.url}`)" for run in comparison.runs)
+    comparable: list[Part] = [f"{places}. Same vocabulary, loss and data: their losses can be compared."]
+    if comparison.not_comparable:
+        said = "Their losses cannot be compared; errors of the density can, on the same materials:"
+        comparable = [f"{places}.", said, Items(comparison.not_comparable)]
     sections = (
-        Section("", comparable_parts(comparison), "comparable"),
+        Section("", comparable, "comparable"),
         Section("What differs in the settings", [settings_part(comparison)], "settings"),
         Section("Figures", [figures_table(comparison)], "figures"),
         Section("Losses", losses_parts(comparison, page.with_suffix(".svg").name), "losses"),
@@ -47,24 +52,12 @@ def write_comparison_page(comparison: Comparison, page: Path) -> Path:
     return update_page(page, Report(" against ".join(run.name for run in comparison.runs), sections))
 
 
-def comparable_parts(comparison: Comparison) -> list[Part]:
-    """Whether losses may be held against each other."""
-    places = ", ".join(f"{run.name} (`{run.url}`)" for run in comparison.runs)
-    if not comparison.not_comparable:
-        return [f"{places}. Same vocabulary, loss and data: their losses can be compared."]
-    said = "Their losses cannot be compared; errors of the density can, on the same materials:"
-    return [f"{places}.", said, Items(comparison.not_comparable)]
-
-
 def settings_part(comparison: Comparison) -> Part:
     """Dotted keys whose values differ, run by run."""
     if not comparison.settings:
         return "Nothing: the runs have the same settings."
-    rows = [
-        (Code(key), *(None if value is None else str(value) for value in values))
-        for key, values in comparison.settings.items()
-    ]
-    return Table("", [Column("key"), *(Column(run.name) for run in comparison.runs)], rows)
+    rows = [(Code(key), *values) for key, values in comparison.settings.items()]
+    return Table("", columns("key", *(run.name for run in comparison.runs), right=False), rows)
 
 
 def figures_table(comparison: Comparison) -> Table:
@@ -90,15 +83,19 @@ def losses_parts(comparison: Comparison, file: str) -> list[Part]:
         others = (f"{loss:.4f} ({loss - losses[0]:+.4f})" for loss in losses[1:])
         rows.append((f"{begin:,} to {end:,}", f"{losses[0]:.4f}", *others))
     headings = (first, *(f"{run.name} (less {first})" for run in comparison.runs[1:]))
-    columns = [Column("steps"), *(Column(heading, right=True) for heading in headings)]
     said = f"Means of the training loss over {counted(len(comparison.common_steps), 'common step')}"
-    return [*parts, Table(said, columns, rows)]
+    return [*parts, Table(said, [Column("steps"), *columns(*headings, right=True)], rows)]
 
 
 def breakdown_parts(comparison: Comparison) -> list[Part]:
     """Seconds of each part and its share of the wall-clock."""
     names = (("wall", "wall-clock"), *PARTS, *((name, f"of these: {words}") for name, words in INSIDE))
-    rows: list[tuple[Cell, ...]] = [(words, *(_seconds(run, name) for run in comparison.runs)) for name, words in names]
+
+    def shown(run: RunView, name: str) -> str:
+        value, wall = run.breakdown_seconds[name], run.breakdown_seconds["wall"]
+        return f"{value:,.1f}" if name == "wall" or not wall else f"{value:,.1f} ({percent(value / wall)})"
+
+    rows = [(words, *(shown(run, name) for run in comparison.runs)) for name, words in names]
     said = (
         "The parts add up to the wall-clock from the first step to the last. What the host does while steps are "
         "dispatched ahead costs no time of the devices."
@@ -107,7 +104,7 @@ def breakdown_parts(comparison: Comparison) -> list[Part]:
 
 
 def _columns(first: str, comparison: Comparison) -> list[Column]:
-    return [Column(first), *(Column(run.name, right=True) for run in comparison.runs)]
+    return [Column(first), *columns(*(run.name for run in comparison.runs), right=True)]
 
 
 def sparkline(values: Sequence[float], low: float, high: float) -> str:
@@ -125,11 +122,6 @@ def sparklines(comparison: Comparison) -> list[tuple[str, str]]:
         (run.name, sparkline([losses[number] for _, _, losses in comparison.windows], min(every), max(every)))
         for number, run in enumerate(comparison.runs)
     ]
-
-
-def _seconds(run: RunView, name: str) -> str:
-    value, wall = run.breakdown_seconds[name], run.breakdown_seconds["wall"]
-    return f"{value:,.1f}" if name == "wall" or not wall else f"{value:,.1f} ({percent(value / wall)})"
 
 
 def losses_chart(comparison: Comparison, file: str) -> Chart:

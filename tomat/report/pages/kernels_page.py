@@ -18,7 +18,7 @@ from tomat.base.progress import progress
 from tomat.base.records import Amount, Count, typed
 from tomat.base.report.formats import number, percent
 from tomat.base.report.markdown import update_page
-from tomat.base.report.model import Column, Part, Report, Section, Table
+from tomat.base.report.model import Column, Part, Report, Section, Table, columns
 from tomat.base.reporting import console, counted, write_json
 from tomat.hardware.chips import slice_named
 from tomat.perf.cost.chip_model import (
@@ -61,8 +61,7 @@ class TimedProgram:
         return self.peak_memory_bytes / recorded - 1.0 if recorded else None
 
 
-@dataclass(frozen=True)
-class _Compiled:
+class _Compiled(TypedDict):
     peak_memory_bytes: Count
     compile_seconds: Amount
 
@@ -74,7 +73,7 @@ def timed_program(kernel: CompiledKernel) -> TimedProgram:
     result, _ = parse_checked((kernel.folder / RESULT_FILE).read_bytes(), f"{kernel.folder}", "a timed kernel", how)
     found = typed(result, _Compiled, kernel.folder / RESULT_FILE, how)
     work = kept_work(kernel.folder, slice_named(SMALLEST_SLICES[kernel.timing.chip]))
-    return TimedProgram(kernel.timing, work, found.peak_memory_bytes, found.compile_seconds)
+    return TimedProgram(kernel.timing, work, found["peak_memory_bytes"], found["compile_seconds"])
 
 
 def calibrate_kernels(
@@ -103,44 +102,36 @@ def calibrate_kernels(
     timings, refused = read_timings(file)
     collectives = measured_rates(file)
     present = sorted({timing.chip for timing in timings})
-    unknown = [chip for chip in chips if chip not in present]
-    if unknown:
+    if unknown := [chip for chip in chips if chip not in present]:
         raise TomatError(f"{file} has no row of the chip {unknown[0]}; it has {', '.join(present)}.")
     timings = [timing for timing in timings if not chips or timing.chip in chips]
     compilers.require(timing.op for timing in timings)
+    cache = cache_dir or default_cache_dir()
     with progress() as bar:
         task = bar.add_task(f"Compiling {counted(len(timings), 'kernel')}", total=len(timings))
-        cache = cache_dir or default_cache_dir()
-
-        def tell(kernel: CompiledKernel) -> None:
-            bar.advance(task)
-
-        compiled = compile_kernels(timings, cache, workers=workers, compilers=compilers, on_kernel=tell)
-        reading = bar.track(compiled, description="Reading them")
-        programs = [timed_program(kernel) for kernel in reading if kernel.folder is not None]
-        if not programs:
-            raise TomatError(
-                f"{file} has no row that can be compiled; line {compiled[0].timing.line}: {compiled[0].reason}"
-            )
+        compiled = compile_kernels(
+            timings, cache, workers=workers, compilers=compilers, on_kernel=lambda kernel: bar.advance(task)
+        )
         by_chip: dict[str, list[TimedProgram]] = defaultdict(list)
-        for program in programs:
-            by_chip[program.timing.chip].append(program)
+        for kernel in bar.track(compiled, description="Reading them"):
+            if kernel.folder is not None:
+                by_chip[kernel.timing.chip].append(timed_program(kernel))
+        if not by_chip:
+            why = f"line {compiled[0].timing.line}: {compiled[0].reason}"
+            raise TomatError(f"{file} has no row that can be compiled; {why}")
         records = {
             chip: chip_record(chip, kernels, tracking_dir)
             for chip, kernels in bar.track(sorted(by_chip.items()), description="Fitting the chips")
         }
     refused += [RefusedRow(kernel.timing.line, kernel.reason) for kernel in compiled if kernel.folder is None]
-    ops = {kernel.timing.line: f"{kernel.timing.chip} {kernel.timing.op}" for kernel in compiled}
-    kept, kept_refused = _kept(tracking_dir, other_than={timing.chip for timing in timings})
-    for chip, chip_values in records.items():
-        chip_values["compilers"] = {op: compilers.name_of(op) for op in chip_values["operations"]}
+    ops = {timing.line: f"{timing.chip} {timing.op}" for timing in timings}
+    kept, all_refused = _kept(tracking_dir, other_than={timing.chip for timing in timings})
+    for chip, values in records.items():
+        values["compilers"] = {op: compilers.name_of(op) for op in values["operations"]}
         its = collectives[1] if collectives is not None and collectives[0] == chip else None
-        chip_values["collectives"] = its or kept.get(chip, {}).get("collectives")
-    new_refused = [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]
-    record = {
-        "chips": {**kept, **records},
-        "refused": sorted([*kept_refused, *new_refused], key=lambda row: row["line"]),
-    }
+        values["collectives"] = its or kept.get(chip, {}).get("collectives")
+    all_refused += [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]
+    record = {"chips": {**kept, **records}, "refused": sorted(all_refused, key=lambda row: row["line"])}
     write_json(tracking_dir / RECORD_FILE, record)
     console.print(f"wrote {update_page(tracking_dir / PAGE, kernels_report(record))}", highlight=False)
     return record
@@ -204,25 +195,21 @@ def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: 
     else:
         at = ChipModel.load(tracking_dir, chip).parameters
         errors = table.errors(at)
-    groups = {"operations": [program.timing.op for program in programs], "bounds": table.bounds(at)}
-    return {
+    record: dict[str, Any] = {
         "fitted": fitted is not None,
         "parameters": {
             name: {"value": getattr(at, name), "deviation": fitted.deviations[name] if fitted is not None else None}
             for name in NAMES
         },
         "all": summary(programs, errors),
-        **{
-            group: {
-                name: summary(
-                    [program for program, its in zip(programs, of, strict=True) if its == name],
-                    errors[[its == name for its in of]],
-                )
-                for name in sorted(set(of))
-            }
-            for group, of in groups.items()
-        },
     }
+    groups = {"operations": [program.timing.op for program in programs], "bounds": table.bounds(at)}
+    for group, of in groups.items():
+        record[group] = {}
+        for name in sorted(set(of)):
+            places = [place for place, its in enumerate(of) if its == name]
+            record[group][name] = summary([programs[place] for place in places], errors[places])
+    return record
 
 
 def summary(programs: Sequence[TimedProgram], errors: np.ndarray) -> dict[str, Any]:
@@ -241,23 +228,6 @@ def summary(programs: Sequence[TimedProgram], errors: np.ndarray) -> dict[str, A
     }
 
 
-def kernels_report(record: Mapping[str, Any]) -> Report:
-    lead = (
-        "Programs that chips have run, compiled here and costed by a plan's model (`tomat/perf/cost/chip_model.py`). "
-        "Errors are of kernels left out of the fit, with all of their shape. `tomat plan --calibrate --kernels FILE` "
-        "compiles what is new and rewrites what is between the markers."
-    )
-    sections = (
-        Section("", [lead]),
-        Section("", _summary_parts(record["chips"]), "summary"),
-        Section("The parameters of each chip", [_parameters_table(record["chips"])], "parameters"),
-        Section("By operation", [_groups_table(record["chips"], "operations", "operation")], "operations"),
-        Section("By what bounds the kernel", [_groups_table(record["chips"], "bounds", "bound by")], "bounds"),
-        Section("Rows without a program", [_refused_part(record["refused"])], "refused"),
-    )
-    return Report("Kernels that chips have timed, and what the planner says of them", sections)
-
-
 ERRORS = {
     "kernels": Column("kernels", number(0)),
     "absolute_error_median": Column("median error", percent),
@@ -269,7 +239,13 @@ ERRORS = {
 """Figures of a `Summary` that the page shows."""
 
 
-def _summary_parts(chips: Mapping[str, Any]) -> list[Part]:
+def kernels_report(record: Mapping[str, Any]) -> Report:
+    lead = (
+        "Programs that chips have run, compiled here and costed by a plan's model (`tomat/perf/cost/chip_model.py`). "
+        "Errors are of kernels left out of the fit, with all of their shape. `tomat plan --calibrate --kernels FILE` "
+        "compiles what is new and rewrites what is between the markers."
+    )
+    chips = record["chips"]
     rows = [(chip, *(of["all"][key] for key in ERRORS), _compiled_by(of["compilers"])) for chip, of in chips.items()]
     parts: list[Part] = [Table("", [Column("chip"), *ERRORS.values(), Column("compiled by")], rows)]
     if few := [chip for chip, values in chips.items() if not values["fitted"]]:
@@ -277,7 +253,23 @@ def _summary_parts(chips: Mapping[str, Any]) -> list[Part]:
     if missing := sum(values["all"]["unscheduled_pallas_kernels"] for values in chips.values()):
         said = f"Of {counted(missing, 'Pallas kernel')} no schedule was found: their estimate is HBM traffic alone."
         parts.append(said)
-    return parts
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row in record["refused"]:
+        groups[row["row"], row["reason"]].append(row["line"])
+    refused = [
+        (len(lines), name or f"line {lines[0]}", reason)
+        for (name, reason), lines in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    without = Table("", columns("rows", "operation", "reason"), refused) if refused else "None."
+    sections = (
+        Section("", [lead]),
+        Section("", parts, "summary"),
+        Section("The parameters of each chip", [_parameters_table(chips)], "parameters"),
+        Section("By operation", [_groups_table(chips, "operations", "operation")], "operations"),
+        Section("By what bounds the kernel", [_groups_table(chips, "bounds", "bound by")], "bounds"),
+        Section("Rows without a program", [without], "refused"),
+    )
+    return Report("Kernels that chips have timed, and what the planner says of them", sections)
 
 
 def _compiled_by(compilers: Mapping[str, str]) -> str:
@@ -287,21 +279,19 @@ def _compiled_by(compilers: Mapping[str, str]) -> str:
 
 
 def _parameters_table(chips: Mapping[str, Any]) -> Table:
-    rows: list[tuple[Any, ...]] = [
-        (name.replace("_", " "), *(_with_deviation(values["parameters"][name]) for values in chips.values()))
-        for name in NAMES
-    ]
-    if rates := {chip: its for chip, values in chips.items() if (its := values.get("collectives"))}:
-        for name in LinkRates.__dataclass_fields__:
-            cells = (f"{rates[chip][name]:.3g}" if chip in rates else None for chip in chips)
-            rows.append((f"collectives, {name.replace('_', ' ')}", *cells))
-    return Table("", [Column("parameter"), *(Column(chip, right=True) for chip in chips)], rows)
-
-
-def _with_deviation(parameter: Mapping[str, float | None]) -> str:
-    """`0.93 ± 0.01`, in the unit that the parameter's name says."""
-    deviation = parameter.get("deviation")  # a record may lack it, as plans need none
-    return f"{parameter['value']:.3g}" + ("" if deviation is None else f" ± {deviation:.1g}")
+    """`0.93 ± 0.01`, in the unit that a parameter's name says."""
+    rows: list[tuple[Any, ...]] = []
+    for name in NAMES:
+        found = [values["parameters"][name] for values in chips.values()]
+        # A record may lack the deviation, as plans need none.
+        known = [(one["value"], one.get("deviation")) for one in found]
+        cells = (f"{value:.3g}" + ("" if off is None else f" ± {off:.1g}") for value, off in known)
+        rows.append((name.replace("_", " "), *cells))
+    rates = [values.get("collectives") for values in chips.values()]
+    for name in LinkRates.__dataclass_fields__ if any(rates) else ():
+        cells = (f"{its[name]:.3g}" if its else None for its in rates)
+        rows.append((f"collectives, {name.replace('_', ' ')}", *cells))
+    return Table("", [Column("parameter"), *columns(*chips, right=True)], rows)
 
 
 def _groups_table(chips: Mapping[str, Any], group: str, title: str) -> Table:
@@ -310,15 +300,4 @@ def _groups_table(chips: Mapping[str, Any], group: str, title: str) -> Table:
         for chip, of in chips.items()
         for name, values in of[group].items()
     ]
-    return Table("", [Column("chip"), Column(title), *ERRORS.values()], rows)
-
-
-def _refused_part(refused: Sequence[Mapping[str, Any]]) -> Part:
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for row in refused:
-        groups[row["row"], row["reason"]].append(row["line"])
-    rows = [
-        (len(lines), name or f"line {lines[0]}", reason)
-        for (name, reason), lines in sorted(groups.items(), key=lambda item: -len(item[1]))
-    ]
-    return Table("", [Column("rows"), Column("operation"), Column("reason")], rows) if rows else "None."
+    return Table("", [*columns("chip", title), *ERRORS.values()], rows)

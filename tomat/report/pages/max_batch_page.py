@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,6 @@ MEBIBYTES = number(0, 1 / MIB, "M")
 def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
     """Write (or bring up to date) the page of a search."""
     searches = typed(record["searches"], list[Search], "the record", "Search again.")
-    sections = (
-        Section("", _introduction(record, searches), "introduction"),
-        Section("Largest", [_largest_table(searches)], "largest"),
-        Section("Probes", probes_parts(searches), "probes"),
-        VERDICT,
-    )
-    return update_page(tracking_dir / f"{record['name']}.md", Report(f"The largest batch: {record['name']}", sections))
-
-
-def _introduction(record: Mapping[str, Any], searches: Sequence[Search]) -> list[Part]:
-    """What was searched, on what, under which limit."""
     limit = record["memory_limit_bytes"]
     of = "of a device" if record["memory_source"] == "device" else "of the process (resident, Python and JAX included)"
     facts: dict[str, Cell] = {
@@ -42,15 +32,9 @@ def _introduction(record: Mapping[str, Any], searches: Sequence[Search]) -> list
         "memory limit": f"{readable_bytes(limit)} {of}" if limit else "what a device has",
         "timed steps of a probe": record["steps"],
     }
+    said = "Each probe is a process that compiles, takes one step and then those that are timed. Loss: of the first."
     busy = median(one.others_busy_share for search in searches for one in search.probes if one.others_busy_share)
     effect = "Step times are above those of a quiet machine; memory does not depend on it."
-    said = (
-        "Each probe is a process that compiles, takes one step and then those that are timed. Loss: of the first step."
-    )
-    return [Facts(facts), said, *shared_note(busy, "probes", effect)]
-
-
-def _largest_table(searches: Sequence[Search]) -> Table:
     body = []
     for search in searches:
         largest = search.largest
@@ -59,30 +43,35 @@ def _largest_table(searches: Sequence[Search]) -> Table:
         speed = None if best is None else f"{best.tokens_per_second:,.0f} at {best.batch_sequences}"
         state = "edge found" if search.edge_is_known else "not finished; run it again to go on"
         body.append((policy_word(search.policy), search.accumulations, *found, speed, search.stopped_by or state))
-    columns = [Column(name) for name in ("checkpointing", "accum", "max batch", "microbatch")]
-    columns += [Column("memory", MEBIBYTES), Column("best t/s", right=True), Column("search")]
-    return Table("", columns, body)
+    heads = [*map(Column, ("checkpointing", "accum", "max batch", "microbatch")), Column("memory", MEBIBYTES)]
+    table = Table("", [*heads, Column("best t/s", right=True), Column("search")], body)
+    sections = (
+        Section("", [Facts(facts), said, *shared_note(busy, "probes", effect)], "introduction"),
+        Section("Largest", [table], "largest"),
+        Section("Probes", probes_parts(searches), "probes"),
+        VERDICT,
+    )
+    return update_page(tracking_dir / f"{record['name']}.md", Report(f"The largest batch: {record['name']}", sections))
 
 
 def probes_table(search: Search) -> Table:
     """The probes by batch; the largest that runs is `MAX` where the next one up has been tried."""
-    columns = [Column("Batch"), Column("Microbatch"), Column("Step(s)", number(3)), Column("Memory", MEBIBYTES)]
-    columns += [Column("t/s", number(0)), Column("Loss", number(3)), Column("Status")]
+    heads = [Column("Batch"), Column("Microbatch"), Column("Step(s)", number(3)), Column("Memory", MEBIBYTES)]
+    heads += [Column("t/s", number(0)), Column("Loss", number(3)), Column("Status")]
     body = []
     for one in sorted(search.probes, key=lambda one: one.microbatch):
         status = "MAX" if one is search.largest and search.edge_is_known else STATUS_WORDS[one.status]
         figures = (one.step_seconds, one.peak_memory_bytes, one.tokens_per_second, one.loss)
         body.append((one.batch_sequences, one.microbatch, *figures, status))
-    return Table(search.name, columns, body)
+    return Table(search.name, heads, body)
 
 
 def probes_parts(searches: Sequence[Search]) -> list[Part]:
     """A table for each search, and what ended the probes that did not run."""
     parts: list[Part] = []
     for search in searches:
-        table, failed = probes_table(search), [one for one in search.probes if not one.runs]
-        parts += [Heading(f"{search.name[0].upper()}{search.name[1:]}"), Table("", table.columns, table.rows)]
-        if failed:
-            failed.sort(key=lambda one: one.microbatch)
-            parts.append(Items([f"{one.batch_sequences}: {one.reason}." for one in failed]))
+        failed = sorted((one for one in search.probes if not one.runs), key=lambda one: one.microbatch)
+        table = replace(probes_table(search), caption="")
+        parts += [Heading(f"{search.name[0].upper()}{search.name[1:]}"), table]
+        parts += [Items([f"{one.batch_sequences}: {one.reason}." for one in failed])] if failed else []
     return parts or ["No batch has been tried yet."]

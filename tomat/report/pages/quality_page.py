@@ -6,21 +6,21 @@ Rows that are meant to compute the base's numbers (`exact`) have a table of thei
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tomat.base.layout import FIGURES_DIR
-from tomat.base.report.formats import UNKNOWN, number, percent, signed
+from tomat.base.report.formats import UNKNOWN, number, percent, ranged, signed
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import (
     VERDICT,
     Axis,
     Cell,
     Chart,
-    Code,
     Column,
     Facts,
     Part,
@@ -30,21 +30,24 @@ from tomat.base.report.model import (
     State,
     Table,
     Verdict,
+    columns,
 )
 from tomat.base.reporting import counted
 from tomat.report.sweep import settings_cell
 
-ERRORS = (
-    ("free_running_nmae", "NMAE, from structures alone"),
-    ("held_out_nmae_median", "NMAE, teacher-forced"),
-    ("held_out_nemd", "NEMD, teacher-forced"),
-)
+ERRORS = {
+    "free_running_nmae": "NMAE, from structures alone",
+    "held_out_nmae_median": "NMAE, teacher-forced",
+    "held_out_nemd": "NEMD, teacher-forced",
+}
 """Held-out errors, fractions, and their headings."""
 SPEED, LOSS = "tokens_per_second_median", "validation_loss"
 EMBEDDED = "the embedded training compounds"
-OVER_NOISE = "largest_window_difference_over_noise"
+SHARE = number(2, 100.0, " %")
 Row = Mapping[str, Any]
 """Of the record."""
+Shown = tuple[Column, Callable[[Row], Cell]]
+"""A column of a table of rows, and what it shows of one."""
 
 
 def page_path(tracking_dir: Path, name: str) -> Path:
@@ -58,24 +61,17 @@ def write_quality_page(record: Mapping[str, Any], tracking_dir: Path, page: Path
     `record` is as `Quality.record` gives it.
     """
     page = page or page_path(tracking_dir, record["sweep"])
-    return update_page(page, _report(record, page.stem), tracking_dir / FIGURES_DIR)
-
-
-def _report(record: Mapping[str, Any], stem: str) -> Report:
-    introduction = Section("", _introduction(record), "introduction")
+    sections = [Section("", _introduction(record), "introduction")]
     if _with_curves(record):
-        sections = [
-            introduction,
-            Section("Meant to be exact", [*_exact_parts(record), _differences_chart(record, stem)], "exact"),
-            Section("Not exact", [*_quality_parts(record), _curves_chart(record, stem)], "inexact"),
-        ]
+        curves, differences = _curve_charts(record, page.stem)
+        sections.append(Section("Meant to be exact", [*_exact_parts(record), differences], "exact"))
+        sections.append(Section("Not exact", [*_quality_parts(record), curves], "inexact"))
     else:
-        sections = [
-            introduction,
-            Section("Speed and quality", [*_quality_parts(record), *_speed_charts(record, stem)], "quality"),
-            Section("Every seed", [_seeds_table(record)], "seeds"),
-        ]
-    return Report(record["title"] or record["sweep"], [*sections, VERDICT])
+        quality = [*_quality_parts(record), *_speed_charts(record, page.stem)]
+        sections.append(Section("Speed and quality", quality, "quality"))
+        sections.append(Section("Every seed", [_seeds_table(record)], "seeds"))
+    report = Report(record["title"] or record["sweep"], [*sections, VERDICT])
+    return update_page(page, report, tracking_dir / FIGURES_DIR)
 
 
 def _with_curves(record: Mapping[str, Any]) -> bool:
@@ -122,35 +118,116 @@ def _introduction(record: Mapping[str, Any]) -> list[Part]:
 
 def _exact_parts(record: Mapping[str, Any]) -> list[Part]:
     """How far each row that is meant to be exact is from the base."""
-    distances = ("first_step", "first_window", "largest")
-    body = [
-        (
-            *_asked(row, record),
-            row["question"],
-            *(_relative(row, f"{what}_relative_difference") for what in distances),
-            _relative(row, OVER_NOISE),
-            _same(row),
-            *(_difference(row["against_base"], key, 100.0, 2) for key, _ in ERRORS[1:]),
-        )
-        for row in record["rows"]
-        if row["exact"] and row["figures"]
-    ]
-    if not body:
+    distances = {"first_step": "first step", "first_window": "first window", "largest": "all steps"}
+    shown: list[Shown] = [*_asked(record), (Column("why"), itemgetter("question"))]
+    shown += [_distance(heading, f"{name}_relative_difference") for name, heading in distances.items()]
+    shown += [OVER_NOISE, (Column("verdict"), _same)]
+    shown += [_less("NMAE - base", "held_out_nmae_median"), _less("NEMD - base", "held_out_nemd")]
+    rows = [row for row in record["rows"] if row["exact"] and row["figures"]]
+    if not rows:
         return ["No row of this kind has been trained."]
-    figures = (Column(name, right=True) for name in ("first step", "first window", "all steps", "over noise"))
-    less = (Column(name, right=True) for name in ("NMAE - base", "NEMD - base"))
-    columns = [*map(Column, ("row", "settings", "why")), *figures, Column("verdict"), *less]
     said = (
         "Largest relative difference of the loss to the base of the same seed, in the first step (rounding alone), in "
         "the first window and in all steps (rounding grows as training goes on); and the largest window difference of "
         "the mean curve over the noise."
     )
-    return [Table("", columns, body), said]
+    return [Table.of("", rows, shown), said]
 
 
-def _asked(row: Row, record: Mapping[str, Any]) -> tuple[str, Code | None]:
+def _quality_parts(record: Mapping[str, Any]) -> list[Part]:
+    """A line for each row that is not meant to be exact: speed, loss, errors, each less the base's with its interval,
+    and the verdict."""
+    with_curves = _with_curves(record)
+    shown = [*_asked(record), *([(Column("why"), itemgetter("question"))] if with_curves else [])]
+    shown += [(Column("parameters", number(0)), itemgetter("parameters")), _mean("tok/s", SPEED, number(0))]
+    shown += [(Column("against base", right=True), _ratio), _mean("loss", LOSS, number(4)), _less("- base", LOSS)]
+    shown += [OVER_NOISE] if with_curves else []
+    for key, heading in ERRORS.items():
+        if any(_values(row, key) for row in record["rows"]):
+            shown += [_mean(heading, key, SHARE), _less("- base", key)]
+    rows = [row for row in record["rows"] if not row.get("exact")]
+    legend = (
+        "Means over seeds. against base: tokens a second over the base's, - base: less the base's (losses in "
+        f"{record['loss_unit']}, errors in percentage points); means of the pairs with Student's 95 % interval. "
+        "Within noise: the interval holds 1, or 0. The verdict on quality is by the first error that there is, else "
+        "by the loss; what other figures say, if not the same, stands behind it; one in twenty is chance. "
+        "Losses of another kind are not compared. loss: on what was set aside, at the end."
+    )
+    return [Table.of("", rows, [*shown, (Column("verdict"), _verdict)]), legend]
+
+
+def _seeds_table(record: Mapping[str, Any]) -> Table:
+    body = []
+    for row in record["rows"]:
+        for seed in record["seeds"]:
+            figures = row["figures"].get(str(seed), row["figures"].get(seed)) or {}
+            reason = "" if figures else row["failed"].get(str(seed), row["failed"].get(seed, "not trained yet"))
+            body.append((row["name"], seed, *map(figures.get, (SPEED, "last_loss", LOSS, *ERRORS)), reason))
+    heads = [Column("row"), Column("seed"), Column("tok/s", number(0))]
+    heads += columns("training loss, last 10", "loss, set aside", show=number(4))
+    return Table("", [*heads, *columns(*ERRORS.values(), show=SHARE), Column("")], body)
+
+
+def quality_table(record: Mapping[str, Any]) -> Table:
+    """The same for the console."""
+    shown: list[Shown] = [(Column("row"), itemgetter("name")), (Column("seeds"), lambda row: len(row["figures"]))]
+    shown += [(Column("tok/s against base"), _ratio), (Column("loss - base"), _less("", LOSS)[1])]
+    if _with_curves(record):
+        shown.append((Column("largest difference"), _distance("", "largest_relative_difference")[1]))
+        shown.append((Column("over noise"), OVER_NOISE[1]))
+    shown.append((Column("NMAE - base, points"), lambda row: _less("", _deciding(row))[1](row)))
+    return Table.of(record["title"] or record["sweep"], record["rows"], [*shown, (Column("verdict"), _verdict)])
+
+
+def _asked(record: Mapping[str, Any]) -> list[Shown]:
+    """The name of a row, and the settings that not all rows have."""
     shared = _shared(record)
-    return row["name"], settings_cell({key: value for key, value in row["overrides"].items() if key not in shared})
+
+    def own(row: Row) -> Cell:
+        return settings_cell({key: value for key, value in row["overrides"].items() if key not in shared})
+
+    return [(Column("row"), itemgetter("name")), (Column("settings"), own)]
+
+
+def _mean(heading: str, key: str, show: Callable[[float], str]) -> Shown:
+    def mean(row: Row) -> float | None:
+        found = _values(row, key)
+        return statistics.fmean(found) if found else None
+
+    return Column(heading, show), mean
+
+
+def _less(heading: str, key: str) -> Shown:
+    """A figure less the base's with its interval; of a fraction in points."""
+    scale, digits = (1.0, 4) if key == LOSS else (100.0, 2)
+
+    def less(row: Row) -> str | None:
+        found = (row["against_base"] or {}).get("differences", {}).get(key)
+        if found is None:
+            return None
+        return ranged(found["mean"], found["low"], found["high"], lambda value: signed(scale * value, digits))
+
+    return Column(heading, right=True), less
+
+
+def _distance(heading: str, key: str) -> Shown:
+    """A figure of the curves; an infinity, of curves without noise, is null on record."""
+
+    def distance(row: Row) -> str | None:
+        if key not in (curves := _curves(row)):
+            return None
+        value = curves[key]
+        return "without noise" if value is None else "0" if value == 0 else f"{value:.1e}"
+
+    return Column(heading, right=True), distance
+
+
+OVER_NOISE = _distance("over noise", "largest_window_difference_over_noise")
+
+
+def _ratio(row: Row) -> str | None:
+    speed = (row["against_base"] or {}).get("speed")
+    return ranged(speed["mean"], speed["low"], speed["high"], number(3)) if speed else None
 
 
 def _curves(row: Row) -> Mapping[str, Any]:
@@ -163,108 +240,22 @@ def _same(row: Row) -> Verdict:
     return Verdict("the same", State.GOOD) if same else Verdict("not the same", State.BAD)
 
 
-def _relative(row: Row, key: str) -> str | None:
-    """An infinity, of curves without noise, is null on record."""
-    if key not in (curves := _curves(row)):
-        return None
-    value = curves[key]
-    return "without noise" if value is None else "0" if value == 0 else f"{value:.1e}"
-
-
-def _quality_parts(record: Mapping[str, Any]) -> list[Part]:
-    """A line for each row that is not meant to be exact: speed, loss, errors, each less the base's with its interval,
-    and the verdict."""
-    rows, with_curves = [row for row in record["rows"] if not row.get("exact")], _with_curves(record)
-    errors = [(key, heading) for key, heading in ERRORS if any(_values(row, key) for row in record["rows"])]
-    less = Column("- base", right=True)
-    columns = [Column("row"), Column("settings"), *([Column("why")] if with_curves else [])]
-    columns += [Column("parameters", number(0)), Column("tok/s", number(0)), Column("against base", right=True)]
-    columns += [Column("loss", number(4)), less, *([Column("over noise", right=True)] if with_curves else [])]
-    for _, heading in errors:
-        columns += [Column(heading, number(2, 100.0, " %")), less]
-    body = []
-    for row in rows:
-        against = row["against_base"]
-        cells: list[Cell] = [*_asked(row, record), *([row["question"]] if with_curves else [])]
-        cells += [row["parameters"], _mean(row, SPEED), _ratio(against), _mean(row, LOSS)]
-        cells += [_difference(against, LOSS, 1.0, 4), *([_relative(row, OVER_NOISE)] if with_curves else [])]
-        for key, _ in errors:
-            cells += [_mean(row, key), _difference(against, key, 100.0, 2)]
-        body.append((*cells, _verdict(row)))
-    legend = (
-        "Means over seeds. against base: tokens a second over the base's, - base: less the base's (losses in "
-        f"{record['loss_unit']}, errors in percentage points); means of the pairs with Student's 95 % interval. "
-        "Within noise: the interval holds 1, or 0. The verdict on quality is by the first error that there is, else "
-        "by the loss; what other figures say, if not the same, stands behind it; one in twenty is chance. "
-        "Losses of another kind are not compared. loss: on what was set aside, at the end."
-    )
-    return [Table("", [*columns, Column("verdict")], body), legend]
-
-
-def _seeds_table(record: Mapping[str, Any]) -> Table:
-    body = []
-    keys = (SPEED, "last_loss", LOSS, *(key for key, _ in ERRORS))
-    for row in record["rows"]:
-        for seed in record["seeds"]:
-            figures = row["figures"].get(str(seed), row["figures"].get(seed))
-            reason = "" if figures else row["failed"].get(str(seed), row["failed"].get(seed, "not trained yet"))
-            body.append((row["name"], seed, *((figures or {}).get(key) for key in keys), reason))
-    columns = [Column("row"), Column("seed"), Column("tok/s", number(0)), Column("training loss, last 10", number(4))]
-    columns += [Column("loss, set aside", number(4)), *(Column(name, number(2, 100.0, " %")) for _, name in ERRORS)]
-    return Table("", [*columns, Column("")], body)
-
-
-def quality_table(record: Mapping[str, Any]) -> Table:
-    """The same for the console."""
-    headings = ["row", "seeds", "tok/s against base", "loss - base", "NMAE - base, points", "verdict"]
-    if with_curves := _with_curves(record):
-        headings[4:4] = ["largest difference", "over noise"]
-    body = []
-    for row in record["rows"]:
-        against = row["against_base"]
-        cells: list[Cell] = [row["name"], len(row["figures"]), _ratio(against), _difference(against, LOSS, 1.0, 4)]
-        if with_curves:
-            cells += [_relative(row, "largest_relative_difference"), _relative(row, OVER_NOISE)]
-        body.append((*cells, _difference(against, _deciding(row), 100.0, 2), _verdict(row)))
-    return Table(record["title"] or record["sweep"], [Column(heading) for heading in headings], body)
-
-
-def _deciding(row: Row) -> str:
-    """The first error that the row and its base have."""
-    against = row["against_base"]
-    return next((key for key, _ in ERRORS if against and key in against["differences"]), ERRORS[0][0])
-
-
-def _values(row: Row, key: str) -> list[float]:
-    return [one[key] for one in row["figures"].values() if key in one]
-
-
-def _mean(row: Row, key: str) -> float | None:
-    found = _values(row, key)
-    return statistics.fmean(found) if found else None
-
-
-def _ratio(against: Mapping[str, Any] | None) -> str | None:
-    if against is None or against["speed"] is None:
-        return None
-    speed = against["speed"]
-    return f"{speed['mean']:.3f} ({speed['low']:.3f} to {speed['high']:.3f})"
-
-
-def _difference(against: Mapping[str, Any] | None, key: str, scale: float, digits: int) -> str | None:
-    found = None if against is None else against["differences"].get(key)
-    if found is None:
-        return None
-    mean, low, high = (signed(scale * found[name], digits) for name in ("mean", "low", "high"))
-    return f"{mean} ({low} to {high})"
-
-
 def _verdict(row: Row) -> Cell:
     if row["failed"]:
         return Verdict(f"failed with {counted(len(row['failed']), 'seed')}", State.BAD)
     if row["against_base"] is None:
         return "base"
     return _same(row) if row.get("exact") else row["against_base"]["verdict"] or "too few seeds"
+
+
+def _deciding(row: Row) -> str:
+    """The first error that the row and its base have."""
+    found = (row["against_base"] or {}).get("differences", {})
+    return next((key for key in ERRORS if key in found), next(iter(ERRORS)))
+
+
+def _values(row: Row, key: str) -> list[float]:
+    return [one[key] for one in row["figures"].values() if key in one]
 
 
 def _shared(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,13 +267,12 @@ def _speed_charts(record: Mapping[str, Any], stem: str) -> list[Chart]:
     """Speed against the first error, a point for each row that has both; none where no row has."""
     series = []
     for row in record["rows"]:
-        against, key = row["against_base"], _deciding(row)
-        if against is not None and against["speed"] is not None and key in against["differences"]:
-            speed, error = against["speed"], against["differences"][key]
-            ranges = (100 * error["low"], 100 * error["high"])
+        against, key = row["against_base"] or {}, _deciding(row)
+        speed, error = against.get("speed"), against.get("differences", {}).get(key)
+        if speed and error:
             series.append(
                 Series(row["name"], [speed["mean"]], [100 * error["mean"]], "points",
-                       x_ranges=[(speed["low"], speed["high"])], y_ranges=[ranges])
+                       x_ranges=[(speed["low"], speed["high"])], y_ranges=[(100 * error["low"], 100 * error["high"])])
             )  # fmt: skip
     if not series:
         return []
@@ -291,31 +281,29 @@ def _speed_charts(record: Mapping[str, Any], stem: str) -> list[Chart]:
     return [Chart(said, [*series, Series("base", [1.0], [0.0], "crosses", "#6b7680")], x, y, said, f"{stem}.svg")]
 
 
-def _curves_chart(record: Mapping[str, Any], stem: str) -> Chart:
-    steps, base = record["window_end_steps"], _window_means(record["rows"][0])
-    rows = [(row, _window_means(row).mean(axis=0)) for row in record["rows"] if _curves(row)]
-    series = [Series(row["name"], steps, mean.tolist(), dotted=row["exact"]) for row, mean in rows]
-    for name, values in (("least", base.min(axis=0)), ("mean", base.mean(axis=0)), ("most", base.max(axis=0))):
-        series.append(Series(f"base, {name} of the seeds", steps, values.tolist(), colour="#000000"))
-    return _by_step("Loss curves", f"loss, {record['loss_unit']}", series, f"{stem}-curves.svg")
-
-
-def _differences_chart(record: Mapping[str, Any], stem: str) -> Chart:
+def _curve_charts(record: Mapping[str, Any], stem: str) -> tuple[Chart, Chart]:
+    """The loss curves, and how far they are from the base's."""
     steps, base = record["window_end_steps"], _window_means(record["rows"][0])
     apart = np.ptp(base, axis=0) / base.mean(axis=0)
-    series = [Series("base: highest less lowest seed", steps, apart.tolist(), colour="#000000")]
+    curves = []
+    differences = [Series("base: highest less lowest seed", steps, apart.tolist(), colour="#000000")]
     for row in record["rows"]:
-        if curves := _curves(row):
+        if found := _curves(row):
+            mean = _window_means(row).mean(axis=0).tolist()
+            curves.append(Series(row["name"], steps, mean, dotted=row["exact"]))
             # A logarithm has no place for zero.
-            relative = [value or None for value in curves["window_relative_differences"]]
-            series.append(Series(row["name"], steps, relative, dotted=row["exact"]))
-    name = "Relative difference of the loss"
-    return _by_step(name, name.lower(), series, f"{stem}-differences.svg", log=True)
-
-
-def _by_step(title: str, y: str, series: Sequence[Series], file: str, log: bool = False) -> Chart:
-    said = f"{title}; dotted: rows that are meant to be exact."
-    return Chart(title, series, Axis("step"), Axis(y, log=log), said, file, (7.0, 3.6))
+            relative = [value or None for value in found["window_relative_differences"]]
+            differences.append(Series(row["name"], steps, relative, dotted=row["exact"]))
+    for name, values in (("least", base.min(axis=0)), ("mean", base.mean(axis=0)), ("most", base.max(axis=0))):
+        curves.append(Series(f"base, {name} of the seeds", steps, values.tolist(), colour="#000000"))
+    said = "dotted: rows that are meant to be exact."
+    first, second = "Loss curves", "Relative difference of the loss"
+    return (
+        Chart(first, curves, Axis("step"), Axis(f"loss, {record['loss_unit']}"), f"{first}; {said}",
+              f"{stem}-curves.svg", (7.0, 3.6)),
+        Chart(second, differences, Axis("step"), Axis(second.lower(), log=True), f"{second}; {said}",
+              f"{stem}-differences.svg", (7.0, 3.6)),
+    )  # fmt: skip
 
 
 def _window_means(row: Row) -> np.ndarray:

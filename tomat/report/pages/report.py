@@ -21,25 +21,52 @@ from tomat.base.layout import ARCHIVE_DIR, CONFIG_FILE, DATA_DIR, FIGURES_DIR, I
 from tomat.base.overrides import read_yaml
 from tomat.base.records import Amount, Count, read_typed
 from tomat.base.report.document import find_sections, read_document, section_text, write_if_changed
-from tomat.base.report.formats import percent, seconds
+from tomat.base.report.formats import UNKNOWN, count, percent, quantity, seconds, share
 from tomat.base.report.markdown import update_page
-from tomat.base.report.model import Cell, Column, Link, Part, Report, Section, Table
-from tomat.base.reporting import dump_json
-from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS
-from tomat.perf.profile.breakdown import Breakdown
-from tomat.report.pages.page_sections import (
-    breakdown_parts,
-    differences,
-    memory_part,
-    mfu_parts,
-    operations_parts,
-    setup_facts,
+from tomat.base.report.model import (
+    Cell,
+    Code,
+    Column,
+    Facts,
+    Items,
+    Link,
+    Note,
+    Part,
+    Report,
+    Section,
+    Table,
+    columns,
 )
+from tomat.base.reporting import dump_json
+from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS, UTILISATIONS
+from tomat.perf.profile.breakdown import Breakdown
+from tomat.report.step import (
+    groups_table,
+    memory_table,
+    operations_table,
+    step_charts,
+    step_notes,
+    waits_table,
+    windows_table,
+)
+from tomat.train.runs.former_keys import former_key
 
 RECORD_FORMAT = 1
 Kind = Literal["measured", "predicted", "reference"]
 KINDS = get_args(Kind)
 RECORD_MFU_KEYS = (*MFU_KEYS, "tokens_per_second_per_chip", "untimed_step_share")
+
+TOP_OPERATIONS = 20
+NO_PROFILE = "No profile was taken."
+# By whether a trace, rather than a compiled program, lacks it.
+NO_BUFFERS = {
+    True: "How much HBM the step holds is not known: this trace came without XLA's buffer assignment. `tomat plan` of "
+    "the same configuration lists the memory; `enable_hlo_proto` puts the assignment into `*.xplane.pb` where the "
+    "backend gives it.",
+    False: "How much HBM the step holds is not in this module, which came without XLA's buffer assignment. `tomat "
+    "profile` of the `*after_optimizations.hlo.pb` that XLA writes under `--xla_dump_to=DIR --xla_dump_hlo_as_proto` "
+    "has it.",
+}
 
 INTRODUCTION = """Every run, plan and reference figure on record. tomat rewrites the table; a run's verdict is the first
 line under `## Verdict` of its page. MFU is a share of the slice's peak for what is multiplied: *full* counts every
@@ -80,60 +107,167 @@ def write_run_page(
     config_file = Path(run_dir) / CONFIG_FILE
     settings = flatten(read_yaml(config_file, "train")) if config_file.exists() else {}
     base = read_record(docs_dir, baseline) if baseline else None
-    page, index = docs_dir / f"{name}.md", docs_dir / INDEX_FILE
+    mfu, index = mfu_report or {}, docs_dir / INDEX_FILE
+    record: dict[str, Any] = {"record_format": RECORD_FORMAT, "run": name, "kind": kind}
     if kind == "measured":  # a slice that was asked for says nothing of what ran
-        ran = {key: (mfu_report or {}).get(key) for key in ("slice", "devices_that_ran")}
-        ran["asked_slice"] = settings.get("slice")
+        record |= {key: mfu.get(key) for key in ("slice", "devices_that_ran")} | {"asked_slice": settings.get("slice")}
     else:
-        ran = {"slice": (mfu_report or {}).get("slice") or settings.get("slice")}
-    record = {
-        "record_format": RECORD_FORMAT,
-        "run": name,
-        "kind": kind,
-        **ran,
+        record["slice"] = mfu.get("slice") or settings.get("slice")
+    largest = max(breakdown.categories, key=lambda r: r.seconds, default=None) if breakdown else None
+    record |= {
         "commit": commit,
         "date": date,
         "config_hash": config_hash,
-        **_record_figures(breakdown, mfu_report or {}, settings),
+        "model": settings.get("preset"),
+        "batch_sequences": mfu.get("batch_sequences") or settings.get("trainer.train_batch_size"),
+        "sequence_tokens": mfu.get("sequence_tokens") or settings.get("data.seq_len"),
+        "step_seconds": mfu.get("step_seconds") or (breakdown.step_seconds if breakdown else None),
+        **{key: mfu.get(key) for key in RECORD_MFU_KEYS},
+        "largest_category": largest.name if largest else None,
+        "largest_category_share": largest.share if largest else None,
+        "config": settings,
     }
     if index.exists():  # before anything is written
         find_sections(read_document(index), str(index))
-    update_page(page, _page(name, record, settings, base, breakdown, mfu_report), docs_dir / FIGURES_DIR)
+
+    def results(heading: str, marker: str, parts: Sequence[Part]) -> Section:
+        return Section(heading, parts, marker, level=3, owns_heading=True)
+
+    # The parts that people write stand in it too, as what they are asked for.
+    why = "<!-- Why this run: what is expected to change, by how much, and why. -->"
+    verdict = "<!-- What it showed, with the figure that decides it. Negative results stay. -->"
+    sections = (
+        Section("Hypothesis", by_hand=why),
+        Section("Setup", [setup_facts(record, breakdown)], "setup"),
+        Section("", [differences(settings, base)], "differences"),
+        Section("Results"),
+        results("MFU", "mfu", mfu_parts(mfu_report)),
+        results("HBM", "memory", [memory_part(breakdown)]),
+        results("Where the cycles went", "breakdown", breakdown_parts(breakdown, name)),
+        results("Top operations", "operations", operations_parts(breakdown)),
+        Section("Verdict", by_hand=verdict),
+        Section("Next", by_hand="<!-- What to try because of it. -->"),
+    )
+    page = update_page(docs_dir / f"{name}.md", Report(name, sections), docs_dir / FIGURES_DIR)
     write_if_changed(docs_dir / DATA_DIR / f"{name}.json", dump_json(record))
     write_index(docs_dir)
     return page
 
 
-def _page(
-    name: str,
-    record: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    base: Record | None,
-    breakdown: Breakdown | None,
-    mfu_report: Mapping[str, Any] | None,
-) -> Report:
-    """The parts that people write stand in it too, as what they are asked for."""
+def setup_facts(record: Mapping[str, Any], breakdown: Breakdown | None) -> Facts:
+    asked, batch, length = record.get("asked_slice"), record["batch_sequences"], record["sequence_tokens"]
+    rows: dict[str, Cell] = {
+        "kind": str(record["kind"]),
+        "commit": Code(record["commit"]) if record["commit"] else UNKNOWN,
+        "date": record["date"] or UNKNOWN,
+        "configuration": Code(record["config_hash"]) if record["config_hash"] else UNKNOWN,
+        "slice": str(record["slice"] or UNKNOWN),
+        "slice that was asked for": None if asked == record["slice"] else asked,
+        "ran on": record.get("devices_that_ran"),
+        "batch": f"{batch} sequences of {length} tokens" if batch and length else None,
+    }
+    if breakdown is not None:
+        roofs = breakdown.roofs
+        peaks = (
+            f"{quantity(roofs.peak_flops_per_second, 'FLOP/s')} bf16, "
+            f"{quantity(roofs.peak_hbm_bytes_per_second, 'B/s')} HBM, {quantity(roofs.clock_hz, 'Hz')}"
+            f"{' (as the trace states them)' if roofs.stated_by_trace else ''}"
+        )
+        known = roofs.peak_flops_per_second or roofs.peak_hbm_bytes_per_second
+        rows["device"] = f"{roofs.device_kind or 'unknown'}, {breakdown.n_devices} on {breakdown.n_hosts} host(s)"
+        rows["profile"] = f"{breakdown.title}, {breakdown.source}, mean of {breakdown.n_steps} step(s)"
+        rows["peaks of a device"] = peaks if known else "not in the table of chips"
+    return Facts(rows)
 
-    def results(heading: str, marker: str, parts: Sequence[Part]) -> Section:
-        return Section(heading, parts, marker, level=3, owns_heading=True)
 
-    why = "<!-- Why this run: what is expected to change, by how much, and why. -->"
-    verdict = "<!-- What it showed, with the figure that decides it. Negative results stay. -->"
-    return Report(
-        name,
-        (
-            Section("Hypothesis", by_hand=why),
-            Section("Setup", [setup_facts(record, breakdown)], "setup"),
-            Section("", [differences(settings, base)], "differences"),
-            Section("Results"),
-            results("MFU", "mfu", mfu_parts(mfu_report)),
-            results("HBM", "memory", [memory_part(breakdown)]),
-            results("Where the cycles went", "breakdown", breakdown_parts(breakdown, name)),
-            results("Top operations", "operations", operations_parts(breakdown)),
-            Section("Verdict", by_hand=verdict),
-            Section("Next", by_hand="<!-- What to try because of it. -->"),
-        ),
-    )
+def differences(config: Mapping[str, Any], base: Mapping[str, Any] | None) -> Part:
+    """The configuration as a diff against the baseline's."""
+    if base is None:
+        return "No baseline was named."
+    old, name = base["config"], base["run"]
+    changed = sorted(k for k in {*old, *config} if old.get(k, UNKNOWN) != config.get(k, UNKNOWN) and not former_key(k))
+    if not changed:
+        return f"The same configuration as `{name}`."
+    rows = [(Code(key), *(Code(str(one.get(key, UNKNOWN))) for one in (old, config))) for key in changed]
+    return Table("", columns("setting", name, "this run"), rows)
+
+
+def mfu_parts(report: Mapping[str, Any] | None) -> list[Part]:
+    """MFU by every convention, and where the wall clock went."""
+    if not report:
+        return ["No step time is on record for this run."]
+    parts: list[Part] = []
+    if report.get("slice") is None:
+        where = f" of {report['devices_that_ran']}" if report.get("devices_that_ran") else ""
+        parts.append(f"The chip's peak{where} is not known, so no utilisation is given.")
+    parts += [Note(f"{note}.") for note in report.get("notes", ())]
+    parts.append(_figures(report))
+    if "untimed" in report:
+        parts.append(
+            f"Of the step, on kernels without timings of this chip: {report['untimed']}. The range has for them what "
+            "other chips' timings show, or an assumed error of half (`kernels.md`)."
+        )
+    if by_part := report.get("wall_seconds_by_part"):
+        wall, lost = report["wall_seconds"], report.get("wall_mfu_full_lost") or {}
+        said = f"The wall clock of {report['n_steps']:,} steps, {seconds(wall)}, by part"
+        if report.get("wall_mfu_full") is not None:
+            whole, steps = percent(report["wall_mfu_full"]), percent(report["step_mfu_full"])
+            said += f"; over all of it MFU (full) is {whole}, over the steps alone {steps}"
+        rows = [(name.replace("_", " "), value, value / wall, lost.get(name)) for name, value in by_part.items()]
+        heads = Column("part"), Column("time", seconds), Column("share", percent), Column("MFU lost", share)
+        parts.append(Table(said, heads, rows))
+    return parts
+
+
+def _figures(report: Mapping[str, Any]) -> Table:
+    names = [("step_seconds", "step time", seconds)]
+    names += [(one.key, f"{one.name} ({one.source})" if one.source else one.name, percent) for one in UTILISATIONS]
+    names += [("tokens_per_second_per_chip", "tokens/s/chip", count), ("tokens_per_second", "tokens/s", count)]
+    measured, ranges = "step_seconds_p10" in report, report.get("ranges")
+    heads = ("median", "p10", "p90") if measured else ("value",) if ranges is None else ("planned", "from", "to")
+    rows = []
+    for key, words, show in names:
+        span = (ranges or {}).get(key) or {}
+        values = [report.get(key), span.get("low"), span.get("high")]
+        if measured:
+            values[1:] = [report.get(f"{key}_p10"), report.get(f"{key}_p90")]
+        if values[0] is not None or key == "step_seconds":
+            shown = (None if value is None else show(value) for value in values[: len(heads)])
+            rows.append((words, *shown))
+    return Table("", [Column("figure"), *columns(*heads, right=True)], rows)
+
+
+def memory_part(breakdown: Breakdown | None) -> Part:
+    """Bytes of the main program's buffers, from its buffer assignment."""
+    if breakdown is None:
+        return NO_PROFILE
+    return memory_table(breakdown) if breakdown.memory_bytes else NO_BUFFERS[breakdown.source == "trace"]
+
+
+def breakdown_parts(breakdown: Breakdown | None, stem: str) -> list[Part]:
+    """Where the cycles of a step went; `stem` is that of the charts' files."""
+    if breakdown is None:
+        return [NO_PROFILE]
+    parts: list[Part] = [
+        f"One step of one device, {seconds(breakdown.step_seconds)}. Time is exclusive, so the shares sum to the step; "
+        "hidden is communication beside compute, in no sum.",
+        groups_table(breakdown.categories, "category"),
+        *step_charts(breakdown, stem),
+        "By part of the model:",
+        groups_table(breakdown.parts, "part"),
+    ]
+    parts += [windows_table(breakdown)] if breakdown.step_classes else []
+    parts += [waits_table(breakdown)] if breakdown.gaps else []
+    notes = step_notes(breakdown)
+    return [*parts, "Notes:", Items(notes)] if notes else parts
+
+
+def operations_parts(breakdown: Breakdown | None) -> list[Part]:
+    if breakdown is None:
+        return [NO_PROFILE]
+    found = operations_table(breakdown, TOP_OPERATIONS)
+    heads = [column.heading for column in found.columns if column.heading not in ("HBM bytes", "flops", "scope")]
+    return [f"{found.caption}.", found.chosen(*heads)]
 
 
 class _Named(TypedDict):
@@ -168,37 +302,42 @@ class Record(_Named, total=False):
     largest_category_share: Amount | None
 
 
-def _record_figures(breakdown: Breakdown | None, mfu: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the index shows of a run, and what a later page needs to name it as its baseline."""
-    largest = max(breakdown.categories, key=lambda r: r.seconds, default=None) if breakdown else None
-    step = mfu.get("step_seconds") or (breakdown.step_seconds if breakdown else None)
-    return {
-        "model": settings.get("preset"),
-        "batch_sequences": mfu.get("batch_sequences") or settings.get("trainer.train_batch_size"),
-        "sequence_tokens": mfu.get("sequence_tokens") or settings.get("data.seq_len"),
-        "step_seconds": step,
-        **{key: mfu.get(key) for key in RECORD_MFU_KEYS},
-        "largest_category": largest.name if largest else None,
-        "largest_category_share": largest.share if largest else None,
-        "config": settings,
-    }
-
-
 def write_index(docs_dir: Path) -> Path:
     """The table of all records in `docs_dir/data`, newest first, reference figures last."""
     records = [read_record(docs_dir, path.stem) for path in sorted((docs_dir / DATA_DIR).glob("*.json"))]
     records.sort(key=lambda r: r["run"])
     records.sort(key=lambda r: r.get("date") or "", reverse=True)
     records.sort(key=lambda r: KINDS.index(r["kind"]))
-    settings = [Column(name) for name in ("run", "kind", "model", "slice", "batch", "tokens")]
-    shares = [Column(one.short, percent) for one in TABLE_UTILISATIONS] + [Column("without timings", percent)]
-    said = [Column("largest category"), Column("verdict", prose=True)]
-    columns = [*settings, Column("step", seconds), *shares, *said]
-    rows = [_index_row(record, docs_dir) for record in records]
-    table = Table("", columns, rows) if rows else "No run is on record yet."
+    rows: list[tuple[Cell, ...]] = []
+    for record in records:
+        name, category = record["run"], record.get("largest_category")
+        page = _page_of(docs_dir, record.get("page") or f"{name}.md")
+        verdict = record.get("verdict")
+        if page.exists() and not verdict:
+            verdict = section_text(read_document(page), "Verdict").split("\n")[0]
+        figures = "step_seconds", *(one.key for one in TABLE_UTILISATIONS), "untimed_step_share"
+        rows.append((
+            Link(name, page.relative_to(docs_dir).as_posix()) if page.exists() else name,
+            *map(record.get, ("kind", "model", "slice")),
+            *(record.get(key) or None for key in ("batch_sequences", "sequence_tokens")),
+            *map(record.get, figures),
+            f"{category} {percent(record.get('largest_category_share'), 0)}" if category else None,
+            verdict or None,
+        ))  # fmt: skip
+    heads = [*columns("run", "kind", "model", "slice", "batch", "tokens"), Column("step", seconds)]
+    heads += columns(*(one.short for one in TABLE_UTILISATIONS), "without timings", show=percent)
+    heads += [Column("largest category"), Column("verdict", prose=True)]
+    table = Table("", heads, rows) if rows else "No run is on record yet."
     sections = [Section("", by_hand=INTRODUCTION), Section("", [table], "runs")]
-    if sweeps := _sweeps(docs_dir):
-        sections.append(Section("Sweeps", [sweeps], "sweeps", owns_heading=True))
+    sweeps = []
+    for path in sorted((docs_dir / SWEEPS_DIR).glob("*.json")):
+        sweep = read_typed(path, SweepEntry, "Delete it and run the sweep again.")
+        n_planned, page = len(sweep.rows), _page_of(docs_dir, f"{sweep.sweep}.md").relative_to(docs_dir).as_posix()
+        said = str(sweep.n_rows) if n_planned == sweep.n_rows else f"{n_planned} of {sweep.n_rows} planned"
+        sweeps.append((Link(sweep.title, page), said, sweep.n_fitting, sweep.ranking[0] if sweep.n_fitting else None))
+    if sweeps:
+        heads = Column("sweep"), Column("rows", right=True), Column("fit"), Column("best MFU")
+        sections.append(Section("Sweeps", [Table("", heads, sweeps)], "sweeps", owns_heading=True))
     return update_page(docs_dir / INDEX_FILE, Report("Runs and plans", sections))
 
 
@@ -218,46 +357,10 @@ class SweepEntry:
             raise ValueError("expected a ranking where rows fit")
 
 
-def _sweeps(docs_dir: Path) -> Table | None:
-    """Links to the sweeps of plans (`tomat/perf/tuning/sweep.py`) whose records are in `docs_dir/sweeps`."""
-    rows = []
-    for path in sorted((docs_dir / SWEEPS_DIR).glob("*.json")):
-        record = read_typed(path, SweepEntry, "Delete it and run the sweep again.")
-        n_planned = len(record.rows)
-        said = str(record.n_rows) if n_planned == record.n_rows else f"{n_planned} of {record.n_rows} planned"
-        best = record.ranking[0] if record.n_fitting else None
-        page = _page_of(docs_dir, f"{record.sweep}.md").relative_to(docs_dir).as_posix()
-        rows.append((Link(record.title, page), said, record.n_fitting, best))
-    columns = (Column("sweep"), Column("rows", right=True), Column("fit"), Column("best MFU"))
-    return Table("", columns, rows) if rows else None
-
-
 def _page_of(docs_dir: Path, name: str) -> Path:
     """A page, in the archive where that alone has it."""
     archived = docs_dir / ARCHIVE_DIR / name
     return archived if archived.exists() and not (docs_dir / name).exists() else docs_dir / name
-
-
-def _index_row(record: Record, docs_dir: Path) -> tuple[Cell, ...]:
-    name = record["run"]
-    page = _page_of(docs_dir, record.get("page") or f"{name}.md")
-    verdict = record.get("verdict") or ""
-    if page.exists() and not verdict:
-        verdict = section_text(read_document(page), "Verdict").split("\n")[0]
-    category = record.get("largest_category")
-    return (
-        Link(name, page.relative_to(docs_dir).as_posix()) if page.exists() else name,
-        record["kind"],
-        record.get("model"),
-        record.get("slice"),
-        record.get("batch_sequences") or None,
-        record.get("sequence_tokens") or None,
-        record.get("step_seconds"),
-        *(record.get(one.key) for one in TABLE_UTILISATIONS),
-        record.get("untimed_step_share"),
-        f"{category} {percent(record.get('largest_category_share'), 0)}" if category else None,
-        verdict or None,
-    )
 
 
 def read_record(docs_dir: Path, name: str) -> Record:

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from tomat.base.documents import mapping
-from tomat.base.report.formats import UNKNOWN, number, percent
+from tomat.base.report.formats import UNKNOWN, number, percent, ranged
 from tomat.base.report.markdown import update_page
-from tomat.base.report.model import Cell, Code, Column, Facts, Items, Lines, Part, Report, Section, Table
+from tomat.base.report.model import Cell, Code, Column, Facts, Items, Lines, Part, Report, Section, Table, columns
 from tomat.base.reporting import counted
 from tomat.report.run import results_table
 from tomat.train.runs.devices import ASKED, devices_of, devices_sentence
@@ -25,7 +25,6 @@ from tomat.train.runs.entries import Entry, Log
 from tomat.train.runs.run_log import LAB, RUN
 
 NOTES = "**Notes**:\n\n<!-- What was seen, and what to do because of it. The text outside tomat's markers is yours. -->"
-COMMAND_COLUMNS = 118
 FAILED_WORDS = {"out of memory": "OOM", "too long": "TIME", "measured": "OK"}
 
 
@@ -44,12 +43,12 @@ def log_sections(log: Log) -> list[Section]:
     for entry in log.entries:
         began = entry.began[:10] or "no date"
         if entry.kind == RUN:
-            marker = _marker("run", f"{entry.name} {entry.began}", entry.name)
-            sections.append(Section(f"{began}: {entry.name}", run_parts(entry), marker, NOTES, owns_heading=True))
+            marker, heading = _marker("run", f"{entry.name} {entry.began}", entry.name), f"{began}: {entry.name}"
+            sections.append(Section(heading, run_parts(entry), marker, NOTES, owns_heading=True))
         elif (rows := sweeps.pop(str(entry.sweep), None)) is not None:
-            marker, heading = _marker("lab", str(entry.sweep), str(entry.sweep)), f"{began}: {entry.sweep}"
-            parts = sweep_parts(rows)
-            sections.append(Section(f"{heading} (rows of a step)", parts, marker, NOTES, owns_heading=True))
+            marker = _marker("lab", str(entry.sweep), str(entry.sweep))
+            heading = f"{began}: {entry.sweep} (rows of a step)"
+            sections.append(Section(heading, sweep_parts(rows), marker, NOTES, owns_heading=True))
     return sections
 
 
@@ -90,18 +89,14 @@ def sweep_parts(rows: Sequence[Entry]) -> list[Part]:
     }
     body = []
     for entry in rows:
-        found = FAILED_WORDS.get(entry.status, entry.status), entry.detail or _against_base(entry.figures)
-        known = (entry.figures.get(key) for key in figures)
-        body.append((entry.name, settings_cell(own_settings(entry, common)), *known, *found))
-    columns = [Column("run"), Column("extra"), *figures.values(), Column("status"), Column("against base, 95 %")]
-    return [Facts(facts), *_commands(rows), Table("", columns, body)]
-
-
-def _against_base(figures: Mapping[str, Any]) -> str | None:
-    if "against_base_mean" not in figures:
-        return None
-    low, high = figures.get("against_base_low", 0.0), figures.get("against_base_high", 0.0)
-    return f"{figures['against_base_mean']:.3f} ({low:.3f} to {high:.3f}), {figures.get('verdict', '')}"
+        known, against = entry.figures, entry.detail or None
+        if "against_base_mean" in known and not against:
+            span = (known.get(f"against_base_{key}", 0.0) for key in ("mean", "low", "high"))
+            against = f"{ranged(*span, show=number(3))}, {known.get('verdict', '')}"
+        found = *map(known.get, figures), FAILED_WORDS.get(entry.status, entry.status), against
+        body.append((entry.name, settings_cell(own_settings(entry, common)), *found))
+    heads = [*columns("run", "extra"), *figures.values(), *columns("status", "against base, 95 %")]
+    return [Facts(facts), *_commands(rows), Table("", heads, body)]
 
 
 def common_settings(rows: Sequence[Entry]) -> dict[str, Any]:
@@ -119,12 +114,9 @@ def own_settings(entry: Entry, common: Mapping[str, Any]) -> dict[str, Any]:
 
 def instance(entry: Entry) -> str:
     """Devices, host and code of the newest piece that says."""
-    host, devices, commit = entry.about("host"), _ran_on(entry), entry.about("commit")
-    words = [devices] if devices else []
-    if host:
-        processors = entry.about("processors")
-        words.append(f"host {host}" + (f" with {counted(processors, 'processor')}" if processors else ""))
-    return ", ".join([*words, *([f"commit {commit}"] if commit else [])]) or UNKNOWN
+    host, processors, commit = map(entry.about, ("host", "processors", "commit"))
+    machine = f"host {host}" + (f" with {counted(processors, 'processor')}" if processors else "") if host else ""
+    return ", ".join(filter(None, (_ran_on(entry), machine, f"commit {commit}" if commit else ""))) or UNKNOWN
 
 
 def _ran_on(entry: Entry) -> str:
@@ -148,9 +140,8 @@ def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> list[Part]:
         own = settings_cell(own_settings(entry, common.get(str(entry.sweep), {})))
         what = entry.began[:16].replace("T", " ") or None, name, _ran_on(entry) or None, own
         body.append((*what, _result(entry), entry.figures.get("tokens_per_second_median"), entry.status))
-    headings = ("began (UTC)", "name", "device", "differs from the recipe", "result")
-    columns = [*map(Column, headings), Column("tok/s", number(0)), Column("status")]
-    parts: list[Part] = [Table("", columns, body)]
+    heads = columns("began (UTC)", "name", "device", "differs from the recipe", "result")
+    parts: list[Part] = [Table("", [*heads, Column("tok/s", number(0)), Column("status")], body)]
     if any(common.values()):
         parts.append("What all rows of a sweep have in common stands with the sweep below.")
     if log.damaged_lines:
@@ -165,8 +156,8 @@ def _result(entry: Entry) -> str | None:
         return None if peak is None else f"{peak / 2**20:,.0f} MiB"
     loss = figures.get("validation_loss", figures.get("last_loss"))
     error = figures.get("free_running_nmae", figures.get("held_out_nmae_median"))
-    said = [] if loss is None else [f"loss {loss:.4f}"]
-    return ", ".join([*said, *([] if error is None else [f"NMAE {percent(error, 2)}"])]) or None
+    said = "" if loss is None else f"loss {loss:.4f}", "" if error is None else f"NMAE {percent(error, 2)}"
+    return ", ".join(filter(None, said)) or None
 
 
 def _configuration(entry: Entry) -> list[Part]:
@@ -174,8 +165,9 @@ def _configuration(entry: Entry) -> list[Part]:
     if recipe := entry.about("recipe"):
         configuration = entry.about("configuration")
         lines.append(f"recipe: `{recipe}`" + (f", configuration `{configuration}`" if configuration else ""))
-    settings = mapping(entry.about("settings"))
-    lines += [f"`{key}`: {_value(value)}" for key, value in settings.items()]
+    for key, value in mapping(entry.about("settings")).items():
+        written = yaml.safe_dump(value, default_flow_style=True, width=1000)
+        lines.append(f"`{key}`: {written.removesuffix('\n').removesuffix('\n...')}")
     if entry.setup:
         lines.append("in all: " + ", ".join(f"{key} {value}" for key, value in entry.setup.items()))
     return ["Configuration:", Items(lines)] if lines else []
@@ -189,25 +181,17 @@ def _commands(entries: Sequence[Entry]) -> list[Part]:
 
 
 def wrapped(command: str) -> str:
-    """A command on lines that a shell reads as one; no word is cut, and none stands apart from its flag."""
+    """A command on lines that a shell reads as one, a flag and its values on each."""
     try:
-        lines, words = [""], shlex.split(command)
+        words = shlex.split(command)
     except ValueError:  # of a damaged line of the log
         return command
-    for place, word in enumerate(words):
-        apart = word.startswith("--") or place == 0 or not words[place - 1].startswith("--")
-        quoted = shlex.quote(word)
-        following = words[place + 1 : place + 2] if word.startswith("--") else []
-        needed = len(shlex.join([word, *following]))
-        if lines[-1] and apart and len(lines[-1]) + 1 + needed > COMMAND_COLUMNS:
-            lines.append(quoted)
-        else:
-            lines[-1] = f"{lines[-1]} {quoted}".strip()
+    lines = [""]
+    for word in words:
+        if word.startswith("--"):
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {shlex.quote(word)}".strip()
     return " \\\n    ".join(lines)
-
-
-def _value(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
 
 
 def _marker(kind: str, unique: str, name: str) -> str:

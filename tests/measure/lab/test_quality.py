@@ -21,7 +21,6 @@ from tomat.measure.lab.quality_runs import (
     check_judged,
     share_data,
     train_run,
-    training_compounds,
     tuning_overrides,
 )
 from tomat.perf.tuning.sweep_config import load_sweep
@@ -80,15 +79,15 @@ def test_seeds_that_say_nothing_are_refused(text):
 
 
 def test_settings_are_judged_on_training_compounds_alone(tmp_path):
-    folder = training_compounds(tmp_path / "compounds")
+    config = load_config(DEMO)
+    found = tuning_overrides(config, tmp_path, 0.2, 7)
+    folder = Path(found["data.input"])
     names = {path.stem for path in folder.iterdir()}
     assert names == {material.material_id for material in demo_materials("train")}
     assert not names & {material.material_id for material in demo_materials("validation")}
     before = {path: path.lstat().st_mtime_ns for path in folder.iterdir()}
-    training_compounds(folder)
+    assert tuning_overrides(config, tmp_path, 0.2, 7) == found
     assert before == {path: path.lstat().st_mtime_ns for path in folder.iterdir()}
-    config = load_config(DEMO)
-    found = tuning_overrides(config, tmp_path, 0.2, 7)
     assert found["data.source"] == "folder" and (found["data.validation_share"], found["data.split_seed"]) == (0.2, 7)
     with pytest.raises(TomatError, match="by what they say of materials"):
         check_judged(load_config(DEMO, ["--evaluation.patches_per_material", "0"]), ("embedded", "folder"))

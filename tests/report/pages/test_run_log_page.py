@@ -8,7 +8,7 @@ from small_commands import make_run
 
 from tomat.app.cli import main
 from tomat.base.report.document import find_sections
-from tomat.report.pages.run_log_page import COMMAND_COLUMNS, wrapped, write_log_page
+from tomat.report.pages.run_log_page import wrapped, write_log_page
 from tomat.train.runs.entries import Entry, Log, Piece
 
 COMMAND = "tomat train --config_path configs/train/demo.yaml --purpose 'two words  here' " + " ".join(
@@ -68,7 +68,6 @@ def test_what_a_sweep_sets_in_all_rows_is_said_once(tmp_path):
 
 def test_a_wrapped_command_is_the_same_words():
     lines = wrapped(COMMAND).split(" \\\n")
-    assert len(lines) > 2 and all(len(line) <= COMMAND_COLUMNS + 4 for line in lines)
     assert shlex.split(re.sub(r" \\\n\s*", " ", wrapped(COMMAND))) == shlex.split(COMMAND)
     assert all(line.strip().startswith("--") for line in lines[1:])
 

@@ -19,13 +19,8 @@ LEAST_SECONDS = 1e-3
 def calibration_report(
     rows: Sequence[CalibrationRow], notes: Sequence[str] | None = None, models: Mapping[str, ModelTable] | None = None
 ) -> Report:
-    """Every measurement beside its plan.
-
-    Args:
-        rows: On record.
-        notes: What people have said of what differs; None: they were not read.
-        models: Of rows that have just been planned, by name; None: none was.
-    """
+    """Every measurement on record beside its plan; `notes` are what people have said of what differs (None: they were
+    not read), `models` those of rows that have just been planned, by name."""
     lead = (
         "What `tomat plan` says of steps that pods have run. No estimate is fitted to them: they judge the plans. "
         "`tomat plan --calibrate` plans every row again; `tomat plan --record RUN` adds a run of yours."

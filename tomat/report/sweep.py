@@ -111,13 +111,8 @@ def planned_report(record: SweepRecord[RowRecord], measured: Mapping[str, LabRow
 def measured_report(
     record: SweepRecord[LabRow], plans: Mapping[str, RowRecord], epoch_rows: int | None = None
 ) -> Report:
-    """A sweep of measurements.
-
-    Args:
-        record: As `Lab.record` gives it.
-        plans: The rows of its plans, by name, where there are any.
-        epoch_rows: Sequences of the data set that epochs are of; None: the one that was trained on.
-    """
+    """A sweep of measurements, as `Lab.record` gives it; `plans` are the rows of its plans, by name, if there are any.
+    Epochs are of a data set of `epoch_rows` sequences; None: the one that was trained on."""
     rows = record["rows"]
     sources = sorted({row.setup["memory_source"] for row in rows if "memory_source" in row.setup})
     ranking: list[Part] = [measured_table(rows)]
@@ -154,12 +149,10 @@ def _how(record: SweepRecord[LabRow]) -> list[Part]:
         "steps before that do not count, besides the first": how.get("warmup_steps"),
         "the lab's own time for a start": None if overhead is None else f"{overhead:.2f} s",
     }
-    parts: list[Part] = [Facts(facts)]
     busy = median(window.others_busy_share for row in rows for window in row.windows)
-    parts += shared_note(busy, "windows", "Speeds are below those of a quiet machine, and intervals are wide.")
-    if how.get("rounds") == 1:
-        parts.append("Of one start, intervals do not hold what a process keeps for its life (some 3 % on a CPU).")
-    return parts
+    noted = shared_note(busy, "windows", "Speeds are below those of a quiet machine, and intervals are wide.")
+    once = ["Of one start, intervals do not hold what a process keeps for its life (some 3 % on a CPU)."]
+    return [Facts(facts), *noted, *(once if how.get("rounds") == 1 else ())]
 
 
 def shared_note(busy: float | None, of: str, effect: str) -> list[Part]:
@@ -206,9 +199,8 @@ def planned_table(rows: Sequence[RowRecord]) -> Table:
 
 def planned_ranking(rows: Sequence[RowRecord]) -> Table:
     """The table of the terminal."""
-    shares = (one.short for one in TABLE_UTILISATIONS)
-    shown = ("row", "HBM MiB", "of MiB", "step ms", *shares, "without timings", "largest category", "verdict")
-    return planned_table(rows).chosen(*shown)
+    shown = *(one.short for one in TABLE_UTILISATIONS), "without timings", "largest category", "verdict"
+    return planned_table(rows).chosen("row", "HBM MiB", "of MiB", "step ms", *shown)
 
 
 def measured_table(rows: Sequence[LabRow]) -> Table:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
@@ -17,40 +19,35 @@ CPU_SOURCE = "the processors' packages, other processes included"
 GPU_SOURCE = "the GPUs' boards"
 
 
+@dataclass
 class EnergyCounter:
     """Joules since some time, summed over devices: `readings` count in `joules_per_count`, and begin at 0 again after
     their `ranges` (None: never)."""
 
-    def __init__(
-        self,
-        source: str,
-        readings: Sequence[Callable[[], int]],
-        joules_per_count: float,
-        ranges: Sequence[int | None],
-    ):
-        self.source = source
-        self._readings, self._unit, self._ranges = readings, joules_per_count, ranges
-        self._last = [read() for read in readings]
+    source: str
+    readings: Sequence[Callable[[], int]]
+    joules_per_count: float
+    ranges: Sequence[int | None]
+
+    def __post_init__(self) -> None:
+        self._last = [read() for read in self.readings]
 
     def joules(self) -> float:
         """Since the last call, or since the counter was made. A device that began again more than once counts short."""
-        now = [read() for read in self._readings]
+        now = [read() for read in self.readings]
         used = 0
-        for new, old, most in zip(now, self._last, self._ranges, strict=True):
+        for new, old, most in zip(now, self._last, self.ranges, strict=True):
             used += new - old if new >= old or most is None else new - old + most
         self._last = now
-        return used * self._unit
+        return used * self.joules_per_count
 
 
 def energy_counter(platform: str, local_ids: Sequence[int]) -> EnergyCounter | str:
     """The counter of the devices that a process computes on, by JAX's platform and `local_hardware_id`s, or why there
     is none."""
-    match platform:
-        case "cpu":
-            return _of_packages(POWERCAP)
-        case "gpu" | "cuda":
-            return _of_gpus(local_ids)
-    return f"a {platform} tells none"
+    if platform in ("gpu", "cuda"):
+        return _of_gpus(local_ids)
+    return _of_packages(POWERCAP) if platform == "cpu" else f"a {platform} tells none"
 
 
 def _of_packages(root: Path) -> EnergyCounter | str:
@@ -58,15 +55,15 @@ def _of_packages(root: Path) -> EnergyCounter | str:
     zones = sorted(zone for zone in root.glob("*:*") if zone.name.count(":") == 1 and (zone / "energy_uj").exists())
     if not zones:
         return f"{root} has no counter of the processors"
-
-    def reading(zone: Path) -> Callable[[], int]:
-        return lambda: int((zone / "energy_uj").read_text())
-
     try:
-        ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
-        return EnergyCounter(CPU_SOURCE, [reading(zone) for zone in zones], 1e-6, ranges)
+        ranges = [_count(zone / "max_energy_range_uj") for zone in zones]
+        return EnergyCounter(CPU_SOURCE, [partial(_count, zone / "energy_uj") for zone in zones], 1e-6, ranges)
     except (OSError, ValueError) as error:
         return f"{zones[0] / 'energy_uj'} cannot be read: {getattr(error, 'strerror', None) or error}"
+
+
+def _count(file: Path) -> int:
+    return int(file.read_text())
 
 
 def _of_gpus(local_ids: Sequence[int]) -> EnergyCounter | str:
@@ -74,24 +71,16 @@ def _of_gpus(local_ids: Sequence[int]) -> EnergyCounter | str:
         import pynvml
     except ImportError:
         return "nvidia-ml-py is not installed; install it with `uv sync --extra gpu`"
+    # NVML knows every GPU of the machine, JAX those that CUDA_VISIBLE_DEVICES leaves, counted from 0.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    readings = []
     try:
         pynvml.nvmlInit()
-        handles = [_nvml_handle(local_id) for local_id in local_ids]
-
-        def reading(handle: object) -> Callable[[], int]:
-            return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-
-        return EnergyCounter(GPU_SOURCE, [reading(handle) for handle in handles], 1e-3, [None] * len(handles))
+        for local_id in local_ids:
+            name = visible.split(",")[local_id].strip() if visible else str(local_id)
+            by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+            handle = by_index(int(name)) if name.isdigit() else by_uuid(name)
+            readings.append(partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle))
+        return EnergyCounter(GPU_SOURCE, readings, 1e-3, [None] * len(readings))
     except (pynvml.NVMLError, IndexError) as error:
         return f"NVML does not tell: {error}"
-
-
-def _nvml_handle(local_id: int) -> object:
-    """NVML knows every GPU of the machine, JAX those that CUDA_VISIBLE_DEVICES leaves, counted from 0."""
-    import pynvml
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not visible:
-        return pynvml.nvmlDeviceGetHandleByIndex(local_id)
-    name = visible.split(",")[local_id].strip()
-    return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)

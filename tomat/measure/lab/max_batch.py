@@ -158,19 +158,17 @@ class MaxBatch:
         first, most = max(1, self.setup["batch_sequences"] // unit), self.most // unit
         if most < 1:
             raise TomatError(f"--largest is {self.most}; expected at least {unit}, one sequence a microbatch.")
-        limit = self.config.limits.memory_bytes
         search.stopped_by = ""
-        while (size := next_size(search.tried, first, most, limit, RUNS)) is not None:
+        while (size := next_size(search.tried, first, most, self.config.limits.memory_bytes, RUNS)) is not None:
             probe = self._probe(search, size, size * unit)
-            label = f"{search.name}, batch {probe.batch_sequences}"
             if probe.status == FAILED:
                 # Not an answer about the size; another one would fail in the same way.
                 search.stopped_by = f"batch {probe.batch_sequences} failed: {probe.reason}"
             else:
                 search.probes.append(probe)
             self._write()
-            self.on_done(label, probe)
-            if probe.status == FAILED:
+            self.on_done(f"{search.name}, batch {probe.batch_sequences}", probe)
+            if search.stopped_by:
                 return
         if most in search.known and search.known[most].runs:
             search.stopped_by = f"no larger batch than {most * unit} was to be tried"

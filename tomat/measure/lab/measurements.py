@@ -18,21 +18,19 @@ from tomat.train.settings.config import load_config
 def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
     """What a record of the lab says of steps on TPU slices: a measurement for each row that ran on one, of that slice,
     whichever its configuration names; and for each other row, by name, why there is none."""
-    if not path.exists():
-        raise TomatError(f"{path} does not exist; expected the record of `tomat lab run`.")
-    record = read_lab(path, SweepRecord[LabRow])
-    rows = {row.name: row for row in record["rows"]}
-    if not rows:
-        raise TomatError(f"{path} has no rows; expected the record of `tomat lab run`.")
+    record = read_lab(path, SweepRecord[LabRow]) if path.exists() else None
+    if record is None or not record["rows"]:
+        what = "does not exist" if record is None else "has no rows"
+        raise TomatError(f"{path} {what}; expected the record of `tomat lab run`.")
     steps, refused = [], {}
-    for name, row in rows.items():
+    for row in record["rows"]:
         try:
             steps.append(_measured(row, record["sweep"]).checked(str(path)))
         except TomatError as error:
-            refused[name] = str(error)
+            refused[row.name] = str(error)
     if not steps:
         name, why = next(iter(refused.items()))
-        raise TomatError(f"{path}: none of {counted(len(rows), 'row')} is a step of a TPU slice; {name!r}: {why}")
+        raise TomatError(f"{path}: none of {counted(len(refused), 'row')} is a step of a TPU slice; {name!r}: {why}")
     return steps, refused
 
 

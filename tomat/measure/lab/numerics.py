@@ -46,13 +46,10 @@ def numerics_report(study: Quality) -> dict[str, Any]:
 
 
 def _row(row: QualityRow, study: Quality) -> dict[str, Any]:
-    return {
-        "parameters": row.parameters,
-        "devices": row.devices,
-        "train_seconds": sum(row.values("wall_seconds").values()),
-        "loss_window_means": [window_means(row.losses[seed], study.sweep.window_steps) for seed in study.seeds],
-        **{key: _spread([row.figures[seed][key] for seed in study.seeds]) for key in HELD_OUT},
-    }
+    own = {"parameters": row.parameters, "devices": row.devices}
+    own["train_seconds"] = sum(row.values("wall_seconds").values())
+    own["loss_window_means"] = [window_means(row.losses[seed], study.sweep.window_steps) for seed in study.seeds]
+    return own | {key: _spread([row.figures[seed][key] for seed in study.seeds]) for key in HELD_OUT}
 
 
 def _variant(row: QualityRow, base: QualityRow, study: Quality) -> dict[str, Any]:
@@ -74,6 +71,6 @@ def _variant(row: QualityRow, base: QualityRow, study: Quality) -> dict[str, Any
     }
 
 
-def _spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
+def _spread(values: Sequence[float] | np.ndarray) -> dict[str, Any]:
     """Over seeds; the standard deviation is that of a sample."""
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))}

@@ -202,12 +202,12 @@ class LabRow(SweptRow):
 
     def to_dict(self) -> dict[str, Any]:
         """For the record; the derived figures beside what they are of."""
-        ratio = self.ratio
+        ratio, rates = self.ratio, [one.tokens_per_second for one in self.windows]
         return {
             **asdict(self),
             "tokens_per_second_median": self.tokens_per_second,
-            "tokens_per_second_min": min((one.tokens_per_second for one in self.windows), default=None),
-            "tokens_per_second_max": max((one.tokens_per_second for one in self.windows), default=None),
+            "tokens_per_second_min": min(rates, default=None),
+            "tokens_per_second_max": max(rates, default=None),
             "step_seconds_median": self.step_seconds,
             "step_joules_median": self.step_joules,
             "tokens_per_joule_median": self.tokens_per_joule,

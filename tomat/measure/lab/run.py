@@ -243,7 +243,8 @@ class Lab:
     def _keep(self, name: str, number: int, process: RowProcess, pairs: Sequence[Pair]) -> None:
         row = self.rows[name]
         for one, base in pairs:
-            known = {key: one[key] for key in OF_A_WINDOW} | {"mfu": {key: one[key] for key in MFU_KEYS if key in one}}
+            known: dict[str, Any] = {key: one[key] for key in OF_A_WINDOW}
+            known["mfu"] = {key: one[key] for key in MFU_KEYS if key in one}
             theirs = None if base is None else base["tokens_per_second"]
             row.windows.append(Window(round=number, base_tokens_per_second=theirs, **known))
         self._record_start(name, process, max(one["peak_memory_bytes"] for one, _ in pairs))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
 
 from tomat import __version__
 from tomat.base.report.formats import number, share, significant
-from tomat.base.report.model import Cell, Column, Facts, Link, Note, Table, columns
+from tomat.base.report.model import Cell, Column, Facts, Link, Note, Table, words_of
 from tomat.report.dashboard.listing import PLAN_FILE, RunRow
 from tomat.report.html.document import facts_html, parts_html, rendered
 from tomat.report.html.metrics import Metrics
@@ -28,27 +27,36 @@ RUN_BODY = """<p><a href="/">All runs</a></p>
 <noscript>The curves need JavaScript.</noscript>"""
 
 
+FIGURES: tuple[tuple[Column, Callable[[RunRow], Cell]], ...] = (
+    (Column("loss", number(4)), lambda row: row.summary and row.summary.last_loss),
+    (Column("validation", number(4)), lambda row: row.summary and row.summary.validation_loss),
+    (Column("tokens/s", number(0)), lambda row: row.tokens_per_second),
+    (Column("step, s", significant()), lambda row: row.step_seconds),
+    (Column("planned, s", significant()), lambda row: row.planned_step_seconds),
+    (Column("step / plan", number(2)), lambda row: row.measured_over_planned),
+    (Column("MFU", share), lambda row: row.summary and row.summary.mfu),
+    (Column("ran on"), lambda row: row.summary and row.summary.devices),
+    (Column("interruptions", number(0)), lambda row: row.summary and row.summary.survived),
+)
+"""What both pages say of a run."""
+
+
 def runs_page(place: str, rows: Iterable[RunRow]) -> str:
-    heads = [*columns("run", "state", "since, or why"), *columns("step", "of", show=number(0))]
-    heads += [*columns("loss", "validation", show=number(4)), Column("tokens/s", number(0))]
-    heads += [*columns("step, s", "planned, s", show=significant()), Column("step / plan", number(2))]
-    heads += [Column("MFU", share), Column("ran on"), Column("interruptions", number(0))]
     lead = (
         "Losses are means of the last ten steps; speeds and MFU medians of the last 50. Interruptions are those that a "
         f"run went on after. Planned is the estimate of a {PLAN_FILE} in the run's folder: "
         "`tomat plan --like RUN --json RUN/plan.json`; a step is held against it where the run ran on its slice."
     )
-    body: list[tuple[Cell, ...]] = []
-    for row in rows:
+    shown: list[tuple[Column, Callable[[RunRow], Cell]]] = [
+        (Column("run"), lambda row: Link(row.name, run_address(row.name))),
+        (Column("state"), lambda row: row.state),
         # The run's own page has all of why it ended.
-        first = Link(row.name, run_address(row.name)), row.state, textwrap.shorten(row.detail, 40, placeholder=" ...")
-        if (one := row.summary) is None:
-            body.append((*first, *[None] * 11))
-        else:
-            steps = one.steps_done, one.steps_total, one.last_loss, one.validation_loss
-            speeds = row.tokens_per_second, row.step_seconds, row.planned_step_seconds, row.measured_over_planned
-            body.append((*first, *steps, *speeds, one.mfu, one.devices, one.survived))
-    return _document(place, "runs", parts_html([Note(lead), Table(f"Runs of {place}", heads, body)]))
+        (Column("since, or why"), lambda row: textwrap.shorten(row.detail, 40, placeholder=" ...")),
+        (Column("step", number(0)), lambda row: row.summary and row.summary.steps_done),
+        (Column("of", number(0)), lambda row: row.summary and row.summary.steps_total),
+        *FIGURES,
+    ]
+    return _document(place, "runs", parts_html([Note(lead), Table.of(f"Runs of {place}", rows, shown)]))
 
 
 def run_address(name: str) -> str:
@@ -67,32 +75,13 @@ def run_page(row: RunRow, files: Sequence[str]) -> str:
 
 def facts_of(row: RunRow) -> Facts:
     """The figures of a run, in words."""
-    one = row.summary
-    state = f"{row.state}: {row.detail}" if row.detail else row.state
-    if one is None:
-        return Facts({"state": state, "place": row.url})
-
-    def words(value: float | None, show: Callable[[Any], str]) -> str | None:
-        return None if value is None else show(value)
-
-    total = "" if one.steps_total is None else f" of {one.steps_total:,}"
-    planned = "planned step, s" + (f" ({row.planned_slice})" if row.planned_slice else "")
-    return Facts(
-        {
-            "state": state,
-            "place": row.url,
-            "steps": f"{one.steps_done:,}{total}",
-            "newest whole checkpoint": words(one.last_whole_step, "step {:,}".format),
-            "ran on": one.devices,
-            "training loss": words(one.last_loss, number(4)),
-            "validation loss": words(one.validation_loss, number(4)),
-            "tokens a second": words(row.tokens_per_second, number(0)),
-            "step, s": words(row.step_seconds, significant()),
-            planned: words(row.planned_step_seconds, significant()),
-            "MFU": words(one.mfu, share),
-            "interruptions": words(one.survived, number(0)),
-        }
-    )
+    one, known = row.summary, [(column, show(row)) for column, show in FIGURES]
+    facts: dict[str, Cell] = {"state": f"{row.state}: {row.detail}" if row.detail else row.state, "place": row.url}
+    if one is not None:
+        facts["steps"] = f"{one.steps_done:,}" + ("" if one.steps_total is None else f" of {one.steps_total:,}")
+        facts["newest whole checkpoint"] = None if one.last_whole_step is None else f"step {one.last_whole_step:,}"
+    facts |= {column.heading: words_of(value, column.show) for column, value in known if value is not None}
+    return Facts(facts | {"planned for": row.planned_slice})
 
 
 def order_of(metrics: Metrics) -> list[str]:

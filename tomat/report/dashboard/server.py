@@ -13,7 +13,6 @@ import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import fsspec
 import uvicorn
@@ -47,18 +46,19 @@ OWN_POLICY = (
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 """Of the dashboard's pages: plotly makes styles and scripts of its own in the page."""
+CLOSED = {
+    "Content-Security-Policy": OWN_POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}  # fmt: skip
 RUN_POLICY = f"{POLICY}; sandbox allow-scripts allow-downloads; frame-ancestors 'none'"
 """Of a run's files: they load nothing, and are strangers to the dashboard."""
 
 
 def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> Starlette:
-    """The application for a folder or URL of runs.
+    """The application for a folder or URL of runs, as `tomat runs list` takes it.
 
-    Args:
-        place: What `tomat runs list` takes.
-        host: Address that it is served at; other names in a request are refused, so that no page elsewhere can have a
-            browser read this one under a name of its own.
-        token: What a request must know; None: nothing.
+    It is served at `host`; other names in a request are refused, so that no page elsewhere can have a browser read this
+    one under a name of its own. A request must know the token, if there is one.
     """
     listing, logs = Listing(place), LiveLogs()
     files: dict[str, tuple[Callable[[], str], str]] = {
@@ -78,25 +78,16 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
         row = find(request)
         if row is None:
             return _missing("run")
-        filesystem, root = fsspec.core.url_to_fs(row.url)
         with explaining_storage(f"{row.url} cannot be read"):
-            there = [
-                name for name in OPEN_FILES if filesystem.exists(f"{root}/{name}") and _own(filesystem, root, name)
-            ]
-        return HTMLResponse(run_page(row, there))
+            return HTMLResponse(run_page(row, [name for name in OPEN_FILES if _own(row, name)]))
 
     def one_file(request: Request) -> Response:
         row, name = find(request), request.path_params["file"]
-        if row is None or name not in OPEN_FILES:
-            return _missing("file")
-        filesystem, root = fsspec.core.url_to_fs(row.url)
-        if not _own(filesystem, root, name):
-            return _missing("file")
-        with explaining_storage(f"{row.url}/{name} cannot be read"):
-            try:
-                content = filesystem.cat_file(f"{root}/{name}")
-            except FileNotFoundError:
+        with explaining_storage(f"{request.url.path} cannot be read"):
+            path = _own(row, name) if row is not None and name in OPEN_FILES else None
+            if row is None or path is None:
                 return _missing("file")
+            content = fsspec.core.url_to_fs(row.url)[0].cat_file(path)
         return Response(content, media_type=OPEN_FILES[name], headers={"Content-Security-Policy": RUN_POLICY})
 
     def runs_json(request: Request) -> Response:
@@ -159,11 +150,13 @@ def serve(place: str, *, host: str, port: int, with_token: bool) -> None:
     uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 
-def _own(files: Any, root: str, name: str) -> bool:
-    """Whether a file is the run's, and not what a link in it leads to."""
+def _own(row: RunRow, name: str) -> str | None:
+    """The path of a run's file; None where there is none, or only what a link leads to elsewhere."""
+    files, root = fsspec.core.url_to_fs(row.url)
     with contextlib.suppress(TomatError):
-        return bool(own_path(files, root, name))
-    return False
+        path = own_path(files, root, name)
+        return path if files.exists(path) else None
+    return None
 
 
 def _missing(what: str) -> Response:
@@ -180,12 +173,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _closed(request: Request, answer) -> Response:
     """Headers that keep the pages to themselves."""
     response = await answer(request)
-    for name, value in (
-        ("Content-Security-Policy", OWN_POLICY),
-        ("X-Content-Type-Options", "nosniff"),
-        ("Referrer-Policy", "no-referrer"),
-        ("Cache-Control", "no-store"),
-    ):
+    for name, value in CLOSED.items():
         response.headers.setdefault(name, value)
     return response
 

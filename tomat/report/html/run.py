@@ -41,13 +41,8 @@ UNITS = {"seconds": "s", "tokens_per_second": "tokens/s", "nats": "nats", "e_per
 
 
 def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
-    """The page of a run's folder or URL.
-
-    Args:
-        run_url: Holds the run's small files.
-        checkpoints_url: Holds its checkpoints; None: the same place. A run that ends writes its page from the local
-            copies of its files, and its checkpoints may be in a bucket.
-    """
+    """The page of a run's folder or URL. A run that ends writes its page from the local copies of its small files, and
+    its checkpoints may be in a bucket, at `checkpoints_url`; None: in the same place."""
     config = read_config(f"{run_url}/{CONFIG_FILE}")
     events = read_events(run_url)
     metrics = read_curves(run_url)

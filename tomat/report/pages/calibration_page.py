@@ -28,17 +28,11 @@ def calibrate(
     limits: Limits | None = None,
     on_stage: Callable[[str, str], None] = lambda what, stage: None,
 ) -> dict[str, Any]:
-    """Plan what was measured and write the record and the page; rows planned before an error are then on record.
+    """Plan what was measured (`only_new`: what has no prediction yet) and write the record and the page into the folder
+    of `calibration.yaml`; rows planned before an error are then on record. Gives the record, for a JSON report.
 
-    Args:
-        tracking_dir: Where `calibration.yaml` is and the page goes.
-        added: Measurements to add, in the place of those with their names.
-        only_new: Plan only what has no prediction yet.
-        cache_dir, limits: As for `compile_step`.
-        on_stage: Told the row and what the compile is doing.
-
-    Returns:
-        The record, for a JSON report.
+    `added` are measurements to add, in the place of those with their names; `on_stage` is told the row and what the
+    compile is doing; `cache_dir` and `limits` are as for `compile_step`.
     """
     kept, notes = read_measurements(tracking_dir)
     recorded = {row.name: row for row in Calibration.load(tracking_dir).rows}

@@ -39,8 +39,6 @@ from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_timi
 PAGE = "kernels.md"
 MEMORY_TOLERANCE = 0.01
 """Peak memory within this of the compiler's on the day of the measurement counts as right."""
-
-
 FEWEST_TO_FIT = 30
 """Kernels of a chip below which its parameters are not fitted: three for each parameter. (A choice.)"""
 
@@ -85,18 +83,11 @@ def calibrate_kernels(
     workers: int = 1,
     compilers: Compilers | None = None,
 ) -> dict[str, Any]:
-    """Compile the kernels of a file of timings, and write the record and the page of their errors.
+    """Compile the kernels of a file of timings (of `chips`, or of all), so many at once; write the record and the page
+    of their errors into `tracking_dir`; gives the record.
 
-    Args:
-        file: As `read_timings` takes it; beside it may lie what `tomat bench chip` measured of collectives.
-        tracking_dir: Gets `kernels.json` and `kernels.md`.
-        cache_dir: Of the plan cache; default: `default_cache_dir()`.
-        chips: Only rows of these; empty: of all.
-        workers: Kernels to compile at once.
-        compilers: Such as those that the kernels were timed with; None: the installed one.
-
-    Returns:
-        The record.
+    Beside the file, as `read_timings` takes it, may lie what `tomat bench chip` measured of collectives. Compilers are
+    such as the kernels were timed with; None: the installed one.
     """
     compilers = compilers or Compilers()
     timings, refused = read_timings(file)

@@ -88,18 +88,12 @@ def write_run_page(
     config_hash: str = "",
     kind: str = "measured",
 ) -> Path:
-    """Write (or bring up to date) the page of one run, its figures, its record and the index; nothing where the markers
-    of one of them are broken.
+    """Write (or bring up to date) the page of one run, its figures, its record and the index in a tracking folder;
+    nothing where the markers of one of them are broken.
 
-    Args:
-        run_dir: The run's folder; `config.yaml` in it is the setup. It may lack one (a plan, a foreign trace).
-        docs_dir: The tracking folder, such as `docs/tracking`.
-        breakdown: Of its profile; None leaves those sections saying that there was none.
-        mfu_report: Of `step_report` or `run_report` (`hardware/mfu.py`).
-        run_name: Default: the folder's name.
-        baseline: Name of a run in `docs_dir` to diff the configuration against.
-        commit, date, config_hash: As the caller knows them.
-        kind: One of `KINDS`.
+    `config.yaml` in the run's folder is the setup, which a plan or a foreign trace may lack; `breakdown` is that of its
+    profile, `mfu_report` of `step_report` or `run_report` (`hardware/mfu.py`), `baseline` a run in `docs_dir` to diff
+    the configuration against, `kind` one of `KINDS`. The name is the folder's where none is given.
     """
     name = run_name or Path(run_dir).name
     if not RUN_NAME.match(name):

@@ -15,14 +15,7 @@ from tomat.data.density.demo.embedded import demo_materials
 from tomat.measure.lab import quality as quality_module
 from tomat.measure.lab import quality_runs
 from tomat.measure.lab.quality import Quality, QualityRow, against_base, seeds_of
-from tomat.measure.lab.quality_runs import (
-    FinishedRun,
-    RunFailed,
-    check_judged,
-    share_data,
-    train_run,
-    tuning_overrides,
-)
+from tomat.measure.lab.quality_runs import FinishedRun, RunFailed, check_judged, share_data, train_run, tuning_overrides
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.report.pages.quality_page import quality_table, write_quality_page
 from tomat.train.settings.config import load_config

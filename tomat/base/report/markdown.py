@@ -5,37 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tomat.base.report.document import (
-    empty_section,
-    find_sections,
-    read_document,
-    replace_sections,
-    write_if_changed,
-)
-from tomat.base.report.model import (
-    Cell,
-    Chart,
-    Code,
-    Column,
-    Facts,
-    Heading,
-    Image,
-    Items,
-    Lines,
-    Link,
-    Note,
-    Part,
-    Quoted,
-    Report,
-    Section,
-    Table,
-    words_of,
-)
+from tomat.base.report import model
+from tomat.base.report.document import empty_section, find_sections, read_document, replace_sections, write_if_changed
 from tomat.base.report.svg import chart_svg
 from tomat.base.report.text import code, fenced, inline, plain, prose
 
 
-def update_page(page: Path, report: Report, figures: Path | None = None) -> Path:
+def update_page(page: Path, report: model.Report, figures: Path | None = None) -> Path:
     """Write the page of a report, or bring it up to date; what people wrote between its sections stays.
 
     Nothing is written where the page's markers are broken.
@@ -58,55 +34,55 @@ def update_page(page: Path, report: Report, figures: Path | None = None) -> Path
     contents = {section.name: section_markdown(section, prefix) for section in sections if section.name}
     text = replace_sections(text, contents, str(page))
     for part in (part for section in sections for part in section.parts):
-        if isinstance(part, Chart) and part.file:
+        if isinstance(part, model.Chart) and part.file:
             write_if_changed(folder / part.file, chart_svg(part))
     write_if_changed(page, text)
     return page
 
 
-def _template(section: Section) -> str:
+def _template(section: model.Section) -> str:
     """A section of a new page, with nothing between its markers; what has none is people's from then on."""
     heading = "" if section.owns_heading else _heading(section)
     marked = empty_section(section.name) if section.name else markdown(section.parts)
     return "\n\n".join(one for one in (heading, marked, section.by_hand) if one)
 
 
-def _heading(section: Section) -> str:
+def _heading(section: model.Section) -> str:
     return f"{'#' * section.level} {plain(section.heading)}" if section.heading else ""
 
 
-def section_markdown(section: Section, figures: str = "") -> str:
+def section_markdown(section: model.Section, figures: str = "") -> str:
     """What stands between the markers of a section; `figures` comes before the file of a chart in its link."""
     heading = _heading(section) if section.owns_heading and section.parts else ""
     return "\n\n".join(one for one in (heading, markdown(section.parts, figures)) if one)
 
 
-def markdown(parts: Sequence[Part], figures: str = "") -> str:
+def markdown(parts: Sequence[model.Part], figures: str = "") -> str:
     return "\n\n".join(one for one in (_part(part, figures) for part in parts) if one)
 
 
-def _part(part: Part, figures: str) -> str:
+def _part(part: model.Part, figures: str) -> str:
     match part:
         case str():
             return prose(part)
-        case Quoted(text):
+        case model.Quoted(text):
             return plain(text)
-        case Image(caption, file):
+        case model.Image(caption, file):
             return f"![{inline(caption)}]({file})"
-        case Heading(text):
+        case model.Heading(text):
             return f"### {prose(text)}"
-        case Note(text, warning):
+        case model.Note(text, warning):
             return f"**Warning**: {prose(text)}" if warning else f"Note: {prose(text)}"
-        case Items(texts):
+        case model.Items(texts):
             return "\n".join(f"- {prose(text)}" for text in texts)
-        case Lines(text, language):
+        case model.Lines(text, language):
             return fenced(text, language)
-        case Chart():
+        case model.Chart():
             return f"![{inline(part.title)}]({figures}{part.file})" if part.file else ""
-        case Facts():
-            rows = [(inline(name), _cell(value, Column(""))) for name, value in part.known()]
+        case model.Facts():
+            rows = [(inline(name), _cell(value, model.Column(""))) for name, value in part.known()]
             return _captioned(part.caption, markdown_table(("", ""), rows, "ll")) if rows else ""
-        case Table():
+        case model.Table():
             return _captioned(part.caption, _table(part))
 
 
@@ -114,7 +90,7 @@ def _captioned(caption: str, table: str) -> str:
     return f"{prose(caption)}:\n\n{table}" if caption else table
 
 
-def _table(table: Table) -> str:
+def _table(table: model.Table) -> str:
     align = "".join("r" if table.is_right(place) else "l" for place in range(len(table.columns)))
     rows = [[_cell(value, column) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
     if table.footer:
@@ -123,13 +99,13 @@ def _table(table: Table) -> str:
     return markdown_table([inline(column.heading) for column in table.columns], rows, align)
 
 
-def _cell(value: Cell, column: Column) -> str:
-    words = words_of(value, column.show)
-    if isinstance(value, Code):
+def _cell(value: model.Cell, column: model.Column) -> str:
+    words = model.words_of(value, column.show)
+    if isinstance(value, model.Code):
         return code(words)
     if column.prose:
         return prose(words)
-    return f"[{inline(words)}]({value.address})" if isinstance(value, Link) else inline(words)
+    return f"[{inline(words)}]({value.address})" if isinstance(value, model.Link) else inline(words)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:

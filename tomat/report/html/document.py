@@ -25,26 +25,7 @@ from markupsafe import Markup, escape
 
 from tomat import __version__
 from tomat.base.errors import TomatError
-from tomat.base.report.model import (
-    Axis,
-    Cell,
-    Chart,
-    Code,
-    Column,
-    Facts,
-    Heading,
-    Items,
-    Lines,
-    Link,
-    Note,
-    Quoted,
-    Report,
-    Series,
-    Table,
-    Verdict,
-    is_number,
-    words_of,
-)
+from tomat.base.report import model
 from tomat.base.reporting import readable_bytes, to_jsonable, write_text
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
 
@@ -109,7 +90,7 @@ def rendered(name: str, **values: Any) -> Markup:
     return Markup(_environment().get_template(name).render(values))
 
 
-def table_html(table: Table) -> Markup:
+def table_html(table: model.Table) -> Markup:
     """A table; of more than `MOST_ROWS` rows the first, which is said."""
     sides = [FLUSH_RIGHT if table.is_right(place) else Markup("") for place in range(len(table.columns))]
     said = f" The first {MOST_ROWS:,} of {len(table.rows):,} rows." if len(table.rows) > MOST_ROWS else ""
@@ -124,30 +105,30 @@ def table_html(table: Table) -> Markup:
     )
 
 
-def facts_html(facts: Facts) -> Markup:
+def facts_html(facts: model.Facts) -> Markup:
     """Names and values without a heading; nothing where none is known."""
     row = Markup('<tr><th scope="row">{}</th><td>{}</td></tr>')
     lines = Markup("").join(row.format(name, cell_html(value)) for name, value in facts.known())
     return Markup('<table class="facts"><tbody>{}</tbody></table>').format(lines) if lines else lines
 
 
-def cell_html(value: Cell, column: Column | None = None) -> Markup:
+def cell_html(value: model.Cell, column: model.Column | None = None) -> Markup:
     """A value, escaped."""
-    words = words_of(value, str if column is None else column.show)
+    words = model.words_of(value, str if column is None else column.show)
     match value:
-        case Code():
+        case model.Code():
             return Markup("<code>{}</code>").format(words)
-        case Link(_, address):
+        case model.Link(_, address):
             return Markup('<a href="{}">{}</a>').format(address, words)
-        case Verdict(_, state):
+        case model.Verdict(_, state):
             return Markup('<b class="{}">{}</b>').format(state, words)
     return prose(words) if column is not None and column.prose else Markup.escape(words)
 
 
-def _cells(columns: Sequence[Column], row: Sequence[Cell], sides: Sequence[Markup]) -> Markup:
+def _cells(columns: Sequence[model.Column], row: Sequence[model.Cell], sides: Sequence[Markup]) -> Markup:
     cells = []
     for column, value, side in zip(columns, row, sides, strict=True):
-        key = Markup(' data-v="{}"').format(value) if is_number(value) else ""
+        key = Markup(' data-v="{}"').format(value) if model.is_number(value) else ""
         cells.append(Markup("<td{}{}>{}</td>").format(side, key, cell_html(value, column)))
     return Markup("").join(cells)
 
@@ -195,30 +176,30 @@ def _part_html(part: Any) -> Markup:
             return part
         case str():
             return paragraph(part)
-        case Quoted(text):
+        case model.Quoted(text):
             return Markup("<p>{}</p>").format(text)
-        case Heading(text):
+        case model.Heading(text):
             return Markup("<h3>{}</h3>").format(prose(text))
-        case Note(text, warning):
+        case model.Note(text, warning):
             return paragraph(text, "warning" if warning else "note")
-        case Items(texts):
+        case model.Items(texts):
             return Markup("<ul>{}</ul>").format(Markup("").join(Markup("<li>{}</li>").format(prose(t)) for t in texts))
-        case Lines(text):
+        case model.Lines(text):
             return Markup("<pre>{}</pre>").format(text)
-        case Facts():
+        case model.Facts():
             return facts_html(part)
-        case Table():
+        case model.Table():
             return table_html(part)
     raise TypeError(f"a page cannot show a {type(part).__name__}")
 
 
-def page_html(report: Report) -> str:
+def page_html(report: model.Report) -> str:
     sections, n_figures, kinds = [], 0, {ALWAYS}
     # A section without parts, such as one that people write in a page of Markdown, would be a heading alone.
     for place, section in enumerate((one for one in report.sections if one.parts), 1):
         parts = []
         for part in section.parts:
-            part = plotly_figure(part) if isinstance(part, Chart) else part
+            part = plotly_figure(part) if isinstance(part, model.Chart) else part
             if isinstance(part, Figure):
                 n_figures += 1
                 kinds |= {trace.get("type", ALWAYS) for trace in part.data}
@@ -245,13 +226,13 @@ def page_html(report: Report) -> str:
     return str(written)
 
 
-def write_page(path: Path, report: Report) -> int:
+def write_page(path: Path, report: model.Report) -> int:
     """Write the document in one step; returns its bytes."""
     write_text(path, page_html(report))
     return path.stat().st_size
 
 
-def plotly_figure(chart: Chart) -> Figure:
+def plotly_figure(chart: model.Chart) -> Figure:
     height = round(80 * chart.size[1])
     layout: dict[str, Any] = {"xaxis": _axis(chart.x), "yaxis": _axis(chart.y)}
     layout["showlegend"] = sum(series.named for series in chart.series) > 1
@@ -264,14 +245,14 @@ def plotly_figure(chart: Chart) -> Figure:
     return Figure(chart.title, [_trace(one) for one in chart.series], layout, chart.summary, height, chart.scales)
 
 
-def _axis(axis: Axis) -> dict[str, Any]:
+def _axis(axis: model.Axis) -> dict[str, Any]:
     found: dict[str, Any] = {"title": {"text": label(axis.label)}}
     found |= {"type": "log", "exponentformat": "power"} if axis.log else {}
     found |= {"rangemode": "tozero"} if axis.from_zero else {}
     return found | ({"tickvals": list(axis.ticks)} if axis.ticks else {})
 
 
-def _trace(series: Series) -> dict[str, Any]:
+def _trace(series: model.Series) -> dict[str, Any]:
     common: dict[str, Any] = {"name": label(series.name), "showlegend": series.named}
     colour = {"color": series.colour} if series.colour else {}
     if series.mark == "histogram":

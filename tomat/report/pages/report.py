@@ -23,20 +23,7 @@ from tomat.base.records import Amount, Count, read_typed
 from tomat.base.report.document import find_sections, read_document, section_text, write_if_changed
 from tomat.base.report.formats import UNKNOWN, count, percent, quantity, seconds, share
 from tomat.base.report.markdown import update_page
-from tomat.base.report.model import (
-    Cell,
-    Code,
-    Column,
-    Facts,
-    Items,
-    Link,
-    Note,
-    Part,
-    Report,
-    Section,
-    Table,
-    columns,
-)
+from tomat.base.report.model import Cell, Code, Column, Facts, Items, Link, Note, Part, Report, Section, Table, columns
 from tomat.base.reporting import dump_json
 from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS, UTILISATIONS
 from tomat.perf.profile.breakdown import Breakdown

@@ -1,7 +1,6 @@
 """Pages of the sweeps on record: every row is there, and those that were planned and measured are beside each other."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -43,35 +42,23 @@ def test_a_record_is_a_table_and_a_figure_of_its_rows(place):
 def test_rows_of_both_records_are_compared(tmp_path):
     for folder in ("lab", "sweeps"):
         (tmp_path / folder).mkdir()
-    shutil.copy(TRACKING / "sweeps" / "mfu-200m.json", tmp_path / "sweeps")
-    plans = json.loads((tmp_path / "sweeps" / "mfu-200m.json").read_text())
+    plans = json.loads((TRACKING / "sweeps" / "mfu-200m.json").read_text())
     plan = plans["rows"][0]
     plan["name"] = "<b>bold</b>"
     (tmp_path / "sweeps" / "mfu-200m.json").write_text(json.dumps(plans))
     settings = {key: plan[key] for key in ("name", "config_file", "overrides")}
     row = LabRow(**settings, key="key", base=None, status="measured")
     row.windows = [Window(0, 0.7, 1e6)]
-    row.starts = [
-        {"compile_seconds": 1.0, "compile_saved_seconds": 0.0, "compiled_programs": 1, "peak_memory_bytes": 2**30}
-    ]
-    record = {
-        "record_format": 1,
-        "sweep": "mfu-200m",
-        "title": "Both",
-        "introduction": "",
-        "measured_with": {},
-        "rows": [row.to_dict()],
-    }
+    start = {"compile_seconds": 1.0, "compile_saved_seconds": 0.0, "compiled_programs": 1}
+    row.starts = [start | {"peak_memory_bytes": 2**30}]
+    record = {"record_format": 1, "sweep": "mfu-200m", "title": "Both", "introduction": "", "measured_with": {}}
+    record["rows"] = [row.to_dict()]
     (tmp_path / "lab" / "mfu-200m.json").write_text(json.dumps(record))
     for place in ("lab", "sweeps"):
         reader = read_page(page_html(page_of(str(tmp_path / place / "mfu-200m.json"))))
         both = next(rows for rows in reader.tables if rows and len(rows[0]) == 7)
         planned = plan["step_seconds"]["estimate"]
-        [named] = [
-            trace["hovertext"]
-            for figure in reader.figures
-            for trace in figure["data"]
-            if trace["name"] == "rows" and trace["mode"] == "markers"
-        ]
+        traces = [trace for figure in reader.figures for trace in figure["data"]]
+        [named] = [one["hovertext"] for one in traces if one["name"] == "rows" and one["mode"] == "markers"]
         assert named[0].startswith("&lt;b&gt;bold&lt;/b&gt;: ") and "<b>bold</b>" in reader.text
         assert [float(key) for _, key in both[0][2:5]] == [planned, 0.7, 0.7 / planned]

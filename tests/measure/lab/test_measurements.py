@@ -40,14 +40,8 @@ def test_a_row_on_its_slice_is_a_measurement_that_can_be_planned(tmp_path):
 
 
 def test_other_rows_are_left_out_with_the_reason(tmp_path):
-    path = recorded(
-        tmp_path,
-        row("base"),
-        row("fewer", "2 x TPU v6 lite"),
-        row("none", "1 x NVIDIA H200", slice=None),
-        row("begun", seconds=()),
-    )
-    found, refused = measured_steps(path)
+    others = row("fewer", "2 x TPU v6 lite"), row("none", "1 x NVIDIA H200", slice=None), row("begun", seconds=())
+    found, refused = measured_steps(recorded(tmp_path, row("base"), *others))
     assert [one.name for one in found] == ["sweep: base"]
     assert refused == {
         "fewer": "it ran on 2 x TPU v6 lite, and v6e-4 was asked for: no TPU slice, which is what plans are of",

@@ -184,8 +184,7 @@ def test_a_run_that_was_stopped_has_not_failed(tmp_path, monkeypatch, status, er
 
 
 def test_a_sweep_of_one_row_has_nothing_to_compare(tmp_path):
-    (tmp_path / "sweep.yaml").write_text(
-        yaml.safe_dump({"name": "a", "config_path": str(DEMO), "rows": [{"name": "b"}]})
-    )
+    sweep = {"name": "a", "config_path": str(DEMO), "rows": [{"name": "b"}]}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     with pytest.raises(TomatError, match="at least two"):
         Quality(load_sweep(tmp_path / "sweep.yaml"), SEEDS, tmp_path, tmp_path / "record.json").run()

@@ -15,7 +15,6 @@ from tomat.measure.lab.run import Lab, LabConfig
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord
 from tomat.report.pages.sweep_pages import write_sweep_page
-from tomat.report.sweep import front
 from tomat.train.runs.entries import read_log
 from tomat.train.runs.run_log import Asked
 
@@ -122,10 +121,7 @@ def test_energy_has_columns_where_the_devices_tell_it(folder):
     assert rows["fast"].tokens_per_joule == pytest.approx(rows["fast"].tokens_per_second / 100.0, rel=0.3)
     text = write_sweep_page(record, folder / "track").read_text()
     assert "| J a step | tokens a J |" in text and "J a step: of the boards." in text
-    silent_lab = Lab(
-        load_sweep(folder / "sweep.yaml"), folder / "silent", folder / "work", LabConfig(), start=Machine().start
-    )
-    text = write_sweep_page(silent_lab.run(), folder / "silent").read_text()
+    text = write_sweep_page(lab_of(folder, Machine()).run(again=True), folder / "silent").read_text()
     assert "J a step" not in text and "Energy: a cpu tells none." in text
 
 
@@ -182,21 +178,12 @@ def test_on_an_accelerator_the_base_has_ended_before_its_rows_begin(folder):
     assert rows["fast"].ratio.pairs == 4
 
 
-def test_each_row_has_a_base_of_its_own(folder):
-    """A process keeps its speed for its life, so that one base of all rows would be in all of their ratios."""
+def test_each_row_has_a_base_of_its_own_and_now_the_row_is_started_first_and_now_the_base(folder):
+    """A process keeps its speed for its life: one base of all rows would be in all ratios. The later of two was faster."""
     machine = Machine()
     lab_of(folder, machine, rounds=1).run()
-    starts = [event for event in machine.events if event.startswith("start")]
-    assert starts == [
-        "start base", "start base", "start base", "start fast", "start fast", "start base", "start same", "start same",
-        "start base", "start large",
-    ]  # fmt: skip
-
-
-def test_now_the_row_is_started_first_and_now_the_base(folder):
-    """The later of two processes was the faster one."""
-    machine = Machine()
-    lab_of(folder, machine, rounds=1).run()
+    starts = [event.removeprefix("start ") for event in machine.events if event.startswith("start")]
+    assert starts == ["base"] * 3 + ["fast"] * 2 + ["base", "same", "same", "base", "large"]
     machine.events.clear()
     lab_of(folder, machine, rounds=2).run(["fast"])
     assert [event for event in machine.events if event.startswith("start")] == [
@@ -205,13 +192,6 @@ def test_now_the_row_is_started_first_and_now_the_base(folder):
     on_device = Machine(memory_source="device")
     rows = rows_of(lab_of(folder, on_device, rounds=2).run(["fast"], again=True))
     assert rows["fast"].ratio.pairs == 8 and len(on_device.alive) == 0
-
-
-def test_a_start_that_compiled_is_on_record_and_not_timed(folder):
-    machine = Machine()
-    row = rows_of(lab_of(folder, machine, rounds=2).run())["fast"]
-    assert [start["compiled_programs"] for start in row.starts] == [3, 0, 0]
-    assert len(row.windows) == 2 * 4
 
 
 def test_a_stopped_lab_keeps_what_it_measured_and_goes_on(folder):
@@ -246,8 +226,9 @@ def test_a_row_of_which_the_question_has_changed_is_measured_anew(folder):
     assert len(rows["same"].windows) == 8
 
 
-def test_memory_and_compile_time_are_those_of_starts_from_the_cache(folder):
+def test_a_start_that_compiled_is_not_timed_and_memory_is_that_of_starts_from_the_cache(folder):
     row = rows_of(lab_of(folder, Machine()).run())["fast"]
+    assert [start["compiled_programs"] for start in row.starts] == [3, 0, 0] and len(row.windows) == 2 * 4
     assert (row.compile_cold_seconds, row.compile_cached_seconds) == (4.0, 0.5)
     assert row.peak_memory_bytes == 1600 * MIB
 
@@ -259,15 +240,6 @@ def test_a_record_of_other_devices_is_refused(folder):
     with pytest.raises(TomatError, match="measured on 1 x cpu, and here is 4 x TPU v6 lite"):
         lab_of(folder, other).run()
     assert not other.alive
-
-
-def test_two_labs_do_not_share_a_folder(folder):
-    machine = Machine()
-    second = lab_of(folder, Machine())
-    first = lab_of(folder, machine)
-    first.on_row = lambda name, stage: second.run()
-    with pytest.raises(TomatError, match="another process works"):
-        first.run()
 
 
 def test_a_place_that_cannot_be_written_is_one_line(folder):
@@ -309,30 +281,13 @@ def test_a_plan_stands_beside_the_measurement_of_its_row(folder):
     assert f"| fast | v6e-1 | 500.0 | {1e3 * measured:,.1f} | {2 * measured:,.2f} | 100 | 1,600 |" in text
 
 
-def test_no_row_of_the_front_is_beaten_in_both(folder):
-    rows = [row for row in rows_of(lab_of(folder, Machine(), rounds=1).run()).values() if row.speed]
-    assert front(rows)
-    for one in front(rows):
-        faster = [other for other in rows if other.speed["estimate"] > one.speed["estimate"]]
-        assert not [other for other in faster if other.memory_bytes <= one.memory_bytes]
-
-
 def test_rows_are_in_the_log_of_a_folder_of_runs(folder):
-    asked = Asked("tomat lab run", "train.yaml")
-    lab = lab_of(folder, Machine())
-    lab.on_done = lambda row: log_row(str(folder / "runs"), "small", "Small", row, asked)
+    asked, runs, lab = Asked("tomat lab run", "train.yaml"), str(folder / "runs"), lab_of(folder, Machine())
+    lab.on_done = lambda row: log_row(runs, "small", "Small", row, asked)
     lab.run()
-    probe = Probe(4, 8, OUT_OF_MEMORY, "used 9 GiB")
-    log_probe(
-        str(folder / "runs"),
-        "largest",
-        "checkpointing off, batch 8",
-        probe,
-        asked,
-        Limits(1.0, MIB),
-        {"devices": "1 x cpu"},
-    )
-    entries = {entry.name: entry for entry in read_log(str(folder / "runs"), 0.0).entries}
+    probe, limits = Probe(4, 8, OUT_OF_MEMORY, "used 9 GiB"), Limits(1.0, MIB)
+    log_probe(runs, "largest", "checkpointing off, batch 8", probe, asked, limits, {"devices": "1 x cpu"})
+    entries = {entry.name: entry for entry in read_log(runs, 0.0).entries}
     assert set(entries) == {"base", "fast", "same", "large", "checkpointing off, batch 8"}
     # A line a round, and one entry with the figures of both.
     fast = entries["fast"]

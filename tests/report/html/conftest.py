@@ -36,15 +36,7 @@ def step() -> Breakdown:
     )
     roofs = Roofs("TPU v6 lite", 9.2e14, 1.6e12, 1.75e9, 32 * 2**30)
     return Breakdown(
-        "A <step>",
-        "trace",
-        roofs,
-        sum(one.seconds for one in ops),
-        ops,
-        n_steps=2,
-        step_times_seconds=(5e-3, 5.1e-3),
-        step_classes=(StepClass("all", 2, 5e-3, 5e-3, 5e-3, 5.1e-3),),
-        gaps=(GapRow("fusion.1", "fusion.2", 1.0, 1e-3, 1e-3, "loading"),),
-        memory_bytes={"arguments": 2**20},
-        notes=("a note",),
-    )
+        "A <step>", "trace", roofs, sum(one.seconds for one in ops), ops, n_steps=2, notes=("a note",),
+        step_times_seconds=(5e-3, 5.1e-3), step_classes=(StepClass("all", 2, 5e-3, 5e-3, 5e-3, 5.1e-3),),
+        gaps=(GapRow("fusion.1", "fusion.2", 1.0, 1e-3, 1e-3, "loading"),), memory_bytes={"arguments": 2**20},
+    )  # fmt: skip

@@ -102,17 +102,18 @@ def folder(tmp_path):
     return out
 
 
+def read(path):
+    return open_density(path, rules=LOOKED_AT).rho.ravel()
+
+
 def test_a_folder_has_a_row_for_each_structure_and_draws_its_densities(folder):
     reader = read_page(page_html(predictions_page(folder)))
     items = reader.data["density-data"]["items"]
     assert [item["name"] for item in items] == ["Si", "<NaCl>"]
-    assert np.array_equal(
-        values_of(items[0]["values"]["density"]), open_density(folder / "Si.cube", rules=LOOKED_AT).rho.ravel()
-    )
+    assert np.array_equal(values_of(items[0]["values"]["density"]), read(folder / "Si.cube"))
     assert [row[0][0] for row in reader.tables[-1]] == ["Si", "<NaCl>", "bad"]
-    assert (
-        "no atoms" in reader.text and "far from the training" in reader.text and "2 predicted, 1 failed" in reader.text
-    )
+    for words in ("no atoms", "far from the training", "2 predicted, 1 failed"):
+        assert words in reader.text
 
 
 def test_references_are_found_by_name(folder):
@@ -120,9 +121,7 @@ def test_references_are_found_by_name(folder):
     reader = read_page(page_html(predictions_page(folder, str(truth))))
     [item] = reader.data["density-data"]["items"]
     assert item["name"] == "Si"
-    assert np.array_equal(
-        values_of(item["values"]["reference"]), open_density(truth / "Si.cube", rules=LOOKED_AT).rho.ravel()
-    )
+    assert np.array_equal(values_of(item["values"]["reference"]), read(truth / "Si.cube"))
     (truth / "Si.cube").rename(truth / "other.cube")
     with pytest.raises(TomatError, match="called as a prediction"):
         predictions_page(folder, str(truth))

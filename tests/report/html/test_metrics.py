@@ -7,16 +7,12 @@ from hypothesis import strategies as st
 
 from tomat.report.html.metrics import kept_points, read_curves
 
+NAMES = ("train/loss", "mfu_full", "lr")
 VALUES = st.floats(-1e9, 1e9) | st.just(math.nan) | st.none()
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 50), st.dictionaries(st.sampled_from(["train/loss", "mfu_full", "lr"]), VALUES)),
-        max_size=20,
-    )
-)
+@given(st.lists(st.tuples(st.integers(0, 50), st.dictionaries(st.sampled_from(NAMES), VALUES)), max_size=20))
 def test_curves_are_the_lines_of_the_log_in_order_of_step(tmp_path_factory, rows):
     run = tmp_path_factory.mktemp("run")
     lines = [json.dumps({"step": step, "name": "text", **values}) for step, values in rows]
@@ -24,13 +20,9 @@ def test_curves_are_the_lines_of_the_log_in_order_of_step(tmp_path_factory, rows
     found = read_curves(str(run))
     assert (found.lines, found.unreadable) == (len(rows), 1)
     assert found.steps_done == max((step for step, _ in rows), default=-1) + 1
-    for name in ("train/loss", "mfu_full", "lr"):
-        finite = [
-            (step, values[name])
-            for step, values in rows
-            if values.get(name) is not None and values[name] == values[name]
-        ]
-        finite.sort(key=lambda one: one[0])
+    for name in NAMES:
+        finite = [(step, values.get(name)) for step, values in rows if values.get(name) == values.get(name, math.nan)]
+        finite = sorted((one for one in finite if one[1] is not None), key=lambda one: one[0])
         if not finite:
             assert name not in found.curves
             continue

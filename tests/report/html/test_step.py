@@ -17,19 +17,10 @@ from tomat.report.html.step import breakdown_page, module_path
 from tomat.report.step import roofline_chart
 
 SPAN = {"estimate": 5e-3, "low": 4e-3, "high": 6e-3}
+BUFFER = Buffer(2**30, 2**29, "bf16[8]", "fusion.9", "fusion", "jit(step)/x", "model.py:3")
+TIMELINE = ((0.0, 2**30), (0.5, 2 * 2**30), (0.9, 2**30))
 MEMORY = MemoryReport(
-    True,
-    3 * 2**30,
-    4 * 2**30,
-    2**30,
-    0,
-    0,
-    2**30,
-    2**20,
-    2 * 2**30,
-    (Buffer(2**30, 2**29, "bf16[8]", "fusion.9", "fusion", "jit(step)/x", "model.py:3"),),
-    LIVE_AT_PEAK,
-    ((0.0, 2**30), (0.5, 2 * 2**30), (0.9, 2**30)),
+    True, 3 * 2**30, 4 * 2**30, 2**30, 0, 0, 2**30, 2**20, 2 * 2**30, (BUFFER,), LIVE_AT_PEAK, TIMELINE
 )
 
 
@@ -56,18 +47,12 @@ def test_modules_are_the_scopes_of_the_model(step):
 
 
 def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(step):
+    support = Support("hbm", 3e-3, 0.6, 0.05, 40), Support("interconnect", 2e-3, 0.4, 0.5, 0)
     report = {
-        "run_name": "<plan>",
-        "memory": MEMORY.to_dict(),
-        "step_seconds": SPAN,
-        "mfu_full": SPAN,
-        "slice": "v6e-4",
-        "rests_on": [
-            Support("hbm", 3e-3, 0.6, 0.05, 40).to_dict(),
-            Support("interconnect", 2e-3, 0.4, 0.5, 0).to_dict(),
-        ],
+        "run_name": "<plan>", "memory": MEMORY.to_dict(), "step_seconds": SPAN, "mfu_full": SPAN, "slice": "v6e-4",
+        "rests_on": [one.to_dict() for one in support],
         "models_seconds": {"matmul": {"compiler": 1e-3, "roofline": 2e-3, "schedule": 0.0, "estimate": 3e-3}},
-    }
+    }  # fmt: skip
     reader = read_page(page_html(breakdown_page(step, "plan", report=report)))
     area = next(trace for figure in reader.figures for trace in figure["data"] if trace.get("name") == "in use")
     assert list(values_of(area["x"])) == [0.0, 50.0, 90.0] and list(values_of(area["y"])) == [1.0, 2.0, 1.0]
@@ -87,13 +72,8 @@ def test_an_older_plan_says_that_it_lacks_the_schedule_and_a_damaged_one_is_refu
 def test_a_plan_that_does_not_fit_shows_what_fills_the_memory_and_what_was_tried(tmp_path):
     memory = replace(MEMORY, fits=False, required_bytes=5 * 2**30)
     trials = [{"words": "--sharding zero1", "required_bytes": 2**31, "fits": True, "error": ""}]
-    report = {
-        "program_key": "x",
-        "run_name": "large",
-        "breakdown": None,
-        "memory": memory.to_dict(),
-        "nearest_fits": trials,
-    }
+    report = {"program_key": "x", "run_name": "large", "breakdown": None, "memory": memory.to_dict()}
+    report["nearest_fits"] = trials
     (tmp_path / "plan.json").write_text(json.dumps(report))
     page = page_of(str(tmp_path / "plan.json"))
     reader = read_page(page_html(page))

@@ -9,13 +9,8 @@ from tomat.perf.profile.breakdown import Breakdown, OpRow, Roofs
 from tomat.perf.profile.categories import Category, Direction, Part
 from tomat.report.pages.report import flatten, read_record, write_index, write_run_page
 
-CONFIG = {
-    "run_name": "r1",
-    "preset": "demo",
-    "slice": "v6e-4",
-    "trainer": {"train_batch_size": 8},
-    "data": {"seq_len": 512},
-}
+CONFIG = {"run_name": "r1", "preset": "demo", "slice": "v6e-4"}
+CONFIG |= {"trainer": {"train_batch_size": 8}, "data": {"seq_len": 512}}
 MFU = {
     "slice": "v6e-4", "step_seconds": 2.0, "mfu_full": 0.25, "mfu_causal": 0.2, "mfu_useful": 0.15,
     "mfu_levanter": 0.26, "hfu": 0.3, "tokens_per_second_per_chip": 512.0, "batch_sequences": 8, "sequence_tokens": 512,

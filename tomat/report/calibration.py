@@ -21,10 +21,8 @@ def calibration_report(
 ) -> Report:
     """Every measurement on record beside its plan; `notes` are what people have said of what differs (None: they were
     not read), `models` those of rows that have just been planned, by name."""
-    lead = (
-        "What `tomat plan` says of steps that pods have run. No estimate is fitted to them: they judge the plans. "
-        "`tomat plan --calibrate` plans every row again; `tomat plan --record RUN` adds a run of yours."
-    )
+    lead = "What `tomat plan` says of steps that pods have run, to which no estimate is fitted. "
+    lead += "`tomat plan --calibrate` plans every row again; `tomat plan --record RUN` adds a run of yours."
     sources = Table("", [*map(Column, ("run", "slice", "source"))], [(row.name, row.slice, row.source) for row in rows])
     noted: list[Part] = [Items(notes)] if notes else ["Nothing is noted."]
     sections = [
@@ -52,10 +50,7 @@ def steps_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
             points.append((row.name, planned, measured, error or 0.0))
     heads = [Column("run"), *(Column(one, seconds) for one in ("measured", "planned")), Column("error", percent)]
     heads.append(Column("range of the plan", lambda error: f"± {percent(error, 0)}"))
-    said = (
-        "No step of a pod is in the fit: the model is that of timed kernels (`kernels.md`). The start of a collective, "
-        "20 µs, is from the profiles of the first two."
-    )
+    said = "The model is that of timed kernels (`kernels.md`); the start of a collective, 20 µs, is from the first two."
     return [*_compared(points, "step", "s"), Table("", heads, body), said]
 
 
@@ -124,8 +119,5 @@ def _models_parts(rows: Sequence[CalibrationRow], models: Mapping[str, ModelTabl
             measured = row.measured.get("step_seconds")
             parts.append(Heading(row.name + (f": measured {seconds(measured)}" if measured else "")))
             parts.append(Table("", heads, body, ("sum", *total)))
-    said = (
-        "`compiler` (XLA's own cycles) and `roofline` say nothing of Pallas kernels; `schedule` alone says nothing of "
-        "waiting for memory."
-    )
+    said = "`compiler` (XLA's own cycles) and `roofline` say nothing of Pallas kernels, `schedule` nothing of waiting."
     return [*parts, said]

@@ -50,32 +50,24 @@ ASIDE = 1.035
 """Factor in chips between the bars of two lines, which would cover each other."""
 
 PLANNED_LEGEND = (
-    "Planned, not measured. HBM: of one chip, required and available. Intervals are those of a step's parts "
-    "(`kernels.md`); the error is largely common to the rows of one model, so their order is surer than their figures. "
-    f"Without timings: the share of the step on kernels that no such chip has timed the like of ({UNKNOWN}: "
-    "planned before that was kept)."
+    "Planned, not measured. HBM: of a chip. Intervals are those of a step's parts (`kernels.md`); the error is mostly "
+    "common to the rows of one model, so their order is surer than their figures. Without timings: the share of the "
+    f"step on kernels that no such chip has timed the like of ({UNKNOWN}: planned before that was kept)."
 )
-WINDOW_LEGEND = (
-    "MFU counts the pairs in the attention's window, so a sliding window lowers the counted work too: compare such "
-    "rows by tokens/s."
-)
+WINDOW_LEGEND = "A sliding window lowers the work that MFU counts, too: compare such rows by tokens/s."
 MEASURED_LEGEND = (
-    "tok/s and step: median of the windows; least and most: the smallest and largest. accum: microbatches of a step. "
-    "ahead: steps that are dispatched before a loss is read. shuffle: rows of a window of the shuffle. compile: "
-    "lowering and compiling the step's programs; cached: as a later start finds them. mem peak: {memory}. loss: after "
-    "the warm-up, after as many steps in every row. against base: tokens a second over the base's, mean of pairs of "
-    "windows that were measured beside each other, with its 95 % interval, by the row's windows or by what starts of a "
-    "row differ by in this sweep, whichever is wider; within noise where that holds 1."
+    "tok/s and step: median of the windows, whose range is least and most. accum: microbatches of a step. ahead: steps "
+    "dispatched before a loss is read. shuffle: rows of its window. compile: lowering and compiling, cached: as later "
+    "starts do it. mem peak: {memory}. loss: after the warm-up, as long in every row. against base: tokens a second "
+    "over the base's, mean of pairs of windows beside each other, with its 95 % interval, by the windows or by what "
+    "starts of a row differ by, whichever is wider; within noise where that holds 1."
 )
 MEMORY_SOURCES = {
     "device": "of the fullest device",
     "process": "resident memory of the process, Python and JAX included (the devices say nothing)",
 }
 COMPARED = "Plans are for the slice named; on another device, a CPU above all, not even their order has to hold."
-NOT_COMPARED = (
-    "No row is on record both as a plan and as a measurement: `tomat plan --sweep` and `tomat lab run` of one file, "
-    "into one tracking folder, make such."
-)
+NOT_COMPARED = "No row is both planned (`tomat plan --sweep`) and measured (`tomat lab run`) in this tracking folder."
 
 
 def planned_report(record: SweepRecord[RowRecord], measured: Mapping[str, LabRow]) -> Report:
@@ -282,10 +274,8 @@ def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
     within = sum(ratio.verdict == SAME for ratio in compared)
     more = f"`{names[0]}` and {len(names) - 1} more"
     listed = " and ".join(f"`{name}`" for name in names) if len(names) < 4 else more
-    return (
-        f"{listed} are one setting and differ by noise: of {counted(len(compared), 'comparison')} of it with itself, "
-        f"{within} {'has' if within == 1 else 'have'} 1 in the interval, which 19 of 20 should."
-    )
+    said = f"{listed} are one setting and differ by noise: of {counted(len(compared), 'comparison')} of it with itself"
+    return f"{said}, {within} {'has' if within == 1 else 'have'} 1 in the interval, which 19 of 20 should."
 
 
 def front[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:

@@ -11,23 +11,17 @@ from tomat.measure.lab.record import LabRow
 from tomat.train.runs.devices import DETAILS
 from tomat.train.runs.run_log import LAB, ROW, Asked, append_line, machine
 
+OF_A_ROW = (
+    "batch_sequences", "accumulations", "sequence_tokens", "parameters", "tokens_per_second_median",
+    "step_seconds_median", "compile_cold_seconds", "compile_cached_seconds", "peak_memory_bytes", "memory_limit_bytes",
+)  # fmt: skip
+
 
 def log_row(output_dir: str, sweep: str, title: str, row: LabRow, asked: Asked) -> None:
     """Write what is known of a row so far; `asked` is how its sweep was asked for."""
-    ratio, setup = row.ratio, row.setup
-    figures: dict[str, Any] = {
-        **{key: setup.get(key) for key in ("batch_sequences", "accumulations", "sequence_tokens", "parameters")},
-        "tokens_per_second_median": row.tokens_per_second,
-        "step_seconds_median": row.step_seconds,
-        "compile_cold_seconds": row.compile_cold_seconds,
-        "compile_cached_seconds": row.compile_cached_seconds,
-        "peak_memory_bytes": row.peak_memory_bytes,
-        "memory_limit_bytes": row.memory_limit_bytes,
-        "loss": setup.get("warm_loss"),
-        "windows": len(row.windows),
-        "base": row.base,
-        **row.mfu,
-    }
+    ratio, setup, known = row.ratio, row.setup, row.to_dict() | row.setup
+    figures: dict[str, Any] = {key: known.get(key) for key in OF_A_ROW} | row.mfu
+    figures |= {"loss": setup.get("warm_loss"), "windows": len(row.windows), "base": row.base}
     if ratio is not None:
         figures |= {f"against_base_{key}": getattr(ratio, key) for key in ("mean", "low", "high")}
         figures["verdict"] = ratio.verdict

@@ -118,11 +118,8 @@ def _curves(metrics: Metrics) -> list[Any]:
         return [f"{METRICS_FILE} holds no line yet."]
     parts: list[Any] = []
     if any(len(kept_points(curve.values)) < len(curve.values) for curve in curves.values()):
-        said = (
-            f"Curves of many points are thinned: of each of {BUCKETS} stretches the smallest and the largest value "
-            "are drawn, so that every peak and dip is there. Figures in the table are of all points."
-        )
-        parts.append(Note(said))
+        said = f"Of curves of many points the smallest and the largest value of each of {BUCKETS} stretches are drawn"
+        parts.append(Note(f"{said}; figures in the table are of all points."))
     losses = {name: curves[name] for name in (TRAINING_LOSS, VALIDATION_LOSS) if name in curves}
     if losses:
         parts.append(_chart("Loss", losses, 4.25))

@@ -96,10 +96,7 @@ def breakdown_parts(comparison: Comparison) -> list[Part]:
         return f"{value:,.1f}" if name == "wall" or not wall else f"{value:,.1f} ({percent(value / wall)})"
 
     rows = [(words, *(shown(run, name) for run in comparison.runs)) for name, words in names]
-    said = (
-        "The parts add up to the wall-clock from the first step to the last. What the host does while steps are "
-        "dispatched ahead costs no time of the devices."
-    )
+    said = "Parts add up to the wall-clock from the first step to the last; the host works while steps are dispatched."
     return [Table("", _columns("seconds", comparison), rows), said]
 
 

@@ -232,9 +232,8 @@ ERRORS = {
 
 def kernels_report(record: Mapping[str, Any]) -> Report:
     lead = (
-        "Programs that chips have run, compiled here and costed by a plan's model (`tomat/perf/cost/chip_model.py`). "
-        "Errors are of kernels left out of the fit, with all of their shape. `tomat plan --calibrate --kernels FILE` "
-        "compiles what is new and rewrites what is between the markers."
+        "Programs that chips have run, compiled by `tomat plan --calibrate --kernels FILE`, costed by a plan's model "
+        "(`tomat/perf/cost/chip_model.py`). Errors are of kernels left out of the fit, with all of their shape."
     )
     chips = record["chips"]
     rows = [(chip, *(of["all"][key] for key in ERRORS), _compiled_by(of["compilers"])) for chip, of in chips.items()]

@@ -98,9 +98,8 @@ def _introduction(record: Mapping[str, Any]) -> list[Part]:
     parts: list[Part] = [
         str(record["introduction"]),
         Facts(facts),
-        "A seed decides the initial weights and the order of the data; a row and its base of one seed are a pair. Rows "
-        "are trained in turn, seed by seed, on a machine that may be shared: their speeds are less sure than those of "
-        "`tomat lab run`, which interleaves windows.",
+        "A seed decides the initial weights and the order of the data; a row and its base of one seed are a pair. "
+        "Speeds, of rows trained in turn, are less sure than those of `tomat lab run`, which interleaves windows.",
         "Whole compositions judge that no row is trained on. tomat's held-out compounds are neither trained on nor "
         "looked at, so that a choice made here can be tested on them."
         if embedded
@@ -108,10 +107,9 @@ def _introduction(record: Mapping[str, Any]) -> list[Part]:
     ]
     if _with_curves(record):
         parts.append(
-            f"Noise: the standard deviation of the base's loss over its seeds, averaged over windows of "
-            f"{record['window_steps']} steps. A row is the same if the mean over seeds of its difference to the base "
-            "is below the noise in every window, and the loss of its first step is the base's but for rounding "
-            f"({record['first_step_tolerance']:.0e})."
+            f"Noise: the deviation of the base's loss over its seeds, in windows of {record['window_steps']} steps. "
+            "A row is the same if the mean of its differences is below it in every window, and the loss of its first step is "
+            f"the base's but for rounding ({record['first_step_tolerance']:.0e})."
         )
     return parts
 
@@ -126,11 +124,8 @@ def _exact_parts(record: Mapping[str, Any]) -> list[Part]:
     rows = [row for row in record["rows"] if row["exact"] and row["figures"]]
     if not rows:
         return ["No row of this kind has been trained."]
-    said = (
-        "Largest relative difference of the loss to the base of the same seed, in the first step (rounding alone), in "
-        "the first window and in all steps (rounding grows as training goes on); and the largest window difference of "
-        "the mean curve over the noise."
-    )
+    said = "Largest relative difference of the loss to the base of the same seed, of which rounding grows with the "
+    said += "steps; over noise: the largest window difference of the mean curve over the noise."
     return [Table.of("", rows, shown), said]
 
 
@@ -147,11 +142,10 @@ def _quality_parts(record: Mapping[str, Any]) -> list[Part]:
             shown += [_mean(heading, key, SHARE), _less("- base", key)]
     rows = [row for row in record["rows"] if not row.get("exact")]
     legend = (
-        "Means over seeds. against base: tokens a second over the base's, - base: less the base's (losses in "
-        f"{record['loss_unit']}, errors in percentage points); means of the pairs with Student's 95 % interval. "
-        "Within noise: the interval holds 1, or 0. The verdict on quality is by the first error that there is, else "
-        "by the loss; what other figures say, if not the same, stands behind it; one in twenty is chance. "
-        "Losses of another kind are not compared. loss: on what was set aside, at the end."
+        "Means over seeds; against base: tokens a second over the base's, - base: less the base's "
+        f"({record['loss_unit']}, or points), of pairs, with Student's 95 % interval. Within noise: it holds 1, or 0. The "
+        "first error that there is judges, else the loss; what others say stands behind it, one in twenty by chance. "
+        "loss: on what was set aside, at the end; losses of another kind are not compared."
     )
     return [Table.of("", rows, [*shown, (Column("verdict"), _verdict)]), legend]
 

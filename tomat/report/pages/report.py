@@ -47,12 +47,10 @@ TOP_OPERATIONS = 20
 NO_PROFILE = "No profile was taken."
 # By whether a trace, rather than a compiled program, lacks it.
 NO_BUFFERS = {
-    True: "How much HBM the step holds is not known: this trace came without XLA's buffer assignment. `tomat plan` of "
-    "the same configuration lists the memory; `enable_hlo_proto` puts the assignment into `*.xplane.pb` where the "
-    "backend gives it.",
-    False: "How much HBM the step holds is not in this module, which came without XLA's buffer assignment. `tomat "
-    "profile` of the `*after_optimizations.hlo.pb` that XLA writes under `--xla_dump_to=DIR --xla_dump_hlo_as_proto` "
-    "has it.",
+    True: "How much HBM the step holds is not known: this trace came without XLA's buffer assignment. `tomat plan` "
+    "lists it; `enable_hlo_proto` puts the assignment into `*.xplane.pb` where the backend gives it.",
+    False: "How much HBM the step holds is not in this module, which came without XLA's buffer assignment. The "
+    "`*after_optimizations.hlo.pb` of `--xla_dump_to=DIR --xla_dump_hlo_as_proto` has it.",
 }
 
 INTRODUCTION = """Every run, plan and reference figure on record. tomat rewrites the table; a run's verdict is the first
@@ -184,10 +182,8 @@ def mfu_parts(report: Mapping[str, Any] | None) -> list[Part]:
     parts += [Note(f"{note}.") for note in report.get("notes", ())]
     parts.append(_figures(report))
     if "untimed" in report:
-        parts.append(
-            f"Of the step, on kernels without timings of this chip: {report['untimed']}. The range has for them what "
-            "other chips' timings show, or an assumed error of half (`kernels.md`)."
-        )
+        said = f"Of the step, on kernels without timings of this chip: {report['untimed']}."
+        parts.append(f"{said} The range has for them other chips' errors, or an assumed one of half (`kernels.md`).")
     if by_part := report.get("wall_seconds_by_part"):
         wall, lost = report["wall_seconds"], report.get("wall_mfu_full_lost") or {}
         said = f"The wall clock of {report['n_steps']:,} steps, {seconds(wall)}, by part"

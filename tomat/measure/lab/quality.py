@@ -48,7 +48,6 @@ QUALITIES = {
 """Figures of a run that say how good it is (`train/runs/figures.py`), and what they are called; lower is better."""
 DECIDES = ("free_running_nmae", "held_out_nmae_median", LOSS)
 """The first of them that both rows have says whether a row is better or worse."""
-BETTER, WORSE = "better", "worse"
 
 
 @dataclass
@@ -94,7 +93,7 @@ class Against:
     @property
     def quality(self) -> str:
         """`BETTER`, `WORSE` or `SAME`, by the first of `DECIDES`; empty where there is none."""
-        return next((_sense(self.differences[key]) for key in DECIDES if key in self.differences), "")
+        return next((self.differences[key].verdict for key in DECIDES if key in self.differences), "")
 
     @property
     def verdict(self) -> str:
@@ -106,13 +105,9 @@ class Against:
         elif SAME in words:
             words = [f"speed {SAME}" if speed == SAME else speed, f"quality {SAME}" if quality == SAME else quality]
         verdict = ", ".join(word for word in words if word)
-        others = [f"{QUALITIES[key]} {_sense(found)}" for key, found in self.differences.items()
-                  if _sense(found) not in (SAME, quality)]  # fmt: skip
+        others = [f"{QUALITIES[key]} {found.verdict}" for key, found in self.differences.items()
+                  if found.verdict not in (SAME, quality)]  # fmt: skip
         return f"{verdict}; {', '.join(others)}" if others else verdict
-
-
-def _sense(found: Difference) -> str:
-    return SAME if found.within_noise else WORSE if found.mean > 0 else BETTER
 
 
 def has_loss_of(row: QualityRow, base: QualityRow) -> bool:

@@ -14,7 +14,7 @@ from tomat.base.records import Positive
 LEVEL = 0.95
 """Of the interval."""
 
-FASTER, SLOWER, SAME = "faster", "slower", "within noise"
+FASTER, SLOWER, BETTER, WORSE, SAME = "faster", "slower", "better", "worse", "within noise"
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,7 @@ class Ratio(_Mean):
 
     @property
     def verdict(self) -> str:
-        if self.low <= 1.0 <= self.high:
-            return SAME
-        return FASTER if self.mean > 1.0 else SLOWER
+        return SAME if self.low <= 1.0 <= self.high else FASTER if self.mean > 1.0 else SLOWER
 
 
 def ratio_of(ratios: Sequence[float]) -> Ratio | None:
@@ -104,11 +102,11 @@ def _student(degrees: int) -> float:
 
 
 class Difference(_Mean):
-    """A figure of a row less that of its base."""
+    """A figure of a row less that of its base; lower is better."""
 
     @property
-    def within_noise(self) -> bool:
-        return self.low <= 0.0 <= self.high
+    def verdict(self) -> str:
+        return SAME if self.low <= 0.0 <= self.high else WORSE if self.mean > 0 else BETTER
 
 
 def difference_of(values: Sequence[float]) -> Difference | None:

@@ -108,8 +108,8 @@ def _introduction(record: Mapping[str, Any]) -> list[Part]:
     if _with_curves(record):
         parts.append(
             f"Noise: the deviation of the base's loss over its seeds, in windows of {record['window_steps']} steps. "
-            "A row is the same if the mean of its differences is below it in every window, and the loss of its first step "
-            f"is the base's but for rounding ({record['first_step_tolerance']:.0e})."
+            "A row is the same if the mean of its differences is below it in every window, and the loss of its first "
+            f"step is the base's but for rounding ({record['first_step_tolerance']:.0e})."
         )
     return parts
 
@@ -144,7 +144,7 @@ def _quality_parts(record: Mapping[str, Any]) -> list[Part]:
     legend = (
         "Means over seeds; against base: tokens a second over the base's, - base: less the base's "
         f"({record['loss_unit']}, or points), of pairs, with Student's 95 % interval. Within noise: it holds 1 or 0. "
-        "The first error that there is judges, else the loss; what others say stands behind it, one in twenty by chance. "
+        "The first error that there is judges, else the loss; what others say stands behind, one in twenty by chance. "
         "loss: on what was set aside, at the end; losses of another kind are not compared."
     )
     return [Table.of("", rows, [*shown, (Column("verdict"), _verdict)]), legend]

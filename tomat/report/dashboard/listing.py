@@ -96,7 +96,14 @@ class Listing:
     def _row(self, url: str) -> RunRow:
         name = url.rsplit("/", 1)[-1]
         try:
-            mark, known = _mark(url), self._known.get(url)
+            files, root = fsspec.core.url_to_fs(url)
+            files.invalidate_cache()
+            mark, known = [], self._known.get(url)  # other when one of a run's small files is
+            with explaining_storage(f"{url} cannot be read"):
+                for path in (
+                    own_path(files, root, one) for one in (CONFIG_FILE, METRICS_FILE, HISTORY_FILE, PLAN_FILE)
+                ):
+                    mark.append((files.size(path), files.modified(path)) if files.exists(path) else None)
             if known is not None and known[0] == mark and time.monotonic() - known[1] < SURVEY_SECONDS:
                 return known[2]
             row = _read_row(name, url)
@@ -119,18 +126,6 @@ def own_path(files: Any, root: str, name: str) -> str:
         if os.path.exists(real) and not os.path.isfile(real) and not os.path.isdir(real):
             raise TomatError(f"{path} is no file.")
     return path
-
-
-def _mark(url: str) -> object:
-    """What is other when a run's small files are."""
-    files, root = fsspec.core.url_to_fs(url)
-    files.invalidate_cache()
-    found = []
-    with explaining_storage(f"{url} cannot be read"):
-        for name in (CONFIG_FILE, METRICS_FILE, HISTORY_FILE, PLAN_FILE):
-            path = own_path(files, root, name)
-            found.append((files.size(path), files.modified(path)) if files.exists(path) else None)
-    return found
 
 
 def _read_row(name: str, url: str) -> RunRow:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
 
 import fsspec
 
@@ -47,19 +46,13 @@ class LiveLog:
                 start = self._offset - len(self._seam)
                 if size < self._offset or files.cat_file(path, start=start, end=self._offset) != self._seam:
                     self._start_over()
-                self._take(files, path, size)
+                with files.open(path, "rb") as file:
+                    file.seek(self._offset)
+                    while self._offset < size and (line := file.readline()).endswith(b"\n"):
+                        self._reader.feed(line)
+                        self._offset += len(line)
+                        self._seam = (self._seam + line)[-_SEAM_BYTES:]
             return f"{self._offset}-{written}", self._reader.metrics(written)
-
-    def _take(self, files: Any, path: str, size: int) -> None:
-        with files.open(path, "rb") as file:
-            file.seek(self._offset)
-            while self._offset < size:
-                line = file.readline()
-                if not line.endswith(b"\n"):
-                    return
-                self._reader.feed(line)
-                self._offset += len(line)
-                self._seam = (self._seam + line)[-_SEAM_BYTES:]
 
 
 class LiveLogs:

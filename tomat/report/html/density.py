@@ -207,7 +207,10 @@ def density_page(path: str, reference: str | None = None, rules: ReadRules = LOO
 def predictions_page(folder: Path, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
     """The page of a folder of predictions; the reference is a density, or a folder of densities that are called as the
     structures were."""
-    lines = _lines(folder / LINES_FILE)
+    path = folder / LINES_FILE
+    written = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+    read = (read_line(line, f"{path}, line {place}") for place, line in written)
+    lines = list({str(line["name"]): line for line in read}.values())  # the last line of each structure
     done = [line for line in lines if "error" not in line]
     readable = [line for line in done if line.get("format") not in UNREADABLE]
     references = _references(reference, [str(line["name"]) for line in readable], rules)
@@ -246,13 +249,6 @@ def _references(reference: str | None, names: Sequence[str], rules: ReadRules) -
         here = ", ".join(list(found)[:5])
         raise TomatError(f"{said}; found {here}. Give a folder whose files are called as the structures were.")
     return {name: open_density(found[name], rules=rules) for name in matching[:MOST_SHOWN]}
-
-
-def _lines(path: Path) -> list[Mapping[str, Any]]:
-    """The last line of each structure."""
-    written = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
-    lines = (read_line(line, f"{path}, line {place}") for place, line in written)
-    return list({str(line["name"]): line for line in lines}.values())
 
 
 def _lines_table(lines: Sequence[Mapping[str, Any]]) -> Table:

@@ -139,7 +139,13 @@ def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> list[Part]:
         name = entry.name if entry.kind == RUN else f"{entry.sweep}: {entry.name}"
         own = settings_cell(own_settings(entry, common.get(str(entry.sweep), {})))
         what = entry.began[:16].replace("T", " ") or None, name, _ran_on(entry) or None, own
-        body.append((*what, _result(entry), entry.figures.get("tokens_per_second_median"), entry.status))
+        found = entry.figures
+        loss = found.get("validation_loss", found.get("last_loss")) if entry.kind == RUN else None
+        error = found.get("free_running_nmae", found.get("held_out_nmae_median")) if entry.kind == RUN else None
+        peak = found.get("peak_memory_bytes") if entry.kind == LAB else None
+        said = "" if loss is None else f"loss {loss:.4f}", "" if error is None else f"NMAE {percent(error, 2)}"
+        result = ", ".join(filter(None, said)) if peak is None else f"{peak / 2**20:,.0f} MiB"
+        body.append((*what, result or None, found.get("tokens_per_second_median"), entry.status))
     heads = columns("began (UTC)", "name", "device", "differs from the recipe", "result")
     parts: list[Part] = [Table("", [*heads, Column("tok/s", number(0)), Column("status")], body)]
     if any(common.values()):
@@ -147,17 +153,6 @@ def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> list[Part]:
     if log.damaged_lines:
         parts.append(f"{counted(log.damaged_lines, 'line')} of the log could not be read and count for nothing.")
     return parts + [f"`{url}` could not be read: {reason}" for url, reason in log.unreadable.items()]
-
-
-def _result(entry: Entry) -> str | None:
-    figures = entry.figures
-    if entry.kind == LAB:
-        peak = figures.get("peak_memory_bytes")
-        return None if peak is None else f"{peak / 2**20:,.0f} MiB"
-    loss = figures.get("validation_loss", figures.get("last_loss"))
-    error = figures.get("free_running_nmae", figures.get("held_out_nmae_median"))
-    said = "" if loss is None else f"loss {loss:.4f}", "" if error is None else f"NMAE {percent(error, 2)}"
-    return ", ".join(filter(None, said)) or None
 
 
 def _configuration(entry: Entry) -> list[Part]:

@@ -100,9 +100,8 @@ class Listing:
             files.invalidate_cache()
             mark, known = [], self._known.get(url)  # other when one of a run's small files is
             with explaining_storage(f"{url} cannot be read"):
-                for path in (
-                    own_path(files, root, one) for one in (CONFIG_FILE, METRICS_FILE, HISTORY_FILE, PLAN_FILE)
-                ):
+                for one in (CONFIG_FILE, METRICS_FILE, HISTORY_FILE, PLAN_FILE):
+                    path = own_path(files, root, one)
                     mark.append((files.size(path), files.modified(path)) if files.exists(path) else None)
             if known is not None and known[0] == mark and time.monotonic() - known[1] < SURVEY_SECONDS:
                 return known[2]

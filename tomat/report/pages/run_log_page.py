@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def sweep_parts(rows: Sequence[Entry]) -> list[Part]:
             span = (known.get(f"against_base_{key}", 0.0) for key in ("mean", "low", "high"))
             against = f"{ranged(*span, show=number(3))}, {known.get('verdict', '')}"
         found = *map(known.get, figures), FAILED_WORDS.get(entry.status, entry.status), against
-        body.append((entry.name, settings_cell(own_settings(entry, common)), *found))
+        body.append((entry.name, settings_cell(mapping(entry.about("settings")), common), *found))
     heads = [*columns("run", "extra"), *figures.values(), *columns("status", "against base, 95 %")]
     return [Facts(facts), *_commands(rows), Table("", heads, body)]
 
@@ -105,11 +105,6 @@ def common_settings(rows: Sequence[Entry]) -> dict[str, Any]:
         return {}
     first, *others = (mapping(entry.about("settings")) for entry in rows)
     return {key: value for key, value in first.items() if all(key in o and o[key] == value for o in others)}
-
-
-def own_settings(entry: Entry, common: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs from the recipe in this row, without what does in all rows of its sweep."""
-    return {key: value for key, value in mapping(entry.about("settings")).items() if key not in common}
 
 
 def instance(entry: Entry) -> str:
@@ -126,9 +121,9 @@ def _ran_on(entry: Entry) -> str:
     return "" if found is None else devices_sentence(found, piece.get(ASKED))
 
 
-def settings_cell(settings: Mapping[str, Any]) -> Cell:
-    """Settings on one line of a table."""
-    words = " ".join(f"{key} {value}" for key, value in settings.items())
+def settings_cell(settings: Mapping[str, Any], common: Container[str] = ()) -> Cell:
+    """Settings on one line of a table, without what all rows of a sweep have."""
+    words = " ".join(f"{key} {value}" for key, value in settings.items() if key not in common)
     return Code(words.replace("|", "/")) if words else ""
 
 
@@ -137,7 +132,7 @@ def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> list[Part]:
     body = []
     for entry in log.entries:
         name = entry.name if entry.kind == RUN else f"{entry.sweep}: {entry.name}"
-        own = settings_cell(own_settings(entry, common.get(str(entry.sweep), {})))
+        own = settings_cell(mapping(entry.about("settings")), common.get(str(entry.sweep), {}))
         what = entry.began[:16].replace("T", " ") or None, name, _ran_on(entry) or None, own
         found = entry.figures
         loss = found.get("validation_loss", found.get("last_loss")) if entry.kind == RUN else None

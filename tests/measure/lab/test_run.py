@@ -179,7 +179,7 @@ def test_on_an_accelerator_the_base_has_ended_before_its_rows_begin(folder):
 
 
 def test_each_row_has_a_base_of_its_own_and_now_the_row_is_started_first_and_now_the_base(folder):
-    """A process keeps its speed for its life: one base of all rows would be in all ratios. The later of two was faster."""
+    """A process keeps its speed for its life: one base of all would be in all ratios. The later of two was faster."""
     machine = Machine()
     lab_of(folder, machine, rounds=1).run()
     starts = [event.removeprefix("start ") for event in machine.events if event.startswith("start")]
@@ -240,12 +240,6 @@ def test_a_record_of_other_devices_is_refused(folder):
     with pytest.raises(TomatError, match="measured on 1 x cpu, and here is 4 x TPU v6 lite"):
         lab_of(folder, other).run()
     assert not other.alive
-
-
-def test_a_place_that_cannot_be_written_is_one_line(folder):
-    (folder / "track").write_text("a file where the folder should be")
-    with pytest.raises(TomatError, match="cannot be written"):
-        lab_of(folder, Machine()).run()
 
 
 def test_the_page_has_every_column_and_says_what_is_noise(folder):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tomat.base.errors import TomatError
-from tomat.base.report.formats import number, share
+from tomat.base.report.formats import number
 from tomat.base.report.model import Column, Facts, Report, Section, Table
 from tomat.report.html import document
 from tomat.report.html.document import (
@@ -104,9 +104,7 @@ def test_a_long_table_says_what_it_leaves_out(monkeypatch):
 
 
 def test_numbers_are_written_as_asked():
-    assert number(1, 1e3, " ms")(0.0123) == "12.3 ms"
-    assert share(0.5) == "50.00 %"
-    assert number()(math.inf) == "inf"
+    assert (number(1, 1e3, " ms")(0.0123), number()(math.inf)) == ("12.3 ms", "inf")
 
 
 def test_what_is_not_known_is_no_fact():

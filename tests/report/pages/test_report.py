@@ -129,9 +129,6 @@ def test_names_and_records_are_checked(tmp_path, breakdown):
     write_run_page(run_folder(tmp_path), docs, None, MFU)
     record = docs / "data" / "r1.json"
     assert read_record(docs, "r1")["config"] == flatten(CONFIG)
-    record.write_text("{")
-    with pytest.raises(TomatError, match="r1.json is not JSON"):
-        write_index(docs)
     record.write_text(json.dumps({"record_format": 0}))
     with pytest.raises(TomatError, match="record_format 0; this tomat reads 1"):
         write_index(docs)

@@ -45,8 +45,8 @@ def sweep_report_of(path: Path, measured: bool) -> Report:
     in_place = path.parent.name == (LAB_DIR if measured else SWEEPS_DIR)
     if measured:
         record = read_lab(path, SweepRecord[LabRow])
-        plans = plans_path(path.parents[1], record["sweep"])
+        plans = plans_path(path.parent.parent, record["sweep"])
         return measured_report(record, rows_on_record(plans) if in_place else {})
     record = read_record(path, SweepRecord[RowRecord], REMEDY)
-    measurements = lab_path(path.parents[1], record["sweep"])
+    measurements = lab_path(path.parent.parent, record["sweep"])
     return planned_report(record, rows_of_record(measurements) if in_place else {})

@@ -110,9 +110,10 @@ class Session:
         first_step_seconds = time.monotonic() - began
         on_stage("warming up", source)
         losses += self._take(request.config.warmup_steps)
-        late = statistics.median(self._times[len(self._times) // 2 :])  # of the warm-up the first half may be slow
-        fitting = max(2, round(request.config.window_seconds / max(late, 1e-6)))
-        self._settle_steps, self._window_steps = request.settle_steps, request.config.steps or fitting
+        self._settle_steps, self._window_steps = request.settle_steps, request.config.steps or 0
+        if not self._window_steps:  # of the warm-up the first half may still be slow
+            late = statistics.median(self._times[len(self._times) // 2 :])
+            self._window_steps = max(2, round(request.config.window_seconds / max(late, 1e-6)))
         devices, shuffle = jax.local_devices(), config.data.shuffle
         counter = energy_counter(devices[0].platform, [device.local_hardware_id or 0 for device in devices])
         self._energy = None if isinstance(counter, str) else counter

@@ -7,12 +7,12 @@ import importlib.util
 import logging
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import pytest
 from files_aside import parser_without_files
 
 from tomat.app.cli import EXAMPLES, build_parser
@@ -30,7 +30,15 @@ LAUNCHERS = {
     "profiling/parse_profile.py": ["profile"],
     "profiling/plan_step.py": ["plan"],
 }
-STUDIES = sorted(path for path in (ROOT / "profiling").glob("*.py") if "def build_parser(" in path.read_text())
+STUDIES = [
+    f"profiling/{path.name}" for path in (ROOT / "profiling").glob("*.py") if "def build_parser(" in path.read_text()
+]
+
+
+@cache
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Of `tomat`, or of a study, whose import may take seconds."""
+    return build_parser() if name == "tomat" else importlib.import_module(Path(name).stem).build_parser()
 
 
 def commands(text: str) -> Iterator[str]:
@@ -43,27 +51,14 @@ def commands(text: str) -> Iterator[str]:
                 yield line.removeprefix("$ ")
 
 
-def tomat_words(line: str) -> Iterator[list[str]]:
-    """The words behind `tomat` of every command of a line, of scripts too that are verbs."""
+def known_words(line: str) -> Iterator[tuple[str, list[str]]]:
+    """`tomat`, or the study, and the words behind it, of every command of a line; some scripts are verbs."""
     for part in re.split(r"&&|\|\||[;|]", line):
         words = shlex.split(part, comments=True)
         for place, word in enumerate(words):
-            if word == "tomat":
-                yield words[place + 1 :]
-            elif word in LAUNCHERS:
-                yield [*LAUNCHERS[word], *words[place + 1 :]]
-            else:
-                continue
-            break
-
-
-def study_words(line: str) -> Iterator[tuple[str, list[str]]]:
-    """The study that a line starts, and the words behind it."""
-    words = shlex.split(line, comments=True)
-    for path in STUDIES:
-        name = str(path.relative_to(ROOT))
-        if name in words:
-            yield path.stem, words[words.index(name) + 1 :]
+            if word in STUDIES or word == "tomat" or word in LAUNCHERS:
+                yield word if word in STUDIES else "tomat", [*LAUNCHERS.get(word, ()), *words[place + 1 :]]
+                break
 
 
 def spans(text: str) -> Iterator[list[str]]:
@@ -73,52 +68,31 @@ def spans(text: str) -> Iterator[list[str]]:
             yield span.split()
 
 
-def shown(found: Callable[[str], Iterator[list[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """Page and words."""
-    for path in PAGES:
-        for words in found(path.read_text(encoding="utf-8")):
-            yield f"{path.relative_to(ROOT)}: tomat {' '.join(words)}", words
-
-
-def in_blocks(text: str) -> Iterator[list[str]]:
-    for line in commands(text):
-        yield from tomat_words(line)
-
-
-def test_the_build_parser_takes_what_the_blocks_of_the_pages_and_the_examples_show():
-    parser, wrong = parser_without_files(build_parser()), []
+def test_the_parsers_take_what_the_blocks_of_the_pages_and_the_examples_show():
     examples = [line for line in EXAMPLES.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    lines = [*shown(in_blocks), *((line, shlex.split(line, comments=True)[1:]) for line in examples)]
-    for line, words in lines:
-        try:
-            args, rest = parser.parse_known_args(words)
-            if getattr(args, "takes_overrides", False):
-                check_words(None, rest, RetokenizeConfig if hasattr(args, "runner") else RunSchema)
-        except TomatError as error:
-            wrong.append(f"{line}: {error}")
-    assert not wrong and len(lines) > 70
-
-
-def test_every_study_is_named_and_takes_what_the_blocks_show():
-    wrong, seen = [], 0
-    for path in PAGES:
-        for line in commands(path.read_text(encoding="utf-8")):
-            for study, words in study_words(line):
-                seen += 1
-                try:
-                    parser_without_files(importlib.import_module(study).build_parser()).parse_known_args(words)
-                except TomatError as error:
-                    wrong.append(f"{path.relative_to(ROOT)}: {line}: {error}")
-    assert not wrong and seen >= 6
+    lines = [(page, line) for page in PAGES for line in commands(page.read_text(encoding="utf-8"))]
+    lines += [(EXAMPLES, line) for line in examples]
+    wrong, seen = [], Counter()
+    for page, line in lines:
+        for name, words in known_words(line):
+            seen["tomat" if name == "tomat" else "study"] += 1
+            try:
+                args, rest = parser_without_files(parser_of(name)).parse_known_args(words)
+                if getattr(args, "takes_overrides", False):
+                    check_words(None, rest, RetokenizeConfig if hasattr(args, "runner") else RunSchema)
+            except TomatError as error:
+                wrong.append(f"{page.relative_to(ROOT)}: {line}: {error}")
+    assert not wrong and seen["tomat"] > 70 and seen["study"] >= 6
     readme = (ROOT / "profiling" / "README.md").read_text(encoding="utf-8")
-    assert not [path.name for path in STUDIES if f"`{path.name}`" not in readme]
+    assert not [name for name in STUDIES if f"`{name.partition('/')[2]}`" not in readme]
 
 
 def test_verbs_and_flags_that_pages_name_in_passing_exist():
     parser, wrong = build_parser(), []
     keys = [f"--{key}" for key in fields_below(RunSchema)]
-    lines = list(shown(spans))
-    for line, words in lines:
+    lines = [(page, words) for page in PAGES for words in spans(page.read_text(encoding="utf-8"))]
+    for page, words in lines:
+        line = f"{page.relative_to(ROOT)}: tomat {' '.join(words)}"
         verb: argparse.ArgumentParser = parser
         while words and (below := [a for a in verb._actions if isinstance(a, argparse._SubParsersAction)]):
             name, *words = words
@@ -135,11 +109,9 @@ def test_verbs_and_flags_that_pages_name_in_passing_exist():
 def test_the_examples_of_what_is_added_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "guides" / "adding.md").read_text(encoding="utf-8")
-    names: dict[str, object] = {}
     blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     assert len(blocks) == 4
-    for block in blocks:
-        exec(block, names)
+    exec("\n".join(blocks), {})
 
 
 def loaded(path: Path) -> ModuleType:
@@ -212,10 +184,8 @@ def is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
     if path.is_dir() or path.with_suffix(".py").is_file():
         return True
-    above, _, last = name.rpartition(".")
-    holder = ROOT.joinpath(*above.split("."))
-    files = [file for file in (holder.with_suffix(".py"), holder / "__init__.py") if file.is_file()]
-    return any(re.search(rf"\b{last}\b", file.read_text(encoding="utf-8")) for file in files)
+    files = [file for file in (path.parent.with_suffix(".py"), path.parent / "__init__.py") if file.is_file()]
+    return any(re.search(rf"\b{path.name}\b", file.read_text(encoding="utf-8")) for file in files)
 
 
 def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -231,10 +201,9 @@ def test_files_keys_flags_verbs_and_modules_that_pages_name_exist():
     verbs = {name.removeprefix("tomat ") for name, _ in TABLES.verbs(parser)}
     flags = {*flags_of(parser), *FOREIGN_FLAGS}
     for study in STUDIES:
-        flags |= {*flags_of(importlib.import_module(study.stem).build_parser())}
+        flags |= {*flags_of(parser_of(study))}
     groups = {verb.partition(" ")[0] for verb in verbs if " " in verb}
-    settings = set(fields_below(RunSchema))
-    retokenizing = set(fields_below(RetokenizeConfig))
+    settings, retokenizing = set(fields_below(RunSchema)), set(fields_below(RetokenizeConfig))
     wrong, seen = [], dict.fromkeys(("file", "key", "flag", "verb", "module"), 0)
     for page in SAID_NOW:
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -277,23 +246,20 @@ def test_the_reference_has_every_module():
     }
 
 
-@pytest.mark.parametrize(
-    ("html", "told"),
-    [
+def test_a_page_that_loads_something_from_elsewhere_is_told(caplog):
+    hooks = loaded(ROOT / "docs" / "reference.py")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/x.md"))
+    for html, told in (
         ('<a href="https://jax.dev">JAX</a><script src="x.js"></script><code>src="https://x"</code>', 0),
         ('<script src="https://cdn.example/x"></script>', 1),
         ('<link rel="stylesheet" href="//fonts.example/x.css">', 1),
         ('<img alt="x" src="http://x/y.png">', 1),
-    ],
-)
-def test_a_page_that_loads_something_from_elsewhere_is_told(html, told, caplog):
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/x.md"))
-    with caplog.at_level(logging.WARNING):
-        assert loaded(ROOT / "docs" / "reference.py").on_post_page(html, page=page) == html
-    assert len(caplog.records) == told
-
-
-def test_the_loader_of_formulas_is_left_out_of_notebooks():
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert hooks.on_post_page(html, page=page) == html
+        assert len(caplog.records) == told
+    # The loader of formulas is left out of notebooks.
     page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/x.ipynb"))
     html = '<p>a</p><script data-mkdocs-jupyter-mathjax="{&quot;url&quot;: &quot;https://x&quot;}">\nload()\n</script><p>b</p>'
-    assert loaded(ROOT / "docs" / "reference.py").on_post_page(html, page=page) == "<p>a</p><p>b</p>"
+    assert hooks.on_post_page(html, page=page) == "<p>a</p><p>b</p>"

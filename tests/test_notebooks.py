@@ -32,10 +32,8 @@ def test_it_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(path, as_version=4)
     before = set(path.parent.iterdir())
-    # As Jupyter does it, beside the notebook.
-    NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
-    ).execute()
+    beside = {"metadata": {"path": str(path.parent)}}  # as Jupyter does it
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=beside).execute()
     assert any("image/png" in each.get("data", {}) for cell in notebook.cells for each in cell.get("outputs", ()))
     assert set(path.parent.iterdir()) == before
     said = "".join(each.get("text", "") for cell in notebook.cells for each in cell.get("outputs", ()))

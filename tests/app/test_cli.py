@@ -13,7 +13,7 @@ from small_commands import VERBS
 from small_promolecule import promolecule, skewed
 from tiny_run import tomat
 
-from tomat.app.cli import build_parser, main
+from tomat.app.cli import build_parser
 from tomat.base.arguments import Parser, report_file
 from tomat.base.overrides import parse_overrides
 
@@ -24,43 +24,39 @@ HEAVY = ("jax", "levanter", "pymatgen", "scipy", "matplotlib", "numpy")
 
 LEAVES = {tuple(verb.split()): parser for verb, parser in VERBS.items()}
 RESULT = "result "
+CODE = """
+import contextlib, io, json, sys
+from tomat.app.cli import main
+for words in json.loads(sys.argv[1]):
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            status = main(words)
+        except SystemExit as ended:
+            status = ended.code
+    print("result", json.dumps([status, told.getvalue(), [name for name in sys.argv[2:] if name in sys.modules]]))
+"""
 OF_SETTINGS = {"numpy"}
 """What looking at a configuration's keys, fields of light dataclasses, imports: 0.1 s."""
 
 
 def run_apart(lines: list[list[str]]) -> list[tuple[int, str, set[str]]]:
     """Run command lines in one fresh process: status, standard error, and heavy modules imported by then, of each."""
-    code = (
-        "import contextlib, io, json, sys\n"
-        "from tomat.app.cli import main\n"
-        f"for words in json.loads(sys.argv[1]):\n"
-        "    told = io.StringIO()\n"
-        "    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):\n"
-        "        try:\n"
-        "            status = main(words)\n"
-        "        except SystemExit as ended:\n"
-        "            status = ended.code\n"
-        f"    loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
-        f"    print({RESULT!r} + json.dumps([status, told.getvalue(), loaded]))\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(lines)], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    found = [json.loads(line[len(RESULT) :]) for line in result.stdout.splitlines() if line.startswith(RESULT)]
+    words = [sys.executable, "-c", CODE, json.dumps(lines), *HEAVY]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
+    found = [json.loads(line[len(RESULT) :]) for line in done.stdout.splitlines() if line.startswith(RESULT)]
     return [(status, told, set(loaded)) for status, told, loaded in found]
 
 
-def test_no_verb_imports_anything_heavy_for_its_help():
-    lines = [["--help"], ["--version"], *([*words, "--help"] for words in LEAVES)]
-    for words, (status, _, loaded) in zip(lines, run_apart(lines), strict=True):
-        assert status == 0 and not loaded, words
-
-
-def test_no_verb_imports_anything_heavy_to_refuse_a_flag():
-    lines = [[*words, *required(parser), "--no_such_flag"] for words, parser in LEAVES.items()]
-    for words, (status, told, loaded) in zip(lines, run_apart(lines), strict=True):
-        assert status == 2 and "no_such_flag" in told and loaded <= OF_SETTINGS, (words, told)
-        assert told.startswith("error: ") and told.count("\n") == 1
+def test_no_verb_imports_anything_heavy_for_its_help_or_to_refuse_a_flag():
+    helps = [["--help"], ["--version"], *([*words, "--help"] for words in LEAVES)]
+    wrong = [[*words, *required(parser), "--no_such_flag"] for words, parser in LEAVES.items()]
+    for words, (status, told, loaded) in zip([*helps, *wrong], run_apart([*helps, *wrong]), strict=True):
+        if words in helps:
+            assert status == 0 and not loaded, words
+        else:
+            assert status == 2 and "no_such_flag" in told and loaded <= OF_SETTINGS, (words, told)
+            assert told.startswith("error: ") and told.count("\n") == 1
 
 
 def required(parser: Parser) -> list[str]:
@@ -84,22 +80,14 @@ OF_A_CONFIGURATION = ("tomat train", "tomat plan", "tomat mfu", "tomat launch")
 WRONG = [
     ("eval --run nowhere", "nowhere is not a run"),
     ("eval --run RUN --batch_size 0", "--batch_size: found '0', expected a whole number of at least 1"),
-    ("eval --run RUN --split test", "invalid choice: 'test'"),
     ("eval --run RUN --input nowhere/CHGCAR", "nowhere/CHGCAR does not exist"),
     ("eval --run RUN --json configs", "configs is a folder"),
-    ("eval --run RUN extra", "unrecognized arguments: extra"),
     ("train --config_path nowhere.yaml", "nowhere.yaml does not exist; these ship with tomat and are found"),
     ("train CONFIG --trainer.num_train_stepz 3", "did you mean trainer.num_train_steps?"),
-    ("train CONFIG --loss {knd}", "did you mean loss.kind?"),
     ("train CONFIG --loss.kind", "--loss.kind has no value"),
-    ("train CONFIG crps", "found 'crps' where an override"),
     ("train CONFIG --fork_step 3", "--fork_step needs --fork"),
     ("plan --slice v6e-16", "give --config_path"),
-    ("plan CONFIG --memory_limit_gib -1", "--memory_limit_gib: found '-1', expected a finite number above 0"),
-    ("plan CONFIG --no_such_key 1", "no_such_key"),
     ("predict --structure README.md --output x", "--promolecule --run is required"),
-    ("predict --run RUN --structure README.md --output x --spacing 0", "--spacing: found '0'"),
-    ("predict --run RUN --structure README.md --output x --grid 8 8", "--grid: expected 3 arguments"),
     ("predict --run RUN --structure README.md --output x --valences Sr=10,Q=7", "found 'Q=7', expected SYMBOL=N"),
     ("predict --run RUN --structure README.md --output x --format qe", "--vectors_from goes with --format qe"),
     ("predict --run RUN --structure README.md --output x --format cube --augmentation_from README.md", "not cube"),
@@ -111,10 +99,7 @@ WRONG = [
     ("mfu CONFIG --step_seconds 2 --slice v6e-5", "slice 'v6e-5' is not known"),
     ("launch CONFIG", "--zone is missing"),
     ("retokenize --output x --patches 3", "did you mean patches_per_material?"),
-    ("retokenize --config_path nowhere.yaml", "found by name: v2-p14, v3-fill8k"),
-    ("bench loss --hidden-dim 0", "--hidden_dim: found '0'"),
     ("bench preemption --kills 3", "`tomat bench preemption` is now `python profiling/preemption_soak.py`"),
-    ("frobnicate", "invalid choice: 'frobnicate'"),
     ("", "required: VERB"),
 ]
 
@@ -142,6 +127,7 @@ def test_every_argument_of_every_verb_says_what_it_is():
             # A default alone does not say what it is the default of.
             said = re.sub(r"\(?defaults?:?.*?(\)|$)", "", action.help or "")
             assert len(said) > 5 and action.help != argparse.SUPPRESS, (words, action.dest)
+            assert action.dest != "json" or action.type is report_file, words
 
 
 def test_flags_are_printed_with_underscores_and_taken_with_dashes():
@@ -158,12 +144,6 @@ def test_flags_are_printed_with_underscores_and_taken_with_dashes():
     assert parser.parse_known_args(["demo_data", "show", "demo_data"])[0].material_id == "demo_data"
 
 
-def test_every_report_can_go_to_standard_output():
-    for words, parser in LEAVES.items():
-        for action in parser._actions:
-            assert action.dest != "json" or action.type is report_file, words
-
-
 def test_a_report_on_standard_output_is_alone_there(tmp_path):
     command = tomat("tokens", "layouts", "--atoms", 4, "--json")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -174,12 +154,6 @@ def test_a_report_on_standard_output_is_alone_there(tmp_path):
     assert json.loads(runs[0].stdout) == json.loads((tmp_path / "figures.json").read_text())
     assert "Voxels in 8,192 tokens" in runs[0].stderr and "Voxels in 8,192 tokens" in runs[1].stdout
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
-
-
-def test_a_refused_verb_leaves_standard_output_empty(tmp_path, capfd):
-    assert main(["shards", "info", str(tmp_path), "--json", "-"]) == 2
-    told = capfd.readouterr()
-    assert told.out == "" and told.err.startswith("error: ")
 
 
 def test_child_processes_do_not_write_between_the_json(capfd):

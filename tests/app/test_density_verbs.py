@@ -123,33 +123,6 @@ def test_wrong_words_are_refused(tmp_path, polarised, grid, capsys):
     assert "no embedded density 'nothing'" in errors and not list(tmp_path.glob("x*"))
 
 
-def test_species_are_for_the_files_of_a_folder_that_name_none(tmp_path, grid, caplog):
-    swapped = DensityGrid(grid.rho, grid.lattice, np.array([12, 8]), grid.frac_coords, "MgO")
-    for name, each in (("a", grid), ("b", swapped)):
-        write_density(each, tmp_path / "in" / f"{name}.CHGCAR", "chgcar")
-    text = (tmp_path / "in" / "a.CHGCAR").read_text()
-    (tmp_path / "in" / "a.CHGCAR").write_text(text.replace("Na   F    \n", "", 1))
-    words = "convert", "--input", tmp_path / "in", "--output", tmp_path / "out", "--format", "cube"
-    assert density(*words) == 1
-    assert density(*words, "--species", "Na", "F") == 0
-    found = {name: open_density(tmp_path / "out" / f"{name}.cube").atomic_numbers.tolist() for name in "ab"}
-    assert found == {"a": [11, 9], "b": [12, 8]}
-    assert "b.CHGCAR names its elements, Mg O; --species Na F is for files that name none" in caplog.text
-    assert density("show", tmp_path / "in" / "b.CHGCAR", "--species", "Na", "F") == 2
-
-
-def test_ghost_atoms_are_shown_and_said(tmp_path, grid, capsys):
-    write_density(grid, tmp_path / "a.cube", "cube")
-    lines = (tmp_path / "a.cube").read_text().splitlines()
-    lines[2] = lines[2].replace("2", "3", 1)
-    (tmp_path / "a.cube").write_text("\n".join([*lines[:8], "0 0.0 1.0 1.0 1.0", *lines[8:]]) + "\n")
-    assert density("show", tmp_path / "a.cube", "--json", tmp_path / "r.json") == 0
-    assert "ghost atoms 1 (Z = 0), left out" in told(capsys)
-    assert json.loads((tmp_path / "r.json").read_text())["densities"][0]["ghost_atoms"] == 1
-    assert density("convert", "--input", tmp_path / "a.cube", "--output", tmp_path / "CHGCAR") == 0
-    assert "1 ghost atom(s) (Z = 0) not kept" in told(capsys)
-
-
 def test_two_files_are_compared(tmp_path, polarised, grid, capsys):
     scaled = DensityGrid(grid.rho * 1.05, grid.lattice, grid.atomic_numbers, grid.frac_coords, "scaled")
     write_density(scaled, tmp_path / "scaled.cube", "cube")

@@ -26,10 +26,7 @@ def work(tmp_path) -> Path:
 
 def sweep_file(folder: Path, rows: list[dict]) -> Path:
     path = folder / "sweep.yaml"
-    path.write_text(
-        json.dumps({"name": "tiny", "config_path": str(DEMO), "overrides": tiny_run(4, 4), "rows": rows}),
-        encoding="utf-8",
-    )
+    path.write_text(json.dumps({"name": "tiny", "config_path": str(DEMO), "overrides": tiny_run(4, 4), "rows": rows}))
     return path
 
 
@@ -38,11 +35,8 @@ def words(verb: str, folder: Path, *more: object) -> list[str]:
 
 
 def test_rows_are_measured_and_failures_are_rows(tmp_path, work, capsys):
-    rows = [
-        {"name": "as it is"},
-        {"name": "the same"},
-        {"name": "three heads", "overrides": {"model.num_heads": 3}},
-    ]
+    rows = [{"name": "as it is"}, {"name": "the same"}]
+    rows.append({"name": "three heads", "overrides": {"model.num_heads": 3}})
     report = tmp_path / "report.json"
     sweep = sweep_file(tmp_path, rows)
     options = ("--rounds", 1, "--repeats", 2, "--steps", 2, "--warmup_steps", 1, "--json", report)
@@ -125,17 +119,10 @@ def alive_in(group: int) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"overrides": ["--data.layuot", "v3-p7"]}, "no setting; did you mean data.layout?"),
-        ({"rows": [{"name": "a"}, {"name": "a"}]}, "more than one row is called 'a'"),
-    ],
-)
-def test_a_sweep_that_cannot_be_measured_is_one_line(tmp_path, change, message, capsys):
+def test_a_sweep_that_cannot_be_measured_is_one_line(tmp_path, capsys):
     path = sweep_file(tmp_path, [{"name": "a"}])
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"overrides": ["--data.layuot", "v3-p7"]}))
     assert main(words("run", tmp_path, path)) == 2
     said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
-    assert not (tmp_path / "track").exists() and not (tmp_path / "work").exists()
+    assert "no setting; did you mean data.layout?" in said and said.count("\n") == 1
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

@@ -8,23 +8,18 @@ import pytest
 from tomat.base.event_loop import outside_event_loop
 
 
-async def answer():
-    return threading.current_thread()
-
-
-def refuse():
-    raise KeyError("x")
-
-
 async def in_a_notebook(work):
     return outside_event_loop(work)
 
 
 def test_a_loop_is_started_with_and_without_another():
+    async def answer():
+        return threading.current_thread()
+
     def work():
         return asyncio.run(answer())
 
     assert outside_event_loop(work) is threading.current_thread()
     assert asyncio.run(in_a_notebook(work)) is not threading.current_thread()
-    with pytest.raises(KeyError, match="x"):
-        asyncio.run(in_a_notebook(refuse))
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(in_a_notebook(lambda: 1 / 0))

@@ -27,26 +27,18 @@ def lines_of(
 
 def test_in_a_pipe_long_work_says_how_far_it_is_again_and_again():
     lines = lines_of(30.0, lines=3)
-    assert len(lines) >= 3
     assert all(line.startswith("Compiling [1000] kernels: ") and " of 1,000 after " in line for line in lines)
     counts = [int(line.split(": ")[1].split()[0].replace(",", "")) for line in lines]
-    assert counts == sorted(set(counts))
-    assert counts[0] < 1000
+    assert len(counts) >= 3 and counts == sorted(set(counts)) and counts[0] < 1000
 
 
 def test_what_has_no_end_known_is_counted_alone():
     lines = lines_of(30.0, lines=2, total=None)
-    assert lines
-    assert all(" of " not in line for line in lines)
+    assert lines and all(" of " not in line for line in lines)
 
 
-def test_what_is_over_is_not_said():
-    assert lines_of(0.5, total=1, first=0.2) == []
-
-
-def test_short_work_and_terminals_get_no_lines():
-    assert lines_of(0.1, first=5.0) == []
-    assert lines_of(0.3, terminal=True) == []
+def test_what_is_over_short_or_on_a_terminal_gets_no_lines():
+    assert lines_of(0.5, total=1, first=0.2) == lines_of(0.1, first=5.0) == lines_of(0.3, terminal=True) == []
 
 
 def test_a_pipe_gets_a_line_a_stage_and_a_sign_of_life():

@@ -48,20 +48,16 @@ def test_a_whole_record_is_what_was_written(tmp_path):
     ("damaged", "said"),
     [
         (record(seconds="1"), "rows[1].seconds is '1'; expected float, got str"),
-        (record(seconds=True), "rows[1].seconds is True; expected float"),
         (record(seconds=-1), "rows[1].seconds is -1; expected float >= 0"),
         (record(seconds=math.nan), "rows[1].seconds is nan; expected a number up to 1e+30"),
         (record(later=[{"deep": math.inf}]), "rows[1].later[0].deep is inf"),
         (record(count=10**5000), "rows[1].count is a number of 16610 bits"),
-        (record(count=1.5), "rows[1].count is 1.5; expected int"),
         (record(count=2**60), "rows[1].count is 1152921504606846976; expected int <="),
         (record(name=["a\nb"]), "rows[1].name is list of 1; expected str"),
         (record(name="bad"), "rows[1] is dict of 2; expected another name"),
-        ({"rows": [{}], "shares": {}}, "rows[0] is dict of 0; expected an object with the key seconds"),
         ({"rows": []}, "it is dict of 1; expected an object with the key shares"),
         ({"rows": [], "shares": {"a": None}}, "shares[...] is dict of 1; expected float, got null"),
         ([], "it is list of 0; expected object"),
-        (None, "it is None; expected object"),
     ],
 )
 def test_damage_is_one_line_with_its_place(damaged, said):

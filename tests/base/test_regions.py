@@ -25,9 +25,7 @@ def test_same_region(first, second, same):
 def test_places_apart_need_consent():
     places = [Place("input", "gs://a", "us"), Place("output", "gs://b", "us-east5"), Place("worker", "vm", "us-west1")]
     assert check_regions(places[:2], False) is None and check_regions(places[::2], False) is None
-    with pytest.raises(
-        TomatError, match=r"output \(gs://b\) in us-east5, worker \(vm\) in us-west1.*allow_cross_region"
-    ):
+    with pytest.raises(TomatError, match=r"worker \(vm\) in us-west1.*allow_cross_region"):
         check_regions(places, False)
     assert "us-west1" in (check_regions(places, True) or "")
 

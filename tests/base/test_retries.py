@@ -5,7 +5,7 @@ import pytest
 
 from tomat.base import retries
 from tomat.base.errors import TomatError
-from tomat.base.retries import PASSING_ERRNOS, UnreachableError, local_fault, outage, with_retries
+from tomat.base.retries import UnreachableError, local_fault, outage, with_retries
 from tomat.base.storage import is_passing
 
 
@@ -43,10 +43,9 @@ def test_only_remote_outages_are_tried_again(waits):
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("number", [errno.EBUSY, errno.EMFILE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EAGAIN])
-def test_densities_and_shard_sets_agree_on_what_passes(number):
-    assert number in PASSING_ERRNOS
-    assert is_passing(OSError(number, "")) and local_fault(OSError(number, ""))
+def test_densities_and_shard_sets_agree_on_what_passes():
+    for number in (errno.EBUSY, errno.EMFILE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EAGAIN):
+        assert is_passing(OSError(number, "")) and local_fault(OSError(number, ""))
 
 
 def test_a_lost_sector_is_tried_again_but_the_fault_of_the_file(waits):

@@ -8,7 +8,6 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.topology import compiler_version
 from tomat.perf.timed_kernels.compile import Compilers
-from tomat.report.pages.kernels_page import _compiled_by
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
 
@@ -25,15 +24,11 @@ def test_each_operation_may_have_a_compiler_of_its_own(other, tmp_path):
     one = read_compilers([f"normalization={other}"])
     assert one.of("gated_linear_unit") is None
     assert one.name_of("gated_linear_unit") == compiler_version() != one.name_of("normalization") == "libtpu 0.0.1"
-    assert _compiled_by({"a": "libtpu 0.0.2", "b": "libtpu 0.0.1", "c": "libtpu 0.0.2"}) == (
-        "libtpu 0.0.2; b: libtpu 0.0.1"
-    )
     with pytest.raises(TomatError, match="--libtpu names the operation normalization; the rows are of a, b"):
         one.require(["b", "a", "b"])
-    with pytest.raises(TomatError, match="--libtpu gives two compilers of normalization"):
-        read_compilers([f"normalization={other}", f"normalization={other}"])
-    with pytest.raises(TomatError, match="--libtpu gives two compilers of all operations"):
-        read_compilers([str(other), str(other)])
+    for twice in (f"normalization={other}", str(other)):
+        with pytest.raises(TomatError, match="--libtpu gives two compilers of"):
+            read_compilers([twice, twice])
     (tmp_path / "odd=name").mkdir()
     with pytest.raises(TomatError, match="odd=name holds no libtpu"):
         read_compilers([str(tmp_path / "odd=name")])  # a path, not an operation

@@ -16,20 +16,11 @@ from tomat.data.density.zarr_store import read_zarr
 def hydrogen(material_id: str, a: float) -> CellRecipe:
     """H2 in a small box: the cheapest insulator there is, a second of computing."""
     return CellRecipe(
-        material_id=material_id,
-        compound="H2",
-        structure_type="molecule",
-        split="train",
-        variant="ideal",
-        lattice_a=((a, 0.0, 0.0), (0.0, a, 0.0), (0.0, 0.0, a)),
-        symbols=("H", "H"),
-        valence=(1, 1),
-        frac_coords=((0.1, 0.1, 0.1), (0.1, 0.1, 0.1 + 0.74 / a)),
-        e_cut_hartree=6.0,
-        k_mesh=(1, 1, 1),
-        k_shift=(0, 0, 0),
-        distortion=Distortion(),
-    )
+        material_id=material_id, compound="H2", structure_type="molecule", split="train", variant="ideal",
+        lattice_a=((a, 0.0, 0.0), (0.0, a, 0.0), (0.0, 0.0, a)), symbols=("H", "H"), valence=(1, 1),
+        frac_coords=((0.1, 0.1, 0.1), (0.1, 0.1, 0.1 + 0.74 / a)), e_cut_hartree=6.0, k_mesh=(1, 1, 1),
+        k_shift=(0, 0, 0), distortion=Distortion(),
+    )  # fmt: skip
 
 
 def test_build_resume_and_change(tmp_path):
@@ -52,9 +43,8 @@ def test_build_resume_and_change(tmp_path):
     # Nothing is left to do, so not even a process starts; a changed recipe is no longer what was stored.
     again = build_demo_data(tmp_path, recipes=[first, second], convergence=False, processes=1)
     assert json.loads(dump_json(again)) == both
-    changed = build_demo_data(
-        tmp_path, recipes=[replace(first, e_cut_hartree=5.0), second], convergence=False, processes=1
-    )
+    recipes = [replace(first, e_cut_hartree=5.0), second]
+    changed = build_demo_data(tmp_path, recipes=recipes, convergence=False, processes=1)
     assert changed["cells"][0]["calculation"]["e_cut_hartree"] == 5.0
     assert read_zarr(tmp_path / "H2-a.zarr").grid_shape < grid.grid_shape
 

@@ -44,17 +44,10 @@ def write(folder, layout, codec, name="lmq", shuffled=False, unpadded=True):
     for part, (start, stop) in enumerate([(0, 6), (6, 19)]):
         columns = {"task_id": names[start:stop], "input_ids": pa.array(lists[start:stop], pa.list_(pa.int32()))}
         pq.write_table(pa.table(columns), folder / f"shard-{part:05d}.parquet")
-    meta = {
-        "split": "train",
-        "patch_size": 4,
-        "patches_per_material": 7,
-        "seed": 42,
-        "density_codec_name": name,
-        "vocab": {
-            "total_size": Vocabulary(codec.n_density_tokens).size,
-            "density_codec": {"log_min": -4.127, "log_max": 4.967},
-        },
-    }
+    vocabulary = {"total_size": Vocabulary(codec.n_density_tokens).size}
+    vocabulary |= {"density_codec": {"log_min": -4.127, "log_max": 4.967}}
+    meta = {"split": "train", "patch_size": 4, "patches_per_material": 7, "seed": 42, "density_codec_name": name}
+    meta |= {"vocab": vocabulary}
     (folder / "meta.json").write_text(json.dumps(meta))
     return np.stack(rows)
 
@@ -66,11 +59,8 @@ def test_rows_are_taken_over(tmp_path, product_codec, unpadded):
     shards = open_shards(tmp_path / "new")
     np.testing.assert_array_equal(shards.read_rows(0, 19), rows)
     assert shards.n_blocks == 3 and not damaged_chunks(shards)
-    assert [(each.material_id, each.row_start, each.row_end) for each in shards.manifest.materials] == [
-        ("mp-3", 0, 7),
-        ("mp-1", 7, 12),
-        ("mp-2", 12, 19),
-    ]
+    found = {each.material_id: each.row_end - each.row_start for each in shards.manifest.materials}
+    assert list(found.items()) == list(ROWS.items())
     assert (shards.manifest.seed, shards.manifest.split, shards.manifest.unit) == (42, "train", "rho_times_volume")
     with pytest.raises(TomatError, match="mp-3 were imported, and where their patches lie is not known"):
         shards.anchor_of_row(0)
@@ -105,25 +95,15 @@ def test_stopped_and_started_again(tmp_path, product_codec):
         ("vocabulary", "has a vocabulary of"),
         ("layout", "patches of 4 voxels a side, layout v3-p7 of 7"),
         ("no meta", "is no data set of the first generation"),
-        ("context", "expected BOS to EOS in at most 140 tokens"),
         ("path", "'../evil'; expected a name"),
     ],
 )
 def test_what_cannot_be_imported(tmp_path, product_codec, change, message):
     write(tmp_path / "old", LAYOUTS["v3"], product_codec, shuffled=change == "shuffled")
-    layout, given = LAYOUTS["v3"], product_codec
-    if change == "vocabulary":
-        given = TwoTokenCodec()
-    elif change == "layout":
-        layout = SequenceLayout("v3-p7", "v3", 7, 512)
-    elif change == "no meta":
+    layout = SequenceLayout("v3-p7", "v3", 7, 512) if change == "layout" else LAYOUTS["v3"]
+    given = TwoTokenCodec() if change == "vocabulary" else product_codec
+    if change == "no meta":
         (tmp_path / "old" / "meta.json").unlink()
-    elif change == "context":
-        layout = SequenceLayout("first-v3", "v3", 4, 140)
-        rows = pq.read_table(tmp_path / "old" / "shard-00000.parquet")
-        longer = [row + [2186] * 60 for row in rows["input_ids"].to_pylist()]
-        table = pa.table({"task_id": rows["task_id"], "input_ids": pa.array(longer, pa.list_(pa.int32()))})
-        pq.write_table(table, tmp_path / "old" / "shard-00000.parquet")
     elif change == "path":
         rows = pq.read_table(tmp_path / "old" / "shard-00000.parquet")
         names = pa.array(["../evil"] * rows.num_rows)

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 import retokenize_workers
-from retokenize_workers import UNIT_MATERIALS, _long_unit, build_parser
+from retokenize_workers import build_parser
 
 from tomat.app.cli import main
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
-from tomat.data.tokens.pipeline.sources import Material
-from tomat.data.tokens.pipeline.stages import WriteUnit
 from tomat.measure.bench import tokenize
 
 SCRIPTS = Path(__file__).parents[2] / "profiling"
@@ -53,10 +51,3 @@ def test_a_worker_is_held_to_its_cores_with_the_threads_it_has_and_those_it_star
     words = [sys.executable, "-c", _AFFINITIES, str(core)]
     done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=SCRIPTS)
     assert done.stdout.split() == [f"{{{core}}}"] * 3
-
-
-def test_a_long_unit_repeats_the_chunks_of_its_units_until_it_is_as_long_as_one_of_a_large_set():
-    materials = [Material(f"m{k}", f"m{k}.zarr") for k in range(12)]
-    unit = _long_unit([WriteUnit((k,), (materials[k],)) for k in range(12)])
-    assert unit.materials == tuple(materials)
-    assert unit.chunks == tuple(range(12)) * 11 and len(unit.chunks) >= UNIT_MATERIALS

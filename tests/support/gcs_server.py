@@ -56,16 +56,9 @@ class Handler(BaseHTTPRequestHandler):
     server: "BucketServer"
 
     def do_GET(self) -> None:
-        self._serve("GET")
+        self._serve(self.command)
 
-    def do_POST(self) -> None:
-        self._serve("POST")
-
-    def do_PUT(self) -> None:
-        self._serve("PUT")
-
-    def do_DELETE(self) -> None:
-        self._serve("DELETE")
+    do_POST = do_PUT = do_DELETE = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not printed."""
@@ -77,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests[method] += 1
         self.fault = None if "computeMetadata" in url.path else self.server.faults.draw(method, url.path)
         if self.fault in ("429", "503"):
-            self._answer(int(self.fault), b'{"error": {"code": %s, "message": "injected"}}' % self.fault.encode())
+            self._refuse(int(self.fault), "injected")
             return
         if self.fault == "drop":
             # Also after the request was carried out: the client cannot know, and has to ask again.
@@ -90,7 +83,10 @@ class Handler(BaseHTTPRequestHandler):
     def _route(self, method: str, path: str, silent: bool = False) -> None:
         self.silent = silent
         if "computeMetadata" in path:
-            self._metadata_server(path)
+            answers = {"instance/zone": f"projects/1/zones/{self.server.worker_zone}", "project/project-id": "emulated"}
+            answer = answers.get(path.removeprefix("/computeMetadata/v1/")) if self.server.worker_zone else None
+            headers = {"Metadata-Flavor": "Google"}
+            self._answer(200, answer.encode(), headers=headers) if answer else self._answer(404)
         elif found := re.fullmatch(r"(?:/upload|/resumable/upload)/storage/v1/b/([^/]+)/o", path):
             self._upload(method, found.group(1))
         elif found := re.fullmatch(r"(?:/download)?/storage/v1/b/([^/]+)/o/(.+)", path):
@@ -99,21 +95,10 @@ class Handler(BaseHTTPRequestHandler):
             self._list(found.group(1))
         elif (found := re.fullmatch(r"/storage/v1/b/([^/]+)/?", path)) and method == "GET":
             name = found.group(1)
-            known = name in self.server.regions
             body = {"kind": "storage#bucket", "name": name, "location": self.server.regions.get(name, "")}
-            self._answer(200 if known else 404, json.dumps(body).encode())
+            self._answer(200 if name in self.server.regions else 404, json.dumps(body).encode())
         else:
-            self._answer(404, b'{"error": {"code": 404, "message": "no such method"}}')
-
-    def _metadata_server(self, path: str) -> None:
-        answers = {
-            "/computeMetadata/v1/instance/zone": f"projects/1/zones/{self.server.worker_zone}",
-            "/computeMetadata/v1/project/project-id": "emulated",
-        }
-        if self.server.worker_zone and path in answers:
-            self._answer(200, answers[path].encode(), headers={"Metadata-Flavor": "Google"})
-        else:
-            self._answer(404)
+            self._refuse(404, "no such method")
 
     def _object(self, method: str, bucket: str, name: str) -> None:
         server, key = self.server, (bucket, name)
@@ -128,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(404 if content is None else 204)
                 return
         if content is None or method != "GET":
-            self._answer(404, b'{"error": {"code": 404, "message": "No such object"}}')
+            self._refuse(404, "No such object")
         elif self.query.get("alt") != "media":
             self._answer(200, json.dumps(metadata).encode())
         elif self.query.get("ifGenerationNotMatch") == str(generation):
@@ -152,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
         after = self.query.get("pageToken", "")
         with self.server.lock:
             if bucket not in self.server.regions:
-                self._answer(404, b'{"error": {"code": 404, "message": "The specified bucket does not exist."}}')
+                self._refuse(404, "The specified bucket does not exist.")
                 return
             names = sorted(n for b, n in self.server.stored if b == bucket and n.startswith(prefix) and n >= start)
             items, prefixes, token = [], [], ""
@@ -185,9 +170,7 @@ class Handler(BaseHTTPRequestHandler):
             boundary = re.search(r'boundary="?([^";]+)"?', self.headers["Content-Type"])
             assert boundary is not None
             parts = self.content.split(b"--" + boundary.group(1).encode())[1:-1]
-            bodies = [
-                part.split(b"\r\n\r\n", 1)[1] if b"\r\n\r\n" in part else part.split(b"\n\n", 1)[1] for part in parts
-            ]
+            bodies = [re.split(rb"\r\n\r\n|\n\n", part, maxsplit=1)[1] for part in parts]
             name = json.loads(bodies[0])["name"]
             self._store(bucket, name, re.sub(rb"\r?\n\Z", b"", bodies[1]))
         else:
@@ -211,15 +194,18 @@ class Handler(BaseHTTPRequestHandler):
     def _store(self, bucket: str, name: str, content: bytes) -> None:
         with self.server.lock:
             if bucket not in self.server.regions:
-                self._answer(404, b'{"error": {"code": 404, "message": "The specified bucket does not exist."}}')
+                self._refuse(404, "The specified bucket does not exist.")
                 return
             _, generation = self.server.stored.get((bucket, name), (b"", 0))
             if self.query.get("ifGenerationMatch", str(generation)) != str(generation):
-                self._answer(412, b'{"error": {"code": 412, "message": "conditionNotMet"}}')
+                self._refuse(412, "conditionNotMet")
                 return
             self.server.put(bucket, name, content)
             metadata = self.server.metadata((bucket, name))
         self._answer(200, json.dumps(metadata).encode())
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._answer(status, json.dumps({"error": {"code": status, "message": message}}).encode())
 
     def _answer(self, status: int, content: bytes = b"", generation: int = 0, headers: dict | None = None) -> None:
         if getattr(self, "silent", False):
@@ -280,16 +266,11 @@ class BucketServer(ThreadingHTTPServer):
     def metadata(self, key: tuple[str, str]) -> dict[str, str]:
         content, generation = self.stored[key]
         return {
-            "kind": "storage#object",
-            "name": key[1],
-            "bucket": key[0],
-            "size": str(len(content)),
+            "kind": "storage#object", "name": key[1], "bucket": key[0], "size": str(len(content)),
             "crc32c": base64.b64encode(google_crc32c.Checksum(content).digest()).decode(),
-            "generation": str(generation),
-            "metageneration": "1",
-            "updated": "2026-01-01T00:00:00.000Z",
-            "timeCreated": "2026-01-01T00:00:00.000Z",
-        }
+            "generation": str(generation), "metageneration": "1",
+            "updated": "2026-01-01T00:00:00.000Z", "timeCreated": "2026-01-01T00:00:00.000Z",
+        }  # fmt: skip
 
     @property
     def environment(self) -> dict[str, str]:

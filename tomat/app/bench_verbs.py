@@ -5,7 +5,6 @@ import importlib
 from pathlib import Path
 
 from tomat.base.arguments import (
-    Parser,
     add_flag,
     add_report,
     config_file,
@@ -16,8 +15,6 @@ from tomat.base.arguments import (
 )
 from tomat.model.loss.config import LOSS_KINDS, LossConfig
 from tomat.model.tiles import LOSS_NAMES
-
-type Benches = argparse._SubParsersAction[Parser]
 
 MODULES = {
     "tokenize": "tomat.measure.bench.tokenize",
@@ -47,32 +44,12 @@ DEFAULT_ATTENTION_TILES = ("1024,512,1024,512", "1024,256,1024,256", "2048,512,2
 """Candidates where none are given: sizes of `model.whole_head`."""
 
 
-def register(subparsers: Benches) -> None:
+def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat bench`."""
-    parser = subparsers.add_parser("bench", help="measure parts of tomat on this machine")
-    benches = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, dest="benchmark")
-    parser.moved = {name: f"`python {script}` in a checkout of tomat" for name, script in STUDIES.items()}
-    flags = (
-        _add_tokenize,
-        _add_loss,
-        _add_loss_tiles,
-        _add_attention_tiles,
-        _add_chip,
-        _add_numerics,
-        _add_decode,
-    )
-    for add in flags:
-        add(benches)
-    for bench in benches.choices.values():
-        add_report(bench, run, "write the figures to FILE")
+    whole = subparsers.add_parser("bench", help="measure parts of tomat on this machine")
+    whole.moved = {name: f"`python {script}` in a checkout of tomat" for name, script in STUDIES.items()}
+    benches = whole.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, dest="benchmark")
 
-
-def run(args: argparse.Namespace) -> int:
-    """Carry out one benchmark."""
-    return importlib.import_module(MODULES[args.benchmark]).run(args)
-
-
-def _add_tokenize(benches: Benches) -> None:
     parser = benches.add_parser(
         "tokenize",
         help="speed and memory of re-tokenizing",
@@ -83,8 +60,6 @@ def _add_tokenize(benches: Benches) -> None:
     parser.add_argument("--largest", action="store_true", help="also the memory of a worker on 448 x 448 x 110")
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
 
-
-def _add_loss(benches: Benches) -> None:
     parser = benches.add_parser(
         "loss",
         help="compiled memory of the blocked loss against the plain formulas",
@@ -94,18 +69,6 @@ def _add_loss(benches: Benches) -> None:
     _add_loss_shape(parser, "emd")
     add_flag(parser, "--block_positions", LossConfig().block_positions, "positions of a block", type=positive_int)
 
-
-def _add_loss_shape(parser: argparse.ArgumentParser, kind: str) -> None:
-    """Add what decides the arrays of a loss and its formula, which is `kind` by default."""
-    add_flag(parser, "--kind", kind, "the formula", choices=LOSS_KINDS)
-    add_flag(parser, "--batch", 8, "sequences on one device", type=positive_int)
-    add_flag(parser, "--positions", 8192, "tokens per sequence", type=positive_int)
-    add_flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
-    add_flag(parser, "--density_tokens", 16384, "density bins", type=positive_int)
-    add_flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
-
-
-def _add_loss_tiles(benches: Benches) -> None:
     parser = benches.add_parser(
         "loss-tiles",
         help="tune the tiles of the Pallas loss with the TPU compiler",
@@ -123,17 +86,6 @@ def _add_loss_tiles(benches: Benches) -> None:
     add_flag(parser, "--block_positions", [64, 128, 256, 512], blocks, type=positive_int, nargs="*")
     _add_compiling(parser, "loss-tiles")
 
-
-def _add_compiling(parser: argparse.ArgumentParser, name: str) -> None:
-    """Cache and limits of the candidates of a tuning, and whether its best goes into the table."""
-    parser.add_argument("--cache_dir", type=Path, help=f"folder of compiled programs (default: ~/.cache/tomat/{name})")
-    add_flag(parser, "--time_limit_seconds", 1800.0, "longest compile", type=positive_float)
-    add_flag(parser, "--memory_limit_gib", 16.0, "most memory of this machine", type=positive_float)
-    add_flag(parser, "--cache_gib", 2.0, "what the cache may hold", type=positive_float)
-    parser.add_argument("--write", action="store_true", help="put the best tiles into tomat's table")
-
-
-def _add_attention_tiles(benches: Benches) -> None:
     parser = benches.add_parser(
         "attention-tiles",
         help="tune the sizes of the attention kernels with the TPU compiler",
@@ -156,8 +108,6 @@ def _add_attention_tiles(benches: Benches) -> None:
     add_flag(parser, "--splash_blocks", [1024], blocks, type=positive_int, nargs="*")
     _add_compiling(parser, "attention-tiles")
 
-
-def _add_chip(benches: Benches) -> None:
     parser = benches.add_parser(
         "chip",
         help="kernels and collectives on the TPU or GPU that is here, as a record to calibrate plans on",
@@ -170,8 +120,6 @@ def _add_chip(benches: Benches) -> None:
     add_flag(parser, "--minutes", 10.0, "begin no further kernel after so many minutes", type=positive_float)
     parser.add_argument("--quick", action="store_true", help="small sizes only; on a CPU always")
 
-
-def _add_numerics(benches: Benches) -> None:
     parser = benches.add_parser(
         "numerics",
         help="train variants of a configuration over seeds: which learn the same, what the others cost",
@@ -189,8 +137,6 @@ def _add_numerics(benches: Benches) -> None:
     parser.add_argument("--docs", action="store_true", help="write the page into the tracking folder")
     add_flag(parser, "--tracking_dir", Path("docs/tracking"), "tracking folder, for --docs", type=Path, metavar="DIR")
 
-
-def _add_decode(benches: Benches) -> None:
     parser = benches.add_parser(
         "decode",
         help="autoregressive decoding with the cache against without; parallel against autoregressive",
@@ -205,3 +151,30 @@ def _add_decode(benches: Benches) -> None:
     add_flag(parser, "--rounds", 5, "turns of each", type=positive_int)
     text = "decode beside it, in the same turns, with keys and values kept in this type"
     parser.add_argument("--kv_cache_dtype", choices=("int8",), help=text)
+
+    for bench in benches.choices.values():
+        add_report(bench, "write the figures to FILE", run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out one benchmark."""
+    return importlib.import_module(MODULES[args.benchmark]).run(args)
+
+
+def _add_loss_shape(parser: argparse.ArgumentParser, kind: str) -> None:
+    """Add what decides the arrays of a loss and its formula, which is `kind` by default."""
+    add_flag(parser, "--kind", kind, "the formula", choices=LOSS_KINDS)
+    add_flag(parser, "--batch", 8, "sequences on one device", type=positive_int)
+    add_flag(parser, "--positions", 8192, "tokens per sequence", type=positive_int)
+    add_flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
+    add_flag(parser, "--density_tokens", 16384, "density bins", type=positive_int)
+    add_flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
+
+
+def _add_compiling(parser: argparse.ArgumentParser, name: str) -> None:
+    """Cache and limits of the candidates of a tuning, and whether its best goes into the table."""
+    parser.add_argument("--cache_dir", type=Path, help=f"folder of compiled programs (default: ~/.cache/tomat/{name})")
+    add_flag(parser, "--time_limit_seconds", 1800.0, "longest compile", type=positive_float)
+    add_flag(parser, "--memory_limit_gib", 16.0, "most memory of this machine", type=positive_float)
+    add_flag(parser, "--cache_gib", 2.0, "what the cache may hold", type=positive_float)
+    parser.add_argument("--write", action="store_true", help="put the best tiles into tomat's table")

@@ -5,7 +5,6 @@ import argparse, the console and the model of a report, so that help and a wrong
 pays only for what it uses.
 """
 
-import argparse
 import contextlib
 import errno
 import importlib
@@ -13,8 +12,8 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from tomat import __version__
 from tomat.base.arguments import STANDARD_OUTPUT, Parser, spelt_today
@@ -82,7 +81,11 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
     with errors_told() as outcome:
         args, args.overrides = parser.parse_known_args(words)
         args.words = words
-        with _report_on_standard_output(args):
+        with contextlib.ExitStack() as report:
+            if getattr(args, "json", None) == STANDARD_OUTPUT:
+                from tomat.base.reporting import json_on_standard_output
+
+                args.json = report.enter_context(json_on_standard_output())
             outcome.status = args.run(args)
         # What standard output cannot take is told here and not by the interpreter's end, with a traceback.
         sys.stdout.flush()
@@ -90,33 +93,13 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
 
 
 @contextlib.contextmanager
-def _report_on_standard_output(args: argparse.Namespace) -> Iterator[None]:
-    """Give `--json -` a file whose content goes to standard output at the end."""
-    if getattr(args, "json", None) != STANDARD_OUTPUT:
-        yield
-        return
-    from tomat.base.reporting import json_on_standard_output
-
-    with json_on_standard_output() as args.json:
-        yield
-
-
-@dataclass
-class Outcome:
-    """How a verb ended."""
-
-    status: int = 0
-    """To exit with."""
-
-
-@contextlib.contextmanager
-def errors_told() -> Iterator[Outcome]:
-    """Turn a TomatError into one line on standard error and its status: 2, or 75 to try again.
+def errors_told() -> Iterator[SimpleNamespace]:
+    """Turn a TomatError into one line on standard error and its `status`: 2, or 75 to try again; 0 where none comes.
 
     So it does with what no code can help, a disk that takes no more: standard output, and the system's temporary files
     and caches, lie on one too. Files that were asked for are named by `tomat.base.reporting.writing`.
     """
-    outcome = Outcome()
+    outcome = SimpleNamespace(status=0)
     try:
         yield outcome
     except TomatError as error:
@@ -128,20 +111,16 @@ def errors_told() -> Iterator[Outcome]:
             raise
         what = "" if error.filename is None else f"{error.filename}: "
         print(f"error: {what}{error.strerror}. Make room, or write elsewhere.", file=sys.stderr)
-        _close_full_output()
         outcome.status = REFUSED_STATUS
+        # What standard output did not take, the interpreter's end would try to write once more.
+        try:
+            sys.stdout.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                sys.stdout.close()
     except KeyboardInterrupt:
         print("stopped by the user", file=sys.stderr)
         outcome.status = INTERRUPTED_STATUS
-
-
-def _close_full_output() -> None:
-    """What standard output did not take, the interpreter's end would try to write once more."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with contextlib.suppress(OSError):
-            sys.stdout.close()
 
 
 if __name__ == "__main__":

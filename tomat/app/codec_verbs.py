@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.arguments import add_flag, add_report, output_file, positive_int
+from tomat.base.arguments import add_flag, add_report, add_verb, add_verbs, output_file, positive_int
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.model import Facts
@@ -14,12 +14,34 @@ from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:
     from tomat.data.codec.inputs import DensityInputs
+    from tomat.data.density.grid import DensityGrid
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat codec` and `tomat promolecule`."""
-    _register_codec(subparsers)
-    _register_promolecule(subparsers)
+    verbs = add_verbs(subparsers, "codec", "fit a codec to densities, or look at one")
+    fit = add_verb(verbs, "fit", "fit Lloyd-Max bins to every voxel of many densities", _run_fit)
+    _add_source(fit)
+    add_flag(fit, "--bins", 16_384, "bins, the one of zero included", type=positive_int)
+    fit.add_argument("--objective", choices=("absolute", "squared"), default="absolute", help="error to minimise")
+    text = "keep the counts here; goes on where it stopped"
+    fit.add_argument("--histogram", type=output_file, metavar="FILE", help=text)
+    fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the codec, JSON")
+    add_report(fit)
+    show = add_verb(verbs, "show", "bins, mass, widths and NMAE floor of a codec", _run_show)
+    show.add_argument("codec", type=Path, help="the codec, JSON")
+    show.add_argument("--plot", type=output_file, metavar="FILE", help="draw the bins, .svg or .png")
+    add_report(show)
+
+    verbs = add_verbs(subparsers, "promolecule", "fit a sum of atoms to densities, or look at one")
+    fit = add_verb(verbs, "fit", "fit one radial density an element to many densities", _run_fit_promolecule)
+    _add_source(fit)
+    fit.add_argument("--sums", type=output_file, metavar="FILE", help="keep the sums here; goes on where it stopped")
+    fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the promolecule, JSON")
+    add_report(fit)
+    show = add_verb(verbs, "show", "elements and electrons of a promolecule", _run_show_promolecule)
+    show.add_argument("promolecule", type=Path, help="the promolecule, JSON")
+    add_report(show)
 
 
 def _add_source(fit: argparse.ArgumentParser) -> None:
@@ -39,58 +61,8 @@ def _inputs(args: argparse.Namespace) -> "DensityInputs":
     return path_inputs(args.input, rules_of(args.species, args.accept))
 
 
-def _register_codec(subparsers: argparse._SubParsersAction) -> None:
-    verbs = subparsers.add_parser("codec", help="fit a codec to densities, or look at one").add_subparsers(
-        title="verbs", metavar="VERB", required=True
-    )
-    fit = verbs.add_parser(
-        "fit",
-        help="fit Lloyd-Max bins to every voxel of many densities",
-        description="Count every voxel, fit bins for absolute and for squared error, and keep those of the objective.",
-    )
-    _add_source(fit)
-    add_flag(fit, "--bins", 16_384, "bins, the one of zero included", type=positive_int)
-    fit.add_argument("--objective", choices=("absolute", "squared"), default="absolute", help="error to minimise")
-    text = "keep the counts here; goes on where it stopped"
-    fit.add_argument("--histogram", type=output_file, metavar="FILE", help=text)
-    fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the codec, JSON")
-    add_report(fit, _run_fit)
-
-    show = verbs.add_parser(
-        "show",
-        help="bins, mass, widths and NMAE floor of a codec",
-        description="Bins of a codec, what share of the voxels lies in which, and the NMAE that no model can go below.",
-    )
-    show.add_argument("codec", type=Path, help="the codec, JSON")
-    show.add_argument("--plot", type=output_file, metavar="FILE", help="draw the bins, .svg or .png")
-    add_report(show, _run_show)
-
-
-def _register_promolecule(subparsers: argparse._SubParsersAction) -> None:
-    verbs = subparsers.add_parser("promolecule", help="fit a sum of atoms to densities, or look at one").add_subparsers(
-        title="verbs", metavar="VERB", required=True
-    )
-    fit = verbs.add_parser(
-        "fit",
-        help="fit one radial density an element to many densities",
-        description="Fit the sum over atoms of one non-negative radial function an element, and say how far it is from "
-        "the densities it was fitted to.",
-    )
-    _add_source(fit)
-    fit.add_argument("--sums", type=output_file, metavar="FILE", help="keep the sums here; goes on where it stopped")
-    fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the promolecule, JSON")
-    add_report(fit, _run_fit_promolecule)
-
-    show = verbs.add_parser(
-        "show",
-        help="elements and electrons of a promolecule",
-        description="Elements of a promolecule, and the electrons that each brings.",
-    )
-    show.add_argument("promolecule", type=Path, help="the promolecule, JSON")
-    add_report(show, _run_show_promolecule)
-
-
 def _run_fit(args: argparse.Namespace) -> int:
+    """Count every voxel, fit bins for absolute and for squared error, and keep those of the objective."""
     from tomat.data.codec.files import write_codec
     from tomat.data.codec.histogram import DensityHistogram
     from tomat.data.codec.lloyd_max import fit_lloyd_max
@@ -102,17 +74,14 @@ def _run_fit(args: argparse.Namespace) -> int:
     kept: Path | None = args.histogram
     histogram = DensityHistogram.load(kept) if kept is not None and kept.exists() else DensityHistogram()
 
+    def add(name: str, grid: "DensityGrid") -> None:
+        histogram.add(grid.rho, name)
+
     def save() -> None:
         if kept is not None:
             histogram.save(kept)
 
-    skipped = inputs.add_to(
-        lambda name, grid: histogram.add(grid.rho, name),
-        histogram.material_ids,
-        save,
-        what="Counting voxels",
-        kept=kept,
-    )
+    skipped = inputs.add_to(add, histogram.material_ids, save, what="Counting voxels", kept=kept)
     console.print(f"Fitting {args.bins:,} bins to {histogram.n_voxels:,} voxels")
     codec = fit_lloyd_max(histogram, args.bins, args.objective)
     write_codec(codec, args.output)
@@ -125,6 +94,7 @@ def _run_fit(args: argparse.Namespace) -> int:
 
 
 def _run_show(args: argparse.Namespace) -> int:
+    """Bins of a codec, what share of the voxels lies in which, and the NMAE that no model can go below."""
     from tomat.data.codec.files import load_codec
     from tomat.data.codec.lloyd_max import LloydMaxCodec
     from tomat.data.codec.report import codec_figures, draw_codec
@@ -132,9 +102,7 @@ def _run_show(args: argparse.Namespace) -> int:
     codec = load_codec(args.codec)
     if args.plot is not None:
         if not isinstance(codec, LloydMaxCodec):
-            raise TomatError(
-                f"{args.codec} has levels at equal distances, nothing to draw; only Lloyd-Max codecs are drawn."
-            )
+            raise TomatError(f"{args.codec} has levels at equal distances, nothing to draw; give a Lloyd-Max codec.")
         draw_codec(codec, args.plot)
     figures = codec_figures(codec)
     write_report(args.json, figures)
@@ -167,6 +135,8 @@ def _print(figures: dict[str, Any], path: Path) -> None:
 
 
 def _run_fit_promolecule(args: argparse.Namespace) -> int:
+    """Fit the sum over atoms of one non-negative radial function an element, and say how far it is from the densities
+    it was fitted to."""
     import numpy as np
 
     from tomat.data.density.promolecule import PromoleculeFit
@@ -178,17 +148,13 @@ def _run_fit_promolecule(args: argparse.Namespace) -> int:
         if kept is not None:
             write_bytes(kept, fit.to_bytes())
 
+    def add(name: str, grid: "DensityGrid") -> None:
+        fit.add(grid, material_id=name)
+
     fit = PromoleculeFit()
     if kept is not None and kept.exists():
         fit = PromoleculeFit.from_bytes(kept.read_bytes(), str(kept), "Remove it and fit again.")
-
-    skipped = inputs.add_to(
-        lambda name, grid: fit.add(grid, material_id=name),
-        fit.material_ids,
-        save,
-        what="Adding densities",
-        kept=kept,
-    )
+    skipped = inputs.add_to(add, fit.material_ids, save, what="Adding densities", kept=kept)
     with progress() as bar:
         task = bar.add_task(f"Solving for {len(fit.projections)} elements", total=1)
         promolecule = fit.solve()
@@ -199,17 +165,12 @@ def _run_fit_promolecule(args: argparse.Namespace) -> int:
             for name in bar.track(fit.material_ids, description="Comparing with the densities")
         }
     values = list(nmae.values())
-    figures = _promolecule_figures(promolecule) | {
-        "skipped": skipped,
-        "nmae_fraction": {"mean": float(np.mean(values)), "median": float(np.median(values)), "worst": max(values)},
-        "nmae_fraction_by_material": nmae,
-    }
-    write_report(args.json, figures)
-    _print_promolecule(figures, args.output)
-    worst = max(nmae, key=lambda name: nmae[name])
+    over = {"mean": float(np.mean(values)), "median": float(np.median(values)), "worst": max(values)}
+    figures = {"skipped": skipped, "nmae_fraction": over, "nmae_fraction_by_material": nmae}
+    write_report(args.json, _show_promolecule(promolecule, args.output) | figures)
     console.print(
-        f"NMAE on these densities, whole cells: median {100 * np.median(values):.2f} %, mean "
-        f"{100 * np.mean(values):.2f} %, worst {100 * nmae[worst]:.2f} % ({worst})"
+        f"NMAE on these densities, whole cells: median {100 * over['median']:.2f} %, mean {100 * over['mean']:.2f} %, "
+        f"worst {100 * over['worst']:.2f} % ({max(nmae, key=nmae.__getitem__)})"
     )
     for name, reason in skipped.items():
         console.print(f"skipped {name}: {reason}")
@@ -217,32 +178,31 @@ def _run_fit_promolecule(args: argparse.Namespace) -> int:
 
 
 def _run_show_promolecule(args: argparse.Namespace) -> int:
+    """Elements of a promolecule, and the electrons that each brings."""
     from tomat.data.density.promolecule import Promolecule
 
-    figures = _promolecule_figures(Promolecule.load(args.promolecule))
+    figures = _show_promolecule(Promolecule.load(args.promolecule), args.promolecule)
     write_report(args.json, figures)
-    _print_promolecule(figures, args.promolecule)
     return 0
 
 
-def _promolecule_figures(promolecule: Any) -> dict[str, Any]:
+def _show_promolecule(promolecule: Any, path: Path) -> dict[str, Any]:
+    """Print what a promolecule holds; the figures of that."""
     from tomat.data.density.elements import symbol_of
 
-    basis = promolecule.basis
-    return {
+    basis, electrons = promolecule.basis, promolecule.electrons()
+    figures = {
         "n_materials": promolecule.n_materials,
         "functions": basis.n,
         "cutoff_a": basis.cutoff_a,
-        "electrons": {symbol_of(z): electrons for z, electrons in promolecule.electrons().items()},
+        "electrons": {symbol_of(z): number for z, number in electrons.items()},
         "sha256": promolecule.sha256,
     }
-
-
-def _print_promolecule(figures: dict[str, Any], path: Path) -> None:
     rows = {
-        "fitted to": counted(figures["n_materials"], "density", "densities"),
-        "each element": f"{figures['functions']} radial functions to {figures['cutoff_a']:g} A",
+        "fitted to": counted(promolecule.n_materials, "density", "densities"),
+        "each element": f"{basis.n} radial functions to {basis.cutoff_a:g} A",
         "electrons": ", ".join(f"{symbol} {value:.2f}" for symbol, value in figures["electrons"].items()),
-        "sha256": figures["sha256"],
+        "sha256": promolecule.sha256,
     }
     show(Facts(rows, str(path)))
+    return figures

@@ -1,12 +1,11 @@
 """`tomat demo-data` and `tomat density`: the embedded densities, and files of densities whatever their format."""
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.app.predict_verbs import existing_place, valences
-from tomat.base.arguments import add_report, existing_file, output_file
+from tomat.base.arguments import add_report, add_verb, add_verbs, existing_file, output_file
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.progress import progress
 from tomat.base.report.model import Column, Facts, Table
@@ -15,9 +14,8 @@ from tomat.base.reporting import console, counted, dump_json, write_report
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tomat.data.density.grid import DensityGrid
+    from tomat.data.density.io import ReadRules
 
 FORMATS = ("chgcar", "cube", "zarr", "json")
 VALENCES_HELP = (
@@ -30,70 +28,45 @@ SOME_FAILED_STATUS = 1
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat demo-data` and `tomat density`."""
-    _register_demo_data(subparsers)
-    verbs = subparsers.add_parser("density", help="look at, convert and compare files of densities").add_subparsers(
-        title="verbs", metavar="VERB", required=True
-    )
-    show = verbs.add_parser(
-        "show",
-        help="formula, electrons, grid and range of a density",
-        description="Formula, electrons beside those expected, grid, spacing, what a file holds beside the total "
-        "density, and its range.",
-    )
+    moved = {"build": "`python profiling/embedded_set.py` in a checkout of tomat"}
+    verbs = add_verbs(subparsers, "demo-data", "the embedded DFT densities", moved)
+    text = "list the embedded cells, how they were computed and how well they converged"
+    show = add_verb(verbs, "show", text, _run_show_demo)
+    show.add_argument("material_id", nargs="?", help="one cell in full")
+    add_report(show, "write what is shown as JSON")
+
+    verbs = add_verbs(subparsers, "density", "look at, convert and compare files of densities")
+    show = add_verb(verbs, "show", "formula, electrons, grid and range of a density", _run_show)
     show.add_argument("input", nargs="+", metavar="PATH", help="files, or folders (also gs://) of them")
     add_rule_flags(show)
     show.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=VALENCES_HELP)
     show.add_argument("--picture", type=output_file, metavar="FILE", help="draw a plane of one density, .png .svg .pdf")
-    add_report(show, _run_show)
+    add_report(show)
 
-    convert = verbs.add_parser(
-        "convert",
-        help="write densities in another format: CHGCAR, cube, Zarr, Materials Project JSON",
-        description="Write densities in another format. The total density is kept; of a CHGCAR that becomes a CHGCAR "
-        "the augmentation occupancies too. The command says what it does not keep.",
-    )
+    text = "write densities in another format: CHGCAR, cube, Zarr, Materials Project JSON"
+    convert = add_verb(verbs, "convert", text, _run_convert)
     source = convert.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
     source.add_argument("--demo", nargs="+", metavar="ID", help="embedded cells, on the grids that they are stored on")
     add_rule_flags(convert)
     convert.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=VALENCES_HELP)
-    convert.add_argument(
-        "--output", type=Path, required=True, metavar="PATH", help="a file whose name says the format; with --format "
-        "a folder"
-    )  # fmt: skip
+    text = "a file whose name says the format; with --format a folder"
+    convert.add_argument("--output", type=Path, required=True, metavar="PATH", help=text)
     convert.add_argument("--format", choices=FORMATS, help="write each as NAME with the ending of the format")
     text = "copy the augmentation occupancies of this"
     convert.add_argument("--augmentation_from", type=existing_file, metavar="CHGCAR", help=text)
-    add_report(convert, _run_convert, "write what was written")
+    add_report(convert, "write what was written")
 
-    compare = verbs.add_parser(
-        "compare",
-        help="NMAE of two densities of one crystal",
-        description="How far a density is from a reference of the same crystal. Grids that differ are interpolated, "
-        "by their Fourier series, to the finer sides.",
-    )
+    compare = add_verb(verbs, "compare", "NMAE of two densities of one crystal", _run_compare)
     compare.add_argument("reference", type=existing_place, metavar="REFERENCE", help="the density to compare with")
     compare.add_argument("other", type=existing_place, metavar="OTHER", help="a prediction, or another calculation")
     add_rule_flags(compare)
     compare.add_argument("--picture", type=output_file, metavar="FILE", help="draw both and the difference")
-    add_report(compare, _run_compare)
-
-
-def _register_demo_data(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser("demo-data", help="the embedded DFT densities")
-    parser.moved = {"build": "`python profiling/embedded_set.py` in a checkout of tomat"}
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-
-    show = verbs.add_parser(
-        "show",
-        help="list the embedded cells, how they were computed and how well they converged",
-        description="List the embedded cells, the settings they were computed with, and the measured error of these.",
-    )
-    show.add_argument("material_id", nargs="?", help="one cell in full")
-    add_report(show, _run_show_demo, "write what is shown as JSON")
+    add_report(compare)
 
 
 def _run_show_demo(args: argparse.Namespace) -> int:
+    """List the embedded cells, the settings they were computed with, and the measured error of these."""
     from tomat.data.density.demo.embedded import demo_index, load_demo
 
     if args.material_id:
@@ -104,39 +77,32 @@ def _run_show_demo(args: argparse.Namespace) -> int:
         write_report(args.json, report)
         return 0
 
+    def by(mesh: Any) -> str:
+        return "x".join(map(str, mesh))
+
     headings = ("cell", "split", "electrons", "cut-off / Ha", "k-mesh", "native", "refined", "spacing / A")
-    cells = [
-        (
-            cell["material_id"],
-            cell["recipe"]["split"],
-            cell["calculation"]["valence_electrons"],
-            f"{cell['recipe']['e_cut_hartree']:g}",
-            "x".join(map(str, cell["recipe"]["k_mesh"])),
-            "x".join(map(str, cell["native_shape"])),
-            "x".join(map(str, cell["refined_shape"])),
-            f"{max(cell['refined_spacing_a']):.4f}",
-        )
-        for cell in demo_index()["cells"]
-    ]
+    cells = []
+    for cell in demo_index()["cells"]:
+        recipe, electrons = cell["recipe"], cell["calculation"]["valence_electrons"]
+        settings = (recipe["split"], electrons, f"{recipe['e_cut_hartree']:g}", by(recipe["k_mesh"]))
+        grids = (by(cell["native_shape"]), by(cell["refined_shape"]), f"{max(cell['refined_spacing_a']):.4f}")
+        cells.append((cell["material_id"], *settings, *grids))
     errors = []
     for entry in demo_index()["convergence"]:
-        k_mesh = "x".join(map(str, entry["reference_k_mesh"]))
-        to = k_mesh if entry["setting"] == "k_mesh" else f"{entry['reference_e_cut_hartree']:g} Ha"
+        cut_off, mesh = f"{entry['reference_e_cut_hartree']:g} Ha", by(entry["reference_k_mesh"])
         nmae = "reference did not converge" if entry["nmae_percent"] is None else f"{entry['nmae_percent']:.2f}"
-        errors.append((entry["material_id"], entry["setting"], to, nmae))
-    show(
-        Table("", [Column(heading) for heading in headings], cells),
-        Table(
-            "Measured error of the settings: NMAE against the same cell with one setting raised",
-            [Column(heading) for heading in ("cell", "setting", "raised to", "NMAE / %")],
-            errors,
-        ),
-    )
+        raised = mesh if entry["setting"] == "k_mesh" else cut_off
+        errors.append((entry["material_id"], entry["setting"], raised, nmae))
+    title = "Measured error of the settings: NMAE against the same cell with one setting raised"
+    of_errors = list(map(Column, ("cell", "setting", "raised to", "NMAE / %")))
+    show(Table("", list(map(Column, headings)), cells), Table(title, of_errors, errors))
     write_report(args.json, demo_index())
     return 0
 
 
 def _run_show(args: argparse.Namespace) -> int:
+    """Formula, electrons beside those expected, grid, spacing, what a file holds beside the total density, and its
+    range."""
     from tomat.data.density.find import find_densities, ignored_words
     from tomat.data.density.io import check_species_apply
 
@@ -152,7 +118,7 @@ def _run_show(args: argparse.Namespace) -> int:
     shown, failed = [], {}
     for file in found.files:
         try:
-            figures, grid = _figures(file.path, file.name, rules, args.valences)
+            figures, grid = _shown(file.path, file.name, rules, args.valences)
         except RetryableError:
             raise
         except TomatError as error:
@@ -161,7 +127,6 @@ def _run_show(args: argparse.Namespace) -> int:
             failed[file.path] = str(error)
             continue
         shown.append(figures)
-        _print(figures)
         if args.picture is not None:
             from tomat.predict.evaluation.picture import draw_density
 
@@ -177,10 +142,10 @@ def _run_show(args: argparse.Namespace) -> int:
     return SOME_FAILED_STATUS if failed else 0
 
 
-def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any], DensityGrid]":
-    """What is reported of one file, units in the keys."""
+def _shown(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any], DensityGrid]":
+    """Print what one file holds; the figures of that, units in the keys."""
     from tomat.data.dataset.valences import expected_electrons, rules_for
-    from tomat.data.density.atoms_on_density import misfit_of
+    from tomat.data.density.atoms_on_density import DOUBTFUL_MISFIT, misfit_of
     from tomat.data.density.io import format_name, open_density, parts_beside
 
     grid = open_density(path, name, rules_for(path, rules, given))
@@ -209,13 +174,7 @@ def _figures(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, A
         "electrons_added_by_that": grid.clipped_electrons,
         "misfit_of_a_sum_of_atoms_fraction": None if misfit is None else misfit.share,
     }
-    return figures, grid
-
-
-def _print(figures: dict[str, Any]) -> None:
-    from tomat.data.density.atoms_on_density import DOUBTFUL_MISFIT
-
-    found, expected = figures["electrons"], figures["electrons_expected"]
+    found = grid.electron_count
     low, mean, high = (figures[f"{name}_e_per_a3"] for name in ("smallest", "mean", "largest"))
     rows = {
         "format": figures["format"],
@@ -230,40 +189,49 @@ def _print(figures: dict[str, Any]) -> None:
         "ghost atoms": f"{figures['ghost_atoms']} (Z = 0), left out" if figures["ghost_atoms"] else None,
         "range": f"{low:.4g} to {high:.4g} e/Å³, mean {mean:.4g}",
     }
-    share = figures["misfit_of_a_sum_of_atoms_fraction"]
-    if share is not None:
-        much = "; that is much: do these atoms belong to it?" if share > DOUBTFUL_MISFIT else ""
-        rows["atoms"] = f"one function an element around them leaves {100 * share:.2g} % of it{much}"
-    if clipped := figures["negative_voxels_set_to_zero"]:
-        added = figures["electrons_added_by_that"]
-        read = f"{added:.2g} electrons beside the {found - added:.6f} read"
-        rows["negative"] = f"{counted(clipped, 'voxel')} set to zero: {read}"
-    show(Facts(rows, figures["path"]))
+    if misfit is not None:
+        much = "; that is much: do these atoms belong to it?" if misfit.share > DOUBTFUL_MISFIT else ""
+        rows["atoms"] = f"one function an element around them leaves {100 * misfit.share:.2g} % of it{much}"
+    if grid.clipped_voxels:
+        read = f"{grid.clipped_electrons:.2g} electrons beside the {found - grid.clipped_electrons:.6f} read"
+        rows["negative"] = f"{counted(grid.clipped_voxels, 'voxel')} set to zero: {read}"
+    show(Facts(rows, path))
+    return figures, grid
 
 
 def _run_convert(args: argparse.Namespace) -> int:
+    """Write densities in another format. The total density is kept; of a CHGCAR that becomes a CHGCAR the augmentation
+    occupancies too. The command says what it does not keep."""
+    from tomat.data.density.find import find_densities, ignored_words
+    from tomat.data.density.io import check_species_apply
     from tomat.data.density.outputs import FORMATS as ENDINGS
     from tomat.data.density.outputs import OutputError, form_of
 
-    inputs, ignored = _inputs(args)
+    rules = rules_of(args.species, args.accept)
+    paths: dict[str, str | None] = dict.fromkeys(args.demo or ())
+    ignored = ""
+    if args.demo is not None:
+        refuse_rules(args.species, args.accept, "the embedded densities")
+    else:
+        found = find_densities(args.input, accept=rules.accept)
+        check_species_apply((file.path for file in found.files), rules)
+        paths = {file.name: file.path for file in found.files}
+        ignored = f"; {ignored_words(found.ignored)}" if found.ignored else ""
     if args.format is None:
-        if len(inputs) > 1:
-            raise TomatError(
-                f"{len(inputs):,} densities and one file {args.output}; give --format, and a folder as --output."
-            )
-        targets = {next(iter(inputs)): (args.output, form_of(args.output))}
+        if len(paths) > 1:
+            raise TomatError(f"{len(paths):,} densities and one file {args.output}; give --format and a folder.")
+        targets = {next(iter(paths)): (args.output, form_of(args.output))}
     else:
         if args.output.exists() and not args.output.is_dir():
             raise TomatError(f"--output {args.output} is a file; with --format a folder is expected.")
-        targets = {name: (args.output / f"{name}{ENDINGS[args.format]}", args.format) for name in inputs}
+        targets = {name: (args.output / f"{name}{ENDINGS[args.format]}", args.format) for name in paths}
     if args.augmentation_from is not None and any(form != "chgcar" for _, form in targets.values()):
         raise TomatError("--augmentation_from is for CHGCARs. Leave it out, or write a CHGCAR.")
     written, failed = [], {}
     with progress() as bar:
         for name, (target, form) in bar.track(targets.items(), description="Converting"):
-            path, read = inputs[name]
             try:
-                written.append(_convert(name, path, read, target, form, args.augmentation_from))
+                written.append(_convert(args, rules, name, paths[name], target, form))
             except (RetryableError, OutputError):
                 raise
             except TomatError as error:
@@ -281,46 +249,23 @@ def _run_convert(args: argparse.Namespace) -> int:
     return SOME_FAILED_STATUS if failed else 0
 
 
-def _inputs(args: argparse.Namespace) -> "tuple[dict[str, tuple[str | None, Callable[[], DensityGrid]]], str]":
-    """Path (None: embedded) and reader of each density by name, and what is said of files that are passed over."""
-    from tomat.data.density.find import find_densities, ignored_words
-    from tomat.data.density.io import check_species_apply
-
-    if args.demo is not None:
-        from tomat.data.density.demo.embedded import load_stored
-
-        refuse_rules(args.species, args.accept, "the embedded densities")
-        return {name: (None, partial(load_stored, name)) for name in args.demo}, ""
-    rules = rules_of(args.species, args.accept)
-    found = find_densities(args.input, accept=rules.accept)
-    check_species_apply((file.path for file in found.files), rules)
-    inputs: dict[str, tuple[str | None, Callable[[], DensityGrid]]] = {
-        file.name: (file.path, partial(_opened, file.path, file.name, rules, args.valences)) for file in found.files
-    }
-    return inputs, f"; {ignored_words(found.ignored)}" if found.ignored else ""
-
-
-def _opened(path: str, name: str, rules: Any, given: Any) -> "DensityGrid":
-    """A density, its electrons compared with the valences given or of the POTCAR beside it."""
-    from tomat.data.dataset.valences import rules_for
-    from tomat.data.density.io import open_density
-
-    return open_density(path, name, rules_for(path, rules, given))
-
-
 def _convert(
-    name: str, path: str | None, read: "Callable[[], DensityGrid]", target: Path, form: str, augmented: Path | None
+    args: argparse.Namespace, rules: "ReadRules", name: str, path: str | None, target: Path, form: str
 ) -> dict[str, Any]:
-    """Write one density; what is reported of it."""
+    """Write one density, of a file or the embedded one of that name; what is reported of it."""
+    from tomat.data.dataset.valences import rules_for
     from tomat.data.density.chgcar import Parts, read_augmentation
-    from tomat.data.density.io import is_chgcar, parts_beside
+    from tomat.data.density.demo.embedded import load_stored
+    from tomat.data.density.io import is_chgcar, open_density, parts_beside
     from tomat.data.density.outputs import write_density
 
-    grid = read()
-    parts = Parts() if path is None else parts_beside(path)
+    if path is None:
+        grid, parts = load_stored(name), Parts()
+    else:
+        grid, parts = open_density(path, name, rules_for(path, rules, args.valences)), parts_beside(path)
     augmentation = None
-    if augmented is not None:
-        augmentation = read_augmentation(augmented)
+    if args.augmentation_from is not None:
+        augmentation = read_augmentation(args.augmentation_from)
     elif path is not None and parts.augmentation and form == "chgcar" and is_chgcar(path):
         augmentation = read_augmentation(path)
     write_density(grid, target, form, augmentation=augmentation)
@@ -344,6 +289,8 @@ def _convert(
 
 
 def _run_compare(args: argparse.Namespace) -> int:
+    """How far a density is from a reference of the same crystal. Grids that differ are interpolated, by their Fourier
+    series, to the finer sides."""
     from tomat.data.density.io import check_species_apply, open_density
     from tomat.predict.evaluation.difference import compare_densities
     from tomat.predict.evaluation.picture import check_picture, compared_plane, draw_plane
@@ -351,10 +298,9 @@ def _run_compare(args: argparse.Namespace) -> int:
     if args.picture is not None:
         check_picture(args.picture)
     rules = rules_of(args.species, args.accept)
-    check_species_apply((args.reference, args.other), rules)
-    names = [str(Path(*Path(path).parts[-2:])) for path in (args.reference, args.other)]
-    places = zip((args.reference, args.other), names, strict=True)
-    reference, other = (open_density(path, name, rules) for path, name in places)
+    places = (args.reference, args.other)
+    check_species_apply(places, rules)
+    reference, other = (open_density(path, str(Path(*Path(path).parts[-2:])), rules) for path in places)
     found = compare_densities(reference, other)
     largest, place = found.largest
     figures = {
@@ -371,14 +317,13 @@ def _run_compare(args: argparse.Namespace) -> int:
     }
     sides = " x ".join(map(str, figures["compared_on"]))
     of = ", ".join(" x ".join(map(str, shape)) for shape in figures["grids"])
-    where = ", ".join(f"{each:.3f}" for each in place)
     rows = {
         "formula": figures["formula"],
         "electrons": f"{other.electron_count:.6f} against {reference.electron_count:.6f}",
         "grid": f"{sides}, interpolated from {of}" if found.refined else sides,
         "NMAE": f"{100 * found.nmae:.4g} %",
         "NMAE, same electrons": f"{100 * found.scaled_nmae:.4g} %",
-        "largest difference": f"{largest:.4g} e/Å³ at ({where}) of the cell",
+        "largest difference": f"{largest:.4g} e/Å³ at ({place[0]:.3f}, {place[1]:.3f}, {place[2]:.3f}) of the cell",
     }
     show(Facts(rows, f"{args.other} against {args.reference}"))
     if args.picture is not None:

@@ -51,7 +51,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, but after an import: raised inside, it left jaxlib half imported, and the process ended
     with `munmap_chunk(): invalid pointer` and SIGABRT. A second Ctrl-C does not wait."""
     global _waits
-    if not _imports(frame):
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    if frame is None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         raise KeyboardInterrupt
     if number == signal.SIGINT:
@@ -60,14 +62,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         _waits = True
         signal.signal(signal.SIGALRM, _interrupt)
     signal.setitimer(signal.ITIMER_REAL, _LOOK_AGAIN_SECONDS)
-
-
-def _imports(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _stopped() -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tomat.base.arguments import (
     add_flag,
     add_report,
+    add_verb,
     count,
     existing_file,
     output_file,
@@ -30,12 +31,8 @@ if TYPE_CHECKING:  # the verb pays for these only when it runs
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb `eval`."""
-    parser = subparsers.add_parser(
-        "eval",
-        help="teacher-forced NMAE and NEMD of a run on held-out materials, beside baselines",
-        description="Teacher-forced NMAE and NEMD of a run on held-out materials, beside constant, copy-previous and "
-        "Lorenzo baselines. A diagnostic, not a prediction: the model reads the true values of all earlier voxels.",
-    )
+    text = "teacher-forced NMAE and NEMD of a run on held-out materials, beside baselines"
+    parser = add_verb(subparsers, "eval", text, _run_eval)
     text = "the run's folder, such as runs/demo"
     parser.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help=text)
     parser.add_argument("--step", type=count, help="checkpoint to evaluate (default: the newest)")
@@ -53,32 +50,29 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--against", type=existing_file, metavar="FILE", help=text)
     text = "draw a plane of the first material (.png, .svg or .pdf)"
     parser.add_argument("--picture", type=output_file, metavar="FILE", help=text)
-    parser.add_argument(
-        "--free_running",
-        nargs="*",
-        choices=("parallel", "autoregressive"),
-        metavar="DECODER",
-        help="also predict whole cells from their structures alone, by each of these decoders: parallel, "
-        "autoregressive (default: parallel; a run with model.environment and density_dropout)",
-    )
+    decoders = ("parallel", "autoregressive")
+    text = "also predict whole cells from their structures alone, by each of these decoders: parallel, "
+    text += "autoregressive (default: parallel; a run with model.environment and density_dropout)"
+    parser.add_argument("--free_running", nargs="*", choices=decoders, metavar="DECODER", help=text)
     text = "draw N with the autoregressive decoder: their mean, and how well their spread tells the error"
     parser.add_argument("--samples", type=positive_int, metavar="N", help=text)
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
     text = "type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
     parser.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
-    add_report(parser, _run_eval, "write the figures of every material")
+    add_report(parser, "write the figures of every material")
 
 
 def _run_eval(args: argparse.Namespace) -> int:
+    """Teacher-forced NMAE and NEMD of a run on held-out materials, beside constant, copy-previous and Lorenzo
+    baselines. A diagnostic, not a prediction: the model reads the true values of all earlier voxels."""
     from tomat.predict.evaluation.picture import FORMATS
 
     decoders = [] if args.free_running is None else list(dict.fromkeys(args.free_running)) or ["parallel"]
     drawn = {name: value for name in ("samples", "temperature") if (value := getattr(args, name)) is not None}
     cache = {} if args.kv_cache_dtype is None else {"kv_cache_dtype": args.kv_cache_dtype}
     if (drawn or cache) and "autoregressive" not in decoders:
-        raise TomatError(
-            f"--{next(iter(drawn | cache))} is of the decoder autoregressive; add --free_running autoregressive."
-        )
+        name = next(iter(drawn | cache))
+        raise TomatError(f"--{name} is of the decoder autoregressive; add --free_running autoregressive.")
     # Before the minutes of work, not after them.
     if args.picture is not None and args.picture.suffix not in FORMATS:
         raise TomatError(f"cannot draw to {args.picture}; give a file that ends in {', '.join(FORMATS)}.")
@@ -98,12 +92,8 @@ def _run_eval(args: argparse.Namespace) -> int:
     from tomat.predict.inference.trained import load_trained
 
     own = {"autoregressive": {"choice": Choice("sampled" if drawn else "median", **drawn), **cache}}
-    config = TeacherForcedConfig(
-        patches_per_material=args.patches_per_material,
-        whole_cell=args.whole_cell,
-        seed=args.seed,
-        batch_size=args.batch_size,
-    )
+    names = ("patches_per_material", "whole_cell", "seed", "batch_size")
+    config = TeacherForcedConfig(**{name: getattr(args, name) for name in names})
     run = load_trained(args.run_dir, args.step, packed=True)
     names, load, materials_from = _materials(args, run.config)
     predictors = {decoder: RunPredictor(run, decoder=decoder, **own.get(decoder, {})) for decoder in decoders}
@@ -144,10 +134,8 @@ def _materials(
         held = held_out_of_run(config, args.run_dir)
         return held.names, held.load, held.words[0]
     if args.split is None and config.data.source != "embedded":
-        raise TomatError(
-            f"{args.run_dir} was trained on a shard set, which holds densities only as tokens; name held-out densities "
-            "with --input, or the embedded set with --split validation."
-        )
+        what = f"{args.run_dir} was trained on a shard set, which holds densities only as tokens"
+        raise TomatError(f"{what}; name held-out densities with --input, or give --split validation.")
     from tomat.data.density.demo.embedded import demo_materials, load_demo
 
     split = args.split or "validation"

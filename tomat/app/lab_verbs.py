@@ -5,7 +5,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import add_flag, config_file, count, positive_float, positive_int, report_file, share
+from tomat.base.arguments import (
+    add_flag,
+    add_report,
+    add_verb,
+    add_verbs,
+    config_file,
+    count,
+    positive_float,
+    positive_int,
+    share,
+)
 from tomat.base.errors import TomatError
 from tomat.base.progress import Stages
 from tomat.base.report.terminal import show
@@ -16,24 +26,16 @@ if TYPE_CHECKING:
     from tomat.measure.lab.messages import Limits
     from tomat.measure.lab.record import LabRow
 
-DEFAULT_TRACKING_DIR = Path("docs/tracking")
 DEFAULT_WORK_DIR = Path("runs/lab")
 DEFAULT_QUALITY_DIR = Path("runs/quality")
-DEFAULT_LOG_DIR = "runs"
-DEFAULT_CONFIG = "demo"
+OF_A_WINDOW = ("rounds", "repeats", "window_seconds", "steps", "warmup_steps")
+"""Flags that `LabConfig` takes as they are."""
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verbs `lab run`, `lab max_batch` and `lab quality`."""
-    verbs = subparsers.add_parser("lab", help="measure settings of a step: sweeps, the largest batch, what they learn")
-    verbs = verbs.add_subparsers(title="verbs", metavar="VERB", required=True)
-    run = verbs.add_parser(
-        "run",
-        help="measure every row of a sweep beside its base",
-        description="Measure every row of a sweep (the format of `tomat plan --sweep`), each in a process of its own "
-        "and beside its base: tokens a second, step time, compile time, memory, and whether a difference is noise. "
-        "The same command goes on where it was stopped.",
-    )
+    verbs = add_verbs(subparsers, "lab", "measure settings of a step: sweeps, the largest batch, what they learn")
+    run = add_verb(verbs, "run", "measure every row of a sweep beside its base", _run_lab)
     _add_sweep(run, "lab-demo", "only this row; repeatable")
     add_flag(run, "--rounds", 2, "starts of each row", type=positive_int)
     add_flag(run, "--repeats", 4, "windows of each start", type=positive_int)
@@ -45,16 +47,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     run.add_argument("--steps", type=positive_int, help="of a window, instead of --window_seconds")
     _add_limits(run, row_seconds=600.0)
     _add_output(run, DEFAULT_WORK_DIR)
-    run.set_defaults(run=_run_lab)
-    largest = verbs.add_parser(
-        "max_batch",
-        help="find the largest batch that runs",
-        description="Find the largest batch that takes real steps within the memory, for each checkpoint policy and "
-        "number of accumulations. Every probe is a process of its own. The same command goes on where it was stopped.",
-        epilog="Overrides of the configuration (--a.b VALUE) follow.",
-    )
+
+    text = "Overrides of the configuration (--a.b VALUE) follow."
+    largest = add_verb(verbs, "max_batch", "find the largest batch that runs", _run_max_batch, epilog=text)
     text = "the training configuration, a file or the name of one that ships"
-    add_flag(largest, "--config_path", DEFAULT_CONFIG, text, type=config_file("train"), metavar="FILE")
+    add_flag(largest, "--config_path", "demo", text, type=config_file("train"), metavar="FILE")
     largest.add_argument("--name", help="of record and page (default: max-batch-CONFIGURATION)")
     text = "checkpoint policies (default: the configured one)"
     largest.add_argument("--policies", default="", metavar="P[,P...]", help=text)
@@ -62,22 +59,16 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_flag(largest, "--largest", 2**16, "batch to try at most", type=positive_int)
     add_flag(largest, "--steps", 2, "steps that are timed together", type=positive_int)
     _add_limits(largest, row_seconds=900.0)
-    _add_output(largest, DEFAULT_WORK_DIR)
-    largest.set_defaults(run=_run_max_batch, takes_overrides=True)
-    quality = verbs.add_parser(
-        "quality",
-        help="train the rows of a sweep over seeds: speed beside loss and held-out error",
-        description="Train every row of a sweep with every seed on the same data, and say by what each is faster or "
-        "slower, better or worse, with intervals. Embedded data: training compounds alone, of which some are set aside "
-        "to judge by. The same command goes on where it was stopped.",
-    )
+    _add_output(largest, DEFAULT_WORK_DIR, takes_overrides=True)
+
+    text = "train the rows of a sweep over seeds: speed beside loss and held-out error"
+    quality = add_verb(verbs, "quality", text, _run_quality)
     _add_sweep(quality, "lab-quality", "only this row and its base, and nothing else on the page; repeatable")
     add_flag(quality, "--seeds", "0,1,2", "one run of each row a seed", metavar="N,N[,N...]")
     quality.add_argument("--steps", type=positive_int, metavar="N", help="of each run (default: the configuration's)")
     add_flag(quality, "--share", 0.15, "of the embedded training densities set aside", type=share)
     add_flag(quality, "--split_seed", 0, "decides which are", type=count, metavar="N")
     _add_output(quality, DEFAULT_QUALITY_DIR)
-    quality.set_defaults(run=_run_quality)
 
 
 def _add_sweep(parser: argparse.ArgumentParser, example: str, row: str) -> None:
@@ -92,14 +83,14 @@ def _add_limits(parser: argparse.ArgumentParser, row_seconds: float) -> None:
     text = "most memory of a device; on a CPU of the process, which is ended beyond it"
     parser.add_argument("--memory_limit_gib", type=positive_float, help=text)
     text = "folder of runs, or URL, whose log gets each row (`tomat runs log`)"
-    add_flag(parser, "--log_dir", DEFAULT_LOG_DIR, text, metavar="DIR")
+    add_flag(parser, "--log_dir", "runs", text, metavar="DIR")
 
 
-def _add_output(parser: argparse.ArgumentParser, work_dir: Path) -> None:
-    add_flag(parser, "--tracking_dir", DEFAULT_TRACKING_DIR, "gets the record and the page", type=Path)
+def _add_output(parser: argparse.ArgumentParser, work_dir: Path, **defaults: bool) -> None:
+    add_flag(parser, "--tracking_dir", Path("docs/tracking"), "gets the record and the page", type=Path)
     text = f"runs or data, compiled programs, logs (default: below {work_dir})"
     parser.add_argument("--work_dir", type=Path, help=text)
-    parser.add_argument("--json", type=report_file, metavar="FILE", help="also write the record here")
+    add_report(parser, "also write the record here", **defaults)
 
 
 def _limits(args: argparse.Namespace) -> "Limits":
@@ -118,7 +109,9 @@ def _show(stages: "Stages", what: str, stage: str) -> None:
 
 
 def _run_lab(args: argparse.Namespace) -> int:
-    """Measure a sweep; status 1 if a row has no answer."""
+    """Measure every row of a sweep (the format of `tomat plan --sweep`), each in a process of its own and beside its
+    base: tokens a second, step time, compile time, memory, and whether a difference is noise. The same command goes on
+    where it was stopped."""
     from tomat.measure.lab.log import log_row
     from tomat.measure.lab.run import Lab, LabConfig
     from tomat.perf.tuning.changes import override_words
@@ -139,21 +132,9 @@ def _run_lab(args: argparse.Namespace) -> int:
             stages.say(f"{row.name}: {row_text(row)}")
             log_row(args.log_dir, sweep.name, sweep.title, row, asked)
 
-        lab = Lab(
-            sweep,
-            args.tracking_dir,
-            args.work_dir or DEFAULT_WORK_DIR / sweep.name,
-            LabConfig(
-                rounds=args.rounds,
-                repeats=args.repeats,
-                window_seconds=args.window_seconds,
-                steps=args.steps,
-                warmup_steps=args.warmup_steps,
-                limits=_limits(args),
-            ),
-            partial(_show, stages),
-            say,
-        )
+        config = LabConfig(limits=_limits(args), **{name: getattr(args, name) for name in OF_A_WINDOW})
+        work_dir = args.work_dir or DEFAULT_WORK_DIR / sweep.name
+        lab = Lab(sweep, args.tracking_dir, work_dir, config, partial(_show, stages), say)
         try:
             lab.run(args.row, again=args.again)
         finally:
@@ -168,7 +149,8 @@ def _run_lab(args: argparse.Namespace) -> int:
 
 
 def _run_max_batch(args: argparse.Namespace) -> int:
-    """Search for the largest batch; status 1 if a search has found none."""
+    """Find the largest batch that takes real steps within the memory, for each checkpoint policy and number of
+    accumulations. Every probe is a process of its own. The same command goes on where it was stopped."""
     from tomat.train.settings.keys import check_words
 
     check_words(args.config_path, args.overrides)  # before JAX is imported
@@ -226,7 +208,9 @@ def _run_max_batch(args: argparse.Namespace) -> int:
 
 
 def _run_quality(args: argparse.Namespace) -> int:
-    """Train a sweep over seeds; status 1 if a run has failed."""
+    """Train every row of a sweep with every seed on the same data, and say by what each is faster or slower, better or
+    worse, with intervals. Embedded data: training compounds alone, of which some are set aside to judge by. The same
+    command goes on where it was stopped."""
     from tomat.app.workflow.quality import train_study
     from tomat.measure.lab.quality import Quality, seeds_of
     from tomat.measure.lab.record import record_path
@@ -239,15 +223,10 @@ def _run_quality(args: argparse.Namespace) -> int:
     sweep = load_sweep(args.sweep).with_rows(args.row)
     for row in sweep.rows:
         check_words(row.config_path, override_words(row.overrides), words_of=row.words_of)
-    study = Quality(
-        sweep,
-        seeds,
-        args.work_dir or DEFAULT_QUALITY_DIR / sweep.name,
-        record_path(args.tracking_dir, page_path(args.tracking_dir, sweep.name).stem),
-        steps=args.steps,
-        share=args.share,
-        split_seed=args.split_seed,
-    )
+    work_dir = args.work_dir or DEFAULT_QUALITY_DIR / sweep.name
+    record_file = record_path(args.tracking_dir, page_path(args.tracking_dir, sweep.name).stem)
+    of_a_run = {name: getattr(args, name) for name in ("steps", "share", "split_seed")}
+    study = Quality(sweep, seeds, work_dir, record_file, **of_a_run)
     try:
         train_study(study)
     finally:

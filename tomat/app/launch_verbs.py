@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tomat.base.arguments import (
     add_flag,
     add_report,
+    add_verb,
     config_file,
     count,
     existing_file,
@@ -34,14 +35,9 @@ OF_THE_HOSTS = ("service_account", "network", "subnetwork", "labels", "runtime_v
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb `launch`."""
-    parser = subparsers.add_parser(
-        "launch",
-        help="train on a TPU slice through gcloud or Iris, restarting it when it is preempted",
-        description="Print the commands that create a TPU slice, install the checked-out commit on every host, start "
-        "the training, restart it, collect logs and give the slice back; with --execute run them. Any setting of the "
-        "configuration can follow as --a.b VALUE. Started again while the training runs, it goes on watching it.",
-        epilog="The guides are docs/guides/first-pod-run.md and preemption.md.",
-    )
+    text = "train on a TPU slice through gcloud or Iris, restarting it when it is preempted"
+    guides = "The guides are docs/guides/first-pod-run.md and preemption.md."
+    parser = add_verb(subparsers, "launch", text, _run_launch, epilog=guides)
     text = "configuration, a file or the name of one that ships; its `slice` is what is used"
     parser.add_argument("--config_path", type=config_file("train"), required=True, metavar="FILE", help=text)
     parser.add_argument("--zone", help="zone, such as us-east5-b")
@@ -74,18 +70,17 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     policy.add_argument("--max_failures", type=positive_int, default=5, help="failures in a row (default: %(default)s)")
     add_flag(policy, "--backoff_seconds", 30.0, "first wait", type=positive_float)
     add_flag(policy, "--poll_seconds", 30.0, "between questions", type=positive_float)
-    add_report(
-        parser, _run_launch, "write what happened (with --execute), or was found (--check)", takes_overrides=True
-    )
+    add_report(parser, "write what happened (with --execute), or was found (--check)", takes_overrides=True)
 
 
 def _run_launch(args: argparse.Namespace) -> int:
+    """Print the commands that create a TPU slice, install the checked-out commit on every host, start the training,
+    restart it, collect logs and give the slice back; with --execute run them. Any setting of the configuration can
+    follow as --a.b VALUE. Started again while the training runs, it goes on watching it."""
     from tomat.train.settings.keys import check_words
 
     if not Path(LAUNCHER).exists():
-        raise TomatError(
-            f"{LAUNCHER} is not here; run `tomat launch` in the root of a checkout, which is what it sends."
-        )
+        raise TomatError(f"{LAUNCHER} is not here; run `tomat launch` in the root of a checkout, which it sends.")
     check_words(args.config_path, args.overrides)
     if args.zone is None and not args.iris:
         raise TomatError("--zone is missing; give the zone of your capacity, as in --zone us-east5-b.")
@@ -97,32 +92,24 @@ def _run_launch(args: argparse.Namespace) -> int:
     if config.slice is None:
         raise TomatError(f"{args.config_path} names no slice; add one, as in `slice: v6e-16`, or give --slice v6e-16.")
     if args.iris and (given := [flag for flag in OF_THE_HOSTS if getattr(args, flag)]):
-        raise TomatError(
-            f"--{given[0]} is for TPU VMs of your own, and --iris is given; a cluster has its own. Leave it out."
-        )
-    places = {
-        "data.train": config.data.train,
-        "data.validation": config.data.validation,
-        "output_dir": config.output_dir,
-    }
+        raise TomatError(f"--{given[0]} is for TPU VMs of your own, and --iris is given; leave one of them out.")
+    data = config.data
+    places = {"data.train": data.train, "data.validation": data.validation, "output_dir": config.output_dir}
     problems = [*unfit_places(places, args.data_disk is not None), *([] if args.allow_dirty else local_changes())]
-    if args.check:
-        return _check(args, config, places, problems)
-    if args.execute and problems:
-        raise TomatError(problems[0])
-    for problem in problems:
-        print(f"# warning: {problem}")
-    return _launch_iris(args, config) if args.iris else _launch_gcloud(args, config)
+    if not args.check:
+        if args.execute and problems:
+            raise TomatError(problems[0])
+        for problem in problems:
+            print(f"# warning: {problem}")
+        if args.iris:
+            return _launch_iris(args, config)
 
-
-def _tpu_launch(args: argparse.Namespace, config: "TrainConfig") -> "TpuLaunch":
     from tomat.launch.environment import read_env_file
     from tomat.launch.gcloud import TpuLaunch, tpu_name_for
 
-    assert config.slice is not None
     if args.env_file is not None:
         print(f"# from {args.env_file}, by name: {', '.join(read_env_file(args.env_file)) or 'nothing'}")
-    return TpuLaunch(
+    launch = TpuLaunch(
         run_name=config.run_name,
         slice_name=config.slice,
         tpu_name=args.tpu_name or tpu_name_for(config.run_name),
@@ -132,38 +119,33 @@ def _tpu_launch(args: argparse.Namespace, config: "TrainConfig") -> "TpuLaunch":
         boot_software=args.runtime_version,
         **{name: getattr(args, name) for name in AS_GIVEN},
     )
+    return _check(args, launch, places, problems) if args.check else _launch_gcloud(args, launch)
 
 
 def _check(
-    args: argparse.Namespace, config: "TrainConfig", places: Mapping[str, str | None], problems: Sequence[str]
+    args: argparse.Namespace, launch: "TpuLaunch", places: Mapping[str, str | None], problems: Sequence[str]
 ) -> int:
     """Print a line a question; status 1 where one failed."""
     from tomat.launch.check import print_line, run_checks
     from tomat.launch.command import require_program, run_command
 
-    launch = _tpu_launch(args, config)
     require_program("gcloud", GCLOUD_FROM)
     lines = []
     for line in run_checks(launch, places, problems, run_command):
         print_line(line)
         lines.append(line)
     failed = sum(line.state == "failed" for line in lines)
-    figures = {"run": config.run_name, "slice": config.slice, "failed": failed}
-    write_report(args.json, figures | {"checks": [vars(line) for line in lines]})
+    figures = {"run": launch.run_name, "slice": launch.slice_name, "failed": failed, "checks": list(map(vars, lines))}
+    write_report(args.json, figures)
     return 1 if failed else 0
 
 
-def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
+def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch") -> int:
     from tomat.launch.command import require_program, run_command
     from tomat.launch.supervisor import RestartPolicy, Supervisor
 
-    launch = _tpu_launch(args, config)
-    policy = RestartPolicy(
-        max_restarts=args.max_restarts,
-        max_failures=args.max_failures,
-        backoff_seconds=args.backoff_seconds,
-        poll_seconds=args.poll_seconds,
-    )
+    names = ("max_restarts", "max_failures", "backoff_seconds", "poll_seconds")
+    policy = RestartPolicy(**{name: getattr(args, name) for name in names})
     if not args.execute:
         for command in launch.commands():
             print(f"# {command.purpose}\n{command.line}")
@@ -183,7 +165,7 @@ def _launch_gcloud(args: argparse.Namespace, config: "TrainConfig") -> int:
         raise
     finally:
         report = supervisor.report
-        figures = {"run": config.run_name, "slice": config.slice, "attempts": len(report.endings)}
+        figures = {"run": launch.run_name, "slice": launch.slice_name, "attempts": len(report.endings)}
         write_report(args.json, figures | vars(report) | {"total_seconds": time.monotonic() - began})
     return 0
 
@@ -193,16 +175,9 @@ def _launch_iris(args: argparse.Namespace, config: "TrainConfig") -> int:
     from tomat.launch.iris import iris_command
 
     assert config.slice is not None
-    command = iris_command(
-        cluster=args.iris,
-        run_name=config.run_name,
-        slice_name=config.slice,
-        config_path=str(args.config_path),
-        overrides=args.overrides,
-        zone=args.zone,
-        spot=args.spot,
-        max_failures=args.max_failures,
-    )
+    flags = {name: getattr(args, name) for name in ("overrides", "zone", "spot", "max_failures")}
+    run = {"run_name": config.run_name, "slice_name": config.slice, "config_path": str(args.config_path)}
+    command = iris_command(cluster=args.iris, **run, **flags)
     print(f"# {command.purpose}\n{command.line}")
     if not args.execute:
         return 0

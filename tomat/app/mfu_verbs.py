@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from tomat.base.arguments import add_report, config_file, positive_float, positive_int, run_folder
-from tomat.base.errors import TomatError
+from tomat.base.arguments import add_report, add_verb, config_file, positive_float, positive_int, run_folder
+from tomat.base.errors import refuse
 from tomat.base.report.model import Column, Table
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, counted, write_report
@@ -12,57 +12,44 @@ from tomat.base.reporting import console, counted, write_report
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat mfu`."""
-    parser = subparsers.add_parser(
-        "mfu",
-        help="FLOPs utilisation of a step time, or of a run",
-        description="FLOPs utilisation of a step time on a slice, or of a run from its log. Overrides of the "
-        "configuration (--a.b VALUE) are taken as `tomat train` takes them.",
-    )
+    parser = add_verb(subparsers, "mfu", "FLOPs utilisation of a step time, or of a run", _run_mfu)
     parser.add_argument("--config_path", type=config_file("train"), help="a training configuration")
     parser.add_argument("--run", type=run_folder, dest="run_dir", help="a run's folder, such as runs/demo")
-    parser.add_argument(
-        "--slice",
-        help="accelerator type, such as v6e-16 or h100x8; default: the configuration's, and of a run the devices that "
-        "it ran on, which this must not contradict",
-    )
+    text = "accelerator type, such as v6e-16 or h100x8; default: the configuration's, and of a run the devices that "
+    parser.add_argument("--slice", help=f"{text}it ran on, which this must not contradict")
     parser.add_argument("--step_seconds", type=positive_float, help="duration of a step (with --config_path)")
     parser.add_argument("--batch", type=positive_int, help="sequences per step; default: the configuration's")
     parser.add_argument("--seq_len", type=positive_int, help="tokens per sequence; default: the configuration's")
     text = "atoms of a typical material, for the useful tokens; default: 12"
     parser.add_argument("--atoms", type=positive_int, help=text)
-    add_report(parser, _run_mfu, "write the figures; MFUs are fractions", takes_overrides=True)
+    add_report(parser, "write the figures; MFUs are fractions", takes_overrides=True)
 
 
 def _run_mfu(args: argparse.Namespace) -> int:
+    """FLOPs utilisation of a step time on a slice, or of a run from its log. Overrides of the configuration (--a.b
+    VALUE) are taken as `tomat train` takes them."""
     from tomat.app.public import mfu
     from tomat.hardware.chips import slice_named
     from tomat.train.settings.keys import check_words
 
-    if (args.config_path is None) == (args.run_dir is None):
-        raise TomatError("give --config_path with --slice and --step_seconds, or --run with a run's folder.")
-    if args.run_dir is not None and args.step_seconds is not None:
-        raise TomatError("--step_seconds does not go with --run, whose log has the step times.")
-    if args.run_dir is None and args.step_seconds is None:
-        raise TomatError("--step_seconds is missing: the measured duration of a step, such as 2.08.")
+    run, seconds = args.run_dir, args.step_seconds
+    both = (args.config_path is None) == (run is None)
+    refuse(
+        (both, "give --config_path with --slice and --step_seconds, or --run with a run's folder."),
+        (run and seconds, "--step_seconds does not go with --run, whose log has the step times."),
+        (not run and not seconds, "--step_seconds is missing: the measured duration of a step, such as 2.08."),
+    )
+    words = list(args.overrides)
+    words += [] if args.batch is None else ["--trainer.train_batch_size", str(args.batch)]
+    words += [] if args.seq_len is None else ["--data.seq_len", str(args.seq_len)]
     # Before the seconds that importing JAX and Levanter takes.
-    check_words(args.config_path, _overrides(args))
+    check_words(args.config_path, words)
     if args.slice is not None:
         slice_named(args.slice)
-    result = mfu(
-        args.run_dir or args.config_path, args.slice, args.step_seconds, overrides=_overrides(args), atoms=args.atoms
-    )
+    result = mfu(run or args.config_path, args.slice, seconds, overrides=words, atoms=args.atoms)
     _print(result)
     write_report(args.json, result)
     return 0
-
-
-def _overrides(args: argparse.Namespace) -> list[str]:
-    words = list(args.overrides)
-    if args.batch is not None:
-        words += ["--trainer.train_batch_size", str(args.batch)]
-    if args.seq_len is not None:
-        words += ["--data.seq_len", str(args.seq_len)]
-    return words
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -114,18 +101,12 @@ def _print(result: dict[str, Any]) -> None:
                 f"HFU is over 100 %: what the program is counted to multiply takes {where} at least {least:.3g} s at "
                 "its peaks. The step was shorter, or its program is another one."
             )
-    if "wall_seconds_by_part" in result:
-        _print_parts(result)
-
-
-def _print_parts(result: dict[str, Any]) -> None:
-    wall, lost = result["wall_seconds"], result.get("wall_mfu_full_lost", {})
-    headings = ("seconds", "share", "MFU lost, points") if lost else ("seconds", "share")
-    rows = []
+    if "wall_seconds_by_part" not in result:
+        return
+    wall, lost, rows = result["wall_seconds"], result.get("wall_mfu_full_lost", {}), []
     for part, seconds in result["wall_seconds_by_part"].items():
         cells = [part.replace("_", " "), f"{seconds:,.2f}", f"{100 * seconds / wall:.1f} %"]
-        if lost:
-            cells.append(f"{100 * lost[part]:.2f}" if part in lost else "")
-        rows.append(cells)
+        rows.append([*cells, f"{100 * lost[part]:.2f}" if part in lost else ""][: 4 if lost else 3])
+    headings = ("seconds", "share", "MFU lost, points")[: 3 if lost else 2]
     columns = [Column("part"), *(Column(heading, right=True) for heading in headings)]
     show(Table(f"{wall:,.1f} s of wall-clock time", columns, rows))

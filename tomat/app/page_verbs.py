@@ -6,7 +6,7 @@ import webbrowser
 
 from rich.text import Text
 
-from tomat.base.arguments import add_report, output_file
+from tomat.base.arguments import add_report, add_verb, output_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, readable_bytes, write_report
 from tomat.data.density.rules import add_rule_flags, rules_of
@@ -14,18 +14,11 @@ from tomat.data.density.rules import add_rule_flags, rules_of
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat page`."""
-    parser = subparsers.add_parser(
-        "page",
-        help="one HTML file of a run, plan, profile, sweep or prediction, which opens from disk without a network",
-        description="Write one HTML file that opens from disk without a network: figures to point at and zoom, "
-        "tables that sort and filter, densities with slices to drag.",
-    )
-    parser.add_argument(
-        "target",
-        metavar="RUN|PLAN|PROFILE|SWEEP|PREDICTION",
-        help="a run's folder (or gs://), a JSON of `tomat plan` or `tomat profile`, a trace, a record of a "
-        "sweep, a folder of `tomat predict`, or a density",
-    )
+    text = "one HTML file of a run, plan, profile, sweep or prediction, which opens from disk without a network"
+    parser = add_verb(subparsers, "page", text, _run_page)
+    text = "a run's folder (or gs://), a JSON of `tomat plan` or `tomat profile`, a trace, a record of a sweep, "
+    text += "a folder of `tomat predict`, or a density"
+    parser.add_argument("target", metavar="RUN|PLAN|PROFILE|SWEEP|PREDICTION", help=text)
     text = "the page (default: index.html in a folder, NAME.html by a file)"
     parser.add_argument("--output", type=output_file, metavar="FILE", help=text)
     text = "density to draw beside a prediction, or a folder of densities"
@@ -33,10 +26,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     add_rule_flags(parser)
     parser.add_argument("--device_kind", help="chip that a compiled program is for, such as 'TPU v6 lite'")
     parser.add_argument("--open", action="store_true", help="show it in the browser of this machine")
-    add_report(parser, _run_page, "write what the page shows and its bytes")
+    add_report(parser, "write what the page shows and its bytes")
 
 
 def _run_page(args: argparse.Namespace) -> int:
+    """Write one HTML file that opens from disk without a network: figures to point at and zoom, tables that sort and
+    filter, densities with slices to drag."""
     from tomat.report.html.density import LOOKED_AT
     from tomat.report.html.document import write_page
     from tomat.report.html.kinds import default_output, page_of
@@ -48,16 +43,10 @@ def _run_page(args: argparse.Namespace) -> int:
         page = page_of(args.target, reference=args.reference, device_kind=args.device_kind, rules=rules)
         size = write_page(output, page)
     took = time.monotonic() - started
-    console.print(
-        f"page of a {page.kind}: {output}, {readable_bytes(size)}, {took:.1f} s",
-        soft_wrap=True,
-        highlight=False,
-    )
-    write_report(
-        args.json,
-        {"page": str(output), "kind": page.kind, "page_bytes": size, "seconds": took, "shown": dict(page.figures)},
-    )
-    if args.open:
-        if not webbrowser.open(output.resolve().as_uri()):
-            raise TomatError(f"no browser was found on this machine; open {output.resolve()} in one.")
+    said = f"page of a {page.kind}: {output}, {readable_bytes(size)}, {took:.1f} s"
+    console.print(said, soft_wrap=True, highlight=False)
+    figures = {"page": str(output), "kind": page.kind, "page_bytes": size, "seconds": took, "shown": dict(page.figures)}
+    write_report(args.json, figures)
+    if args.open and not webbrowser.open(output.resolve().as_uri()):
+        raise TomatError(f"no browser was found on this machine; open {output.resolve()} in one.")
     return 0

@@ -73,14 +73,8 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
 
             table = value_table(load_codec(str(args.codec)))
         show("looking into the cache, else starting the compiler")
-        plan = make_plan(
-            config,
-            slice_,
-            **compile_arguments(args),
-            value_table=table,
-            executable=args.executable is not None,
-            on_stage=show,
-        )
+        how = {"value_table": table, "executable": args.executable is not None, "on_stage": show}
+        plan = make_plan(config, slice_, **compile_arguments(args), **how)
         show("estimating")
         return plan, plan.to_dict()
 
@@ -145,9 +139,24 @@ def max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int
 
 
 def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
-    """Write the page, the configuration and the executable that were asked for."""
+    """Write the page (`<run_name>-plan.md`), the configuration and the executable that were asked for."""
     if args.docs:
-        console.print(f"wrote {_write_page(plan)}", highlight=False)
+        from tomat.train.settings.config import config_hash
+
+        figures, config = None, plan.config
+        if plan.step is not None and plan.step_seconds is not None:
+            figures = step_report(plan.work, plan.slice_, plan.step_seconds.estimate)
+            spans = {"step_seconds": plan.step_seconds, **plan.utilisation}
+            figures["ranges"] = {key: asdict(span) for key, span in spans.items()}
+            figures["untimed_step_share"] = untimed_share(plan.step.supports)
+            figures["untimed"] = untimed_text(plan.step.supports)
+            del figures["tokens_per_second"]  # the page of a plan has the rate of a chip
+        of_run = {"run_name": f"{config.run_name}-plan", "baseline": config.baseline, "kind": "predicted"}
+        of_run["config_hash"] = config_hash(config)
+        with tempfile.TemporaryDirectory() as folder:
+            write_text(Path(folder) / CONFIG_FILE, yaml.safe_dump(config.to_dict(), sort_keys=False))
+            page = write_run_page(Path(folder), Path(config.tracking_dir), plan.breakdown, figures, **of_run)
+        console.print(f"wrote {page}", highlight=False)
     if args.emit is None and args.executable is None:
         return
     seconds, memory = plan.step_seconds, plan.compiled.memory
@@ -166,29 +175,3 @@ def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
         with replacing(args.executable) as temporary:
             shutil.copyfile(plan.compiled.folder / EXECUTABLE_FILE, temporary)
         console.print(f"wrote {args.executable}", highlight=False)
-
-
-def _write_page(plan: Plan) -> Path:
-    """The plan's page in the tracking folder, `<run_name>-plan.md`."""
-    from tomat.train.settings.config import config_hash
-
-    figures = None
-    if plan.step is not None and plan.step_seconds is not None:
-        figures = step_report(plan.work, plan.slice_, plan.step_seconds.estimate)
-        spans = {"step_seconds": plan.step_seconds, **plan.utilisation}
-        figures["ranges"] = {key: asdict(span) for key, span in spans.items()}
-        figures["untimed_step_share"] = untimed_share(plan.step.supports)
-        figures["untimed"] = untimed_text(plan.step.supports)
-        del figures["tokens_per_second"]  # the page of a plan has the rate of a chip
-    with tempfile.TemporaryDirectory() as folder:
-        write_text(Path(folder) / CONFIG_FILE, yaml.safe_dump(plan.config.to_dict(), sort_keys=False))
-        return write_run_page(
-            Path(folder),
-            Path(plan.config.tracking_dir),
-            plan.breakdown,
-            figures,
-            run_name=f"{plan.config.run_name}-plan",
-            baseline=plan.config.baseline,
-            config_hash=config_hash(plan.config),
-            kind="predicted",
-        )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tomat.base.arguments import (
+    add_verb,
     config_file,
     count,
     existing_file,
@@ -18,7 +19,7 @@ from tomat.base.arguments import (
     report_file,
     run_folder,
 )
-from tomat.base.errors import TomatError
+from tomat.base.errors import TomatError, refuse
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.progress import Stages
 from tomat.base.reporting import console, write_report
@@ -46,14 +47,9 @@ DEFAULT_TRACKING_DIR = Path("docs/tracking")
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat plan`."""
-    parser = subparsers.add_parser(
-        "plan",
-        help="compile the training step for a TPU slice without one: memory, cycles, MFU",
-        description="Compile the training step for a TPU slice on a machine without one, and say whether it fits, "
-        "where its cycles go and which MFU to expect.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    text = "compile the training step for a TPU slice without one: memory, cycles, MFU"
+    form = argparse.RawDescriptionHelpFormatter
+    parser = add_verb(subparsers, "plan", text, _run_plan, epilog=EPILOG, formatter_class=form)
     what = parser.add_argument_group("what to plan")
     text = "a training configuration, a file or the name of one that ships; overrides (--a.b VALUE) follow"
     what.add_argument("--config_path", type=config_file("train"), help=text)
@@ -103,60 +99,49 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     limits.add_argument("--cache_gib", type=positive_float, default=2.0, help="what the cache may hold (default 2)")
     parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
     parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: growth of A's step that fails")
-    parser.set_defaults(run=_run_plan, takes_overrides=True, device_kind=None)
+    parser.set_defaults(takes_overrides=True, device_kind=None)
 
 
 def _run_plan(args: argparse.Namespace) -> int:
+    """Compile the training step for a TPU slice on a machine without one, and say whether it fits, where its cycles go
+    and which MFU to expect."""
     overrides = list(args.overrides)
     # A positional argument would swallow the values of overrides, which argparse does not know.
     if overrides[:1] == ["compare"]:
-        return _compare(args, overrides[1:])
-    if args.row and args.sweep is None:
-        raise TomatError(f"--row {args.row[0]} is a row of a sweep; give its file with --sweep.")
-    if args.kernels is not None and not args.calibrate:
-        raise TomatError("--kernels is for --calibrate; give both.")
-    if args.chip and args.kernels is None:
-        raise TomatError(f"--chip {args.chip[0]} chooses rows of --kernels; give its file.")
-    _check_decode(args)
+        from tomat.app.profile_verbs import compare_targets
+
+        words = overrides[1:]
+        if len(words) != 2:
+            raise TomatError(f"compare takes two plans, profiles or breakdowns, got {len(words)}: {' '.join(words)}.")
+        return compare_targets(args, *words)
+    of_cell = [name for name in ("grid", "atoms", "structure", "rounds", "kv_cache_dtype") if getattr(args, name)]
+    others = ("sweep", "max_batch", "calibrate", "record", "docs", "emit", "executable", "codec")
+    without = [name for name in others if getattr(args, name)]
+    rows, chips, decodes = ", ".join(args.row), ", ".join(args.chip), args.decode is not None
+    refuse(
+        (rows and args.sweep is None, f"--row {rows} is a row of a sweep; give its file with --sweep."),
+        (args.kernels is not None and not args.calibrate, "--kernels is for --calibrate; give both."),
+        (chips and args.kernels is None, f"--chip {chips} chooses rows of --kernels; give its file."),
+        (of_cell and not decodes, f"--{' --'.join(of_cell[:1])} is for --decode; give both."),
+        (decodes and without, f"--decode plans a cell, which has no --{' --'.join(without[:1])}; leave one out."),
+        (decodes and args.grid is None, "--decode needs the voxels of the cell; give --grid NX NY NZ."),
+        (
+            decodes and (args.atoms is None) == (args.structure is None),
+            "--decode needs the atoms of the cell; give --atoms N, or --structure FILE.",
+        ),
+        (args.rounds and args.decode == "autoregressive", "--rounds is for the parallel decoder; leave it out."),
+        (
+            args.kv_cache_dtype and args.decode == "parallel",
+            "--kv_cache_dtype is for the autoregressive decoder, which has a cache; leave it out.",
+        ),
+    )
     if args.sweep is None and not args.calibrate and args.record is None:
         return _plan(args, overrides)
     form, run = ("--calibrate", _calibrate) if args.sweep is None else ("--sweep", _sweep)
-    if args.kernels is not None:
-        run = _calibrate_kernels
     if overrides:
         raise TomatError(f"{form} takes no overrides; got {' '.join(overrides)}. Set them in the file that it reads.")
     _say_withheld()
     return run(args)
-
-
-def _check_decode(args: argparse.Namespace) -> None:
-    """Raises TomatError for words that do not go with, or without, `--decode`."""
-    cell = ("grid", "atoms", "structure", "rounds", "kv_cache_dtype")
-    if args.decode is None:
-        given = [name for name in cell if getattr(args, name) is not None]
-        if given:
-            raise TomatError(f"--{given[0]} is for --decode; give both.")
-        return
-    others = ("sweep", "max_batch", "calibrate", "record", "docs", "emit", "executable", "codec")
-    given = [name for name in others if getattr(args, name)]
-    if given:
-        raise TomatError(f"--decode plans a prediction, which has no --{given[0]}; leave one of them out.")
-    if args.grid is None:
-        raise TomatError("--decode needs the voxels of the cell; give --grid NX NY NZ.")
-    if (args.atoms is None) == (args.structure is None):
-        raise TomatError("--decode needs the atoms of the cell; give --atoms N, or --structure FILE.")
-    if args.rounds is not None and args.decode == "autoregressive":
-        raise TomatError("--rounds is for the parallel decoder; leave it out.")
-    if args.kv_cache_dtype is not None and args.decode == "parallel":
-        raise TomatError("--kv_cache_dtype is for the autoregressive decoder, which has a cache; leave it out.")
-
-
-def _compare(args: argparse.Namespace, words: list[str]) -> int:
-    from tomat.app.profile_verbs import compare_targets
-
-    if len(words) != 2:
-        raise TomatError(f"compare takes two plans, profiles or breakdowns, got {len(words)}: {' '.join(words)}.")
-    return compare_targets(args, words[0], words[1])
 
 
 def _sweep(args: argparse.Namespace) -> int:
@@ -177,18 +162,19 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from tomat.app.plan_step import compile_arguments
-    from tomat.report.pages.calibration_page import calibrate
+    tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
+    if args.kernels is not None:
+        from tomat.report.pages.kernels_page import calibrate_kernels
 
-    added = [] if args.record is None else _measurements(args.record)
-    with Stages() as stages:
-        record = calibrate(
-            args.tracking_dir or DEFAULT_TRACKING_DIR,
-            added=added,
-            only_new=not args.calibrate,
-            **compile_arguments(args),
-            on_stage=stages.show,
-        )
+        limits = {"workers": args.workers, "cache_dir": args.cache_dir, "chips": args.chip}
+        record = calibrate_kernels(args.kernels, tracking_dir, **limits)
+    else:
+        from tomat.app.plan_step import compile_arguments
+        from tomat.report.pages.calibration_page import calibrate
+
+        added, how = [] if args.record is None else _measurements(args.record), compile_arguments(args)
+        with Stages() as stages:
+            record = calibrate(tracking_dir, added=added, only_new=not args.calibrate, on_stage=stages.show, **how)
     write_report(args.json, record)
     return 0
 
@@ -206,16 +192,6 @@ def _measurements(path: Path) -> "list[CalibrationRow]":
     return rows
 
 
-def _calibrate_kernels(args: argparse.Namespace) -> int:
-    from tomat.report.pages.kernels_page import calibrate_kernels
-
-    where = {"cache_dir": args.cache_dir, "chips": args.chip}
-    tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
-    record = calibrate_kernels(args.kernels, tracking_dir, workers=args.workers, **where)
-    write_report(args.json, record)
-    return 0
-
-
 def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     from tomat.train.settings.keys import check_words
 
@@ -229,7 +205,7 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     from tomat.base.report.terminal import show
     from tomat.perf.plan.plan_cache import default_cache_dir, find_report, keep_report
     from tomat.report.plan import trials_part
-    from tomat.report.terminal import print_plan
+    from tomat.report.terminal import print_decoders, print_plan
 
     if args.tracking_dir is not None:
         overrides = [*overrides, "--tracking_dir", str(args.tracking_dir)]
@@ -238,24 +214,34 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
 
         return max_batch(args, path, overrides)
     cache, key = args.cache_dir or default_cache_dir(), _question(args, path, overrides)
-    if args.decode is not None:
-        return _plan_decoders(args, path, overrides, cache, key)
     writes = args.docs or args.emit is not None or args.executable is not None
     report = find_report(cache, key) if key is not None and not writes else None
+    if report is not None and ("fits" if args.decode is None else "decoders") not in report:
+        report = None
     plan = None
-    if report is None or "fits" not in report:
-        from tomat.app.plan_step import compile_plan
+    if args.decode is not None:
+        if report is None:
+            from tomat.app.plan_step import compile_decoders
 
-        plan, report = compile_plan(args, path, overrides)
+            report = compile_decoders(args, path, overrides)
+        else:
+            for one in report["decoders"].values():
+                one["cached"] = True
+        print_decoders(report, args.top)
     else:
-        report["cached"] = True
-    print_plan(report, args.top)
-    if not report["fits"] and not args.no_search:
-        if "nearest_fits" not in report:
-            from tomat.app.plan_step import search
+        if report is None:
+            from tomat.app.plan_step import compile_plan
 
-            report["nearest_fits"] = search(args, path, overrides)
-        show(trials_part(report["nearest_fits"]))
+            plan, report = compile_plan(args, path, overrides)
+        else:
+            report["cached"] = True
+        print_plan(report, args.top)
+        if not report["fits"] and not args.no_search:
+            if "nearest_fits" not in report:
+                from tomat.app.plan_step import search
+
+                report["nearest_fits"] = search(args, path, overrides)
+            show(trials_part(report["nearest_fits"]))
     if key is not None:
         keep_report(cache, key, report)
     write_report(args.json, report)
@@ -263,25 +249,6 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
         from tomat.app.plan_step import write_outputs
 
         write_outputs(args, plan)
-    return 0 if report["fits"] else 1
-
-
-def _plan_decoders(args: argparse.Namespace, path: Path, overrides: list[str], cache: Path, key: str | None) -> int:
-    from tomat.perf.plan.plan_cache import find_report, keep_report
-    from tomat.report.terminal import print_decoders
-
-    report = find_report(cache, key) if key is not None else None
-    if report is None or "decoders" not in report:
-        from tomat.app.plan_step import compile_decoders
-
-        report = compile_decoders(args, path, overrides)
-    else:
-        for plan in report["decoders"].values():
-            plan["cached"] = True
-    print_decoders(report, args.top)
-    if key is not None:
-        keep_report(cache, key, report)
-    write_report(args.json, report)
     return 0 if report["fits"] else 1
 
 
@@ -294,32 +261,25 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
 
     if importlib.util.find_spec("libtpu") is None:
         return None
-    return question_key(
-        {
-            "config": read_yaml(path, "train"),
-            "overrides": parse_overrides(overrides),
-            "slice": args.slice,
-            "decode": [args.decode, args.grid, args.atoms, _digest(args.structure), args.rounds, args.kv_cache_dtype],
-            "calibration": repr(Calibration.load(args.tracking_dir or DEFAULT_TRACKING_DIR)),
-            "timed_kernels": record_digest(args.tracking_dir or DEFAULT_TRACKING_DIR),
-            "codec": _digest(args.codec),
-        }
-    )
-
-
-def _digest(path: Path | None) -> str | None:
-    """SHA-256 of a file that was given."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
+    files = (args.structure, args.codec)
+    structure, codec = (one and hashlib.sha256(one.read_bytes()).hexdigest() for one in files)
+    question = {
+        "config": read_yaml(path, "train"),
+        "overrides": parse_overrides(overrides),
+        "slice": args.slice,
+        "decode": [args.decode, args.grid, args.atoms, structure, args.rounds, args.kv_cache_dtype],
+        "calibration": repr(Calibration.load(args.tracking_dir or DEFAULT_TRACKING_DIR)),
+        "timed_kernels": record_digest(args.tracking_dir or DEFAULT_TRACKING_DIR),
+        "codec": codec,
+    }
+    return question_key(question)
 
 
 def _say_withheld() -> None:
     """Say which variables of this environment a run here would obey, and a plan does not; before JAX sets its own."""
     from tomat.perf.plan.compile.topology import withheld_variables
 
-    names = withheld_variables()
-    if names:
-        print(
-            f"note: set in this environment and kept from the compile: {', '.join(names)}; what decides a step is in "
-            "the configuration (compiler.*, trainer.jax_config)",
-            file=sys.stderr,
-        )
+    if names := withheld_variables():
+        what = f"set in this environment and kept from the compile: {', '.join(names)}"
+        where = "what decides a step is in the configuration (compiler.*, trainer.jax_config)"
+        print(f"note: {what}; {where}", file=sys.stderr)

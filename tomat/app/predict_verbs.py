@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.arguments import add_report, count, existing_file, positive_float, positive_int, run_folder
+from tomat.base.arguments import add_report, add_verb, count, existing_file, positive_float, positive_int, run_folder
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.reporting import console, counted, write_report
@@ -23,12 +23,8 @@ MOST_SHOWN = 10
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat predict`."""
-    parser = subparsers.add_parser(
-        "predict",
-        help="electron densities of structures, by a run or a promolecule",
-        description="Predict the density of each structure, and write it with a line of predictions.jsonl. Started "
-        "again with the same words, it does only what is missing. Exit status 1 if a structure could not be predicted.",
-    )
+    text = "electron densities of structures, by a run or a promolecule"
+    parser = add_verb(subparsers, "predict", text, _run_predict)
     source = parser.add_mutually_exclusive_group(required=True)
     text = "predict with a sum of atoms, promolecule.json"
     source.add_argument("--promolecule", type=existing_file, metavar="FILE", help=text)
@@ -62,7 +58,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--species", nargs="+", metavar="SYMBOL", help="elements of POSCARs that name none (VASP 4)")
     text = "distances: atoms however near or far; normalisation: densities more than 10 %% off their electrons"
     parser.add_argument("--accept", nargs="+", choices=("distances", "normalisation"), metavar="NAME", help=text)
-    add_report(parser, _run_predict, "write the lines of all structures")
+    add_report(parser, "write the lines of all structures")
 
 
 def existing_place(text: str) -> str:
@@ -86,7 +82,8 @@ def valences(text: str) -> dict[int, float]:
 
 
 def _run_predict(args: argparse.Namespace) -> int:
-    """Predict, saying what is done; the exit status says whether all could be."""
+    """Predict the density of each structure, and write it with a line of predictions.jsonl. Started again with the same
+    words, it does only what is missing. Exit status 1 if a structure could not be predicted."""
     from tomat.data.density.rules import ACCEPTABLE as READ_RULES
     from tomat.data.density.rules import rules_of
 
@@ -96,17 +93,12 @@ def _run_predict(args: argparse.Namespace) -> int:
     if args.promolecule is not None and given:
         raise TomatError(f"--{next(iter(given))} is for --run; a promolecule has one answer. Leave it out.")
     if args.kv_cache_dtype == "int8" and args.decoder != "autoregressive":
-        raise TomatError(
-            "--kv_cache_dtype int8 is for the autoregressive decoder, the parallel one keeps no keys and values; add "
-            "--decoder autoregressive, or leave it out."
-        )
+        raise TomatError("--kv_cache_dtype int8: the parallel decoder keeps no keys; add --decoder autoregressive.")
     if args.augmentation_from is not None and args.format != "chgcar":
         raise TomatError(f"--augmentation_from is for --format chgcar, not {args.format}. Leave it out.")
     if (args.format == "qe") != (args.vectors_from is not None):
-        raise TomatError(
-            "--vectors_from goes with --format qe, which needs it: the charge-density.dat that pw.x has written for "
-            "the same cell and cut-off (electron_maxstep = 1 is enough)."
-        )
+        what = "the charge-density.dat of pw.x for the same cell and cut-off (electron_maxstep = 1 is enough)"
+        raise TomatError(f"--vectors_from goes with --format qe, which needs it: {what}.")
     if args.output.exists() and not args.output.is_dir():
         raise TomatError(f"--output {args.output} is a file; expected a folder, which need not be there.")
     accept = tuple(args.accept or ())
@@ -120,7 +112,16 @@ def _run_predict(args: argparse.Namespace) -> int:
     check_species_used((file.path for file in files), rules)
     by = f"loading {args.promolecule}" if args.promolecule else f"by {args.run_dir}"
     console.print(f"{counted(len(files), 'structure')}; {by}")
-    predictor = _predictor(args, given)
+    predictor: Predictor
+    if args.promolecule is not None:
+        from tomat.predict.inference.interface import load_promolecule
+
+        predictor = load_promolecule(args.promolecule)
+    else:
+        from tomat.predict.inference.described import DescribedRun
+
+        # A run without its model, which is loaded for the first structure that is predicted.
+        predictor = DescribedRun(args.run_dir, **given)
     grid = choose_grid(None if args.grid is None else tuple(args.grid), args.spacing, args.like, predictor.spacing_a)
     console.print(f"grid: {grid.why}")
     settings = Settings(
@@ -150,15 +151,13 @@ def _run_predict(args: argparse.Namespace) -> int:
         def on_patches(done: int, total: int) -> None:
             bar.update(patches, completed=done, total=total, visible=True)
 
-        outcome = predict_structures(
-            predictor, files, settings, on_start=on_start, on_line=on_line, on_patches=on_patches
-        )
+        said = {"on_start": on_start, "on_line": on_line, "on_patches": on_patches}
+        outcome = predict_structures(predictor, files, settings, **said)
         bar.update(structures, description="structures", completed=len(files))
     ignored |= outcome.ignored
     failed, skipped = outcome.failed, outcome.skipped
-    done = len(outcome.lines) - len(failed) - len(skipped)
-    words = [f"{done:,} predicted", f"{len(skipped):,} there before", f"{len(failed):,} failed"]
-    console.print(f"{', '.join(words)}; {args.output / LINES_FILE}", soft_wrap=True)
+    done = f"{len(outcome.lines) - len(failed) - len(skipped):,} predicted, {len(skipped):,} there before"
+    console.print(f"{done}, {len(failed):,} failed; {args.output / LINES_FILE}", soft_wrap=True)
     if ignored:
         names = ", ".join([*list(ignored)[:MOST_SHOWN], *(["..."] if len(ignored) > MOST_SHOWN else [])])
         console.print(f"passed over {counted(len(ignored), 'other file')}: {names}", soft_wrap=True)
@@ -168,17 +167,6 @@ def _run_predict(args: argparse.Namespace) -> int:
     report = {"structures": outcome.lines, "failed": [line["name"] for line in failed], "skipped": skipped}
     write_report(args.json, {**report, "ignored": ignored, "predictor": predictor.identity})
     return SOME_FAILED_STATUS if failed else 0
-
-
-def _predictor(args: argparse.Namespace, given: dict[str, Any]) -> "Predictor":
-    """What the words name; a run without its model, which is loaded for the first structure that is predicted."""
-    if args.promolecule is not None:
-        from tomat.predict.inference.interface import load_promolecule
-
-        return load_promolecule(args.promolecule)
-    from tomat.predict.inference.described import DescribedRun
-
-    return DescribedRun(args.run_dir, **given)
 
 
 def _said(line: dict[str, Any], skipped: bool) -> list[str]:

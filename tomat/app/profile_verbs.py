@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import count, percent, report_file
+from tomat.base.arguments import add_verb, count, percent, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
 
@@ -22,14 +22,9 @@ forms:
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `tomat profile`."""
-    parser = subparsers.add_parser(
-        "profile",
-        help="where the cycles of a step went, from a profile or a compiled program",
-        description="Where the cycles of a step went, from a profile or a compiled program.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-    )
+    text = "where the cycles of a step went, from a profile or a compiled program"
+    shown = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter, "add_help": False}
+    parser = add_verb(subparsers, "profile", text, _run_profile, **shown)
     text = "show this help, or that of the form before it, and exit"
     parser.add_argument("-h", "--help", action=_FormHelp, help=text)
     parser.add_argument("target", nargs="+", metavar="PROFILE", help="see the forms below")
@@ -47,7 +42,6 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--date", default="", help="ISO date of the run (with --docs)")
     parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
     parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: growth of A's step that fails")
-    parser.set_defaults(run=_run_profile)
 
 
 class _FormHelp(argparse.Action):
@@ -58,65 +52,59 @@ class _FormHelp(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
         form = (getattr(namespace, "target", None) or [""])[0]
-        shown = _form_parser(form, f"{parser.prog} {form}") or parser
+        shown = argparse.ArgumentParser(f"{parser.prog} {form}")
+        if form == "index":
+            shown.description = "Rewrite the table of all runs."
+            shown.add_argument("DOCS", help="the tracking folder, such as docs/tracking")
+        elif form == "compare":
+            shown.description = (
+                "Compare two steps, category by category, largest change first. Exit status 1 if the step, or a "
+                "category, of B took so much longer than in A that it fails."
+            )
+            for name in ("A", "B"):
+                shown.add_argument(name, help="a profile, a compiled program, a plan, or a breakdown that --json wrote")
+            shown.add_argument("--warn_percent", metavar="P", help="growth, in %% of A's step, that warns (default 2)")
+            shown.add_argument("--fail_percent", metavar="P", help="growth, in %% of A's step, that fails (default 5)")
+            shown.add_argument("--device_kind", help="JAX's name of the chip, where an input does not hold it")
+            shown.add_argument("--json", metavar="FILE", help="write the comparison")
+        else:
+            shown = parser
         shown.print_help()
         parser.exit()
 
 
-def _form_parser(form: str, prog: str) -> argparse.ArgumentParser | None:
-    """A parser that prints a form's help; None for a profile."""
-    if form == "index":
-        parser = argparse.ArgumentParser(prog, description="Rewrite the table of all runs.")
-        parser.add_argument("DOCS", help="the tracking folder, such as docs/tracking")
-        return parser
-    if form != "compare":
-        return None
-    parser = argparse.ArgumentParser(
-        prog,
-        description="Compare two steps, category by category, largest change first. Exit status 1 if the step, or a "
-        "category, of B took so much longer than in A that it fails.",
-    )
-    for name in ("A", "B"):
-        parser.add_argument(name, help="a profile, a compiled program, a plan, or a breakdown that --json wrote")
-    parser.add_argument("--warn_percent", metavar="P", help="growth, in %% of A's step, that warns (default 2)")
-    parser.add_argument("--fail_percent", metavar="P", help="growth, in %% of A's step, that fails (default 5)")
-    parser.add_argument("--device_kind", help="JAX's name of the chip, where an input does not hold it")
-    parser.add_argument("--json", metavar="FILE", help="write the comparison")
-    return parser
-
-
 def _run_profile(args: argparse.Namespace) -> int:
-    words = args.target
-    if words[0] == "compare":
-        if len(words) != 3:
-            raise TomatError(f"compare takes two profiles or breakdowns, got {len(words) - 1}: {' '.join(words[1:])}.")
-        return compare_targets(args, words[1], words[2])
-    if words[0] == "index":
+    """Where the cycles of a step went, from a profile or a compiled program."""
+    form, *words = args.target
+    if form == "compare":
         if len(words) != 2:
+            raise TomatError(f"compare takes two profiles or breakdowns, got {len(words)}: {' '.join(words)}.")
+        return compare_targets(args, *words)
+    if form == "index":
+        if len(words) != 1:
             raise TomatError("index takes one folder, such as docs/tracking.")
-        return _index(Path(words[1]))
-    if len(words) != 1:
-        raise TomatError(
-            f"expected one profile, got {len(words)}: {' '.join(words)}. To compare: tomat profile compare A B."
-        )
-    return _parse(args, words[0])
+        if not Path(words[0]).is_dir():
+            raise TomatError(f"{words[0]}: no such folder. Give the tracking folder, such as docs/tracking.")
+        from tomat.report.pages.report import write_index
 
+        console.print(f"up to date: {write_index(Path(words[0]))}")
+        return 0
+    if words:
+        got = f"{len(args.target)}: {' '.join(args.target)}"
+        raise TomatError(f"expected one profile, got {got}. To compare: tomat profile compare A B.")
 
-def _parse(args: argparse.Namespace, target: str) -> int:
     from tomat.perf.profile.load import load_breakdown, profile_place
     from tomat.report.terminal import print_breakdown
 
     if args.xprof:
-        from tomat.perf.profile.xprof_check import require_xprof
+        from tomat.perf.profile.xprof_check import check_against_xprof, require_xprof
 
         require_xprof()  # before the seconds that reading the trace takes
-    breakdown = load_breakdown(target, device_kind=args.device_kind, session=args.session, program=args.program)
+    breakdown = load_breakdown(form, device_kind=args.device_kind, session=args.session, program=args.program)
     print_breakdown(breakdown, args.top)
     report = breakdown.to_dict()
     if args.xprof:
-        from tomat.perf.profile.xprof_check import check_against_xprof
-
-        check = check_against_xprof(Path(profile_place(target)))
+        check = check_against_xprof(Path(profile_place(form)))
         report["xprof"] = asdict(check)
         console.print(
             f"xprof: self time {check.xprof_self_seconds:.9f} s over {check.n_operations} operations, tomat "
@@ -127,17 +115,9 @@ def _parse(args: argparse.Namespace, target: str) -> int:
     if args.docs is not None:
         from tomat.report.pages.report import write_run_page
 
-        page = write_run_page(
-            Path(target),
-            args.docs,
-            breakdown,
-            run_name=args.run_name,
-            baseline=args.baseline,
-            commit=args.commit,
-            date=args.date,
-            kind="measured" if breakdown.source == "trace" else "predicted",
-        )
-        console.print(f"wrote {page}")
+        of_the_run = {name: getattr(args, name) for name in ("run_name", "baseline", "commit", "date")}
+        kind = "measured" if breakdown.source == "trace" else "predicted"
+        console.print(f"wrote {write_run_page(Path(form), args.docs, breakdown, kind=kind, **of_the_run)}")
     return 0
 
 
@@ -148,21 +128,10 @@ def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     from tomat.report.terminal import print_comparison
 
     if args.warn_percent > args.fail_percent:
-        raise TomatError(
-            f"--warn_percent {args.warn_percent} and --fail_percent {args.fail_percent}: expected 0 <= warn <= fail."
-        )
-    left = load_breakdown(a, device_kind=args.device_kind)
-    right = load_breakdown(b, device_kind=args.device_kind)
+        given = f"--warn_percent {args.warn_percent} and --fail_percent {args.fail_percent}"
+        raise TomatError(f"{given}: expected 0 <= warn <= fail.")
+    left, right = (load_breakdown(each, device_kind=args.device_kind) for each in (a, b))
     result = compare_breakdowns(left, right, Thresholds(args.warn_percent, args.fail_percent))
     print_comparison(result)
     write_report(args.json, result.to_dict())
     return 1 if result.verdict == Verdict.FAIL else 0
-
-
-def _index(docs: Path) -> int:
-    from tomat.report.pages.report import write_index
-
-    if not docs.is_dir():
-        raise TomatError(f"{docs}: no such folder. Give the tracking folder, such as docs/tracking.")
-    console.print(f"up to date: {write_index(docs)}")
-    return 0

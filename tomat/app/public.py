@@ -79,7 +79,17 @@ def mfu(
         raise TomatError("a step's seconds go with a configuration, and a run's folder has them in its log; give one.")
     if step_seconds is None:
         return _mfu_of_run(Path(str(config_or_run)), slice, overrides, atoms)
-    return _mfu_of_step(_config(config_or_run, overrides), slice, step_seconds, atoms)
+    from tomat.hardware.chips import slice_named
+    from tomat.hardware.mfu import step_report
+
+    config = _config(config_or_run, overrides)
+    name = slice or config.slice
+    if name is None:
+        raise TomatError(f"the configuration of {config.run_name} names no slice; give --slice, such as v6e-16.")
+    found = slice_named(name)
+    result = step_report(_work(config, _platform(found), atoms), found, step_seconds)
+    _refuse_impossible(result, f"--step_seconds is {step_seconds}", "Give seconds, and the slice that was measured.")
+    return result
 
 
 def _config(config: TrainConfig | str | os.PathLike[str], overrides: Sequence[str]) -> TrainConfig:
@@ -105,19 +115,6 @@ def _work(config: TrainConfig, platform: str, atoms: int | None) -> StepWork:
 
 def _platform(found: Slice | None) -> str:
     return "cpu" if found is None else "tpu" if found.libtpu_topology is not None else "gpu"
-
-
-def _mfu_of_step(config: TrainConfig, slice_name: str | None, step_seconds: float, atoms: int | None) -> dict[str, Any]:
-    from tomat.hardware.chips import slice_named
-    from tomat.hardware.mfu import step_report
-
-    name = slice_name or config.slice
-    if name is None:
-        raise TomatError(f"the configuration of {config.run_name} names no slice; give --slice, such as v6e-16.")
-    found = slice_named(name)
-    result = step_report(_work(config, _platform(found), atoms), found, step_seconds)
-    _refuse_impossible(result, f"--step_seconds is {step_seconds}", "Give seconds, and the slice that was measured.")
-    return result
 
 
 def _mfu_of_run(run_dir: Path, slice_name: str | None, overrides: Sequence[str], atoms: int | None) -> dict[str, Any]:
@@ -154,8 +151,5 @@ def _mfu_of_run(run_dir: Path, slice_name: str | None, overrides: Sequence[str],
 def _refuse_impossible(result: dict[str, Any], said: str, advice: str) -> None:
     """Stop at a step that is shorter than its useful work takes at the chips' peak, where the slice is known."""
     if result["slice"] is not None and result["mfu_useful"] > 1:
-        least_seconds = result["mfu_useful"] * result["step_seconds"]
-        raise TomatError(
-            f"{said}: the useful work of the step alone takes {result['slice']} at least {least_seconds:.3g} s at its "
-            f"peak. {advice}"
-        )
+        least = f"{result['slice']} at least {result['mfu_useful'] * result['step_seconds']:.3g} s at its peak"
+        raise TomatError(f"{said}: the useful work of the step alone takes {least}. {advice}")

@@ -4,11 +4,11 @@ import argparse
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from tomat.base.arguments import add_report, output_file, port_number
+from tomat.base.arguments import add_report, add_verb, add_verbs, output_file, port_number
 from tomat.base.errors import TomatError
 from tomat.base.layout import WEIGHTS_FOLDER
 from tomat.base.progress import progress
@@ -36,60 +36,43 @@ COLUMNS = (
 )
 """Heading of each column of `list`, and what stands in it; `show` has them as rows."""
 LOG_PAGE = "log.md"
+ORIGINS = ("fork", "warm_start")
+"""Events of a run that began with what another one had learnt."""
 LEGEND = "\n".join(f"  {heading:16} {meaning}" for heading, meaning in COLUMNS)
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verbs `runs list`, `show`, `verify`, `log`, `compare` and `serve`."""
-    verbs = subparsers.add_parser("runs", help="look at runs: state, losses, what they survived; their log; compare")
-    verbs = verbs.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for name, text, place, function in (
+    verbs = add_verbs(subparsers, "runs", "look at runs: state, losses, what they survived; their log; compare")
+    for name, text, place, run in (
         ("list", "the runs in a folder or bucket, one a line", "folder or gs:// URL of runs, or of one", _run_list),
         ("show", "one run: its history, checkpoints and figures", "folder or gs:// URL of a run", _run_show),
         ("verify", "check every checkpoint and the log; status 1 on damage", "folder or gs:// URL", _run_verify),
     ):
-        parser = verbs.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog=None if name == "verify" else f"columns:\n{LEGEND}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        shown = {} if name == "verify" else {"epilog": f"columns:\n{LEGEND}"}
+        parser = add_verb(verbs, name, text, run, formatter_class=argparse.RawDescriptionHelpFormatter, **shown)
         parser.add_argument("place", nargs="?" if name == "list" else None, default="runs", metavar="PLACE", help=place)
-        add_report(parser, function)
-    log = verbs.add_parser(
-        "log",
-        help="the log of an output folder: every run and measured row, as a page",
-        description="Write the log of an output folder as a page: of each run and each measured sweep what it was for, "
-        "where it ran, settings that differ from the recipe, command, result. Notes below an entry stay.",
-    )
+        add_report(parser)
+    log = add_verb(verbs, "log", "the log of an output folder: every run and measured row, as a page", _run_log)
     log.add_argument("place", nargs="?", default="runs", metavar="DIR", help="folder or gs:// URL of runs (runs)")
     text = f"the page (default: {LOG_PAGE} in the folder)"
     log.add_argument("--output", type=output_file, metavar="FILE.md", help=text)
-    add_report(log, _run_log, "write the entries")
-    compare = verbs.add_parser(
-        "compare",
-        help="runs beside each other: settings, losses, speeds, where the time went",
-        description="Hold runs against the first of them: settings that differ, losses over one another, figures, "
-        "where the time went.",
-    )
+    add_report(log, "write the entries")
+    text = "runs beside each other: settings, losses, speeds, where the time went"
+    compare = add_verb(verbs, "compare", text, _run_compare)
     compare.add_argument("runs", nargs="+", metavar="RUN", help="folders or gs:// URLs of runs, two or more")
     compare.add_argument("--output", type=output_file, metavar="FILE.md", help="write a page, and its figure beside it")
-    add_report(compare, _run_compare)
-    serve = verbs.add_parser(
-        "serve",
-        help="runs in a browser while they train: states, losses, speeds against plans, curves",
-        description="Serve the runs of a folder or bucket to a browser of this machine, until Ctrl-C. Reads only.",
-        epilog="The guide is docs/guides/pages.md.",
-    )
+    add_report(compare)
+    text = "runs in a browser while they train: states, losses, speeds against plans, curves"
+    serve = add_verb(verbs, "serve", text, _run_serve, epilog="The guide is docs/guides/pages.md.")
     serve.add_argument("place", nargs="?", default="runs", metavar="DIR", help="folder or gs:// URL of runs (runs)")
     serve.add_argument("--port", type=port_number, default=8080, help="port (default: %(default)s)")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
     serve.add_argument("--token", action="store_true", help="make a token, and answer only those who know it")
-    serve.set_defaults(run=_run_serve)
 
 
 def _run_list(args: argparse.Namespace) -> int:
+    """The runs in a folder or bucket, one a line."""
     from tomat.train.runs.checkpoints import survey
     from tomat.train.runs.record import find_runs, read_record
     from tomat.train.runs.summary import summarise
@@ -103,13 +86,13 @@ def _run_list(args: argparse.Namespace) -> int:
             summaries.append(summarise(record, whole, len(partial), time.time()))
     columns = [Column(heading, right=heading not in ("run", "state", "ran on")) for heading, _ in COLUMNS]
     show(Table(args.place, columns, list(map(_cells, summaries))))
-    for heading, meaning in COLUMNS:
-        console.print(f"{heading}: {meaning}", highlight=False)
+    console.print(*(f"{heading}: {meaning}" for heading, meaning in COLUMNS), sep="\n", highlight=False)
     write_report(args.json, {"runs": [summary.to_dict() for summary in summaries]})
     return 0
 
 
 def _run_show(args: argparse.Namespace) -> int:
+    """One run: its history, checkpoints and figures."""
     from tomat.report.run import history_table
     from tomat.train.runs.checkpoints import list_checkpoints
     from tomat.train.runs.record import find_runs, read_record
@@ -124,7 +107,7 @@ def _run_show(args: argparse.Namespace) -> int:
     whole = [found for found in checkpoints if found.whole]
     summary = summarise(record, whole[-1] if whole else None, len(checkpoints) - len(whole), time.time())
     hashes = list(dict.fromkeys(event["configuration"] for event in record.events if "configuration" in event))
-    parents = [str(event.get("parent") or event.get("source")) for event in record.events if event["event"] in _ORIGINS]
+    parents = [str(event.get("parent") or event.get("source")) for event in record.events if event["event"] in ORIGINS]
     facts = {heading: cell for (heading, _), cell in zip(COLUMNS, _cells(summary), strict=True)}
     facts |= {
         "configuration": ", ".join(hashes) or "-",
@@ -141,11 +124,8 @@ def _run_show(args: argparse.Namespace) -> int:
     return 0
 
 
-_ORIGINS = ("fork", "warm_start")
-
-
 def _run_verify(args: argparse.Namespace) -> int:
-    """Check runs; status 1 if one is damaged."""
+    """Check every checkpoint and the log; status 1 on damage."""
     from tomat.train.runs.checkpoints import list_checkpoints
     from tomat.train.runs.record import find_runs, read_record
     from tomat.train.runs.verify import verify_run
@@ -160,10 +140,8 @@ def _run_verify(args: argparse.Namespace) -> int:
         colour, word = ("red", "damaged") if verdict.problems else ("green", "sound")
         found = f"{counted(verdict.checkpoints, 'whole checkpoint')}, {counted(verdict.log_lines, 'line')} of log"
         console.print(Text.assemble((word, colour), f" {verdict.name}: {found}"))
-        for problem in verdict.problems:
-            console.print(f"  {problem}", highlight=False)
-        for note in verdict.notes:
-            console.print(f"  note: {note}", highlight=False)
+        for line in (*verdict.problems, *(f"note: {note}" for note in verdict.notes)):
+            console.print(f"  {line}", highlight=False)
     write_report(args.json, {"runs": [vars(verdict) for verdict in verdicts]})
     return 1 if any(verdict.problems for verdict in verdicts) else 0
 
@@ -184,6 +162,8 @@ def damaged_weights(url: str) -> list[str]:
 
 
 def _run_log(args: argparse.Namespace) -> int:
+    """Write the log of an output folder as a page: of each run and each measured sweep what it was for, where it ran,
+    settings that differ from the recipe, command, result. Notes below an entry stay."""
     from tomat.report.pages.run_log_page import write_log_page
     from tomat.train.runs.entries import read_log
     from tomat.train.runs.published import is_remote
@@ -201,28 +181,22 @@ def _run_log(args: argparse.Namespace) -> int:
     for url, reason in log.unreadable.items():
         warn(f"{url}: {reason}")
     console.print(f"wrote {page}", highlight=False)
-    entries = [entry.to_dict() for entry in log.entries]
-    write_report(
-        args.json, {"entries": entries, "damaged_lines": log.damaged_lines, "unreadable": dict(log.unreadable)}
-    )
+    figures = {"entries": [entry.to_dict() for entry in log.entries], "damaged_lines": log.damaged_lines}
+    write_report(args.json, figures | {"unreadable": dict(log.unreadable)})
     return 0
 
 
 def _run_compare(args: argparse.Namespace) -> int:
-    from tomat.report.pages.compare_page import (
-        breakdown_parts,
-        figures_table,
-        settings_part,
-        sparklines,
-        write_comparison_page,
-    )
+    """Hold runs against the first of them: settings that differ, losses over one another, figures, where the
+    time went."""
+    from tomat.report.pages import compare_page
     from tomat.train.runs.compare import compare_runs
 
     with console.status("reading the runs"):
         comparison = compare_runs(args.runs)
-    show(settings_part(comparison), figures_table(comparison), *breakdown_parts(comparison))
-    lines = sparklines(comparison)
-    for name, line in lines:
+    parts = compare_page.breakdown_parts(comparison)
+    show(compare_page.settings_part(comparison), compare_page.figures_table(comparison), *parts)
+    for name, line in (lines := compare_page.sparklines(comparison)):
         console.print(f"{line} {name}", highlight=False)
     if lines:
         console.print(f"training loss of {len(comparison.common_steps):,} common steps, one scale", highlight=False)
@@ -231,12 +205,13 @@ def _run_compare(args: argparse.Namespace) -> int:
     for reason in comparison.not_comparable:
         console.print(Text.assemble(("losses cannot be compared:", "yellow"), f" {reason}"))
     if args.output is not None:
-        console.print(f"wrote {write_comparison_page(comparison, args.output)}", highlight=False)
+        console.print(f"wrote {compare_page.write_comparison_page(comparison, args.output)}", highlight=False)
     write_report(args.json, comparison.to_dict())
     return 0
 
 
 def _run_serve(args: argparse.Namespace) -> int:
+    """Serve the runs of a folder or bucket to a browser of this machine, until Ctrl-C. Reads only."""
     from tomat.report.dashboard.server import serve
 
     serve(args.place, host=args.host, port=args.port, with_token=args.token)
@@ -245,7 +220,8 @@ def _run_serve(args: argparse.Namespace) -> int:
 
 def _cells(summary: "RunSummary") -> list[str]:
     """A summary as the columns of `list`."""
-    first, last = _number(summary.first_loss), _number(summary.last_loss)
+    losses = (summary.first_loss, summary.last_loss, summary.validation_loss)
+    first, last, validation = ("-" if loss is None else f"{loss:.4f}" for loss in losses)
     return [
         summary.name,
         f"{summary.steps_done:,} of {summary.steps_total:,}" if summary.steps_total is not None else "?",
@@ -253,12 +229,8 @@ def _cells(summary: "RunSummary") -> list[str]:
         "-" if summary.last_whole_step is None else f"step {summary.last_whole_step:,}",
         str(summary.partial_checkpoints),
         "-" if summary.first_loss is None else f"{first} -> {last}",
-        _number(summary.validation_loss),
+        validation,
         "-" if summary.mfu is None else f"{100 * summary.mfu:.1f}",
         summary.devices,
         str(summary.survived),
     ]
-
-
-def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:.4f}"

@@ -3,13 +3,16 @@
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import add_report, count, positive_int, whole_number
+from tomat.base.arguments import add_report, add_verb, add_verbs, count, positive_int, whole_number
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
+from tomat.base.records import typed
 from tomat.base.report.model import Column, Facts, Table
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, counted, is_or_are, write_report
@@ -19,26 +22,26 @@ SAMPLE_ROWS = 64
 """Rows compared with their source: a fault that hits one material in twenty is missed by 4 % of such samples."""
 
 
+@dataclass(frozen=True)
+class SourceOnRecord:
+    """Where the request of a set says that its densities lie, and how they are read."""
+
+    source: str | None = None
+    input: str | None = None
+    filelist: str | None = None
+    split_file: str | None = None
+    species: Sequence[str] = ()
+    accept: Sequence[str] = ()
+
+
 NO_CHECKSUM = "no checksum of its own: written before manifests had one"
 """What is said of such a manifest."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat tokens` and `tomat shards`."""
-    _register_show(subparsers)
-    _register_shards(subparsers)
-
-
-def _register_show(subparsers: argparse._SubParsersAction) -> None:
-    verbs = subparsers.add_parser("tokens", help="look at sequences").add_subparsers(
-        title="verbs", metavar="VERB", required=True
-    )
-    show = verbs.add_parser(
-        "show",
-        help="a sequence in words",
-        description="A sequence of a shard set, or of a density with --input and --codec, in words: cell, atoms, first "
-        "voxels.",
-    )
+    verbs = add_verbs(subparsers, "tokens", "look at sequences")
+    show = add_verb(verbs, "show", "a sequence in words", _run_show)
     show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")
     show.add_argument("--row", type=count, default=0, help="row of the shard set (default: %(default)s)")
     show.add_argument("--input", metavar="PATH", help="a density instead of a shard set")
@@ -49,66 +52,56 @@ def _register_show(subparsers: argparse._SubParsersAction) -> None:
     show.add_argument("--codec", type=Path, metavar="FILE", help="codec for --input")
     show.add_argument("--voxels", type=count, default=8, help="voxels to spell out (default: %(default)s)")
     show.add_argument("--raw", action="store_true", help="also every token by name")
-    show.set_defaults(run=_run_show)
-    _register_layouts(verbs)
 
-
-def _register_shards(subparsers: argparse._SubParsersAction) -> None:
-    shards = subparsers.add_parser("shards", help="look at a shard set")
-    shards.moved = {"import": "`python profiling/import_first_generation.py` in a checkout of tomat"}
-    verbs = shards.add_subparsers(title="verbs", metavar="VERB", required=True)
-    parser = verbs.add_parser(
-        "info", help="what a shard set holds", description="What a shard set holds, from its manifest alone."
-    )
-    parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
-    add_report(parser, _run_info)
-    _register_verify(verbs)
-
-
-def _register_layouts(verbs: argparse._SubParsersAction) -> None:
-    """Add `tomat tokens layouts`."""
-    parser = verbs.add_parser(
-        "layouts",
-        help="how much of a context is density",
-        description="Show, for materials of given numbers of atoms, the patch of each layout of a context, its share "
-        "of the context, and the same for several cubes packed into one context, which no layout does.",
-    )
-    parser.add_argument("--context", type=positive_int, default=8192, help="tokens (default: %(default)s)")
+    layouts = add_verb(verbs, "layouts", "how much of a context is density", _run_layouts)
+    layouts.add_argument("--context", type=positive_int, default=8192, help="tokens (default: %(default)s)")
     text = "of the materials (default: 1 4 12 29 88)"
-    parser.add_argument("--atoms", type=positive_int, nargs="+", default=[1, 4, 12, 29, 88], help=text)
+    layouts.add_argument("--atoms", type=positive_int, nargs="+", default=[1, 4, 12, 29, 88], help=text)
     text = "smallest side of packed cubes, in voxels (default: %(default)s, half an angstrom)"
-    parser.add_argument("--smallest_side", type=positive_int, default=8, help=text)
-    add_report(parser, _run_layouts, "write the figures; shares are fractions")
+    layouts.add_argument("--smallest_side", type=positive_int, default=8, help=text)
+    add_report(layouts, "write the figures; shares are fractions")
 
+    moved = {"import": "`python profiling/import_first_generation.py` in a checkout of tomat"}
+    verbs = add_verbs(subparsers, "shards", "look at a shard set", moved)
+    info = add_verb(verbs, "info", "what a shard set holds", _run_info)
+    info.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
+    add_report(info)
 
-def _register_verify(verbs: argparse._SubParsersAction) -> None:
-    """Add `verify` to the verbs of `tomat shards`."""
-    parser = verbs.add_parser(
-        "verify",
-        help="read every chunk and compare its checksum; compare rows with their source; repair",
-        description="Read every chunk and compare its checksum, then read a sample of rows back into densities and "
-        "compare them with the source: every voxel must lie in its token's bin.",
-    )
-    parser.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
-    parser.add_argument("--input", metavar="PLACE", help="the densities (default: where `tomat retokenize` had them)")
-    text = "kind of --input, as in `tomat retokenize` (default: any that lies there)"
-    parser.add_argument("--source", default=None, help=text)
-    add_rule_flags(parser)
+    text = "read every chunk and compare its checksum; compare rows with their source; repair"
+    verify = add_verb(verbs, "verify", text, _run_verify)
+    verify.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
+    verify.add_argument("--input", metavar="PLACE", help="the densities (default: where `tomat retokenize` had them)")
+    verify.add_argument("--source", help="kind of --input, as in `tomat retokenize` (default: any that lies there)")
+    add_rule_flags(verify)
     text = "default: %(default)s; 0: none"
-    parser.add_argument("--sample", type=count, default=SAMPLE_ROWS, metavar="ROWS", help=text)
-    parser.add_argument("--seed", type=count, default=0, help="of the sample")
-    parser.add_argument("--repair", action="store_true", help="write the damaged chunks again, and only these")
-    add_report(parser, _run_verify)
+    verify.add_argument("--sample", type=count, default=SAMPLE_ROWS, metavar="ROWS", help=text)
+    verify.add_argument("--seed", type=count, default=0, help="of the sample")
+    verify.add_argument("--repair", action="store_true", help="write the damaged chunks again, and only these")
+    add_report(verify)
 
 
 def _run_show(args: argparse.Namespace) -> int:
+    """A sequence of a shard set, or of a density with --input and --codec, in words: cell, atoms, first voxels."""
     from tomat.data.tokens.vocabulary import Vocabulary
     from tomat.data.tokens.words import humanise, token_runs
 
     if (args.shards is None) == (args.input is None):
         raise TomatError("Give a shard set, or a density with --input PATH --codec FILE.")
     if args.input is not None:
-        ids, layout, codec = _sequence_of_density(args)
+        from tomat.data.codec.files import load_codec
+        from tomat.data.codec.inputs import path_inputs
+        from tomat.data.tokens.layouts import layout_named
+        from tomat.data.tokens.patch import encode_sequence
+
+        if args.codec is None:
+            raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
+        layout, codec = layout_named(args.layout), load_codec(args.codec)
+        inputs = path_inputs([args.input], rules_of(args.species, args.accept))
+        name, *others = inputs.material_ids
+        if others:
+            shown = ", ".join([name, *others[:4]])
+            raise TomatError(f"{args.input} holds {1 + len(others):,} densities ({shown}, ...); name one file.")
+        ids = encode_sequence(inputs.get_grid(name), tuple(args.anchor), layout, codec)
     else:
         from tomat.data.tokens.shards import open_shards
 
@@ -126,51 +119,28 @@ def _run_show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sequence_of_density(args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    from tomat.data.codec.files import load_codec
-    from tomat.data.codec.inputs import path_inputs
-    from tomat.data.tokens.layouts import layout_named
-    from tomat.data.tokens.patch import encode_sequence
-
-    if args.codec is None:
-        raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
-    layout, codec = layout_named(args.layout), load_codec(args.codec)
-    inputs = path_inputs([args.input], rules_of(args.species, args.accept))
-    name, *others = inputs.material_ids
-    if others:
-        shown = ", ".join([name, *others[:4]])
-        raise TomatError(f"{args.input} holds {1 + len(others):,} densities ({shown}, ...); name one file.")
-    grid = inputs.get_grid(name)
-    return encode_sequence(grid, tuple(args.anchor), layout, codec), layout, codec
-
-
 def _run_layouts(args: argparse.Namespace) -> int:
+    """Show, for materials of given numbers of atoms, the patch of each layout of a context, its share of the context,
+    and the same for several cubes packed into one context, which no layout does."""
     from tomat.data.tokens.context_use import context_table
 
     rows = context_table(args.context, args.atoms, args.smallest_side)
-    _print_layouts(args.context, rows)
-    write_report(args.json, {"context_tokens": args.context, "smallest_packed_side": args.smallest_side, "rows": rows})
-    return 0
-
-
-def _print_layouts(context: int, rows: list[dict[str, Any]]) -> None:
     made = [["preamble, tokens", *(f"{row['preamble_tokens']:,}" for row in rows)]]
     made += [[name, *(_cell(row["layouts"][name]) for row in rows)] for name in rows[0]["layouts"]]
     made.append(["wider box", *(_cell(row["wide_box"]) for row in rows)])
-    by_voxels = itemgetter("voxels")
     for shared, words in ((True, "one preamble"), (False, "a preamble each")):
-        best = [
-            max((each for each in row["packed"] if each["shared_preamble"] == shared), key=by_voxels, default=None)
-            for row in rows
-        ]
-        made.append([f"packed cubes, {words}", *(_cell(each) for each in best)])
+        alike = [[each for each in row["packed"] if each["shared_preamble"] == shared] for row in rows]
+        best = (max(some, key=itemgetter("voxels"), default=None) for some in alike)
+        made.append([f"packed cubes, {words}", *map(_cell, best)])
     for name, use in rows[0]["layouts"].items():
         if "voxels_without_preamble" in use:
             cells = (f"{row['layouts'][name]['voxels_without_preamble']:,}" for row in rows)
             made.append([f"{name} with no preamble at all", *cells])
-    title = f"Voxels in {context:,} tokens, their share of the context, and how many of them have\n"
+    title = f"Voxels in {args.context:,} tokens, their share of the context, and how many of them have\n"
     title += "their seven preceding neighbours in the patch too"
     show(Table(title, [Column("atoms"), *(Column(str(row["n_atoms"]), right=True) for row in rows)], made))
+    write_report(args.json, {"context_tokens": args.context, "smallest_packed_side": args.smallest_side, "rows": rows})
+    return 0
 
 
 def _cell(use: dict[str, Any] | None) -> str:
@@ -183,43 +153,38 @@ def _cell(use: dict[str, Any] | None) -> str:
 
 
 def _run_info(args: argparse.Namespace) -> int:
+    """What a shard set holds, from its manifest alone."""
     from tomat.data.tokens.shards import open_shards
 
     report_shards(open_shards(args.shards), args.json, {})
     return 0
 
 
+OF_A_SET = ("rows", "codec_sha256", "promolecule_sha256", "structures_sha256")
+OF_A_SPLIT = ("split", "block_rows", "patches_per_material", "seed", "n_density_tokens", "unit", "max_clipped_share")
+"""Figures of a manifest that are reported as it has them."""
+
+
+def set_figures(manifest: Any) -> dict[str, Any]:
+    """What is reported of every shard set."""
+    from tomat.data.tokens.clipping import clipped_figures
+
+    found = {name: getattr(manifest, name) for name in OF_A_SET} | clipped_figures(manifest.clipped)
+    materials = {"materials": len(manifest.materials), "materials_skipped": len(manifest.skipped)}
+    return found | materials | {"context_tokens": manifest.context, "chunks": manifest.n_chunks}
+
+
 def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
     """Print what a shard set holds, and write it with `extra` figures."""
-    from tomat.data.tokens.clipping import clipped_figures, clipped_lines
+    from tomat.data.tokens.clipping import clipped_lines
     from tomat.data.tokens.words import UNIT_WORDS
 
     manifest = shards.manifest
     layout = manifest.layout
-    figures = {
-        "url": shards.url,
-        "split": manifest.split,
-        "layout": layout.name,
-        "context_tokens": layout.context,
-        "voxels_per_patch": layout.n_voxels,
-        "rows": manifest.rows,
-        "tokens": manifest.rows * layout.context,
-        "bytes_uncompressed": manifest.rows * layout.context * 2,
-        "chunks": manifest.n_chunks,
-        "block_rows": manifest.block_rows,
-        "materials": len(manifest.materials),
-        "materials_skipped": len(manifest.skipped),
-        "patches_per_material": manifest.patches_per_material,
-        "seed": manifest.seed,
-        "n_density_tokens": manifest.n_density_tokens,
-        "codec_sha256": manifest.codec_sha256,
-        "unit": manifest.unit,
-        "structures_sha256": manifest.structures_sha256,
-        "promolecule_sha256": manifest.promolecule_sha256,
-        "manifest_has_checksum": manifest.has_checksum,
-        "max_clipped_share": manifest.max_clipped_share,
-    }
-    figures |= clipped_figures(manifest.clipped) | extra
+    tokens = manifest.rows * layout.context
+    figures = set_figures(manifest) | {name: getattr(manifest, name) for name in OF_A_SPLIT} | extra
+    figures |= {"url": shards.url, "layout": layout.name, "voxels_per_patch": layout.n_voxels, "tokens": tokens}
+    figures |= {"bytes_uncompressed": tokens * 2, "manifest_has_checksum": manifest.has_checksum}
     most = "up to " if layout.fills_context else ""
     skipped = f", {len(manifest.skipped):,} skipped" if manifest.skipped else ""
     known = manifest.promolecule_sha256
@@ -228,7 +193,7 @@ def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None
         "layout": f"{layout.name}: {most}{layout.n_voxels:,} voxels, context {layout.context:,}",
         "rows": f"{manifest.rows:,} in {counted(manifest.n_chunks, 'chunk')} of {manifest.block_rows}",
         "materials": f"{len(manifest.materials):,}{skipped}, {counted(manifest.patches_per_material, 'row')} each",
-        "tokens": f"{figures['tokens']:,}, {figures['bytes_uncompressed'] / 1e6:,.1f} MB uncompressed",
+        "tokens": f"{tokens:,}, {tokens * 2 / 1e6:,.1f} MB uncompressed",
         "codec": f"{manifest.n_density_tokens:,} ids, {UNIT_WORDS[manifest.unit]}, {manifest.codec_sha256[:16]}...",
         "structures": "exact" if manifest.structures_sha256 else "rounded, from the rows",
         "promolecule": f"{len(shards.promolecule.elements)} elements, {known[:16]}..." if known else "none",
@@ -242,6 +207,8 @@ def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None
 
 
 def _run_verify(args: argparse.Namespace) -> int:
+    """Read every chunk and compare its checksum, then read a sample of rows back into densities and compare them with
+    the source: every voxel must lie in its token's bin."""
     from tomat.data.tokens.clipping import clipped_figures, clipped_lines
     from tomat.data.tokens.shards import open_shards
     from tomat.data.tokens.source_check import compare_with_source, damaged_chunks, repair_chunks, sample_rows
@@ -290,10 +257,8 @@ def _run_verify(args: argparse.Namespace) -> int:
             f"{100 * sample['nmae_fraction']:.4f} %"
         )
     elif args.sample:
-        console.print(
-            "not compared with its densities: the set does not say where they lie (--input, or --source embedded, says "
-            "it)"
-        )
+        why = "the set does not say where they lie (--input, or --source embedded, says it)"
+        console.print(f"not compared with its densities: {why}")
     write_report(args.json, figures | {"seconds": time.monotonic() - started})
     return 0
 
@@ -310,16 +275,10 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
     content = None if args.input and args.source else Store(shards.url).read(REQUEST_NAME)
     if content is not None:
         name, remedy = f"{shards.url}{REQUEST_NAME}", "Say where the densities lie with --input and --source."
-        settings = request_content(content, name, remedy).get("source", {})
-        places, rules = ("source", "input", "filelist", "split_file"), ("species", "accept")
-        good = isinstance(settings, dict) and set(settings) <= {*places, *rules}
-        good = good and all(isinstance(settings.get(name), str | None) for name in places)
-        lists = [settings.get(name, []) for name in rules] if good else []
-        if not good or not all(isinstance(each, list) and all(isinstance(x, str) for x in each) for each in lists):
-            raise TomatError(f"{name} is damaged: it says {settings!r:.200} of where the densities lie. {remedy}")
-        settings = {
-            key: value for key, value in settings.items() if key not in rules_without_use(settings.get("source"))
-        }
+        found = request_content(content, name, remedy).get("source", {})
+        source = typed(found, SourceOnRecord, name, remedy, extra_keys=False)
+        without_use = rules_without_use(source.source)
+        settings = {key: value for key, value in found.items() if key not in without_use}
     elif args.input is None and args.source is None:
         from tomat.data.density.demo.embedded import demo_materials
 
@@ -332,41 +291,29 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
         settings["source"] = "embedded"
     if args.source == "embedded" and args.input is None:
         settings = {}
-    if args.input is not None:
-        settings["input"] = args.input
-    if args.source is not None:
-        settings["source"] = args.source
-    settings |= {key: value for key in ("species", "accept") if (value := getattr(args, key)) is not None}
+    given = {key: getattr(args, key) for key in ("input", "source", "species", "accept")}
+    settings |= {key: value for key, value in given.items() if value is not None}
     if args.input is not None and args.source is None and "://" not in args.input:
-        return _local_source(args.input, settings.get("species"), settings.get("accept"))
-    embedded = settings.get("source") == "embedded"
-    # Whatever the split is called, the names find the embedded densities.
-    split = "" if embedded else shards.manifest.split
-    # The codec is not read here; naming one keeps the configuration from asking for a fit on validation data.
-    config = RetokenizeConfig(output=shards.url, split=split, codec="codec.json", **settings)
-    if embedded and args.sample:
-        console.print("compared with the embedded densities")
-    by_id = {material.material_id: material for material in find_materials(config)}
+        # A file or folder of this machine, of whatever kinds.
+        from tomat.data.codec.inputs import path_inputs
+
+        place = args.input
+        inputs = path_inputs([place], rules_of(settings.get("species"), settings.get("accept")))
+        readers = {name: partial(inputs.get_grid, name) for name in inputs.material_ids}
+    else:
+        embedded = settings.get("source") == "embedded"
+        # Whatever the split is called, the names find the embedded densities.
+        split = "" if embedded else shards.manifest.split
+        # The codec is not read here; naming one keeps the configuration from asking for a fit on validation data.
+        config = RetokenizeConfig(output=shards.url, split=split, codec="codec.json", **settings)
+        if embedded and args.sample:
+            console.print("compared with the embedded densities")
+        place = config.input or "the embedded set"
+        readers = {each.material_id: partial(each.read, config.storage_tries) for each in find_materials(config)}
 
     def get_grid(material_id: str) -> Any:
-        if material_id not in by_id:
-            place = config.input or "the embedded set"
+        if material_id not in readers:
             raise TomatError(f"{place} has no material {material_id}; is it where the set came from?")
-        return by_id[material_id].read(config.storage_tries)
-
-    return get_grid
-
-
-def _local_source(place: str, species: Sequence[str] | None, accept: Sequence[str] | None) -> Callable[[str], Any]:
-    """The densities of a file or folder of this machine, of whatever kinds."""
-    from tomat.data.codec.inputs import path_inputs
-    from tomat.data.density.rules import rules_of
-
-    inputs = path_inputs([place], rules_of(species, accept))
-
-    def get_grid(material_id: str) -> Any:
-        if material_id not in inputs.material_ids:
-            raise TomatError(f"{place} has no material {material_id}; is it where the set came from?")
-        return inputs.get_grid(material_id)
+        return readers[material_id]()
 
     return get_grid

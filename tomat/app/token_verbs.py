@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import add_flag, add_report, config_file, count, positive_int, share
+from tomat.base.arguments import add_flag, add_report, add_verb, config_file, count, positive_int, share
 from tomat.base.reporting import console, counted, write_report
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
@@ -29,17 +29,7 @@ SETTINGS: Mapping[str, str] = {
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat tokenize` and `tomat retokenize`."""
-    _register_tokenize(subparsers)
-    _register_retokenize(subparsers)
-
-
-def _register_tokenize(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser(
-        "tokenize",
-        help="write a shard set from densities, in one process",
-        description="Cut patches out of densities and write them as tokens. Stopped and started again with the same "
-        "arguments it goes on where it was, and ends with the same bytes.",
-    )
+    parser = add_verb(subparsers, "tokenize", "write a shard set from densities, in one process", _run_tokenize)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
     text = "embedded: train or validation"
@@ -55,19 +45,10 @@ def _register_tokenize(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--split", help="name of the split (default: the embedded one, or none)")
     text = "share of its electrons a material may lose outside the codec, else skipped (default: 0.001)"
     parser.add_argument("--max_clipped_share", type=share, metavar="SHARE", help=text)
-    add_report(parser, _run_tokenize)
+    add_report(parser)
 
-
-def _register_retokenize(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat retokenize`."""
-    parser = subparsers.add_parser(
-        "retokenize",
-        help="write a shard set from many densities: a process pool, or Zephyr on a cluster",
-        description="Survey the densities, fit codec and promolecule (unless they are given), write the tokens. "
-        "Stopped at any moment and started again with the same arguments it goes on, and ends with the same bytes, "
-        "whatever the number of workers. Every setting of tomat/data/tokens/pipeline/config.py can be given as --name "
-        "VALUE.",
-    )
+    text = "write a shard set from many densities: a process pool, or Zephyr on a cluster"
+    parser = add_verb(subparsers, "retokenize", text, _run_retokenize)
     text = "YAML, see configs/tokenize/"
     parser.add_argument("--config_path", type=config_file("tokenize"), metavar="FILE", help=text)
     for name, text in SETTINGS.items():
@@ -79,10 +60,12 @@ def _register_retokenize(subparsers: argparse._SubParsersAction) -> None:
     text = "of a Zephyr worker, such as 4g (default: 2g)"
     parser.add_argument("--worker_memory", default=None, metavar="SIZE", help=text)
     parser.add_argument("--allow_cross_region", action="store_true", help="move data between regions knowingly")
-    add_report(parser, _run_retokenize, takes_overrides=True)
+    add_report(parser, takes_overrides=True)
 
 
 def _run_tokenize(args: argparse.Namespace) -> int:
+    """Cut patches out of densities and write them as tokens. Stopped and started again with the same arguments it goes
+    on where it was, and ends with the same bytes."""
     from tomat.app.shard_verbs import report_shards
     from tomat.data.codec.files import load_codec
     from tomat.data.codec.inputs import demo_inputs, path_inputs
@@ -119,13 +102,17 @@ def _run_tokenize(args: argparse.Namespace) -> int:
 
 
 def _run_retokenize(args: argparse.Namespace) -> int:
+    """Survey the densities, fit codec and promolecule (unless they are given), write the tokens. Stopped at any moment
+    and started again with the same arguments it goes on, and ends with the same bytes, whatever the number of workers.
+    Every setting of tomat/data/tokens/pipeline/config.py can be given as --name VALUE."""
     from tomat.data.tokens.pipeline.config import RetokenizeConfig, load_retokenize_config
     from tomat.train.settings.keys import check_words
 
     words = [word for name in SETTINGS if (value := getattr(args, name)) is not None for word in (f"--{name}", value)]
     check_words(args.config_path, [*words, *args.overrides], RetokenizeConfig, "tokenize")
 
-    from tomat.data.tokens.clipping import clipped_figures, clipped_lines
+    from tomat.app.shard_verbs import set_figures
+    from tomat.data.tokens.clipping import clipped_lines
     from tomat.data.tokens.pipeline.driver import retokenize, skipped_by_reason
 
     rules = {"species": args.species, "accept": args.accept}
@@ -144,38 +131,24 @@ def _run_retokenize(args: argparse.Namespace) -> int:
     manifest = result.manifest
     padding = padding_share(config.output, config.storage_tries, manifest)
     padded = "padding not known" if padding is None else f"{100 * padding:.1f} % padding"
-    console.print(
-        f"{config.output}: {counted(manifest.rows, 'row')} of {manifest.context:,} tokens from "
-        f"{counted(len(manifest.materials), 'material')}, {padded}, "
-        f"{counted(len(manifest.skipped), 'material')} skipped"
-    )
+    materials, skipped = (counted(len(some), "material") for some in (manifest.materials, manifest.skipped))
+    rows = f"{counted(manifest.rows, 'row')} of {manifest.context:,} tokens"
+    console.print(f"{config.output}: {rows} from {materials}, {padded}, {skipped} skipped")
     for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
         console.print(line)
     for entry in manifest.skipped:
         console.print(f"skipped {entry.material_id}: {entry.reason}")
-    write_report(
-        args.json,
-        {
-            "output": config.output,
-            "rows": manifest.rows,
-            "context_tokens": manifest.context,
-            "chunks": manifest.n_chunks,
-            "materials": len(manifest.materials),
-            "materials_skipped": len(manifest.skipped),
-            "skipped_reasons": dict(skipped_by_reason(manifest)),
-            "padding_fraction": padding,
-            **clipped_figures(manifest.clipped),
-            "codec_sha256": manifest.codec_sha256,
-            "promolecule_sha256": manifest.promolecule_sha256,
-            "structures_sha256": manifest.structures_sha256,
-            "materials_surveyed_by_this_run": result.surveyed,
-            "rows_written_by_this_run": result.rows_written,
-            "survey_seconds": result.survey_seconds,
-            "write_seconds": result.write_seconds,
-            "materials_surveyed_per_second": result.surveyed / max(result.survey_seconds, 1e-9),
-            "rows_written_per_second": result.rows_written / max(result.write_seconds, 1e-9),
-        },
-    )
+    figures = set_figures(manifest) | {"output": config.output, "padding_fraction": padding}
+    figures |= {
+        "skipped_reasons": dict(skipped_by_reason(manifest)),
+        "materials_surveyed_by_this_run": result.surveyed,
+        "rows_written_by_this_run": result.rows_written,
+        "survey_seconds": result.survey_seconds,
+        "write_seconds": result.write_seconds,
+        "materials_surveyed_per_second": result.surveyed / max(result.survey_seconds, 1e-9),
+        "rows_written_per_second": result.rows_written / max(result.write_seconds, 1e-9),
+    }
+    write_report(args.json, figures)
     return 0
 
 
@@ -188,12 +161,9 @@ def padding_share(output: str, tries: int, manifest: Any) -> float | None:
     from tomat.data.tokens.pipeline.stages import SetSurvey
 
     store = Store(output, tries)
-    content = store.read(SURVEY_NAME)
-    if content is None:
+    if (content := store.read(SURVEY_NAME)) is None:
         return None
-    source = store.url + SURVEY_NAME
-    remedy = "The set itself is complete; remove this file, and the padding is not known."
-    values, _ = parse_checked(content, source, "the survey of a shard set", remedy)
-    found = typed(values, SetSurvey, source, remedy)
+    source, remedy = store.url + SURVEY_NAME, "The set itself is complete; remove this file."
+    found = typed(parse_checked(content, source, "the survey of a shard set", remedy)[0], SetSurvey, source, remedy)
     shares = [manifest.layout.padding_share(each.n_atoms) for each in found.materials]
     return sum(shares) / len(shares)

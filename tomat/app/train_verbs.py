@@ -4,10 +4,11 @@ import argparse
 import shlex
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.base.arguments import config_file, count, report_file, run_folder
+from tomat.base.arguments import add_verb, config_file, count, report_file, run_folder
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.progress import Stages
@@ -33,14 +34,9 @@ DISTILLATION_STEPS = 800
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb `train`."""
-    parser = subparsers.add_parser(
-        "train",
-        help="train a model, evaluate it on held-out materials, write the run's page",
-        description="Train a model, evaluate it on held-out materials and write the run's page. The same run_name "
-        "continues the same run, from its newest whole checkpoint. Any setting of the configuration can follow as "
-        "--a.b VALUE.",
-        epilog="Settings: tomat/train/settings/schema.py and the sections beside it document every field.",
-    )
+    text = "train a model, evaluate it on held-out materials, write the run's page"
+    settings = "Settings: tomat/train/settings/schema.py and the sections beside it document every field."
+    parser = add_verb(subparsers, "train", text, _run_train, epilog=settings)
     text = f"configuration, a file or the name of one that ships (default: {DEFAULT_CONFIG})"
     parser.add_argument("--config_path", type=config_file("train"), metavar="FILE", help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures of the run")
@@ -59,14 +55,23 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--train", choices=("mlp", "all"), help="what of it is trained (default: all)")
     text = "compile the step for the configured TPU slice first, and do not start a run that cannot fit"
     parser.add_argument("--plan_first", action="store_true", help=text)
-    parser.set_defaults(run=_run_train, takes_overrides=True)
+    parser.set_defaults(takes_overrides=True)
 
 
 def _run_train(args: argparse.Namespace) -> int:
+    """Train a model, evaluate it on held-out materials and write the run's page. The same run_name continues the same
+    run, from its newest whole checkpoint. Any setting of the configuration can follow as --a.b VALUE."""
     from tomat.app.workflow.folder_run import folder_words
     from tomat.train.settings.keys import check_words
 
-    distils = _distils(args)
+    # The flags of a distillation come together, and bring a configuration.
+    distils = any((args.teacher, args.quantised, args.train))
+    if distils and None in (args.teacher, args.quantised):
+        raise TomatError("a distillation needs --teacher RUN and --quantised DIR, a folder of `tomat compress`.")
+    if distils and args.config_path is not None:
+        raise TomatError("--config_path does not go with --quantised, whose configuration is taken; override it.")
+    if distils and not (args.quantised / CONFIG_FILE).is_file():
+        raise TomatError(f"--quantised {args.quantised} has no {CONFIG_FILE}; give a folder of `tomat compress`.")
     path = args.config_path or (args.quantised / CONFIG_FILE if distils else config_file("train")(DEFAULT_CONFIG))
     started = time.monotonic()
     if args.fork_step is not None and args.fork is None:
@@ -108,21 +113,6 @@ def _run_train(args: argparse.Namespace) -> int:
             console.print(said, soft_wrap=True, highlight=False)
 
 
-def _distils(args: argparse.Namespace) -> bool:
-    """Whether the flags of a distillation are there; they come together, and bring a configuration."""
-    if args.teacher is None and args.quantised is None and args.train is None:
-        return False
-    if args.teacher is None or args.quantised is None:
-        raise TomatError(
-            "a distillation needs --teacher RUN and --quantised DIR, a folder that `tomat compress` wrote."
-        )
-    if args.config_path is not None:
-        raise TomatError("--config_path does not go with --quantised, whose configuration is taken; override it.")
-    if not (args.quantised / CONFIG_FILE).is_file():
-        raise TomatError(f"--quantised {args.quantised} has no {CONFIG_FILE}; give a folder of `tomat compress`.")
-    return True
-
-
 def distillation_values(
     quantised: Path, teacher: str, train: str | None, overrides: Sequence[str]
 ) -> tuple[dict[str, Any], str, dict[str, Any]]:
@@ -154,14 +144,12 @@ def refuse_what_cannot_fit(config: "TrainConfig") -> None:
     from tomat.perf.plan.compile.topology import planned_slice
 
     slice_ = planned_slice(config, None)
-    what = f"planning {config.run_name} on {slice_.name}"
     with Stages() as stages:
-        step = compile_step(config, slice_, memory_only=True, on_stage=lambda stage: stages.show(what, stage))
+        show = partial(stages.show, f"planning {config.run_name} on {slice_.name}")
+        step = compile_step(config, slice_, memory_only=True, on_stage=show)
     memory = step.memory
     said = f"{memory.required_bytes / 2**30:.2f} of {memory.capacity_bytes / 2**30:.2f} GiB of each device"
     if not step.fits:
-        raise TomatError(
-            f"run '{config.run_name}' does not fit {slice_.name}: it needs {said}. "
-            "`tomat plan` with the same arguments looks for the nearest changes that do."
-        )
+        refused = f"run '{config.run_name}' does not fit {slice_.name}: it needs {said}"
+        raise TomatError(f"{refused}. `tomat plan` with the same arguments looks for the nearest changes that do.")
     console.print(f"planned: needs {said}")

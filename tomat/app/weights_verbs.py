@@ -6,14 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import add_flag, add_report, count, positive_int, run_folder
+from tomat.base.arguments import add_flag, add_report, add_verb, count, positive_int, run_folder
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, readable_bytes, write_report
 
 if TYPE_CHECKING:
-    from tomat.predict.weights.folder import Compression, WrittenWeights
+    from tomat.predict.weights.folder import WrittenWeights
 
 PARTS = ("mlp", "attention", "embedding", "environment")
 """As in `predict/weights/arrays.py`, which imports JAX."""
@@ -47,14 +47,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
         parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to make")
         parser.add_argument("--licence", metavar="TEXT", help="of the weights, for the card")
-        add_report(parser, _run_write, "write the sizes")
+        add_report(parser, "write the sizes", run=_run_write)
     export.set_defaults(bits=None)
-    compare = subparsers.add_parser(
-        "small-models",
-        help="a run beside its folders in few bits: sizes, errors, seconds; writes the page of them",
-        description="Sizes on disk and in memory, errors and seconds of a run and of its folders in few bits, before "
-        "and after distillation. A folder without evaluation.json is evaluated first, as at the end of its run.",
-    )
+    text = "a run beside its folders in few bits: sizes, errors, seconds; writes the page of them"
+    compare = add_verb(subparsers, "small-models", text, _run_compare)
     compare.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help="the run")
     text = "folders of weights, and distilled runs, to compare with it"
     compare.add_argument("--folders", nargs="+", type=run_folder, required=True, metavar="DIR", help=text)
@@ -62,7 +58,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     compare.add_argument("--about", default="", metavar="TEXT", help="how and where it was measured, for the page")
     text = "copy each folder in few bits here, named by its result"
     compare.add_argument("--keep", type=Path, metavar="DIR", help=text)
-    add_report(compare, _run_compare)
+    add_report(compare)
 
 
 def parts(text: str) -> dict[str, int | None]:
@@ -79,12 +75,22 @@ def parts(text: str) -> dict[str, int | None]:
 
 
 def _run_write(args: argparse.Namespace) -> int:
+    from tomat.predict.weights.folder import Compression
+    from tomat.predict.weights.quantise import check_offered
+
     if args.output.exists():
         raise TomatError(f"--output {args.output} is there already; give another folder, or remove it.")
-    compression = None if args.bits is None else _compression(args)
+    compression = None
+    if args.bits is not None:
+        # What the flags ask for, checked before the run is loaded.
+        scheme = args.scheme or ("affine" if args.bits == 8 else "lut")
+        own = tuple((part, bits) for part, bits in args.what.items() if bits is not None)
+        compression = Compression(args.bits, scheme, args.group, tuple(args.what), own)
+        for part in compression.parts:
+            check_offered(compression.of(part), scheme)
     console.print(f"loading {args.run_dir}", highlight=False)
 
-    from tomat.predict.distillation.subject import is_distillation
+    from tomat.predict.distillation.subject import is_distillation, write_distilled
     from tomat.predict.inference.trained import load_trained
     from tomat.predict.weights.arrays import check_compressible, named_arrays
     from tomat.predict.weights.folder import write_weights
@@ -94,10 +100,11 @@ def _run_write(args: argparse.Namespace) -> int:
         raise TomatError(f"{args.run_dir} is a folder of weights already; give the run that it is of.")
     if is_distillation(args.run_dir):
         if compression is not None:
-            raise TomatError(
-                f"{args.run_dir} trained a model that is in few bits already; `tomat export` writes it as it is."
-            )
-        return _export_distilled(args)
+            raise TomatError(f"{args.run_dir} trained a model in few bits already; `tomat export` writes it as it is.")
+        # Codes, scales and tables of a checkpoint, as they were trained.
+        written, step = write_distilled(args.run_dir, args.output, args.step, args.licence)
+        _say(args, written, f", packed as trained, step {step}")
+        return 0
     run = load_trained(args.run_dir, args.step)
     if compression is not None:
         check_compressible(run.config, str(args.run_dir))
@@ -120,38 +127,24 @@ def _run_write(args: argparse.Namespace) -> int:
 
 
 def _run_compare(args: argparse.Namespace) -> int:
-    from tomat.app.workflow.small_models import (
-        as_json,
-        keep_named,
-        measure,
-        models_table,
-        small_model,
-        write_small_models_page,
-    )
+    """Sizes on disk and in memory, errors and seconds of a run and of its folders in few bits, before and after
+    distillation. A folder without evaluation.json is evaluated first, as at the end of its run."""
+    from tomat.app.workflow import small_models
 
     models = []
     folders = [args.run_dir, *args.folders]
     for folder in folders:
         console.print(f"measuring {folder}", highlight=False)
-        measure(folder)
-        models.append(small_model(folder))
-    show(models_table(models))
+        small_models.measure(folder)
+        models.append(small_models.small_model(folder))
+    show(small_models.models_table(models))
     if args.page is not None:
-        write_small_models_page(models, args.page, args.about)
+        small_models.write_small_models_page(models, args.page, args.about)
         console.print(f"page: {args.page}")
     if args.keep is not None:
         for folder, model in zip(folders[1:], models[1:], strict=True):
-            console.print(f"kept: {keep_named(folder, model, args.keep)}", soft_wrap=True)
-    write_report(args.json, as_json(models))
-    return 0
-
-
-def _export_distilled(args: argparse.Namespace) -> int:
-    """Codes, scales and tables of a checkpoint, as they were trained."""
-    from tomat.predict.distillation.subject import write_distilled
-
-    written, step = write_distilled(args.run_dir, args.output, args.step, args.licence)
-    _say(args, written, f", packed as trained, step {step}")
+            console.print(f"kept: {small_models.keep_named(folder, model, args.keep)}", soft_wrap=True)
+    write_report(args.json, {"models": [asdict(model) for model in models]})
     return 0
 
 
@@ -161,16 +154,3 @@ def _say(args: argparse.Namespace, written: "WrittenWeights", more: str) -> None
     said = f"wrote {args.output}: {readable_bytes(written.weights_bytes)} of weights, {share:.3f} of float32{more}"
     console.print(said, soft_wrap=True, highlight=False)
     write_report(args.json, {**asdict(written), "weights_over_float32": share})
-
-
-def _compression(args: argparse.Namespace) -> "Compression":
-    """What the flags ask for, checked before the run is loaded."""
-    from tomat.predict.weights.folder import Compression
-    from tomat.predict.weights.quantise import check_offered
-
-    scheme = args.scheme or ("affine" if args.bits == 8 else "lut")
-    own = tuple((part, bits) for part, bits in args.what.items() if bits is not None)
-    compression = Compression(args.bits, scheme, args.group, tuple(args.what), own)
-    for part in compression.parts:
-        check_offered(compression.of(part), scheme)
-    return compression

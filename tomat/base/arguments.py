@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from tomat.base.errors import TomatError
@@ -53,8 +54,15 @@ class Parser(argparse.ArgumentParser):
     # Subparsers are called through this method as well.
     def parse_known_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         """As `ArgumentParser` does it; words that belong to nothing are refused by a verb that takes no overrides."""
-        words = [self._flag_as_declared(word) for word in (sys.argv[1:] if args is None else args)]
-        words[:1] = [self._verb_as_declared(word) for word in words[:1]]
+        words = list(sys.argv[1:] if args is None else args)
+        for place, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            spelt = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
+            if spelt in self._option_string_actions:
+                words[place] = spelt + equals + value
+        verbs = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        if words and any(spelt_today(words[0]) in names for names in verbs if names):
+            words[0] = spelt_today(words[0])
         if words and (now := self.moved.get(words[0].replace("_", "-"))):
             self.error(f"`{self.prog} {words[0]}` is now {now}")
         found, rest = super().parse_known_args(words, namespace)
@@ -73,18 +81,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
         raise TomatError(f"{message.rstrip('.')}. `{self.prog} --help` says what is expected.")
-
-    def _flag_as_declared(self, word: str) -> str:
-        """`--max-batch` as `--max_batch`, where that is a flag."""
-        name, equals, value = word.partition("=")
-        spelt = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
-        return spelt + equals + value if spelt in self._option_string_actions else word
-
-    def _verb_as_declared(self, word: str) -> str:
-        """As `spelt_today` gives it, where that is a verb."""
-        verbs = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        spelt = spelt_today(word)
-        return spelt if any(spelt in names for names in verbs if names) else word
 
 
 def _number[Number: (int, float)](
@@ -169,9 +165,22 @@ def report_file(text: str) -> Path:
     return STANDARD_OUTPUT if text == str(STANDARD_OUTPUT) else output_file(text)
 
 
-def add_report(
-    parser: argparse.ArgumentParser, run: Callable[..., int], text: str = "write the figures", **defaults: Any
-) -> None:
-    """End the flags of a verb: `--json`, and the function that carries it out."""
+def add_verbs(subparsers: Any, name: str, text: str, moved: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """A word with verbs below it, to be added with `add_verb`; `moved` as of `Parser`."""
+    parser = subparsers.add_parser(name, help=text)
+    parser.moved = moved
+    return parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+
+def add_verb(verbs: Any, name: str, text: str, run: Callable[..., int], **options: Any) -> Parser:
+    """A verb, with `text` in the list of verbs; its own help says what the docstring of `run` does."""
+    described = {"description": " ".join((run.__doc__ or "").split()), **options}
+    parser = verbs.add_parser(name, help=text, **described)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_report(parser: argparse.ArgumentParser, text: str = "write the figures", **defaults: Any) -> None:
+    """End the flags of a verb: `--json`, and values that no flag sets."""
     parser.add_argument("--json", type=report_file, metavar="FILE", help=text)
-    parser.set_defaults(run=run, **defaults)
+    parser.set_defaults(**defaults)

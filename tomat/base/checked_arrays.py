@@ -50,7 +50,6 @@ def unpack_arrays(content: bytes, source: str, what: str, remedy: str) -> dict[s
     except Exception as error:
         raise TomatError(f"{source} is not {what}, or damaged ({type(error).__name__}: {error}). {remedy}") from error
     if (found := arrays_checksum(arrays)) != expected:
-        raise TomatError(
-            f"{source} is damaged: its arrays hash to {found[:12]}..., the file says {expected[:12]}... {remedy}"
-        )
+        hashes = f"its arrays hash to {found[:12]}..., the file says {expected[:12]}..."
+        raise TomatError(f"{source} is damaged: {hashes} {remedy}")
     return arrays

@@ -39,10 +39,8 @@ def parse_checked(text: str | bytes, source: str, what: str, remedy: str) -> tup
     expected = content.pop(CHECKSUM_KEY)
     found = content_checksum(content)
     if found != expected:
-        raise TomatError(
-            f"{source} is damaged: its content hashes to {found[:12]}..., the file says {str(expected)[:12]}... "
-            f"{remedy}"
-        )
+        hashes = f"its content hashes to {found[:12]}..., the file says {str(expected)[:12]}..."
+        raise TomatError(f"{source} is damaged: {hashes} {remedy}")
     return content, True
 
 

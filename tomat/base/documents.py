@@ -56,17 +56,13 @@ def append_whole_line(file: BinaryIO, line: str) -> None:
 
 def parse_yaml(text: str | bytes, origin: str | Path, remedy: str = "Restore it.") -> Any:
     """The value of a YAML text."""
+    # libyaml recurses without a limit: 100,000 brackets end the process, where the slow loader raises.
+    whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
+    shallow = whole.count("[") + whole.count("{") < 500 and not re.search(r"^[ ?:-]{200}", whole, re.MULTILINE)
     try:
-        return yaml.load(text, Loader=_FAST_LOADER if _is_shallow(text) else yaml.SafeLoader)
+        return yaml.load(text, Loader=_FAST_LOADER if shallow else yaml.SafeLoader)
     except YAML_ERRORS as error:
         raise TomatError(f"{origin} is not YAML ({' '.join(str(error).split())}). {remedy}") from None
-
-
-def _is_shallow(text: str | bytes) -> bool:
-    """Whether a YAML text can only be nested by some hundred levels. libyaml recurses without a limit: 100,000 brackets
-    end the process, where the slow loader raises."""
-    text = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
-    return text.count("[") + text.count("{") < 500 and not re.search(r"^[ ?:-]{200}", text, re.MULTILINE)
 
 
 def is_figure(value: Any) -> TypeGuard[int | float]:

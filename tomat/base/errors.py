@@ -3,23 +3,10 @@
 import errno
 from collections.abc import Iterator
 
-PASSING_ERRNOS = frozenset(
-    {
-        errno.EAGAIN,
-        errno.EBUSY,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-        errno.ENOTCONN,
-        errno.ECONNRESET,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-    }
-)
+PASSING_ERRNOS = frozenset({
+    errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN,
+    errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+})  # fmt: skip
 """What the operating system says of a network, of a mounted bucket or NFS that does not answer, and of a machine short
 of handles or memory; none of it is the fault of a file."""
 
@@ -40,6 +27,13 @@ class RetryableError(TomatError):
 
     Printed like any `TomatError`; the exit status is 75, which `tomat launch` takes for "start it again".
     """
+
+
+def refuse(*rules: tuple[object, str]) -> None:
+    """Raise a TomatError with the words of the first of these pairs, what is wrong and words for it, that is true."""
+    for wrong, words in rules:
+        if wrong:
+            raise TomatError(words)
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -36,14 +36,11 @@ def keep_freed_memory() -> None:
     Raises:
         TomatError: The C library is not glibc, or does not take it.
     """
-    library = platform.libc_ver()[0]
+    asked, library = "keep_freed_memory is true, and", platform.libc_ver()[0] or "unknown"
     if library != "glibc":
-        raise TomatError(
-            f"keep_freed_memory is true, and the C library is {library or 'unknown'}; only glibc can be told so: leave "
-            "keep_freed_memory out."
-        )
+        raise TomatError(f"{asked} the C library is {library}; only glibc can be told so: leave it out.")
     mallopt = ctypes.CDLL(None).mallopt
     # No mapping of its own for a large buffer, and no end of the heap given back.
     for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER)):
         if mallopt(parameter, value) != 1:
-            raise TomatError(f"keep_freed_memory is true, and mallopt({parameter}, {value}) was refused; leave it out.")
+            raise TomatError(f"{asked} mallopt({parameter}, {value}) was refused; leave it out.")

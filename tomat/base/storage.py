@@ -52,10 +52,8 @@ def local_target(folder: Path, relative: str, origin: str) -> Path:
     # No path has a zero byte; the folder itself is refused below.
     target = root if "\x00" in relative else (root / relative).resolve()
     if not target.is_relative_to(root) or target == root:
-        raise TomatError(
-            f"{origin}: the name {relative!r} leads out of the folder it would be copied to, so nothing is copied. "
-            "Rename the object."
-        )
+        what = f"{origin}: the name {relative!r} leads out of the folder it would be copied to"
+        raise TomatError(f"{what}, so nothing is copied. Rename the object.")
     return target
 
 

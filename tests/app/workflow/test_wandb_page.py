@@ -1,14 +1,13 @@
 """The pages of a run are one artifact of its W&B run, written without a network; what fails is a warning."""
 
 import json
-import subprocess
-import sys
+import threading
 
 import pytest
 import wandb
+from forked import Forked
 from tiny_run import DEMO, tiny_run
 
-from tomat.app.workflow import wandb_page
 from tomat.app.workflow.wandb_page import KEPT, keep_pages
 from tomat.train.settings.config import load_config
 
@@ -44,13 +43,18 @@ def test_pages_are_one_artifact_of_the_run(run_dir, tmp_path):
 
 def test_a_process_that_used_wandb_ends_without_a_word(run_dir):
     """Levanter's own end of W&B is a thread at the interpreter's exit, which Python 3.12 refuses to start."""
-    code = (
-        "import sys; from levanter.tracker.wandb import WandbConfig; from tomat.train.tracking import end_wandb\n"
-        "settings = WandbConfig(project='densities', mode='offline', save_code=False)\n"
-        "tracker = settings.init('tiny'); tracker.finish(); end_wandb(settings)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=run_dir)
-    assert done.returncode == 0 and "Error" not in done.stderr
+    code = """
+import sys
+from levanter.tracker.wandb import WandbConfig
+from tomat.train.tracking import end_wandb
+settings = WandbConfig(project="densities", mode="offline", save_code=False)
+tracker = settings.init("tiny")
+tracker.finish()
+end_wandb(settings)
+sys.exit()
+"""
+    ended = Forked(before=code, cwd=run_dir)
+    assert "Error" not in ended.communicate(60)[0] and ended.returncode == 0
     assert list(run_dir.parents[1].rglob("run-tiny.wandb"))
 
 
@@ -64,18 +68,15 @@ def test_nothing_is_done_without_wandb(run_dir, words, monkeypatch, tmp_path):
 def test_what_fails_is_a_warning(run_dir, monkeypatch, capsys):
     given = config(run_dir, "--trackers.wandb", "{project: a, mode: offline, background_finish_timeout: 0.2}")
 
-    def refuse(*args):
+    def refuse(**settings):
         raise OSError("disk full")
 
-    monkeypatch.setattr(wandb_page, "_log", refuse)
+    monkeypatch.setattr(wandb, "init", refuse)
     assert not keep_pages(given, run_dir)
     told = capsys.readouterr().out
     assert "are not in W&B (OSError: disk full)" in told and "--name a/tiny-page" in told
-
-    import threading
-
     answered = threading.Event()
-    monkeypatch.setattr(wandb_page, "_log", lambda *args: answered.wait(20))
+    monkeypatch.setattr(wandb, "init", lambda **settings: answered.wait(20))
     assert not keep_pages(given, run_dir)
     answered.set()
     assert "no answer in 0.2 s" in capsys.readouterr().out

@@ -59,10 +59,8 @@ def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
     run_dir = RunFolder.of(config).path
     recorded = run_dir / CONFIG_FILE
     if recorded.exists() and (source := (read_config(str(recorded)).get("data") or {}).get("source")) != "folder":
-        raise TomatError(
-            f"run '{config.run_name}' in {run_dir} was begun with data.source {source!r}; use another --run_name for "
-            f"the densities of {data.input}."
-        )
+        begun = f"run '{config.run_name}' in {run_dir} was begun with data.source {source!r}"
+        raise TomatError(f"{begun}; use another --run_name for the densities of {data.input}.")
     request = FolderRequest(
         layout=data.layout,
         patches_per_material=data.patches_per_material,
@@ -116,6 +114,5 @@ def _room(data: "FolderData", environment: "EnvironmentConfig") -> "Room":
                 )
                 room = room.enlarged(near)
                 bar.advance(task, len(anchors))
-    content = {"of": key, "max_atoms": room.atoms, "max_elements": room.elements}
-    write_text(kept, json.dumps(content, sort_keys=True) + "\n")
+    write_text(kept, json.dumps({"max_atoms": room.atoms, "max_elements": room.elements, "of": key}) + "\n")
     return room

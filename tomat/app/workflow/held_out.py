@@ -41,7 +41,6 @@ class HeldOut:
 def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> HeldOut | None:
     """What a run can be evaluated on: all that was held out, or as many as `evaluation.materials` says; None for a run
     on shard sets, which hold densities only as tokens, and for one that held nothing out."""
-
     asked = config.evaluation
     if data is not None:
         every = data.splits.get("validation", ())

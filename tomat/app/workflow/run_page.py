@@ -17,19 +17,7 @@ from tomat.base.layout import (
     PREDICTION_FIGURE,
 )
 from tomat.base.report.markdown import markdown
-from tomat.base.report.model import (
-    Axis,
-    Chart,
-    Code,
-    Facts,
-    Image,
-    Lines,
-    Link,
-    Note,
-    Part,
-    Quoted,
-    Series,
-)
+from tomat.base.report.model import Axis, Chart, Code, Facts, Image, Lines, Link, Note, Part, Quoted, Series
 from tomat.base.report.svg import chart_svg
 from tomat.base.report.text import plain, without_html
 from tomat.base.reporting import write_text
@@ -59,8 +47,18 @@ def write_training_page(
     rows = [row for row in read_metrics(folder / METRICS_FILE) if is_figure(row.get("train/loss"))]
     events = read_events(folder)
     browser = {"the same with figures to point at": Link(HTML_FILE, HTML_FILE)}
+    setup = {
+        "configuration": Code(config_hash(config)),
+        "parameters": f"{result.parameters:,}",
+        "sequence": f"{config.seq_len} tokens, layout {config.data.layout}",
+        "batch": f"{config.batch_size} sequences",
+        "steps": f"{result.steps} of {config.trainer.num_train_steps}",
+        "loss": f"{config.loss.kind} ({config.loss.unit})",
+        "sharding": config.sharding,
+        "ran on": devices_sentence(last_devices(events), config.slice),
+    }
     sections: list[tuple[str, list[Part]]] = [
-        ("", [Quoted(config.purpose), *_origin(events), _setup(config, result, events)]),
+        ("", [Quoted(config.purpose), *_origin(events), Facts(setup)]),
     ]
     if not result.preempted:
         sections[0][1].append(Facts(browser))
@@ -81,7 +79,9 @@ def write_training_page(
     if events:
         sections.append(("History", [history_summary(events), history_table(events)]))
     told = f"`{CONFIG_FILE}` beside this page, in full; what was set for this run:"
-    settings = yaml.safe_dump(_headline(config), sort_keys=False).strip()
+    values, keep = config.to_dict(), ("run_name", "preset", "slice", "sharding", "data", "loss", "optimizer")
+    headline = {key: values[key] for key in keep if values.get(key) is not None}
+    settings = yaml.safe_dump(headline, sort_keys=False).strip()
     sections.append(("Configuration", [told, Lines(settings, "yaml")]))
     text = [f"# {plain(config.run_name)}"]
     for heading, parts in sections:
@@ -104,21 +104,6 @@ def losses_chart(rows: list[dict[str, Any]]) -> Chart:
 
 def _picture(folder: Path, name: str) -> list[Part]:
     return [Image("reference, prediction, difference", name)] if (folder / name).exists() else []
-
-
-def _setup(config: "TrainConfig", result: "TrainResult", events: list[dict[str, Any]]) -> Facts:
-    return Facts(
-        {
-            "configuration": Code(config_hash(config)),
-            "parameters": f"{result.parameters:,}",
-            "sequence": f"{config.seq_len} tokens, layout {config.data.layout}",
-            "batch": f"{config.batch_size} sequences",
-            "steps": f"{result.steps} of {config.trainer.num_train_steps}",
-            "loss": f"{config.loss.kind} ({config.loss.unit})",
-            "sharding": config.sharding,
-            "ran on": devices_sentence(last_devices(events), config.slice),
-        }
-    )
 
 
 def _origin(events: list[dict[str, Any]]) -> list[Part]:
@@ -163,9 +148,3 @@ def _training(rows: list[dict[str, Any]], ran: list[dict[str, Any]]) -> list[Par
         more.append(("MFU, median", "- (unknown chip)"))
     found = results_table(run_figures(rows, {}, ran), more)
     return [found] if found is not None else []
-
-
-def _headline(config: "TrainConfig") -> dict[str, Any]:
-    values = config.to_dict()
-    keep = ("run_name", "preset", "slice", "sharding", "data", "loss", "optimizer")
-    return {key: values[key] for key in keep if values.get(key) is not None}

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from msgspec import Meta
 
 from tomat.base.checked_json import parse_checked
+from tomat.base.documents import mapping
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, WEIGHTS_FOLDER
 from tomat.base.records import Amount, typed
 from tomat.base.report.formats import number, share
 from tomat.base.report.markdown import update_page
-from tomat.base.report.model import Cell, Column, Report, Section, Table
+from tomat.base.report.model import Column, Report, Section, Table
 from tomat.base.reporting import to_jsonable, write_json, writing
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SmallModel:
-    """One row."""
+    """One row; errors and seconds are medians over the materials."""
 
     name: str
     bits: str
@@ -41,28 +42,9 @@ class SmallModel:
     float32_bytes: int
     """Of the same arrays, whole."""
     teacher_forced_nmae: float
-    """Median over the materials."""
     free_running_nmae: float
-    """Median over the materials."""
     seconds_per_cell: float
-    """Median over the materials."""
     materials: int
-
-    def row(self, first: SmallModel) -> tuple[Cell, ...]:
-        """Of the table; errors beside those of `first`."""
-        return (
-            self.name,
-            self.bits,
-            self.scheme,
-            self.trained,
-            self.disk_bytes / self.float32_bytes,
-            self.memory_bytes / self.float32_bytes,
-            self.free_running_nmae,
-            self.free_running_nmae / first.free_running_nmae,
-            self.teacher_forced_nmae,
-            self.teacher_forced_nmae / first.teacher_forced_nmae,
-            self.seconds_per_cell,
-        )
 
 
 COLUMNS = (
@@ -82,7 +64,13 @@ COLUMNS = (
 
 def models_table(models: Sequence[SmallModel]) -> Table:
     """Models beside the first of them."""
-    return Table("", COLUMNS, [model.row(models[0]) for model in models])
+    first, rows = models[0], []
+    for one in models:
+        of_float32 = (one.disk_bytes / one.float32_bytes, one.memory_bytes / one.float32_bytes)
+        alone = (one.free_running_nmae, one.free_running_nmae / first.free_running_nmae)
+        forced = (one.teacher_forced_nmae, one.teacher_forced_nmae / first.teacher_forced_nmae)
+        rows.append((one.name, one.bits, one.scheme, one.trained, *of_float32, *alone, *forced, one.seconds_per_cell))
+    return Table("", COLUMNS, rows)
 
 
 def small_model(folder: Path) -> SmallModel:
@@ -126,10 +114,8 @@ def measure(folder: Path) -> None:
         raise TomatError(f"{folder} was not trained on the embedded densities: {_how(folder)}")
     teacher_forced, free_running = evaluate_held_out(config, folder, held)
     if teacher_forced is None or free_running is None:
-        raise TomatError(
-            f"{folder} has no whole evaluation: its configuration leaves one out (evaluation.*), or its model cannot "
-            "predict from a structure alone."
-        )
+        why = "its configuration leaves one out (evaluation.*), or its model cannot predict from a structure alone"
+        raise TomatError(f"{folder} has no whole evaluation: {why}.")
     found = {**teacher_forced.to_dict(), "free_running": free_running.to_dict()}
     write_json(folder / EVALUATION_FILE, with_checksum(to_jsonable(found)))
 
@@ -148,7 +134,6 @@ def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str
 def keep_named(folder: Path, model: SmallModel, output: Path) -> Path:
     """Copy a model's folder of weights under a name that says its result, such as `demo-2bit-nmae2.81`, unless it is
     there."""
-
     place = folder / WEIGHTS_FOLDER if (folder / WEIGHTS_FOLDER).is_dir() else folder
     if not (place / "weights.json").is_file():
         raise TomatError(f"{folder} has no folder of weights to keep; `tomat export` makes one.")
@@ -163,43 +148,16 @@ def keep_named(folder: Path, model: SmallModel, output: Path) -> Path:
     return kept
 
 
-def as_json(models: Sequence[SmallModel]) -> dict[str, Any]:
-    """The figures, units in the keys."""
-    return {"models": [asdict(model) for model in models]}
-
-
-@dataclass(frozen=True)
-class _Spread:
+class _Spread(TypedDict):
     median: Amount
 
 
-@dataclass(frozen=True)
-class _TeacherForced:
-    teacher_forced_nmae_median: _Spread
-
-
-@dataclass(frozen=True)
-class _FreeRunning:
-    free_running_nmae: _Spread
-
-
-@dataclass(frozen=True)
-class _Material:
+class _Material(TypedDict):
     seconds: Amount
 
 
-@dataclass(frozen=True)
-class _Cells:
-    over_materials: _FreeRunning
+class _Cells(TypedDict):
     materials: Annotated[list[_Material], Meta(min_length=1)]
-
-
-@dataclass(frozen=True)
-class _Evaluation:
-    """`evaluation.json`, as far as the table of models has it."""
-
-    over_materials: _TeacherForced
-    free_running: _Cells
 
 
 def _measured(folder: Path) -> tuple[float, float, float, int]:
@@ -209,14 +167,16 @@ def _measured(folder: Path) -> tuple[float, float, float, int]:
     if not path.is_file():
         raise TomatError(f"{path} is missing: {how}")
     report, _ = parse_checked(path.read_bytes(), str(path), "an evaluation", how)
-    found = typed(report, _Evaluation, path, f"For a report of whole predicted cells: {how}")
-    seconds = sorted(material.seconds for material in found.free_running.materials)
-    return (
-        found.over_materials.teacher_forced_nmae_median.median,
-        found.free_running.over_materials.free_running_nmae.median,
-        seconds[len(seconds) // 2],
-        len(seconds),
-    )
+    remedy = f"For a report of whole predicted cells: {how}"
+    cells = mapping(report.get("free_running"))
+
+    def median(holder: Mapping[str, Any], name: str) -> float:
+        figures = mapping(holder.get("over_materials")).get(name)
+        return typed(figures, _Spread, f"{name} of {path}", remedy)["median"]
+
+    seconds = sorted(each["seconds"] for each in typed(cells, _Cells, f"free_running of {path}", remedy)["materials"])
+    nmae = median(report, "teacher_forced_nmae_median"), median(cells, "free_running_nmae")
+    return *nmae, seconds[len(seconds) // 2], len(seconds)
 
 
 def _how(folder: Path) -> str:

@@ -44,6 +44,8 @@ def train_and_report(
     from tomat.base.checked_json import with_checksum
     from tomat.base.report.terminal import show
     from tomat.predict.evaluation.result import MOST_SHOWN
+    from tomat.report.html.document import write_page
+    from tomat.report.html.run import run_page
     from tomat.train.folder import RunFolder
     from tomat.train.run import train
     from tomat.train.runs.published import PAGE_FILES, is_remote, publish
@@ -78,7 +80,10 @@ def train_and_report(
     if jax.process_index() == 0:
         page = write_training_page(config, result, evaluation, free_running)
         if not result.preempted:  # of a long log it takes half a minute, which a grace does not have
-            write_browser_page(result.run_dir, config.run_dir)
+            try:
+                write_page(result.run_dir / HTML_FILE, run_page(str(result.run_dir), config.run_dir))
+            except TomatError as error:  # the run is whole without it
+                warn(f"no {HTML_FILE}: {error}")
         if is_remote(config.output_dir):
             publish(config.run_dir, result.run_dir, PAGE_FILES)
         if not result.preempted:
@@ -94,17 +99,6 @@ def train_and_report(
             )
         console.print(f"page: {page}" + (f", profile: {profile_page}" if profile_page is not None else ""))
     return figures
-
-
-def write_browser_page(run_dir: Path, run_url: str) -> None:
-    """The run's page for a browser, as `tomat page` makes it. The run is whole without it: an error is a warning."""
-    from tomat.report.html.document import write_page
-    from tomat.report.html.run import run_page
-
-    try:
-        write_page(run_dir / HTML_FILE, run_page(str(run_dir), run_url))
-    except TomatError as error:
-        warn(f"no {HTML_FILE}: {error}")
 
 
 def loss_change(first: float, last: float) -> str:
@@ -141,10 +135,8 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     try:
         work = step_work(config, found.platform)
         ran = ran_steps(read_metrics(result.run_dir / METRICS_FILE), read_events(result.run_dir), config.slice)
-        mfu = run_report(work, RunTimes.from_rows(ran.rows), found.as_slice(config.slice)) | {
-            "devices_that_ran": str(found),
-            "notes": ran.notes,
-        }
+        mfu = run_report(work, RunTimes.from_rows(ran.rows), found.as_slice(config.slice))
+        mfu |= {"devices_that_ran": str(found), "notes": ran.notes}
     except TomatError as error:
         warn(f"the page of the profile has no MFU: {error}")
     try:

@@ -8,20 +8,14 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.layout import (
-    DENSITY_FIGURE,
-    EVALUATION_FILE,
-    HTML_FILE,
-    LOSS_FIGURE,
-    PAGE_FILE,
-    PREDICTION_FIGURE,
-)
+from tomat.base import layout
 from tomat.base.reporting import console
 
 if TYPE_CHECKING:
     from tomat.train.settings.config import TrainConfig
 
-KEPT = (PAGE_FILE, HTML_FILE, EVALUATION_FILE, LOSS_FIGURE, DENSITY_FIGURE, PREDICTION_FIGURE)
+KEPT = (layout.PAGE_FILE, layout.HTML_FILE, layout.EVALUATION_FILE, layout.LOSS_FIGURE, layout.DENSITY_FIGURE,
+        layout.PREDICTION_FIGURE)  # fmt: skip
 """Both pages, the figures of the evaluation, and the pictures that the pages show."""
 ARTIFACT_TYPE = "page"
 
@@ -41,7 +35,24 @@ def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
 
     def log() -> None:
         try:
-            _log(config, run_dir)
+            import wandb as library
+
+            run = library.init(
+                entity=wandb.entity,
+                project=wandb.project,
+                id=config.run_name,
+                name=wandb.name,
+                mode=wandb.mode,  # pyright: ignore[reportArgumentType]
+                # As the trackers of a run that goes on.
+                resume="allow",
+                settings=library.Settings(console="off", save_code=False, silent=True, x_disable_stats=True),
+            )
+            artifact = library.Artifact(f"{config.run_name}-page", ARTIFACT_TYPE, description=config.purpose)
+            for name in KEPT:
+                if (run_dir / name).is_file():
+                    artifact.add_file(str(run_dir / name))
+            run.log_artifact(artifact)
+            run.finish()
         except BaseException as error:  # of a thread: what is not caught is lost
             failed.append(error)
 
@@ -52,35 +63,11 @@ def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
     end_wandb(wandb)
     if not failed and not thread.is_alive():
         return True
-    why = (
-        f"{type(failed[0]).__name__}: {failed[0]}" if failed else f"no answer in {wandb.background_finish_timeout:g} s"
-    )
+    why = f"no answer in {wandb.background_finish_timeout:g} s"
+    why = f"{type(failed[0]).__name__}: {failed[0]}" if failed else why
     console.print(
         f"warning: the pages of the run are not in W&B ({why}). Later: `wandb artifact put --type {ARTIFACT_TYPE} "
-        f"--name {wandb.project}/{config.run_name}-page {run_dir / HTML_FILE}`",
+        f"--name {wandb.project}/{config.run_name}-page {run_dir / layout.HTML_FILE}`",
         soft_wrap=True,
     )
     return False
-
-
-def _log(config: "TrainConfig", run_dir: Path) -> None:
-    import wandb
-
-    asked = config.trackers.wandb
-    assert asked is not None  # or `keep_pages` had returned
-    run = wandb.init(
-        entity=asked.entity,
-        project=asked.project,
-        id=config.run_name,
-        name=asked.name,
-        mode=asked.mode,  # pyright: ignore[reportArgumentType]
-        # As the trackers of a run that goes on.
-        resume="allow",
-        settings=wandb.Settings(console="off", save_code=False, silent=True, x_disable_stats=True),
-    )
-    artifact = wandb.Artifact(f"{config.run_name}-page", ARTIFACT_TYPE, description=config.purpose)
-    for name in KEPT:
-        if (run_dir / name).is_file():
-            artifact.add_file(str(run_dir / name))
-    run.log_artifact(artifact)
-    run.finish()

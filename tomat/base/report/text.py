@@ -94,16 +94,13 @@ def _escaped(block: list[str]) -> list[str]:
     Where a mark of code has no other in its line, or its cell, it depends on the lines around it what is code: then
     every `<` counts.
     """
-    parsed = [_spans(piece) for line in block for piece in (*_pieces(line), "\n")]
+    # The cells and bars of a table's line, or a line.
+    pieces = [re.split(r"(?<!\\)(\|)", line) if "|" in line else [line] for line in block]
+    parsed = [_spans(piece) for line in pieces for piece in (*line, "\n")]
     if any(spans is None for spans in parsed):
         return [_OPENS_HTML.sub("&lt;", line) for line in block]
     parts = [part if is_code else _OPENS_HTML.sub("&lt;", part) for spans in parsed for is_code, part in spans or ()]
     return "".join(parts).split("\n")[:-1]
-
-
-def _pieces(line: str) -> list[str]:
-    """The cells and bars of a table's line, or a line."""
-    return re.split(r"(?<!\\)(\|)", line) if "|" in line else [line]
 
 
 def _spans(text: str) -> list[tuple[bool, str]] | None:

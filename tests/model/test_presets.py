@@ -39,11 +39,6 @@ def test_presets_have_the_size_they_are_named_for(name, hidden, layers, heads, h
     assert config.tie_word_embeddings
 
 
-def test_preset_is_a_copy():
-    preset_model("demo")["rope"]["type"] = "default"
-    assert preset_model("demo")["rope"] == {"type": "llama3"}
-
-
 def test_unknown_preset_names_the_known_ones():
     with pytest.raises(TomatError, match="'2b'.*demo, 30m, 200m, 1b"):
         preset_model("2b")

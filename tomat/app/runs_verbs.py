@@ -164,9 +164,9 @@ def damaged_weights(url: str) -> list[str]:
 def _run_log(args: argparse.Namespace) -> int:
     """Write the log of an output folder as a page: of each run and each measured sweep what it was for, where it ran,
     settings that differ from the recipe, command, result. Notes below an entry stay."""
+    from tomat.base.storage import is_remote
     from tomat.report.pages.run_log_page import write_log_page
     from tomat.train.runs.entries import read_log
-    from tomat.train.runs.published import is_remote
     from tomat.train.runs.run_log import RUN
 
     if args.output is None and is_remote(args.place):

@@ -76,7 +76,6 @@ def parts(text: str) -> dict[str, int | None]:
 
 def _run_write(args: argparse.Namespace) -> int:
     from tomat.predict.weights.folder import Compression
-    from tomat.predict.weights.quantise import check_offered
 
     if args.output.exists():
         raise TomatError(f"--output {args.output} is there already; give another folder, or remove it.")
@@ -84,10 +83,8 @@ def _run_write(args: argparse.Namespace) -> int:
     if args.bits is not None:
         # What the flags ask for, checked before the run is loaded.
         scheme = args.scheme or ("affine" if args.bits == 8 else "lut")
-        own = tuple((part, bits) for part, bits in args.what.items() if bits is not None)
-        compression = Compression(args.bits, scheme, args.group, tuple(args.what), own)
-        for part in compression.parts:
-            check_offered(compression.of(part), scheme)
+        bits = {part: args.bits if own is None else own for part, own in args.what.items()}
+        compression = Compression(scheme, args.group, bits)
     console.print(f"loading {args.run_dir}", highlight=False)
 
     from tomat.predict.distillation.subject import is_distillation, write_distilled

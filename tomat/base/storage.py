@@ -87,6 +87,14 @@ def storage_errors() -> tuple[type[Exception], ...]:
     return (OSError, *((gcsfs_retry.HttpError, *gcsfs_retry.RETRIABLE_EXCEPTIONS) if gcsfs_retry is not None else ()))
 
 
+def is_remote(place: str) -> bool:
+    return "://" in place
+
+
+READ_REMEDY = "Give this user the right to read it."
+"""Of a file that this user may not read."""
+
+
 @contextlib.contextmanager
 def explaining_storage(what: str, remedy: str = "") -> Iterator[None]:
     """Turn what a folder or a bucket raises in the block, through fsspec or TensorStore, into one error, as

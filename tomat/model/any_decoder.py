@@ -15,27 +15,18 @@ from tomat.model.environment import EnvironmentConfig, EnvironmentTables, PatchA
 from tomat.model.int8_dot import Int8Matmuls
 
 
-def _effective_window(config: LmConfig) -> int | None:
-    """The sliding window, in positions, that has to go into the mask of any model; None: none."""
-    if isinstance(config, DensityDecoderConfig):
-        return config.window
-    window = getattr(config, "sliding_window", None)
-    kind = config.get_choice_name(type(config))
-    if window is None or getattr(config, "use_sliding_window", True) is False:
-        return None
-    if kind in ("olmo3", "snowball"):  # these mask for themselves, by layer
-        return None
-    if kind in ("qwen3", "mistral"):  # one window for all layers, which Levanter accepts and does not apply
-        return window
-    raise TomatError(
-        f"model.type {kind} has sliding_window {window}, which Levanter does not apply by layer as that model means "
-        "it; unset it, or use model.type density_decoder."
-    )
-
-
 def build_mask(config: LmConfig) -> AttentionMask:
     """The attention mask of a decoder: causal, with the sliding window of its configuration."""
-    return AttentionMask.causal(sliding_window=_effective_window(config))
+    if isinstance(config, DensityDecoderConfig):
+        return AttentionMask.causal(sliding_window=config.window)
+    window, kind = getattr(config, "sliding_window", None), config.get_choice_name(type(config))
+    off = window is None or getattr(config, "use_sliding_window", True) is False
+    if off or kind in ("olmo3", "snowball"):  # these mask for themselves, by layer
+        return AttentionMask.causal()
+    if kind not in ("qwen3", "mistral"):  # one window for all layers, which Levanter accepts and does not apply
+        said = f"model.type {kind} has sliding_window {window}, which Levanter does not apply layer by layer"
+        raise TomatError(f"{said}; unset it, or use model.type density_decoder.")
+    return AttentionMask.causal(sliding_window=window)
 
 
 def causal_activations(

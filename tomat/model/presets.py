@@ -5,14 +5,29 @@ this is the only place that states it. Parameter counts are for the vocabulary o
 tests count them from the built model.
 """
 
-import copy
 from typing import Any
 
 from tomat.base.errors import TomatError
 
+PRESETS = {
+    # 3.4 M parameters, 4 heads of 32: small enough that two CPU cores train it in minutes.
+    "demo": (128, 4, 4, 512),
+    # 34.7 M parameters, 4 heads of 128.
+    "30m": (512, 6, 4, 2048),
+    # 220.4 M parameters, 16 heads of 64: the shape of the runs on v6e-16. Wider heads (8 of 128) do the same sums with
+    # fewer attention steps: the compiler's estimate outside attention falls from 0.71 s to 0.51 s a step.
+    "200m": (1024, 12, 16, 4096),
+    # 1,065.7 M parameters, 16 heads of 128: the shape of the runs on v6e-32.
+    "1b": (2048, 20, 16, 5632),
+}
+"""Preset name -> `hidden_dim`, `num_layers`, `num_heads`, `intermediate_dim`."""
 
-def _preset(*, hidden_dim: int, num_layers: int, num_heads: int, intermediate_dim: int) -> dict[str, Any]:
-    """Model keys of a decoder whose heads each have their own keys and values (`num_kv_heads` = `num_heads`)."""
+
+def preset_model(name: str) -> dict[str, Any]:
+    """Model keys, fields of Levanter's `LlamaConfig` and its relatives; each head has its own keys and values."""
+    if name not in PRESETS:
+        raise TomatError(f"preset is '{name}'; expected one of {', '.join(PRESETS)}.")
+    hidden_dim, num_layers, num_heads, intermediate_dim = PRESETS[name]
     return {
         "hidden_dim": hidden_dim,
         "num_layers": num_layers,
@@ -22,23 +37,3 @@ def _preset(*, hidden_dim: int, num_layers: int, num_heads: int, intermediate_di
         "tie_word_embeddings": True,
         "rope": {"type": "llama3"},
     }
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # 3.4 M parameters, 4 heads of 32: small enough that two CPU cores train it in minutes.
-    "demo": _preset(hidden_dim=128, num_layers=4, num_heads=4, intermediate_dim=512),
-    # 34.7 M parameters, 4 heads of 128.
-    "30m": _preset(hidden_dim=512, num_layers=6, num_heads=4, intermediate_dim=2048),
-    # 220.4 M parameters, 16 heads of 64: the shape of the runs on v6e-16. Wider heads (8 of 128) do the same sums with
-    # fewer attention steps: the compiler's estimate outside attention falls from 0.71 s to 0.51 s a step.
-    "200m": _preset(hidden_dim=1024, num_layers=12, num_heads=16, intermediate_dim=4096),
-    # 1,065.7 M parameters, 16 heads of 128: the shape of the runs on v6e-32.
-    "1b": _preset(hidden_dim=2048, num_layers=20, num_heads=16, intermediate_dim=5632),
-}
-"""Preset name -> model keys, fields of Levanter's `LlamaConfig` and its relatives."""
-
-
-def preset_model(name: str) -> dict[str, Any]:
-    if name not in PRESETS:
-        raise TomatError(f"preset is '{name}'; expected one of {', '.join(PRESETS)}.")
-    return copy.deepcopy(PRESETS[name])

@@ -14,7 +14,7 @@ from levanter.layers.attention import AttentionMask
 from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.model.norm_rotary import Rotary
-from tomat.model.splash import ATTENTION_OUTPUT, LANES, by_heads, is_causal_alone, largest_divisor
+from tomat.model.splash import LANES, by_heads, is_causal_alone, largest_divisor
 from tomat.model.tiles import HEAD_NAMES, tuned_sizes
 from tomat.model.whole_head_kernels import Tiles, attend, vmem_bytes
 
@@ -72,7 +72,7 @@ class WholeHeadConfig:
                 f"{head_size} in {itemsize} bytes, at most {MOST_VMEM_BYTES / 2**20:.0f} can be had; leave "
                 "model.whole_head unset, which takes the splash kernels."
             )
-        return Tiles(block, rows, block_bwd, keys, needed, ATTENTION_OUTPUT, eps, self.interpret)
+        return Tiles(block, rows, block_bwd, keys, needed, eps, self.interpret)
 
 
 def whole_head_attention(

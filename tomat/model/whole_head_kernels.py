@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tomat.model.norm_rotary import ROWS, SUBLANES, rotated, rotated_gradients
-from tomat.model.splash import LANES
+from tomat.model.splash import ATTENTION_OUTPUT, LANES
 
 MASKED = -1e30
 """Score of a pair that the mask forbids: 2 to it is 0, and no difference of two of them is NaN."""
@@ -60,8 +60,6 @@ class Tiles:
     """Keys whose scores are computed at a time."""
     vmem_bytes: int
     """What the kernels may take of VMEM."""
-    residual_name: str
-    """Checkpoint name of the output and of the log-sum-exp, which the backward kernel needs."""
     eps: float | None = None
     """Of the norm of queries and keys, where the kernels rotate; None: no norm."""
     interpret: bool = False
@@ -156,7 +154,7 @@ def _forward(
         interpret=tiles.interpret,
         name="whole_head_flash_attention_fwd",
     )(q, k, v, *rotary)
-    return checkpoint_name(out, tiles.residual_name), checkpoint_name(lse, tiles.residual_name)
+    return checkpoint_name(out, ATTENTION_OUTPUT), checkpoint_name(lse, ATTENTION_OUTPUT)
 
 
 def _forward_rule(tiles: Tiles, q, k, v, weights, table):

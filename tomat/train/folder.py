@@ -12,12 +12,13 @@ import jax
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import warn, writing
+from tomat.base.storage import is_remote
 from tomat.model.devices import found_devices
 from tomat.train.preemption import StopRequest
 from tomat.train.runs.devices import devices_details
 from tomat.train.runs.history import append_event, read_events
 from tomat.train.runs.lock import RunLock, hold_run
-from tomat.train.runs.published import fetch, is_remote, publish
+from tomat.train.runs.published import fetch, publish
 from tomat.train.runs.record import read_record
 from tomat.train.runs.run_log import END, RESUME, RUN, START, Asked, append_line, machine
 from tomat.train.runs.summary import outcome

@@ -13,9 +13,9 @@ import yaml
 
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
+from tomat.base.storage import is_remote
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.former_keys import former_key
-from tomat.train.runs.published import is_remote
 from tomat.train.runs.record import read_config
 from tomat.train.settings.config import TrainConfig
 from tomat.train.settings.meanings import may_change, value_before

@@ -105,14 +105,3 @@ def test_a_damaged_report_is_refused_by_name(result, tmp_path, change, message):
     (tmp_path / "e.json").write_text(json.dumps(content))
     with pytest.raises(TomatError, match=f"e.json .*{message}"):
         read_report(tmp_path / "e.json")
-
-
-def test_a_damaged_line_of_finished_materials_is_refused(result, tmp_path):
-    path = tmp_path / "e.json.partial"
-    for row in result.materials:
-        PartialResults(path, SETTINGS).add(row)
-    text = path.read_text()
-    path.write_text(text.replace('"lorenzo_nmae": 0.015', '"lorenzo_nmae": NaN'))
-    with pytest.raises(TomatError, match="e.json.partial, line 3, is damaged: lorenzo_nmae .* Delete the file"):
-        PartialResults(path, SETTINGS)
-    assert "NaN" in path.read_text()

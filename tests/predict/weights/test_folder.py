@@ -110,6 +110,6 @@ def test_what_cannot_be_leaves_nothing(run_dir, tmp_path, capsys):
     arrays = {"a": np.ones((64, 64), np.float32)}
     with pytest.raises(KeyboardInterrupt):
         write_weights(
-            run_dir, arrays, 0, "", tmp_path / "out", compression=Compression(4, "lut", 128), on_array=stopped
+            run_dir, arrays, 0, "", tmp_path / "out", compression=Compression("lut", 128, {"mlp": 4}), on_array=stopped
         )
     assert [path.name for path in tmp_path.iterdir()] == ["there"]

@@ -43,12 +43,13 @@ def train_and_report(
     from tomat.app.workflow.wandb_page import keep_pages
     from tomat.base.checked_json import with_checksum
     from tomat.base.report.terminal import show
+    from tomat.base.storage import is_remote
     from tomat.predict.evaluation.result import MOST_SHOWN
     from tomat.report.html.document import write_page
     from tomat.report.html.run import run_page
     from tomat.train.folder import RunFolder
     from tomat.train.run import train
-    from tomat.train.runs.published import PAGE_FILES, is_remote, publish
+    from tomat.train.runs.published import PAGE_FILES, publish
 
     config, data = prepared(config)
     open_subject = None

@@ -96,7 +96,10 @@ def pallas_loss_sums(
 
 def _plan(spec: BlockSpec, n: int, head_shape: tuple[int, ...], dtype: jnp.dtype) -> KernelPlan:
     config, (n_rows, width) = spec.config, head_shape
-    device_kind = _device_kind()
+    # The devices that this is traced for: those of the mesh in scope, else of this process.
+    mesh = jax.sharding.get_abstract_mesh()
+    device = jax.devices()[0] if mesh.empty or mesh.abstract_device is None else mesh.abstract_device
+    device_kind = jax_device_kind(device.device_kind)
     tiles = config.tiles.filled(tuned_tiles(device_kind, width, n_rows, jnp.dtype(dtype).name))
     assert tiles.resident_rows and tiles.block_rows and tiles.block_ids and tiles.chunk_rows  # `filled` sees to it
     n_others = n_rows - spec.n_bins if config.vocabulary == "full" or config.preamble_weight > 0 else 0
@@ -115,14 +118,6 @@ def _plan(spec: BlockSpec, n: int, head_shape: tuple[int, ...], dtype: jnp.dtype
         chunk_rows=tiles.chunk_rows,
         vmem_bytes=vmem_bytes,
     )
-
-
-def _device_kind() -> str:
-    """JAX's name of the devices that this is traced for: those of the mesh in scope, else of this process."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.abstract_device is None:
-        return jax_device_kind(jax.devices()[0].device_kind)
-    return jax_device_kind(mesh.abstract_device.device_kind)
 
 
 def _by_section(spec: BlockSpec, plan: KernelPlan, x: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from levanter.utils.tree_utils import inference_mode
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, WEIGHTS_FOLDER
 from tomat.base.reporting import console, counted
+from tomat.base.storage import is_remote
 from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.loss.density_loss import density_loss
 from tomat.model.loss.teacher import teacher_divergence
@@ -30,7 +31,6 @@ from tomat.predict.weights.record import WEIGHTS_FILE, is_weights_folder
 from tomat.train.datasets import Datasets
 from tomat.train.loader import TokenExample
 from tomat.train.runs.checkpoints import find_checkpoint
-from tomat.train.runs.published import is_remote
 from tomat.train.settings.config import TrainConfig, recorded_config
 from tomat.train.settings.schema import DistillationConfig
 from tomat.train.step import DensityLossFunction, Subject, mean_metrics

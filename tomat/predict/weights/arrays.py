@@ -35,7 +35,6 @@ from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.settings.config import TrainConfig
 
 Part = Literal["mlp", "attention", "embedding", "environment"]
-PARTS: tuple[Part, ...] = ("mlp", "attention", "embedding", "environment")
 """Where the matrices of a decoder are."""
 
 ENVIRONMENT = "environment."

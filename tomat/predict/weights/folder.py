@@ -25,7 +25,7 @@ from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import first_line, readable_bytes, replacing, to_jsonable, write_json, write_text
-from tomat.predict.weights.arrays import PARTS, Part, arrays_sha256, part_of
+from tomat.predict.weights.arrays import Part, arrays_sha256, part_of
 from tomat.predict.weights.quantise import Quantised, Scheme, check_offered, quantise
 from tomat.predict.weights.record import AGAIN, ARRAYS_FILE, FORMAT_VERSION, WEIGHTS_FILE, read_weights_record
 
@@ -37,19 +37,17 @@ SEPARATOR = "|"
 class Compression:
     """What becomes of the matrices."""
 
-    bits: int
     scheme: Scheme
     group: int
-    parts: tuple[Part, ...] = PARTS
-    """Of the decoder; the rest stays as it is."""
-    bits_of: tuple[tuple[Part, int], ...] = ()
-    """Parts with other bits than `bits`."""
+    bits: Mapping[Part, int]
+    """By part of the decoder; the rest stays as it is."""
 
-    def of(self, part: Part) -> int:
-        return dict(self.bits_of).get(part, self.bits)
+    def __post_init__(self) -> None:
+        for bits in self.bits.values():
+            check_offered(bits, self.scheme)
 
     def __str__(self) -> str:
-        bits = ", ".join(f"{part} {self.of(part)}" for part in self.parts)
+        bits = ", ".join(f"{part} {bits}" for part, bits in self.bits.items())
         return f"{self.scheme}, bits: {bits}, groups of {self.group}"
 
 
@@ -109,9 +107,6 @@ def write_weights(
     stay as they are, and so do all without a compression."""
     if output.exists():
         raise TomatError(f"{output} is there already; give another folder, or remove it.")
-    if compression is not None:
-        for part in compression.parts:
-            check_offered(compression.of(part), compression.scheme)
     quantised_from = None
     if compression is not None:
         quantised_from = arrays_sha256({n: its for n, its in arrays.items() if not isinstance(its, Quantised)})
@@ -124,9 +119,9 @@ def write_weights(
         if isinstance(array, Quantised):
             return name, array, 0.0
         part = part_of(name, array.shape)
-        if compression is None or part is None or part not in compression.parts:
+        if compression is None or part is None or part not in compression.bits:
             return name, array, 0.0
-        found = quantise(array, compression.of(part), compression.scheme, compression.group)
+        found = quantise(array, compression.bits[part], compression.scheme, compression.group)
         size = float(np.linalg.norm(array))
         return name, found, float(np.linalg.norm(found.values() - array)) / size if size else 0.0
 

@@ -13,8 +13,8 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, WEIGHTS_FOLDER
 from tomat.base.overrides import read_yaml
 from tomat.base.records import Count, Positive, Sha256, typed
+from tomat.base.storage import is_remote
 from tomat.train.runs.checkpoints import find_checkpoint, weights_kind
-from tomat.train.runs.published import is_remote
 
 ARRAYS_FILE = "model.safetensors"
 WEIGHTS_FILE = "weights.json"

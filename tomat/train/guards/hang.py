@@ -20,9 +20,9 @@ import jax
 from levanter.callbacks.progress_watchdog import ProgressTimeout, ProgressWatchdog
 
 from tomat.base.layout import HISTORY_FILE, HUNG_STATUS
+from tomat.base.storage import is_remote
 from tomat.train.folder import RunFolder
 from tomat.train.runs.history import append_event
-from tomat.train.runs.published import is_remote
 
 POLLS_PER_LIMIT = 10
 """How often within a limit progress is looked at; the limit is overrun by a tenth at most."""

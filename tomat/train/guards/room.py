@@ -10,8 +10,7 @@ import jax
 
 from tomat.base.errors import FULL_ERRNOS, RetryableError, TomatError
 from tomat.base.reporting import first_line, readable_bytes
-from tomat.base.storage import is_passing, storage_errors
-from tomat.train.runs.published import is_remote
+from tomat.base.storage import is_passing, is_remote, storage_errors
 
 FREE_CHECKPOINTS = 2
 """Checkpoints that must fit before a run begins: a save is whole before the one it replaces is removed."""

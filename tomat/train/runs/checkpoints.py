@@ -26,6 +26,7 @@ from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, M
 from tomat.base.records import Count, typed
 from tomat.base.reporting import warn
 from tomat.base.storage import (
+    READ_REMEDY,
     STORAGE_TRIES,
     Store,
     explaining_storage,
@@ -36,7 +37,6 @@ from tomat.base.storage import (
     store_url,
 )
 from tomat.train.runs.checksums import damage, listing
-from tomat.train.runs.history import REMEDY
 
 _REMOVAL_TRIES = 3
 """How often a removal is tried; each request in it is tried by the file system as often as that sees fit."""
@@ -162,7 +162,7 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
     files, root = fsspec.core.url_to_fs(path)
     files.invalidate_cache()
     root = root.rstrip("/")
-    with explaining_storage(f"{path} cannot be read", REMEDY):
+    with explaining_storage(f"{path} cannot be read", READ_REMEDY):
         try:
             listed = listing(files, root)
             sizes = {name: info["size"] for name, info in listed.items()}
@@ -179,7 +179,7 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
     temporary = bool(metadata.get("is_temporary", False))
     reason = "" if metadata.get("step") == step else f"{METADATA_FILE} says step {metadata.get('step')}"
     if not reason and CHECKSUM_FILE in sizes:  # before the database, of which a damaged file could say anything
-        with explaining_storage(f"{path} cannot be read", REMEDY):
+        with explaining_storage(f"{path} cannot be read", READ_REMEDY):
             try:
                 reason = damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
             except FileNotFoundError:
@@ -281,7 +281,7 @@ def _folders(run_url: str, temporary_url: str | None) -> list[tuple[str, int]]:
             continue
         files, plain = fsspec.core.url_to_fs(root)
         files.invalidate_cache()
-        with explaining_storage(f"{root} cannot be read", REMEDY):
+        with explaining_storage(f"{root} cannot be read", READ_REMEDY):
             try:
                 entries = files.ls(plain, detail=True)
             except (FileNotFoundError, NotADirectoryError):
@@ -333,7 +333,7 @@ def _missing(path: str, sizes: dict[str, int], manifest: dict[str, Any] | None) 
         message = short_message(error)
         if isinstance(error, ValueError) and any(code in message for code in _ABSENT):
             return f"its database is damaged ({message})"
-        raise storage_error(f"{path} cannot be read", error, REMEDY) from error
+        raise storage_error(f"{path} cannot be read", error, READ_REMEDY) from error
     for name, end in sorted(extents.items()):
         if sizes.get(name, 0) < end:
             return f"{name} has {sizes.get(name, 0)} of {end} bytes"

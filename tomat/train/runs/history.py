@@ -15,7 +15,7 @@ import fsspec
 from tomat.base.documents import append_whole_line
 from tomat.base.layout import HISTORY_FILE
 from tomat.base.reporting import to_jsonable, writing
-from tomat.base.storage import explaining_storage
+from tomat.base.storage import READ_REMEDY, explaining_storage
 from tomat.train.runs.log_lines import parse_events
 
 Event = dict[str, Any]
@@ -27,14 +27,11 @@ DATA_EVENT = "data"
 Contents = dict[str, str | None]
 """Content hash by key of the configuration, `data.train` and `data.validation`; None where there is no such set."""
 
-REMEDY = "Give this user the right to read it."
-"""Of a file of a run that this user may not read."""
-
 
 def file_content(url: str) -> bytes | None:
     """What a file of a run holds, in a folder or in a bucket; None where there is none."""
     files, path = fsspec.core.url_to_fs(url)
-    with explaining_storage(f"{url} cannot be read", REMEDY):
+    with explaining_storage(f"{url} cannot be read", READ_REMEDY):
         try:
             return files.cat_file(path)
         except (FileNotFoundError, NotADirectoryError):

@@ -27,8 +27,7 @@ import tensorstore as ts
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import LEASE_FILE, LOCK_FILE
 from tomat.base.reporting import console, warn, writing
-from tomat.base.storage import Store, explaining_storage
-from tomat.train.runs.published import is_remote
+from tomat.base.storage import Store, explaining_storage, is_remote
 
 LEASE_SECONDS = 60.0
 """A lease that is not renewed for so long is given up: the longest that a run waits which follows one that was killed

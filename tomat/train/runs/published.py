@@ -44,10 +44,6 @@ PUBLISHED = (CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE, METRICS_FILE, HISTORY_FI
 """What of a run's folder is published, where it is there."""
 
 
-def is_remote(output_dir: str) -> bool:
-    return "://" in output_dir
-
-
 def fetch(run_url: str, run_dir: Path) -> list[str]:
     """Copy the published files that `run_dir` lacks, or all where another machine went on with the run; their names."""
     with writing(run_dir):

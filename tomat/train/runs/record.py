@@ -10,11 +10,11 @@ import fsspec
 from tomat.base.documents import mapping, parse_yaml
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE
-from tomat.base.storage import explaining_storage
+from tomat.base.storage import READ_REMEDY, explaining_storage
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text
 from tomat.train.runs.devices import RanSteps, ran_steps
-from tomat.train.runs.history import REMEDY, Event, file_content, read_history
+from tomat.train.runs.history import Event, file_content, read_history
 from tomat.train.runs.log_lines import Row, parse_metrics
 
 
@@ -72,7 +72,7 @@ def find_runs(place: str) -> list[str]:
     place = place.rstrip("/") or "/"
     files, root = fsspec.core.url_to_fs(place)
     files.invalidate_cache()
-    with explaining_storage(f"{place} cannot be read", REMEDY):
+    with explaining_storage(f"{place} cannot be read", READ_REMEDY):
         if files.exists(f"{root}/{CONFIG_FILE}"):
             return [place]
         try:
@@ -95,7 +95,7 @@ def read_record(url: str) -> RunRecord:
     rows, unreadable = parse_metrics((content or b"").decode(errors="replace"))
     if content is not None:
         files, path = fsspec.core.url_to_fs(f"{url}/{METRICS_FILE}")
-        with explaining_storage(f"{url}/{METRICS_FILE} cannot be read", REMEDY):
+        with explaining_storage(f"{url}/{METRICS_FILE} cannot be read", READ_REMEDY):
             modified = files.modified(path)
         written = (modified if modified.tzinfo else modified.replace(tzinfo=datetime.UTC)).timestamp()
     events, unreadable_events = read_history(url)

@@ -25,10 +25,9 @@ from tomat.base.layout import LOG_FILE, LOG_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml
 from tomat.base.reporting import writing
 from tomat.base.shipped import commit
-from tomat.base.storage import explaining_storage
-from tomat.train.runs.history import REMEDY, stamped_line
+from tomat.base.storage import READ_REMEDY, explaining_storage, is_remote
+from tomat.train.runs.history import stamped_line
 from tomat.train.runs.log_lines import Row, parse_log
-from tomat.train.runs.published import is_remote
 
 RUN, LAB = "run", "lab"
 """Kinds of lines: of a training run, of a measured row of a sweep."""
@@ -94,7 +93,7 @@ def read_lines(place: str) -> tuple[list[Row], int]:
     files, root = fsspec.core.url_to_fs(place)
     files.invalidate_cache()
     texts = []
-    with explaining_storage(f"the log of {place} cannot be read", REMEDY):
+    with explaining_storage(f"the log of {place} cannot be read", READ_REMEDY):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             texts.append(files.cat_file(f"{root}/{LOG_FILE}"))
         if is_remote(place):

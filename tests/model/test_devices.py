@@ -9,16 +9,6 @@ from levanter.distributed import DistributedConfig
 from tomat.model import devices
 
 
-class Settings:
-    """Of `jax.config`, what is asked and set."""
-
-    def __init__(self, platforms: str | None) -> None:
-        self.jax_platforms = platforms
-
-    def update(self, name: str, value: str) -> None:
-        setattr(self, name, value)
-
-
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine: its settings of JAX, files below /dev, whether libtpu is there, and JAX's plugins."""
@@ -27,7 +17,8 @@ def machine(monkeypatch, tmp_path):
         for name in files:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).touch()
-        settings = Settings(platforms)
+        settings = SimpleNamespace(jax_platforms=platforms)
+        settings.update = lambda name, value: setattr(settings, name, value)
         monkeypatch.setattr(devices, "jax", SimpleNamespace(config=settings))
         monkeypatch.setattr(devices, "DEVICES", tmp_path)
         find = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: object() if libtpu else None))
@@ -38,8 +29,9 @@ def machine(monkeypatch, tmp_path):
     return make
 
 
-def test_an_absent_tpu_is_not_looked_for_and_that_is_said(machine, capsys):
-    settings = machine()
+@pytest.mark.parametrize("files", [[], ["vfio/vfio"]], ids=["none", "a folder of vfio without a device"])
+def test_an_absent_tpu_is_not_looked_for_and_that_is_said(machine, capsys, files):
+    settings = machine(files=files)
     devices.ignore_absent_tpu()
     assert settings.jax_platforms == "cpu"
     assert "no TPU is here: computing on the CPU" in capsys.readouterr().out
@@ -57,12 +49,6 @@ def test_everything_stays_where_a_tpu_is_or_another_platform(machine, capsys, wh
     devices.ignore_absent_tpu()
     assert settings.jax_platforms == what.get("platforms")
     assert capsys.readouterr().out == ""
-
-
-def test_a_folder_of_vfio_without_a_device_is_no_tpu(machine):
-    settings = machine(files=["vfio/vfio"])
-    devices.ignore_absent_tpu()
-    assert settings.jax_platforms == "cpu"
 
 
 @pytest.fixture

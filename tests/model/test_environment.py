@@ -29,7 +29,9 @@ from tomat.model.environment import (
     environment_tables,
     filled,
     log_densities,
+    named_atoms,
     prior_columns,
+    stacked_atoms,
 )
 
 BASIS = RadialBasis(8, 4.0)
@@ -50,16 +52,10 @@ def batch_of(*anchors: np.ndarray) -> tuple[NamedArray, Any]:
     rows = [
         filled(*atoms_of_patch(CELL, a, GRID, PATCH, BASIS.cutoff_a), PATCH, Room(160, 4), "skewed") for a in anchors
     ]
-    Batch = Axis("batch", len(rows))
-    atoms = jax.tree.map(
-        lambda *leaves: NamedArray(jnp.stack([leaf.array for leaf in leaves]), (Batch, *leaves[0].axes)),
-        *rows,
-        is_leaf=lambda leaf: isinstance(leaf, NamedArray),
-    )
     ids = np.full((len(rows), Position.size), PAD, np.int32)
     ids[:, START - 1] = DENSITY_BLOCK_START
     ids[:, START : START + 24] = DENSITY_START + np.arange(24)
-    return NamedArray(jnp.asarray(ids), (Batch, Position)), atoms
+    return NamedArray(jnp.asarray(ids), (Axis("batch", len(rows)), Position)), named_atoms(stacked_atoms(rows))
 
 
 @pytest.fixture(scope="module")

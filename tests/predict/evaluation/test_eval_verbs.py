@@ -5,39 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tomat.app.cli import main
-from tomat.data.codec.files import write_codec
 from tomat.data.density.zarr_store import write_zarr
 from tomat.predict.evaluation.result import LABEL, TeacherForcedResult
-
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory, codec):
-    """A run of a tiny, untrained model, with its checkpoint at step 3."""
-    import equinox as eqx
-    import jax
-    from levanter.checkpoint import save_checkpoint
-
-    from tomat.train.restore import model_initialiser
-    from tomat.train.settings.config import config_from_dict
-
-    folder = tmp_path_factory.mktemp("runs")
-    config = config_from_dict(
-        {
-            "run_name": "tiny",
-            "output_dir": str(folder),
-            "data": {"source": "embedded", "layout": "v3-p7", "n_density_tokens": codec.n_density_tokens},
-            "model": {"hidden_dim": 16, "intermediate_dim": 16, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1},
-            "trainer": {"mp": "f32"},
-        }
-    )
-    model = eqx.filter_jit(model_initialiser(config, jax.random.PRNGKey(0)))()
-    save_checkpoint({"model": model}, step=3, checkpoint_path=str(folder / "tiny" / "checkpoints" / "step-3"))
-    (folder / "tiny" / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
-    write_codec(codec, folder / "tiny" / "codec.json")
-    return folder / "tiny"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +38,7 @@ def test_report_is_whole_and_says_what_it_is(report, inputs):
     # The second cell is 6 voxels high: what a patch of 7 holds again counts once.
     assert [row["voxels"] for row in content["materials"]] == [2 * 7 * 7 * 7, 2 * 7 * 7 * 6]
     settings = content["settings"]
-    assert (settings["run"], settings["step"], settings["layout"], settings["seed"]) == ("tiny", 3, "v3-p7", 0)
+    assert (settings["run"], settings["step"], settings["layout"], settings["seed"]) == ("demo", 2, "v3-p7", 0)
     assert not list(report.parent.glob("*.partial"))
 
 

@@ -95,9 +95,8 @@ def check_first_loss(
     tolerance = _tolerance(config, expected, target, logit_std)
     if math.isfinite(measured) and abs(measured - expected) <= tolerance:
         return
+    said = f"the first loss is {measured:.4g} {config.unit}, and {config.kind} over the {config.vocabulary} vocabulary"
     raise TomatError(
-        f"the first loss is {measured:.4g} {config.unit}, and {config.kind} over the {config.vocabulary} vocabulary "
-        f"gives {expected:.4g} +- {tolerance:.2g} for a model that has learnt nothing. Either another loss ran than "
-        "the one configured, or the model's first logits are far from uniform. Check which loss function the training "
-        "step calls, and the model's initial weights."
+        f"{said} gives {expected:.4g} +- {tolerance:.2g} for a model that has learnt nothing. Another loss ran, or "
+        "its first logits are far from uniform: check the step's loss function, and the model's initial weights."
     )

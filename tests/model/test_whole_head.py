@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 from collections import Counter
 
-import haliax as hax
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,10 +12,7 @@ from levanter.layers.attention import AttentionBackend, AttentionMask
 
 from tomat.base.errors import TomatError
 from tomat.hardware.executed import attention_kernels
-from tomat.model.any_decoder import build_mask
-from tomat.model.attention import DensityAttention
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.norm_rotary import QkRotaryConfig
 from tomat.model.whole_head import WholeHeadConfig, whole_head_attention
 
 SMALL = WholeHeadConfig(256, 128, 256, 128, interpret=True)
@@ -49,27 +44,6 @@ def test_scores_far_apart_neither_overflow_nor_vanish():
     q, k, v = heads(1, 1, 256, 128)
     found = whole_head_attention(q * 20, k, v, AttentionMask.causal(), SMALL, q_is_scaled=False)
     np.testing.assert_allclose(found.array, plain(q * 20, k, v).rearrange(q.axes).array, atol=1e-4)
-
-
-@pytest.mark.parametrize("kernel", ["xla", "pallas", "attention"])
-def test_the_layer_with_it_is_the_layer_without(kernel):
-    Batch, Pos, Embed = hax.Axis("batch", 1), hax.Axis("position", 256), hax.Axis("embed", 128)
-    plain_config = DensityDecoderConfig(
-        max_seq_len=256, hidden_dim=128, intermediate_dim=128, num_layers=1, num_heads=1, num_kv_heads=1,
-        attn_backend=AttentionBackend.VANILLA,
-    )  # fmt: skip
-    with_kernel = dataclasses.replace(
-        plain_config,
-        attn_backend=AttentionBackend.SPLASH,
-        whole_head=SMALL,
-        qk_rotary=QkRotaryConfig(kernel, interpret=True),  # pyright: ignore[reportArgumentType]
-    )
-    x = hax.random.normal(jax.random.key(1), (Batch, Pos, Embed))
-    outputs = []
-    for config in (plain_config, with_kernel):
-        layer = DensityAttention.init(config.attention_config(), key=jax.random.key(2))
-        outputs.append(layer(x, build_mask(config)).array)
-    np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5 * float(jnp.abs(outputs[0]).max()))
 
 
 def test_what_is_executed_is_what_the_kernels_visit():

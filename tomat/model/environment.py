@@ -167,8 +167,8 @@ def filled(
         ("max_elements", f"{len(kinds)} elements", room.elements, len(kinds)),
     ):
         if needed > most:
-            said = f"a patch of {name} of {prod(patch_shape):,} voxels has {found} near it"
-            raise TomatError(f"{said}; model.environment.{knob} is {most}: set it to {needed} or more.")
+            said = f"a patch of {name} of {prod(patch_shape):,} voxels has {found} near it and model.environment.{knob}"
+            raise TomatError(f"{said} is {most}; set it to {needed} or more.")
     found = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes().items()}
     found["positions"][:n], found["numbers"][:n], found["kinds"][: len(kinds)] = positions, numbers, kinds
     found["steps"][:], found["shape"][:] = steps, patch_shape

@@ -6,6 +6,7 @@ Each starts from a real one: those of `docs/tracking`, and small ones that are w
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,7 @@ def crystal_density() -> DensityGrid:
 
 def test_survey(tried: Any, tmp_path: Path):
     one = Material.of(crystal_density(), "a", "2" * 64)
-    rows = [{"file_sha256": "2" * 64, "found": one.to_dict()}, {"file_sha256": "3" * 64, "found": "no density"}]
+    rows = [{"file_sha256": "2" * 64, "found": asdict(one)}, {"file_sha256": "3" * 64, "found": "no density"}]
 
     def read(path: Path) -> None:
         answers = _answers(path)

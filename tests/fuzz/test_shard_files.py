@@ -19,6 +19,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.storage import Store
 from tomat.data.codec.files import codec_from_text, codec_text
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
@@ -32,7 +33,7 @@ from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_man
 from tomat.data.tokens.pipeline.config import ShardJob, load_retokenize_config
 from tomat.data.tokens.pipeline.driver import request_content, write_shards
 from tomat.data.tokens.pipeline.sources import Material
-from tomat.data.tokens.pipeline.stages import Surveyed, SurveyUnit, UnitSurvey
+from tomat.data.tokens.pipeline.stages import Surveyed, SurveyUnit, UnitSurvey, unit_survey
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.writer import checksum_of_record, record_content
 
@@ -162,15 +163,16 @@ def test_layout_configuration(tried, tmp_path):
     check(tried, "layout YAML, values", text.encode(), parse, damaged_values(keys), 120, plausible)
 
 
-def test_survey(tried):
+def test_survey(tried, tmp_path):
     unit = SurveyUnit(0, tuple(Material(f"mp-{k}", f"in/mp-{k}.zarr") for k in range(3)))
     outside = ClippedMaterial("mp-1", 3, 1, 2.5e-5)
     surveyed = tuple(Surveyed(f"mp-{k}", (40, 41, 42 + k), 2, 8.0, 17, outside if k else None) for k in range(2))
     whole = UnitSurvey(surveyed, (("mp-2", "does not decode"),))
-    content = whole.to_bytes()
+    content, store = whole.to_bytes(), Store(tmp_path)
 
     def parse(damaged: bytes) -> UnitSurvey:
-        return UnitSurvey.from_bytes(damaged, unit, "survey/000000.json")
+        store.write(unit.part("json"), damaged)
+        return unit_survey(store, unit)
 
     check(tried, "survey", content, parse, damaged_json(content.decode()), 250, lambda found: found == whole)
 

@@ -43,32 +43,23 @@ def test_a_launch_that_can_go_well_is_only_asked_about(world, capsys):
     assert capsys.readouterr().out.count("ok ") == len(lines)
 
 
+KIND, BUCKET = "v6e-16 in us-east5-b", "bucket bucket (output_dir)"
+
+
 @pytest.mark.parametrize(
     ("changed", "name", "state", "said", "remedy"),
     [
         ({"auth_list": (0, "")}, "login", "failed", "no active account", "gcloud auth login"),
         ({"config_get-value": (0, "")}, "project", "failed", "no project", "--project"),
         ({"services_list": (0, "")}, "TPU API", "failed", "no tpu.googleapis.com", "services enable"),
-        (
-            {"accelerator-types": (1, "ERROR: NOT_FOUND")},
-            "v6e-16 in us-east5-b",
-            "failed",
-            "NOT_FOUND",
-            "accelerator-types list",
-        ),
+        ({"accelerator-types": (1, "ERROR: NOT_FOUND")}, KIND, "failed", "NOT_FOUND", "accelerator-types list"),
         ({"quotas_info": (0, QUOTA.replace("64", "8"))}, "quota", "failed", "limit 8", "TPUV6EPerProject"),
         ({"quotas_info": (0, "{}")}, "quota", "unknown", "no limit stated", "TPUV6EPerProject"),
         ({"quotas_info": (0, "[")}, "quota", "unknown", "not understood", "TPUV6EPerProject"),
         ({"quotas_info": (1, "API not enabled")}, "quota", "unknown", "not enabled", "cloudquotas"),
         ({"networks_describe": (1, "not found")}, "network default", "failed", "not found", "--network"),
-        (
-            {"buckets_describe": (0, "EUROPE-WEST4")},
-            "bucket bucket (output_dir)",
-            "failed",
-            "in europe-west4, the slice in us-east5",
-            "--location=us-east5",
-        ),
-        ({"buckets_describe": (1, "403")}, "bucket bucket (output_dir)", "failed", "403", "readable"),
+        ({"buckets_describe": (0, "EUROPE-WEST4")}, BUCKET, "failed", "in europe-west4, the slice", "--location"),
+        ({"buckets_describe": (1, "403")}, BUCKET, "failed", "403", "readable"),
     ],
 )
 def test_each_fault_is_a_line_with_its_remedy(world, changed, name, state, said, remedy):
@@ -79,13 +70,8 @@ def test_each_fault_is_a_line_with_its_remedy(world, changed, name, state, said,
     assert {other["state"] for key, other in checks(world).items() if key != name} <= {"ok"}
 
 
-def test_what_is_wrong_here_is_a_line_too(world):
+def test_what_is_wrong_here_is_a_line_too_and_spot_chips_have_a_quota_of_their_own(world):
     answers(world)
-    assert main([*WORDS, "--output_dir", "runs"]) == 1
-    assert "lost with the machine" in checks(world)["configuration"]["said"]
-
-
-def test_spot_chips_have_a_quota_of_their_own(world):
-    answers(world)
-    assert main([*WORDS, "--spot"]) == 0
+    assert main([*WORDS, "--spot", "--output_dir", "runs"]) == 1
     assert [words for words in world.calls() if "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI" in words]
+    assert "lost with the machine" in checks(world)["configuration"]["said"]

@@ -15,14 +15,8 @@ from tomat.launch.remote import MOUNT_SCRIPT
 
 
 def launch(**settings) -> TpuLaunch:
-    values = {
-        "run_name": "a",
-        "slice_name": "v6e-4",
-        "zone": "us-east5-b",
-        "tpu_name": "tomat-a",
-        "config_path": "c.yaml",
-    }
-    return TpuLaunch(**{**values, **settings})
+    values = {"run_name": "a", "slice_name": "v6e-4", "zone": "us-east5-b", "tpu_name": "tomat-a"}
+    return TpuLaunch(**{**values, "config_path": "c.yaml", **settings})
 
 
 def test_a_launch_is_these_commands():

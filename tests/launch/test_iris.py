@@ -20,8 +20,10 @@ def test_the_job_is_this_command():
     )
 
 
-def test_a_yaml_is_a_cluster_too():
+def test_a_yaml_is_a_cluster_too_and_a_gpu_no_slice():
     assert "--config=c.yaml" in iris_command(**{**SETTINGS, "cluster": "c.yaml"}, overrides=[]).line
+    with pytest.raises(TomatError, match="not offered"):
+        iris_command(**{**SETTINGS, "slice_name": "h100x8"}, overrides=[])
 
 
 def test_iris_parses_it():
@@ -35,8 +37,3 @@ def test_iris_parses_it():
     assert parsed["cmd"][-2:] == ("--a.b", "1")
     # Iris finds the number of hosts by itself; it must be the slice's.
     assert job.resolve_multinode_defaults("v6e-16", None, None)[0] == 4
-
-
-def test_a_slice_that_is_no_tpu_is_refused():
-    with pytest.raises(TomatError, match="not offered"):
-        iris_command(**{**SETTINGS, "slice_name": "h100x8"}, overrides=[])

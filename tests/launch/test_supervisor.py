@@ -139,13 +139,6 @@ def test_a_gcloud_that_does_not_answer_is_given_up(world):
     assert world.verbs() == []
 
 
-def test_kept_machines_stay(world):
-    world.behave(0)
-    launch = supervisor().launch
-    Supervisor(launch, FAST, run_command, print, keep=True).supervise()
-    assert world.machines() == ["soak"]
-
-
 @pytest.mark.parametrize(
     ("statuses", "ending"),
     [
@@ -162,11 +155,6 @@ def test_the_hosts_end_together(statuses, ending):
     assert _judge(statuses)[0] is ending
 
 
-def test_waits_double_up_to_the_longest():
-    policy = RestartPolicy(backoff_seconds=30, max_backoff_seconds=900)
-    assert [policy.wait_seconds(n) for n in (1, 2, 3, 9, 2000)] == [30, 60, 120, 900, 900]
-
-
 def test_the_verb_runs_what_it_prints_and_writes_figures(world, capsys):
     """Through the command line: the same commands, dry and executed."""
     from tomat.app.cli import main
@@ -177,11 +165,8 @@ def test_the_verb_runs_what_it_prints_and_writes_figures(world, capsys):
     assert world.calls() == []
     world.behave(143, 0)
     assert main([*words, "--execute", "--json", "figures.json"]) == 0
-    for words_run in world.calls():
-        line = next(
-            command for command in printed.splitlines() if command.startswith("gcloud") and words_run[3] in command
-        )
-        assert line.startswith("gcloud compute tpus")
+    lines = [line for line in printed.splitlines() if line.startswith("gcloud compute tpus")]
+    assert all(any(words_run[3] in line for line in lines) for words_run in world.calls())
     figures = json.loads((world.checkout / "figures.json").read_text())
     assert figures["endings"] == ["was stopped in good order", "finished"] and figures["attempts"] == 2
 
@@ -214,7 +199,6 @@ def test_a_checkout_that_cannot_be_packed_does_not_leave_a_slice_running(world):
     assert world.verbs() == ["create", "delete"] and world.machines() == []
 
 
-def test_output_that_is_no_text_is_read(world):
+def test_output_that_is_no_text_is_read():
     for quiet in (False, True):
-        command = Command("a", ("printf", r"\377 [/x]"), 10, quiet)
-        assert run_command(command).output == "\ufffd [/x]"
+        assert run_command(Command("a", ("printf", r"\377 [/x]"), 10, quiet)).output == "\ufffd [/x]"

@@ -82,8 +82,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def _run_show(args: argparse.Namespace) -> int:
     """A sequence of a shard set, or of a density with --input and --codec, in words: cell, atoms, first voxels."""
+    from tomat.data.tokens.patch import humanise, token_runs
     from tomat.data.tokens.vocabulary import Vocabulary
-    from tomat.data.tokens.words import humanise, token_runs
 
     if (args.shards is None) == (args.input is None):
         raise TomatError("Give a shard set, or a density with --input PATH --codec FILE.")
@@ -177,7 +177,7 @@ def set_figures(manifest: Any) -> dict[str, Any]:
 def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
     """Print what a shard set holds, and write it with `extra` figures."""
     from tomat.data.tokens.clipping import clipped_lines
-    from tomat.data.tokens.words import UNIT_WORDS
+    from tomat.data.tokens.patch import UNIT_WORDS
 
     manifest = shards.manifest
     layout = manifest.layout

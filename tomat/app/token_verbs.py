@@ -114,19 +114,14 @@ def _run_retokenize(args: argparse.Namespace) -> int:
     from tomat.app.shard_verbs import set_figures
     from tomat.data.tokens.clipping import clipped_lines
     from tomat.data.tokens.pipeline.driver import retokenize, skipped_by_reason
+    from tomat.data.tokens.pipeline.runners import WORKER_MEMORY, PoolRunner, ZephyrRunner
 
     rules = {"species": args.species, "accept": args.accept}
     config = load_retokenize_config(args.config_path, [*words, *args.overrides], rules)
-    runner: Any
+    runner = PoolRunner(args.workers)
     if args.runner == "zephyr":
-        from tomat.data.tokens.pipeline.zephyr import WORKER_MEMORY, ZephyrRunner
-
         temporary = config.output.rstrip("/") + "-zephyr"
         runner = ZephyrRunner(temporary, args.workers, args.worker_memory or WORKER_MEMORY)
-    else:
-        from tomat.data.tokens.pipeline.pool import PoolRunner
-
-        runner = PoolRunner(args.workers)
     result = retokenize(config, runner, allow_cross_region=args.allow_cross_region)
     manifest = result.manifest
     padding = padding_share(config.output, config.storage_tries, manifest)

@@ -7,6 +7,7 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from rich.text import Text
@@ -45,26 +46,6 @@ class CheckLine:
     """What to do about it; empty where it is ok."""
 
 
-@dataclass(frozen=True)
-class _Question:
-    name: str
-    words: tuple[str, ...]
-    """What follows `gcloud`."""
-    remedy: str
-    judge: Callable[[str], Verdict] = lambda output: ("ok", output)
-    """Of what the command printed."""
-    optional: bool = False
-    """That the command fails says nothing about the launch."""
-
-    def ask(self, run: Callable[[Command], Result]) -> CheckLine:
-        result = run(Command(self.name, ("gcloud", *self.words), TIMEOUT_SECONDS, quiet=True))
-        if result.ok:
-            state, said = self.judge(result.output.strip())
-        else:
-            state, said = ("unknown" if self.optional else "failed"), result.last_line
-        return CheckLine(self.name, state, said, "" if state == "ok" else self.remedy)
-
-
 def print_line(line: CheckLine) -> None:
     """Show an answer, and below it what to do."""
     colour = {"ok": "green", "failed": "red", "unknown": "yellow"}[line.state]
@@ -72,6 +53,23 @@ def print_line(line: CheckLine) -> None:
     console.print(said, soft_wrap=True)
     if line.remedy:
         console.print(f"        {line.remedy}", highlight=False, soft_wrap=True)
+
+
+def _ask(
+    run: Callable[[Command], Result],
+    name: str,
+    words: Sequence[str],
+    remedy: str,
+    judge: Callable[[str], Verdict] = lambda output: ("ok", output),
+    optional: bool = False,
+) -> CheckLine:
+    """Put a question: `words` follow `gcloud`, `judge` is of what it prints. Of an `optional` one it says nothing about
+    the launch that the command fails."""
+    result = run(Command(name, ("gcloud", *words), TIMEOUT_SECONDS, quiet=True))
+    state, said = ("unknown" if optional else "failed"), result.last_line
+    if result.ok:
+        state, said = judge(result.output.strip())
+    return CheckLine(name, state, said, "" if state == "ok" else remedy)
 
 
 def run_checks(
@@ -82,15 +80,24 @@ def run_checks(
 
     `places`: key of the configuration to URL, of data and output.
     """
+    ask = partial(_ask, run)
     yield from (CheckLine("configuration", "failed", problem) for problem in problems)
-    for question in (_login(), _project(launch)):
-        line = question.ask(run)
-        yield line
-        if line.state != "ok":
-            return
-    project = launch.project or line.said
-    for question in (*_of_the_slice(launch, project), *_of_the_network(launch, project), *_of_places(launch, places)):
-        yield question.ask(run)
+    words = ("auth", "list", "--filter=status:ACTIVE", "--format=value(account)")
+    yield (line := ask("login", words, "run `gcloud auth login`", _something("active account")))
+    if line.state != "ok":
+        return
+    if launch.project is None:
+        remedy = "give --project, or run `gcloud config set project P`"
+        line = ask("project", ("config", "get-value", "project"), remedy, _something("project"))
+    else:
+        remedy = f"check the spelling of '{launch.project}', and that your account may see it"
+        line = ask("project", ("projects", "describe", launch.project, "--format=value(projectId)"), remedy)
+    yield line
+    if line.state == "ok":
+        own = f"--project={launch.project or line.said}"
+        yield from _of_the_slice(ask, launch, own)
+        yield from _of_the_network(ask, launch, own)
+        yield from _of_places(ask, launch, places)
 
 
 def _something(what: str) -> Callable[[str], Verdict]:
@@ -98,42 +105,25 @@ def _something(what: str) -> Callable[[str], Verdict]:
     return lambda output: ("ok", output) if output and output != "(unset)" else ("failed", f"no {what}")
 
 
-def _login() -> _Question:
-    words = ("auth", "list", "--filter=status:ACTIVE", "--format=value(account)")
-    return _Question("login", words, "run `gcloud auth login`", _something("active account"))
-
-
-def _project(launch: TpuLaunch) -> _Question:
-    if launch.project is None:
-        remedy = "give --project, or run `gcloud config set project P`"
-        return _Question("project", ("config", "get-value", "project"), remedy, _something("project"))
-    remedy = f"check the spelling of '{launch.project}', and that your account may see it"
-    return _Question("project", ("projects", "describe", launch.project, "--format=value(projectId)"), remedy)
-
-
-def _of_the_slice(launch: TpuLaunch, project: str) -> Iterator[_Question]:
-    own, zone = f"--project={project}", f"--zone={launch.zone}"
-    api = "tpu.googleapis.com"
-    yield _Question(
-        "TPU API",
-        ("services", "list", "--enabled", f"--filter=config.name={api}", "--format=value(config.name)", own),
-        f"run `gcloud services enable {api} {own}`",
-        _something(f"{api} among the enabled services"),
+def _of_the_slice(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) -> Iterator[CheckLine]:
+    zone, kind, api = f"--zone={launch.zone}", accelerator_type(launch.slice), "tpu.googleapis.com"
+    words = ("services", "list", "--enabled", f"--filter=config.name={api}", "--format=value(config.name)", own)
+    yield ask(
+        "TPU API", words, f"run `gcloud services enable {api} {own}`", _something(f"{api} among the enabled services")
     )
-    kind = accelerator_type(launch.slice)
-    yield _Question(
+    yield ask(
         f"{kind} in {launch.zone}",
         ("compute", "tpus", "accelerator-types", "describe", kind, zone, own, "--format=value(type)"),
         f"`gcloud compute tpus accelerator-types list {zone}` says what the zone has",
     )
-    yield _Question(
+    yield ask(
         "software of the VM",
         ("compute", "tpus", "tpu-vm", "versions", "describe", launch.software, zone, own, "--format=value(version)"),
         f"`gcloud compute tpus tpu-vm versions list {zone}` says what there is; give --runtime_version",
     )
     quota = QUOTA_IDS.get((launch.slice.chip.name, launch.spot))
     if quota is not None and not launch.reserved:
-        yield _Question(
+        yield ask(
             "quota",
             ("beta", "quotas", "info", "describe", quota, f"--service={api}", own, "--format=json"),
             f"ask for more of {quota} in {launch.zone} (https://cloud.google.com/tpu/docs/quota); the question needs "
@@ -158,34 +148,26 @@ def _judge_quota(output: str, launch: TpuLaunch) -> Verdict:
     return ("ok" if limit < 0 or limit >= launch.slice.n_chips else "failed"), said
 
 
-def _of_the_network(launch: TpuLaunch, project: str) -> Iterator[_Question]:
-    own = f"--project={project}"
-    name = "--format=value(name)"
-    if launch.service_account is not None:
-        yield _Question(
-            "service account",
-            ("iam", "service-accounts", "describe", launch.service_account, own, "--format=value(email)"),
-            "create it (`gcloud iam service-accounts create`), or check that your account may see it",
-        )
+def _of_the_network(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) -> Iterator[CheckLine]:
+    name, region = "--format=value(name)", launch.zone.rpartition("-")[0]
+    if (account := launch.service_account) is not None:
+        words = ("iam", "service-accounts", "describe", account, own, "--format=value(email)")
+        remedy = "create it (`gcloud iam service-accounts create`), or check that your account may see it"
+        yield ask("service account", words, remedy)
     # In a shared VPC the network is another project's, as its full name says.
-    network = launch.network or "default"
-    yield _Question(
-        f"network {network}",
-        ("compute", "networks", "describe", network, own, name),
-        f"give --network and --subnetwork; `gcloud compute networks list {own}` says what there is",
-        optional="/" in network,
-    )
-    if launch.subnetwork is not None:
-        region = launch.zone.rpartition("-")[0]
-        yield _Question(
-            f"subnetwork {launch.subnetwork}",
-            ("compute", "networks", "subnets", "describe", launch.subnetwork, f"--region={region}", own, name),
-            f"it must be in {region}: `gcloud compute networks subnets list --filter=region:{region} {own}`",
-            optional="/" in launch.subnetwork,
-        )
+    network, subnetwork = launch.network or "default", launch.subnetwork
+    remedy = f"give --network and --subnetwork; `gcloud compute networks list {own}` says what there is"
+    words = ("compute", "networks", "describe", network, own, name)
+    yield ask(f"network {network}", words, remedy, optional="/" in network)
+    if subnetwork is not None:
+        remedy = f"it must be in {region}: `gcloud compute networks subnets list --filter=region:{region} {own}`"
+        words = ("compute", "networks", "subnets", "describe", subnetwork, f"--region={region}", own, name)
+        yield ask(f"subnetwork {subnetwork}", words, remedy, optional="/" in subnetwork)
 
 
-def _of_places(launch: TpuLaunch, places: Mapping[str, str | None]) -> Iterator[_Question]:
+def _of_places(
+    ask: Callable[..., CheckLine], launch: TpuLaunch, places: Mapping[str, str | None]
+) -> Iterator[CheckLine]:
     region = launch.zone.rpartition("-")[0]
 
     def judge(output: str) -> Verdict:
@@ -196,33 +178,29 @@ def _of_places(launch: TpuLaunch, places: Mapping[str, str | None]) -> Iterator[
     buckets: dict[str, list[str]] = {}
     for key, url in remote.items():
         buckets.setdefault(url.removeprefix("gs://").partition("/")[0], []).append(key)
+    remedy = (
+        f"the bucket must be there, readable, and in {region}: what crosses regions is slow and paid by the byte "
+        f"(`gcloud storage buckets create gs://NAME --location={region}`)"
+    )
     for bucket, keys in buckets.items():
-        yield _Question(
-            f"bucket {bucket} ({', '.join(keys)})",
-            ("storage", "buckets", "describe", f"gs://{bucket}", "--format=value(location)"),
-            f"the bucket must be there, readable, and in {region}: what crosses regions is slow and paid by the byte "
-            f"(`gcloud storage buckets create gs://NAME --location={region}`)",
-            judge,
-        )
+        words = ("storage", "buckets", "describe", f"gs://{bucket}", "--format=value(location)")
+        yield ask(f"bucket {bucket} ({', '.join(keys)})", words, remedy, judge)
     for key in sorted(remote.keys() & {"data.train", "data.validation"}):
-        yield _Question(
-            key,
-            ("storage", "ls", f"{remote[key].rstrip('/')}/manifest.json"),
-            f"{remote[key]} holds no whole shard set; `tomat tokenize --output {remote[key]}` makes one",
-        )
+        url = remote[key]
+        remedy = f"{url} holds no whole shard set; `tomat tokenize --output {url}` makes one"
+        yield ask(key, ("storage", "ls", f"{url.rstrip('/')}/manifest.json"), remedy)
 
 
 def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> list[str]:
     """What would lose work on machines that are deleted: placeholders, and folders on them."""
     problems = []
     for key, place in places.items():
+        on_disk = data_disk and key.startswith("data.") and (place or "").startswith(f"{DISK_FOLDER}/")
         if place is not None and place.startswith("gs://BUCKET"):
             problems.append(
                 f"{key} is {place}; put your bucket in the place of BUCKET, as in --{key} gs://my-bucket/..."
             )
-        elif data_disk and key.startswith("data.") and place is not None and place.startswith(f"{DISK_FOLDER}/"):
-            continue
-        elif place is not None and "://" not in place:
+        elif place is not None and "://" not in place and not on_disk:
             problems.append(
                 f"{key} is the folder '{place}', which other hosts do not see and which is lost with the machine; "
                 f"expected a bucket, as in --{key} gs://my-bucket/..."
@@ -235,6 +213,5 @@ def local_changes() -> list[str]:
     if found.returncode != 0:
         return ["this folder is no git checkout; `tomat launch` sends the commit that is checked out."]
     changed = len(found.stdout.splitlines())
-    if not changed:
-        return []
-    return [f"{changed} file(s) differ from the last commit, which is what is sent; commit them or give --allow_dirty."]
+    sent = "file(s) differ from the last commit, which is what is sent; commit them or give --allow_dirty."
+    return [f"{changed} {sent}"] if changed else []

@@ -48,9 +48,10 @@ def runtime_version(tpu_slice: Slice) -> str:
     """The software that the slice's hosts boot with."""
     version = RUNTIME_VERSIONS.get(tpu_slice.chip.name) if tpu_slice.libtpu_topology is not None else None
     if version is None:
+        offered = ", ".join(f"{chip}-N" for chip in RUNTIME_VERSIONS)
         raise TomatError(
-            f"slice is '{tpu_slice.name}', which is not offered as TPU VMs; expected one of "
-            f"{', '.join(f'{chip}-N' for chip in RUNTIME_VERSIONS)} (TPU7x needs GKE; GPUs need no `tomat launch`)."
+            f"slice is '{tpu_slice.name}', which is not offered as TPU VMs; expected one of {offered} (TPU7x needs "
+            "GKE; GPUs need no `tomat launch`)."
         )
     return version
 
@@ -137,16 +138,15 @@ class TpuLaunch:
         return self.folder / ENV_FILE
 
     def _gcloud(self, purpose: str, *words: str, timeout_seconds: float = 600, quiet: bool = False) -> Command:
+        reach = ("--internal-ip",) if self.internal_ips and words[1] in ("scp", "ssh") else ()
         place = (f"--zone={self.zone}", *((f"--project={self.project}",) if self.project else ()))
-        return Command(purpose, ("gcloud", "compute", "tpus", *words, *place), timeout_seconds, quiet)
+        return Command(purpose, ("gcloud", "compute", "tpus", *words, *reach, *place), timeout_seconds, quiet)
 
-    def _copy(self, purpose: str, *words: str, timeout_seconds: float = 1200, quiet: bool = False) -> Command:
-        reach = ("--internal-ip",) if self.internal_ips else ()
-        return self._gcloud(purpose, "tpu-vm", "scp", *words, *reach, timeout_seconds=timeout_seconds, quiet=quiet)
+    def _copy(self, purpose: str, *words: str) -> Command:
+        return self._gcloud(purpose, "tpu-vm", "scp", *words, timeout_seconds=1200)
 
     def _on_all_hosts(self, purpose: str, script: str, timeout_seconds: float, quiet: bool = False) -> Command:
-        words = ["tpu-vm", "ssh", self.tpu_name, "--worker=all", f"--command={script}"]
-        words += ["--internal-ip"] if self.internal_ips else []
+        words = ("tpu-vm", "ssh", self.tpu_name, "--worker=all", f"--command={script}")
         return self._gcloud(purpose, *words, timeout_seconds=timeout_seconds, quiet=quiet)
 
     @property
@@ -203,15 +203,11 @@ class TpuLaunch:
             self._copy("send both to every host", *files, "--worker=all"),
         ]
         if self.env_file is not None:
+            sent, target = str(self.sent_environment), f"{self.tpu_name}:{FOLDER}/{ENV_FILE}"
             # -p: readable by nobody else there either, as `environment.py` demands it here.
-            words = (
-                str(self.sent_environment),
-                f"{self.tpu_name}:{FOLDER}/{ENV_FILE}",
-                "--worker=all",
-                "--scp-flag=-p",
-            )
+            words = (sent, target, "--worker=all", "--scp-flag=-p")
             commands.append(self._copy("send the environment to every host", *words))
-            commands.append(Command("and keep no copy of it here", ("rm", "-f", str(self.sent_environment)), 60))
+            commands.append(Command("and keep no copy of it here", ("rm", "-f", sent), 60))
         if self.data_disk is not None:
             commands.append(self._on_all_hosts("mount the disk on every host", MOUNT_SCRIPT, 300))
         return [*commands, self._on_all_hosts("install on every host", INSTALL_SCRIPT, 1800)]
@@ -231,18 +227,12 @@ class TpuLaunch:
 
     def logs(self, attempt: int) -> list[Command]:
         """Copy every host's log here, under the number of the attempt; gcloud copies from one host at a time."""
-        source = f"{self.tpu_name}:{FOLDER}/{LOG_FILE}"
-        return [
-            self._copy(
-                f"collect the log of host {host}",
-                source,
-                f"{self.folder}/attempt-{attempt}-host-{host}.log",
-                f"--worker={host}",
-                timeout_seconds=300,
-                quiet=True,
-            )
-            for host in range(self.slice.n_hosts)
-        ]
+        commands = []
+        for host in range(self.slice.n_hosts):
+            paths = f"{self.tpu_name}:{FOLDER}/{LOG_FILE}", f"{self.folder}/attempt-{attempt}-host-{host}.log"
+            words = ("tpu-vm", "scp", *paths, f"--worker={host}")
+            commands.append(self._gcloud(f"collect the log of host {host}", *words, timeout_seconds=300, quiet=True))
+        return commands
 
     @property
     def delete(self) -> Command:

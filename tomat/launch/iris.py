@@ -48,10 +48,8 @@ def iris_command(
     words = ["iris", f"{cluster_flag}={cluster}", "job", "run", "--enable-extra-resources", f"--tpu={kind}"]
     words += [f"--cpu={resources.cpu}", f"--memory={resources.ram}", f"--disk={resources.disk}", "--extra=tpu"]
     words += [f"--job-name={run_name}", f"--max-retries={max_failures}"]
-    if zone is not None:
-        words.append(f"--zone={zone}")
-    if spot:
-        words.append("--preemptible")
+    words += [f"--zone={zone}"] if zone is not None else []
+    words += ["--preemptible"] if spot else []
     words += ["--", "python", "train_tomat_tpu.py", "--config_path", config_path, *overrides]
     purpose = f"train on {tpu_slice.n_chips} chips of the cluster {cluster} (marin-iris {PINNED_VERSION})"
     return Command(purpose, tuple(words), timeout_seconds=365 * 86_400)

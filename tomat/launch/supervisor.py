@@ -51,7 +51,6 @@ class RestartPolicy:
     backoff_seconds: float = 30.0
     """Wait after the first failure or refused request for machines; doubles with each further one."""
     max_backoff_seconds: float = 900.0
-    """Longest wait."""
     healthy_seconds: float = 1800.0
     """An attempt that lasted this long was no immediate failure."""
     poll_seconds: float = 30.0
@@ -70,12 +69,12 @@ class RestartPolicy:
     @property
     def words(self) -> str:
         """How --execute restarts, as comments of the dry run."""
+        most = f"at most {self.max_failures} failures in a row and {self.max_restarts} restarts"
         return (
-            f"# With --execute, the state every {self.poll_seconds:.0f} s. PREEMPTED or gone: delete, create, "
-            "install, start. Exit status 143\n# (stopped in good order): start at once. 2 (input refused): never "
-            f"again. Others: start after {self.backoff_seconds:.0f} s,\n# doubling up to "
-            f"{self.max_backoff_seconds:.0f} s, at most {self.max_failures} failures in a row and "
-            f"{self.max_restarts} restarts.\n# Every host's log is collected every {self.log_seconds / 60:.0f} min."
+            f"# With --execute, the state every {self.poll_seconds:.0f} s. PREEMPTED or gone: delete, create, install, "
+            "start. Exit status 143\n# (stopped in good order): start at once. 2 (input refused): never again. Others: "
+            f"start after {self.backoff_seconds:.0f} s,\n# doubling up to {self.max_backoff_seconds:.0f} s, {most}.\n"
+            f"# Every host's log is collected every {self.log_seconds / 60:.0f} min."
         )
 
 
@@ -84,7 +83,6 @@ class LaunchReport:
     endings: list[str] = field(default_factory=list)
     """How each attempt ended, in order."""
     waited_seconds: float = 0.0
-    """Backoff, all together."""
 
 
 @dataclass
@@ -104,7 +102,7 @@ class Supervisor:
 
     def supervise(self) -> LaunchReport:
         try:
-            return self._supervise()
+            return self._until_it_ends()
         except TomatError:
             raise
         except Exception:
@@ -115,7 +113,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 self.launch.sent_environment.unlink(missing_ok=True)
 
-    def _supervise(self) -> LaunchReport:
+    def _until_it_ends(self) -> LaunchReport:
         failures = unlucky = 0
         while True:
             attempt = len(self.report.endings) + 1
@@ -130,33 +128,30 @@ class Supervisor:
                 failures = 0
             failures += ending in _FAILURES
             unlucky = unlucky + 1 if ending is Ending.NO_CAPACITY else 0
-            if ending is Ending.REFUSED:
-                self._stop_trying("the training refused its input; the same command would be refused again")
-            if failures >= self.policy.max_failures:
-                self._stop_trying(f"the training failed {failures} times in a row")
-            if attempt > self.policy.max_restarts:
-                self._stop_trying(f"{self.policy.max_restarts} restarts are used up")
+            for stops, reason in (
+                (ending is Ending.REFUSED, "the training refused its input; the same command would be refused again"),
+                (failures >= self.policy.max_failures, f"the training failed {failures} times in a row"),
+                (attempt > self.policy.max_restarts, f"{self.policy.max_restarts} restarts are used up"),
+            ):
+                if stops:
+                    said = self._last_error()
+                    self._give_back()
+                    raise TomatError(f"{reason}{said}; the logs are in {self.launch.folder}.")
             if ending in _FAILURES or ending is Ending.NO_CAPACITY:
                 wait = self.policy.wait_seconds(max(failures, unlucky))
                 self._say(f"next attempt in {wait:.0f} s")
                 self.report.waited_seconds += wait
                 time.sleep(wait)
 
-    def _stop_trying(self, why: str) -> None:
-        said = self._last_error()
-        self._give_back()
-        raise TomatError(f"{why}{said}; the logs are in {self.launch.folder}.")
-
     def _give_back(self) -> None:
         if self.keep:
             self._say(f"kept, at its price: {self.launch.tpu_name}. Give it back with: {self.launch.delete.line}")
             return
-        try:
-            given_back = self.run(self.launch.delete).ok
-        except OSError:  # gcloud itself cannot be started any more
-            given_back = False
-        if not given_back:
-            self._say(f"NOT given back, and paid for until it is: {self.launch.delete.line}")
+        # gcloud itself may not start any more.
+        with contextlib.suppress(OSError):
+            if self.run(self.launch.delete).ok:
+                return
+        self._say(f"NOT given back, and paid for until it is: {self.launch.delete.line}")
 
     def _say(self, text: str) -> None:
         """Show a line. Whoever reads may be gone, and the disk of a log full: neither may end what is paid for."""
@@ -171,25 +166,25 @@ class Supervisor:
         ready = self._machine()
         if ready is not None:
             return ready
+        steps = [*([] if self._installed else [*self.launch.pack, *self.launch.install]), self.launch.start]
         if "running" in self._statuses():
             self._say("the training is running already; watching it")
-        else:
-            steps = [] if self._installed else [*self.launch.pack, *self.launch.install]
-            for command in (*steps, self.launch.start):
-                result = self.run(command)
-                if not result.ok:
-                    if command in self.launch.pack:
-                        self._give_back()
-                        raise TomatError(f"`{command.line}` ended with status {result.status}: {result.last_line}.")
-                    if (state := self._state(self.launch.machine_state)) in LOST_STATES:
-                        return Ending.MACHINE_LOST, f"the slice is {state}"
-                    return Ending.FAILED, f"cannot {command.purpose}: {result.last_line}"
-            self._installed = True
+            steps = []
+        for command in steps:
+            if (result := self.run(command)).ok:
+                continue
+            if command in self.launch.pack:
+                self._give_back()
+                raise TomatError(f"`{command.line}` ended with status {result.status}: {result.last_line}.")
+            if (state := self._state(self.launch.machine_state)) in LOST_STATES:
+                return Ending.MACHINE_LOST, f"the slice is {state}"
+            return Ending.FAILED, f"cannot {command.purpose}: {result.last_line}"
+        self._installed |= bool(steps)
         self._logs_at = time.monotonic()
         ending, why = self._watch(attempt)
         if ending is not Ending.MACHINE_LOST:
             self._collect(attempt)
-        if ending is Ending.FAILED and any(map(chip_held, self._logs(attempt).values())):
+        if ending is Ending.FAILED and any(map(chip_held, self._logs(attempt))):
             # What holds them is no process of this training, whose lock is free; only another machine is sure to help.
             self._say(f"a host's chips are held by another process: replacing {self.launch.tpu_name}")
             self.run(self.launch.delete)
@@ -207,9 +202,10 @@ class Supervisor:
                 return None
             silent = silent + 1 if state == "unknown" else 0
             if silent >= self.policy.unreachable_polls:
+                question = self.launch.machine_state.line
                 raise TomatError(
-                    f"`{self.launch.machine_state.line}` failed {silent} times in a row: {self._unanswered}. Check the "
-                    "network and `gcloud auth list`; the slice, if there is one, is left as it is."
+                    f"`{question}` failed {silent} times in a row: {self._unanswered}. Check the network and `gcloud "
+                    "auth list`; the slice, if there is one, is left as it is."
                 )
             queue = self._state(self.launch.queue_state) if self.launch.queued_resource else "absent"
             waiting = self.launch.queued_resource and queue not in LOST_QUEUE_STATES
@@ -226,10 +222,8 @@ class Supervisor:
                     said = result.output + result.errors
                     if any(words.lower() in said.lower() for words in NO_CAPACITY):
                         return Ending.NO_CAPACITY, result.last_line
-                    raise TomatError(
-                        f"`{self.launch.create.line}` ended with status {result.status}: {result.last_line}. Check "
-                        "zone, project, quota and name; nothing was started."
-                    )
+                    ended = f"`{self.launch.create.line}` ended with status {result.status}: {result.last_line}"
+                    raise TomatError(f"{ended}. Check zone, project, quota and name; nothing was started.")
                 if result.ok:
                     continue
             time.sleep(self.policy.poll_seconds)
@@ -261,15 +255,14 @@ class Supervisor:
             if state in LOST_STATES:
                 return Ending.MACHINE_LOST, f"the slice is {state}"
             statuses = self._statuses() if state == "READY" else []
-            if not statuses:
-                silent += 1
-                if silent >= self.policy.unreachable_polls:
-                    return Ending.FAILED, f"the slice is {state}, and no host answered {silent} times in a row"
+            silent = 0 if statuses else silent + 1
+            if silent >= self.policy.unreachable_polls:
+                return Ending.FAILED, f"the slice is {state}, and no host answered {silent} times in a row"
+            if silent:
                 continue
-            silent = 0
             if "running" not in statuses:
                 return _judge(statuses)
-            if any(status != "running" for status in statuses):
+            if set(statuses) != {"running"}:
                 first_end = time.monotonic() if first_end is None else first_end
                 if time.monotonic() - first_end >= self.policy.straggler_seconds:
                     self._say(f"the hosts are {', '.join(statuses)}: stopping what still runs")
@@ -284,13 +277,13 @@ class Supervisor:
             if not result.ok:
                 self._say(f"{command.purpose}: {result.last_line}")
 
-    def _logs(self, attempt: int) -> dict[str, str]:
+    def _logs(self, attempt: int) -> list[str]:
         paths = sorted(self.launch.folder.glob(f"attempt-{attempt}-host-*.log"))
-        return {path.name: path.read_text(encoding="utf-8", errors="replace") for path in paths}
+        return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 
     def _last_error(self) -> str:
         """The training's own error message, from the newest logs."""
-        for text in self._logs(len(self.report.endings)).values():
+        for text in self._logs(len(self.report.endings)):
             errors = [line for line in text.splitlines() if line.startswith("error: ") or "Error: " in line]
             if errors:
                 return f" ({errors[-1]})"

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +10,9 @@ import pytest
 from density_folder import small_grid, write_folder
 
 from tomat.base.errors import TomatError
-from tomat.base.records import typed
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.dataset import fit, folder, survey
-from tomat.data.dataset.fit import choose_codec
-from tomat.data.dataset.folder import FolderRequest, held_out_by_record, prepare_folder
+from tomat.data.dataset import folder, survey
+from tomat.data.dataset.folder import FolderRequest, choose_codec, held_out_by_record, prepare_folder
 from tomat.data.dataset.survey import Material
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.outputs import write_density
@@ -90,9 +88,9 @@ def test_it_is_made_once_and_goes_on_wherever_it_was_stopped(densities, tmp_path
     with pytest.raises(Stop):
         prepare(densities, tmp_path)
     monkeypatch.setattr(survey, "_look", remembered)
-    for module, name, most in ((fit, "choose_codec", 0), (folder, "write_shards", 1), (folder, "open_shards", 0)):
+    for name, most in (("choose_codec", 0), ("write_shards", 1), ("open_shards", 0)):
         with monkeypatch.context() as patched, pytest.raises(Stop):
-            patched.setattr(module, name, stopping_after(getattr(module, name), most))
+            patched.setattr(folder, name, stopping_after(getattr(folder, name), most))
             prepare(densities, tmp_path)
     assert contents(prepare(densities, tmp_path)) == whole
     assert len(set(read)) == len(read) == 10
@@ -135,6 +133,10 @@ def test_other_densities_under_the_same_name_are_refused(densities, tmp_path):
     assert "new" in prepare(moved, tmp_path).formulas
 
 
+def remove(path):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def test_what_was_held_out_is_found_by_its_record(densities, tmp_path, monkeypatch):
     data = prepare(densities, tmp_path)
     names = data.splits["validation"]
@@ -150,33 +152,29 @@ def test_what_was_held_out_is_found_by_its_record(densities, tmp_path, monkeypat
     assert same.splits == {"validation": names} and same.n_density_tokens == data.n_density_tokens
     assert same.load.paths == {name: data.load.paths[name] for name in names}
     assert {name: same.formulas[name] for name in names} == {name: data.formulas[name] for name in names}
-    for name in names:
-        np.testing.assert_array_equal(same.load(name).rho, data.load(name).rho)
     # Called otherwise and packed it is the same density; that others have gone says nothing of what was held out.
-    monkeypatch.setattr(folder, "CACHE_BYTES", 0)
     shutil.copytree(densities, tmp_path / "other")
-    for name, path in same.load.paths.items():
+    for name, path in data.load.paths.items():
         path = tmp_path / "other" / Path(path).relative_to(densities)
-        suffixes = "".join(path.suffixes)
-        path.rename(path.with_name(f"again-{name}{suffixes}"))
-    for name in set(data.formulas) - set(names):
-        path = tmp_path / "other" / Path(data.load.paths[name]).relative_to(densities)
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if name in names:
+            path.rename(path.with_name(f"again-{name}{''.join(path.suffixes)}"))
+        else:
+            remove(path)
     moved = found(tmp_path / "other")
     assert moved.splits == same.splits and all("other/" in path for path in moved.load.paths.values())
     assert sorted((path.name, path.stat().st_mtime_ns) for path in record.rglob("*")) == before
+    for name in names:
+        np.testing.assert_array_equal(moved.load(name).rho, data.load(name).rho)
 
     # Changed, gone, all of it gone, no record.
     for path in (densities / "copy.CHGCAR.gz", densities / "same.cube"):
         path.unlink()
     changed, gone = names[0], names[-1]
     assert changed != gone
-    path = Path(same.load.paths[gone])
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    write_density(replace(data.load(changed), rho=data.load(changed).rho * 1.5), tmp_path / "x.cube", "cube")
-    path = Path(same.load.paths[changed])
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (tmp_path / "x.cube").rename(path.parent / f"{changed}.cube")
+    for name in (changed, gone):
+        remove(Path(same.load.paths[name]))
+    other = replace(data.load(changed), rho=data.load(changed).rho * 1.5)
+    write_density(other, Path(same.load.paths[changed]).with_name(f"{changed}.cube"), "cube")
     words = rf"does not hold what run 'r' held out of it:\n  changed: {changed}\n  gone: {gone}\nPut back"
     with pytest.raises(TomatError, match=words):
         found()
@@ -187,9 +185,8 @@ def test_what_was_held_out_is_found_by_its_record(densities, tmp_path, monkeypat
     shutil.rmtree(record / "validation")
     with pytest.raises(TomatError, match=r"data/validation, the record of what run 'r' held out, is not there"):
         found()
-    everything = prepare_folder(
-        str(densities), replace(REQUEST, validation_share=0.0), tmp_path / "all" / "data", "all"
-    )
+    nothing = replace(REQUEST, validation_share=0.0, most_bins=32)
+    everything = prepare_folder(str(densities), nothing, tmp_path / "all" / "data", "all")
     with pytest.raises(TomatError, match="run 'all' held nothing out of"):
         held_out_by_record(str(densities), everything.folder, "all")
 
@@ -256,7 +253,7 @@ def test_the_fewest_bins_below_the_floor_are_taken(capsys):
     assert "0.2 % was asked for, and data.n_density_tokens allows no more" in capsys.readouterr().out
 
 
-def test_densities_are_the_same_by_what_they_hold():
+def test_densities_are_the_same_by_what_they_hold(tmp_path):
     rng = np.random.default_rng(0)
     rho = rng.uniform(0.1, 1.0, (6, 5, 4))
     lattice, coords = np.diag([3.0, 3.1, 3.2]), np.array([[0.0, 0.1, 0.2], [0.5, 0.6, 0.7]])
@@ -268,9 +265,10 @@ def test_densities_are_the_same_by_what_they_hold():
     one = material(rho)
     assert one.is_same(material(rho * (1 + 1e-7))) and one.is_same(material(rho, coords=coords + [1, 0, -1]))
     assert one.is_same(material(rho, lattice + 1e-6))
-    assert typed(json.loads(json.dumps(one.to_dict())), Material, "a record", "") == one
-    assert one.is_whole and not replace(one, atoms={"Na": 1, "K": 1}).is_whole
-    assert not replace(one, atoms={"Nax": 1, "F": 1}).is_whole
+    for atoms, good in ((one.atoms, True), ({"Na": 1, "K": 1}, False), ({"Nax": 1, "F": 1}, False)):
+        kept = {"file_sha256": "0" * 64, "found": asdict(replace(one, atoms=atoms))}
+        (tmp_path / "survey.jsonl").write_text(json.dumps(kept))
+        assert survey._answers(tmp_path / "survey.jsonl") == ({"0" * 64: one} if good else {})
     others = [rho * rng.uniform(0.99, 1.01, rho.shape), rho[:, :, :3]]
     assert not any(one.is_same(material(other)) for other in others)
     assert not one.is_same(material(rho, lattice * 1.001)) and not one.is_same(material(rho, numbers=(9, 11)))

@@ -15,7 +15,7 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import write_zarr
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
 from tomat.data.tokens.pipeline.driver import retokenize
-from tomat.data.tokens.pipeline.pool import PoolRunner
+from tomat.data.tokens.pipeline.runners import PoolRunner
 
 MakeGrid = Callable[..., DensityGrid]
 

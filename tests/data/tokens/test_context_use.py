@@ -1,5 +1,3 @@
-import argparse
-import json
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -8,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.app.shard_verbs import register
 from tomat.base.errors import TomatError
 from tomat.data.tokens.context_use import context_table, one_patch, packed
 from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
@@ -74,18 +71,6 @@ def test_the_guide_has_these_figures():
             cubes = " + ".join(f"{shape[0]}^3" for shape in use["patch_shapes_voxels"])
             cells.append(f"{cubes}: {use['voxels']:,} ({use['voxel_share']:.1%})")
         assert f"| {' | '.join(cells)} |".replace("%", " %") in guide
-
-
-def test_verb(tmp_path, capsys):
-    parser = argparse.ArgumentParser()
-    register(parser.add_subparsers())
-    words = ["tokens", "layouts", "--atoms", "12", "--json", str(tmp_path / "use.json")]
-    args = parser.parse_args(words)
-    assert args.run(args) == 0
-    rows = json.loads((tmp_path / "use.json").read_text())["rows"]
-    assert rows == context_table(8192, [12], 8)
-    printed = capsys.readouterr().out
-    assert "8,000 = 97.7 %" in printed and "6,859 = 83.7 %" in printed
 
 
 def test_table_that_cannot_be():

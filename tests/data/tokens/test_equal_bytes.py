@@ -3,15 +3,17 @@
 import hashlib
 import json
 
+import numpy as np
 import pytest
 
 from tomat.data.codec.files import write_codec
 from tomat.data.density.demo.embedded import demo_materials, load_demo
-from tomat.data.tokens.demo import fit_demo_promolecule
+from tomat.data.density.promolecule import Promolecule
+from tomat.data.density.radial import RadialBasis
 from tomat.data.tokens.layouts import layout_named
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
 from tomat.data.tokens.pipeline.driver import retokenize, write_shards
-from tomat.data.tokens.pipeline.pool import PoolRunner
+from tomat.data.tokens.pipeline.runners import PoolRunner
 from tomat.data.tokens.shards import open_shards
 
 MATERIALS = [material.material_id for material in demo_materials("validation")]
@@ -36,7 +38,7 @@ def digests(place):
 def test_ids_and_manifest_are_those_of_before(tmp_path, codec, layout):
     """By both ways to write a set; a promolecule lies beside the rows and decides none."""
     write_codec(codec, tmp_path / "codec.json")
-    promolecule = fit_demo_promolecule()
+    promolecule = Promolecule(RadialBasis(4, 3.0), {14: np.arange(4.0)}, 1)
     (tmp_path / "promolecule.json").write_text(promolecule.to_text())
     settings = {"patches_per_material": 2, "seed": 0, "split": "validation"}
     write_shards(tmp_path / "one", MATERIALS, load_demo, layout=layout_named(layout), codec=codec, **settings)

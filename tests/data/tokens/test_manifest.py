@@ -42,12 +42,7 @@ def test_anchors_are_fixed_for_ever():
     expected = [(int(value) >> 11) * 100**3 >> 53 for value in raw]
     anchors = draw_anchors(key, (100, 100, 100), 5)
     assert (anchors @ [10_000, 100, 1]).tolist() == expected
-    assert key == hashlib.sha256(b"0:mp-149").hexdigest()[:32]
-
-
-def test_anchors_differ_between_materials_and_seeds():
-    draws = [draw_anchors(anchors_seed(s, m), (50, 50, 50), 8) for s, m in ((0, "a"), (1, "a"), (0, "b"))]
-    assert not np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0], draws[2])
+    assert key == hashlib.sha256(b"0:mp-149").hexdigest()[:32] != anchors_seed(1, "mp-149")
 
 
 def test_rows_are_laid_out_material_by_material(plan):
@@ -59,7 +54,7 @@ def test_rows_are_laid_out_material_by_material(plan):
     assert (plan.rows, plan.n_chunks, plan.complete) == (30, 4, False)
     assert [plan.chunk_rows(chunk) for chunk in range(4)] == [(0, 8), (8, 16), (16, 24), (24, 30)]
     np.testing.assert_array_equal(plan.material_indices(np.array([[0, 9], [10, 29]])), [[0, 0], [1, 2]])
-    with pytest.raises(TomatError, match="rows 0 to 29"):
+    with pytest.raises(TomatError, match="has 0 to 29"):
         plan.material_indices(np.array([30]))
 
 
@@ -68,6 +63,7 @@ def test_text_round_trip(plan):
     back = parse_manifest(text, "here")
     assert back == plan and back.to_text() == text
     assert json.loads(text)["skipped"] == [{"material_id": "mp-9", "reason": "too large"}]
+    assert parse_manifest(json.dumps(json.loads(text)), "here") == plan  # laid out in another way
 
 
 @pytest.mark.parametrize(
@@ -76,10 +72,10 @@ def test_text_round_trip(plan):
         (lambda c: c.update(format_version=2), "format version 2"),
         (lambda c: c.pop("rows"), "here .* it has no 'rows'"),
         (lambda c: c.update(rows=31), "says 31 rows, its materials have 30"),
-        (lambda c: c["materials"].pop(1), "rows of mp-3 are 20 to 30, expected them to begin at 10"),
+        (lambda c: c["materials"].pop(1), "rows of mp-3 are 20 to 30, expected to begin at 10"),
         (lambda c: c.update(complete=True), "0 checksums for 4 chunks"),
         (lambda c: c.update(unit="bohr"), "unit 'bohr'"),
-        (lambda c: c["layout"].update(patch_size=6), "called v3-p7, but .*found .*6.*expected .*7"),
+        (lambda c: c["layout"].update(patch_size=6), "layout v3-p7 is .*6.*expected .*7"),
         (lambda c: c["layout"].update(name="mine"), "called mine, and is v3-p7 in all but its name"),
         (lambda c: c.update(context=511), "says a context of 511, its layout has 512"),
         (lambda c: c["materials"][1].update(material_id="mp-4"), "anchors of mp-4 have the key .* make "),
@@ -112,16 +108,6 @@ def test_manifest_of_before_there_was_a_checksum_is_read_and_says_so(plan):
     content["content_sha25v"] = content.pop(CHECKSUM_KEY)
     with pytest.raises(TomatError, match="no checksum, and an unknown key 'content_sha25v'"):
         parse_manifest(json.dumps(content), "here")
-
-
-def test_manifest_laid_out_anew_is_whole(plan):
-    assert parse_manifest(json.dumps(json.loads(plan.to_text())), "here") == plan
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null"])
-def test_text_that_is_no_manifest_is_refused(text):
-    with pytest.raises(TomatError, match="here is not a manifest"):
-        parse_manifest(text, "here")
 
 
 def test_nothing_or_the_same_material_twice_cannot_be_planned(codec):

@@ -11,7 +11,7 @@ from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens import vocabulary as v
 from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.patch import check_encodable, decode_sequence, encode_rows, encode_sequence
+from tomat.data.tokens.patch import check_encodable, decode_sequence, encode_rows, encode_sequence, humanise, token_runs
 
 V3 = SequenceLayout("small-v3", "v3", 4, 160)
 FILLING = SequenceLayout("small-filling", "v3", 4, 160, max_side_difference=2)
@@ -34,29 +34,6 @@ def wrapped_distance(a, b):
     return np.minimum(distance, 1 - distance)
 
 
-@settings(max_examples=60, deadline=None)
-@given(cases, anchors)
-def test_v3_round_trip(make_grid, codec, case, anchor):
-    grid = make_grid(**case)
-    ids = encode_sequence(grid, anchor, V3, codec)
-    assert ids.dtype == np.uint16 and ids.shape == (160,)
-    read = decode_sequence(ids, V3, codec)
-    patch_shape = V3.patch_shape(case["n_atoms"])
-    assert read.grid_shape == grid.grid_shape and read.patch_shape == patch_shape and read.offset is None
-    np.testing.assert_array_equal(read.atomic_numbers, grid.atomic_numbers)
-    # The voxels are those of the density, up to the codec's bins.
-    patch = grid.patch(anchor, patch_shape)
-    np.testing.assert_array_equal(read.density_tokens, codec.encode(patch))
-    np.testing.assert_array_equal(read.values, codec.decode(codec.encode(patch)))
-    # The atoms are those of the crystal seen from the patch.
-    seen = grid.frac_coords - np.array(anchor) / grid.grid_shape
-    assert np.all(wrapped_distance(read.frac_coords, seen) <= MAX_ERROR + 1e-14)
-    parameters = np.array(grid.lattice_parameters)
-    assert np.all(np.abs(np.array(read.lattice_parameters) - parameters) <= [0.02501] * 3 + [0.1001] * 3)
-    has_shape = v.SHAPE_START in ids[: np.flatnonzero(ids == v.DENSITY_BLOCK_START)[0]]
-    assert has_shape == (patch_shape != (4, 4, 4))
-
-
 @settings(max_examples=40, deadline=None)
 @given(cases, anchors, st.sampled_from(["e_per_A3", "rho_times_volume"]))
 def test_v2_round_trip(make_grid, case, anchor, unit):
@@ -74,16 +51,22 @@ def test_v2_round_trip(make_grid, case, anchor, unit):
 
 
 @settings(max_examples=60, deadline=None)
-@given(cases, anchors, st.sampled_from([FILLING, FILLING_V2]))
-def test_round_trip_of_boxes(make_grid, codec, case, anchor, layout):
+@given(cases, anchors, st.sampled_from([V3, FILLING, FILLING_V2]))
+def test_round_trip(make_grid, codec, case, anchor, layout):
     grid = make_grid(**case)
     ids = encode_sequence(grid, anchor, layout, codec)
+    assert ids.dtype == np.uint16 and ids.shape == (160,)
     read = decode_sequence(ids, layout, codec)
     box = layout.patch_shape(case["n_atoms"])
     assert read.patch_shape == box and read.grid_shape == grid.grid_shape
     # Voxel by voxel, wrapped round the cell axis by axis.
     along = [(anchor[axis] + np.arange(box[axis])) % grid.grid_shape[axis] for axis in range(3)]
     np.testing.assert_array_equal(read.density_tokens, codec.encode(grid.rho[np.ix_(*along)]))
+    np.testing.assert_array_equal(read.values, codec.decode(read.density_tokens))
+    parameters = np.array(grid.lattice_parameters)
+    assert np.all(np.abs(np.array(read.lattice_parameters) - parameters) <= [0.02501] * 3 + [0.1001] * 3)
+    has_shape = v.SHAPE_START in ids[: np.flatnonzero(ids == v.DENSITY_BLOCK_START)[0]]
+    assert has_shape == (layout.version == "v2" or box != (4, 4, 4))
     origin = np.array(anchor) / grid.grid_shape if layout.version == "v3" else np.zeros(3)
     assert np.all(wrapped_distance(read.frac_coords, grid.frac_coords - origin) <= MAX_ERROR + 1e-14)
     np.testing.assert_array_equal(read.atomic_numbers, grid.atomic_numbers)
@@ -93,16 +76,6 @@ def test_round_trip_of_boxes(make_grid, codec, case, anchor, layout):
     np.testing.assert_array_equal(decode_sequence(ids, cubes, codec).density_tokens, read.density_tokens)
     rows = encode_rows(grid, np.array([anchor, (0, 0, 0), anchor]), layout, codec)
     np.testing.assert_array_equal(rows[[0, 2]], [ids, ids])
-
-
-def test_boxes_say_their_shape_and_the_default_cube_does_not(make_grid, codec):
-    layout = SequenceLayout("filling", "v3", 4, 21 + 64, max_side_difference=1)
-    for n_atoms, box in ((0, (4, 4, 4)), (1, (3, 4, 4)), (2, (3, 3, 4)), (3, (3, 3, 3))):
-        ids = encode_sequence(make_grid(n_atoms=n_atoms), (1, 2, 3), layout, codec).tolist()
-        assert (v.SHAPE_START in ids) == (box != (4, 4, 4))
-        if v.SHAPE_START in ids:
-            assert ids[ids.index(v.SHAPE_START) :][:5] == [9, *(138 + side for side in box), 10]
-        assert decode_sequence(np.array(ids), layout, codec).patch_shape == box
 
 
 def test_v3_token_by_token(codec):
@@ -125,12 +98,10 @@ def test_v3_token_by_token(codec):
 
 
 def test_smaller_patch_where_atoms_leave_no_room(make_grid, codec):
-    assert [V3.patch_shape(n) for n in (7, 8, 10, 11, 12, 13)] == [(side,) * 3 for side in (4, 3, 3, 2, 2, 1)]
-    for n_atoms in (8, 12, 13):
+    for n_atoms, side in ((7, 4), (8, 3), (10, 3), (11, 2), (12, 2), (13, 1)):
         ids = encode_sequence(make_grid(n_atoms=n_atoms), (9, 0, 8), V3, codec)
-        read = decode_sequence(ids, V3, codec)
-        assert read.patch_shape == V3.patch_shape(n_atoms)
-    with pytest.raises(TomatError, match="too short: 14 atoms"):
+        assert decode_sequence(ids, V3, codec).patch_shape == (side, side, side)
+    with pytest.raises(TomatError, match="too short for 14 atoms"):
         encode_sequence(make_grid(n_atoms=14), (0, 0, 0), V3, codec)
 
 
@@ -170,7 +141,7 @@ def test_v2_tells_first_and_last_voxel(make_grid):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shape": (1024, 1, 1)}, r"grid of 1024 x 1 x 1 voxels; the vocabulary's integers end at 1023"),
+        ({"shape": (1024, 1, 1)}, r"grid of 1024 x 1 x 1 voxels; at most 1023 a side"),
         ({"lattice": np.diag([3.0, 60.0, 3.0])}, "60.00"),
         ({"n_atoms": 20}, "too short"),
     ],
@@ -226,3 +197,49 @@ def test_cut_sequence_is_refused(make_grid, codec):
     for length in range(end):
         with pytest.raises(TomatError, match="not v3"):
             decode_sequence(ids[:length], V3, codec)
+
+
+WORDS_V3 = SequenceLayout("p2", "v3", 2, 64)
+WORDS_V2 = SequenceLayout("p2", "v2", 2, 100, tokens_per_voxel=2)
+
+
+@pytest.fixture(scope="module")
+def silica():
+    rho = np.full((4, 5, 6), 0.25, dtype=np.float32)
+    return DensityGrid(rho, np.diag([3.0, 4.0, 5.0]), np.array([14, 8]), np.array([[0.5, 0.0, 0.25], [0, 0.2, 0.75]]))
+
+
+def test_sequence_in_words(silica, codec):
+    lines = humanise(encode_sequence(silica, (1, 0, 0), WORDS_V3, codec), WORDS_V3, codec, first_voxels=2)
+    value = codec.decode(codec.encode(np.float32(0.25)))
+    assert lines == [
+        "layout   p2: 64 tokens, 15 of them padding (23.4 %)",
+        "cell     a 3.00  b 4.00  c 5.00 A, alpha 90.0  beta 90.0  gamma 90.0 degrees",
+        "grid     4 x 5 x 6 voxels",
+        "atoms    2, at fractions of the cell from the patch's first voxel",
+        "         Si  0.25000  0.00000  0.25000",
+        "         O   0.75000  0.20000  0.75000",
+        "patch    2 x 2 x 2 voxels",
+        f"density  min {value:.4g}, mean {value:.4g}, max {value:.4g} e/Å³",
+        f"         voxel 0 0 0  rho {codec.encode(np.float32(0.25))}  = {value:.5g} e/Å³",
+        f"         voxel 0 0 1  rho {codec.encode(np.float32(0.25))}  = {value:.5g} e/Å³",
+        "         and 6 more, z fastest",
+    ]
+
+
+def test_v2_says_where_the_patch_lies_and_the_unit(silica):
+    codec = TwoTokenCodec()
+    lines = humanise(encode_sequence(silica, (3, 4, 5), WORDS_V2, codec), WORDS_V2, codec)
+    assert "patch    2 x 2 x 2 voxels, first voxel 3 x 4 x 5" in lines
+    # 0.25 e/Å³ in a cell of 60 A^3.
+    assert any("max 15 e (density x cell volume)" in line for line in lines)
+
+
+def test_blocks_cover_every_token_once(silica, codec):
+    ids = encode_sequence(silica, (1, 0, 0), WORDS_V3, codec)
+    runs = list(token_runs(ids, v.Vocabulary(codec.n_density_tokens)))
+    starts = [start for start, _ in runs]
+    assert starts == list(np.cumsum([0] + [len(names) for _, names in runs])[:-1])
+    assert sum(len(names) for _, names in runs) == 64
+    assert [names[0] for _, names in runs] == ["BOS", "GRID", "LATTICE", "ATOMS", "POS", "DENS", "EOS", "PAD"]
+    assert runs[3][1] == ["ATOMS", "Z14", "Z8", "/ATOMS"] and runs[7][1] == ["PAD"] * 15

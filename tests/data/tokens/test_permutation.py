@@ -24,13 +24,6 @@ def test_bijection_with_inverse(n: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(n=st.integers(min_value=1, max_value=20_000), key=KEYS)
-def test_bijection_for_any_size_and_key(n: int, key: int) -> None:
-    images = KeyedPermutation(n, key)(np.arange(n))
-    np.testing.assert_array_equal(np.sort(images), np.arange(n))
-
-
-@settings(max_examples=40, deadline=None)
 @given(data=st.data(), n=st.integers(min_value=2, max_value=2**63 - 1), key=KEYS)
 def test_inverse_on_domains_too_large_to_enumerate(data: st.DataObject, n: int, key: int) -> None:
     indices = np.array(data.draw(st.lists(st.integers(min_value=0, max_value=n - 1), min_size=1, max_size=20)))

@@ -92,7 +92,7 @@ def test_truncated_object_is_one_skipped_material_and_an_outage_is_none(densitie
     assert "0 materials skipped" in run(environment, *FROM_BUCKET, "gs://bucket/set")
 
 
-def test_other_region_needs_consent(densities):
+def test_other_region_needs_consent_and_a_set_there_is_that_of_a_folder(tmp_path, densities):
     bucket = densities
     bucket.regions["elsewhere"] = "EUROPE-WEST4"
     bucket.worker_zone = "us-east5-b"
@@ -100,7 +100,13 @@ def test_other_region_needs_consent(densities):
     assert "input (gs://bucket/rho_gga) in us-east5, output (gs://elsewhere/set) in europe-west4" in error
     assert not [name for name, _ in bucket.stored if name == "elsewhere"]
     run(bucket.environment, *FROM_BUCKET, "gs://elsewhere/set", "--allow_cross_region")
-    assert ("elsewhere", "set/manifest.json") in bucket.stored
+    # The objects are the files of a set in a folder.
+    run(bucket.environment, *FROM_BUCKET, tmp_path / "set", "--allow_cross_region")
+    stored = {
+        name.removeprefix("set/"): content for (at, name), (content, _) in bucket.stored.items() if at == "elsewhere"
+    }
+    paths = [path for path in (tmp_path / "set").rglob("*") if path.is_file()]
+    assert stored == {str(path.relative_to(tmp_path / "set")): path.read_bytes() for path in paths}
 
 
 def test_bucket_that_cannot_be_reached_or_does_not_exist_is_one_error(bucket):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tomat.app.cli import main
+from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
-from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.pipeline.sources import find_materials
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.source_check import compare_with_source, damaged_chunks, repair_chunks, sample_rows
@@ -26,26 +26,20 @@ def get_grid(tmp_path, retokenize_config):
     return lambda name: materials[name].read(1)
 
 
-def changed(grid, **fields):
-    return dataclasses.replace(grid, **fields)
-
-
-CHANGES = (
-    (lambda g: changed(g, rho=g.rho * np.float32(1.2)), "lie in another bin"),
-    (lambda g: changed(g, rho=np.roll(g.rho, -1, axis=2)), "another bin"),
-    (lambda g: changed(g, frac_coords=g.frac_coords + 1e-3), "other atoms"),
-    (lambda g: changed(g, atomic_numbers=np.array([14, 6])), "other atoms"),
-    (lambda g: changed(g, lattice=g.lattice * 1.03), "lattice"),
-    (lambda g: changed(g, lattice=g.lattice * 1.0001), "the structure in structures.npz"),
-    (lambda g: changed(g, rho=np.tile(g.rho, (1, 1, 2))), "grid"),
-)
-
-
 def test_another_source_is_noticed(shards, get_grid):
     grid = get_grid("mp-4")
-    for change, message in CHANGES:
+    for change, message in (
+        ({"rho": grid.rho * np.float32(1.2)}, "lie in another bin"),
+        ({"rho": np.roll(grid.rho, -1, axis=2)}, "another bin"),
+        ({"frac_coords": grid.frac_coords + 1e-3}, "other atoms"),
+        ({"atomic_numbers": np.array([14, 6])}, "other atoms"),
+        ({"lattice": grid.lattice * 1.03}, "lattice"),
+        ({"lattice": grid.lattice * 1.0001}, "the structure in structures.npz"),
+        ({"rho": np.tile(grid.rho, (1, 1, 2))}, "grid"),
+    ):
+        other = dataclasses.replace(grid, **change)
         with pytest.raises(TomatError, match=f"Row 0 of .*differs from its source.*({message})"):
-            compare_with_source(shards, [0], lambda name, change=change: change(grid))
+            compare_with_source(shards, [0], lambda name, other=other: other)
 
 
 def test_repair_writes_the_damaged_chunks_and_no_other(tmp_path, shards, capsys):
@@ -68,8 +62,8 @@ def test_repair_writes_the_damaged_chunks_and_no_other(tmp_path, shards, capsys)
 
 def test_repair_from_another_source_is_refused(shards, get_grid):
     def other(name):
-        grid: DensityGrid = get_grid(name)
-        return changed(grid, rho=grid.rho * np.float32(1.2))
+        grid = get_grid(name)
+        return dataclasses.replace(grid, rho=grid.rho * np.float32(1.2))
 
     with pytest.raises(TomatError, match="Chunk 2 of .* cannot be repaired from this source"):
         repair_chunks(shards, [2], other)
@@ -86,6 +80,25 @@ def test_repair_without_the_density_says_only_what_is_missing(tmp_path, tree, sh
     error = capsys.readouterr().err
     assert "/other has no material mp-4; is it where the set came from?" in error
     assert "remove" not in error and "laid out" not in error
+
+
+def test_manifest_with_a_path_for_a_name_repairs_nothing(tmp_path, whole, capsys):
+    """No name leads a writer outside its folder."""
+
+    def everything():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    place = tmp_path / "whole"
+    content = json.loads((place / "manifest.json").read_text())
+    (place / "tokens.zarr" / "c" / "0" / "0").unlink()
+    for name in ("../evil", "/tmp/tomat-evil", "..", "gs://bucket/evil", "a\\b", "", "a\x00b"):
+        content["materials"][0]["material_id"] = name
+        (place / "manifest.json").write_text(json.dumps(with_checksum(content)))
+        before = everything()
+        assert main(["shards", "verify", str(place), "--repair"]) == 2
+        error = capsys.readouterr().err
+        assert "expected a name of printable characters" in error and "Traceback" not in error
+        assert everything() == before
 
 
 def test_sample_is_of_different_rows():

@@ -44,11 +44,6 @@ def write(tmp_path, get_grid, codec):
     return write
 
 
-def edit(place: Path, **changes) -> None:
-    path = place / "manifest.json"
-    path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | changes)))
-
-
 def as_before(place: Path) -> None:
     """Make the set one that was written before there were structures and promolecules."""
     path = place / "manifest.json"
@@ -133,7 +128,7 @@ def test_imported_rows_place_atoms_by_their_patch_alone(write, get_grid):
 
 
 @pytest.mark.parametrize("name", ["structures.npz", "promolecule.json"])
-def test_lost_damaged_and_other_files_are_refused(write, get_grid, name):
+def test_lost_and_other_files_are_refused(write, get_grid, name):
     place = write(promolecule=PROMOLECULE)
     path, content = place / name, (place / name).read_bytes()
 
@@ -144,25 +139,18 @@ def test_lost_damaged_and_other_files_are_refused(write, get_grid, name):
     path.unlink()
     with pytest.raises(TomatError, match=f"has no {name}, and its manifest has. Copy or tokenize"):
         read()
-    for damaged in (b"", content[: len(content) // 2], content[:60] + b"9999" + content[64:]):
-        path.write_bytes(damaged)
-        with pytest.raises(TomatError, match=f"{name} is "):
-            read()
     other = Structures.of([Crystal.of(get_grid(each)) for each in "abc"]).to_bytes()
     path.write_bytes(other if name.endswith("npz") else Promolecule(RadialBasis(), {}).to_text().encode())
     with pytest.raises(TomatError, match="not the set's: it hash"):
         read()
     path.write_bytes(content)
     assert read()[0] == 3
-    edit(place, **{f"{path.stem}_sha256": "0" * 63})
-    with pytest.raises(TomatError, match="manifest.json is damaged"):
-        read()
 
 
 def test_a_set_without_one_goes_on_without_and_says_so(write, get_grid):
     place = write()
     manifest = (place / "manifest.json").read_bytes()
-    with pytest.raises(TomatError, match="begun without a promolecule, and goes on without. Leave --promolecule out"):
+    with pytest.raises(TomatError, match="begun without a promolecule. Leave --promolecule out"):
         write(promolecule=PROMOLECULE)
     as_before(place)
     assert write() == place and not (place / "structures.npz").exists()
@@ -176,8 +164,8 @@ def test_a_set_without_one_goes_on_without_and_says_so(write, get_grid):
 def test_parts_make_the_whole(get_grid):
     crystals = [Crystal.of(get_grid(name)) for name in "abcab"]
     whole = Structures.of(crystals)
-    parts = [Structures.of(crystals[:2]), Structures.of([]), Structures.of(crystals[2:])]
-    assert Structures.joined(parts).sha256 == whole.sha256 and Structures.joined(parts).to_bytes() == whole.to_bytes()
+    joined = Structures.of([*Structures.of(crystals[:2]), *Structures.of([]), *Structures.of(crystals[2:])])
+    assert joined.sha256 == whole.sha256 and joined.to_bytes() == whole.to_bytes()
     again = Structures.from_bytes(whole.to_bytes(), "s.npz", list("abcab"), "Again.")
     assert all(same(found, crystal) for found, crystal in zip(again, crystals, strict=True))
     with pytest.raises(IndexError):

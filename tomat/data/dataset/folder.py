@@ -7,6 +7,7 @@ once all files are read), `histogram.npz` and `promolecule.sums` (while they are
 
 import fcntl
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -15,18 +16,22 @@ from typing import Any
 
 from tomat.base.checked_json import parse_checked, with_checksum
 from tomat.base.errors import TomatError
+from tomat.base.progress import progress
 from tomat.base.records import typed
-from tomat.base.reporting import console, counted, write_text, writing
+from tomat.base.reporting import console, counted, write_bytes, write_text, writing
 from tomat.base.retries import with_retries
 from tomat.base.storage import Store
-from tomat.data.codec.lloyd_max import Objective
-from tomat.data.dataset.fit import fit_codec_and_promolecule
+from tomat.data.codec.files import load_codec, write_codec
+from tomat.data.codec.histogram import DensityHistogram
+from tomat.data.codec.inputs import SAVE_EVERY_SECONDS
+from tomat.data.codec.lloyd_max import LloydMaxCodec, Objective, fit_lloyd_max
 from tomat.data.dataset.split import held_out_compositions
 from tomat.data.dataset.survey import SURVEY_FILE, Material, Survey, file_sha256, files_of_contents, hash_files, survey
 from tomat.data.dataset.valences import Potcars, choose_valences, potcars_beside
-from tomat.data.density.find import DensityFile, find_densities
+from tomat.data.density.find import find_densities
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import check_species_apply, open_density
+from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.layouts import layout_named
 from tomat.data.tokens.patch import check_cell_encodable
@@ -36,13 +41,15 @@ from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.structures import Structures
 from tomat.data.tokens.writer import read_plan
 
-FOLDER_FILE = "folder.json"
-LOCK_FILE = "data.lock"
+FOLDER_FILE, LOCK_FILE = "folder.json", "data.lock"
+HISTOGRAM_FILE, SUMS_FILE = "histogram.npz", "promolecule.sums"
+CODEC_FILE, PROMOLECULE_FILE = "codec.json", "promolecule.json"
 SPLITS = ("train", "validation")
 SEED = 0
 """Of the anchors of the patches."""
 CACHE_BYTES = 2**29
 """Of densities that are kept in memory: they are read for the survey, the fits and the tokens."""
+FEWEST_BINS = 32
 _AGAIN = "Remove the folder and run the same command again."
 
 
@@ -61,10 +68,6 @@ class FolderRequest:
     split_seed: int
     species: tuple[str, ...] = ()
     accept: tuple[str, ...] = ()
-
-    @property
-    def rules(self) -> ReadRules:
-        return ReadRules(self.species, self.accept)
 
 
 @dataclass(frozen=True)
@@ -100,34 +103,28 @@ class DensityReader:
 
 def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: str) -> FolderData:
     """Make the data of a run from the densities below a path, or take those that are there if they are of the same."""
-    found = find_densities([place], accept=request.accept)
-    check_species_apply((file.path for file in found.files), request.rules)
-    _refuse_other_source(folder, run_name)
+    rules, layout = ReadRules(request.species, request.accept), layout_named(request.layout)
+    listed = find_densities([place], accept=request.accept)
+    files = listed.files
+    check_species_apply((file.path for file in files), rules)
+    if not (folder / FOLDER_FILE).exists() and any(read_plan(Store(folder / split)) is not None for split in SPLITS):
+        raise TomatError(f"run '{run_name}' has data of another source in {folder}; use another --run_name.")
     with writing(folder, "Set --output_dir to a folder that this user may write."):
         folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         recorded = _recorded(folder)
         if recorded is not None:
             _refuse_other_request(recorded.request, request, run_name)
-        hashes = hash_files(found.files)
-        reader = DensityReader({file.name: file.path for file in found.files}, request.rules)
-        layout = layout_named(request.layout)
-        looked = survey(
-            found.files,
-            hashes,
-            found.ignored,
-            lambda file: reader(file.name),
-            lambda material: check_cell_encodable(
-                material.name,
-                material.grid_shape,
-                material.crystal.lattice,
-                material.crystal.atomic_numbers,
-                layout,
-            ),
-            folder / SURVEY_FILE,
-            request.rules,
-        )
-        potcars = potcars_beside(file.path for file in found.files if file.path not in looked.ignored)
+        hashes, paths = hash_files(files), {file.name: file.path for file in files}
+        reader = DensityReader(paths, rules)
+
+        def check(material: Material) -> None:
+            cell = material.crystal
+            check_cell_encodable(material.name, material.grid_shape, cell.lattice, cell.atomic_numbers, layout)
+
+        kept = folder / SURVEY_FILE
+        looked = survey(files, hashes, listed.ignored, lambda file: reader(file.name), check, kept, rules)
+        potcars = potcars_beside(file.path for file in files if file.path not in looked.ignored)
         # A POTCAR that was of use is not among the ignored, one that was not has a reason of its own.
         others = {path: why for path, why in looked.ignored.items() if path not in potcars.paths}
         looked = replace(looked, ignored={**others, **potcars.ignored})
@@ -136,7 +133,9 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
             recorded = _begin(folder, request, looked, place)
         else:
             _refuse_other_content(recorded.materials, looked, place, run_name)
-        reader = DensityReader(_paths(recorded.materials, looked, found.files), request.rules)
+        # Folders may have been moved, and files packed.
+        now = {each.content_sha256: paths[each.name] for each in looked.materials}
+        reader = DensityReader({each.name: now[each.content_sha256] for each in recorded.materials}, rules)
         return _tokenized(folder, request, recorded, reader, potcars)
 
 
@@ -151,10 +150,10 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
     if recorded is not None and not recorded.validation_formulas:
         raise TomatError(f"run '{run_name}' held nothing out of {place}; name densities with --input.")
     if recorded is None or plan is None or not plan.complete:
-        what = FOLDER_FILE if recorded is None else "validation"
+        lost = folder / (FOLDER_FILE if recorded is None else "validation")
         raise TomatError(
-            f"{folder / what}, the record of what run '{run_name}' held out, is not there or not whole; put it "
-            "back, or name the densities with --input."
+            f"{lost}, the record of what run '{run_name}' held out, is not there or not whole; put it back, or name "
+            "the densities with --input."
         )
     names = [each.material_id for each in plan.materials]
     if "://" not in place and not Path(place).exists():
@@ -172,16 +171,14 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
     if len(paths) < len(held):
         others = [file for file in files if file.path not in paths.values()]
         wanted = {each.content_sha256: name for name, each in held.items() if name not in paths}
-        reader = DensityReader({file.name: file.path for file in others}, rules)
-        paths |= files_of_contents(
-            wanted, others, hash_files(others), lambda file: reader(file.name), folder / SURVEY_FILE
-        )
+        read = DensityReader({file.name: file.path for file in others}, rules)
+        kept = folder / SURVEY_FILE
+        paths |= files_of_contents(wanted, others, hash_files(others), lambda file: read(file.name), kept)
     if lost := [name for name in names if name not in paths]:
         changed, gone = ([name for name in lost if (name in beside) == there] for there in (True, False))
-        lines = "\n".join(f"  {what}: {_some(of)}" for of, what in ((changed, "changed"), (gone, "gone")) if of)
         raise TomatError(
-            f"{place} does not hold what run '{run_name}' held out of it:\n{lines}\nPut back what the run began with, "
-            "or name densities with --input."
+            f"{place} does not hold what run '{run_name}' held out of it:\n{_lines(changed=changed, gone=gone)}\nPut "
+            "back what the run began with, or name densities with --input."
         )
     bins = open_shards(str(folder / "validation")).codec.n_density_tokens
     formulas = {name: each.formula for name, each in held.items()}
@@ -193,50 +190,40 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
+def _lines(**names: Sequence[str]) -> str:
+    return "\n".join(f"  {what}: {_some(some)}" for what, some in names.items() if some)
+
+
 def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> "_Record":
     """Choose what is held out, and write down what the data are."""
     if not looked.materials:
         raise TomatError(f"{place} holds no density that can be read: {looked.words()}.")
-    chosen = held_out_compositions(
-        [(each.formula, each.atoms) for each in looked.materials], request.validation_share, request.split_seed
-    )
+    compositions = [(each.formula, each.atoms) for each in looked.materials]
+    chosen = held_out_compositions(compositions, request.validation_share, request.split_seed)
     if request.validation_share > 0 and not chosen:
         console.print("nothing can be held out: no composition has all its elements in the others too")
     # Tuples as the lists that a later start reads.
     record = _Record(json.loads(json.dumps(asdict(request))), list(looked.materials), list(chosen))
-    content = {**vars(record), "materials": [each.to_dict() for each in record.materials]}
-    write_text(folder / FOLDER_FILE, json.dumps(with_checksum(content), sort_keys=True) + "\n")
+    write_text(folder / FOLDER_FILE, json.dumps(with_checksum(asdict(record)), sort_keys=True) + "\n")
     return record
 
 
 def _tokenized(
     folder: Path, request: FolderRequest, recorded: "_Record", reader: DensityReader, potcars: Potcars
 ) -> FolderData:
-    """Fit and tokenize what is not there yet."""
-    formulas = {each.name: each.formula for each in recorded.materials}
+    """Fit and tokenize what is not there yet, and say how the compositions are split."""
     held = set(recorded.validation_formulas)
-    names = {
-        "train": [name for name, formula in formulas.items() if formula not in held],
-        "validation": [name for name, formula in formulas.items() if formula in held],
-    }
+    formulas = {each.name: each.formula for each in recorded.materials}
+    learnt = [each for each in recorded.materials if each.formula not in held]
+    names = {"train": [each.name for each in learnt]}
+    names["validation"] = [name for name, formula in formulas.items() if formula in held]
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS if names[split]}
     if not all(plan is not None and plan.complete for plan in plans.values()):
-        learnt = [each for each in recorded.materials if each.formula not in held]
-
-        def valences() -> dict[int, float]:
-            found, words = choose_valences(learnt, potcars, request.accept)
-            console.print(f"valence electrons: {words}", soft_wrap=True)
-            return found
-
-        codec, promolecule = fit_codec_and_promolecule(
-            names["train"],
-            reader,
-            folder,
-            most_bins=request.most_bins,
-            objective=request.codec_objective,
-            floor=request.codec_floor,
-            valences=valences,
-        )
+        codec, promolecule = _fit(folder, request, learnt, reader, potcars)
+        # The survey knows all of the densities that the codec is fitted to; none of their voxels lies outside it.
+        sizes = [(each.name, each.grid_shape, sum(each.atoms.values()), each.electrons) for each in learnt]
+        structures = Structures.of(each.crystal for each in learnt)
+        surveyed = Findings(UnitSurvey(tuple(Surveyed(*size, clipped_voxels=0) for size in sizes)), structures)
         for split in plans:
             plans[split] = write_shards(
                 folder / split,
@@ -249,7 +236,7 @@ def _tokenized(
                 split=split,
                 read_rules={"species": list(request.species), "accept": sorted(request.accept)},
                 promolecule=promolecule,
-                surveyed=_findings(learnt) if split == "train" else None,
+                surveyed=surveyed if split == "train" else None,
             )
     splits = {split: tuple(each.material_id for each in plan.materials) for split, plan in plans.items() if plan}
     for split, plan in plans.items():
@@ -261,50 +248,75 @@ def _tokenized(
             f"{folder} was tokenized with {bins:,} density ids, data.n_density_tokens allows {request.most_bins:,}; "
             "use another --run_name."
         )
-    data = FolderData(folder, splits, bins, formulas, reader)
-    console.print(_split_words(data), soft_wrap=True)
-    return data
-
-
-def _findings(materials: Sequence[Material]) -> Findings:
-    """What the survey knows of the densities that the codec is fitted to, of whose voxels none lies outside it."""
-    found = tuple(
-        Surveyed(
-            material_id=each.name,
-            grid_shape=each.grid_shape,
-            n_atoms=sum(each.atoms.values()),
-            n_electrons=each.electrons,
-            clipped_voxels=0,
-        )
-        for each in materials
+    kinds = {split: sorted({formulas[name] for name in of}) for split, of in splits.items()}
+    learn, *out = (
+        f"{counted(len(of), 'material')} of {counted(len(kinds[split]), 'composition')}" for split, of in splits.items()
     )
-    return Findings(UnitSurvey(found, ()), Structures.of(each.crystal for each in materials))
+    shown = [*kinds.get("validation", [])[:8], *(["..."] if len(kinds.get("validation", [])) > 8 else [])]
+    rest = f"{out[0]} held out ({', '.join(shown)})" if shown else "nothing held out"
+    console.print(f"{learn} to learn from, {rest}; {bins:,} bins", soft_wrap=True)
+    return FolderData(folder, splits, bins, formulas, reader)
 
 
-def _split_words(data: FolderData) -> str:
-    """`18 materials of 12 compositions to learn from, 2 materials of 1 composition held out (NaCl); 256 bins`."""
+def _fit(
+    folder: Path, request: FolderRequest, learnt: Sequence[Material], load: DensityReader, potcars: Potcars
+) -> tuple[LloydMaxCodec, Promolecule]:
+    """Codec and promolecule of the training densities, in one pass over them, which can be stopped; or those that were
+    fitted before."""
+    if not learnt:
+        raise TomatError("there is no density to learn from; lower data.validation_share.")
+    codec_file, promolecule_file = folder / CODEC_FILE, folder / PROMOLECULE_FILE
+    if codec_file.exists() and promolecule_file.exists():
+        codec = load_codec(codec_file)
+        assert isinstance(codec, LloydMaxCodec)
+        return codec, Promolecule.load(promolecule_file)
+    valences, words = choose_valences(learnt, potcars, request.accept)
+    console.print(f"valence electrons: {words}", soft_wrap=True)
+    kept_histogram, kept_sums = folder / HISTOGRAM_FILE, folder / SUMS_FILE
+    histogram = DensityHistogram.load(kept_histogram) if kept_histogram.exists() else DensityHistogram()
+    sums = PromoleculeFit()
+    if kept_sums.exists():
+        again = "Remove it and run the same command again."
+        sums = PromoleculeFit.from_bytes(kept_sums.read_bytes(), str(kept_sums), again)
+    saved = time.monotonic()
+    with progress() as bar:
+        for name in bar.track([each.name for each in learnt], description="Fitting codec and atoms"):
+            grid = load(name)
+            if name not in histogram.material_ids:
+                histogram.add(grid.rho, name)
+            if name not in sums.material_ids:
+                sums.add(grid, material_id=name)
+            if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+                histogram.save(kept_histogram)
+                write_bytes(kept_sums, sums.to_bytes())
+                saved = time.monotonic()
+        promolecule = replace(sums.solve(), valences=valences)
+    codec = choose_codec(histogram, request.most_bins, request.codec_objective, request.codec_floor)
+    write_text(promolecule_file, promolecule.to_text())
+    write_codec(codec, codec_file)
+    for kept in (kept_histogram, kept_sums):
+        kept.unlink(missing_ok=True)
+    return codec, promolecule
 
-    def words(split: str) -> str:
-        n = len(data.splits[split])
-        return f"{counted(n, 'material')} of {counted(len(_compositions(data, split)), 'composition')}"
 
-    held = "nothing held out"
-    if data.splits.get("validation"):
-        names = _compositions(data, "validation")
-        more = ", ..." if len(names) > 8 else ""
-        held = f"{words('validation')} held out ({', '.join(names[:8])}{more})"
-    return f"{words('train')} to learn from, {held}; {data.n_density_tokens:,} bins"
+def choose_codec(histogram: DensityHistogram, most_bins: int, objective: Objective, floor: float) -> LloydMaxCodec:
+    """The codec with the fewest bins, a power of two, whose NMAE floor on the densities is below `floor`.
 
-
-def _compositions(data: FolderData, split: str) -> list[str]:
-    return sorted({data.formulas[name] for name in data.splits[split]})
-
-
-def _paths(recorded: Sequence[Material], looked: Survey, files: Sequence[DensityFile]) -> dict[str, str]:
-    """Where each recorded material lies now: folders may have been moved, and files packed."""
-    path = {file.name: file.path for file in files}
-    now = {each.content_sha256: path[each.name] for each in looked.materials}
-    return {each.name: now[each.content_sha256] for each in recorded}
+    What no model can go below should be small beside what models reach, and every bin is one more answer to learn from
+    the same patches. The floor of Lloyd-Max bins halves with twice as many. `floor`: NMAE, a fraction.
+    """
+    bins = min(FEWEST_BINS, most_bins)
+    while True:
+        codec = fit_lloyd_max(histogram, bins, objective)
+        found = codec.fit["nmae_floor"][objective]["median"]
+        if found < floor or bins >= most_bins:
+            break
+        bins = min(2 * bins, most_bins)
+    what = f"{bins:,} bins, whose rounding alone costs an NMAE of {100 * found:.2g} %"
+    if found >= floor:
+        what += f"; {100 * floor:g} % was asked for, and data.n_density_tokens allows no more"
+    console.print(f"codec: {what}")
+    return codec
 
 
 @dataclass(frozen=True)
@@ -331,21 +343,12 @@ def _recorded(folder: Path) -> _Record | None:
     return typed(content, _Record, place, _AGAIN)
 
 
-def _refuse_other_source(folder: Path, run_name: str) -> None:
-    """Refuse the data of a run that was begun with those of another source."""
-    if not (folder / FOLDER_FILE).exists() and any(read_plan(Store(folder / split)) is not None for split in SPLITS):
-        raise TomatError(
-            f"run '{run_name}' has data of another source in {folder}; use another --run_name for the densities of a "
-            "folder."
-        )
-
-
 def _refuse_other_request(recorded: Mapping[str, Any], request: FolderRequest, run_name: str) -> None:
     wanted = json.loads(json.dumps(asdict(request)))
     del wanted["most_bins"]  # a limit; the run's own configuration names the bins that were chosen
-    differing = {key: (recorded.get(key), value) for key, value in wanted.items() if recorded.get(key) != value}
+    differing = sorted(key for key, value in wanted.items() if recorded.get(key) != value)
     if differing:
-        lines = "\n".join(f"  {key}: {before!r} -> {now!r}" for key, (before, now) in sorted(differing.items()))
+        lines = "\n".join(f"  {key}: {recorded.get(key)!r} -> {wanted[key]!r}" for key in differing)
         raise TomatError(
             f"the data of run '{run_name}' were made with other settings:\n{lines}\nUse another --run_name, or the "
             "settings that the run began with."
@@ -359,10 +362,9 @@ def _refuse_other_content(recorded: Sequence[Material], looked: Survey, place: s
     new = [name for content, name in now.items() if content not in before]
     gone = [name for content, name in before.items() if content not in now]
     if new or gone:
-        lines = "\n".join(f"  {what}: {_some(names)}" for names, what in ((new, "new"), (gone, "gone")) if names)
         raise TomatError(
-            f"run '{run_name}' was begun with other densities than {place} holds now:\n{lines}\nUse another "
-            "--run_name, or put back what the run began with."
+            f"run '{run_name}' was begun with other densities than {place} holds now:\n{_lines(new=new, gone=gone)}\n"
+            "Use another --run_name, or put back what the run began with."
         )
 
 

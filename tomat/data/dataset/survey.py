@@ -7,10 +7,9 @@ folder with a new file reads that file alone. Files are told apart by their byte
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from tomat.base.progress import progress
 from tomat.base.records import Positive, Sha256, typed_text
 from tomat.base.reporting import counted, first_line, writing
 from tomat.data.density.crystal import Crystal
-from tomat.data.density.elements import SYMBOLS, symbol_of
+from tomat.data.density.elements import SYMBOLS, atomic_number, symbol_of
 from tomat.data.density.find import DensityFile, ignored_words
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.poscar import NEIGHBOURS, OF_A_CALCULATION
@@ -30,10 +29,8 @@ SAMPLES = 64
 SAME_DENSITY = 1e-5
 """Largest difference of two samples, as a share of the largest value: formats keep seven digits and more, two
 calculations that agree better were not worth telling apart."""
-SAME_LENGTH_A = 1e-4
-"""Of lattice vectors: files round to six decimals."""
 SAME_PLACE = 1e-4
-"""Of fractional coordinates, likewise."""
+"""Of lattice vectors in A, and of fractional coordinates: files round to six decimals."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +78,6 @@ class Material:
         n, sites = sum(self.atoms.values()), np.array(self.sites)
         return Crystal(sites[:9].reshape(3, 3), sites[9 + 3 * n :], sites[9 : 9 + 3 * n], self.name)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it has all numbers that two densities are compared by, and its sites are of its atoms."""
-        n = sum(self.atoms.values())
-        if len(self.sites) != 9 + 4 * n or len(self.samples) != SAMPLES or not self.atoms.keys() <= set(SYMBOLS):
-            return False
-        numbers = [SYMBOLS.index(symbol) + 1 for symbol, count in self.atoms.items() for _ in range(count)]
-        return sorted(numbers) == sorted(self.sites[9 + 3 * n :])
-
     def is_same(self, other: "Material") -> bool:
         """Whether two densities are one, in whatever formats."""
         if self.content_sha256 == other.content_sha256:
@@ -100,21 +88,22 @@ class Material:
         mine, theirs = (np.array(each.sites) for each in (self, other))
         moved = mine[9 : 9 + 3 * n] - theirs[9 : 9 + 3 * n]
         return bool(
-            np.abs(mine[:9] - theirs[:9]).max() < SAME_LENGTH_A
+            np.abs(mine[:9] - theirs[:9]).max() < SAME_PLACE
             and np.abs(moved - np.round(moved)).max() < SAME_PLACE
             and np.array_equal(mine[9 + 3 * n :], theirs[9 + 3 * n :])
             and np.abs(np.array(self.samples) - np.array(other.samples)).max() < SAME_DENSITY
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-
 
 def file_sha256(path: str) -> str:
     """Of all that decides what is read of a density: its bytes, and those of the files that may name its elements."""
-    digest = hashlib.sha256()
+    digest, first = hashlib.sha256(), Path(path)
     try:
-        for place in _read_of(Path(path)):
+        places = sorted(each for each in first.rglob("*") if each.is_file()) if first.is_dir() else [first]
+        if not first.is_dir() and first.name.split(".")[0] in OF_A_CALCULATION:
+            beside = [first.with_name(f"{name}{end}") for name in NEIGHBOURS for end in ("", ".gz")]
+            places += [each for each in beside if each.is_file()]
+        for place in places:
             digest.update(place.name.encode() + b"\0")
             with place.open("rb") as file:
                 while piece := file.read(1 << 20):
@@ -124,19 +113,7 @@ def file_sha256(path: str) -> str:
     return digest.hexdigest()
 
 
-def _read_of(path: Path) -> Iterator[Path]:
-    if path.is_dir():
-        yield from sorted(each for each in path.rglob("*") if each.is_file())
-        return
-    yield path
-    if path.name.split(".")[0] in OF_A_CALCULATION:
-        for name in NEIGHBOURS:
-            beside = (path.with_name(name), path.with_name(f"{name}.gz"))
-            yield from (each for each in beside if each.is_file())
-
-
 SURVEY_FILE = "survey.jsonl"
-
 Reader = Callable[[DensityFile], DensityGrid]
 
 
@@ -187,7 +164,7 @@ def survey(
             answer = known.get(key)
             if answer is None:
                 answer = _look(file, key, read)
-                words = answer if isinstance(answer, str) else answer.to_dict()
+                words = answer if isinstance(answer, str) else asdict(answer)
                 with writing(kept):
                     line = {"file_sha256": key, "read_rules": rule_words, "found": words}
                     answers.write(json.dumps(line) + "\n")
@@ -202,7 +179,17 @@ def survey(
                 left_out[file.path] = answer
             else:
                 found.append(answer)
-    return _each_once(found, left_out)
+    # The first of each density; only those of one formula and grid are compared.
+    groups: dict[tuple[object, ...], list[Material]] = {}
+    duplicates: dict[str, str] = {}
+    for material in found:
+        group = groups.setdefault((material.formula, material.grid_shape), [])
+        same = next((each for each in group if each.is_same(material)), None)
+        if same is None:
+            group.append(material)
+        else:
+            duplicates[material.name] = same.name
+    return Survey(tuple(each for each in found if each.name not in duplicates), duplicates, left_out)
 
 
 def files_of_contents(
@@ -234,20 +221,6 @@ def _look(file: DensityFile, key: str, read: Reader) -> Material | str:
         return first_line(error).removeprefix(file.path).lstrip(" :")
 
 
-def _each_once(found: Sequence[Material], ignored: Mapping[str, str]) -> Survey:
-    """With the first of each density; only those of one formula and grid are compared."""
-    groups: dict[tuple[object, ...], list[Material]] = {}
-    duplicates: dict[str, str] = {}
-    for material in found:
-        group = groups.setdefault((material.formula, material.grid_shape), [])
-        same = next((each for each in group if each.is_same(material)), None)
-        if same is None:
-            group.append(material)
-        else:
-            duplicates[material.name] = same.name
-    return Survey(tuple(each for each in found if each.name not in duplicates), duplicates, ignored)
-
-
 @dataclass(frozen=True)
 class _Answer:
     file_sha256: Sha256
@@ -256,7 +229,14 @@ class _Answer:
     """Answers of before have none, and were asked for none."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.found, Material) and not self.found.is_whole:
+        if isinstance(self.found, str):
+            return
+        atoms, sites, samples = self.found.atoms, self.found.sites, self.found.samples
+        n = sum(atoms.values())
+        whole = len(sites) == 9 + 4 * n and len(samples) == SAMPLES and atoms.keys() <= set(SYMBOLS)
+        # A damaged count may be of any size, so that it is unfolded last.
+        numbers = [atomic_number(symbol) for symbol, count in atoms.items() for _ in range(count)] if whole else []
+        if not whole or sorted(numbers) != sorted(sites[9 + 3 * n :]):
             raise ValueError("expected sites and samples of every atom and voxel")
 
 

@@ -85,7 +85,16 @@ def choose_valences(
     valences = {**settled, **{z: number for z, (number, _) in stated.items()}}
     if stated:
         valences |= settled_valences(atoms, electrons, valences)
-        _refuse_other_sums(materials, atoms, valences, stated)
+        for material, row in zip(materials, atoms, strict=True):
+            if not set(row) <= set(valences):
+                continue
+            expected = sum(valences[z] * count for z, count in row.items())
+            if abs(expected - material.electrons) > VALENCE_TOLERANCE * len(row):
+                said = "; ".join(f"{symbol_of(z)} {stated[z][0]:g} in {stated[z][1]}" for z in row if z in stated)
+                raise TomatError(
+                    f"valence electrons: {material.name} holds {material.electrons:.6g}, and has {expected:g} with "
+                    f"ZVAL of the POTCARs ({said}). Put that of these calculations there, or take one of both away."
+                )
     by_source: dict[str, list[str]] = {}
     for z in elements:
         source = stated[z][1] if z in stated else _OF_COUNTS if z in valences else ""
@@ -110,23 +119,18 @@ def _refuse_odd_ones(materials: Sequence[Material]) -> None:
         near = (one for one in readings(numbers) if abs(one.electrons - each.electrons) < ELECTRON_TOLERANCE)
         meanings.append(tuple(dict(one.valences) for one in near))
     common = common_valences(meanings)
-    odd = [
-        (each, ways)
-        for each, ways in zip(materials, meanings, strict=True)
-        if ways and not any(all(common.get(z) == n for z, n in way.items()) for way in ways)
-    ]
+    odd = []
+    for each, ways in zip(materials, meanings, strict=True):
+        if ways and not any(all(common.get(z) == n for z, n in way.items()) for way in ways):
+            expected = sum(common[atomic_number(symbol)] * count for symbol, count in each.atoms.items())
+            odd.append(f"{each.name} holds {each.electrons:.6g} electrons, expected {expected:g}")
     if not odd:
         return
-    names = "; ".join(
-        f"{each.name} holds {each.electrons:.6g} electrons, expected "
-        f"{sum(common[atomic_number(symbol)] * count for symbol, count in each.atoms.items()):g}"
-        for each, _ in odd[:5]
-    )
     more = f" and {len(odd) - 5:,} more" if len(odd) > 5 else ""
     words = ", ".join(f"{symbol_of(z)} {n:g}" for z, n in sorted(common.items()))
     raise TomatError(
         f"valence electrons: most densities fit {words}, and {counted(len(odd), 'density', 'densities')} not: "
-        f"{names}{more}. Take them out of the folder, or learn from all of them with `--data.accept electrons`."
+        f"{'; '.join(odd[:5])}{more}. Take them out, or learn from all of them with `--data.accept electrons`."
     )
 
 
@@ -155,26 +159,6 @@ def common_valences(meanings: Sequence[Sequence[Mapping[int, float]]]) -> dict[i
                 if (now := explained(changed)) > best:
                     found, best, better = changed, now, True
     return found
-
-
-def _refuse_other_sums(
-    materials: Sequence[Material],
-    atoms: Sequence[Mapping[int, int]],
-    valences: Mapping[int, float],
-    stated: Mapping[int, tuple[float, str]],
-) -> None:
-    """Refuse POTCARs with which a density would have other electrons than it holds."""
-    for material, row in zip(materials, atoms, strict=True):
-        if not set(row) <= set(valences):
-            continue
-        expected = sum(valences[z] * count for z, count in row.items())
-        if abs(expected - material.electrons) > VALENCE_TOLERANCE * len(row):
-            said = "; ".join(f"{symbol_of(z)} {stated[z][0]:g} in {stated[z][1]}" for z in row if z in stated)
-            raise TomatError(
-                f"valence electrons: {material.name} holds {material.electrons:.6g} electrons, and has {expected:g} "
-                f"with ZVAL of the POTCARs ({said}). Put the POTCAR of these calculations there, or take it or that "
-                "density away."
-            )
 
 
 POTCAR_NAMES = ("POTCAR", "POTCAR.gz")
@@ -209,10 +193,8 @@ def potcar_valences(place: Path) -> dict[int, float]:
         with contextlib.suppress(KeyError, ValueError):
             z, electrons = atomic_number(symbol), float(valence[1] if valence else "")
             if found.setdefault(z, electrons) != electrons:
-                raise TomatError(
-                    f"{place} has potentials of {symbol} with different valences, {found[z]:g} and {electrons:g}; "
-                    "name them yourself."
-                )
+                differ = f"{found[z]:g} and {electrons:g}"
+                raise TomatError(f"{place} has potentials of {symbol} with valences {differ}; name them yourself.")
     return found
 
 

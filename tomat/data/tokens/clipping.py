@@ -41,7 +41,9 @@ class ClippedMaterial:
         return self.below_voxels + self.above_voxels
 
 
-def count_clipped(values: np.ndarray, codec: DensityCodec, material_id: str) -> ClippedMaterial:
+def clipped_of(grid: DensityGrid, codec: DensityCodec, material_id: str, max_share: float) -> ClippedMaterial:
+    """The voxels of a density outside a codec, if it can hold the rest."""
+    values = grid.rho_times_volume() if codec.unit == UNIT_RHO_TIMES_VOLUME else grid.rho
     low, high = codec.fitted_range
     below = (values > 0) & (values < low)
     above = values > high
@@ -50,32 +52,21 @@ def count_clipped(values: np.ndarray, codec: DensityCodec, material_id: str) -> 
         return ClippedMaterial(material_id, 0, 0, 0.0)
     outside = values[below | above]
     lost = np.abs(codec.decode(codec.encode(outside)).astype(np.float64) - outside).sum()
-    return ClippedMaterial(material_id, n_below, n_above, float(lost / values.sum(dtype=np.float64)))
-
-
-def clipped_of(grid: DensityGrid, codec: DensityCodec, material_id: str, max_share: float) -> ClippedMaterial:
-    """The voxels of a density outside a codec, if it can hold the rest."""
-    values = grid.rho_times_volume() if codec.unit == UNIT_RHO_TIMES_VOLUME else grid.rho
-    clipped = count_clipped(values, codec, material_id)
-    if clipped.electron_share > max_share:
-        low, high = codec.fitted_range
+    share = float(lost / values.sum(dtype=np.float64))
+    if share > max_share:
+        ends = f"{n_below:,} below its smallest density of {low:.3g}, {n_above:,} above its largest of {high:.4g}"
         raise TomatError(
-            f"{clipped.voxels:,} of {values.size:,} voxels lie outside the codec ({clipped.below_voxels:,} below its "
-            f"smallest density of {low:.3g}, {clipped.above_voxels:,} above its largest of {high:.4g} {codec.unit}) "
-            f"and would come back as other densities: {100 * clipped.electron_share:.3g} % of the electrons, "
-            f"more than the {100 * max_share:g} % of --max_clipped_share. Use a codec fitted to such densities "
-            "(`tomat codec fit`), or leave this material out."
+            f"{n_below + n_above:,} of {values.size:,} voxels lie outside the codec ({ends} {codec.unit}): "
+            f"{100 * share:.3g} % of the electrons, more than the {100 * max_share:g} % of --max_clipped_share. Use a "
+            "codec fitted to such densities (`tomat codec fit`), or leave this material out."
         )
-    return clipped
+    return ClippedMaterial(material_id, n_below, n_above, share)
 
 
 def check_max_clipped_share(share: float) -> None:
-    """Refuse a share that is none."""
+    """Refuse a share that is none; 0 skips every material that has a voxel outside the codec."""
     if not 0 <= share <= 1:
-        raise TomatError(
-            f"max_clipped_share is {share}; expected a share of a material's electrons, 0 to 1 (0 skips every material "
-            "that has a voxel outside the codec)."
-        )
+        raise TomatError(f"max_clipped_share is {share}; expected a share of a material's electrons, 0 to 1.")
 
 
 def clipped_lines(clipped: Sequence[ClippedMaterial] | None, max_share: float | None) -> list[str]:
@@ -87,10 +78,9 @@ def clipped_lines(clipped: Sequence[ClippedMaterial] | None, max_share: float | 
     worst = sorted(clipped, key=lambda each: -each.electron_share)
     below, above = sum(each.below_voxels for each in clipped), sum(each.above_voxels for each in clipped)
     allowed = "" if max_share is None else f"; above {100 * max_share:g} % a material is skipped"
-    lines = [
-        f"voxels outside the codec: {below:,} below it, {above:,} above it, in {counted(len(clipped), 'material')}; at "
-        f"most {100 * worst[0].electron_share:.3g} % of a material's electrons{allowed}"
-    ]
+    most = f"at most {100 * worst[0].electron_share:.3g} % of a material's electrons{allowed}"
+    where = f"{below:,} below it, {above:,} above it, in {counted(len(clipped), 'material')}"
+    lines = [f"voxels outside the codec: {where}; {most}"]
     lines += [
         f"outside the codec {each.material_id}: {counted(each.below_voxels, 'voxel')} below it, "
         f"{each.above_voxels:,} above it, {100 * each.electron_share:.3g} % of the electrons"

@@ -4,8 +4,9 @@ Packing is not built; it is counted here, and at its best: cubes of whatever sid
 vocabulary allows, the largest cube's size the layout's own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations_with_replacement, product
 from math import prod
 from typing import Any
 
@@ -20,14 +21,12 @@ from tomat.data.tokens.layouts import (
     boxes,
 )
 
-DENSITY_BRACKETS = 2
 WIDE_SIDE_DIFFERENCE = 8
 """Voxels by which sides differ in the boxes that packing is held against: they leave 0.3 % of 8,192 tokens less the
 preamble empty (mean over 1 to 131 atoms), and a difference of 10 no less."""
 MOST_PACKED = 4
-FURTHER_PATCH_TOKENS = BLOCK_OF_THREE + DENSITY_BRACKETS
+FURTHER_PATCH_TOKENS = BLOCK_OF_THREE + 2
 """Of a further patch beside the same preamble: where it lies from the first (OFFSET), the brackets of its density."""
-
 
 Use = dict[str, Any]
 """Where the tokens of one context go, JSON-ready: `patch_shapes_voxels`, the largest patch first; `voxels`, one density
@@ -62,32 +61,15 @@ def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool,
     """
     preamble = FIXED_TOKENS + TOKENS_PER_ATOM * n_atoms
     further = FURTHER_PATCH_TOKENS if shared_preamble else preamble
-
-    def choices(room: int, left: int, side: int, largest: int) -> Iterator[tuple[int, ...]]:
-        """Sides of `left` more cubes in descending order, the first at most `side`, in `room` tokens."""
-        if left == 0:
-            yield ()
-            return
-        for each in range(side, smallest_side - 1, -1):
-            tokens = further + each**3 + (BLOCK_OF_THREE if each < largest else 0)
-            if tokens <= room:
-                for rest in choices(room - tokens, left - 1, each, largest):
-                    yield (each, *rest)
-                    # The last cube is best as large as it fits.
-                    if left == 1:
-                        return
-
     best: tuple[int, ...] = ()
-    for first in range(int(context ** (1 / 3)) + 1, smallest_side - 1, -1):
-        room = context - preamble - first**3
-        if room >= 0:
-            for sides in choices(room, n_patches - 1, first, first):
-                best = max(best, (first, *sides), key=lambda found: sum(side**3 for side in found))
-    if not best:
-        return None
-    shapes = BLOCK_OF_THREE * sum(side < best[0] for side in best)
-    used = preamble + further * (n_patches - 1) + shapes + sum(side**3 for side in best)
-    return _use(context, [(side, side, side) for side in best], used)
+    most = best_used = 0
+    for sides in combinations_with_replacement(range(int(context ** (1 / 3)) + 1, smallest_side - 1, -1), n_patches):
+        voxels = sum(side**3 for side in sides)
+        shapes = BLOCK_OF_THREE * (n_patches - sides.count(sides[0]))
+        used = preamble + further * (n_patches - 1) + shapes + voxels
+        if used <= context and voxels > most:
+            best, most, best_used = sides, voxels, used
+    return _use(context, [(side, side, side) for side in best], best_used) if best else None
 
 
 def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> list[dict[str, Any]]:
@@ -116,11 +98,9 @@ def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> lis
                 alone = boxes(layout.context, layout.max_side_difference)
                 of_layouts[layout.name]["voxels_without_preamble"] = max(prod(shape) for shape in alone)
         of_packing = []
-        for shared in (True, False):
-            for n_patches in range(2, MOST_PACKED + 1):
-                use = packed(context, n_atoms, n_patches, shared_preamble=shared, smallest_side=smallest_side)
-                if use is not None:
-                    of_packing.append({"n_patches": n_patches, "shared_preamble": shared} | use)
+        for shared, n_patches in product((True, False), range(2, MOST_PACKED + 1)):
+            use = packed(context, n_atoms, n_patches, shared_preamble=shared, smallest_side=smallest_side)
+            of_packing += [{"n_patches": n_patches, "shared_preamble": shared} | use] if use else []
         rows.append(
             {
                 "n_atoms": n_atoms,

@@ -11,6 +11,7 @@ from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
 from tomat.data.density.demo.embedded import SPLITS, demo_materials, load_demo
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.pipeline.config import ShardSettings
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.writer import read_plan, stored_promolecule
 
@@ -26,48 +27,32 @@ def write_demo_shards(
     patches_per_material: int,
 ) -> None:
     """Fit codec and promolecule to the embedded training densities; write a set for each split, unless it is there."""
-    if _is_there(folder, layout, n_density_tokens, patches_per_material):
+    names = {split: [material.material_id for material in demo_materials(split)] for split in SPLITS}
+    plans = {split: read_plan(Store(folder / split)) for split in SPLITS}
+    asked = (True, layout, n_density_tokens, patches_per_material, SEED)
+    held = {
+        split: [material.material_id for material in plan.materials]
+        for split, plan in plans.items()
+        if plan and (plan.complete, plan.layout, plan.n_density_tokens, plan.patches_per_material, plan.seed) == asked
+    }
+    if len(held) == len(SPLITS):
+        # An earlier version of the embedded densities had fewer: a run goes on with the rows that it began with.
+        for split in SPLITS:
+            if held[split] != names[split]:
+                console.print(
+                    f"note: {folder / split} holds {len(held[split])} materials of an earlier version of the embedded "
+                    f"densities, which are {len(names[split])} now; the run goes on with those that it began with.",
+                    soft_wrap=True,
+                )
         return
     codec = fit_demo_codec(n_density_tokens, objective)
-    for split in SPLITS:
-        store = Store(folder / split)
-        plan = read_plan(store)
+    for split, plan in plans.items():
+        place = folder / split
         # A set that is there keeps its own, or goes on without, if it is from before there were such.
-        promolecule = fit_demo_promolecule() if plan is None else stored_promolecule(store, plan)
-        write_shards(
-            folder / split,
-            [material.material_id for material in demo_materials(split)],
-            load_demo,
-            layout=layout,
-            codec=codec,
-            patches_per_material=patches_per_material,
-            seed=SEED,
-            promolecule=promolecule,
-        )
-
-
-def _is_there(folder: Path, layout: SequenceLayout, n_density_tokens: int, patches_per_material: int) -> bool:
-    """Whether both sets are complete and made so.
-
-    They may be of an earlier version of the embedded densities, which had fewer: a run goes on with the rows that it
-    began with, and it is said.
-    """
-    plans = [read_plan(Store(folder / split)) for split in SPLITS]
-    for plan in plans:
-        if plan is None or not plan.complete:
-            return False
-        asked = (layout, n_density_tokens, patches_per_material, SEED)
-        if (plan.layout, plan.n_density_tokens, plan.patches_per_material, plan.seed) != asked:
-            return False
-    for split, plan in zip(SPLITS, plans, strict=True):
-        names = [material.material_id for material in demo_materials(split)]
-        if plan is not None and [material.material_id for material in plan.materials] != names:
-            console.print(
-                f"note: {folder / split} holds {len(plan.materials)} materials of an earlier version of the embedded "
-                f"densities, which are {len(names)} now; the run goes on with those that it began with.",
-                soft_wrap=True,
-            )
-    return True
+        promolecule = fit_demo_promolecule() if plan is None else stored_promolecule(Store(place), plan)
+        settings: ShardSettings = {"layout": layout, "patches_per_material": patches_per_material, "seed": SEED}
+        settings["promolecule"] = promolecule
+        write_shards(place, names[split], load_demo, codec=codec, **settings)
 
 
 @cache

@@ -59,20 +59,15 @@ class SequenceLayout:
         if not 1 <= self.patch_size <= LARGEST_SIDE or self.tokens_per_voxel not in (1, 2):
             raise TomatError(
                 f"Layout {self.name} has patch_size {self.patch_size} and tokens_per_voxel {self.tokens_per_voxel}; "
-                f"expected a patch_size of 1 to {LARGEST_SIDE}, where the vocabulary's integers end, and 1 or 2 tokens "
-                "a voxel."
+                f"expected 1 to {LARGEST_SIDE}, where the vocabulary's integers end, and 1 or 2."
             )
         if not 0 <= self.max_side_difference <= self.patch_size:
-            raise TomatError(
-                f"Layout {self.name} has max_side_difference {self.max_side_difference}; expected 0 (cubes) to its "
-                f"patch_size of {self.patch_size}."
-            )
+            expected = f"expected 0 (cubes) to its patch_size of {self.patch_size}"
+            raise TomatError(f"Layout {self.name} has max_side_difference {self.max_side_difference}; {expected}.")
         least = self.preamble_tokens(1, self.default_shape) + self.tokens_per_voxel
         if least > self.context:
-            raise TomatError(
-                f"Layout {self.name} has a context of {self.context} tokens; one atom and one voxel already take "
-                f"{least}. Use a longer context."
-            )
+            takes = f"one atom and one voxel take {least}. Use a longer context"
+            raise TomatError(f"Layout {self.name} has a context of {self.context} tokens; {takes}.")
 
     @property
     def default_shape(self) -> PatchShape:
@@ -116,12 +111,10 @@ class SequenceLayout:
             shapes = [(side, side, side) for side in range(1, self.patch_size) if side**3 <= room]
         if shapes:
             return max(shapes, key=lambda shape: (prod(shape), -surface(shape), shape))
-        takes, leaves = ("takes", "leaves") if n_atoms == 1 else ("take", "leave")
+        preamble, whole = self._preamble(n_atoms, says_shape=True), self.used_tokens(n_atoms, self.default_shape)
         raise TomatError(
-            f"The context of layout {self.name} is too short: {counted(n_atoms, 'atom')} {takes} "
-            f"{self._preamble(n_atoms, says_shape=True):,} of {self.context:,} tokens and {leaves} no room for "
-            f"density. Use a layout with a longer context ({self.used_tokens(n_atoms, self.default_shape):,} tokens "
-            "hold the full patch), or leave this material out."
+            f"The context of layout {self.name}, {self.context:,} tokens, is too short for {counted(n_atoms, 'atom')} "
+            f"({preamble:,}) and density. Use a longer one ({whole:,} hold the full patch), or leave this material out."
         )
 
     def padding_share(self, n_atoms: int) -> float:

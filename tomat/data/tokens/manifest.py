@@ -58,10 +58,8 @@ class SkippedMaterial:
 def check_material_id(material_id: str) -> None:
     """Refuse a name that is no plain name: whoever writes a file for each material would write it elsewhere."""
     if material_id in ("", ".", "..") or not material_id.isprintable() or re.search(r"[/\\]", material_id):
-        raise TomatError(
-            f"A material is called {material_id!r}; expected a name of printable characters without '/' and '\\'. "
-            "Rename it where it comes from."
-        )
+        expected = "expected a name of printable characters without '/' and '\\'. Rename it where it comes from"
+        raise TomatError(f"A material is called {material_id!r}; {expected}.")
 
 
 def anchors_seed(seed: int, material_id: str) -> str:
@@ -137,29 +135,21 @@ class ShardManifest:
     def __post_init__(self) -> None:
         check_unit(self.unit, "The shard set")
         if self.block_rows < 1 or self.patches_per_material < 1:
-            raise TomatError(
-                f"A shard set has block_rows {self.block_rows} and patches_per_material {self.patches_per_material}; "
-                "expected at least 1 each."
-            )
+            found = f"block_rows {self.block_rows} and patches_per_material {self.patches_per_material}"
+            raise TomatError(f"A shard set has {found}; expected at least 1 each.")
         expected = 0
         for entry in (*self.materials, *self.skipped):
             check_material_id(entry.material_id)
         for material in self.materials:
             if material.row_start != expected or material.row_end <= material.row_start:
-                raise TomatError(
-                    f"The manifest is damaged: the rows of {material.material_id} are {material.row_start} to "
-                    f"{material.row_end}, expected them to begin at {expected}."
-                )
+                rows = f"{material.row_start} to {material.row_end}"
+                raise _damaged(f"the rows of {material.material_id} are {rows}, expected to begin at {expected}")
             expected = material.row_end
         if expected != self.rows:
-            raise TomatError(
-                f"The manifest is damaged: it says {counted(self.rows, 'row')}, its materials have {expected}."
-            )
-        if self.complete and len(self.chunk_checksums) != self.n_chunks:
-            raise TomatError(
-                f"The manifest is damaged: it has {counted(len(self.chunk_checksums), 'checksum')} for "
-                f"{counted(self.n_chunks, 'chunk')}."
-            )
+            raise _damaged(f"it says {counted(self.rows, 'row')}, its materials have {expected}")
+        n = len(self.chunk_checksums)
+        if self.complete and n != self.n_chunks:
+            raise _damaged(f"it has {counted(n, 'checksum')} for {counted(self.n_chunks, 'chunk')}")
 
     @property
     def context(self) -> int:
@@ -182,28 +172,22 @@ class ShardManifest:
         """Index into `materials` of each row; int64, the shape of `rows`."""
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and not 0 <= rows.min() <= rows.max() < self.rows:
-            raise TomatError(
-                f"Rows {rows.min()} to {rows.max()} were asked for; the set has rows 0 to {self.rows - 1}."
-            )
+            raise TomatError(f"Rows {rows.min()} to {rows.max()} were asked for; the set has 0 to {self.rows - 1}.")
         return np.searchsorted(self.row_ends, rows, side="right")
 
     def anchors(self, material: MaterialRows) -> np.ndarray:
         """int64 [rows of the material, 3]: the anchor of each of its rows."""
         if material.anchors_seed == IMPORTED_ANCHORS:
-            raise TomatError(
-                f"The rows of {material.material_id} were imported, and where their patches lie is not known. Tokenize "
-                "the densities to have it."
-            )
+            unknown = f"The rows of {material.material_id} were imported, and where their patches lie is not known"
+            raise TomatError(f"{unknown}. Tokenize the densities to have it.")
         return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the tokens, but for the order of the materials: plans alike here are of one set.
-
-        The promolecule counts too; the structures are those of the materials."""
+        """All that decides the tokens, but for the order of the materials, and the promolecule: plans alike here are
+        of one set."""
         # An older set, in which they were not counted or recorded, has none, and goes on as it began.
-        share = {} if self.max_clipped_share is None else {"max_clipped_share": self.max_clipped_share}
-        rules = {} if self.read_rules is None else {key: list(self.read_rules[key]) for key in sorted(self.read_rules)}
-        promolecule = {} if self.promolecule_sha256 is None else {"promolecule": self.promolecule_sha256}
+        later = {"max_clipped_share": self.max_clipped_share, "promolecule": self.promolecule_sha256}
+        later |= {key: list(names) for key, names in sorted((self.read_rules or {}).items())}
         return {
             "layout": self.layout.to_dict(),
             "codec": self.codec_sha256,
@@ -212,9 +196,7 @@ class ShardManifest:
             "split": self.split,
             "block_rows": self.block_rows,
             "materials": sorted(entry.material_id for entry in (*self.materials, *self.skipped)),
-            **share,
-            **rules,
-            **promolecule,
+            **{key: value for key, value in later.items() if value is not None},
         }
 
     def to_text(self) -> str:
@@ -222,6 +204,10 @@ class ShardManifest:
         content = asdict(self) | {"layout": self.layout.to_dict(), "context": self.context, "checksum": CHECKSUM}
         del content["has_checksum"]
         return lined_json(content)
+
+
+def _damaged(words: str) -> TomatError:
+    return TomatError(f"The manifest is damaged: {words}.")
 
 
 def lined_json(content: Mapping[str, Any]) -> str:
@@ -252,9 +238,8 @@ def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
     version = content["format_version"], content["vocabulary_version"]
     if version != (SHARD_FORMAT_VERSION, VOCABULARY_VERSION):
         raise TomatError(
-            f"{source} has format version {version[0]} and vocabulary version {version[1]}; this tomat reads "
-            f"{SHARD_FORMAT_VERSION} and {VOCABULARY_VERSION}. Tokenize the set again, or use the tomat that wrote "
-            "it."
+            f"{source} has format version {version[0]} and vocabulary version {version[1]}; expected "
+            f"{SHARD_FORMAT_VERSION} and {VOCABULARY_VERSION}. Tokenize again, or use the tomat that wrote it."
         )
     if not checked:
         refuse_unknown_keys(content, KEYS | {"context", "checksum"}, source, again)
@@ -275,28 +260,19 @@ def _check_derived(manifest: ShardManifest, content: Mapping[str, Any]) -> None:
     rules = manifest.read_rules
     if rules is not None:
         if set(rules) != {"species", "accept"}:
-            raise TomatError(f"The manifest is damaged: its read_rules are {rules!r:.80}.")
+            raise _damaged(f"its read_rules are {rules!r:.80}")
         ReadRules(rules["species"], rules["accept"])  # refuses unknown names
     layout = manifest.layout
     expected = LAYOUTS.get(layout.name)
     if expected is not None and layout != expected:
-        raise TomatError(
-            f"The manifest is damaged: its layout is called {layout.name}, but is not the layout of that name "
-            f"(found {layout.to_dict()}, expected {expected.to_dict()})."
-        )
+        raise _damaged(f"its layout {layout.name} is {layout.to_dict()}, expected {expected.to_dict()}")
     alike = [each.name for each in LAYOUTS.values() if replace(each, name=layout.name) == layout]
     if expected is None and alike:
-        raise TomatError(
-            f"The manifest is damaged: its layout is called {layout.name}, and is {alike[0]} in all but its name."
-        )
+        raise _damaged(f"its layout is called {layout.name}, and is {alike[0]} in all but its name")
     if content.get("context", layout.context) != layout.context:
-        raise TomatError(
-            f"The manifest is damaged: it says a context of {content['context']}, its layout has {layout.context}."
-        )
+        raise _damaged(f"it says a context of {content['context']}, its layout has {layout.context}")
     for material in manifest.materials:
         key = anchors_seed(manifest.seed, material.material_id)
         if material.anchors_seed not in (key, IMPORTED_ANCHORS):
-            raise TomatError(
-                f"The manifest is damaged: the anchors of {material.material_id} have the key {material.anchors_seed}; "
-                f"its name and the seed {manifest.seed} make {key}."
-            )
+            made = f"its name and the seed {manifest.seed} make {key}"
+            raise _damaged(f"the anchors of {material.material_id} have the key {material.anchors_seed}; {made}")

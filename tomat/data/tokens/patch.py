@@ -1,11 +1,11 @@
-"""A patch of a density, with its cell and atoms, as a sequence of tokens, and back.
+"""A patch of a density, with its cell and atoms, as a sequence of tokens, and back; and in words.
 
 Voxels run in C order, z fastest. Version 3 moves the atoms so that the patch's first voxel is the origin and wraps them
 into [0, 1); version 2 leaves them and says where the patch lies: OFFSET is its first voxel, HI its last, both wrapped
 into the cell.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NoReturn
@@ -16,6 +16,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME, Decoder, DensityCodec
 from tomat.data.codec.position import TOKENS_PER_COORDINATE, decode_positions, encode_positions
+from tomat.data.density.elements import symbol_of
 from tomat.data.density.geometry import lattice_parameters
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens import vocabulary as v
@@ -26,24 +27,17 @@ LENGTH_STEP_A = 0.05
 ANGLE_STEP_DEGREES = 0.2
 """Step of the lattice angles, in degrees: below 180 needs integers to 900."""
 
-_INTEGER_END = v.INTEGER_START + v.N_INTEGERS
-
 
 def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCodec) -> PatchShape:
     """Check that patches of `grid` can be written in `layout`, and return the shape of the patch, in voxels."""
     check_codec(layout, codec)
-    return check_grid_encodable(grid, layout)
-
-
-def check_grid_encodable(grid: DensityGrid, layout: SequenceLayout) -> PatchShape:
-    """As `check_encodable`, while there is no codec yet."""
     return check_cell_encodable(grid.material_id, grid.grid_shape, grid.lattice, grid.atomic_numbers, layout)
 
 
 def check_cell_encodable(
     name: str, grid_shape: Sequence[int], lattice: np.ndarray, atomic_numbers: np.ndarray, layout: SequenceLayout
 ) -> PatchShape:
-    """As `check_grid_encodable`, for a density that was read before: no value of it matters."""
+    """As `check_encodable`, without a codec: of a density no value matters."""
     _grid_and_lattice_integers(name, grid_shape, lattice)
     _element_ids(name, atomic_numbers)
     return layout.patch_shape(len(atomic_numbers))
@@ -58,8 +52,7 @@ def check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
     if codec.tokens_per_voxel != layout.tokens_per_voxel:
         raise TomatError(
             f"Layout {layout.name} writes {counted(layout.tokens_per_voxel, 'token')} a voxel, the codec makes "
-            f"{codec.tokens_per_voxel}. Use a layout and a codec that agree: v2-p14 goes with the two-token codec, the "
-            "v3 layouts with a Lloyd-Max codec."
+            f"{codec.tokens_per_voxel}. Layouts v3 go with Lloyd-Max codecs, v2-p14 with the two-token codec."
         )
 
 
@@ -68,18 +61,16 @@ def _grid_and_lattice_integers(
 ) -> tuple[list[int], list[int]]:
     shape = [int(side) for side in grid_shape]
     if max(shape) >= v.N_INTEGERS:
-        raise TomatError(
-            f"{_named(name)} has a grid of {' x '.join(map(str, shape))} voxels; the vocabulary's integers end at "
-            f"{v.N_INTEGERS - 1}. Use a coarser grid, or leave this material out."
-        )
+        most = f"at most {v.N_INTEGERS - 1} a side can be written. Use a coarser grid, or leave this material out"
+        raise TomatError(f"{_named(name)} has a grid of {' x '.join(map(str, shape))} voxels; {most}.")
     parameters = [float(value) for value in lattice_parameters(lattice)]
     steps = [LENGTH_STEP_A] * 3 + [ANGLE_STEP_DEGREES] * 3
     integers = [round(value / step) for value, step in zip(parameters, steps, strict=True)]
     if not all(1 <= value < v.N_INTEGERS for value in integers):
+        found = f"lattice {', '.join(f'{p:.2f}' for p in parameters)} (A, degrees)"
+        most = f"{LENGTH_STEP_A * (v.N_INTEGERS - 1):.2f} A"
         raise TomatError(
-            f"{_named(name)} has the lattice a, b, c = {', '.join(f'{p:.2f}' for p in parameters[:3])} A and angles "
-            f"{', '.join(f'{p:.1f}' for p in parameters[3:])} degrees; lengths from {LENGTH_STEP_A} to "
-            f"{LENGTH_STEP_A * (v.N_INTEGERS - 1):.2f} A can be written. Leave this material out."
+            f"{_named(name)} has the {found}; expected lengths of {LENGTH_STEP_A} to {most}. Leave this material out."
         )
     return shape, integers
 
@@ -179,14 +170,14 @@ def encode_sequence(
 class DecodedSequence:
     """What a sequence says."""
 
-    grid_shape: tuple[int, int, int]
+    grid_shape: PatchShape
     lattice_parameters: tuple[float, float, float, float, float, float]
     """a, b, c in angstrom, in steps of 0.05; alpha, beta, gamma in degrees, in steps of 0.2."""
     atomic_numbers: np.ndarray
     frac_coords: np.ndarray
     """float64 [n_atoms, 3], in [0, 1): relative to the patch's first voxel in version 3, to the cell in version 2."""
-    patch_shape: tuple[int, int, int]
-    offset: tuple[int, int, int] | None
+    patch_shape: PatchShape
+    offset: PatchShape | None
     """First voxel of the patch in version 2; version 3 does not tell."""
     density_tokens: np.ndarray
     """int64 [px, py, pz], or [px, py, pz, 2] for two tokens a voxel: ids of the codec, starting from 0."""
@@ -208,8 +199,8 @@ class _Reader:
     def fail(self, expected: str) -> NoReturn:
         found = self.ids[self.place] if self.place < len(self.ids) else "the end"
         raise TomatError(
-            f"The sequence is not {self.layout.version}: at position {self.place} it has {found}, expected {expected}. "
-            "It is damaged, or was written in another layout or with another codec."
+            f"The sequence is not {self.layout.version}: position {self.place} has {found}, expected {expected}. Is it "
+            "damaged, or of another layout or codec?"
         )
 
     def next_is(self, token: int) -> bool:
@@ -230,17 +221,28 @@ class _Reader:
         self.place += count
         return values - low
 
-    def integers(self, start: int, count: int, end: int) -> tuple[int, ...]:
+    def block(
+        self,
+        start: int,
+        count: int | None,
+        low: int = v.INTEGER_START,
+        high: int = v.POSITION_START,
+        what: str = "an integer",
+    ) -> np.ndarray:
+        """The ids of a block, less `low`; it ends with the id after its start's. `count` None: all before that."""
         self.expect(start)
-        values = self.take(count, v.INTEGER_START, _INTEGER_END, "an integer")
-        self.expect(end)
-        return tuple(int(value) for value in values)
+        if count is None:
+            ends = np.flatnonzero(self.ids[self.place :] == start + 1)
+            if not ends.size:
+                self.fail(f"a block closed by {v.SPECIAL_NAMES[start + 1]} ({start + 1})")
+            count = int(ends[0])
+        values = self.take(count, low, high, what)
+        self.expect(start + 1)
+        return values
 
-    def count_until(self, token: int) -> int:
-        ends = np.flatnonzero(self.ids[self.place :] == token)
-        if not ends.size:
-            self.fail(f"a block closed by {v.SPECIAL_NAMES[token]} ({token})")
-        return int(ends[0])
+    def triple(self, start: int) -> PatchShape:
+        x, y, z = self.block(start, 3).tolist()
+        return x, y, z
 
 
 def decode_sequence(
@@ -250,55 +252,91 @@ def decode_sequence(
     check_codec(layout, codec)
     read = _Reader(ids, layout)
     read.expect(v.BOS)
-    grid_shape = read.integers(v.GRID_START, 3, v.GRID_END)
+    grid_shape = read.triple(v.GRID_START)
     if min(grid_shape) < 1:
         raise TomatError(f"The sequence is damaged: it has a grid of {' x '.join(map(str, grid_shape))} voxels.")
-    lattice = read.integers(v.LATTICE_START, 6, v.LATTICE_END)
-    read.expect(v.ATOMS_START)
-    n_atoms = read.count_until(v.ATOMS_END)
-    numbers = read.take(n_atoms, v.ELEMENT_START, v.INTEGER_START, "an element") + 1
-    read.expect(v.ATOMS_END)
-    read.expect(v.POSITIONS_START)
-    n_ids = n_atoms * 3 * TOKENS_PER_COORDINATE
-    positions = read.take(n_ids, v.POSITION_START, v.DENSITY_START, "a coordinate")
-    read.expect(v.POSITIONS_END)
-    frac_coords = decode_positions(positions.reshape(n_atoms, 3, TOKENS_PER_COORDINATE))
-    patch_shape: tuple[int, ...] = layout.default_shape
+    a, b, c, alpha, beta, gamma = read.block(v.LATTICE_START, 6).tolist()
+    lattice = (a * LENGTH_STEP_A, b * LENGTH_STEP_A, c * LENGTH_STEP_A)
+    angles = (alpha * ANGLE_STEP_DEGREES, beta * ANGLE_STEP_DEGREES, gamma * ANGLE_STEP_DEGREES)
+    numbers = read.block(v.ATOMS_START, None, v.ELEMENT_START, v.INTEGER_START, "an element") + 1
+    n_ids = len(numbers) * 3 * TOKENS_PER_COORDINATE
+    positions = read.block(v.POSITIONS_START, n_ids, v.POSITION_START, v.DENSITY_START, "a coordinate")
+    frac_coords = decode_positions(positions.reshape(len(numbers), 3, TOKENS_PER_COORDINATE))
+    patch_shape, offset = layout.default_shape, None
     if layout.version == "v2" or read.next_is(v.SHAPE_START):
-        patch_shape = read.integers(v.SHAPE_START, 3, v.SHAPE_END)
-    offset = None
+        patch_shape = read.triple(v.SHAPE_START)
     if layout.version == "v2":
-        offset = read.integers(v.OFFSET_START, 3, v.OFFSET_END)
+        offset = read.triple(v.OFFSET_START)
         at = read.place
         last = tuple((o + p - 1) % n for o, p, n in zip(offset, patch_shape, grid_shape, strict=True))
-        if read.integers(v.HIGH_START, 3, v.HIGH_END) != last:
+        if read.triple(v.HIGH_START) != last:
             read.place = at
             read.fail(f"HI with the patch's last voxel {last}")
-    read.expect(v.DENSITY_BLOCK_START)
-    n_density = int(np.prod(patch_shape)) * layout.tokens_per_voxel
-    density = read.take(n_density, v.DENSITY_START, v.DENSITY_START + codec.n_density_tokens, "a density token")
-    read.expect(v.DENSITY_BLOCK_END)
+    n_ids, end = prod(patch_shape) * layout.tokens_per_voxel, v.DENSITY_START + codec.n_density_tokens
+    density = read.block(v.DENSITY_BLOCK_START, n_ids, v.DENSITY_START, end, "a density token")
     read.expect(v.EOS)
-    rest = len(read.ids) - read.place
-    if np.any(read.ids[read.place :] != v.PAD):
-        read.take(rest, v.PAD, v.PAD + 1, "padding")
-    a, b, c = (lattice[i] * LENGTH_STEP_A for i in range(3))
-    alpha, beta, gamma = (lattice[i] * ANGLE_STEP_DEGREES for i in range(3, 6))
+    read.take(len(read.ids) - read.place, v.PAD, v.PAD + 1, "padding")
     density = density.reshape(patch_shape if layout.tokens_per_voxel == 1 else (*patch_shape, layout.tokens_per_voxel))
-    return DecodedSequence(
-        grid_shape=(grid_shape[0], grid_shape[1], grid_shape[2]),
-        lattice_parameters=(a, b, c, alpha, beta, gamma),
-        atomic_numbers=numbers,
-        frac_coords=frac_coords,
-        patch_shape=(patch_shape[0], patch_shape[1], patch_shape[2]),
-        offset=None if offset is None else (offset[0], offset[1], offset[2]),
-        density_tokens=density,
-        values=codec.decode(density, decoder),
-        unit=codec.unit,
-    )
+    values = codec.decode(density, decoder)
+    cell = (*lattice, *angles)
+    return DecodedSequence(grid_shape, cell, numbers, frac_coords, patch_shape, offset, density, values, codec.unit)
 
 
 def tiling_anchors(grid_shape: Sequence[int], patch_shape: Sequence[int]) -> np.ndarray:
     """First voxels, int64 [patch, 3], of patches that tile a cell; the last along a side may reach past it."""
     starts = [np.arange(0, side, step) for side, step in zip(grid_shape, patch_shape, strict=True)]
     return np.stack(np.meshgrid(*starts, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.int64)
+
+
+UNIT_WORDS = {"e_per_A3": "e/Å³", "rho_times_volume": "e (density x cell volume)"}
+
+
+def token_runs(ids: np.ndarray, vocabulary: v.Vocabulary) -> Iterator[tuple[int, list[str]]]:
+    """The tokens by name, a block a time."""
+    start, names = 0, []
+    for place, token in enumerate(np.asarray(ids).tolist()):
+        name = vocabulary.name(token)
+        opens = (name in v.SPECIAL_NAMES and not name.startswith("/") and name != "PAD") or (
+            name == "PAD" and names[-1:] != ["PAD"]
+        )
+        if opens and names:
+            yield start, names
+            start, names = place, []
+        names.append(name)
+    if names:
+        yield start, names
+
+
+def humanise(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, first_voxels: int = 8) -> list[str]:
+    read = decode_sequence(ids, layout, codec)
+    where = "" if read.offset is None else f", first voxel {_triple(read.offset)}"
+    n_padding = int(np.count_nonzero(np.asarray(ids) == v.PAD))
+    a, b, c, alpha, beta, gamma = read.lattice_parameters
+    padding_percent = 100 * n_padding / len(ids)
+    lines = [
+        f"layout   {layout.name}: {len(ids):,} tokens, {n_padding:,} of them padding ({padding_percent:.1f} %)",
+        f"cell     a {a:.2f}  b {b:.2f}  c {c:.2f} A, alpha {alpha:.1f}  beta {beta:.1f}  gamma {gamma:.1f} degrees",
+        f"grid     {_triple(read.grid_shape)} voxels",
+        f"atoms    {len(read.atomic_numbers)}, at fractions of the cell from the "
+        + ("patch's first voxel" if read.offset is None else "cell's origin"),
+        *(
+            f"         {symbol_of(int(number)):<2}  {x:.5f}  {y:.5f}  {z:.5f}"
+            for number, (x, y, z) in zip(read.atomic_numbers, read.frac_coords, strict=True)
+        ),
+        f"patch    {_triple(read.patch_shape)} voxels{where}",
+    ]
+    unit = UNIT_WORDS[read.unit]
+    low, mean, high = read.values.min(), read.values.mean(dtype=np.float64), read.values.max()
+    lines.append(f"density  min {low:.4g}, mean {mean:.4g}, max {high:.4g} {unit}")
+    tokens = read.density_tokens.reshape(-1, layout.tokens_per_voxel)[:first_voxels]
+    for k, (token, value) in enumerate(zip(tokens, read.values.reshape(-1), strict=False)):
+        voxel = np.unravel_index(k, read.patch_shape)
+        names = " ".join(f"rho {part}" for part in token)
+        lines.append(f"         voxel {_triple([int(i) for i in voxel], ' ')}  {names}  = {value:.5g} {unit}")
+    if read.values.size > first_voxels:
+        lines.append(f"         and {read.values.size - first_voxels:,} more, z fastest")
+    return lines
+
+
+def _triple(values: Sequence[int], separator: str = " x ") -> str:
+    return separator.join(str(value) for value in values)

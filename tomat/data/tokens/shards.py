@@ -15,22 +15,15 @@ import numpy as np
 import tensorstore as ts
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted, dump_json, is_or_are
-from tomat.base.storage import (
-    ARRAY_NAME,
-    MANIFEST_NAME,
-    PROGRESS_PREFIX,
-    STRUCTURES_NAME,
-    Store,
-    explaining_storage,
-)
+from tomat.base.reporting import counted, dump_json
+from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, PROGRESS_PREFIX, STRUCTURES_NAME, Store, explaining_storage
 from tomat.data.codec.base import DensityCodec
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.manifest import MaterialRows, ShardManifest, parse_manifest
 from tomat.data.tokens.structures import PreambleStructures, Structures
 from tomat.data.tokens.vocabulary import BOS
-from tomat.data.tokens.writer import AGAIN, check_part, read_part, rows_checksum, stored_codec, stored_promolecule
+from tomat.data.tokens.writer import AGAIN, read_part, rows_checksum, stored_codec, stored_promolecule
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +98,12 @@ class ShardSet:
         manifest = self.manifest
         if manifest.structures_sha256 is None:
             return PreambleStructures(self.url, manifest, self.codec, self.read_rows)
-        content, source = read_part(Store(self.url), STRUCTURES_NAME)
-        found = Structures.from_bytes(content, source, [each.material_id for each in manifest.materials], AGAIN)
-        check_part(source, found.sha256, manifest.structures_sha256)
-        return found
+        names = [each.material_id for each in manifest.materials]
+
+        def read(content: bytes, source: str) -> Structures:
+            return Structures.from_bytes(content, source, names, AGAIN)
+
+        return read_part(Store(self.url), STRUCTURES_NAME, manifest.structures_sha256, read)
 
     def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
         """Start reading a block.
@@ -138,16 +133,15 @@ class ShardSet:
         repair = "Copy this chunk again from where the set came from, or tokenize the set again."
         with explaining_storage(f"{where} cannot be read", repair):
             rows = result()
+        expected = self.manifest.chunk_checksums[block]
+        state = ""
         # TensorStore reads a chunk that is not there as zeros, and every row begins with BOS.
         if not np.all(rows[:, 0] == BOS):
-            state = "is missing" if not rows.any() else "is damaged: a row does not begin with BOS"
-            raise TomatError(f"{where} {state}. {repair}")
-        if verify:
-            found, expected = rows_checksum(rows), self.manifest.chunk_checksums[block]
-            if found != expected:
-                raise TomatError(
-                    f"{where} is damaged: its checksum is {found[:12]}..., expected {expected[:12]}... {repair}"
-                )
+            state = "damaged: a row does not begin with BOS." if rows.any() else "missing."
+        elif verify and (found := rows_checksum(rows)) != expected:
+            state = f"damaged: its checksum is {found[:12]}..., expected {expected[:12]}..."
+        if state:
+            raise TomatError(f"{where} is {state} {repair}")
         return rows
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
@@ -155,13 +149,12 @@ class ShardSet:
         if not 0 <= start <= stop <= self.rows:
             asked = f"Row {start} was" if stop == start + 1 else f"Rows {start} to {stop - 1} were"
             raise TomatError(f"{asked} asked for; {self.url} has {counted(self.rows, 'row')}, numbered from 0.")
-        blocks = range(start // self.block_rows, -(-stop // self.block_rows)) if stop > start else range(0)
-        futures = [self.read_block(block) for block in blocks]
-        rows = [future.result() for future in futures]
-        if not rows:
+        if start == stop:
             return np.empty((0, self.context), dtype=np.uint16)
+        blocks = range(start // self.block_rows, -(-stop // self.block_rows))
+        futures = [self.read_block(block) for block in blocks]
         first = blocks[0] * self.block_rows
-        return np.concatenate(rows)[start - first : stop - first]
+        return np.concatenate([future.result() for future in futures])[start - first : stop - first]
 
     def material_of_row(self, row: int) -> MaterialRows:
         return self.manifest.materials[int(self.manifest.material_indices(np.array(row)))]
@@ -177,24 +170,19 @@ def open_shards(place: str | Path) -> ShardSet:
     store = Store(place)
     content = store.read(MANIFEST_NAME)
     if content is None:
-        raise TomatError(
-            f"{store.url} holds no shard set: there is no {MANIFEST_NAME}. Write one with `tomat tokenize`."
-        )
+        raise TomatError(f"{store.url} holds no shard set, no {MANIFEST_NAME}. Write one with `tomat tokenize`.")
     manifest = parse_manifest(content, store.url + MANIFEST_NAME)
     if not manifest.complete:
         written = len(store.names(PROGRESS_PREFIX))
         raise TomatError(
-            f"The shard set {store.url} is not complete: {written} of {counted(manifest.n_chunks, 'chunk')} "
-            f"{is_or_are(manifest.n_chunks)} written. Run the command that writes it again; it goes on where it "
-            "stopped."
+            f"The shard set {store.url} is not complete: {written} of {counted(manifest.n_chunks, 'chunk')} written. "
+            "Run the command that writes it again; it goes on where it stopped."
         )
     codec = stored_codec(store, manifest)
     array = store.open_array()
     expected = ((manifest.rows, manifest.context), "uint16", (manifest.block_rows, manifest.context))
     found = (tuple(array.shape), array.dtype.name, tuple(array.chunk_layout.read_chunk.shape or ()))
     if found != expected:
-        raise TomatError(
-            f"The array {store.url}{ARRAY_NAME} is {found[1]} {found[0]} in chunks of {found[2]}; the manifest says "
-            f"{expected[1]} {expected[0]} in chunks of {expected[2]}. Copy or tokenize the set again."
-        )
+        words = [f"{dtype} {shape} in chunks of {chunk}" for shape, dtype, chunk in (found, expected)]
+        raise TomatError(f"The array {store.url}{ARRAY_NAME} is {words[0]}; the manifest says {words[1]}. {AGAIN}")
     return ShardSet(store.url, manifest, codec, array, stored_promolecule(store, manifest))

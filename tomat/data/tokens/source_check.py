@@ -40,8 +40,8 @@ def repair_chunks(shards: ShardSet, chunks: Iterable[int], get_grid: GetGrid) ->
         found, expected = rows_checksum(rows), shards.manifest.chunk_checksums[chunk]
         if found != expected:
             raise TomatError(
-                f"Chunk {chunk} of {shards.url} cannot be repaired from this source: its densities give the checksum "
-                f"{found[:12]}..., the manifest has {expected[:12]}... They are not the densities the set was made of."
+                f"Chunk {chunk} of {shards.url} cannot be repaired from this source: checksum {found[:12]}..., "
+                f"expected {expected[:12]}... Give the densities that the set was made of."
             )
         with explaining_storage(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}"):
             begin_chunk(store, shards.array, shards.manifest, chunk, rows).result()
@@ -95,9 +95,8 @@ def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid
             patch = (patch * np.float64(grid.volume_a3)).astype(np.float32)
         offset = shards.codec.encode(patch).astype(np.int64) - read.density_tokens
         if np.any(offset):
-            raise TomatError(
-                f"{where}: {np.count_nonzero(offset)} of {patch.size} voxels lie in another bin than their token's."
-            )
+            n = np.count_nonzero(offset)
+            raise TomatError(f"{where}: {n} of {patch.size} voxels lie in another bin than their token's.")
         error = np.abs(read.values.astype(np.float64) - patch)
         error_sum += float(error.sum())
         total_sum += float(np.abs(patch).sum(dtype=np.float64))

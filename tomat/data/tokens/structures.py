@@ -45,10 +45,6 @@ class Structures:
             np.concatenate([np.empty((0, 3)), *(each.frac_coords for each in parts)]),
         )
 
-    @classmethod
-    def joined(cls, parts: Iterable[Structures]) -> Structures:
-        return cls.of(crystal for part in parts for crystal in part)
-
     def __len__(self) -> int:
         return len(self.lattices)
 
@@ -82,9 +78,8 @@ class Structures:
         except TypeError as error:
             raise TomatError(f"{source} is not the structures of materials ({error}). {remedy}") from error
         if len(found) != len(names):
-            raise TomatError(
-                f"{source} has the structures of {counted(len(found), 'material')}, expected {len(names):,}. {remedy}"
-            )
+            held = f"the structures of {counted(len(found), 'material')}"
+            raise TomatError(f"{source} has {held}, expected {len(names):,}. {remedy}")
         return found
 
 
@@ -97,9 +92,8 @@ class PreambleStructures:
         self.manifest, self.codec, self.read_rows = manifest, codec, read_rows
         self._read: dict[int, Crystal] = {}
         warn(
-            f"{url} has no exact structures (written before they were, or imported). They "
-            f"are read from its rows, which round the lattice to {LENGTH_STEP_A} A and {ANGLE_STEP_DEGREES} degrees: "
-            "atoms lie off by some hundredths of an angstrom. Tokenize the densities again to have them."
+            f"{url} has no exact structures. They are read from its rows, which round the lattice to {LENGTH_STEP_A} A "
+            f"and {ANGLE_STEP_DEGREES} degrees. Tokenize the densities again to have them."
         )
 
     def __len__(self) -> int:

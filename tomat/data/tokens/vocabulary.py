@@ -36,27 +36,9 @@ POSITION_START = INTEGER_START + N_INTEGERS
 
 DENSITY_START = POSITION_START + N_IDS
 
-SPECIAL_NAMES: tuple[str, ...] = (
-    "PAD",
-    "BOS",
-    "EOS",
-    "ATOMS",
-    "/ATOMS",
-    "POS",
-    "/POS",
-    "GRID",
-    "/GRID",
-    "SHAPE",
-    "/SHAPE",
-    "OFFSET",
-    "/OFFSET",
-    "HI",
-    "/HI",
-    "DENS",
-    "/DENS",
-    "NL",
-    "LATTICE",
-    "/LATTICE",
+SPECIAL_NAMES = tuple(
+    "PAD BOS EOS ATOMS /ATOMS POS /POS GRID /GRID SHAPE /SHAPE OFFSET /OFFSET HI /HI DENS /DENS NL LATTICE "
+    "/LATTICE".split()
 )
 """Names of the ids 0 to 19; the end of a block carries a slash."""
 
@@ -75,8 +57,8 @@ class Vocabulary:
         most = MAX_IDS - DENSITY_START
         if not 1 <= self.n_density_tokens <= most:
             raise TomatError(
-                f"A codec with {self.n_density_tokens:,} density ids does not fit the vocabulary: tokens are uint16 "
-                f"and {DENSITY_START:,} ids are taken, so 1 to {most:,} are left. Fit a codec with fewer bins."
+                f"A codec with {self.n_density_tokens:,} density ids does not fit the vocabulary (uint16), which has 1 "
+                f"to {most:,} left. Fit a codec with fewer bins."
             )
 
     @property

@@ -12,14 +12,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
-from tomat.base.reporting import counted, is_or_are
+from tomat.base.reporting import counted
 from tomat.base.storage import (
     ARRAY_NAME,
     CODEC_NAME,
@@ -40,8 +39,6 @@ from tomat.data.tokens.structures import Structures
 
 GetGrid = Callable[[str], DensityGrid]
 """Reads the density of a material by name; raises TomatError where that is impossible."""
-
-
 AGAIN = "Copy or tokenize the set again."
 
 
@@ -66,23 +63,22 @@ def checksum_of_record(content: bytes, source: str) -> str:
     checksum = found.group(1).decode() if found else ""
     if found is None or (found.group(2) is not None and record_content(checksum) != content):
         raise TomatError(
-            f"{source} is damaged: it is the record of a written chunk, and should hold its checksum. Remove this file "
-            "and run the same command again; it writes the chunk again."
+            f"{source} is damaged; expected the checksum of a written chunk. Remove this file and run the same command "
+            "again; it writes the chunk again."
         )
     return checksum
 
 
 def start_shards(
-    place: str | Path | Store,
+    store: Store,
     plan: ShardManifest,
     codec: DensityCodec,
     structures: Structures | None = None,
     promolecule: Promolecule | None = None,
-) -> Store:
+) -> None:
     """Put the codec, structures and promolecule as planned, the plan and the empty array in place."""
     if codec.sha256 != plan.codec_sha256:
         raise TomatError("The plan was made with another codec than the one given; plan again.")
-    store = place if isinstance(place, Store) else Store(place)
     found = read_plan(store)
     if found is not None:
         check_same(store, found, plan.identity())
@@ -100,7 +96,6 @@ def start_shards(
             store.write(PROMOLECULE_NAME, promolecule.to_text().encode())
         store.write(MANIFEST_NAME, plan.to_text().encode())
     store.create_array(plan.rows, plan.context, plan.block_rows)
-    return store
 
 
 def read_plan(store: Store) -> ShardManifest | None:
@@ -109,36 +104,34 @@ def read_plan(store: Store) -> ShardManifest | None:
     return None if content is None else parse_manifest(content, store.url + MANIFEST_NAME)
 
 
-def read_part(store: Store, name: str) -> tuple[bytes, str]:
-    """A file that a manifest says lies beside it, and where it lies."""
+def read_part[Part: DensityCodec | Promolecule | Structures](
+    store: Store, name: str, stated: str, read: Callable[[bytes, str], Part]
+) -> Part:
+    """What lies beside a manifest, which says its hash; another set's is refused. `read` gets content and place."""
     if (content := store.read(name)) is None:
         raise TomatError(f"The shard set {store.url} has no {name}, and its manifest has. {AGAIN}")
-    return content, store.url + name
-
-
-def check_part(source: str, found: str, stated: str) -> None:
-    """Refuse a file beside a manifest that is another set's, by its hash."""
-    if found != stated:
-        raise TomatError(
-            f"{source} is not the set's: it hashes to {found[:12]}..., the manifest says {stated[:12]}... {AGAIN}"
-        )
+    found = read(content, store.url + name)
+    if found.sha256 != stated:
+        hashes = f"it hashes to {found.sha256[:12]}..., the manifest says {stated[:12]}..."
+        raise TomatError(f"{store.url}{name} is not the set's: {hashes} {AGAIN}")
+    return found
 
 
 def stored_codec(store: Store, plan: ShardManifest) -> DensityCodec:
-    content, source = read_part(store, CODEC_NAME)
-    codec = codec_from_text(content.decode(errors="replace"), source)
-    check_part(source, codec.sha256, plan.codec_sha256)
-    return codec
+    def read(content: bytes, source: str) -> DensityCodec:
+        return codec_from_text(content.decode(errors="replace"), source)
+
+    return read_part(store, CODEC_NAME, plan.codec_sha256, read)
 
 
 def stored_promolecule(store: Store, plan: ShardManifest) -> Promolecule | None:
     """The promolecule beside a plan; None if the plan has none."""
-    if plan.promolecule_sha256 is None:
-        return None
-    content, source = read_part(store, PROMOLECULE_NAME)
-    found = Promolecule.from_text(content.decode(errors="replace"), source)
-    check_part(source, found.sha256, plan.promolecule_sha256)
-    return found
+
+    def read(content: bytes, source: str) -> Promolecule:
+        return Promolecule.from_text(content.decode(errors="replace"), source)
+
+    stated = plan.promolecule_sha256
+    return None if stated is None else read_part(store, PROMOLECULE_NAME, stated, read)
 
 
 def check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:
@@ -148,10 +141,8 @@ def check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> No
 
 def refuse_differing(store: Store, differing: Sequence[str]) -> None:
     if differing:
-        raise TomatError(
-            f"{store.url} holds another data set: it differs in {', '.join(differing)}. Remove it, or choose another "
-            "place."
-        )
+        what = f"it differs in {', '.join(differing)}"
+        raise TomatError(f"{store.url} holds another data set: {what}. Remove it, or choose another place.")
 
 
 def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: DensityCodec) -> np.ndarray:
@@ -163,8 +154,8 @@ def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: Dens
         grid = get_grid(material.material_id)
         if tuple(grid.grid_shape) != material.grid_shape:
             raise TomatError(
-                f"Material {material.material_id} has a grid of {tuple(grid.grid_shape)} voxels; {material.grid_shape} "
-                "were planned. Its density has changed since the plan was made: remove the data set and start again."
+                f"{material.material_id} has a grid of {tuple(grid.grid_shape)} voxels, {material.grid_shape} were "
+                "planned. Its density has changed since: remove the data set and start again."
             )
         wanted = slice(max(start, material.row_start) - material.row_start, stop - material.row_start)
         parts.append(encode_rows(grid, plan.anchors(material)[wanted], plan.layout, codec))
@@ -182,7 +173,7 @@ def planned(get_grid: GetGrid) -> GetGrid:
         except TomatError as error:
             raise TomatError(
                 f"Material {material_id} could be read when the rows were laid out, and no longer can: {error} Restore "
-                "it and run the same command again; or remove the data set and start again without it."
+                "it and run the same command again, or remove the data set and start without it."
             ) from error
 
     return read
@@ -265,9 +256,8 @@ def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:
         return False
 
 
-def finalise(place: str | Path | Store) -> ShardManifest:
+def finalise(store: Store) -> ShardManifest:
     """Gather the records of all chunks into the manifest, and mark the set complete."""
-    store = place if isinstance(place, Store) else Store(place)
     plan = read_plan(store)
     if plan is None:
         raise TomatError(f"{store.url} holds no data set: there is no {MANIFEST_NAME}.")
@@ -275,17 +265,14 @@ def finalise(place: str | Path | Store) -> ShardManifest:
         records = set(store.names(PROGRESS_PREFIX))
         missing = [chunk for chunk in range(plan.n_chunks) if record_name(chunk) not in records]
         if missing:
-            raise TomatError(
-                f"{store.url} is not finished: {len(missing)} of {counted(plan.n_chunks, 'chunk')} "
-                f"{is_or_are(plan.n_chunks)} not written, the first is chunk {missing[0]}. Write them, then finalise."
-            )
+            what = f"{len(missing)} of {counted(plan.n_chunks, 'chunk')} not written, the first is {missing[0]}"
+            raise TomatError(f"{store.url} is not finished: {what}. Write them, then finalise.")
         names = [PROGRESS_PREFIX + record_name(chunk) for chunk in range(plan.n_chunks)]
         reads = [store.objects.read(name) for name in names]
         with explaining_storage(f"Cannot read {store.url}{PROGRESS_PREFIX}"):
             found = [read.result().value for read in reads]
-        checksums = tuple(
-            checksum_of_record(record, store.url + name) for name, record in zip(names, found, strict=True)
-        )
+        pairs = zip(names, found, strict=True)
+        checksums = tuple(checksum_of_record(record, store.url + name) for name, record in pairs)
         plan = replace(plan, chunk_checksums=checksums, complete=True, has_checksum=True)
         store.write(MANIFEST_NAME, plan.to_text().encode())
     store.delete(PROGRESS_PREFIX)

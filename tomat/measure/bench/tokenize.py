@@ -26,7 +26,7 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import write_zarr
 from tomat.data.tokens.pipeline.config import RetokenizeConfig, ShardJob
 from tomat.data.tokens.pipeline.driver import retokenize
-from tomat.data.tokens.pipeline.pool import PoolRunner
+from tomat.data.tokens.pipeline.runners import PoolRunner
 from tomat.data.tokens.pipeline.sources import find_materials
 from tomat.data.tokens.pipeline.stages import (
     Planned,
@@ -126,12 +126,9 @@ def start_set(job: ShardJob, surveyed: SurveyUnit) -> tuple[Planned, list[WriteU
     """Plan the set of what has been surveyed and begin it; what is left to write, by chunk, and what writes it."""
     store = Store(job.output, job.storage_tries)
     new = plan_set(job, [stored_findings(job, store, surveyed, unit_survey(store, surveyed))])
-    start_shards(store, new.plan, new.codec, new.structures, new.promolecule)
-    return (
-        new,
-        write_units(new.plan, surveyed.materials, range(new.plan.n_chunks)),
-        unit_writer(store, job.storage_tries),
-    )
+    start_shards(store, *new)
+    units = write_units(new[0], surveyed.materials, range(new[0].n_chunks))
+    return new, units, unit_writer(store, job.storage_tries)
 
 
 def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
@@ -143,7 +140,7 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
     materials = unit.materials
     voxels, patches = n_materials * SIDE**3, n_materials * PATCHES
     figures = rates("survey_voxels", voxels, lambda: survey_unit(job, unit))
-    new, chunks, write_chunk = start_set(job, unit)
+    (plan, codec, *_), chunks, write_chunk = start_set(job, unit)
     # A worker reads the plan and the codec once; what it does for hours comes after.
     write_chunk(chunks[0])
     figures |= rates("write_patches", patches, lambda: [write_chunk(unit) for unit in chunks])
@@ -151,8 +148,8 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
     histogram = DensityHistogram()
     figures |= rates("histogram_voxels", 20 * SIDE**3, lambda: [histogram.add(grid.rho) for _ in range(20)])
     figures |= rates("read_materials", n_materials, lambda: [material.read(1) for material in materials])
-    anchors = new.plan.anchors(new.plan.materials[0])
-    figures |= rates("numpy_searchsorted_patches", PATCHES, lambda: _plain_encode(grid, new.codec, anchors))
+    anchors = plan.anchors(plan.materials[0])
+    figures |= rates("numpy_searchsorted_patches", PATCHES, lambda: _plain_encode(grid, codec, anchors))
     write, plain = (figures[f"{what}_patches_per_cpu_second"] for what in ("write", "numpy_searchsorted"))
     return {
         "grid_voxels": SIDE**3,

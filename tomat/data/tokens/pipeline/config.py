@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict
 
 from tomat.base.errors import TomatError
 from tomat.base.overrides import COMMAND_LINE, parse_overrides, read_yaml, set_by, tomat_cause
@@ -22,13 +22,7 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share
 from tomat.data.tokens.layouts import SequenceLayout, layout_named
-from tomat.data.tokens.manifest import (
-    DEFAULT_BLOCK_ROWS,
-    MaterialRows,
-    ShardManifest,
-    SkippedMaterial,
-    anchors_seed,
-)
+from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, MaterialRows, ShardManifest, SkippedMaterial, anchors_seed
 
 
 @dataclass(frozen=True)
@@ -88,21 +82,16 @@ class RetokenizeConfig:
     def __post_init__(self) -> None:
         layout_named(self.layout)
         ReadRules(self.species, self.accept)
-        if self.species and self.source not in ("chgcar", "folder"):
-            raise TomatError(
-                f"species is {' '.join(self.species)} and the source '{self.source}', which names its elements; "
-                "species is for CHGCARs that name none. Leave it out."
-            )
+        words = " ".join(self.species)
+        if words and self.source not in ("chgcar", "folder"):
+            raise TomatError(f"species is {words}, but the source '{self.source}' names its elements. Leave it out.")
         if self.accept and self.source == "embedded":
-            raise TomatError(
-                f"accept is {' '.join(self.accept)}; the embedded densities need none of it. Leave it out."
-            )
+            raise TomatError(f"accept is {' '.join(self.accept)}; the embedded densities need none. Leave it out.")
         if not self.output:
             raise TomatError("There is no output; give a folder or gs:// URL with --output.")
         if bool(self.input) == (self.source == "embedded"):
             raise TomatError(
-                f"The source is '{self.source}' and the input {self.input!r}; the embedded densities take no --input, "
-                "every other source needs one."
+                f"The source is '{self.source}' and the input {self.input!r}; give one to every source but 'embedded'."
             )
         if self.split_file is not None and self.filelist is None:
             raise TomatError("split_file is set, but filelist, which its indices count in, is not; set both.")
@@ -115,20 +104,14 @@ class RetokenizeConfig:
         check_max_clipped_share(self.max_clipped_share)
         share, number = 0 <= self.max_skipped < 1, 1 <= self.max_skipped < math.inf
         if not share and not (number and self.max_skipped == int(self.max_skipped)):
-            raise TomatError(
-                f"max_skipped is {self.max_skipped}; expected a share of the materials from 0 to below 1, or a whole "
-                "number of them."
-            )
+            raise TomatError(f"max_skipped is {self.max_skipped}; expected a whole number, or a share of 0 to below 1.")
         _check_valences(self.valences)
         if self.promolecule is not None and self.sequence_layout.tokens_per_voxel > 1:
-            raise TomatError(
-                f"promolecule is {self.promolecule}; none goes with layout {self.layout}, which writes two tokens a "
-                "voxel. Leave it out, or take another layout."
-            )
+            raise TomatError(f"promolecule is {self.promolecule}; layout {self.layout} goes with none. Leave it out.")
         if self.fits_codec and self.split not in ("train", ""):
             raise TomatError(
-                f"The split is '{self.split}' and no codec is given. A codec is fitted to training data alone: give "
-                "the training set's, --codec TRAINING_SET/codec.json."
+                f"The split is '{self.split}', and a codec is fitted to training data alone: give the training set's, "
+                "--codec TRAINING_SET/codec.json."
             )
 
     @property
@@ -143,9 +126,6 @@ class RetokenizeConfig:
     def fits_promolecule(self) -> bool:
         return self.promolecule is None and self.fits_codec
 
-    def n_skipped_allowed(self, n_materials: int) -> int:
-        return int(self.max_skipped * n_materials) if self.max_skipped < 1 else int(self.max_skipped)
-
 
 def _check_valences(valences: Mapping[str, float]) -> None:
     """Refuse electrons that no pseudopotential of an element leaves."""
@@ -156,10 +136,8 @@ def _check_valences(valences: Mapping[str, float]) -> None:
         atomic_number = SYMBOLS.index(symbol) + 1
         # One more than the neutral atom has: VASP's fractional hydrogens go up to H1.75.
         if not 0 < electrons <= atomic_number + 1:
-            raise TomatError(
-                f"valences says {electrons} electrons for {symbol}; expected a number above 0, and at most about its "
-                f"{counted(atomic_number, 'electron')} (ZVAL of its POTCAR)."
-            )
+            most = f"at most about its {counted(atomic_number, 'electron')} (ZVAL of its POTCAR)"
+            raise TomatError(f"valences says {electrons} electrons for {symbol}; expected a number above 0, {most}.")
 
 
 def load_retokenize_config(
@@ -172,12 +150,17 @@ def load_retokenize_config(
     values = {} if config_path is None else read_yaml(config_path, "tokenize")
     over = parse_overrides(overrides) | {key: value for key, value in (flags or {}).items() if value is not None}
     values |= over
-    _refuse_truth_values(values)
+    # draccus would take `true` for 1.
+    numbers = {each.name for each in dataclasses.fields(RetokenizeConfig) if each.type in (int, float)}
+    given = {key: value for key, value in values.items() if key in numbers}
+    if isinstance(valences := values.get("valences"), Mapping):
+        given |= {f"valences of {symbol}": electrons for symbol, electrons in valences.items()}
+    if bad := next((key for key, value in given.items() if isinstance(value, bool)), None):
+        raise TomatError(f"{bad} is {given[bad]}; expected a number.")
     try:
         return draccus.decode(RetokenizeConfig, values)
     except Exception as error:  # draccus wraps what a dataclass raises, by version and by depth, in several classes
-        cause = tomat_cause(error)
-        if cause is not None:
+        if (cause := tomat_cause(error)) is not None:
             raise cause from None
         source = str(config_path or "The configuration")
         if isinstance(error, DecodingError):
@@ -185,15 +168,24 @@ def load_retokenize_config(
         raise TomatError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def _refuse_truth_values(values: Mapping[str, Any]) -> None:
-    """Refuse `true` for a number, which draccus would take for 1."""
-    numbers = {each.name for each in dataclasses.fields(RetokenizeConfig) if each.type in (int, float)}
-    valences = values.get("valences")
-    given = {key: value for key, value in values.items() if key in numbers}
-    if isinstance(valences, Mapping):
-        given |= {f"valences of {symbol}": electrons for symbol, electrons in valences.items()}
-    if bad := next((key for key, value in given.items() if isinstance(value, bool)), None):
-        raise TomatError(f"{bad} is {given[bad]}; expected a number.")
+class ShardSettings(TypedDict, total=False):
+    """What `write_shards` is told of the set, as the fields of `ShardJob`."""
+
+    layout: Required[SequenceLayout]
+    patches_per_material: Required[int]
+    seed: Required[int]
+    split: str
+    block_rows: int
+    max_clipped_share: float
+    read_rules: Mapping[str, Sequence[str]] | None
+    promolecule: Promolecule | None
+
+
+_AS_CONFIGURED = (
+    "output", "bins", "objective", "patches_per_material", "seed", "split", "block_rows", "max_clipped_share",
+    "electron_tolerance", "valences", "accept", "storage_tries",
+)  # fmt: skip
+"""Fields that a job has from its configuration as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,22 +226,11 @@ class ShardJob:
         if config.promolecule is not None:
             promolecule = Promolecule.from_text(text_at(config.promolecule, config.storage_tries), config.promolecule)
         return cls(
-            output=config.output,
             layout=config.sequence_layout,
             codec=codec,
             promolecule=promolecule,
             fits_promolecule=config.fits_promolecule,
-            bins=config.bins,
-            objective=config.objective,
-            patches_per_material=config.patches_per_material,
-            seed=config.seed,
-            split=config.split,
-            block_rows=config.block_rows,
-            max_clipped_share=config.max_clipped_share,
-            electron_tolerance=config.electron_tolerance,
-            valences=config.valences,
-            accept=config.accept,
-            storage_tries=config.storage_tries,
+            **{name: getattr(config, name) for name in _AS_CONFIGURED},
         )
 
     def plan(
@@ -267,25 +248,17 @@ class ShardJob:
         Of `clipped`, None says that nobody counted the voxels outside the codec.
         """
         rows = self.patches_per_material
-        entries = [
-            MaterialRows(
-                material_id=material_id,
-                row_start=i * rows,
-                row_end=(i + 1) * rows,
-                anchors_seed=anchors_seed(self.seed, material_id),
-                grid_shape=(int(shape[0]), int(shape[1]), int(shape[2])),
-            )
-            for i, (material_id, shape) in enumerate(materials)
-        ]
+        entries = []
+        for i, (name, shape) in enumerate(materials):
+            grid_shape = (int(shape[0]), int(shape[1]), int(shape[2]))
+            entries.append(MaterialRows(name, i * rows, (i + 1) * rows, anchors_seed(self.seed, name), grid_shape))
         names = Counter(entry.material_id for entry in (*entries, *skipped))
         if twice := next((name for name, count in names.items() if count > 1), None):
             raise TomatError(f"Material {twice} is named twice; name each material once.")
         if not entries:
-            was = "was" if len(skipped) == 1 else "were"
+            were = f"{counted(len(skipped), 'material')} {'was' if len(skipped) == 1 else 'were'} skipped"
             first = f" The first reason: {skipped[0].material_id}: {skipped[0].reason}" if skipped else ""
-            raise TomatError(
-                f"There is nothing to tokenize: {counted(len(skipped), 'material')} {was} skipped, none is left.{first}"
-            )
+            raise TomatError(f"There is nothing to tokenize: {were}, none is left.{first}")
         rules = self.read_rules
         return ShardManifest(
             split=self.split,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import TomatError
@@ -25,11 +25,11 @@ from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, Store
 from tomat.data.codec.base import DensityCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.clipping import check_max_clipped_share
-from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, lined_json
+from tomat.data.tokens.manifest import ShardManifest, lined_json
 from tomat.data.tokens.patch import check_codec
-from tomat.data.tokens.pipeline.config import RetokenizeConfig, ShardJob
-from tomat.data.tokens.pipeline.pool import PoolRunner
-from tomat.data.tokens.pipeline.sources import GivenMaterial, Material, find_materials
+from tomat.data.tokens.pipeline.config import RetokenizeConfig, ShardJob, ShardSettings
+from tomat.data.tokens.pipeline.runners import PoolRunner
+from tomat.data.tokens.pipeline.sources import Material, find_materials
 from tomat.data.tokens.pipeline.stages import (
     SURVEY_PREFIX,
     Findings,
@@ -45,14 +45,7 @@ from tomat.data.tokens.pipeline.stages import (
     unit_writer,
     write_units,
 )
-from tomat.data.tokens.writer import (
-    check_same,
-    finalise,
-    read_plan,
-    refuse_differing,
-    start_shards,
-    stored_codec,
-)
+from tomat.data.tokens.writer import check_same, finalise, read_plan, refuse_differing, start_shards, stored_codec
 
 REQUEST_NAME = "request.json"
 """What the set was asked to be; the first object that is written, and kept."""
@@ -94,9 +87,7 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
         check_codec(job.layout, job.codec)
     check_request(config, job, store, started, materials)
 
-    def survey() -> tuple[Planned, int]:
-        return _survey_in_store(config, job, store, materials, runner)
-
+    survey = partial(_survey_in_store, config, job, store, materials, runner)
     written = _write_set(job, store, read_plan(store), materials, runner, survey, read_again=False)
     store.delete(SURVEY_PREFIX)
     return written
@@ -109,13 +100,12 @@ def write_shards(
     *,
     codec: DensityCodec,
     surveyed: Findings | None = None,
-    **settings: Any,
+    **settings: Unpack[ShardSettings],
 ) -> ShardManifest:
     """Tokenize materials into a data set, in this process; goes on where it was stopped. Returns its manifest.
 
     Every density is read once before the first token is written, so that one that cannot be tokenized is skipped, with
-    the reason in the manifest, and the rows of the others are known; unless it is `surveyed` already. The `settings`
-    are those of `ShardJob`.
+    the reason in the manifest, and the rows of the others are known; unless it is `surveyed` already.
     """
     store, runner = Store(place), PoolRunner(1)
     job = ShardJob(output=store.url, codec=codec, **settings)
@@ -123,15 +113,12 @@ def write_shards(
     check_codec(job.layout, codec)
     # A chunk boundary inside a material must not read it twice.
     read = lru_cache(maxsize=2)(get_grid)
-    materials = [GivenMaterial(name, f"material {name}", get_grid=read) for name in material_ids]
+    materials = [Material(name, f"material {name}", get_grid=read) for name in material_ids]
     plan = read_plan(store)
     if plan is not None:
         # The grids, which are not read yet, are no part of what a set is known by.
-        wanted = job.plan(
-            [(material.material_id, (1, 1, 1)) for material in materials],
-            codec,
-            promolecule_sha256=job.promolecule and job.promolecule.sha256,
-        )
+        rows = [(material.material_id, (1, 1, 1)) for material in materials]
+        wanted = job.plan(rows, codec, promolecule_sha256=job.promolecule and job.promolecule.sha256)
         check_same(store, plan, wanted.identity())
 
     def survey() -> tuple[Planned, int]:
@@ -143,7 +130,7 @@ def write_shards(
             found.append(look_at(job, unit))
             return len(unit.materials)
 
-        _run_survey(runner, look, survey_units(materials), len(materials))
+        _run_with_bar(runner, look, survey_units(materials), "Surveying materials", len(materials))
         return plan_set(job, found), len(materials)
 
     return _write_set(job, store, plan, materials, runner, survey, read_again=True).manifest
@@ -163,13 +150,12 @@ def _write_set(
     surveyed, began = 0, time.monotonic()
     if plan is None:
         new, surveyed = survey()
-        plan = new.plan
-        start_shards(store, plan, new.codec, new.structures, new.promolecule)
+        plan = new[0]
+        start_shards(store, *new)
     else:
         if job.promolecule is not None and plan.promolecule_sha256 is None:
             raise TomatError(
-                f"{store.url} was begun without a promolecule, and goes on without. Leave --promolecule out, or choose "
-                "another place."
+                f"{store.url} was begun without a promolecule. Leave --promolecule out, or choose another place."
             )
         if not plan.complete:
             start_shards(store, plan, stored_codec(store, plan) if job.codec is None else job.codec)
@@ -177,15 +163,8 @@ def _write_set(
     units = write_units(plan, materials, missing_chunks(store, plan, read=read_again))
     spans = [plan.chunk_rows(chunk) for unit in units for chunk in unit.chunks]
     rows = sum(stop - start for start, stop in spans)
-    _run_with_bar(
-        runner,
-        unit_writer(store, job.storage_tries),
-        units,
-        "Writing rows",
-        "rows/s",
-        total=plan.rows,
-        done=plan.rows - rows,
-    )
+    write = unit_writer(store, job.storage_tries)
+    _run_with_bar(runner, write, units, "Writing rows", plan.rows, done=plan.rows - rows)
     return WrittenSet(finalise(store), surveyed, rows, survey_seconds, time.monotonic() - began)
 
 
@@ -204,9 +183,8 @@ def check_request(
             found = {key: value for key, value in found.items() if key not in rules_without_use(config.source)}
             differing = sorted(key for key in wanted | found if wanted.get(key) != found.get(key))
         except (KeyError, TypeError, AttributeError) as error:
-            raise TomatError(
-                f"{store.url}{REQUEST_NAME} is damaged ({type(error).__name__}: {error}). {again}"
-            ) from error
+            what = f"{type(error).__name__}: {error}"
+            raise TomatError(f"{store.url}{REQUEST_NAME} is damaged ({what}). {again}") from error
         refuse_differing(store, differing)
         return
     if store.read(MANIFEST_NAME) is not None or store.names(f"{ARRAY_NAME}/"):
@@ -240,12 +218,8 @@ def request_identity(config: RetokenizeConfig, job: ShardJob, materials: Sequenc
         "layout": config.sequence_layout.to_dict(),
         "codec": fitted if config.codec is None or job.codec is None else job.codec.sha256,
         "promolecule": job.promolecule.sha256 if job.promolecule else "fit" if job.fits_promolecule else None,
-        "patches_per_material": config.patches_per_material,
-        "seed": config.seed,
-        "split": config.split,
-        "block_rows": config.block_rows,
-        "electron_tolerance": config.electron_tolerance,
-        "max_clipped_share": config.max_clipped_share,
+        **{key: getattr(config, key) for key in ("patches_per_material", "seed", "split", "block_rows")},
+        **{key: getattr(config, key) for key in ("electron_tolerance", "max_clipped_share")},
         "valences": dict(sorted(config.valences.items())),
         # Only where given: sets from before these settings stay the same request.
         **({"species": list(config.species)} if config.species else {}),
@@ -262,7 +236,9 @@ def _survey_in_store(
     units = survey_units(materials)
     records = set(store.names(SURVEY_PREFIX))
     surveys = {
-        unit.index: unit_survey(store, unit) for unit in units if unit.record.removeprefix(SURVEY_PREFIX) in records
+        unit.index: unit_survey(store, unit)
+        for unit in units
+        if unit.part("json").removeprefix(SURVEY_PREFIX) in records
     }
     # A unit with skipped materials is looked at again: they may have been repaired since. So is an older one, in which
     # voxels outside the codec were not counted, or which left no structures and sums.
@@ -273,46 +249,30 @@ def _survey_in_store(
         or surveys[unit.index].skipped
         or not (job.codec is None or all(each.outside_codec for each in surveys[unit.index].materials))
     ]
-    _run_survey(runner, partial(survey_unit, job), left, len(materials))
+    n, n_left = len(materials), sum(len(unit.materials) for unit in left)
+    _run_with_bar(runner, partial(survey_unit, job), left, "Surveying materials", n, done=n - n_left)
     surveys |= {unit.index: unit_survey(store, unit) for unit in left}
-    skipped = [SkippedMaterial(*item) for unit in units for item in surveys[unit.index].skipped]
-    check_skipped(skipped, len(materials), config.n_skipped_allowed(len(materials)), store.url)
+    skipped = [f"{name}: {reason}" for unit in units for name, reason in surveys[unit.index].skipped]
+    allowed = int(config.max_skipped * n) if config.max_skipped < 1 else int(config.max_skipped)
+    if len(skipped) > allowed:
+        more = f"; and {len(skipped) - REASONS_SHOWN} more" if len(skipped) > REASONS_SHOWN else ""
+        raise TomatError(
+            f"{len(skipped)} of {counted(n, 'material')} would be skipped, more than the {allowed} that max_skipped "
+            f"allows: {'; '.join(skipped[:REASONS_SHOWN])}{more}. Repair them, or raise --max_skipped; the same "
+            f"command then goes on ({store.url} keeps what was surveyed)."
+        )
     if job.codec is None:
         console.print(f"Fitting {config.bins:,} bins")
     planned = plan_set(job, (stored_findings(job, store, unit, surveys[unit.index]) for unit in units))
     found = tuple(asdict(material) for unit in units for material in surveys[unit.index].materials)
     store.write(SURVEY_NAME, lined_json({"materials": found}).encode())
-    return planned, sum(len(unit.materials) for unit in left)
-
-
-def check_skipped(skipped: Sequence[SkippedMaterial], n_materials: int, allowed: int, url: str) -> None:
-    if len(skipped) > allowed:
-        shown = "; ".join(f"{each.material_id}: {each.reason}" for each in skipped[:REASONS_SHOWN])
-        more = f"; and {len(skipped) - REASONS_SHOWN} more" if len(skipped) > REASONS_SHOWN else ""
-        raise TomatError(
-            f"{len(skipped)} of {counted(n_materials, 'material')} would be skipped, more than the {allowed} that "
-            f"max_skipped allows: {shown}{more}. Repair them, or raise --max_skipped; the same command then "
-            f"goes on ({url} keeps what was surveyed)."
-        )
-
-
-def _run_survey(
-    runner: Runner, function: Callable[[SurveyUnit], int], units: Sequence[SurveyUnit], n_materials: int
-) -> None:
-    done = n_materials - sum(len(unit.materials) for unit in units)
-    _run_with_bar(runner, function, units, "Surveying materials", "materials/s", total=n_materials, done=done)
+    return planned, n_left
 
 
 def _run_with_bar(
-    runner: Runner,
-    function: Callable[[Any], int],
-    units: Sequence[Any],
-    what: str,
-    rate_unit: str,
-    *,
-    total: int,
-    done: int,
+    runner: Runner, function: Callable[[Any], int], units: Sequence[Any], what: str, total: int, done: int = 0
 ) -> None:
+    """`what`: two words, of which the second is what a bar counts."""
     if not units:
         return
     began = time.monotonic()
@@ -324,7 +284,7 @@ def _run_with_bar(
             nonlocal finished
             finished += count
             rate = finished / max(time.monotonic() - began, 1e-9)
-            bar.update(task, advance=count, rate=f"{rate:,.1f} {rate_unit}")
+            bar.update(task, advance=count, rate=f"{rate:,.1f} {what.split()[-1]}/s")
 
         runner.run(function, units, on_done)
 

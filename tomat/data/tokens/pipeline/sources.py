@@ -34,33 +34,23 @@ class Material:
     n_electrons: float | None = None
     """Valence electrons that its source states."""
     rules: ReadRules = DEFAULT_RULES
-
-    @property
-    def is_remote(self) -> bool:
-        return "://" in self.location
+    get_grid: Callable[[str], DensityGrid] | None = None
+    """Reads it by name in this process, and knows how often to try; raises TomatError where that is impossible."""
 
     def read(self, tries: int) -> DensityGrid:
+        if self.get_grid is not None:
+            get_grid = self.get_grid
+            return read_density(lambda: get_grid(self.material_id), self.location)
         if self.location.startswith("embedded:"):
             return read_density(lambda: load_demo(self.location.removeprefix("embedded:")), self.location)
         return with_retries(lambda: open_density(self.location, self.material_id, self.rules), self.location, tries)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GivenMaterial(Material):
-    """A density that a function of this process reads."""
-
-    get_grid: Callable[[str], DensityGrid]
-    """By name; raises TomatError where that is impossible."""
-
-    def read(self, tries: int) -> DensityGrid:
-        """As `Material.read`; the function knows how often to try."""
-        return read_density(lambda: self.get_grid(self.material_id), self.location)
-
-
 def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
     """The materials that a configuration names, in the order of their rows."""
     if config.source == "embedded":
-        materials = _embedded(config.split)
+        embedded = demo_materials(config.split or None)
+        materials = [Material(each.material_id, f"embedded:{each.material_id}", each.n_electrons) for each in embedded]
     elif config.filelist is not None:
         materials = _listed(config)
     else:
@@ -72,21 +62,12 @@ def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
     for material in materials:
         check_material_id(material.material_id)
         if material.material_id in seen:
-            raise TomatError(
-                f"Material {material.material_id} is named twice: {seen[material.material_id].location} and "
-                f"{material.location}. Name each material once."
-            )
+            places = f"{seen[material.material_id].location} and {material.location}"
+            raise TomatError(f"Material {material.material_id} is named twice: {places}. Name each material once.")
         seen[material.material_id] = material
     if not seen:
         raise TomatError(f"The split '{config.split}' is empty; expected at least one material.")
     return tuple(materials)
-
-
-def _embedded(split: str) -> list[Material]:
-    return [
-        Material(each.material_id, f"embedded:{each.material_id}", each.n_electrons)
-        for each in demo_materials(split or None)
-    ]
 
 
 def _listed(config: RetokenizeConfig) -> list[Material]:
@@ -101,17 +82,16 @@ def _listed(config: RetokenizeConfig) -> list[Material]:
         try:
             splits = json.loads(text_at(place, config.storage_tries))
             chosen = splits[config.split]
-            good = all(isinstance(index, int) and 0 <= index < len(names) for index in chosen)
+            bad = [index for index in chosen if not (isinstance(index, int) and 0 <= index < len(names))]
         except (ValueError, KeyError, TypeError) as error:
             raise TomatError(
                 f"{place} has no list of indices for the split '{config.split}' ({type(error).__name__}: {error}); "
                 'expected JSON such as {"train": [0, 2], "validation": [1]}.'
             ) from error
-        if not good:
-            bad = next(each for each in chosen if not (isinstance(each, int) and 0 <= each < len(names)))
+        if bad:
             raise TomatError(
-                f"{place} names the index {bad!r} in the split '{config.split}'; {config.filelist} has the indices 0 "
-                f"to {len(names) - 1}. Is it the split of another list?"
+                f"{place} names the index {bad[0]!r} in the split '{config.split}'; {config.filelist} has 0 to "
+                f"{len(names) - 1}. Is it the split of another list?"
             )
     root, suffix = _density_folder(config), SUFFIXES[config.source]
     return [Material(names[index], f"{root}/{names[index]}{suffix}") for index in chosen]

@@ -9,6 +9,7 @@ ends with the same bytes.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from io import BytesIO
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -36,7 +37,7 @@ from tomat.data.density.kinds import is_partial
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.clipping import ClippedMaterial, clipped_of
 from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_manifest
-from tomat.data.tokens.patch import check_grid_encodable
+from tomat.data.tokens.patch import check_cell_encodable
 from tomat.data.tokens.pipeline.config import ShardJob
 from tomat.data.tokens.pipeline.sources import Material
 from tomat.data.tokens.structures import Structures
@@ -58,26 +59,14 @@ class SurveyUnit:
     index: int
     materials: tuple[Material, ...]
 
-    @property
-    def record(self) -> str:
-        return f"{SURVEY_PREFIX}{self.index:06d}.json"
-
-    @property
-    def structures(self) -> str:
-        return f"{SURVEY_PREFIX}{self.index:06d}.structures.npz"
-
-    @property
-    def histogram(self) -> str:
-        return f"{SURVEY_PREFIX}{self.index:06d}.npz"
-
-    @property
-    def promolecule(self) -> str:
-        return f"{SURVEY_PREFIX}{self.index:06d}.promolecule.npz"
+    def part(self, kind: Literal["json", "structures.npz", "npz", "promolecule.npz"]) -> str:
+        """The object that keeps a part of what was found: the record, the structures, the histogram, the sums."""
+        return f"{SURVEY_PREFIX}{self.index:06d}.{kind}"
 
     def parts(self, job: ShardJob) -> list[str]:
-        fitted = [self.histogram] if job.codec is None else []
-        fitted += [self.promolecule] if job.fits_promolecule else []
-        return [self.record, self.structures, *fitted]
+        fitted = [self.part("npz")] if job.codec is None else []
+        fitted += [self.part("promolecule.npz")] if job.fits_promolecule else []
+        return [self.part("json"), self.part("structures.npz"), *fitted]
 
 
 @dataclass(frozen=True)
@@ -113,26 +102,24 @@ class SetSurvey:
 
 @dataclass(frozen=True)
 class UnitSurvey:
-    """What the survey of a unit found."""
+    """The record of a unit: its materials, and why others were skipped."""
 
     materials: tuple[Surveyed, ...]
-    skipped: tuple[tuple[str, str], ...]
+    skipped: tuple[tuple[str, str], ...] = ()
 
     def to_bytes(self) -> bytes:
         """JSON with its checksum, the same for the same findings."""
         return json.dumps(with_checksum(asdict(self)), sort_keys=True).encode()
 
-    @classmethod
-    def from_bytes(cls, content: bytes, unit: SurveyUnit, source: str) -> "UnitSurvey":
-        again = "Remove this file and run the same command again; it surveys its materials again."
-        values, checked = parse_checked(content, source, "the survey of some materials", again)
-        if not checked:
-            raise TomatError(f"{source} is damaged: it has no checksum. {again}")
-        found = typed(values, cls, source, again)
-        names = [each.material_id for each in found.materials] + [name for name, _ in found.skipped]
-        if sorted(names) != sorted(each.material_id for each in unit.materials):
-            raise TomatError(f"{source} is damaged: it is not of the materials it should be of. {again}")
-        return found
+
+@dataclass(frozen=True)
+class Findings:
+    """All that the survey of a unit found."""
+
+    survey: UnitSurvey
+    structures: Structures
+    histogram: DensityHistogram | None = None
+    promolecule: PromoleculeFit | None = None
 
 
 def unit_size(n_materials: int) -> int:
@@ -142,11 +129,8 @@ def unit_size(n_materials: int) -> int:
 
 
 def survey_units(materials: Sequence[Material]) -> list[SurveyUnit]:
-    size = unit_size(len(materials))
-    return [
-        SurveyUnit(index, tuple(materials[start : start + size]))
-        for index, start in enumerate(range(0, len(materials), size))
-    ]
+    parts = itertools.batched(materials, unit_size(len(materials)))
+    return [SurveyUnit(index, part) for index, part in enumerate(parts)]
 
 
 def check_electrons(job: ShardJob, tolerance: float, material: Material, grid: DensityGrid) -> None:
@@ -177,34 +161,8 @@ def check_electrons(job: ShardJob, tolerance: float, material: Material, grid: D
         )
 
 
-def survey_material(job: ShardJob, material: Material, grid: DensityGrid) -> Surveyed:
-    """Check that a density can be tokenized."""
-    if job.electron_tolerance is not None:
-        check_electrons(job, job.electron_tolerance, material, grid)
-    check_grid_encodable(grid, job.layout)
-    # A codec that is fitted to these very densities has none of their voxels outside.
-    outside = None if job.codec is None else clipped_of(grid, job.codec, material.material_id, job.max_clipped_share)
-    return Surveyed(
-        material_id=material.material_id,
-        grid_shape=grid.grid_shape,
-        n_atoms=len(grid.atomic_numbers),
-        n_electrons=round(grid.electron_count, 4),
-        clipped_voxels=grid.clipped_voxels,
-        outside_codec=outside,
-    )
-
-
-@dataclass(frozen=True)
-class Findings:
-    """All that the survey of a unit found."""
-
-    survey: UnitSurvey
-    structures: Structures
-    histogram: DensityHistogram | None = None
-    promolecule: PromoleculeFit | None = None
-
-
 def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
+    """Read the densities of a unit, and find out of each whether it can be tokenized."""
     histogram = DensityHistogram() if job.codec is None else None
     promolecule = PromoleculeFit() if job.fits_promolecule else None
     crystals: list[Crystal] = []
@@ -212,29 +170,35 @@ def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
     skipped: list[tuple[str, str]] = []
     with reading(unit.materials, job.storage_tries) as read:
         for material in unit.materials:
+            name, outside = material.material_id, None
             try:
-                grid = read(material.material_id)
-                surveyed = survey_material(job, material, grid)
+                grid = read(name)
+                if job.electron_tolerance is not None:
+                    check_electrons(job, job.electron_tolerance, material, grid)
+                check_cell_encodable(name, grid.grid_shape, grid.lattice, grid.atomic_numbers, job.layout)
+                # A codec that is fitted to these very densities has none of their voxels outside.
+                if job.codec is not None:
+                    outside = clipped_of(grid, job.codec, name, job.max_clipped_share)
                 crystal = Crystal.of(grid)
                 if promolecule is not None:
                     promolecule.add(grid)
                 if histogram is not None:
                     histogram.add(grid.rho)
+                electrons, n_atoms = round(grid.electron_count, 4), len(grid.atomic_numbers)
+                found.append(Surveyed(name, grid.grid_shape, n_atoms, electrons, grid.clipped_voxels, outside))
+                crystals.append(crystal)
             except RetryableError:
                 raise
             except MemoryError as error:
                 raise TomatError(
-                    f"Memory ran out while {material.material_id} ({material.location}) was surveyed: {error}. Use "
-                    "fewer --workers, or leave this material out; the same command goes on where it stopped."
+                    f"Memory ran out while {name} ({material.location}) was surveyed: {error}. Use fewer --workers, or "
+                    "leave this material out; the same command goes on where it stopped."
                 ) from error
             except TomatError as error:
-                skipped.append((material.material_id, str(error)))
+                skipped.append((name, str(error)))
             # What a reader let pass can surface in any step; it is this material's fault, and not the run's end.
             except Exception as error:
-                skipped.append((material.material_id, f"{material.location}: {type(error).__name__}: {error}"))
-            else:
-                found.append(surveyed)
-                crystals.append(crystal)
+                skipped.append((name, f"{material.location}: {type(error).__name__}: {error}"))
     return Findings(UnitSurvey(tuple(found), tuple(skipped)), Structures.of(crystals), histogram, promolecule)
 
 
@@ -242,53 +206,54 @@ def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
     """Survey the materials of a unit, and leave the findings in the output. Returns the number of materials."""
     found = look_at(job, unit)
     store = Store(job.output, job.storage_tries)
-    store.write(unit.structures, found.structures.to_bytes())
+    store.write(unit.part("structures.npz"), found.structures.to_bytes())
     if found.promolecule is not None:
-        store.write(unit.promolecule, found.promolecule.to_bytes())
+        store.write(unit.part("promolecule.npz"), found.promolecule.to_bytes())
     if found.histogram is not None:
-        store.write(unit.histogram, found.histogram.to_bytes())
+        store.write(unit.part("npz"), found.histogram.to_bytes())
     # Last: the record says that the others are there.
-    store.write(unit.record, found.survey.to_bytes())
+    store.write(unit.part("json"), found.survey.to_bytes())
     return len(unit.materials)
 
 
 def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
-    content = store.read(unit.record)
+    """The record that `survey_unit` left."""
+    content, source = store.read(unit.part("json")), store.url + unit.part("json")
     if content is None:
-        raise TomatError(f"{store.url}{unit.record} is gone although its unit was surveyed. Run the command again.")
-    return UnitSurvey.from_bytes(content, unit, store.url + unit.record)
+        raise TomatError(f"{source} is gone although its unit was surveyed. Run the command again.")
+    again = "Remove this file and run the same command again; it surveys its materials again."
+    values, checked = parse_checked(content, source, "the survey of some materials", again)
+    if not checked:
+        raise TomatError(f"{source} is damaged: it has no checksum. {again}")
+    found = typed(values, UnitSurvey, source, again)
+    names = [each.material_id for each in found.materials] + [name for name, _ in found.skipped]
+    if sorted(names) != sorted(each.material_id for each in unit.materials):
+        raise TomatError(f"{source} is damaged: it is not of the materials it should be of. {again}")
+    return found
 
 
 def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitSurvey) -> Findings:
     """What `survey_unit` left of a unit, whose record is read already."""
+    again = f"Remove {store.url}{unit.part('json')} and run the same command again; it surveys these materials again."
 
-    def part(name: str) -> tuple[bytes, str, str]:
-        content, source = store.read(name), store.url + name
-        again = f"Remove {store.url}{unit.record} and run the same command again; it surveys these materials again."
-        if content is None:
-            raise TomatError(f"{source} is gone. {again}")
-        return content, source, again
+    def part(name: str) -> tuple[bytes, str]:
+        if (content := store.read(name)) is None:
+            raise TomatError(f"{store.url}{name} is gone. {again}")
+        return content, store.url + name
 
-    content, source, again = part(unit.structures)
     names = [material.material_id for material in survey.materials]
-    structures = Structures.from_bytes(content, source, names, again)
+    structures = Structures.from_bytes(*part(unit.part("structures.npz")), names, again)
     histogram = promolecule = None
     if job.codec is None:
-        content, source, again = part(unit.histogram)
+        content, source = part(unit.part("npz"))
         histogram = DensityHistogram.load(BytesIO(content), source, again)
     if job.fits_promolecule:
-        promolecule = PromoleculeFit.from_bytes(*part(unit.promolecule))
+        promolecule = PromoleculeFit.from_bytes(*part(unit.part("promolecule.npz")), again)
     return Findings(survey, structures, histogram, promolecule)
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A shard set before its first row."""
-
-    plan: ShardManifest
-    codec: DensityCodec
-    structures: Structures
-    promolecule: Promolecule | None
+Planned = tuple[ShardManifest, DensityCodec, Structures, Promolecule | None]
+"""A shard set before its first row, as `start_shards` takes it."""
 
 
 def plan_set(job: ShardJob, findings: Iterable[Findings]) -> Planned:
@@ -296,27 +261,27 @@ def plan_set(job: ShardJob, findings: Iterable[Findings]) -> Planned:
     histogram, sums = DensityHistogram(), PromoleculeFit()
     found: list[Surveyed] = []
     skipped: list[SkippedMaterial] = []
-    structures: list[Structures] = []
+    crystals: list[Crystal] = []
     for each in findings:
         found += each.survey.materials
         skipped += [SkippedMaterial(*item) for item in each.survey.skipped]
-        structures.append(each.structures)
+        crystals += each.structures
         if each.histogram is not None:
             histogram.merge(each.histogram)
         if each.promolecule is not None:
             sums.merge(each.promolecule)
     codec = job.codec if job.codec is not None else fit_lloyd_max(histogram, job.bins, job.objective)
     promolecule = sums.solve() if job.fits_promolecule else job.promolecule
-    joined = Structures.joined(structures)
+    structures = Structures.of(crystals)
     plan = job.plan(
         [(each.material_id, each.grid_shape) for each in found],
         codec,
         skipped=skipped,
         clipped=[each.outside_codec for each in found if each.outside_codec is not None and each.outside_codec.voxels],
-        structures_sha256=joined.sha256,
+        structures_sha256=structures.sha256,
         promolecule_sha256=promolecule and promolecule.sha256,
     )
-    return Planned(plan, codec, joined, promolecule)
+    return plan, codec, structures, promolecule
 
 
 def write_units(plan: ShardManifest, materials: Sequence[Material], missing: Sequence[int]) -> list[WriteUnit]:
@@ -325,8 +290,7 @@ def write_units(plan: ShardManifest, materials: Sequence[Material], missing: Seq
     per_chunk = max(plan.block_rows / plan.patches_per_material, 1)
     size = max(int(unit_size(len(plan.materials)) / per_chunk), 1)
     units = []
-    for start in range(0, len(missing), size):
-        chunks = tuple(missing[start : start + size])
+    for chunks in itertools.batched(missing, size):
         names: dict[str, None] = {}
         for chunk in chunks:
             first_row, stop_row = plan.chunk_rows(chunk)
@@ -364,18 +328,15 @@ def _open_set(output: str, tries: int, plan_sha256: str) -> tuple[Store, ShardMa
 
 
 def write_unit(output: str, tries: int, plan_sha256: str, unit: WriteUnit) -> int:
-    """Write the chunks of a unit, each with its record; finished ones are written again with the same bytes.
-
-    Returns the number of rows.
-    """
+    """Write the chunks of a unit, each with its record; finished ones again with the same bytes. How many rows."""
     store, plan, codec, array = _open_set(output, tries, plan_sha256)
-    rows = 0
+    written = 0
     with reading(unit.materials, tries) as read, ChunkWriter(store, plan, array) as writer:
         for chunk in unit.chunks:
-            writer.write(chunk, chunk_tokens(plan, chunk, planned(read), codec))
-            start, stop = plan.chunk_rows(chunk)
-            rows += stop - start
-    return rows
+            rows = chunk_tokens(plan, chunk, planned(read), codec)
+            writer.write(chunk, rows)
+            written += len(rows)
+    return written
 
 
 def unit_writer(store: Store, tries: int) -> Callable[[WriteUnit], int]:
@@ -400,7 +361,7 @@ def reading(materials: Sequence[Material], tries: int) -> Iterator[Callable[[str
             index = order[material_id]
             future = ahead.pop(index, None)
             following = index + 1
-            if following < len(materials) and materials[following].is_remote and following not in ahead:
+            if following < len(materials) and "://" in materials[following].location and following not in ahead:
                 ahead.clear()
                 ahead[following] = executor.submit(materials[following].read, tries)
             return materials[index].read(tries) if future is None else future.result()

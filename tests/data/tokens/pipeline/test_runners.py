@@ -1,3 +1,7 @@
+"""Units on the cores of this machine, through Zephyr on its threads, and as jobs of a real Iris cluster on it."""
+
+import importlib
+import os
 import random
 import subprocess
 import sys
@@ -9,6 +13,10 @@ from retokenize_kills import run_with_kills
 from retokenized import files
 from tiny_run import tomat
 
+from tomat.base.errors import TomatError
+from tomat.data.tokens.pipeline.driver import retokenize
+from tomat.data.tokens.pipeline.runners import PoolRunner, ZephyrRunner
+
 # Workers import the functions they run; a program of its own is what they can import from.
 PROGRAM = """
 import os
@@ -18,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from tomat.app.cli import errors_told
 from tomat.base.errors import TomatError
-from tomat.data.tokens.pipeline.pool import PoolRunner
+from tomat.data.tokens.pipeline.runners import PoolRunner
 
 def touch(folder, unit):
     (folder / str(unit)).touch()
@@ -40,7 +48,7 @@ def refuse(folder, unit):
 
 def main():
     done = []
-    PoolRunner(int(sys.argv[3])).run(partial(globals()[sys.argv[2]], Path(sys.argv[1])), range(4), done.append)
+    PoolRunner(2).run(partial(globals()[sys.argv[2]], Path(sys.argv[1])), range(4), done.append)
     print(sum(done))
     return 0
 
@@ -58,7 +66,7 @@ import threading
 import time
 from pathlib import Path
 import psutil
-from tomat.data.tokens.pipeline.pool import PoolRunner
+from tomat.data.tokens.pipeline.runners import PoolRunner
 
 FOLDER = Path(sys.argv[1])
 
@@ -110,11 +118,11 @@ if __name__ == "__main__":
 """
 
 
-def run(tmp_path, function, workers=2):
+def run(tmp_path, function):
     folder = tmp_path / "units"
     folder.mkdir()
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, tmp_path / "program.py", folder, function, str(workers)]
+    command = [sys.executable, tmp_path / "program.py", folder, function]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return done, {path.name for path in folder.iterdir()}
 
@@ -130,7 +138,7 @@ def test_units_of_a_killed_worker_are_done_by_another(tmp_path):
 def test_workers_that_always_die_are_one_error(tmp_path):
     done, _ = run(tmp_path, "kill_always")
     assert done.returncode == 2
-    assert "error: Workers died 3 times in a row before finishing anything, 4 units are left" in done.stderr
+    assert "error: Workers died 3 times in a row and finished nothing, 4 units left" in done.stderr
 
 
 def test_a_worker_that_is_killed_as_the_pool_ends_holds_nobody_up(tmp_path):
@@ -141,16 +149,15 @@ def test_a_worker_that_is_killed_as_the_pool_ends_holds_nobody_up(tmp_path):
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_refusal_of_a_unit_ends_the_run(tmp_path, workers):
-    done, _ = run(tmp_path, "refuse", workers)
+def test_refusal_of_a_unit_ends_the_run(tmp_path):
+    done, _ = run(tmp_path, "refuse")
     assert done.returncode == 2 and "error: unit " in done.stderr and "Traceback" not in done.stderr
 
 
 def test_workers_end_with_their_driver(tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(
-        "import time\nfrom tomat.data.tokens.pipeline.pool import PoolRunner\n"
+        "import time\nfrom tomat.data.tokens.pipeline.runners import PoolRunner\n"
         "def wait(unit):\n    time.sleep(120)\n    return 1\n"
         "if __name__ == '__main__':\n    PoolRunner(2).run(wait, range(4), print)\n"
     )
@@ -184,3 +191,69 @@ def test_killed_twice_it_ends_with_the_same_bytes(tmp_path, tree, kept_set):
         if found["driver"] + found["worker"]:
             return
     raise AssertionError("no kill hit")
+
+
+def local_cluster_missing():
+    """Why Iris cannot run a cluster here; empty if it can."""
+    try:
+        importlib.import_module("iris.cluster.local_cluster")
+    except ImportError as error:
+        return f"Iris's controller is not installed (marin-iris[controller] with its finelog): {error}"
+    return ""
+
+
+# A process of its own: Iris and Zephyr leave threads, and Iris writes its credentials into the home folder.
+ON_IRIS = """
+import sys
+from pathlib import Path
+from fray.current_client import set_current_client
+from fray.iris_backend import FrayIrisClient
+from iris.cluster.local_cluster import LocalCluster, make_local_cluster_config
+from tomat.app.cli import main
+
+if __name__ == "__main__":
+    cluster = LocalCluster(make_local_cluster_config(2))
+    url = cluster.start()
+    try:
+        with set_current_client(FrayIrisClient(url, workspace=Path(sys.argv[1]))):
+            status = main(["retokenize", *sys.argv[2:], "--runner", "zephyr", "--workers", "2"])
+    finally:
+        cluster.close()
+    sys.exit(status)
+"""
+
+
+@pytest.mark.slow
+def test_on_threads_the_bytes_are_those_of_a_pool(tmp_path, retokenize_config, kept_set):
+    runner = ZephyrRunner(str(tmp_path / "messages"), workers=2)
+    retokenize(retokenize_config(tmp_path / "zephyr"), runner)
+    assert files(tmp_path / "zephyr") == files(kept_set)
+    assert not (tmp_path / "messages").exists()
+
+
+@pytest.mark.slow
+def test_refusal_of_a_unit_reaches_the_user(tmp_path, retokenize_config):
+    runner = ZephyrRunner(str(tmp_path / "messages"), workers=2)
+    with pytest.raises(TomatError, match="materials would be skipped"):
+        retokenize(retokenize_config(tmp_path / "set", valences={"Si": 5}), runner)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(local_cluster_missing()), reason=local_cluster_missing())
+def test_on_iris_the_bytes_are_those_of_a_pool(tmp_path, tree, retokenize_config):
+    config = {"split_file": None, "filelist": None, "patches_per_material": 20, "block_rows": 60}
+    retokenize(retokenize_config(tmp_path / "pool", **config), PoolRunner(1))
+    (tmp_path / "workspace").mkdir()
+    words = ["--input", str(tree), "--output", str(tmp_path / "iris"), "--layout", "v3-p7", "--bins", "200"]
+    words += ["--patches_per_material", "20", "--block_rows", "60"]
+    script = tmp_path / "on_iris.py"
+    script.write_text(ON_IRIS)
+    done = subprocess.run(
+        [sys.executable, script, str(tmp_path / "workspace"), *words],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert files(tmp_path / "iris") == files(tmp_path / "pool")

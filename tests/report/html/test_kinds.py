@@ -51,20 +51,9 @@ def test_an_empty_folder_and_a_reference_without_a_prediction_are_refused(tmp_pa
         page_of(str(run), reference="x.cube")
 
 
-@pytest.mark.parametrize(
-    ("target", "page"),
-    [
-        ("plan.json", "plan.html"),
-        ("a/Si.cube.gz", "a/Si.html"),
-        ("Si.CHGCAR", "Si.CHGCAR.html"),
-        ("t.xplane.pb", "t.html"),
-    ],
-)
-def test_a_page_lies_beside_what_it_is_of(target, page):
-    assert default_output(target) == Path(page)
-
-
-def test_in_a_folder_it_is_the_index_and_a_bucket_needs_a_name(tmp_path):
+def test_a_page_lies_beside_what_it_is_of_or_in_its_folder_and_a_bucket_needs_a_name(tmp_path):
+    for target, page in (("plan.json", "plan.html"), ("a/Si.cube.gz", "a/Si.html"), ("t.xplane.pb", "t.html")):
+        assert default_output(target) == Path(page)
     assert default_output(str(tmp_path)) == tmp_path / "index.html"
     (tmp_path / "Si.zarr").mkdir()
     assert default_output(str(tmp_path / "Si.zarr")) == tmp_path / "Si.html"

@@ -106,21 +106,16 @@ class Lab:
 
     def _round(self, number: int, wanted: Sequence[SweepRow]) -> None:
         """All rows once, each beside the base that it is compared with."""
-        self._end_base()
-        bases = dict.fromkeys(row.base or row.name for row in wanted)
-        for base in bases:
-            group = [row for row in wanted if row.base == base and row.name != base and self._lacks(row.name, number)]
-            alone = self._lacks(base, number) and self.rows[base].base is None
-            if not group and not alone:
-                continue
-            if alone:
+        for base in dict.fromkeys(row.base or row.name for row in wanted):
+            if self._lacks(base, number) and self.rows[base].base is None:
                 self._start_base(base)
                 self._measure_base(number, keep=True)
-            for row in group:
-                # A process keeps its speed for its life: were one base that of all rows, its luck would be in all.
                 self._end_base()
-                self._measure(row, base, number)
-            self._end_base()
+            for row in wanted:
+                if row.base == base and row.name != base and self._lacks(row.name, number):
+                    self._measure(row, base, number)
+                    # A process keeps its speed for its life: were one base that of all rows, its luck would be in all.
+                    self._end_base()
 
     def _lacks(self, name: str, number: int) -> bool:
         row = self.rows[name]

@@ -44,13 +44,6 @@ NOTHING_KEPT = (
     "evaluation.picture). Predict one with `tomat predict --run RUN`, and give the output to `tomat page`."
 )
 
-PANELS = {
-    "density": "Density",
-    "reference": "Reference",
-    "prediction": "Prediction",
-    "difference": "Prediction minus reference",
-}
-
 MOST_SHOWN = 8
 """Densities that a page of a folder draws: more would each be on too coarse a grid."""
 UNREADABLE = ("qe",)
@@ -109,10 +102,10 @@ def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
                 f"1 of {one.density.rho.size / thinned[0].size:.3g} (linear interpolation); figures are of all points."
             )
         notes += [f"{one.name}: {one.note}"] if one.note else []
-    compared = any(one.reference is not None for one in shown)
-    panels = ("reference", "prediction", "difference") if compared else ("density",)
-    names = [one.name for one in shown]
-    viewer = rendered("density.html", names=names, panels={name: PANELS[name] for name in panels}, near=NEAR_PLANE_A)
+    panels = {"density": "Density"}
+    if any(one.reference is not None for one in shown):
+        panels = {"reference": "Reference", "prediction": "Prediction", "difference": "Prediction minus reference"}
+    viewer = rendered("density.html", names=[one.name for one in shown], panels=panels, near=NEAR_PLANE_A)
     return [
         _figures_table(shown),
         viewer,

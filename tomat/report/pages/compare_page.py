@@ -13,19 +13,18 @@ from tomat.report.run import result_rows
 from tomat.train.runs.compare import Comparison, RunView
 
 PARTS = (
+    ("wall", "wall-clock"),
     ("steps", "steps, from loss to loss"),
     ("evaluation", "evaluation"),
     ("checkpoints", "checkpoints"),
     ("profiler", "profiler"),
     ("other", "what came between"),
+    ("compiling", "of these: compiling"),
+    ("waiting_for_data", "of these: the host waiting for data"),
+    ("hooks", "of these: hooks after a step"),
 )
-"""Of the wall-clock, which they add up to."""
-INSIDE = (
-    ("compiling", "compiling"),
-    ("waiting_for_data", "the host waiting for data"),
-    ("hooks", "hooks after a step"),
-)
-"""What lies inside those; with steps dispatched ahead the devices compute meanwhile."""
+"""The wall-clock, what adds up to it, and what lies inside that; devices compute meanwhile where steps are dispatched
+ahead."""
 COLOURS = ("#2b6cb0", "#dd8a33", "#2f855a", "#c53030", "#8a63b0", "#8c8c3b", "#3d8f93", "#6b7680")
 """One a run, of which there are at most `MOST_RUNS`."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -89,13 +88,12 @@ def losses_parts(comparison: Comparison, file: str) -> list[Part]:
 
 def breakdown_parts(comparison: Comparison) -> list[Part]:
     """Seconds of each part and its share of the wall-clock."""
-    names = (("wall", "wall-clock"), *PARTS, *((name, f"of these: {words}") for name, words in INSIDE))
 
     def shown(run: RunView, name: str) -> str:
         value, wall = run.breakdown_seconds[name], run.breakdown_seconds["wall"]
         return f"{value:,.1f}" if name == "wall" or not wall else f"{value:,.1f} ({percent(value / wall)})"
 
-    rows = [(words, *(shown(run, name) for run in comparison.runs)) for name, words in names]
+    rows = [(words, *(shown(run, name) for run in comparison.runs)) for name, words in PARTS]
     said = "Parts add up to the wall-clock from the first step to the last; the host works while steps are dispatched."
     return [Table("", _columns("seconds", comparison), rows), said]
 

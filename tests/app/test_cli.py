@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_commands import VERBS
+from small_commands import VERBS, required_words
 from small_promolecule import promolecule, skewed
 from tiny_run import tomat
 
 from tomat.app.cli import build_parser
-from tomat.base.arguments import Parser, report_file
+from tomat.base.arguments import report_file
 from tomat.base.overrides import parse_overrides
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +24,7 @@ HEAVY = ("jax", "levanter", "pymatgen", "scipy", "matplotlib", "numpy")
 
 LEAVES = {tuple(verb.split()): parser for verb, parser in VERBS.items()}
 RESULT = "result "
+CONFIG, RUN = "configs/train/demo.yaml", "tests/fixtures/run"
 CODE = """
 import contextlib, io, json, sys
 from tomat.app.cli import main
@@ -50,31 +51,13 @@ def run_apart(lines: list[list[str]]) -> list[tuple[int, str, set[str]]]:
 
 def test_no_verb_imports_anything_heavy_for_its_help_or_to_refuse_a_flag():
     helps = [["--help"], ["--version"], *([*words, "--help"] for words in LEAVES)]
-    wrong = [[*words, *required(parser), "--no_such_flag"] for words, parser in LEAVES.items()]
+    wrong = [[*words, *required_words(" ".join(words), CONFIG, RUN), "--no_such_flag"] for words in LEAVES]
     for words, (status, told, loaded) in zip([*helps, *wrong], run_apart([*helps, *wrong]), strict=True):
         if words in helps:
             assert status == 0 and not loaded, words
         else:
             assert status == 2 and "no_such_flag" in told and loaded <= OF_SETTINGS, (words, told)
             assert told.startswith("error: ") and told.count("\n") == 1
-
-
-def required(parser: Parser) -> list[str]:
-    """Words for what a verb cannot do without, which exist."""
-    words = ["--config_path", "configs/train/demo.yaml"] if parser.prog in OF_A_CONFIGURATION else []
-    words += ["--zone", "z"] if parser.prog == "tomat launch" else []
-    words += ["--step_seconds", "1"] if parser.prog == "tomat mfu" else []
-    for group in parser._mutually_exclusive_groups:
-        words += [group._group_actions[0].option_strings[0], "README.md"] if group.required else []
-    for action in parser._actions:
-        if action.required and action.dest not in ("config_path",):
-            value = {"run_dir": RUN, "folders": RUN, "bits": "4"}.get(action.dest, "README.md")
-            words += [action.option_strings[0], value] if action.option_strings else [value]
-    return words
-
-
-RUN = "tests/fixtures/run"
-OF_A_CONFIGURATION = ("tomat train", "tomat plan", "tomat mfu", "tomat launch")
 
 
 WRONG = [

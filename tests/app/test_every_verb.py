@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 import yaml
-from small_commands import TOO_LONG, VERBS, small_commands, why_not
+from small_commands import TOO_LONG, VERBS, required_words, small_commands, why_not
 from tiny_run import tomat
 
 from tomat.app.cli import main
@@ -93,13 +93,8 @@ def test_a_refusal_names_the_file_as_it_is_called(verb, tmp_path, capfd):
     folder = tmp_path / FOLDERS / WORD
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("a: [")
-    words = [str(folder)] if verb == "runs serve" else []
-    for action in VERBS[verb]._actions:
-        if action.required:
-            place = folder if action.dest in ("run_dir", "folders", "input") else folder / "config.yaml"
-            words += [*action.option_strings[:1], "4" if action.dest == "bits" else str(place)]
-    flags = {"launch": ["--zone", "z"], "plan": ["--config_path", str(folder / "config.yaml")]}
-    status = main([*verb.split(), *words, *flags.get(verb, [])])
+    words = required_words(verb, str(folder / "config.yaml"), str(folder))
+    status = main([*verb.split(), *words])
     told = capfd.readouterr()
     assert status == 2 and told.err.count("\n") == 1, told
     assert WORD in told.err and str(FOLDERS) in told.err

@@ -131,25 +131,24 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(206 if wanted else 200, content[first:last], generation, headers)
 
     def _list(self, bucket: str) -> None:
-        prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter", "")
-        start, end = self.query.get("startOffset", ""), self.query.get("endOffset", "")
-        size = int(self.query.get("maxResults") or 1000)
-        after = self.query.get("pageToken", "")
+        query = self.query
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        first, end, after = query.get("startOffset", ""), query.get("endOffset", ""), query.get("pageToken", "")
         with self.server.lock:
             if bucket not in self.server.regions:
                 self._refuse(404, "The specified bucket does not exist.")
                 return
-            names = sorted(n for b, n in self.server.stored if b == bucket and n.startswith(prefix) and n >= start)
+            names = sorted(n for b, n in self.server.stored if b == bucket and n.startswith(prefix))
             items, prefixes, token = [], [], ""
             for name in names:
-                if (end and name >= end) or name <= after:
+                if name < first or (end and name >= end) or name <= after:
                     continue
-                if len(items) == size:
+                if len(items) == int(query.get("maxResults") or 1000):
                     token = items[-1]["name"]
                     break
-                rest = name[len(prefix) :]
-                if delimiter and delimiter in rest:
-                    prefixes.append(prefix + rest.split(delimiter)[0] + delimiter)
+                folder, found, _ = name[len(prefix) :].partition(delimiter or "\0")
+                if found:
+                    prefixes.append(prefix + folder + delimiter)
                 else:
                     items.append(self.server.metadata((bucket, name)))
         body = {"kind": "storage#objects", "items": items, "prefixes": sorted(set(prefixes))}

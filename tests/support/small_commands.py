@@ -50,6 +50,19 @@ def why_not(verb: str) -> str | None:
     return TOO_LONG.get(verb) or TOO_LONG.get(verb.split(" ")[0])
 
 
+def required_words(verb: str, file: str, run: str) -> list[str]:
+    """What a verb cannot do without, of a file and a run's folder that are there."""
+    words = {"launch": ["--zone", "z"], "plan": ["--config_path", file], "runs serve": [run]}.get(verb, [])
+    words = [*words, *(["--config_path", file, "--step_seconds", "1"] if verb == "mfu" else [])]
+    for group in VERBS[verb]._mutually_exclusive_groups:
+        words += [group._group_actions[0].option_strings[0], file] if group.required else []
+    for action in VERBS[verb]._actions:
+        if action.required:
+            value = "4" if action.dest == "bits" else run if action.dest in ("run_dir", "folders", "input") else file
+            words += [*action.option_strings[:1], value]
+    return words
+
+
 def make_run(folder: Path, purpose: str) -> None:
     """A run that was trained once, under the name of its folder, and a line of it in the log of the folder above."""
     shutil.copytree(DATA / "before" / "run", folder)

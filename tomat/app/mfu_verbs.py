@@ -73,13 +73,11 @@ def _print(result: dict[str, Any]) -> None:
         f"step {result['step_seconds']:.3f} s{spread}, {result['tokens_per_second']:,.0f} tokens/s"
         + (f", {rate:,.0f} a chip" if rate is not None else "")
     )
-    for note in result.get("notes", ()):
-        console.print(f"note: {note}.", soft_wrap=True, highlight=False)
+    show(*(f"note: {note}." for note in result.get("notes", ())))
     if where is None and result.get("devices_that_ran"):
-        ran = f"It ran on {result['devices_that_ran']}, whose peak is not known, so there is no MFU."
-        console.print(ran, highlight=False)
+        show(f"It ran on {result['devices_that_ran']}, whose peak is not known, so there is no MFU.")
     elif where is None:
-        console.print("The slice is not known, so there is no MFU; give --slice.")
+        show("The slice is not known, so there is no MFU; give --slice.")
     else:
         peaks = ", ".join(
             f"{peak / 1e12:,.0f} TFLOP/s {operand}"

@@ -85,8 +85,8 @@ def _run_list(args: argparse.Namespace) -> int:
             whole, partial = survey(url, record.temporary_url)
             summaries.append(summarise(record, whole, len(partial), time.time()))
     columns = [Column(heading, right=heading not in ("run", "state", "ran on")) for heading, _ in COLUMNS]
-    show(Table(args.place, columns, list(map(_cells, summaries))))
-    console.print(*(f"{heading}: {meaning}" for heading, meaning in COLUMNS), sep="\n", highlight=False)
+    legend = (f"{heading}: {meaning}" for heading, meaning in COLUMNS)
+    show(Table(args.place, columns, list(map(_cells, summaries))), *legend)
     write_report(args.json, {"runs": [summary.to_dict() for summary in summaries]})
     return 0
 
@@ -140,8 +140,7 @@ def _run_verify(args: argparse.Namespace) -> int:
         colour, word = ("red", "damaged") if verdict.problems else ("green", "sound")
         found = f"{counted(verdict.checkpoints, 'whole checkpoint')}, {counted(verdict.log_lines, 'line')} of log"
         console.print(Text.assemble((word, colour), f" {verdict.name}: {found}"))
-        for line in (*verdict.problems, *(f"note: {note}" for note in verdict.notes)):
-            console.print(f"  {line}", highlight=False)
+        show(*(f"  {line}" for line in (*verdict.problems, *(f"note: {note}" for note in verdict.notes))))
     write_report(args.json, {"runs": [vars(verdict) for verdict in verdicts]})
     return 1 if any(verdict.problems for verdict in verdicts) else 0
 
@@ -175,9 +174,9 @@ def _run_log(args: argparse.Namespace) -> int:
         log = read_log(args.place, time.time())
     page = write_log_page(log, args.output or Path(args.place) / LOG_PAGE)
     n_runs = sum(entry.kind == RUN for entry in log.entries)
-    console.print(f"{counted(n_runs, 'run')}, {counted(len(log.entries) - n_runs, 'measured row')}", highlight=False)
+    show(f"{counted(n_runs, 'run')}, {counted(len(log.entries) - n_runs, 'measured row')}")
     if log.damaged_lines:
-        console.print(f"{counted(log.damaged_lines, 'damaged line')} of the log left out", highlight=False)
+        show(f"{counted(log.damaged_lines, 'damaged line')} of the log left out")
     for url, reason in log.unreadable.items():
         warn(f"{url}: {reason}")
     console.print(f"wrote {page}", highlight=False)
@@ -194,14 +193,10 @@ def _run_compare(args: argparse.Namespace) -> int:
 
     with console.status("reading the runs"):
         comparison = compare_runs(args.runs)
-    parts = compare_page.breakdown_parts(comparison)
-    show(compare_page.settings_part(comparison), compare_page.figures_table(comparison), *parts)
-    for name, line in (lines := compare_page.sparklines(comparison)):
-        console.print(f"{line} {name}", highlight=False)
-    if lines:
-        console.print(f"training loss of {len(comparison.common_steps):,} common steps, one scale", highlight=False)
-    else:
-        console.print("the runs have no step in common that has a loss")
+    parts, lines = compare_page.breakdown_parts(comparison), compare_page.sparklines(comparison)
+    scale = f"training loss of {len(comparison.common_steps):,} common steps, one scale"
+    lines = [f"{line} {name}" for name, line in lines] + [scale if lines else "the runs share no step that has a loss"]
+    show(compare_page.settings_part(comparison), compare_page.figures_table(comparison), *parts, *lines)
     for reason in comparison.not_comparable:
         console.print(Text.assemble(("losses cannot be compared:", "yellow"), f" {reason}"))
     if args.output is not None:

@@ -42,7 +42,7 @@ def dataclasses() -> dict[str, ast.ClassDef]:
 
 
 def fields(name: str) -> dict[str, tuple[ast.AnnAssign, str]]:
-    """The fields of a dataclass, those of its bases first, each with its docstring."""
+    """The fields of a dataclass, those of its bases first, each with its docstring, or that of the base."""
     definition = dataclasses()[name]
     found = {}
     for base in definition.bases:
@@ -50,8 +50,10 @@ def fields(name: str) -> dict[str, tuple[ast.AnnAssign, str]]:
             found |= fields(ast.unparse(base))
     for field, after in zip(definition.body, [*definition.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
+            name = ast.unparse(field.target)
             documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            found[ast.unparse(field.target)] = field, " ".join(str(after.value.value).split()) if documented else ""
+            inherited = found[name][1] if name in found else ""
+            found[name] = field, " ".join(str(after.value.value).split()) if documented else inherited
     return found
 
 

@@ -34,8 +34,7 @@ from tomat.base.progress import progress
 from tomat.base.reporting import console, write_json, write_report
 from tomat.measure.bench.processes import Process, compile_cache, end_of, started, tomat_command
 from tomat.train.runs.checkpoints import array_shapes, newest_whole
-from tomat.train.runs.history import read_events
-from tomat.train.runs.log_lines import parse_metrics
+from tomat.train.runs.history import parse_metrics, read_events
 from tomat.train.runs.record import read_record
 
 RUN_NAME = "soak"

@@ -44,8 +44,7 @@ from tomat.report.pages.kernels_page import kernels_report
 from tomat.report.pages.max_batch_page import probes_parts
 from tomat.report.pages.report import write_index
 from tomat.report.sweep import epochs_parts, measured_table
-from tomat.train.runs.checkpoints import array_shapes, examine
-from tomat.train.runs.checksums import write_checksums
+from tomat.train.runs.checkpoints import array_shapes, examine, write_checksums
 
 damage = sys.modules["fuzz_damage"]
 fuzz, Tried = damage.fuzz, damage.Tried

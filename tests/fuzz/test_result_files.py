@@ -35,8 +35,7 @@ from tomat.perf.profile.two_breakdowns import compare_breakdowns
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.predict.evaluation.result import LABEL, MaterialResult, PartialResults, TeacherForcedResult
 from tomat.report.pages.report import breakdown_parts, memory_part, operations_parts, read_record, write_index
-from tomat.train.runs.history import read_events
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.runs.record import read_record as read_run
 from tomat.train.runs.summary import summarise
 from tomat.train.runs.verify import verify_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorstore as ts
 
-from tomat.train.runs.checksums import write_checksums
+from tomat.train.runs.checkpoints import write_checksums
 
 
 def save_checkpoint(

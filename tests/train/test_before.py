@@ -14,8 +14,7 @@ from tomat.predict.inference.trained import load_trained
 from tomat.report.pages.report import read_record, write_index
 from tomat.train.origins import Continuation
 from tomat.train.run import train
-from tomat.train.runs.history import read_events
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.settings.config import load_config
 
 BEFORE = Path(__file__).parents[1] / "fixtures" / "before"

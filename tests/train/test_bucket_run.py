@@ -11,7 +11,7 @@ from forked import Forked, signalled
 from tiny_run import DEMO, tiny_run
 
 from tomat.train.run import train
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_metrics
 from tomat.train.settings.config import load_config
 
 STEPS = 8

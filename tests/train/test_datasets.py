@@ -1,6 +1,7 @@
 """A run's data are known by their content: what counts, what is refused, what is recorded."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tomat.data.tokens.layouts import LAYOUTS
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
 from tomat.train.datasets import Datasets
-from tomat.train.origins import Changes, RecordedData, Start
+from tomat.train.origins import Start
 from tomat.train.runs.history import append_event, read_events, recorded_contents
 from tomat.train.settings.config import load_config
 
@@ -41,10 +42,6 @@ def datasets(sets: Path, train: str, validation: str | None = None) -> Datasets:
     return Datasets(open_shards(sets / train), None if validation is None else open_shards(sets / validation))
 
 
-def changes(recorded: RecordedData, there: Datasets, *allow: str) -> Changes:
-    return recorded.changes(there.contents, there.urls, allow)
-
-
 def test_the_content_counts_and_not_the_place(sets):
     hashes = {place: open_shards(sets / place).content_sha256 for place in ("a", "again", "other", "fewer")}
     assert hashes["a"] == hashes["again"]
@@ -61,26 +58,25 @@ def test_a_single_other_checksum_is_another_content(sets, tmp_path):
     assert type(shards)(shards.url, changed, shards.codec, shards.array).content_sha256 != before
 
 
-def test_other_data_are_refused_with_both_hashes_unless_named(sets):
-    recorded = RecordedData("run 'x'", datasets(sets, "a", "other").contents)
-    assert changes(recorded, datasets(sets, "again", "other")) == {}
-    now = datasets(sets, "fewer", "a")
+def plan(run: Path, allow: tuple[str, ...] = ()) -> Start:
+    """As `plan_start` leaves it for a run that has checkpoints."""
+    config = load_config(DEMO, ["--output_dir", str(run)])
+    return Start(config, run, allow_change=allow, data=("run 'x'", recorded_contents(read_events(run))))
+
+
+def test_other_data_are_refused_with_both_hashes_unless_named(sets, tmp_path):
+    start, now = plan(tmp_path), datasets(sets, "fewer", "a")
+    recorded = replace(start, data=("run 'x'", datasets(sets, "a", "other").contents))
+    assert recorded.settle(datasets(sets, "again", "other")).changed_data == {}
     with pytest.raises(TomatError) as refused:
-        changes(recorded, now, "data.validation")
+        replace(recorded, allow_change=("data.validation",)).settle(now)
     text = str(refused.value)
     assert "--allow_change data.train" in text and "data.validation" not in text
     for place in ("a", "fewer"):
         assert open_shards(sets / place).content_sha256[:12] in text
-    changed = changes(recorded, now, "data.train", "data.validation")
-    assert set(changed) == {"data.train", "data.validation"}
-    assert changes(RecordedData("run 'x'", None), now) == {}
-
-
-def plan(run: Path, allow: tuple[str, ...] = ()) -> Start:
-    """As `plan_start` leaves it for a run that has checkpoints."""
-    recorded = RecordedData("run 'x'", recorded_contents(read_events(run)))
-    config = load_config(DEMO, ["--output_dir", str(run)])
-    return Start(config, run, allow_change=allow, data=recorded)
+    named = replace(recorded, allow_change=("data.train", "data.validation"))
+    assert set(named.settle(now).changed_data) == {"data.train", "data.validation"}
+    assert start.settle(now).changed_data == {}
 
 
 def test_what_is_allowed_is_recorded_and_counts_from_then_on(sets, tmp_path, capsys):

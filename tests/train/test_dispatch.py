@@ -29,7 +29,7 @@ from tomat.train.dispatch import CompiledStep, ReadState, training_steps
 from tomat.train.guards.loss import GuardedState
 from tomat.train.loop import TrainingLoop
 from tomat.train.run import train
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.settings.schema import PauseConfig
 from tomat.train.tracking import TrainingProgress

@@ -18,8 +18,7 @@ from tomat.predict.inference.trained import load_trained
 from tomat.train.hooks import Evaluation
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import examine, list_checkpoints, newest_whole
-from tomat.train.runs.history import read_events
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
 
 STEPS = 12

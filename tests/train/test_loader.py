@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -174,18 +175,16 @@ def batch_p_values(batches: np.ndarray, window_rows: int, block_rows: int) -> di
     }
 
 
-@pytest.mark.parametrize("start", [0, 65_536 + 65_280])
-def test_batches_cannot_be_told_from_a_true_shuffle(start: int) -> None:
-    """150 seeds, a batch of 256 of each; a material fills a block, as with 64 patches a material."""
-    config = BlockShuffleConfig(io_block_size=64, window_blocks=1024)
-    batches = [ShuffledIndex(3 * 65_536, config, seed)(np.arange(start, start + 256)) for seed in range(150)]
-    p_values = batch_p_values(np.stack(batches), 65_536, 64)
-    assert min(p_values.values()) > ALPHA, p_values
-
-
-def test_successive_batches_of_one_run_cannot_be_told_from_a_true_shuffle() -> None:
-    index = ShuffledIndex(3 * 65_536, BlockShuffleConfig(io_block_size=64, window_blocks=1024), seed=0)
-    p_values = batch_p_values(index(np.arange(65_536)).reshape(-1, 256)[:64], 65_536, 64)
+@pytest.mark.parametrize("start", [None, 0, 65_536 + 65_280])
+def test_batches_cannot_be_told_from_a_true_shuffle(start: int | None) -> None:
+    """64 batches of one run, or one of each of 150 seeds, of 256; a material fills a block, as with 64 patches each."""
+    config, rows = BlockShuffleConfig(io_block_size=64, window_blocks=1024), 3 * 65_536
+    if start is None:
+        batches = ShuffledIndex(rows, config, seed=0)(np.arange(64 * 256)).reshape(64, 256)
+    else:
+        taken = np.arange(start, start + 256)
+        batches = np.stack([ShuffledIndex(rows, config, seed)(taken) for seed in range(150)])
+    p_values = batch_p_values(batches, 65_536, 64)
     assert min(p_values.values()) > ALPHA, p_values
 
 
@@ -215,7 +214,7 @@ def test_the_statistics_reject_a_weak_shuffle() -> None:
     assert max(p_values.values()) < 1e-9, p_values
 
 
-def test_impossible_shuffles_are_refused() -> None:
+def test_impossible_shuffles_are_refused(shards: ShardSet) -> None:
     with pytest.raises(TomatError, match="io_block_size is 0"):
         BlockShuffleConfig(io_block_size=0)
     with pytest.raises(TomatError, match="perm_type is 'linear'"):
@@ -224,6 +223,10 @@ def test_impossible_shuffles_are_refused() -> None:
         ShuffledIndex(0, BlockShuffleConfig(), 0)
     with pytest.raises(IndexError):
         ShuffledIndex(5, BlockShuffleConfig(), 0)(np.array([-1]))
+    with pytest.raises(TomatError, match="multiple of 8"):
+        ShardDataset(shards, BlockShuffleConfig(io_block_size=12))
+    # Without windows of blocks the size does not matter.
+    ShardDataset(shards, BlockShuffleConfig(io_block_size=12, perm_type="none"))
 
 
 # The data set
@@ -298,24 +301,13 @@ def test_blocks_that_are_kept_in_memory_are_read_once(shards: ShardSet) -> None:
     assert kept.cache_bytes >= plain.cache_bytes
 
 
-def test_as_many_batches_are_made_ahead_as_are_asked_for(shards: ShardSet, mesh: jax.sharding.Mesh) -> None:
-    first = []
-    for ahead in (0, 3):
-        dataset = ShardDataset(shards, SHUFFLE, seed=5)
-        loader = token_loader(dataset, 16, mesh=mesh, axis_resources={"batch": "data"}, buffered_batches=ahead)
-        assert loader.max_buffered_batches == ahead
-        iterator = loader.iter_from_step(0)
-        first.append(np.asarray(next(iterator).tokens.array))
-        iterator.close()
-    np.testing.assert_array_equal(*first)
-
-
 def test_a_resumed_run_sees_what_an_unbroken_one_saw(shards: ShardSet, mesh: jax.sharding.Mesh) -> None:
     """Through Levanter's loader, batches of 16 on two devices, over the ends of windows and of two epochs."""
 
-    def batches(start: int, count: int) -> np.ndarray:
+    def batches(start: int, count: int, ahead: int = 8) -> np.ndarray:
         dataset = ShardDataset(shards, SHUFFLE, seed=5)
-        loader = token_loader(dataset, 16, mesh=mesh, axis_resources={"batch": "data"})
+        loader = token_loader(dataset, 16, mesh=mesh, axis_resources={"batch": "data"}, buffered_batches=ahead)
+        assert loader.max_buffered_batches == ahead
         iterator = loader.iter_from_step(start)
         out = [next(iterator).tokens for _ in range(count)]
         iterator.close()
@@ -325,7 +317,7 @@ def test_a_resumed_run_sees_what_an_unbroken_one_saw(shards: ShardSet, mesh: jax
 
     unbroken = batches(0, 30)
     for step in (1, 5, 11, 12, 23, 28):
-        np.testing.assert_array_equal(batches(step, 2), unbroken[step : step + 2])
+        np.testing.assert_array_equal(batches(step, 2, ahead=step % 4), unbroken[step : step + 2])
 
 
 def test_processes_that_ask_for_their_share_see_the_same_batches(shards: ShardSet) -> None:
@@ -360,32 +352,14 @@ def test_a_finite_run_ends_and_its_last_batch_is_padded(shards: ShardSet, mesh: 
         asyncio.run(endless.async_len())
 
 
-def test_shuffle_blocks_that_cut_chunks_are_refused(shards: ShardSet) -> None:
-    with pytest.raises(TomatError, match="multiple of 8"):
-        ShardDataset(shards, BlockShuffleConfig(io_block_size=12))
-    # Without windows of blocks the size does not matter.
-    ShardDataset(shards, BlockShuffleConfig(io_block_size=12, perm_type="none"))
-
-
-@pytest.mark.parametrize("damage", ["truncated", "missing", "other rows"])
 def test_a_damaged_chunk_is_named(
-    shard_folder: Path, tmp_path: Path, mesh: jax.sharding.Mesh, damage: str, reference: np.ndarray
+    shard_folder: Path, tmp_path: Path, mesh: jax.sharding.Mesh, reference: np.ndarray
 ) -> None:
-    array = tmp_path / "tokens.zarr"
-    for source in shard_folder.rglob("*"):
-        if source.is_file():
-            target = tmp_path / source.relative_to(shard_folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
-    chunk = array / "c" / "7" / "0"
+    shutil.copytree(shard_folder, tmp_path / "set")
+    chunk = tmp_path / "set" / "tokens.zarr" / "c" / "7" / "0"
     whole = chunk.read_bytes()
-    if damage == "truncated":
-        chunk.write_bytes(whole[: len(whole) // 2])
-    elif damage == "missing":
-        chunk.unlink()
-    else:
-        chunk.write_bytes((array / "c" / "8" / "0").read_bytes())
-    dataset = ShardDataset(open_shards(tmp_path), BlockShuffleConfig(BLOCK_ROWS, 4, "none"), epochs=1)
+    chunk.write_bytes(whole[: len(whole) // 2])
+    dataset = ShardDataset(open_shards(tmp_path / "set"), BlockShuffleConfig(BLOCK_ROWS, 4, "none"), epochs=1)
     np.testing.assert_array_equal(fetch(dataset, range(7 * BLOCK_ROWS)), reference[: 7 * BLOCK_ROWS])
     with pytest.raises(TomatError, match="Chunk 7 "):
         fetch(dataset, range(7 * BLOCK_ROWS, 8 * BLOCK_ROWS))
@@ -428,5 +402,5 @@ def test_rows_get_every_atom_that_their_patch_sees(tmp_path):
         assert len(np.unique(np.round(mine, 3), axis=0)) == len(mine)
     with pytest.raises(TomatError, match="a patch of a of 27 voxels has .* set it to .* or more"):
         RowAtoms(shards, EnvironmentConfig(max_atoms=8))(0)
-    with pytest.raises(TomatError, match=r"has 2 elements near it .*max_elements is 1; set it to 2 or more"):
+    with pytest.raises(TomatError, match=r"has 2 elements near it .*max_elements is 1. set it to 2 or more"):
         RowAtoms(shards, EnvironmentConfig(max_atoms=160, max_elements=1))(0)

@@ -17,8 +17,7 @@ from tiny_run import DEMO, tiny_run
 from tomat.predict.inference.trained import load_trained
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import list_checkpoints, newest_whole
-from tomat.train.runs.history import read_events
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.settings.config import load_config
 
 STEPS = 10

@@ -19,14 +19,13 @@ from tomat.train import origins
 from tomat.train import run as run_module
 from tomat.train.datasets import open_datasets
 from tomat.train.origins import Continuation, plan_start
-from tomat.train.resume import changed_keys, plain_values
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
-from tomat.train.runs.history import read_events
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.runs.published import fetch
 from tomat.train.runs.record import read_config
 from tomat.train.settings.config import TrainConfig, load_config
+from tomat.train.settings.meanings import changed_keys, plain_values
 from tomat.train.startup import initialise
 
 TINY = tiny_run(6, 2, "--optimizer.warmup", "2")
@@ -115,7 +114,8 @@ def test_a_fork_goes_on_with_model_optimizer_and_data(runs):
     result = train(config, fork)
     assert (result.first_step, result.steps) == (3, 6)
     assert losses(runs / "child") == {step: loss for step, loss in losses(runs / "demo").items() if step > 2}
-    for one, other in zip(_arrays(runs / "child"), _arrays(runs / "demo"), strict=True):
+    leaves = [jax.tree.leaves(load_trained(runs / name).model) for name in ("child", "demo")]
+    for one, other in zip(*leaves, strict=True):
         np.testing.assert_array_equal(one, other)
     (event,) = named(runs / "child", "fork")
     assert (event["parent"], event["step"], event["changes"]) == ("demo", 3, {})
@@ -138,14 +138,10 @@ def test_a_fork_that_cannot_be_made_leaves_nothing(runs):
     ):
         with pytest.raises(TomatError, match=message):
             train(tiny(runs, "--run_name", "child", *words), wanted)
-    with pytest.raises(TomatError, match="own name"):
-        _start_anew(runs)
-    assert {path.name for path in runs.iterdir()} == {"demo"}
-
-
-def _start_anew(runs: Path) -> None:
     shutil.rmtree(runs / "demo" / "checkpoints")
-    train(tiny(runs), Continuation(fork_of="demo"))
+    with pytest.raises(TomatError, match="own name"):
+        train(tiny(runs), Continuation(fork_of="demo"))
+    assert {path.name for path in runs.iterdir()} == {"demo"}
 
 
 def test_a_fork_whose_copy_was_cut_short_is_copied_again(runs):
@@ -182,7 +178,7 @@ def test_a_fork_in_a_bucket_is_known_there_before_it_is_copied(runs, tmp_path, m
         raise RetryableError("taken away")
 
     with monkeypatch.context() as patch, pytest.raises(RetryableError, match="taken away"):
-        patch.setattr(origins, "copy", cut_short)
+        patch.setattr(origins.checkpoints, "copy", cut_short)
         train(config, fork)
     assert {"config.yaml", "codec.json", "history.jsonl"} <= set(found)
     fetch(config.run_dir, tmp_path / "another")
@@ -277,21 +273,11 @@ def test_weights_of_another_codec_are_refused(runs):
         train(config, Continuation(warm_start=str(runs / "demo")))
 
 
-def test_a_run_that_has_begun_cannot_be_started_warm(runs, parent):
+def test_what_a_checkpoint_lacks_is_not_made_up(runs, parent):
+    """State that the checkpoint has no arrays for is refused, not completed; and a begun run is not warmed."""
+    config = tiny(runs, "--trainer.model_averaging", "{type: ema, beta: 0.9}")
+    changed = changed_keys(read_config(str(runs / "demo" / "config.yaml")), plain_values(config))
+    with pytest.raises(TomatError, match="does not hold this model and optimizer"):
+        train(config, Continuation(allow_change=tuple(changed)))
     with pytest.raises(TomatError, match="has begun, without"):
         train(tiny(runs), Continuation(warm_start=str(parent)))
-
-
-def test_what_a_checkpoint_lacks_is_not_made_up(runs):
-    """State that the checkpoint has no arrays for is refused, not completed with fresh ones."""
-    words = ("--trainer.model_averaging", "{type: ema, beta: 0.9}")
-    with pytest.raises(TomatError, match="does not hold this model and optimizer"):
-        train(tiny(runs, *words), Continuation(allow_change=tuple(_changed(runs, *words))))
-
-
-def _changed(runs: Path, *words: str) -> list[str]:
-    return list(changed_keys(read_config(str(runs / "demo" / "config.yaml")), plain_values(tiny(runs, *words))))
-
-
-def _arrays(run_dir: Path) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(load_trained(run_dir).model)]

@@ -23,8 +23,7 @@ from tomat.train.guards.loss import guard_updates
 from tomat.train.origins import Continuation
 from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.run import train
-from tomat.train.runs.history import read_events
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
 
 TINY = tiny_run(

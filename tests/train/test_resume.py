@@ -7,7 +7,7 @@ import yaml
 from fsspec.implementations.local import LocalFileSystem
 
 from tomat.base.errors import TomatError
-from tomat.train.resume import refuse_changes
+from tomat.train.origins import refuse_changes
 from tomat.train.settings.config import load_config
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
@@ -28,30 +28,22 @@ def test_the_same_configuration_continues(recorded):
         refuse_changes(recorded, load_config(DEMO, ["--optimizer.warmup", "7"]))
 
 
-def test_without_a_checkpoint_there_is_nothing_to_continue(recorded):
-    (recorded.parent / "checkpoints" / "step-3").rmdir()
-    refuse_changes(recorded, load_config(DEMO, ["--loss.kind", "crps"]))
-
-
-@pytest.mark.parametrize("content, state", [(None, "missing"), ("", "empty"), ("  \n", "empty")])
-def test_checkpoints_without_a_configuration_are_not_continued(recorded, content, state):
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (None, r"has checkpoints, but config\.yaml .* is missing.*copy.*run_name"),
+        (b"  \n", r"has checkpoints, but config\.yaml .* is empty.*copy.*run_name"),
+        (b"- a\n- b\n", "holds no settings"),
+        (b"!!bool x", "is not YAML .* Restore it or use another run_name"),
+        (b"[" * 5000, "is not YAML"),
+        (b"\xff\xfe\xff", "is not YAML"),
+    ],
+)
+def test_checkpoints_without_a_configuration_are_not_continued(recorded, content, said):
     recorded.unlink()
     if content is not None:
-        recorded.write_text(content)
-    with pytest.raises(TomatError, match=rf"has checkpoints, but config\.yaml .* is {state}.*copy.*run_name"):
-        refuse_changes(recorded, load_config(DEMO))
-
-
-def test_a_configuration_that_holds_no_settings_is_one_error(recorded):
-    recorded.write_text("- a\n- b\n")
-    with pytest.raises(TomatError, match="holds no settings"):
-        refuse_changes(recorded, load_config(DEMO))
-
-
-@pytest.mark.parametrize("content", ["!!bool x", "[" * 5000, b"\xff\xfe\xff", "{"])
-def test_a_configuration_that_is_not_yaml_is_one_error(recorded, content):
-    recorded.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(TomatError, match="is not YAML .* Restore it or use another run_name"):
+        recorded.write_bytes(content)
+    with pytest.raises(TomatError, match=said):
         refuse_changes(recorded, load_config(DEMO))
 
 
@@ -64,8 +56,9 @@ def test_a_place_that_cannot_be_listed_is_one_error(recorded, monkeypatch):
         refuse_changes(recorded, load_config(DEMO))
 
 
-def test_checkpoints_that_lie_elsewhere_count(recorded, tmp_path):
+def test_checkpoints_that_lie_elsewhere_count_and_without_any_there_is_nothing_to_continue(recorded, tmp_path):
     (recorded.parent / "checkpoints" / "step-3").rmdir()
+    refuse_changes(recorded, load_config(DEMO, ["--loss.kind", "crps"]))
     (tmp_path / "temporary" / "demo" / "step-5").mkdir(parents=True)
     words = ["--trainer.checkpointer.temporary_base_path", str(tmp_path / "temporary")]
     with pytest.raises(TomatError, match="loss.kind"):

@@ -23,8 +23,7 @@ from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.step import build_trainer, with_state_dtype
 
 TINY = [
-    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7",
-    "--trainer.mp", "compute=float32,params=float32,output=float32",
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--trainer.mp", "f32",
     "--model.num_layers", "2", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
     "--model.num_kv_heads", "2", "--model.head_dim", "16", "--data.n_density_tokens", "64",
     "--trainer.train_batch_size", "8", "--data.seq_len", "256", "--loss.block_positions", "128",
@@ -170,13 +169,13 @@ def moments(state):
     return [leaf for leaf in jax.tree.leaves(state) if leaf.ndim > 0]
 
 
-@pytest.mark.parametrize("build", [optax.adam, optax.lion, optax.adafactor], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", [optax.adam, optax.adafactor], ids=lambda build: build.__name__)
 def test_in_the_parameters_type_nothing_changes(build):
     parameters = jax.tree.map(jnp.asarray, PARAMETERS)
-    for one, other in zip(
-        steps(build(1e-2), parameters), steps(with_state_dtype(build(1e-2), "float32"), parameters), strict=True
-    ):
-        jax.tree.map(np.testing.assert_array_equal, one, other)
+    plain, kept = (
+        steps(optimizer, parameters) for optimizer in (build(1e-2), with_state_dtype(build(1e-2), "float32"))
+    )
+    jax.tree.map(np.testing.assert_array_equal, plain, kept)
 
 
 def test_moments_are_rounded_between_steps_and_nothing_else_is():

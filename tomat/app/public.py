@@ -121,8 +121,7 @@ def _mfu_of_run(run_dir: Path, slice_name: str | None, overrides: Sequence[str],
     from tomat.hardware.chips import slice_named
     from tomat.hardware.mfu import RunTimes, run_report
     from tomat.train.runs.devices import NOT_ON_RECORD, asked_but_not_found, ran_steps
-    from tomat.train.runs.history import read_events
-    from tomat.train.runs.log_lines import read_metrics
+    from tomat.train.runs.history import read_events, read_metrics
     from tomat.train.settings.config import recorded_config
 
     metrics_path = run_dir / METRICS_FILE

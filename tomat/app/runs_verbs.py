@@ -165,8 +165,7 @@ def _run_log(args: argparse.Namespace) -> int:
     settings that differ from the recipe, command, result. Notes below an entry stay."""
     from tomat.base.storage import is_remote
     from tomat.report.pages.run_log_page import write_log_page
-    from tomat.train.runs.entries import read_log
-    from tomat.train.runs.run_log import RUN
+    from tomat.train.runs.run_log import RUN, read_log
 
     if args.output is None and is_remote(args.place):
         raise TomatError(f"{args.place} is a bucket; say with --output FILE.md where the page is to be written.")

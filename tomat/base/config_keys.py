@@ -4,12 +4,15 @@ A resume is closed by default: a field without a meaning decides what is learnt,
 """
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass
 from functools import cache
 from typing import Any, Literal
+
+from tomat.base.errors import TomatError
 
 Free = Literal["label", "speed", "rounding", "watching", "saving", "nothing"]
 """Why a key may change when a run is resumed. `label`: names and places. `speed`: devices, hosts, caches. `rounding`:
@@ -56,6 +59,17 @@ def key(
 def meaning_of(field: "Field[Any]") -> Meaning:
     """The meaning that a field was declared with; that of a plain field is the closed one."""
     return field.metadata.get(Meaning, Meaning())
+
+
+def check_range(section: str, settings: object, **limits: float | tuple[float, float]) -> None:
+    """Refuse a value of a section's dataclass, unless it is None, that is below the least one of its field, or outside
+    the least and the largest, or no number; `section` with its dot."""
+    for name, limit in limits.items():
+        least, most = limit if isinstance(limit, tuple) else (limit, math.inf)
+        value = getattr(settings, name)
+        if value is not None and not least <= value <= most:
+            expected = f"{least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
+            raise TomatError(f"{section}{name} is {value}; expected {expected}.")
 
 
 def default_of(field: "Field[Any]") -> Any:

@@ -13,7 +13,7 @@ NOT_DETAILS = ("time", "event", "step")
 
 
 def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """Names of figures of a run (`train/runs/figures.py`), and what they read; None where they are not known."""
+    """Names of figures of a run (`train/runs/summary.py`), and what they read; None where they are not known."""
     done, total, first, last = map(figures.get, ("steps_done", "steps_total", "first_loss", "last_loss"))
     improvement = f"{first - last:.4f} ({percent(1 - last / first, 0)})" if first and last is not None else None
     if (duration := figures.get("wall_seconds")) is not None:

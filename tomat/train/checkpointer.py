@@ -14,8 +14,7 @@ from levanter.checkpoint import Checkpointer, CheckpointerConfig, CheckpointInte
 
 from tomat.base.ports.jax import ManagerWithLastAct
 from tomat.base.ports.levanter import kept_every, replace_manager, since_last_save
-from tomat.train.runs.checkpoints import Checkpoint, examine, mark_permanent, remove, unmark
-from tomat.train.runs.checksums import write_checksums
+from tomat.train.runs.checkpoints import Checkpoint, examine, mark_permanent, remove, unmark, write_checksums
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +98,11 @@ class RunCheckpointer(Checkpointer):
         path = os.path.join(base_path_override if base_path_override is not None else self.base_path, destination)
         if self._saved is not None and self._saved[0] == path:
             if self._saved[1] and not is_temporary:
-                self._make_permanent(path, commit_callback)
+                self._checksumming.wait_until_finished()
+                if jax.process_index() == 0:
+                    mark_permanent(path)
+                if commit_callback is not None:
+                    commit_callback()
                 self._saved = (path, False)
             return
         self._before_save()
@@ -110,7 +113,14 @@ class RunCheckpointer(Checkpointer):
         def committed() -> None:
             if commit_callback is not None:
                 commit_callback()
-            self._remove_partial(path)
+            # Those that were never whole, now that a newer one is.
+            paths, self._partial = self._partial, []
+            for partial in paths if jax.process_index() == 0 else ():
+                if partial != path:
+                    try:
+                        remove(partial)
+                    except OSError as error:  # they cost space and nothing else
+                        logger.warning("%s could not be removed: %s", partial, error)
 
         self._checksumming.path = path
         super().save_checkpoint(
@@ -118,35 +128,14 @@ class RunCheckpointer(Checkpointer):
         )
         self._saved = (path, is_temporary)
 
-    def _make_permanent(self, path: str, commit_callback: Callable[[], None] | None) -> None:
-        self._checksumming.wait_until_finished()
-        if jax.process_index() == 0:
-            mark_permanent(path)
-        if commit_callback is not None:
-            commit_callback()
-
     def _clear(self, path: str, step: int) -> bool:
         """Remove what a killed process left at `path`, on all hosts before any of them writes; False if it is whole."""
-        clear = True
-        if jax.process_index() == 0:
-            clear = not examine(path, step).whole
-            if clear:
-                remove(path)
+        clear = jax.process_index() > 0 or not examine(path, step).whole
+        if jax.process_index() == 0 and clear:
+            remove(path)
         if jax.process_count() > 1:
             clear = bool(multihost_utils.broadcast_one_to_all(np.array(clear)))
         return clear
-
-    def _remove_partial(self, saved: str) -> None:
-        """Remove the checkpoints that were never whole, now that a newer one is."""
-        paths, self._partial = self._partial, []
-        if jax.process_index() != 0:
-            return
-        for path in paths:
-            if path != saved:
-                try:
-                    remove(path)
-                except OSError as error:  # they cost space and nothing else
-                    logger.warning("%s could not be removed: %s", path, error)
 
 
 def _monotonic_now() -> datetime.datetime:

@@ -31,23 +31,19 @@ class Datasets:
         return self.train.codec
 
     @property
-    def contents(self) -> Contents:
-        return {key: part and part.content_sha256 for key, part in self._by_key.items()}
-
-    @property
-    def urls(self) -> dict[str, str | None]:
-        return {key: part and part.url for key, part in self._by_key.items()}
-
-    @property
-    def _by_key(self) -> dict[str, ShardSet | None]:
+    def by_key(self) -> dict[str, ShardSet | None]:
         return {"data.train": self.train, "data.validation": self.validation}
+
+    @property
+    def contents(self) -> Contents:
+        return {key: part and part.content_sha256 for key, part in self.by_key.items()}
 
 
 def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
     """Open the data a run reads, tokenizing the embedded densities into `local_dir` first where they are the source."""
     data = config.data
+    folder = local_dir / "data"
     if data.source == "embedded":
-        folder = local_dir / "data"
         train_url, validation_url = (str(folder / split) for split in SPLITS)
         # Hosts may share a disk, where two that write one set at a time break each other's. So the first writes, and
         # the others, once it has, what their own disk still lacks: nothing, where they share it.
@@ -67,7 +63,6 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
             write()
     elif data.source == "folder":
         # `tomat train` has prepared them, and with them what of the configuration follows from them.
-        folder = local_dir / "data"
         train_url = str(folder / "train")
         validation_url = str(folder / "validation") if (folder / "validation").exists() else None
     else:
@@ -118,14 +113,11 @@ def value_table(codec: DensityCodec) -> np.ndarray | None:
 
 def _checked(shards: ShardSet, data: DataConfig, key: str) -> ShardSet:
     """`shards`, if its layout and codec are the ones that the configuration compiles a step for."""
-    if shards.layout.name != data.layout:
-        raise TomatError(
-            f"{key} holds layout {shards.layout.name}, the configuration says data.layout={data.layout}; "
-            "set data.layout or use another set."
-        )
-    if shards.codec.n_density_tokens != data.n_density_tokens:
-        raise TomatError(
-            f"{key} was tokenized with {shards.codec.n_density_tokens} density ids, the configuration says "
-            f"data.n_density_tokens={data.n_density_tokens}; set it or use another set."
-        )
+    found = {"layout": shards.layout.name, "n_density_tokens": shards.codec.n_density_tokens}
+    for name, value in found.items():
+        if value != (expected := getattr(data, name)):
+            raise TomatError(
+                f"{key} has {name} {value}, the configuration says data.{name}={expected}; set data.{name} or use "
+                "another set."
+            )
     return shards

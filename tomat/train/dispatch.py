@@ -128,7 +128,8 @@ def training_steps(
     if ahead == 0:
         for info in trainer.training_steps(state, batches):
             yield info
-            _rest(rest, info.next_step)
+            if rest.is_after(info.next_step):
+                time.sleep(rest.seconds)
         return
     done = first = int(state.step)
     take = CompiledStep(trainer, state)
@@ -178,15 +179,10 @@ def training_steps(
             while flying:
                 yield read(flying.popleft())
             agreed = False
-            _rest(rest, done)
+            if rest.is_after(done):
+                time.sleep(rest.seconds)
     while flying:
         yield read(flying.popleft())
-
-
-def _rest(rest: PauseConfig, done: int) -> None:
-    """Leave the devices to others, if there is a pause once so many steps are done."""
-    if rest.is_after(done):
-        time.sleep(rest.seconds)
 
 
 def _any_process(mine: bool, mesh: Mesh) -> Any:

@@ -89,18 +89,9 @@ class RunFolder:
         ended; for the first process, before the run's history has this start."""
         config = self.config
         before = any(event["event"] in (START, RESUME) for event in read_events(self.path))
-        append_line(
-            config.output_dir,
-            RUN,
-            config.run_name,
-            RESUME if before else START,
-            step=first_step,
-            **dataclasses.asdict(asked),
-            purpose=" ".join(config.purpose.split()),
-            **devices_details(found_devices(), config.slice),
-            configuration=config_hash(config),
-            **machine(),
-        )
+        about = {**dataclasses.asdict(asked), "purpose": " ".join(config.purpose.split())}
+        about |= {**devices_details(found_devices(), config.slice), "configuration": config_hash(config), **machine()}
+        append_line(config.output_dir, RUN, config.run_name, RESUME if before else START, step=first_step, **about)
         try:
             yield
         finally:
@@ -111,18 +102,10 @@ class RunFolder:
         is a warning: the steps are saved."""
         if jax.process_index() != 0:
             return
-        config = self.config
+        place, name = self.config.output_dir, self.config.run_name
         try:
-            summary, figures = outcome(read_record(str(self.path)), config.run_dir, time.time())
-            append_line(
-                config.output_dir,
-                RUN,
-                config.run_name,
-                END,
-                step=summary.steps_done,
-                status=summary.state,
-                reason=summary.state_detail,
-                figures=figures,
-            )
+            summary, figures = outcome(read_record(str(self.path)), self.config.run_dir, time.time())
+            said = {"status": summary.state, "reason": summary.state_detail, "figures": figures}
+            append_line(place, RUN, name, END, step=summary.steps_done, **said)
         except TomatError as error:
-            warn(f"the log of {config.output_dir} does not have this end: {error}")
+            warn(f"the log of {place} does not have this end: {error}")

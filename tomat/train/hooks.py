@@ -25,9 +25,9 @@ from tomat.model.loss.density_loss import evaluation_sums
 from tomat.train.datasets import Datasets
 from tomat.train.folder import RunFolder
 from tomat.train.loader import RowAtoms, ShardDataset, token_loader
-from tomat.train.phases import PhaseClock
 from tomat.train.preemption import StopRequest
 from tomat.train.settings.config import TrainConfig
+from tomat.train.tracking import PhaseClock
 
 DATA_KEY = 2
 """What a run's seed is increased by for the data order."""
@@ -58,7 +58,7 @@ class ClosingHooks:
     """After any last step, so that a trace that has begun is written."""
 
     def close(self, info: Any, complete: bool) -> None:
-        """Call what is due: all after the last step of the training (`complete`), else the profiler alone."""
+        """Call what is due after the last step of the training (`complete`), or after one at which the run stops."""
         for hook in (self.evaluation if complete else None, self.profiler):
             if hook is not None:
                 hook(info, force=True)
@@ -68,18 +68,16 @@ def add_hooks(
     folder: RunFolder, trainer: Trainer, datasets: Datasets, clock: PhaseClock, stop: StopRequest
 ) -> ClosingHooks:
     """Everything that happens between steps, each part timed by `clock` under its own name."""
-    config = folder.config
+    config, profiler = folder.config, trainer.config.profiler
     evaluate = trace = None
     trainer.add_hook(levanter.callbacks.log_step_info(config.trainer.num_train_steps), every=1)
     if datasets.validation is not None and config.trainer.max_eval_batches != 0:
         validation = shuffled_rows(config, datasets.validation, epochs=1)
-        evaluation = Evaluation(trainer, validation, folder, stop)
-        evaluate = clock.timed("eval_seconds", evaluation)
+        evaluate = clock.timed("eval_seconds", Evaluation(trainer, validation, folder, stop))
         trainer.add_hook(evaluate, every=config.trainer.steps_per_eval)
-    profiler = trainer.config.profiler
-    profile_steps = profiler.resolve_num_profile_steps(config.trainer.num_train_steps) if profiler.is_enabled else 0
-    if profile_steps > 0:
-        hook = profiler.build(str(folder.path / PROFILER_FOLDER), run_id=config.run_name, num_steps=profile_steps)
+    steps = profiler.resolve_num_profile_steps(config.trainer.num_train_steps) if profiler.is_enabled else 0
+    if steps > 0:
+        hook = profiler.build(str(folder.path / PROFILER_FOLDER), run_id=config.run_name, num_steps=steps)
         trace = clock.timed("profiler_seconds", hook)
         trainer.add_hook(trace, every=1)
     return ClosingHooks(evaluate, trace)
@@ -98,11 +96,8 @@ class Evaluation:
     """
 
     def __init__(self, trainer: Trainer, dataset: ShardDataset, folder: RunFolder, stop: StopRequest):
-        self._folder = folder
-        self._stop = stop
-        self._rows = dataset.index.rows
-        self._batch_size = trainer.EvalBatch.size
-        self._max_batches = folder.config.trainer.max_eval_batches
+        self._folder, self._stop = folder, stop
+        self._rows, self._batch_size = dataset.index.rows, trainer.EvalBatch.size
         self._loader = token_loader(
             dataset, self._batch_size, mesh=trainer.device_mesh, axis_resources=trainer.compute_axis_mapping
         )
@@ -140,7 +135,7 @@ class Evaluation:
         sums: dict[str, float] = defaultdict(float)
         load_seconds = loss_seconds = 0.0
         batches, n_batches = iter(self), 0
-        while n_batches != self._max_batches:
+        while n_batches != self._folder.config.trainer.max_eval_batches:
             began = time.monotonic()
             if (batch := next(batches, None)) is None:
                 break
@@ -154,8 +149,8 @@ class Evaluation:
         sequences = sums.pop("sequences", 0.0)
         if sequences == 0:
             raise TomatError(
-                f"none of the {rows} validation rows read has a density token, so there is no validation loss; check "
-                "data.validation, or set trainer.max_eval_batches: 0 to train without it."
+                f"none of the {rows} validation rows read has a density token; check data.validation, or set "
+                "trainer.max_eval_batches: 0 to train without a validation loss."
             )
         return {name: total / sequences for name, total in sums.items()} | {
             "sequences": sequences,

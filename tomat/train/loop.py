@@ -26,10 +26,9 @@ from tomat.train.hooks import add_hooks, shuffled_rows
 from tomat.train.loader import token_loader
 from tomat.train.mfu import live_mfu
 from tomat.train.origins import Start
-from tomat.train.phases import PhaseClock
 from tomat.train.preemption import StopRequest
 from tomat.train.step import density_target
-from tomat.train.tracking import TrainingProgress
+from tomat.train.tracking import PhaseClock, TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class TrainingLoop:
 
     def __init__(
         self,
-        *,
         folder: RunFolder,
         datasets: Datasets,
         start: Start,
@@ -69,12 +67,11 @@ class TrainingLoop:
         stop: StopRequest,
     ):
         self._folder, self._start, self._trainer = folder, start, trainer
-        self._guards, self._stop = guards, stop
+        self._datasets, self._guards, self._stop = datasets, guards, stop
         self._config = config = folder.config
         self._first_step, self._total_steps = int(state.step), config.trainer.num_train_steps
         self._parameters = count_parameters(state)
         self._rows = shuffled_rows(config, datasets.train)
-        self._value_table = value_table(datasets.codec)
         self._losses: list[float] = []
         # From the end of the first step there is something to save.
         trainer.add_hook(lambda info: stop.defer(info.next_step), every=1)
@@ -141,9 +138,9 @@ class TrainingLoop:
     def _pauses_after(self, done: int) -> bool:
         """Whether something after so many steps needs their state, or devices that have nothing else to do."""
         trainer, hooks = self._config.trainer, self._closing
+        window = trainer.profiler
         evaluates = hooks.evaluation is not None and done % trainer.steps_per_eval == 0
-        trace_edges = (trainer.profiler.start_step, trainer.profiler.start_step + trainer.profiler.num_steps)
-        traces = hooks.profiler is not None and done in trace_edges
+        traces = hooks.profiler is not None and done in (window.start_step, window.start_step + window.num_steps)
         return evaluates or traces or self._checkpointer.is_due(done - 1)
 
     def _is_ended_by(self, info: Any) -> bool:
@@ -154,7 +151,12 @@ class TrainingLoop:
         last = info.next_step >= self._total_steps
         if last:
             self._closing.close(info, complete=True)
-        self._report(info)
+        # Its line is on disk before the step can be in a checkpoint: the log has no holes.
+        row = self._clock.row(info.step_duration) | self._live_mfu.row(info.step_duration)
+        levanter.tracker.log(row, step=info.step, commit=True)
+        self._guards.check_log()
+        self._folder.lock.check()
+        self._progress.update(info.next_step, self._losses[-1], row["tokens_per_second"], row.get("mfu_full"))
         if not isinstance(info.state, TrainerState):
             return False
         stopping = self._stop.reached()
@@ -166,14 +168,6 @@ class TrainingLoop:
             if not last:
                 self._closing.close(info, complete=False)
         return stopping
-
-    def _report(self, info: Any) -> None:
-        """Log and show a step. Its line is on disk before the step can be in a checkpoint: the log has no holes."""
-        row = self._clock.row(info.step_duration) | self._live_mfu.row(info.step_duration)
-        levanter.tracker.log(row, step=info.step, commit=True)
-        self._guards.check_log()
-        self._folder.lock.check()
-        self._progress.update(info.next_step, self._losses[-1], row["tokens_per_second"], row.get("mfu_full"))
 
     def _save_untimed(self, info: Any, force: bool = False) -> None:
         with progress_event_scope(info.emit_event, ProgressEvent.CHECKPOINT_STARTED, ProgressEvent.CHECKPOINT_FINISHED):
@@ -189,7 +183,7 @@ class TrainingLoop:
             # Its logits are not near-uniform: how wide the prior is, and how wrong, decides its first loss.
             said = "of the prior around the promolecule"
         else:
-            target = density_target(config, self._value_table)
+            target = density_target(config, value_table(self._datasets.codec))
             examples = asyncio.run(self._rows.get_batch(range(config.batch_size)))
             tokens = np.stack([np.asarray(example.tokens.array) for example in examples])
             expected = uniform_loss(config.loss, tokens, target=target, vocab_size=config.data.model_vocabulary)

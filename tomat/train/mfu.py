@@ -84,20 +84,19 @@ def operand_types(config: TrainConfig) -> OperandTypes:
     precision = config.trainer.jax_config.get("jax_default_matmul_precision")
     if compute.itemsize > 4 or ("f32" in (usual, attention) and precision not in (None, "default", "fastest")):
         raise TomatError(
-            f"FLOPs of products in {compute.name} (jax_default_matmul_precision {precision}) have no known peak; "
-            "expected trainer.mp to compute in bfloat16, float16 or float32, the last at the default precision."
+            f"products in {compute.name} (jax_default_matmul_precision {precision}) have no known peak; set trainer.mp "
+            "to compute in bfloat16, float16 or float32, the last at the default precision."
         )
     forward = inputs = weights = usual
     quantised = config.trainer.quantization
     if quantised is not None and (quantised.int8 or quantised.fp8):
         if quantised.targets is not None:
             raise TomatError(
-                "trainer.quantization.targets takes some of the layers alone, whose FLOPs are not counted apart."
+                "trainer.quantization.targets is set: FLOPs of some layers are not counted apart; leave it out."
             )
         forward = inputs = "int8" if quantised.int8 else "fp8"
         weights = usual if quantised.int8 else "fp8"  # AQT leaves the gradients of the weights, as tomat's own does
-    products = int8_matmuls_of(config.model)
-    if products is not None:
+    if (products := int8_matmuls_of(config.model)) is not None:
         forward = "int8"
         inputs = "int8" if products == "forward_and_inputs" else usual
     return OperandTypes(forward, inputs, weights, attention, usual)
@@ -108,13 +107,10 @@ def live_mfu(config: TrainConfig, device_kind: str, n_devices: int) -> LiveMfu:
 
     An unknown chip, or a model whose FLOPs are not known, warns; the run then logs no MFU.
     """
-    tokens = config.batch_size * config.seq_len
-    chip = chip_for_device_kind(device_kind)
-    if chip is None:
-        return LiveMfu(None, tokens, None, n_devices)
-    try:
-        work = step_work(config, "tpu" if device_kind.startswith("TPU") else "gpu")
-    except TomatError as error:
-        warnings.warn(f"no MFU is reported: {error}", stacklevel=2)
-        work = None
-    return LiveMfu(work, tokens, chip, n_devices)
+    chip, work = chip_for_device_kind(device_kind), None
+    if chip is not None:
+        try:
+            work = step_work(config, "tpu" if device_kind.startswith("TPU") else "gpu")
+        except TomatError as error:
+            warnings.warn(f"no MFU is reported: {error}", stacklevel=2)
+    return LiveMfu(work, config.batch_size * config.seq_len, chip, n_devices)

@@ -3,6 +3,10 @@
 `plan_start` only reads, and refuses what cannot work before anything is written. `Start.settle` then lets the first
 process decide for all of them. Once the state has been loaded, `Start.record` leaves what was decided in the run's
 history: a start that fails leaves a run as it was.
+
+Four of the first generation's scripts in a row resumed on other data than the run had; the loss spiked and nobody knew
+why. What decides what a model learns may therefore not change under a run's name, unless the change is named; what only
+decides how fast or where it learns may (`settings/meanings.py`).
 """
 
 import math
@@ -12,45 +16,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
+from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CODEC_FILE, CONFIG_FILE
 from tomat.base.reporting import console, warn
+from tomat.base.storage import is_remote
 from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.files import codec_from_text
 from tomat.train.datasets import Datasets
-from tomat.train.resume import (
-    Changes,
-    allowed_changes,
-    changed_keys,
-    plain_values,
-    refuse_changes,
-    refuse_unnamed,
-)
-from tomat.train.runs.checkpoints import (
-    Checkpoint,
-    copy,
-    examine,
-    find_checkpoint,
-    list_checkpoints,
-    newest_whole,
-    run_of,
-    say_if_unchecked,
-    weights_kind,
-    with_data_read,
-)
-from tomat.train.runs.history import (
-    DATA_EVENT,
-    Contents,
-    Event,
-    append_event,
-    last_event,
-    read_events,
-    recorded_contents,
-)
-from tomat.train.runs.record import read_codec, read_config, temporary_place
+from tomat.train.guards.alike import NO_LIMIT_SECONDS, gathered
+from tomat.train.runs import checkpoints, history
+from tomat.train.runs.checkpoints import Checkpoint
+from tomat.train.runs.history import Contents, Event
+from tomat.train.runs.record import needed, read_config, temporary_place
 from tomat.train.settings.config import TrainConfig
+from tomat.train.settings.meanings import Changes, changed_keys, plain_values
 
 ONE_PLACE = "every host must see the same checkpoints: put output_dir into a bucket or on a disk that all share."
 
@@ -88,29 +69,6 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class RecordedData:
-    """Which data a run was trained on. The configuration names a place, where another set may lie by now, which would
-    train on without a word in the middle of an epoch of other rows."""
-
-    whose: str
-    """Names the run in errors, such as "run 'a'"."""
-    contents: Contents | None
-    """None: an earlier version left no record of them, and they are compared with nothing."""
-
-    def changes(self, found: Contents, urls: Mapping[str, str | None], allow: Sequence[str]) -> Changes:
-        """Old and new hash by key of what differs in the data that are there, all of which must be named."""
-        if self.contents is None:
-            return {}
-        changed = {key: (self.contents.get(key), now) for key, now in found.items() if self.contents.get(key) != now}
-        lines = {
-            key: f"{key} ({urls[key] or 'none'}): content {(now or 'none')[:12]}, expected {(before or 'none')[:12]}"
-            for key, (before, now) in changed.items()
-        }
-        refuse_unnamed(f"{self.whose} was trained on other data than lie there now", lines, allow)
-        return changed
-
-
-@dataclass(frozen=True)
 class Start:
     """What was asked for, and what was found of the run before its data were opened; once it is settled, also what the
     run begins with, the same on every process."""
@@ -123,8 +81,9 @@ class Start:
     """Those that do."""
     parent: Parent | None = None
     """None for a run that has checkpoints of its own, or begins with fresh weights."""
-    data: RecordedData | None = None
-    """What the data must be; None for a run that begins with data of its choice."""
+    data: tuple[str, Contents | None] | None = None
+    """Whose data these must be, such as "run 'a'", and their content, None where an earlier version left no record of
+    it; None for a run that begins with data of its choice."""
     newest: Checkpoint | None = None
     """The newest whole checkpoint of the run, as far as the sizes of its files say."""
     events: tuple[Event, ...] = ()
@@ -139,26 +98,37 @@ class Start:
     @property
     def is_outdated(self) -> bool:
         """Another process has gone on with the run since the start was planned."""
-        newest = newest_whole(self.config.run_dir, self.config.temporary_checkpoints)
-        return newest != self.newest or tuple(read_events(self.run_dir)) != self.events
+        newest = checkpoints.newest_whole(self.config.run_dir, self.config.temporary_checkpoints)
+        return newest != self.newest or tuple(history.read_events(self.run_dir)) != self.events
 
     def settle(self, datasets: Datasets) -> "Start":
         """Check the data, and find the checkpoint to begin with: the same on every process, each of which must call it.
         Writes nothing."""
         if self.newest is not None and (self.run_dir / CODEC_FILE).exists():
-            refuse_codec(str(self.run_dir), datasets.codec, f"run '{self.config.run_name}'")
-        changed = {} if self.data is None else self.data.changes(datasets.contents, datasets.urls, self.allow_change)
+            _refuse_codec(str(self.run_dir), datasets.codec, f"run '{self.config.run_name}'")
+        changed: Changes = {}
+        if self.data is not None and (recorded := self.data[1]) is not None:
+            # The configuration names a place, where another set may lie by now.
+            lines = {}
+            for key, now in datasets.contents.items():
+                if (was := recorded.get(key)) != now:
+                    place, hashes = datasets.by_key[key], [(one or "none")[:12] for one in (now, was)]
+                    lines[key] = f"{key} ({place and place.url}): content {hashes[0]}, expected {hashes[1]}"
+                    changed[key] = (was, now)
+            _refuse_unnamed(f"{self.data[0]} was trained on other data than lie there now", lines, self.allow_change)
         if self.parent is not None:
-            refuse_codec(self.parent.url, datasets.codec, str(self.parent))
+            _refuse_codec(self.parent.url, datasets.codec, str(self.parent))
         own, partial, parent = None, (), self.parent
         if jax.process_index() == 0:
-            every = with_data_read(list_checkpoints(self.config.run_dir, self.config.temporary_checkpoints))
+            every = checkpoints.with_data_read(
+                checkpoints.list_checkpoints(self.config.run_dir, self.config.temporary_checkpoints)
+            )
             partial = tuple(one for one in every if not one.whole)
             own = next((one for one in reversed(every) if one.whole), None)
             for one in partial:
                 warn(f"{one.path} is passed over: {one.reason}.")
             if own is not None:
-                say_if_unchecked(own)
+                checkpoints.say_if_unchecked(own)
         if jax.process_count() > 1:
             own, parent = self._as_on_first_process(own, parent)
         parent = None if own is not None else parent
@@ -168,26 +138,22 @@ class Start:
         self, own: Checkpoint | None, parent: Parent | None
     ) -> tuple[Checkpoint | None, Parent | None]:
         """The checkpoints that the first process has found, as this host sees them."""
-        permanent, temporary = f"{self.config.run_dir}/{CHECKPOINT_FOLDER}", self.config.temporary_checkpoints
-        found = np.array([-1, 0, -1])
-        if own is not None:
-            found[:2] = own.step, temporary is not None and own.path.startswith(temporary)
-        elif parent is not None:
-            found[2] = parent.checkpoint.step
-        own_step, is_temporary, parent_step = (int(x) for x in multihost_utils.broadcast_one_to_all(found))
+        mine = [own and [own.path, own.step], parent and parent.checkpoint.step]
+        first_own, first_parent = gathered(mine, NO_LIMIT_SECONDS)[0]
         if jax.process_index() == 0:
             return own, parent
         host = f"host {jax.process_index()}"
-        if own_step >= 0:
-            own = examine(f"{temporary if is_temporary else permanent}/step-{own_step}", own_step)
+        if first_own is not None:
+            own = checkpoints.examine(*first_own)
             if not own.whole:
                 raise TomatError(
                     f"the first host continues from {own.path}, which {host} does not have ({own.reason}); {ONE_PLACE}"
                 )
-        elif parent_step >= 0:
+        elif first_parent is not None:
             if parent is None:
                 raise TomatError(f"the first host begins with another run's checkpoint, unknown to {host}; {ONE_PLACE}")
-            parent = replace(parent, checkpoint=find_checkpoint(parent.url, parent_step, parent.temporary_url))
+            found = checkpoints.find_checkpoint(parent.url, first_parent, parent.temporary_url)
+            parent = replace(parent, checkpoint=found)
         return own, parent
 
     @property
@@ -213,7 +179,9 @@ class Start:
     def record(self, datasets: Datasets) -> None:
         """Write into the run's history what was decided; on the first process, once the state has been loaded."""
         for found in self.partial:
-            append_event(self.run_dir, "partial_checkpoint", found.step + 1, path=found.path, reason=found.reason)
+            history.append_event(
+                self.run_dir, "partial_checkpoint", found.step + 1, path=found.path, reason=found.reason
+            )
         changes = {} if self.fork is not None else dict(self.changes)
         for key in self.allow_change:
             if key not in self.changes and key not in self.changed_data:
@@ -221,39 +189,38 @@ class Start:
         changes |= {f"{key} (content)": hashes for key, hashes in self.changed_data.items()}
         for key, (before, after) in changes.items():
             console.print(f"changed, as --allow_change permits: {key}: {before!r} -> {after!r}")
-            append_event(self.run_dir, "allow_change", self.first_step, key=key, old=before, new=after)
-        if self.data is not None and self.data.contents is None:
+            history.append_event(self.run_dir, "allow_change", self.first_step, key=key, old=before, new=after)
+        if self.data is not None and self.data[1] is None:
             warn(
-                f"{self.data.whose} has no record of its data's content, as an earlier "
-                "version left it: whether they are the same data could not be checked. They are recorded now."
+                f"{self.data[0]} has no record of its data's content, as an earlier version left it: whether they are "
+                "the same data could not be checked. They are recorded now."
             )
-        if recorded_contents(read_events(self.run_dir)) != datasets.contents:
+        if history.recorded_contents(history.read_events(self.run_dir)) != datasets.contents:
             names = {key.removeprefix("data."): sha256 for key, sha256 in datasets.contents.items()}
-            append_event(self.run_dir, DATA_EVENT, self.first_step, **names)
-        if self.parent is not None:
-            name, details = self._origin(self.parent, datasets.codec)
-            if last_event(read_events(self.run_dir), name) is None:
-                append_event(self.run_dir, name, self.first_step, **details)
-
-    def _origin(self, parent: Parent, codec: DensityCodec) -> tuple[str, dict[str, Any]]:
-        """Say what the run is made of; the event that records it, and its details."""
+            history.append_event(self.run_dir, history.DATA_EVENT, self.first_step, **names)
+        if (parent := self.parent) is None:
+            return
         source = parent.checkpoint
         if self.fork is not None:
             console.print(f"fork of {parent} after step {source.step}: model, optimizer state and step.")
-            changes = {key: {"old": before, "new": after} for key, (before, after) in self.changes.items()}
-            return "fork", {"parent": parent.asked, "checkpoint": source.path, "changes": changes}
-        weights, warmup = weights_kind(source.path), self.config.optimizer.warmup
-        console.print(
-            f"warm start: the weights of {source.path} ({weights}), a fresh optimizer, step 0, warm-up {warmup}."
-        )
-        return "warm_start", {
-            "source": parent.asked,
-            "checkpoint": source.path,
-            "source_step": source.step,
-            "weights": weights,
-            "codec_sha256": codec.sha256,
-            "warmup": warmup,
-        }
+            name = "fork"
+            changed = {key: {"old": before, "new": after} for key, (before, after) in self.changes.items()}
+            details: dict[str, Any] = {"parent": parent.asked, "checkpoint": source.path, "changes": changed}
+        else:
+            name, weights, warmup = "warm_start", checkpoints.weights_kind(source.path), self.config.optimizer.warmup
+            console.print(
+                f"warm start: the weights of {source.path} ({weights}), a fresh optimizer, step 0, warm-up {warmup}."
+            )
+            details = {
+                "source": parent.asked,
+                "checkpoint": source.path,
+                "source_step": source.step,
+                "weights": weights,
+                "codec_sha256": datasets.codec.sha256,
+                "warmup": warmup,
+            }
+        if history.last_event(history.read_events(self.run_dir), name) is None:
+            history.append_event(self.run_dir, name, self.first_step, **details)
 
     def with_fork_copied(self) -> "Start":
         """Copy a fork's checkpoint into the run; on the first process, once its history and configuration are where
@@ -262,43 +229,100 @@ class Start:
             return self
         source = self.fork.checkpoint
         copied = f"{self.config.run_dir}/{CHECKPOINT_FOLDER}/step-{source.step}"
-        copy(source, copied)
-        return replace(self, checkpoint=examine(copied, source.step))
+        checkpoints.copy(source, copied)
+        return replace(self, checkpoint=checkpoints.examine(copied, source.step))
 
 
 def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Start:
-    if wanted.warm_start is not None and wanted.fork_of is not None:
+    name, fork_of, asked_weights = config.run_name, wanted.fork_of, wanted.warm_start
+    if asked_weights is not None and fork_of is not None:
         raise TomatError("--warm_start and --fork exclude each other: one takes weights alone, the other everything.")
-    if wanted.fork_step is not None and wanted.fork_of is None:
+    if wanted.fork_step is not None and fork_of is None:
         raise TomatError("--fork_step needs --fork NEW_NAME.")
-    events = tuple(read_events(run_dir))
-    newest = newest_whole(config.run_dir, config.temporary_checkpoints)
+    events = tuple(history.read_events(run_dir))
+    newest = checkpoints.newest_whole(config.run_dir, config.temporary_checkpoints)
     plan = Start(config, run_dir, wanted.allow_change, newest=newest, events=events)
-    forked, warmed = last_event(events, "fork"), last_event(events, "warm_start")
+    forked, warmed = history.last_event(events, "fork"), history.last_event(events, "warm_start")
     if newest is None:
-        if wanted.fork_of is not None:
-            return _plan_fork(plan, wanted.fork_of, wanted.fork_step, forked)
-        if wanted.warm_start is None and forked is not None and forked.get("parent") is not None:
+        if fork_of is not None:
+            return _plan_fork(plan, fork_of, wanted.fork_step, forked)
+        if asked_weights is None and forked is not None and forked.get("parent") is not None:
             # Killed before its copy was complete: the fork again, never silently without its parent's checkpoint.
             return _plan_fork(plan, str(forked["parent"]), None, forked)
-    elif wanted.fork_of is not None:
-        _check_same_fork(config.run_name, wanted, forked)
+    elif fork_of is not None:
+        if forked is None or forked.get("parent") != fork_of or wanted.fork_step not in (None, forked["step"] - 1):
+            origin = "no fork"
+            if forked is not None:
+                origin = f"a fork of '{forked.get('parent')}' after step {forked['step'] - 1}"
+            raise TomatError(f"--fork {name}: a run of that name exists and is {origin}; give a new name.")
+        console.print(f"run '{name}' was forked from '{fork_of}' when it began; it continues.")
     plan = replace(plan, changes=refuse_changes(run_dir / CONFIG_FILE, config, wanted.allow_change))
-    if wanted.warm_start is not None and (newest is not None or warmed is not None):
-        _check_same_weights(config.run_name, wanted.warm_start, warmed)
+    if asked_weights is not None and (newest is not None or warmed is not None):
+        if warmed is None or warmed["source"] != asked_weights:
+            origin = "without" if warmed is None else f"with the weights of {warmed['source']}"
+            raise TomatError(
+                f"--warm_start {asked_weights}: run '{name}' has begun, {origin}; a run that has checkpoints is "
+                "resumed. Leave --warm_start out to resume it, or give a new run_name."
+            )
+        console.print(f"run '{name}' was started warm from {asked_weights} when it began; this resumes it.")
     if newest is not None:
-        return replace(plan, data=RecordedData(f"run '{config.run_name}'", recorded_contents(events)))
+        return replace(plan, data=(f"run '{name}'", history.recorded_contents(events)))
     if warmed is not None:
         # Killed before its first checkpoint: with the same weights again, never silently without them.
         return _plan_warm_start(plan, str(warmed["source"]), str(warmed["checkpoint"]))
-    if wanted.warm_start is not None:
-        return _plan_warm_start(plan, wanted.warm_start, wanted.warm_start)
-    return plan
+    return plan if asked_weights is None else _plan_warm_start(plan, asked_weights, asked_weights)
 
 
-def refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
-    """Stop if a run was trained with another codec than the data have: the same id would be another density."""
-    theirs = read_codec(run_url, what)
+def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = ()) -> Changes:
+    """The changes since the `config.yaml` in a run's folder, all of which must be named; none where the run has no
+    checkpoint."""
+    run_url = config.run_dir if is_remote(config.output_dir) else str(recorded.parent)
+    if checkpoints.survey(run_url, config.temporary_checkpoints) == (None, []):
+        return {}
+    if not recorded.exists() or not recorded.read_bytes().strip():
+        raise TomatError(
+            f"run '{config.run_name}' has checkpoints, but {recorded.name} in {run_url} is "
+            f"{'empty' if recorded.exists() else 'missing'}, so that nothing shows whether this is the same run. Put "
+            "it back from a copy (or start the command the run began with under a new run_name, and take the file that "
+            "this writes), or use another run_name."
+        )
+    return _allowed_changes(read_config(str(recorded)), config, allow, f"run '{config.run_name}' exists")
+
+
+def _allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str) -> Changes:
+    """The changes from the record `old` to `config`, all of which must be named by a key of the configuration; `what`
+    names the run on record, such as "run 'a' exists"."""
+    new = plain_values(config)
+    changed = changed_keys(old, new)
+    for key in allow:
+        if key not in flatten(new).keys() | flatten(old).keys():
+            below = sorted(name for name in changed if name.startswith(key + "."))
+            hint = f"; below it these differ: {', '.join(below)}" if below else ""
+            raise TomatError(
+                f"--allow_change names '{key}', which is no key of the configuration{hint}. Give each key in full, "
+                "such as optimizer.learning_rate."
+            )
+    lines = {key: f"{key}: {before!r} -> {after!r}" for key, (before, after) in changed.items()}
+    _refuse_unnamed(f"{what} with another configuration", lines, allow)
+    return changed
+
+
+def _refuse_unnamed(what: str, lines: Mapping[str, str], allow: Sequence[str]) -> None:
+    """Refuse differences, a line for each by its key, that are not all named in `allow`."""
+    refused = {key: line for key, line in lines.items() if key not in allow}
+    if refused:
+        shown = "\n".join(f"  {line}" for line in refused.values())
+        raise TomatError(
+            f"{what}:\n{shown}\nPut back what the run began with, or use another run_name. A change that is meant is "
+            f"taken by name and recorded: --allow_change {','.join(refused)}"
+        )
+
+
+def _refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
+    """Stop if a run was trained with another codec than the data have."""
+    url = f"{run_url}/{CODEC_FILE}"
+    content = needed(url, f", so that the codec of {what} is not known; it is needed")
+    theirs = codec_from_text(content.decode(errors="replace"), url)
     if theirs.sha256 != codec.sha256:
         raise TomatError(
             f"{what} was trained with codec {theirs.sha256[:12]} ({theirs.n_density_tokens} density ids), the data "
@@ -314,35 +338,14 @@ def _plan_fork(plan: Start, parent: str, step: int | None, begun: Event | None) 
         raise TomatError(f"--fork {parent}: a run cannot be forked into its own name; give a new one.")
     url = f"{config.output_dir.rstrip('/')}/{parent}"
     recorded = read_config(f"{url}/{CONFIG_FILE}")
-    changes = allowed_changes(recorded, config, plan.allow_change, f"run '{parent}', to be forked, was trained")
+    changes = _allowed_changes(recorded, config, plan.allow_change, f"run '{parent}', to be forked, was trained")
     temporary_url = temporary_place(recorded, parent)
     if begun is not None and begun.get("parent") == parent and step in (None, begun["step"] - 1):
-        checkpoint = find_checkpoint(str(begun["checkpoint"]))
+        checkpoint = checkpoints.find_checkpoint(str(begun["checkpoint"]))
     else:
-        checkpoint = find_checkpoint(url, step, temporary_url)
-    return replace(
-        plan,
-        changes=changes,
-        parent=Parent("state", parent, url, temporary_url, checkpoint),
-        data=RecordedData(f"run '{parent}', to be forked,", recorded_contents(read_events(url))),
-    )
-
-
-def _check_same_fork(name: str, wanted: Continuation, fork: Event | None) -> None:
-    if fork is None or fork.get("parent") != wanted.fork_of or wanted.fork_step not in (None, fork["step"] - 1):
-        origin = "no fork" if fork is None else f"a fork of '{fork.get('parent')}' after step {fork['step'] - 1}"
-        raise TomatError(f"--fork {name}: a run of that name exists and is {origin}; give a new name.")
-    console.print(f"run '{name}' was forked from '{wanted.fork_of}' when it began; it continues.")
-
-
-def _check_same_weights(name: str, asked: str, warm: Event | None) -> None:
-    if warm is None or warm["source"] != asked:
-        origin = "without" if warm is None else f"with the weights of {warm['source']}"
-        raise TomatError(
-            f"--warm_start {asked}: run '{name}' has begun, {origin}; a run that has checkpoints is resumed. Leave "
-            "--warm_start out to resume it, or give a new run_name."
-        )
-    console.print(f"run '{name}' was started warm from {asked} when it began; this resumes it.")
+        checkpoint = checkpoints.find_checkpoint(url, step, temporary_url)
+    data = f"run '{parent}', to be forked,", history.recorded_contents(history.read_events(url))
+    return replace(plan, changes=changes, parent=Parent("state", parent, url, temporary_url, checkpoint), data=data)
 
 
 def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
@@ -352,16 +355,16 @@ def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
             f"optimizer.warmup is {warmup}; a warm start has a fresh optimizer, whose first steps at the full learning "
             "rate would undo the weights. Set optimizer.warmup above 0 (steps, or a fraction of all steps below 1)."
         )
-    run = run_of(asked)
+    run = checkpoints.run_of(asked)
     recorded = read_config(f"{run}/{CONFIG_FILE}")
     temporary_url = temporary_place(recorded, run.rsplit("/", 1)[-1])
-    source = find_checkpoint(place, temporary_url=temporary_url)
-    differences = {
-        key: values
-        for key, values in changed_keys(recorded, plain_values(plan.config)).items()
+    source = checkpoints.find_checkpoint(place, temporary_url=temporary_url)
+    lines = [
+        f"  {key}: {before!r} -> {after!r}"
+        for key, (before, after) in changed_keys(recorded, plain_values(plan.config)).items()
         if key.startswith("model.") or key in ("data.n_density_tokens", "data.vocabulary_rows")
-    }
-    if differences:
-        lines = "\n".join(f"  {key}: {before!r} -> {after!r}" for key, (before, after) in differences.items())
-        raise TomatError(f"the weights of {source.path} are those of another model:\n{lines}\nSet what they had.")
+    ]
+    if lines:
+        shown = "\n".join(lines)
+        raise TomatError(f"the weights of {source.path} are those of another model:\n{shown}\nSet what they had.")
     return replace(plan, parent=Parent("weights", asked, run, temporary_url, source))

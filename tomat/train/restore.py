@@ -7,6 +7,7 @@ rearranged. And a run with `trainer.model_averaging` has two sets of weights: wh
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -61,7 +62,10 @@ def initial_state(
             return trainer.initial_state(training_key, model_init=begin, is_trainable=subject.is_trainable)
         if weights is not None:
             model, _ = load_weights(config, weights.path, trainer.parameter_axis_mapping, trainer.device_mesh)
-            return _begin_with_weights(trainer, training_key, model)
+            state = trainer.initial_state(training_key, model=model)
+            # An average begins as the weights themselves, in the same buffers, which the step may not be given twice.
+            average = jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, state.model_averaging)
+            return dataclasses.replace(state, model_averaging=average)
         stored = config if source is None else _as_stored(config, source.path)
         if stored is config:
             return trainer.initial_state(training_key, model_init=model_initialiser(config, model_key))
@@ -103,31 +107,14 @@ def load_weights(
     Raises:
         ValueError, KeyError, FileNotFoundError: The checkpoint holds another model.
     """
-    key = jax.random.PRNGKey(0)
-    kind = weights_kind(checkpoint)
-    wanted = eqx.filter_eval_shape(model_initialiser(config, key))
-    stored = _as_stored(config, checkpoint)
+    kind, stored = weights_kind(checkpoint), _as_stored(config, checkpoint)
+    wanted, found = (eqx.filter_eval_shape(model_initialiser(one, jax.random.PRNGKey(0))) for one in (config, stored))
+    subpath = "model_averaging/model" if kind == AVERAGED else "model"
 
     def load() -> LmHeadModel:
-        return load_checkpoint(
-            wanted if stored is config else eqx.filter_eval_shape(model_initialiser(stored, key)),
-            checkpoint,
-            subpath="model_averaging/model" if kind == AVERAGED else "model",
-            axis_mapping=axis_mapping,
-            mesh=mesh,
-        )
+        return load_checkpoint(found, checkpoint, subpath=subpath, axis_mapping=axis_mapping, mesh=mesh)
 
     return load() if stored is config else rearrange(load(), wanted, axis_mapping, mesh), kind
-
-
-def _begin_with_weights(trainer: Trainer, training_key: PRNGKeyArray, model: LmHeadModel) -> TrainerState:
-    """The trainer's fresh state around weights that are there already."""
-    state = trainer.initial_state(training_key, model=model)
-    if state.model_averaging is None:
-        return state
-    # The average begins as the weights themselves, in the same buffers, which the step may not be given twice.
-    copied = jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, state.model_averaging)
-    return dataclasses.replace(state, model_averaging=copied)
 
 
 def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> Any:
@@ -138,9 +125,10 @@ def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mes
     Args:
         wanted: The same with shapes for arrays, and `Stacked` for `BlockSeq` or the other way round.
     """
-    leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(loaded, is_leaf=_is_named)[0]}
+    flattened = partial(tree_flatten_with_path, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
+    leaves = {keystr(path): leaf for path, leaf in flattened(loaded)[0]}
     del loaded
-    paths, structure = tree_flatten_with_path(wanted, is_leaf=_is_named)
+    paths, structure = flattened(wanted)
     shapes = {keystr(path): shape for path, shape in paths}
     for key in [key for key in leaves if STACKED in key and key not in shapes]:
         first = key.replace(STACKED, BLOCK.format(0))
@@ -155,7 +143,7 @@ def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mes
         array = _array(leaves.pop(key, None))
         if array is None or array.shape != _array(shape).shape:
             raise _no_counterpart(key)
-        result.append(NamedArray(array, shape.axes) if _is_named(shape) else array)
+        result.append(NamedArray(array, shape.axes) if isinstance(shape, NamedArray) else array)
     if leaves:
         raise _no_counterpart(next(iter(leaves)))
     return tree_unflatten(structure, result)
@@ -170,10 +158,6 @@ def _as_stored(config: TrainConfig, checkpoint: str) -> TrainConfig:
     if scan_layers is None or stacked == unrolled or scan_layers == stacked:
         return config
     return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=stacked))
-
-
-def _is_named(leaf: Any) -> bool:
-    return isinstance(leaf, NamedArray)
 
 
 def _array(leaf: Any) -> Any:
@@ -211,6 +195,6 @@ def _stack(leaves: dict[str, Any], key: str, shape: Any, axis_mapping: ResourceM
 
 def _no_counterpart(name: str) -> TomatError:
     return TomatError(
-        f"{name} has no counterpart under the other model.scan_layers, which the checkpoint has or the run asks for: "
-        "this state cannot be rearranged. Set model.scan_layers as the run began."
+        f"{name} has no counterpart under the other model.scan_layers, which the checkpoint has or the run asks for. "
+        "Set model.scan_layers as the run began."
     )

@@ -3,15 +3,14 @@ log and trackers."""
 
 import dataclasses
 import importlib.util
-import logging
 import os
-import socket
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import jax
+import levanter.utils.logging
 from levanter.tracker import set_global_tracker
 from levanter.tracker.tensorboard import TensorboardConfig
 from levanter.tracker.tracker import TrackerConfig
@@ -20,10 +19,9 @@ from levanter.trainer import TrainerConfig
 from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
 from tomat.base.memory import keep_freed_memory
-from tomat.base.reporting import writing
 from tomat.hardware.chips import FoundDevices, slice_named
 from tomat.model.devices import found_devices, ignore_absent_tpu, join_processes, quiet_terminal
-from tomat.train.guards.alike import compare_hosts
+from tomat.train.guards.alike import refuse_differences, started_with
 from tomat.train.settings.config import TrainConfig
 from tomat.train.tracking import JsonLinesTrackerConfig
 
@@ -49,12 +47,12 @@ def connect(config: TrainConfig, beside: Mapping[str, object] | None = None) -> 
     join_processes(trainer_config.distributed)
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
     # Before what a host alone may stumble over, for which the others would wait.
-    compare_hosts(config, beside or {})
+    if jax.process_count() > 1:
+        refuse_differences(config, started_with(config, beside or {}))
     refuse_other_devices(config, found_devices())
     if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
         raise TomatError(
-            "trackers.tensorboard is set, but tensorboardX is not installed; install it with "
-            "`uv sync --extra tensorboard`."
+            "trackers.tensorboard is set, but tensorboardX is not installed: `uv sync --extra tensorboard` installs it."
         )
     config.check_batch(trainer_config.data_axis_size)
     return trainer_config
@@ -64,8 +62,7 @@ def refuse_other_devices(config: TrainConfig, found: FoundDevices) -> None:
     """Stop a run that is meant for another slice, unless `run_elsewhere` is set."""
     if config.slice is None or config.run_elsewhere:
         return
-    difference = found.difference(slice_named(config.slice))
-    if difference is not None:
+    if (difference := found.difference(slice_named(config.slice))) is not None:
         raise TomatError(
             f"run '{config.run_name}' is meant for another slice: {difference}. Start it there, or set --slice to what "
             "is here (null: whatever is here), or --run_elsewhere true, with which its figures are those of what ran."
@@ -83,18 +80,21 @@ def trackers(config: TrainConfig, run_dir: Path, first_step: int) -> tuple[Track
 
 
 def initialise(config: TrainConfig, trainer_config: TrainerConfig, run_dir: Path, first_step: int) -> None:
-    """Start logging and trackers.
+    """Start logging, into `<run_name>.log`, and trackers.
 
     Args:
         trainer_config: From `connect`; its tracker and its folder for logs are set.
     """
     trainer_config.tracker = trackers(config, run_dir, first_step)
     trainer_config.log_dir = run_dir
-    with warnings.catch_warnings():
-        # A second run in one process (a notebook, a test): the tracker of the first one is finished.
-        warnings.filterwarnings("ignore", message="Global tracker is already set")
+    forget_tracker()  # of an earlier trainer of this process
+    # Levanter 0.2.227 hands its logging the name with `.log`, which adds `.log` to it.
+    begin = levanter.utils.logging.init_logging
+    levanter.utils.logging.init_logging = lambda folder, name: begin(folder, name.removesuffix(".log"))
+    try:
         trainer_config.initialize()
-    rename_log(run_dir, config.run_name)
+    finally:
+        levanter.utils.logging.init_logging = begin
     quiet_terminal()
 
 
@@ -104,30 +104,3 @@ def forget_tracker() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Global tracker is already set")
         set_global_tracker(cast(Any, None))
-
-
-def rename_log(run_dir: Path, run_name: str) -> None:
-    """Have Levanter's log in `<run_name>.log`.
-
-    Levanter 0.2.227 hands its logging the name with `.log`, which adds `.log` to it (`TrainerConfig.initialize`,
-    `init_logging`), and takes no other name. What earlier starts wrote under that name is moved too.
-    """
-    wrong, right = (run_dir / f"{run_name}{suffix}" for suffix in (".log.log", ".log"))
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename) == wrong.absolute():
-            renamed = logging.FileHandler(right, mode=handler.mode)
-            renamed.setLevel(handler.level)
-            renamed.setFormatter(handler.formatter)
-            root.removeHandler(handler)
-            handler.close()
-            root.addHandler(renamed)
-    # Hosts that share the folder share the file: one of them takes it away, whole.
-    taken = wrong.with_name(f".{wrong.name}.{socket.gethostname()}.{os.getpid()}")
-    try:
-        wrong.rename(taken)
-    except FileNotFoundError:  # another host has it, or nothing was logged
-        return
-    with writing(right), right.open("ab") as file:
-        file.write(taken.read_bytes())
-    taken.unlink()

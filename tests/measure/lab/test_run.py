@@ -15,8 +15,7 @@ from tomat.measure.lab.run import Lab, LabConfig
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord
 from tomat.report.pages.sweep_pages import write_sweep_page
-from tomat.train.runs.entries import read_log
-from tomat.train.runs.run_log import Asked
+from tomat.train.runs.run_log import Asked, read_log
 
 SWEEP = """
 name: small

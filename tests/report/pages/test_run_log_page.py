@@ -9,7 +9,7 @@ from small_commands import make_run
 from tomat.app.cli import main
 from tomat.base.report.document import find_sections
 from tomat.report.pages.run_log_page import wrapped, write_log_page
-from tomat.train.runs.entries import Entry, Log, Piece
+from tomat.train.runs.run_log import Entry, Log, Piece
 
 COMMAND = "tomat train --config_path configs/train/demo.yaml --purpose 'two words  here' " + " ".join(
     f"--a.b{number} '[1, 2]'" for number in range(20)

@@ -7,9 +7,9 @@ import pytest
 from tomat.base import shipped
 from tomat.base.documents import flatten
 from tomat.train.guards import alike
-from tomat.train.guards.alike import LEFT_OUT, PACKAGES, compare_hosts, differences, shortened, started_with
+from tomat.train.guards.alike import LEFT_OUT, PACKAGES, differences, shortened, started_with
 from tomat.train.settings.config import load_config
-from tomat.train.settings.meanings import is_of_host
+from tomat.train.settings.meanings import said_of
 
 
 def prints(*words: str) -> dict[str, str]:
@@ -23,7 +23,7 @@ def mine() -> dict[str, str]:
 
 def test_every_key_of_the_configuration_is_compared_but_those_with_a_reason(mine):
     keys = set(flatten(load_config("demo").to_dict()))
-    assert keys - set(mine) == {key for key in keys if is_of_host(key)} and len(keys & set(mine)) > 120
+    assert keys - set(mine) == {key for key in keys if said_of(key).host} and len(keys & set(mine)) > 120
     assert {f"package {one}" for one in PACKAGES} <= set(mine)
     assert {"code.commit", "code.files", "jax.config.jax_enable_x64"} <= set(mine)
     assert all(reason for reason in LEFT_OUT.values())
@@ -76,10 +76,7 @@ def test_code_is_known_by_its_files(mine, monkeypatch, tmp_path):
     assert len(set(hashes)) == 4
     monkeypatch.setattr(alike, "source_hash", lambda: hashes[-1])
     assert [one.split()[0] for one in differences(["a", "b"], [mine, prints()])] == ["code.files"]
-
-
-def test_what_a_page_in_the_checkout_says_is_no_code(monkeypatch):
-    """The first host writes pages into its checkout, which is `-dirty` from then on."""
+    # The first host writes pages into its checkout, which is `-dirty` from then on.
     monkeypatch.setattr(alike, "commit", lambda: "abc1234-dirty")
     assert prints()["code.commit"] == '"abc1234"'
 
@@ -92,13 +89,5 @@ def test_the_odd_one_of_many_is_named():
     ]
     assert differences(hosts[:2], [{"key": "1"}, {}]) == ["key is 1 on host 0 (t0) and not set on host 1 (t1)"]
     assert differences(hosts, [*said, said[0]]) == []
-
-
-def test_long_values_that_differ_at_their_end_differ():
     one, other = (shortened(["layer"] * 100 + [end]) for end in ("a", "b"))
     assert one != other and len(one) < 80
-
-
-def test_one_host_compares_nothing(monkeypatch):
-    monkeypatch.setattr(alike, "started_with", lambda *_: pytest.fail("nobody to compare with"))
-    compare_hosts(load_config("demo"), {})

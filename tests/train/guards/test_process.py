@@ -7,10 +7,9 @@ import pytest
 from forked import Forked
 from tiny_run import tiny_run
 
-from tomat.train.guards.hang import DUMP_SECONDS
+from tomat.train.guards.process import DUMP_SECONDS
 from tomat.train.runs.checkpoints import newest_whole
-from tomat.train.runs.history import read_events
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_events, read_metrics
 
 TINY = [
     "--run_name", "demo", "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", *tiny_run(12, 1),

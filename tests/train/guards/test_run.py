@@ -18,8 +18,7 @@ from tomat.train.datasets import open_datasets
 from tomat.train.dispatch import CompiledStep
 from tomat.train.hooks import DATA_KEY
 from tomat.train.run import train
-from tomat.train.runs.history import read_events
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.tracking import TrainingProgress
 

@@ -151,7 +151,7 @@ def test_a_copy_stays_in_its_folder(run, tmp_path, monkeypatch):
     before = sorted(str(path) for path in tmp_path.rglob("*"))
     files = fsspec.filesystem("file")
     found = files.find(source.path)
-    monkeypatch.setattr(type(files), "find", lambda self, root: [*found, f"{root}/../../x"])
+    monkeypatch.setattr(type(files), "find", lambda self, root, detail: dict.fromkeys([*found, f"{root}/../../x"]))
     with pytest.raises(TomatError, match=r"leads out of the folder .* Rename the object\.$"):
         copy(source, f"{tmp_path}/b/checkpoints/step-20")
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before

@@ -1,7 +1,5 @@
 """A figure of a run is one of the devices that its steps ran on."""
 
-from itertools import pairwise
-
 import pytest
 
 from tomat.hardware.chips import FoundDevices
@@ -51,10 +49,21 @@ def test_what_ran_is_said_and_what_was_asked_for_where_it_is_another(found, aske
     assert asked_but_not_found(found, asked) == ("asked for" in sentence)
 
 
-def test_steps_on_what_was_asked_for_are_all_of_them():
-    for events in ([begun("start", 0, V6E_16)], [begun("start", 0, V6E_16), begun("resume", 4, V6E_16)]):
-        ran = ran_steps(ROWS, events, "v6e-16")
-        assert (ran.rows, ran.devices, ran.notes) == (ROWS, V6E_16, ())
+@pytest.mark.parametrize(
+    "events, steps",
+    [
+        ([begun("start", 0, V6E_16)], range(10)),
+        ([begun("start", 0, V6E_16), begun("resume", 4, V6E_16)], range(10)),
+        # Gone on with 8 chips from a checkpoint of step 6, and again with 16 from one of step 4.
+        ([begun("start", 0, V6E_16), begun("resume", 7, V6E_8), begun("resume", 5, V6E_16)], range(10)),
+        ([begun("start", 0, V6E_16), begun("resume", 8, V6E_16, "another")], range(8, 10)),
+        ([begun("start", 5, V6E_8), begun("resume", 2, CPU), begun("resume", 8, V6E_16)], range(8, 10)),
+    ],
+)
+def test_a_figure_is_of_the_steps_of_the_last_devices_and_settings(events, steps):
+    ran = ran_steps(ROWS, events, "v6e-16")
+    assert [row["step"] for row in ran.rows] == list(steps) and ran.devices == V6E_16
+    assert bool(ran.notes) == (len(steps) < 10)
 
 
 def test_steps_of_other_devices_or_settings_are_left_out():
@@ -64,15 +73,6 @@ def test_steps_of_other_devices_or_settings_are_left_out():
     asked, left_out = ran.notes
     assert asked == "slice v6e-16 was asked for, and 8 x TPU v6 lite on 1 host ran"
     assert left_out.startswith("the 3 steps before step 3 ran on other devices")
-    changed = [begun("start", 0, V6E_16), begun("resume", 8, V6E_16, "another")]
-    assert [row["step"] for row in ran_steps(ROWS, changed, "v6e-16").rows] == [8, 9]
-
-
-def test_a_resume_takes_back_what_was_done_beyond_its_checkpoint():
-    """Begun on 16 chips, gone on with 8 from a checkpoint of step 6, and again with 16 from one of step 4."""
-    events = [begun("start", 0, V6E_16), begun("resume", 7, V6E_8), begun("resume", 5, V6E_16)]
-    ran = ran_steps(ROWS, events, "v6e-16")
-    assert (ran.rows, ran.devices, ran.notes) == (ROWS, V6E_16, ())
 
 
 def test_a_piece_without_a_step_has_no_figures():
@@ -88,9 +88,3 @@ def test_what_is_not_on_record_is_said():
         assert (ran.rows, ran.devices) == (ROWS, None)
         assert ran.notes == ("slice v6e-16 was asked for, and which devices ran is not on record",)
         assert ran_steps(ROWS, events, None).notes == ()
-
-
-def test_rows_stay_in_order_whatever_the_history_says():
-    events = [begun("start", 5, V6E_16), begun("resume", 2, CPU), begun("resume", 8, V6E_8)]
-    steps = [row["step"] for row in ran_steps(ROWS, events, None).rows]
-    assert steps == [8, 9] and all(a < b for a, b in pairwise(steps))

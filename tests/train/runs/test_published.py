@@ -19,21 +19,17 @@ def bucket():
 
 def test_a_machine_that_takes_over_finds_log_and_configuration(bucket, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    (first / "metrics.jsonl").write_text('{"step": 0}\n')
+    write(first, 0.0, 1)
     (first / "config.yaml").write_text("run_name: a\n")
     (first / "checkpoints").mkdir()
     publish(bucket, first)
-    assert fetch(bucket, second) == ["config.yaml", "metrics.jsonl"]
+    assert fetch(bucket, second) == ["config.yaml", "metrics.jsonl", HISTORY_FILE]
     assert (second / "metrics.jsonl").read_text() == '{"step": 0}\n'
-
-
-def test_what_is_on_the_machine_already_is_kept(bucket, tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("older\n")
-    publish(bucket, tmp_path)
-    (tmp_path / "metrics.jsonl").write_text("newer\n")
-    assert fetch(bucket, tmp_path) == []
-    assert (tmp_path / "metrics.jsonl").read_text() == "newer\n"
+    (second / "metrics.jsonl").write_text("newer, longer\n")
+    assert fetch(bucket, second) == []
+    (first / "README.md").write_text("page")
+    publish(bucket, first, ("README.md", "loss.svg"))
+    assert fetch(bucket, second) == ["README.md"]
 
 
 def write(folder, clock_seconds: float, steps: int, *events: str) -> None:
@@ -79,10 +75,3 @@ def test_a_log_that_lost_lines_is_completed_from_the_bucket(bucket, tmp_path):
     write(tmp_path / "run", 0.0, 4)
     assert fetch(bucket, tmp_path / "run") == ["metrics.jsonl"]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 10
-
-
-def test_only_what_is_named_is_published(bucket, tmp_path):
-    write(tmp_path, 0.0, 3, "start")
-    (tmp_path / "README.md").write_text("page")
-    publish(bucket, tmp_path, ("README.md", "loss.svg"))
-    assert fetch(bucket, tmp_path / "other") == ["README.md"]

@@ -1,12 +1,12 @@
-"""What a run's files say about it, and that they are not made to say more."""
+"""What a run's files say about it, and that they are not made to say more: figures, parts of its time, its line."""
 
 import time
 
 import pytest
 
 from tomat.train.runs.checkpoints import survey
-from tomat.train.runs.record import read_record
-from tomat.train.runs.summary import RunSummary, summarise
+from tomat.train.runs.record import RunRecord, read_record
+from tomat.train.runs.summary import RunSummary, run_figures, step_breakdown, summarise
 
 START = {"event": "start", "step": 0}
 
@@ -26,45 +26,31 @@ def test_the_figures_are_those_of_the_log(make_run):
     assert summary.mfu == pytest.approx(0.01 * (30 + 79) / 2)  # the median of the last 50
 
 
+@pytest.mark.parametrize("saved, state", [(19, ("finished", "")), (9, ("open", "last written 3 min ago"))])
+def test_a_run_is_finished_once_its_last_checkpoint_is_there(make_run, saved, state):
+    summary = summary_of(make_run(steps=20, saved=(saved,)), ago_seconds=185)
+    assert (summary.state, summary.state_detail) == state
+
+
+def event(name: str, **details: str) -> dict:
+    return {"event": name, "step": 5, **details}
+
+
 @pytest.mark.parametrize(
-    ("settings", "state", "detail"),
+    ("events", "state"),
     [
-        ({"steps": 20, "saved": (19,)}, "finished", ""),
-        ({"steps": 20, "saved": (9,)}, "open", "last written 3 min ago"),  # the last checkpoint is not there
-        ({"events": (START,)}, "open", "last written 3 min ago"),
-        (
-            {"events": (START, {"event": "preempted", "step": 10, "cause": "SIGTERM"})},
-            "preempted",
-            "SIGTERM after step 9",
-        ),
-        (
-            {"events": (START, {"event": "preempted", "step": 5}, {"event": "resume", "step": 5})},
-            "open",
-            "last written 3 min ago",
-        ),
-        ({"events": (START, {"event": "stop", "step": 5, "reason": "TomatError: no"})}, "stopped", "TomatError: no"),
-        (
-            {
-                "events": (
-                    START,
-                    {"event": "guard:bad_loss", "step": 5, "action": "stop", "reason": "not finite"},
-                    {"event": "stop", "step": 5, "reason": "TomatError: step 5"},
-                )
-            },
-            "guard bad_loss",
-            "not finite",
-        ),
-        (
-            {"events": (START, {"event": "guard:bad_loss", "step": 5, "action": "skip"})},
-            "open",
-            "last written 3 min ago",
-        ),
-        ({"events": (START, {"event": "guard:hang", "step": 5, "after": "STEP"})}, "guard hang", "STEP"),
+        ([], ("open", "last written 3 min ago")),
+        ([event("preempted", cause="notice")], ("preempted", "notice after step 4")),
+        ([event("preempted"), event("resume")], ("open", "last written 3 min ago")),
+        ([event("stop", reason="TomatError: no")], ("stopped", "TomatError: no")),
+        ([event("guard:bad_loss", action="stop", reason="NaN"), event("stop", reason="x")], ("guard bad_loss", "NaN")),
+        ([event("guard:bad_loss", action="skip")], ("open", "last written 3 min ago")),
+        ([event("guard:hang", after="STEP")], ("guard hang", "STEP")),
     ],
 )
-def test_the_state_is_what_the_run_wrote_last(make_run, settings, state, detail):
-    summary = summary_of(make_run(**settings), ago_seconds=185)
-    assert (summary.state, summary.state_detail) == (state, detail)
+def test_the_state_is_what_the_run_wrote_last(make_run, events, state):
+    summary = summary_of(make_run(events=(START, *events)), ago_seconds=185)
+    assert (summary.state, summary.state_detail) == state
 
 
 def test_what_a_run_went_on_after_is_counted(make_run):
@@ -82,3 +68,45 @@ def test_a_run_that_has_only_begun(make_run):
     summary = summary_of(run)
     assert (summary.state, summary.state_detail) == ("open", "nothing written yet")
     assert summary.last_whole_step is None and summary.first_loss is None and summary.mfu is None
+
+
+def row(step: int, **figures: float) -> dict:
+    times = {"step_seconds": 2.0, "wall_seconds": 3.0, "eval_seconds": 0.5, "checkpoint_seconds": 0.25}
+    return {"step": step, "train/loss": 5.0 - step, "tokens_per_second": 100.0, **times, **figures}
+
+
+def test_the_parts_add_up_to_the_wall_clock():
+    rows = [row(step, compile_seconds=1.0 * (step == 0)) | {"throughput/loading_time": 0.1} for step in range(4)]
+    parts = step_breakdown(rows)
+    assert sum(parts[name] for name in ("steps", "evaluation", "checkpoints", "profiler", "other")) == parts["wall"]
+    assert (parts["wall"], parts["steps"], parts["evaluation"], parts["compiling"]) == (12.0, 8.0, 2.0, 1.0)
+    assert parts["waiting_for_data"] == pytest.approx(0.4)
+
+
+def test_speeds_are_those_of_steps_that_did_not_compile():
+    rows = [row(0, step_seconds=90.0), row(1), row(2), row(3, step_seconds=4.0), row(4, step_seconds=4.0)]
+    rows.append(row(5, step_seconds=70.0, compile_seconds=60.0))
+    figures = run_figures(rows, {})
+    assert figures["step_seconds_median"] == 4.0
+    assert figures["first_loss"] == 5.0 and figures["last_loss"] == pytest.approx(2.5)
+    assert figures["tokens"] == 100 * (90 + 2 + 2 + 4 + 4 + 70)
+    assert "validation_loss" not in figures and "mfu_full_median" not in figures
+
+
+def test_speeds_are_those_of_the_devices_that_ran_last():
+    rows = [row(step, step_seconds=9.0 if step < 8 else 1.0) for step in range(16)]
+    begun = ("start", 0, "4 x TPU v6 lite"), ("resume", 8, "8 x TPU v6 lite")
+    events = [{"event": event, "step": step, "devices": devices, "hosts": 1} for event, step, devices in begun]
+    record = RunRecord("here", {"slice": "v6e-4"}, rows, (), events, None)
+    figures = run_figures(rows, {}, record.ran.rows)
+    assert figures["step_seconds_median"] == 1.0 and figures["first_loss"] == 5.0
+    assert figures["wall_seconds"] == 16 * 3.0
+    assert summarise(record, None, 0, 0.0).devices == "8 x TPU v6 lite (asked for: v6e-4)"
+
+
+def test_losses_that_are_no_numbers_are_left_out():
+    rows = [row(0), {**row(1), "train/loss": None, "eval/validation/loss": 4.0}, row(2) | {"eval/validation/loss": 4.5}]
+    figures = run_figures(rows, {"over_materials": {"teacher_forced_nmae_median": {"mean": 0.05}}})
+    assert figures["last_loss"] == pytest.approx(4.0) and figures["held_out_nmae_median"] == 0.05
+    assert (figures["validation_loss"], figures["validation_loss_best"]) == (4.5, 4.0)
+    assert run_figures([], {}) == {"wall_seconds": 0, "tokens": 0}

@@ -24,9 +24,8 @@ from tomat.base.reporting import write_text
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.report.run import history_table, results_table
 from tomat.train.runs.devices import devices_sentence, last_devices, ran_steps
-from tomat.train.runs.figures import run_figures, steady
-from tomat.train.runs.history import read_events
-from tomat.train.runs.log_lines import read_metrics
+from tomat.train.runs.history import read_events, read_metrics
+from tomat.train.runs.summary import run_figures, steady
 from tomat.train.settings.config import config_hash
 
 if TYPE_CHECKING:

@@ -125,8 +125,7 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     from tomat.report.pages.report import write_run_page
     from tomat.train.mfu import step_work
     from tomat.train.runs.devices import ran_steps
-    from tomat.train.runs.history import read_events
-    from tomat.train.runs.log_lines import read_metrics
+    from tomat.train.runs.history import read_events, read_metrics
     from tomat.train.settings.config import config_hash
 
     if jax.process_index() != 0 or not any((result.run_dir / PROFILER_FOLDER).rglob("*.xplane.pb")):

@@ -45,7 +45,7 @@ QUALITIES = {
     "free_running_nmae": "NMAE",
     "held_out_nemd": "teacher-forced NEMD",
 }
-"""Figures of a run that say how good it is (`train/runs/figures.py`), and what they are called; lower is better."""
+"""Figures of a run that say how good it is (`train/runs/summary.py`), and what they are called; lower is better."""
 DECIDES = ("free_running_nmae", "held_out_nmae_median", LOSS)
 """The first of them that both rows have says whether a row is better or worse."""
 
@@ -200,7 +200,7 @@ class Quality:
         """The runs of each row, one a seed."""
         from tomat.model.decoder import parameter_count
         from tomat.model.devices import ignore_absent_tpu
-        from tomat.train.resume import changed_keys, plain_values
+        from tomat.train.settings.meanings import changed_keys, plain_values
 
         if self._runs:
             return self._runs

@@ -19,8 +19,8 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, STOPPED_STATUS
 from tomat.base.reporting import writing
 from tomat.measure.bench.processes import end_of, started, tomat_command
-from tomat.train.runs.figures import read_evaluation, run_figures
 from tomat.train.runs.record import RunRecord, read_record
+from tomat.train.runs.summary import read_evaluation, run_figures
 
 if TYPE_CHECKING:
     from tomat.train.settings.config import TrainConfig
@@ -90,15 +90,14 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
 
 
 def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
-    from tomat.train.resume import plain_values
     from tomat.train.settings.config import config_from_dict
-    from tomat.train.settings.meanings import is_label
+    from tomat.train.settings.meanings import plain_values, said_of
 
     # Read back once, as the recorded one has been: decoding settles 1 against 1.0.
     planned = flatten(plain_values(config_from_dict(run.config.to_dict())))
     recorded = flatten(plain_values(config_from_dict(record.config, str(folder / CONFIG_FILE))))
     left_out = OF_THE_FOLDER if run.config.data.source == "folder" else ()
-    keys = {key for key in planned.keys() | recorded.keys() if key not in left_out and not is_label(key)}
+    keys = {key for key in planned.keys() | recorded.keys() if key not in left_out and said_of(key).free != "label"}
     differing = sorted(key for key in keys if planned.get(key) != recorded.get(key))
     if differing:
         said = f"{folder} holds a run with other settings ({', '.join(differing)})"

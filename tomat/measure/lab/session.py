@@ -36,12 +36,12 @@ from tomat.train.hooks import shuffled_rows
 from tomat.train.loader import token_loader
 from tomat.train.loop import count_parameters
 from tomat.train.mfu import live_mfu
-from tomat.train.phases import PhaseClock
 from tomat.train.restore import initial_state
 from tomat.train.runs.devices import devices_details
 from tomat.train.settings.config import TrackersConfig, config_hash, load_config
 from tomat.train.startup import connect, initialise
 from tomat.train.step import build_trainer
+from tomat.train.tracking import PhaseClock
 
 SAVED_EVENT = "/jax/compilation_cache/compile_time_saved_sec"
 """What jax 0.11.1 reports of a program from the cache: the seconds that its compile had taken, less its reading."""

@@ -226,8 +226,7 @@ def row_of_run(run_dir: Path) -> CalibrationRow:
     """A measurement from a run's own folder, of the slice that it ran on: the median of its steady steps."""
     from tomat.hardware.mfu import RunTimes
     from tomat.train.runs.devices import NOT_ON_RECORD, ran_steps
-    from tomat.train.runs.history import read_events
-    from tomat.train.runs.log_lines import read_metrics
+    from tomat.train.runs.history import read_events, read_metrics
     from tomat.train.settings.config import recorded_config
 
     config_path, metrics_path = run_dir / CONFIG_FILE, run_dir / METRICS_FILE

@@ -22,8 +22,7 @@ from tomat.base.reporting import first_line
 from tomat.base.storage import explaining_storage
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import asked_but_not_found
-from tomat.train.runs.history import read_history
-from tomat.train.runs.log_lines import parse_metrics
+from tomat.train.runs.history import parse_metrics, read_history
 from tomat.train.runs.record import RunRecord, find_runs
 from tomat.train.runs.summary import MFU_STEPS, RunSummary, summarise
 

@@ -14,7 +14,7 @@ import numpy as np
 from tomat.base.documents import is_figure
 from tomat.base.layout import METRICS_FILE
 from tomat.base.storage import explaining_storage
-from tomat.train.runs.log_lines import metrics_row
+from tomat.train.runs.history import metrics_row
 
 NOT_CURVES = ("step", "global_step", "run_progress")
 """Keys of a line that are the step in other words."""
@@ -59,7 +59,7 @@ class CurveReader:
 
     def feed(self, line: bytes) -> None:
         row = metrics_row(line.decode(errors="replace"))
-        if row is None:
+        if not row:
             self._unreadable += 1
             return
         self._lines += 1

@@ -30,10 +30,9 @@ from tomat.report.html.metrics import BUCKETS, Curve, Metrics, kept_points, read
 from tomat.report.run import history_table
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import devices_sentence, last_devices, ran_steps
-from tomat.train.runs.figures import read_evaluation
 from tomat.train.runs.history import read_events
 from tomat.train.runs.record import RunRecord, read_config
-from tomat.train.runs.summary import run_state
+from tomat.train.runs.summary import read_evaluation, run_state
 
 TRAINING_LOSS, VALIDATION_LOSS = "train/loss", "eval/validation/loss"
 UNITS = {"seconds": "s", "tokens_per_second": "tokens/s", "nats": "nats", "e_per_A3": "e/Å³"}

@@ -21,8 +21,7 @@ from tomat.base.report.model import Cell, Code, Column, Facts, Items, Lines, Par
 from tomat.base.reporting import counted
 from tomat.report.run import results_table
 from tomat.train.runs.devices import ASKED, devices_of, devices_sentence
-from tomat.train.runs.entries import Entry, Log
-from tomat.train.runs.run_log import LAB, RUN
+from tomat.train.runs.run_log import LAB, RUN, Entry, Log
 
 NOTES = "**Notes**:\n\n<!-- What was seen, and what to do because of it. The text outside tomat's markers is yours. -->"
 FAILED_WORDS = {"out of memory": "OOM", "too long": "TIME", "measured": "OK"}

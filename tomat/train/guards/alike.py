@@ -3,6 +3,7 @@
 Hosts with other seeds or learning rates train together without a word, and what comes of it nobody has asked for.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -16,10 +17,10 @@ from levanter.utils.jax_utils import multihost_allgather_sync
 
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted
+from tomat.base.reporting import counted, first_line
 from tomat.base.shipped import commit, source_hash
 from tomat.train.settings.config import TrainConfig
-from tomat.train.settings.meanings import is_of_host
+from tomat.train.settings.meanings import said_of
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "marin-levanter", "marin-haliax", "equinox", "optax", "tensorstore", "tomat")
 """What computes a step and reads its data."""
@@ -45,12 +46,6 @@ NO_LIMIT_SECONDS = 86_400.0
 """Instead of a limit of 0, which means none."""
 
 
-def compare_hosts(config: TrainConfig, beside: Mapping[str, object]) -> None:
-    """Stop all hosts unless they were started with the same configuration, code, flags and packages."""
-    if jax.process_count() > 1:
-        refuse_differences(config, started_with(config, beside))
-
-
 def gathered[T](mine: T, seconds: float) -> list[T]:
     """Every host's value, which JSON has, on all of them; each must call it."""
     every = multihost_allgather_sync(mine, timeout=seconds)
@@ -69,9 +64,8 @@ def refuse_differences(config: TrainConfig, mine: Mapping[str, object]) -> None:
         every = gathered(said, seconds)
     except RuntimeError as error:
         raise TomatError(
-            f"host {jax.process_index()} of {jax.process_count()} cannot compare with the others what it was started "
-            f"with ({' '.join(str(error).split())[:200]}). See how they ended; JAX's own service must run, so leave "
-            "trainer.distributed.initialize_jax_distributed true."
+            f"host {jax.process_index()} of {jax.process_count()} cannot compare its start with the others' "
+            f"({first_line(error)}). See how they ended; set trainer.distributed.initialize_jax_distributed to true."
         ) from None
     found = differences([name for name, _ in every], [values for _, values in every])
     if found:
@@ -85,24 +79,30 @@ def refuse_differences(config: TrainConfig, mine: Mapping[str, object]) -> None:
 
 def started_with(config: TrainConfig, beside: Mapping[str, object]) -> dict[str, object]:
     """What decides what this host computes, by key: configuration, command, code, flags, JAX's options, packages."""
-    settings = {key: value for key, value in flatten(config.to_dict()).items() if not is_of_host(key)}
-    options = {f"jax.config.{key}": str(value) for key, value in jax.config.values.items() if key not in LEFT_OUT}
-    flags = {}
+    found = {key: value for key, value in flatten(config.to_dict()).items() if not said_of(key).host} | dict(beside)
+    # Without its `-dirty`: a page that a run has written makes a checkout so. Changes are in the hash of its files.
+    found |= {"code.commit": commit().removesuffix("-dirty"), "code.files": source_hash()}
     for variable in FLAG_VARIABLES:
         for flag in os.environ.get(variable, "").split():
             name, _, value = flag.partition("=")
             if name not in LEFT_OUT:
-                flags[f"{variable} {name}"] = value or "set"  # of one that is given twice, XLA takes the last
-    code = {
-        # Without its `-dirty`: a page that a run has written makes a checkout so. Changes are in the hash of its files.
-        "code.commit": commit().removesuffix("-dirty"),
-        "code.files": source_hash(),
-    }
-    return {**settings, **beside, **code, **flags, **options, **{f"package {one}": _version(one) for one in PACKAGES}}
+                found[f"{variable} {name}"] = value or "set"  # of one that is given twice, XLA takes the last
+    found |= {f"jax.config.{key}": str(value) for key, value in jax.config.values.items() if key not in LEFT_OUT}
+    for package in PACKAGES:
+        found[f"package {package}"] = "not installed"
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[f"package {package}"] = importlib.metadata.version(package)
+    return found
 
 
 def differences(hosts: Sequence[str], prints: Sequence[Mapping[str, str]]) -> list[str]:
     """What is not the same on all hosts, a phrase for each key."""
+
+    def named(numbers: Sequence[int]) -> str:
+        if len(numbers) > MOST_NAMED:
+            return f"{len(numbers)} others"
+        return ", ".join(f"host {number} ({hosts[number]})" for number in numbers)
+
     found = []
     for key in sorted(set().union(*prints)):
         by_value: dict[str, list[int]] = defaultdict(list)
@@ -111,14 +111,8 @@ def differences(hosts: Sequence[str], prints: Sequence[Mapping[str, str]]) -> li
         if len(by_value) > 1:
             # The odd ones out first.
             groups = sorted(by_value.items(), key=lambda group: (len(group[1]), group[1]))
-            found.append(f"{key} is {' and '.join(f'{value} on {_named(hosts, who)}' for value, who in groups)}")
+            found.append(f"{key} is {' and '.join(f'{value} on {named(numbers)}' for value, numbers in groups)}")
     return found
-
-
-def _named(hosts: Sequence[str], who: Sequence[int]) -> str:
-    if len(who) > MOST_NAMED:
-        return f"{len(who)} others"
-    return ", ".join(f"host {number} ({hosts[number]})" for number in who)
 
 
 def shortened(value: object) -> str:
@@ -127,10 +121,3 @@ def shortened(value: object) -> str:
     if len(text) <= LONGEST_VALUE:
         return text
     return f"{text[: LONGEST_VALUE // 2]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

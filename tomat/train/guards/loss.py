@@ -78,7 +78,9 @@ def guard_updates(optimizer: optax.GradientTransformation, config: GuardsConfig)
     ) -> tuple[optax.Updates, GuardedState]:
         loss = jnp.asarray(extra_args["loss"], jnp.float32)
         new_updates, new_inner = inner.update(updates, state.inner, params, **extra_args)
-        verdict = _judge(loss, jnp.asarray(optax.global_norm(new_updates)), state, config)
+        limit = spike_limit(state.losses, state.accepted, config)
+        wrong = [~jnp.isfinite(loss), ~jnp.isfinite(jnp.asarray(optax.global_norm(new_updates))), loss > limit]
+        verdict = jnp.select(wrong, [1, 2, 3], default=0).astype(jnp.int32)
         bad = verdict > 0
         losses = jnp.where(bad, state.losses, state.losses.at[state.accepted % SPIKE_HISTORY].set(loss))
         in_row, total = jnp.where(bad, state.tally[1] + 1, 0), state.tally[2] + bad
@@ -91,13 +93,6 @@ def guard_updates(optimizer: optax.GradientTransformation, config: GuardsConfig)
         )
 
     return optax.GradientTransformationExtraArgs(init, cast(Any, update))
-
-
-def _judge(loss: jax.Array, update_norm: jax.Array, state: GuardedState, config: GuardsConfig) -> jax.Array:
-    limit = spike_limit(state.losses, state.accepted, config)
-    return jnp.select([~jnp.isfinite(loss), ~jnp.isfinite(update_norm), loss > limit], [1, 2, 3], default=0).astype(
-        jnp.int32
-    )
 
 
 def spike_limit(losses: jax.Array, accepted: jax.Array, config: GuardsConfig) -> jax.Array:
@@ -151,7 +146,9 @@ class BadLossGuard:
         loss = float(info.loss)
         losses, accepted = (jnp.asarray(np.asarray(x)) for x in info.state.opt_state[1:3])
         limit = float(spike_limit(losses, accepted, config))
-        materials = self._materials(step)
+        first, manifest = step * self.folder.config.batch_size, self.shards.manifest
+        rows = self.dataset.index(np.arange(first, first + self.folder.config.batch_size))
+        materials = sorted({manifest.materials[i].material_id for i in manifest.material_indices(rows).tolist()})
         stops = config.on_bad_loss == "stop" or in_row > config.max_skips
         self.folder.record(
             "guard:bad_loss",
@@ -172,19 +169,11 @@ class BadLossGuard:
             return
         if config.on_bad_loss == "skip":
             raise TomatError(
-                f"{found}: {in_row} bad steps in a row; guards.max_skips is {config.max_skips}. Model and optimizer "
-                f"are as they were before the first of them. The batch's materials: {named}. It is not a single batch: "
-                "lower the learning rate, or go back to an earlier checkpoint."
+                f"{found}: {in_row} bad steps in a row; guards.max_skips is {config.max_skips}. Materials: {named}. "
+                "Model and optimizer are as before them: lower the learning rate, or go back to an earlier checkpoint."
             )
         relax = "a larger --guards.spike_factor (0: none), or " if verdict == 3 else ""
         raise TomatError(
-            f"{found}. The state after it was not saved; the checkpoints under {self.checkpoints} are from before. "
-            f"The batch's materials: {named}. To pass over this batch, run again with --guards.on_bad_loss skip; "
-            f"otherwise with {relax}another learning rate."
+            f"{found}. The checkpoints under {self.checkpoints} are from before. The batch's materials: {named}. To "
+            f"pass over it, run again with --guards.on_bad_loss skip; otherwise with {relax}another learning rate."
         )
-
-    def _materials(self, step: int) -> list[str]:
-        """Names of the materials whose patches were in the batch of `step`, sorted."""
-        batch_size, manifest = self.folder.config.batch_size, self.shards.manifest
-        rows = self.dataset.index(np.arange(step * batch_size, (step + 1) * batch_size))
-        return sorted({manifest.materials[i].material_id for i in manifest.material_indices(rows).tolist()})

@@ -1,19 +1,26 @@
-"""What is checked before the first step: regions, clocks."""
+"""What a run needs around it: one region, clocks that are right, room for its checkpoints.
 
+All of it is checked before the first step; room that runs out later ends the run with one clear error.
+"""
+
+import contextlib
 import email.utils
 import os
+import shutil
 import statistics
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import jax
 from jax.experimental import multihost_utils
 
-from tomat.base.errors import TomatError
+from tomat.base.errors import FULL_ERRNOS, RetryableError, TomatError
 from tomat.base.regions import check_regions, known_places
-from tomat.base.reporting import readable_bytes
+from tomat.base.reporting import first_line, readable_bytes
+from tomat.base.storage import is_passing, is_remote, storage_errors
 from tomat.train.datasets import Datasets
 from tomat.train.guards.alike import NO_LIMIT_SECONDS, gathered
 from tomat.train.settings.config import TrainConfig
@@ -28,6 +35,12 @@ minutes off, so a run with such a clock ends at its first save."""
 
 STORAGE_HOST = "https://storage.googleapis.com"
 CLOCK_TIMEOUT_SECONDS = 5.0
+
+FREE_CHECKPOINTS = 2
+"""Checkpoints that must fit before a run begins: a save is whole before the one it replaces is removed."""
+
+FULL_WORDS = ("no space left on device", "disk quota exceeded", "resource_exhausted", "quota exceeded", "quotaexceeded")
+"""How TensorStore, the operating system and Cloud Storage (reasons of its JSON API: `quotaExceeded`) say it."""
 
 
 def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
@@ -85,8 +98,8 @@ def clock_warnings(hosts: Sequence[float], skews: Sequence[float | None], limit:
         found = f"{whose} is {abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} {against}"
         if abs(off) > REFUSED_CLOCK_SKEW_SECONDS:
             raise TomatError(
-                f"{found}; beyond {REFUSED_CLOCK_SKEW_SECONDS:.0f} s Google refuses its tokens, and the times of "
-                "checkpoints mean nothing. Set the clock (`sudo chronyc makestep`, or restart the machine)."
+                f"{found}; beyond {REFUSED_CLOCK_SKEW_SECONDS:.0f} s Google refuses its tokens. Set the clock (`sudo "
+                "chronyc makestep`, or restart the machine)."
             )
         warnings.append(f"{found}; set it with `sudo chronyc makestep`.")
     return warnings
@@ -97,18 +110,77 @@ def storage_clock_skew(now: Callable[[], float] = time.time) -> float | None:
 
     The server is the one of `STORAGE_EMULATOR_HOST`, as in Google's own libraries, where that is set.
     """
-    host = os.environ.get("STORAGE_EMULATOR_HOST", STORAGE_HOST)
-    before = now()
-    try:
-        with urllib.request.urlopen(f"{host}/", timeout=CLOCK_TIMEOUT_SECONDS) as answer:
-            headers = answer.headers
-    except urllib.error.HTTPError as error:  # nothing lies at `/`; the answer has a date all the same
-        headers = error.headers
-    except (OSError, ValueError):
-        return None
-    try:
+    before, host = now(), os.environ.get("STORAGE_EMULATOR_HOST", STORAGE_HOST)
+    with contextlib.suppress(OSError, ValueError):
+        try:
+            with urllib.request.urlopen(f"{host}/", timeout=CLOCK_TIMEOUT_SECONDS) as answer:
+                headers = answer.headers
+        except urllib.error.HTTPError as error:  # nothing lies at `/`; the answer has a date all the same
+            headers = error.headers
         # The header has whole seconds: on average it is half a second old.
         server = email.utils.parsedate_to_datetime(headers["Date"]).timestamp() + 0.5
-    except ValueError:
-        return None
-    return (before + now()) / 2 - server
+        return (before + now()) / 2 - server
+    return None
+
+
+def check_free_space(output_dir: str, needed: int) -> None:
+    """Refuse to begin a run whose disk has no room for its checkpoints; a bucket has no limit to ask for."""
+    if not is_remote(output_dir) and (free := shutil.disk_usage(output_dir).free) < FREE_CHECKPOINTS * needed:
+        raise TomatError(
+            f"{output_dir} has {readable_bytes(free)} free; a checkpoint of this run takes up to "
+            f"{readable_bytes(needed)}, and {FREE_CHECKPOINTS} must fit. Free space or set another output_dir."
+        )
+
+
+@contextlib.contextmanager
+def explaining_full_storage(run_dir: Path, run_url: str, needed: Callable[[], int]) -> Iterator[None]:
+    """Turn whatever a full disk or bucket, or one that does not answer, raises into one error.
+
+    Args:
+        needed: Gives the bytes of a checkpoint, 0 while that is not known.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = full_storage_cause(error)
+        # XLA's errors begin with the same codes: there they are said of another host.
+        storage = (ValueError, *storage_errors())
+        passing = [one for one in _causes(error) if isinstance(one, storage) and is_passing(one)]
+        if cause is None and passing and not isinstance(error, TomatError):
+            raise RetryableError(
+                f"{run_url}: the storage did not answer ({first_line(passing[0])}). The checkpoints written before are "
+                "whole, and the same command continues from the last of them."
+            ) from error
+        if cause is None:
+            raise
+        path = str(getattr(cause, "filename", None) or run_url)
+        free = "" if is_remote(path) else f"; {readable_bytes(shutil.disk_usage(run_dir).free)} are free"
+        checkpoint = f" A checkpoint takes up to {readable_bytes(needed())}." if needed() else ""
+        raise TomatError(
+            f"{path}: no room left while writing{free} ({first_line(cause)}).{checkpoint} The checkpoints written "
+            "before are whole, and the same command continues from the last of them once there is room."
+        ) from error
+
+
+def full_storage_cause(error: BaseException) -> BaseException | None:
+    """The error among `error` and what led to it that says a disk or a quota is full; None where none does."""
+    seen = _causes(error)
+    # The operating system's own error names the file; what quotes it in its text comes second.
+    found = [item for item in seen if getattr(item, "errno", None) in FULL_ERRNOS]
+    for item in seen:
+        # XLA says RESOURCE_EXHAUSTED too, of a device's memory; that is no storage, and its own text is the better one.
+        if not isinstance(item, TomatError | jax.errors.JaxRuntimeError):
+            found += [item] if any(words in str(item).lower() for words in FULL_WORDS) else []
+    return found[0] if found else None
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """`error`, and what led to it, the nearest first."""
+    seen = [error]
+    for current in seen:
+        # What Levanter's trainer gathers while it closes is in the arguments of one RuntimeError.
+        nested = [item for arg in current.args if isinstance(arg, list) for item in arg]
+        for item in (current.__cause__, current.__context__, *nested):
+            if isinstance(item, BaseException) and item not in seen:
+                seen.append(item)
+    return seen

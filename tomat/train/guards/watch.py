@@ -3,23 +3,19 @@
 | guard | module | when |
 |---|---|---|
 | hosts that were started unlike one another | `alike` | as they join, and once the data are open |
-| regions, clocks | `start` | before the first step |
-| room for checkpoints | `room` | before the first step, and wherever it runs out |
+| regions, clocks, room for checkpoints | `start` | before the first step, and wherever room runs out |
 | loss and update | `loss` | every step, before it can be saved |
-| recompilation | here | every step |
-| hang | `hang` | from the start, in a thread |
+| recompilation | `process` | every step |
+| hang | `process` | from the start, in a thread |
 
 That a data set is complete is checked as it is opened, and its checksums as it is read (`data/tokens/shards.py`).
 """
 
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import jax
-import levanter.tracker
-from levanter.callbacks import Callback, ProgressEvent
 from levanter.callbacks.progress_watchdog import ProgressWatchdog
 from levanter.tracker import CompositeTracker
 from levanter.trainer import Trainer
@@ -27,12 +23,10 @@ from levanter.trainer import Trainer
 from tomat.base.reporting import warn, writing
 from tomat.train.datasets import Datasets
 from tomat.train.folder import RunFolder
-from tomat.train.guards.hang import HangGuard
 from tomat.train.guards.loss import BadLossGuard
-from tomat.train.guards.room import check_free_space, checkpoint_bytes, explaining_full_storage
-from tomat.train.guards.start import check_clocks, check_run_regions
+from tomat.train.guards.process import HangGuard, RecompileGuard
+from tomat.train.guards.start import check_clocks, check_free_space, check_run_regions, explaining_full_storage
 from tomat.train.loader import ShardDataset
-from tomat.train.phases import BACKEND_COMPILE_EVENT, listening_to_durations
 from tomat.train.tracking import JsonLinesTracker
 
 
@@ -73,7 +67,9 @@ class RunGuards:
 
     def attach(self, trainer: Trainer, state: Any, dataset: ShardDataset, datasets: Datasets) -> None:
         """Put the guards between the steps; before any other hook, since the first that raises stops the rest."""
-        self._checkpoint_bytes = checkpoint_bytes(state)
+        # Parameters, optimizer state and counters over all hosts, uncompressed.
+        leaves = jax.tree.leaves(state.saveable_state)
+        self._checkpoint_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, jax.Array))
         if isinstance(trainer.tracker, CompositeTracker):
             logs = [tracker for tracker in trainer.tracker.loggers if isinstance(tracker, JsonLinesTracker)]
             self._log = next(iter(logs), None)
@@ -90,53 +86,3 @@ class RunGuards:
         if self._log is not None and self._log.failure is not None:
             with writing(self._log.path):
                 raise self._log.failure
-
-
-WATCHED = ("jit(_train_step)", "jit(validation_loss)")
-"""The two large programs of a run, Levanter's training step and the evaluation's; helpers are compiled for many."""
-
-
-class RecompileGuard(Callback):
-    """Reports each compilation of the large programs that follows the one each of them needs: a batch of another shape,
-    a weak type or a layout that changes makes JAX compile anew, on a TPU for minutes in which the chips do nothing."""
-
-    def __init__(self, folder: RunFolder):
-        self._folder = folder
-        self._compiled: Counter[str] = Counter()
-        self._unreported: list[tuple[int, str, float]] = []
-        self._dispatched = self._read = self._total = 0
-
-    def listening(self) -> AbstractContextManager[None]:
-        """Take note of compilations while the context is open."""
-
-        def listen(event: str, duration_secs: float, **details: str | int) -> None:
-            name = str(details.get("fun_name"))
-            if event != BACKEND_COMPILE_EVENT or name not in WATCHED:
-                return
-            self._compiled[name] += 1
-            if self._compiled[name] > 1:
-                self._unreported.append((self._dispatched, name, duration_secs))
-
-        return listening_to_durations(listen)
-
-    def on_event(self, event: ProgressEvent) -> None:
-        """Count the steps that are dispatched: a compilation is reported with its step, once that is read."""
-        self._dispatched += event is ProgressEvent.TRAIN_STEP_STARTED
-
-    def on_step(self, info: Any, force: bool = False) -> None:
-        del force
-        step = int(info.step)
-        self._read += 1
-        reported = [one for one in self._unreported if one[0] <= self._read]
-        del self._unreported[: len(reported)]
-        self._total += len(reported)
-        if self._total:
-            levanter.tracker.log({"guards/recompilations": self._total}, step=step)
-        if jax.process_index() != 0:
-            return
-        for _, name, seconds in reported:
-            self._folder.record("guard:recompilation", step, function=name, seconds=round(seconds, 3))
-            warn(
-                f"{name} was compiled again at step {step}, which took {seconds:.1f} s; "
-                "shapes or types of its input have changed. `jax_log_compiles` in trainer.jax_config says which."
-            )

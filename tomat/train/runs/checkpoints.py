@@ -1,29 +1,37 @@
-"""Which checkpoints of a run are whole.
+"""Which checkpoints of a run are whole, and the checksums by which that is known.
 
 Levanter 0.2.227 writes a checkpoint as `manifest.json` (every array it will hold), then the arrays into one OCDBT
 database (`manifest.ocdbt` and `d/`), then, once every process has committed, `metadata.json`. Its own reader takes
 whatever has a `metadata.json` for whole. That holds for a save that was cut short, but not for a removal that was: the
 files go in any order, so that `metadata.json` may outlive the data. Here a checkpoint counts as whole if every array of
 the manifest is in the database, every file the database points into is there and long enough, and every file is what
-its checksum says (`checksums.py`). Reading a whole checkpoint takes its time: contents are compared where one is to be
+its checksum says. Reading a whole checkpoint takes its time: contents are compared where one is to be
 loaded, and by `tomat runs verify`; elsewhere sizes are.
+
+Neither OCDBT nor zarr3 as Levanter writes them holds a checksum: a bit that flips after the save, a page or a file that
+a loss of power leaves as zeros, all load as other numbers. So there is one for every file, written when all data are
+there and before the checkpoint is complete: CRC32C, which a bucket computes and keeps for each of its objects, so that
+nothing is read back there.
 """
 
+import base64
 import contextlib
 import datetime
 import json
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
+import google_crc32c
 import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
-from tomat.base.records import Count, typed
+from tomat.base.records import Count, typed, typed_text
 from tomat.base.reporting import warn
 from tomat.base.storage import (
     READ_REMEDY,
@@ -36,7 +44,6 @@ from tomat.base.storage import (
     storage_error,
     store_url,
 )
-from tomat.train.runs.checksums import damage, listing
 
 _REMOVAL_TRIES = 3
 """How often a removal is tried; each request in it is tried by the file system as often as that sees fit."""
@@ -44,6 +51,13 @@ _REMOVAL_TRIES = 3
 _ABSENT = ("NOT_FOUND", "DATA_LOSS", "FAILED_PRECONDITION", "OUT_OF_RANGE", "INVALID_ARGUMENT")
 """TensorStore's status codes for a database with a part that is missing, cut short or garbled. Any other error, such as
 UNAVAILABLE, says nothing about the checkpoint."""
+
+UNHASHED = (CHECKSUM_FILE, METADATA_FILE, UNMARKED_FILE)
+"""What is written after the checksums, or renamed later."""
+
+_READ_BYTES = 8 * 1024**2
+_READERS = 4
+"""Files hashed at a time; `google_crc32c` does 7 GB/s on one core and lets go of the interpreter meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,10 @@ def list_checkpoints(run_url: str, temporary_url: str | None = None, *, read_dat
     """
     folders = _folders(run_url, temporary_url)
     with ThreadPoolExecutor(8) as pool:  # each waits for a few small reads
-        return sorted(pool.map(lambda found: examine(found[0], found[1], read_data), folders), key=_order)
+        return sorted(
+            pool.map(lambda found: examine(found[0], found[1], read_data), folders),
+            key=lambda one: (one.step, one.path),
+        )
 
 
 def newest_whole(run_url: str, temporary_url: str | None = None) -> Checkpoint | None:
@@ -113,8 +130,8 @@ def find_checkpoint(place: str, step: int | None = None, temporary_url: str | No
     Its data are read and compared with their checksums; a newer one that is damaged is passed over with a warning.
     """
     place = place.rstrip("/")
-    if _is_checkpoint(place):
-        found = examine(place, int(place.rsplit("-", 1)[-1]), read_data=True)
+    if (named := _step_of(place)) is not None:
+        found = examine(place, named, read_data=True)
     elif step is not None:
         found = examine(f"{place}/{CHECKPOINT_FOLDER}/step-{step}", step, read_data=True)
         if not found.whole and temporary_url is not None:
@@ -143,7 +160,7 @@ def find_checkpoint(place: str, step: int | None = None, temporary_url: str | No
 def run_of(place: str) -> str:
     """The run that a folder or URL names: itself, or by one of its checkpoints, `<run>/checkpoints/step-N`."""
     place = place.rstrip("/")
-    return place.rsplit("/", 2)[0] if _is_checkpoint(place) else place
+    return place if _step_of(place) is None else place.rsplit("/", 2)[0]
 
 
 def say_if_unchecked(found: Checkpoint) -> None:
@@ -164,7 +181,7 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
     root = root.rstrip("/")
     with explaining_storage(f"{path} cannot be read", READ_REMEDY):
         try:
-            listed = listing(files, root)
+            listed = _listing(files, root)
             sizes = {name: info["size"] for name, info in listed.items()}
             metadata = _json(files, f"{root}/{METADATA_FILE}") if METADATA_FILE in sizes else None
             manifest = _json(files, f"{root}/{MANIFEST_FILE}") if MANIFEST_FILE in sizes else None
@@ -175,17 +192,35 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
     if metadata is None:
         why = "it was never completed" if sizes else "it does not exist"
         return Checkpoint(path, step, False, f"{why} (no {METADATA_FILE})", None, completed=False)
-    seconds = _seconds(metadata.get("timestamp"))
-    temporary = bool(metadata.get("is_temporary", False))
+    seconds, temporary = None, bool(metadata.get("is_temporary", False))
+    with contextlib.suppress(TypeError, ValueError):
+        seconds = datetime.datetime.fromisoformat(metadata.get("timestamp", "")).timestamp()
     reason = "" if metadata.get("step") == step else f"{METADATA_FILE} says step {metadata.get('step')}"
     if not reason and CHECKSUM_FILE in sizes:  # before the database, of which a damaged file could say anything
         with explaining_storage(f"{path} cannot be read", READ_REMEDY):
             try:
-                reason = damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
+                reason = _damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
             except FileNotFoundError:
                 reason = "it is being removed"
     reason = reason or _missing(path, sizes, manifest)
     return Checkpoint(path, step, not reason, reason, seconds, temporary, has_checksums=CHECKSUM_FILE in sizes)
+
+
+def write_checksums(path: str) -> None:
+    """Write the checksums of every file that lies in the folder or URL `path` now.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    files, root = fsspec.core.url_to_fs(path)
+    files.invalidate_cache()
+    found = {name: info for name, info in _listing(files, root).items() if name not in UNHASHED}
+    with ThreadPoolExecutor(_READERS) as pool:
+        sums = pool.map(lambda item: _checksum(files, root, *item), found.items())
+        entries = {name: {"size": found[name]["size"], "crc32c": crc} for name, crc in zip(found, sums, strict=True)}
+    content = json.dumps({"algorithm": "crc32c", "files": entries}, indent=1, sort_keys=True).encode()
+    # Synced to disk, as the data are: or a loss of power could leave all but the checksums.
+    Store(path).write(CHECKSUM_FILE, content)
 
 
 def unmark(checkpoint: Checkpoint) -> None:
@@ -215,21 +250,19 @@ def copy(checkpoint: Checkpoint, destination: str) -> None:
     """Copy a whole checkpoint, its `metadata.json` last and as a permanent one."""
     source, source_root = fsspec.core.url_to_fs(checkpoint.path)
     target, target_root = fsspec.core.url_to_fs(destination)
-    names = {name: name[len(source_root.rstrip("/")) + 1 :] for name in source.find(source_root)}
+    names = list(_listing(source, source_root))
     if "file" in target.protocol:
-        for relative in names.values():
-            local_target(Path(target_root), relative, checkpoint.path)
+        for name in names:
+            local_target(Path(target_root), name, checkpoint.path)
     with explaining_storage(f"{checkpoint.path} cannot be copied to {destination}", "Make room there."):
         remove(destination)
-        for name, relative in names.items():
-            if relative == METADATA_FILE:
-                continue
-            to = f"{target_root}/{relative}"
+        for name in (name for name in names if name != METADATA_FILE):
+            read_from, to = f"{source_root.rstrip('/')}/{name}", f"{target_root}/{name}"
             target.makedirs(to.rsplit("/", 1)[0], exist_ok=True)
             if type(source) is type(target):
-                target.cp_file(name, to)  # in a bucket, by the server
+                target.cp_file(read_from, to)  # in a bucket, by the server
             else:
-                with source.open(name, "rb") as read, target.open(to, "wb") as write:
+                with source.open(read_from, "rb") as read, target.open(to, "wb") as write:
                     while block := read.read(64 * 1024**2):
                         write.write(block)
         mark_permanent(destination, checkpoint.path)
@@ -264,13 +297,10 @@ def weights_kind(path: str) -> str:
     return AVERAGED if any(name.startswith("model_averaging/model/") for name in array_shapes(path)) else LAST
 
 
-def _is_checkpoint(place: str) -> bool:
-    """Whether a place is named as a checkpoint is, `step-N`, and not as a run."""
-    return re.fullmatch(r"step-\d+", place.rstrip("/").rsplit("/", 1)[-1]) is not None
-
-
-def _order(found: Checkpoint) -> tuple[int, str]:
-    return found.step, found.path
+def _step_of(place: str) -> int | None:
+    """The step of a place that is named as a checkpoint is, `step-N`; None of any other."""
+    match = re.fullmatch(r"step-(\d+)", place.rsplit("/", 1)[-1])
+    return None if match is None else int(match[1])
 
 
 def _folders(run_url: str, temporary_url: str | None) -> list[tuple[str, int]]:
@@ -286,9 +316,8 @@ def _folders(run_url: str, temporary_url: str | None) -> list[tuple[str, int]]:
                 entries = files.ls(plain, detail=True)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-        for name in (entry["name"].rstrip("/") for entry in entries if entry["type"] == "directory"):
-            if (match := re.fullmatch(r"step-(\d+)", name.rsplit("/", 1)[-1])) is not None:
-                found.append((f"{root.rstrip('/')}/{match.group(0)}", int(match.group(1))))
+        names = [entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory"]
+        found += [(f"{root.rstrip('/')}/{name}", step) for name in names if (step := _step_of(name)) is not None]
     return found
 
 
@@ -299,13 +328,6 @@ def _json(files: Any, path: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _seconds(timestamp: Any) -> float | None:
-    try:
-        return datetime.datetime.fromisoformat(timestamp).timestamp()
-    except (TypeError, ValueError):
-        return None
 
 
 @dataclass(frozen=True)
@@ -339,6 +361,57 @@ def _missing(path: str, sizes: dict[str, int], manifest: dict[str, Any] | None) 
             return f"{name} has {sizes.get(name, 0)} of {end} bytes"
     lacking = [entry.path for entry in arrays if f"{entry.path}/zarr.json" not in keys]
     return f"{len(lacking)} of {len(arrays)} arrays are missing" if lacking else ""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    size: int
+    crc32c: str
+    """As buckets write it: big-endian, base64."""
+
+
+@dataclass(frozen=True)
+class _Checksums:
+    algorithm: Literal["crc32c"]
+    files: dict[str, _Entry]
+
+
+def _damage(path: str, found: Mapping[str, Mapping[str, Any]], content: bytes, read_data: bool) -> str:
+    """What differs from the checksums, naming the file; empty if nothing does."""
+    try:
+        entries = typed_text(content, _Checksums, path, "").files
+    except TomatError:
+        return f"{CHECKSUM_FILE} is damaged"
+    for name, entry in sorted(entries.items()):
+        if name not in found:
+            return f"{name} is missing"
+        if found[name]["size"] != entry.size:
+            return f"{name} has {found[name]['size']} of {entry.size} bytes"
+    # A file beyond these, such as a file system's `.nfs...`, is none that the checkpoint's database points into.
+    files, root = fsspec.core.url_to_fs(path)
+    names = [name for name in sorted(entries) if read_data or "crc32c" in found[name]]
+    with ThreadPoolExecutor(_READERS) as pool:
+        sums = pool.map(lambda name: _checksum(files, root, name, found[name]), names)
+        for name, crc in zip(names, sums, strict=True):
+            if crc != entries[name].crc32c:
+                return f"{name} is damaged (its checksum differs)"
+    return ""
+
+
+def _listing(files: Any, root: str) -> dict[str, dict[str, Any]]:
+    """What the file system says of each file below `root`, by its name from there."""
+    prefix = root.rstrip("/") + "/"
+    return {name[len(prefix) :]: info for name, info in files.find(root, detail=True).items()}
+
+
+def _checksum(files: Any, root: str, name: str, info: Mapping[str, Any]) -> str:
+    if "crc32c" in info:
+        return info["crc32c"]
+    crc = google_crc32c.Checksum()
+    with files.open(f"{root.rstrip('/')}/{name}", "rb", cache_type="none") as file:
+        while block := file.read(_READ_BYTES):
+            crc.update(block)
+    return base64.b64encode(crc.digest()).decode()
 
 
 def _database(path: str) -> tuple[set[str], dict[str, int]]:

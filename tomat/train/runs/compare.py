@@ -10,17 +10,16 @@ from tomat.base.layout import CODEC_FILE
 from tomat.base.reporting import counted, is_or_are
 from tomat.data.codec.files import codec_from_text
 from tomat.train.runs.devices import NOT_ON_RECORD, devices_sentence
-from tomat.train.runs.figures import Figures, read_evaluation, run_figures, step_breakdown
 from tomat.train.runs.former_keys import former_key
 from tomat.train.runs.history import file_content, recorded_contents
 from tomat.train.runs.record import RunRecord, read_record
 from tomat.train.runs.run_log import NAMES
+from tomat.train.runs.summary import Figures, read_evaluation, run_figures, step_breakdown
 
 MOST_RUNS = 8
 """More lines than one figure can tell apart."""
 WINDOWS = 20
 """Of the steps, in the table of losses."""
-TRAINING, VALIDATION = "train/loss", "eval/validation/loss"
 SAME_LOSS = ("loss.", "data.vocabulary_rows")
 """Settings that decide what a loss is; one that differs makes losses incomparable."""
 ONLY_SPEED = ("loss.block_positions", "loss.kernel", "loss.tiles", "loss.interpret")
@@ -90,53 +89,39 @@ def compare_runs(urls: Sequence[str]) -> Comparison:
     names = [record.name for record in records]
     if len(set(names)) < len(names):
         names = places
-    views = tuple(map(_view, names, records))
+    views = []
+    for name, record in zip(names, records, strict=True):
+        losses, validation = (
+            {row["step"]: float(row[key]) for row in record.rows if is_figure(row.get(key))}
+            for key in ("train/loss", "eval/validation/loss")
+        )
+        figures = run_figures(record.rows, read_evaluation(record.url), record.ran.rows)
+        devices = devices_sentence(record.ran.devices, record.asked_slice)
+        views.append(RunView(name, record.url, figures, step_breakdown(record.rows), losses, validation, devices))
     left_out = {key for record in records for key in flatten(record.config) if key in NAMES or former_key(key)}
     flat = [{key: value for key, value in flatten(record.config).items() if key not in left_out} for record in records]
     settings = {key: tuple(one.get(key) for one in flat) for key in sorted(set().union(*flat))}
     settings = {key: values for key, values in settings.items() if any(value != values[0] for value in values[1:])}
     common = sorted(set.intersection(*(set(view.losses) for view in views)))
-    return Comparison(
-        views, settings, _not_comparable(records, settings), tuple(common), tuple(_windows(views, common))
-    )
-
-
-def _view(name: str, record: RunRecord) -> RunView:
-    return RunView(
-        name=name,
-        url=record.url,
-        devices=devices_sentence(record.ran.devices, record.asked_slice),
-        figures=run_figures(record.rows, read_evaluation(record.url), record.ran.rows),
-        breakdown_seconds=step_breakdown(record.rows),
-        losses=_curve(record, TRAINING),
-        validation=_curve(record, VALIDATION),
-    )
-
-
-def _curve(record: RunRecord, key: str) -> dict[int, float]:
-    return {row["step"]: float(row[key]) for row in record.rows if is_figure(row.get(key))}
-
-
-def _windows(views: Sequence[RunView], common: Sequence[int]) -> list[tuple[int, int, tuple[float, ...]]]:
-    """The common steps in at most `WINDOWS` parts of one size, but for the last."""
+    # At most `WINDOWS` parts of one size, but for the last.
     size = max(1, -(-len(common) // WINDOWS))
-    parts = [common[start : start + size] for start in range(0, len(common), size)]
-    return [
+    windows = tuple(
         (part[0], part[-1], tuple(sum(view.losses[step] for step in part) / len(part) for view in views))
-        for part in parts
-    ]
+        for part in (common[start : start + size] for start in range(0, len(common), size))
+    )
+    return Comparison(tuple(views), settings, _not_comparable(records, settings), tuple(common), windows)
 
 
 def _not_comparable(records: Sequence[RunRecord], settings: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
     """What makes a loss of one run mean something else than that of another."""
-    reasons = []
-    codecs = [_codec(record) for record in records]
+    reasons, codecs = [], []
+    for record in records:
+        content = file_content(url := f"{record.url}/{CODEC_FILE}")
+        codec = None if content is None else codec_from_text(content.decode(errors="replace"), url)
+        codecs.append("not recorded" if codec is None else codec.sha256[:12])
     if len(set(codecs)) > 1:
-        sizes = [mapping(record.config.get("data")).get("n_density_tokens") for record in records]
-        reasons.append(
-            f"they have other vocabularies: codecs {', '.join(map(str, codecs))} with {', '.join(map(str, sizes))} "
-            "density ids"
-        )
+        sizes = [str(mapping(record.config.get("data")).get("n_density_tokens")) for record in records]
+        reasons.append(f"they have other vocabularies: codecs {', '.join(codecs)} with {', '.join(sizes)} density ids")
     for key in settings:
         if key.startswith(SAME_LOSS) and not key.startswith(ONLY_SPEED):
             reasons.append(f"{key} differs: {', '.join(map(str, settings[key]))}")
@@ -146,9 +131,3 @@ def _not_comparable(records: Sequence[RunRecord], settings: Mapping[str, Sequenc
         if len(set(hashes)) > 1:
             reasons.append(f"their {words} data differ in content: {', '.join(hashes)}")
     return tuple(reasons)
-
-
-def _codec(record: RunRecord) -> str:
-    url = f"{record.url}/{CODEC_FILE}"
-    content = file_content(url)
-    return "not recorded" if content is None else codec_from_text(content.decode(errors="replace"), url).sha256[:12]

@@ -6,6 +6,7 @@ that they ran with: the steps since both last changed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,27 +74,26 @@ def ran_steps(rows: Sequence[dict[str, Any]], events: Sequence[Event], asked: st
         pieces = [one for one in pieces if one["step"] < event["step"]] + [event]
     last_step = max((row["step"] for row in rows), default=-1)
     with_steps = [one for one in pieces if one["step"] <= last_step]
-    if not with_steps:
-        found = devices_of(pieces[-1]) if pieces else None
-        return RanSteps(list(rows), found, _said(found, asked))
-    last = with_steps[-1]
-    first = last["step"]
-    for one in reversed(with_steps):
-        if _ran_with(one) != _ran_with(last):
-            break
-        first = one["step"]
-    kept = [row for row in rows if row["step"] >= first]
-    if with_steps[0]["step"] == first:  # what is older than the first piece on record is of it
-        kept = list(rows)
-    notes = _said(devices_of(last), asked)
-    if len(kept) < len(rows):
-        notes += (
-            f"the {len(rows) - len(kept):,} steps before step {first:,} ran on other devices or with another "
-            "configuration, and are left out",
+    last = with_steps[-1] if with_steps else pieces[-1] if pieces else {}
+    found = devices_of(last)
+    notes = []
+    if asked_but_not_found(found, asked):
+        notes.append(f"slice {asked} was asked for, and {NOT_ON_RECORD if found is None else f'{found} ran'}")
+    kept = list(rows)
+    alike = list(itertools.takewhile(lambda one: _ran_with(one) == _ran_with(last), reversed(with_steps)))
+    if len(alike) < len(with_steps):  # what is older than the first piece on record is of it
+        first = alike[-1]["step"]
+        kept = [row for row in rows if row["step"] >= first]
+        if len(kept) < len(rows):
+            notes.append(
+                f"the {len(rows) - len(kept):,} steps before step {first:,} ran on other devices or with another "
+                "configuration, and are left out"
+            )
+    if with_steps and _ran_with(pieces[-1]) != _ran_with(last):
+        notes.append(
+            "config.yaml is of a later start that took no step, and its settings may not be those of the steps"
         )
-    if _ran_with(pieces[-1]) != _ran_with(last):
-        notes += ("config.yaml is of a later start that took no step, and its settings may not be those of the steps",)
-    return RanSteps(kept, devices_of(last), notes)
+    return RanSteps(kept, found, tuple(notes))
 
 
 def _begun(events: Sequence[Event]) -> list[Event]:
@@ -102,11 +102,3 @@ def _begun(events: Sequence[Event]) -> list[Event]:
 
 def _ran_with(event: Event) -> tuple[object, ...]:
     return event.get("devices"), event.get("hosts"), event.get("configuration")
-
-
-def _said(found: FoundDevices | None, asked: str | None) -> tuple[str, ...]:
-    if not asked_but_not_found(found, asked):
-        return ()
-    if found is None:
-        return (f"slice {asked} was asked for, and {NOT_ON_RECORD}",)
-    return (f"slice {asked} was asked for, and {found} ran",)

@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +60,11 @@ class Holder:
 
     @classmethod
     def from_text(cls, text: str | bytes) -> "Holder":
-        """As `to_text` wrote it; unknown fields are left out, missing ones said to be so."""
+        """As it was written; unknown fields are left out, missing ones said to be so."""
         with contextlib.suppress(ValueError, TypeError, KeyError):
             values = json.loads(text)
-            return cls(*(values[name] for name in ("process", "host", "machine", "since", "token")))
+            return cls(*(values[field.name] for field in fields(cls)))
         return cls(0, "unknown", "", "an unknown time", "")
-
-    def to_text(self) -> str:
-        return json.dumps(asdict(self)) + "\n"
 
     def __str__(self) -> str:
         return f"process {self.process} on host {self.host}, since {self.since}"
@@ -75,12 +72,11 @@ class Holder:
     @property
     def is_gone(self) -> bool:
         """It ran on this machine, where there is no such process any more."""
-        if not self.machine or self.machine != _machine():
-            return False
-        try:
-            os.kill(self.process, 0)
-        except OSError as error:
-            return isinstance(error, ProcessLookupError)
+        if self.machine and self.machine == _machine():
+            try:
+                os.kill(self.process, 0)
+            except OSError as error:
+                return isinstance(error, ProcessLookupError)
         return False
 
 
@@ -111,12 +107,8 @@ def hold_run(run_url: str, run_dir: Path, run_name: str) -> Iterator[RunLock]:
 
 @contextlib.contextmanager
 def _locked(path: Path, run_name: str) -> Iterator[None]:
-    try:
+    with writing(path, "Set --output_dir to a folder that this user may write."):
         file = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise TomatError(
-            f"{path} cannot be written: {error.strerror}. Set --output_dir to a folder that this user may write."
-        ) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,24 +123,18 @@ def _locked(path: Path, run_name: str) -> Iterator[None]:
             warn(f"{path} cannot be locked ({error.strerror}): make sure that no other process trains this run.")
         with writing(path):
             file.truncate(0)
-            file.write(Holder.this_process().to_text())
+            file.write(json.dumps(asdict(Holder.this_process())) + "\n")
             file.flush()
         yield
 
 
 class Lease(RunLock):
     def __init__(
-        self,
-        run_url: str,
-        run_name: str,
-        lease_seconds: float = LEASE_SECONDS,
-        renew_seconds: float = RENEW_SECONDS,
+        self, run_url: str, run_name: str, lease_seconds: float = LEASE_SECONDS, renew_seconds: float = RENEW_SECONDS
     ):
         self._store = Store(run_url, tries=LEASE_TRIES)
         self.url = self._store.url + LEASE_FILE
-        self._run_name = run_name
-        self._lease_seconds = lease_seconds
-        self._renew_seconds = renew_seconds
+        self._run_name, self._lease_seconds, self._renew_seconds = run_name, lease_seconds, renew_seconds
         self.holder = Holder.this_process()
         self._generation = b""
         self._renewals = 0
@@ -161,32 +147,29 @@ class Lease(RunLock):
     def acquire(self) -> None:
         """Get the lease, waiting for an old one to end, and renew it from now on in a thread."""
         first: bytes | None = None
-        since = time.monotonic()
+        since, limit = time.monotonic(), f"{self._lease_seconds:.0f} s"
         while True:
             found = self._read()
             generation = found.stamp.generation
-            theirs = None if found.state == "missing" else Holder.from_text(found.value)
-            if theirs is not None and theirs.token != self.holder.token and not theirs.is_gone:
-                if first is None:
-                    first = generation
-                    console.print(
-                        f"{self.url} is held by {theirs}; waiting up to {self._lease_seconds:.0f} s to see whether it "
-                        "is renewed."
-                    )
-                elif generation != first:
-                    raise TomatError(
-                        f"run '{self._run_name}' is being trained by {theirs} ({self.url} has just been renewed). Stop "
-                        "it there, or use another run_name. When it has ended, or "
-                        f"{self._lease_seconds:.0f} s after it was killed, the same command takes over."
-                    )
-                elif time.monotonic() - since >= self._lease_seconds:
-                    console.print(f"{self.url} was not renewed for {self._lease_seconds:.0f} s: taking over.")
-                    theirs = None
-                if theirs is not None:
-                    time.sleep(min(2.0, self._lease_seconds / 10))
-                    continue
-            if self._write(generation):
-                break
+            theirs = self.holder if found.state == "missing" else Holder.from_text(found.value)
+            if theirs.token == self.holder.token or theirs.is_gone:  # nobody has it
+                if self._write(generation):
+                    break
+                continue
+            if first is None:
+                first = generation
+                console.print(f"{self.url} is held by {theirs}; waiting up to {limit} to see whether it is renewed.")
+            elif generation != first:
+                raise TomatError(
+                    f"run '{self._run_name}' is being trained by {theirs} ({self.url} has just been renewed). Stop it "
+                    f"there, or use another run_name. {limit} after it was killed the same command takes over."
+                )
+            elif time.monotonic() - since >= self._lease_seconds:
+                console.print(f"{self.url} was not renewed for {limit}: taking over.")
+                if self._write(generation):
+                    break
+                continue
+            time.sleep(min(2.0, self._lease_seconds / 10))
         self._thread = threading.Thread(target=self._renew_until_released, name="lease", daemon=True)
         self._thread.start()
 
@@ -230,9 +213,7 @@ class Lease(RunLock):
             if self._lost or self._write(self._generation):
                 return
             found = self._read()
-            self._lost = "nobody: it was deleted"
-            if found.state != "missing":
-                self._lost = str(Holder.from_text(found.value))
+            self._lost = "nobody: it was deleted" if found.state == "missing" else str(Holder.from_text(found.value))
 
     def _write(self, generation: bytes) -> bool:
         """Write the lease if it is still at `generation`; whether it is this process's now."""

@@ -10,37 +10,17 @@ from pathlib import Path
 
 import fsspec
 
-from tomat.base.layout import (
-    CODEC_FILE,
-    CONFIG_FILE,
-    DENSITY_FIGURE,
-    EVALUATION_FILE,
-    HISTORY_FILE,
-    HTML_FILE,
-    LOSS_FIGURE,
-    METRICS_FILE,
-    PAGE_FILE,
-    PREDICTED_DENSITY,
-    PREDICTION_FIGURE,
-    PROMOLECULE_FILE,
-    REFERENCE_DENSITY,
-)
+from tomat.base import layout
 from tomat.base.reporting import write_bytes, writing
 from tomat.base.storage import explaining_storage
 from tomat.train.runs.history import file_content, read_events
 
-PAGE_FILES = (
-    EVALUATION_FILE,
-    PAGE_FILE,
-    LOSS_FIGURE,
-    DENSITY_FIGURE,
-    PREDICTION_FIGURE,
-    REFERENCE_DENSITY,
-    PREDICTED_DENSITY,
-    HTML_FILE,
-)
+PAGE_FILES = (layout.EVALUATION_FILE, layout.PAGE_FILE, layout.LOSS_FIGURE, layout.DENSITY_FIGURE,
+              layout.PREDICTION_FIGURE, layout.REFERENCE_DENSITY, layout.PREDICTED_DENSITY,
+              layout.HTML_FILE)  # fmt: skip
 """The run's page, and what is made with it after the training."""
-PUBLISHED = (CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE, METRICS_FILE, HISTORY_FILE, *PAGE_FILES)
+PUBLISHED = (layout.CONFIG_FILE, layout.CODEC_FILE, layout.PROMOLECULE_FILE, layout.METRICS_FILE, layout.HISTORY_FILE,
+             *PAGE_FILES)  # fmt: skip
 """What of a run's folder is published, where it is there."""
 
 
@@ -57,7 +37,7 @@ def fetch(run_url: str, run_dir: Path) -> list[str]:
         local = run_dir / name
         kept = local.exists() and not overtaken
         # Lines that were cut for a resume which never began may come back: the next resume cuts them again.
-        if kept and (name != METRICS_FILE or events != known):
+        if kept and (name != layout.METRICS_FILE or events != known):
             continue
         content = file_content(f"{run_url}/{name}")
         if content is not None and not (kept and len(content) <= local.stat().st_size):

@@ -9,13 +9,10 @@ import fsspec
 
 from tomat.base.documents import mapping, parse_yaml
 from tomat.base.errors import TomatError
-from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE
+from tomat.base.layout import CONFIG_FILE, METRICS_FILE
 from tomat.base.storage import READ_REMEDY, explaining_storage
-from tomat.data.codec.base import DensityCodec
-from tomat.data.codec.files import codec_from_text
 from tomat.train.runs.devices import RanSteps, ran_steps
-from tomat.train.runs.history import Event, file_content, read_history
-from tomat.train.runs.log_lines import Row, parse_metrics
+from tomat.train.runs.history import Event, Row, file_content, parse_metrics, read_history
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def find_runs(place: str) -> list[str]:
 
 def read_record(url: str) -> RunRecord:
     place = f"{url}/{CONFIG_FILE}"
-    config = mapping(parse_yaml(_needed(place, "; give a folder or URL that `tomat train` made"), place))
+    config = mapping(parse_yaml(needed(place, "; give a folder or URL that `tomat train` made"), place))
     content, written = file_content(f"{url}/{METRICS_FILE}"), None
     rows, unreadable = parse_metrics((content or b"").decode(errors="replace"))
     if content is not None:
@@ -103,22 +100,15 @@ def read_record(url: str) -> RunRecord:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    values = parse_yaml(
-        _needed(path, "; name a run that has been started"), path, "Restore it or use another run_name."
-    )
+    content = needed(path, "; name a run that has been started")
+    values = parse_yaml(content, path, "Restore it or use another run_name.")
     if not isinstance(values, dict):
         raise TomatError(f"{path} holds no settings, but {values!r:.80}; restore it or use another run_name.")
     return values
 
 
-def read_codec(run_url: str, whose: str) -> DensityCodec:
-    """The codec of the data that a run was trained on; `whose` names the run in an error."""
-    url = f"{run_url}/{CODEC_FILE}"
-    content = _needed(url, f", so that the codec of {whose} is not known; it is needed")
-    return codec_from_text(content.decode(errors="replace"), url)
-
-
-def _needed(url: str, if_missing: str) -> bytes:
+def needed(url: str, if_missing: str) -> bytes:
+    """What a file of a run holds, which must be there; `if_missing` says what to do."""
     content = file_content(url)
     if content is None:
         raise TomatError(f"{url} does not exist{if_missing}.")

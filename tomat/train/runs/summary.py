@@ -1,20 +1,107 @@
-"""One line a run: how far it is, whether it ended and how, what it has learnt, what it survived."""
+"""What a run has come to, from its log of steps, its history and its evaluation: its figures, and one line of them."""
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tomat.base.documents import is_figure
+from tomat.base.checked_json import parse_checked
+from tomat.base.documents import is_figure, mapping
+from tomat.base.layout import EVALUATION_FILE
 from tomat.train.runs.checkpoints import Checkpoint, survey
 from tomat.train.runs.devices import devices_sentence, last_devices
-from tomat.train.runs.figures import Figures, read_evaluation, run_figures
-from tomat.train.runs.history import Event
+from tomat.train.runs.history import Event, file_content
 from tomat.train.runs.record import RunRecord
 
+FIRST_STEPS = 3
+"""Steps of a process that warm caches and compile; no speed is read off them."""
+LAST_STEPS = 10
+"""Whose mean is the last loss."""
 MFU_STEPS = 50
-"""Last steps whose median is shown."""
+"""Last steps whose median MFU is shown of a run."""
+SPEEDS = ("step_seconds", "tokens_per_second", "mfu_full")
+HELD_OUT = {
+    "held_out_nmae_median": ("over_materials", "teacher_forced_nmae_median"),
+    "held_out_nemd": ("over_materials", "teacher_forced_nemd"),
+    "free_running_nmae": ("free_running", "over_materials", "free_running_nmae"),
+}
+"""Mean over held-out materials, a fraction, and where it stands in `evaluation.json`."""
 ENDS = ("start", "resume", "stop", "preempted")
 """Events that say whether a process is at work on the run."""
+
+Figures = dict[str, Any]
+"""Figures by name, units in the names; a figure that is not known is left out."""
+
+
+def run_figures(
+    rows: Sequence[Mapping[str, Any]],
+    evaluation: Mapping[str, Any],
+    ran: Sequence[Mapping[str, Any]] | None = None,
+) -> Figures:
+    """First, last and best loss, the newest validation loss, medians of the speeds, seconds, errors held out.
+
+    Args:
+        ran: Those of the rows that speeds are of, which all ran on the same devices (`RunRecord.ran`); None: all.
+    """
+    losses, validation = _values(rows, "train/loss"), _values(rows, "eval/validation/loss")
+    figures: Figures = {}
+    if losses:
+        figures |= {"first_loss": losses[0], "last_loss": statistics.fmean(losses[-LAST_STEPS:])}
+    if validation:
+        figures |= {"validation_loss": validation[-1], "validation_loss_best": min(validation)}
+    for key in SPEEDS:
+        if values := _values(steady(rows if ran is None else ran), key):
+            figures[f"{key}_median"] = statistics.median(values)
+    figures["wall_seconds"] = sum(_values(rows, "wall_seconds"))
+    rates = [row for row in rows if is_figure(row.get("tokens_per_second")) and is_figure(row.get("step_seconds"))]
+    figures["tokens"] = round(sum(row["tokens_per_second"] * row["step_seconds"] for row in rates))
+    for name, path in HELD_OUT.items():
+        found: Any = evaluation
+        for key in (*path, "mean"):
+            found = mapping(found).get(key)
+        if is_figure(found):
+            figures[name] = found
+    return figures
+
+
+def read_evaluation(url: str) -> Mapping[str, Any]:
+    """`evaluation.json` of a run's folder or URL; empty where there is none."""
+    content = file_content(f"{url}/{EVALUATION_FILE}")
+    if content is None:
+        return {}
+    return parse_checked(content, f"{url}/{EVALUATION_FILE}", "an evaluation", "Evaluate the run again.")[0]
+
+
+def steady(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The rows whose times are those of the steps: without the first ones and those that compiled; all, if none is."""
+    return [row for row in rows[FIRST_STEPS:] if not row.get("compile_seconds")] or rows
+
+
+def step_breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Where the wall-clock of a run's steps went, in seconds.
+
+    `wall` is all of it; `steps`, `evaluation`, `checkpoints`, `profiler` and `other` add up to it. `steps` are from one
+    loss to the next; `waiting_for_data` and `hooks` (log, guards, and what is due after a step) are what the host did
+    meanwhile: with steps dispatched ahead the devices compute through both, so they are no part of the sum. `compiling`
+    lies inside whichever part compiled.
+    """
+
+    def seconds(**keys: str) -> dict[str, float]:
+        return {name: sum(_values(rows, key)) for name, key in keys.items()}
+
+    parts = seconds(
+        steps="step_seconds",
+        evaluation="eval_seconds",
+        checkpoints="checkpoint_seconds",
+        profiler="profiler_seconds",
+    )
+    inside = seconds(
+        compiling="compile_seconds",
+        waiting_for_data="throughput/loading_time",
+        hooks="throughput/hook_time",
+    )
+    wall = sum(_values(rows, "wall_seconds"))
+    return {"wall": wall, **parts, "other": max(0.0, wall - sum(parts.values())), **inside}
 
 
 @dataclass(frozen=True)
@@ -66,14 +153,14 @@ def outcome(record: RunRecord, run_url: str, now_utc: float) -> tuple[RunSummary
 
 def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc: float) -> RunSummary:
     """Put a run into one line: `whole` is its newest whole checkpoint, `partial` how many are not whole."""
-
-    def values(key: str, rows: list[dict[str, Any]]) -> list[float]:
-        return [row[key] for row in rows if is_figure(row.get(key))]
-
-    losses, validations = values("train/loss", record.rows), values("eval/validation/loss", record.rows)
-    mfus = values("mfu_full", record.ran.rows[-MFU_STEPS:])
+    figures, mfus = run_figures(record.rows, {}), _values(record.ran.rows[-MFU_STEPS:], "mfu_full")
     done = max((row["step"] for row in record.rows), default=-1) + 1
     state, detail = run_state(record, done, whole, now_utc)
+    survived, last = 0, None
+    for event in record.events:
+        if event["event"] == "resume":
+            survived += event.get("after") in ("preempted", "killed") or (last is not None and _is_preemption(last))
+        last = event if event["event"] in ENDS else last
     return RunSummary(
         name=record.name,
         url=record.url,
@@ -83,11 +170,11 @@ def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc
         state_detail=detail,
         last_whole_step=whole.step if whole is not None else None,
         partial_checkpoints=partial,
-        first_loss=losses[0] if losses else None,
-        last_loss=statistics.fmean(losses[-10:]) if losses else None,
-        validation_loss=validations[-1] if validations else None,
+        first_loss=figures.get("first_loss"),
+        last_loss=figures.get("last_loss"),
+        validation_loss=figures.get("validation_loss"),
         mfu=statistics.median(mfus) if mfus else None,
-        survived=_survived(record.events),
+        survived=survived,
         devices=devices_sentence(last_devices(record.events), record.asked_slice),
         written_utc=record.written_utc,
     )
@@ -105,13 +192,21 @@ def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: f
     last = next((event for event in reversed(record.events) if event["event"] in ENDS), None)
     if last is not None and _is_preemption(last):
         return "preempted", f"{last.get('cause') or 'SIGTERM'} after step {last.get('step', 0) - 1}"
-    guard = _guard_that_ended_it(record.events)
-    if guard is not None:
-        return f"guard {guard['event'].partition(':')[2]}", str(guard.get("reason") or guard.get("after") or "")
+    for event in reversed(record.events):  # a guard that ended the last process
+        if event["event"] in ("start", "resume"):
+            break
+        if event["event"] == "guard:hang" or (event["event"] == "guard:bad_loss" and event.get("action") == "stop"):
+            return f"guard {event['event'].partition(':')[2]}", str(event.get("reason") or event.get("after") or "")
     if last is not None and last["event"] == "stop":
         return "stopped", str(last.get("reason", ""))
-    age = "nothing written yet" if record.written_utc is None else f"last written {_ago(now_utc - record.written_utc)}"
-    return "open", age
+    if record.written_utc is None:
+        return "open", "nothing written yet"
+    seconds, unit = max(0.0, now_utc - record.written_utc), "s"
+    for longer, size in (("min", 60), ("h", 60), ("d", 24)):
+        if seconds < 2 * size:
+            break
+        seconds, unit = seconds / size, longer
+    return "open", f"last written {seconds:.0f} {unit} ago"
 
 
 def _is_preemption(event: Event) -> bool:
@@ -120,30 +215,6 @@ def _is_preemption(event: Event) -> bool:
     return event["event"] == "preempted" or overrun
 
 
-def _survived(events: list[Event]) -> int:
-    """How often the run went on after SIGTERM, Ctrl-C, a notice or a kill."""
-    count = 0
-    last: Event | None = None
-    for event in events:
-        if event["event"] == "resume":
-            count += event.get("after") in ("preempted", "killed") or (last is not None and _is_preemption(last))
-        last = event if event["event"] in ENDS else last
-    return count
-
-
-def _guard_that_ended_it(events: list[Event]) -> Event | None:
-    """The guard event that ended the last process: a hang, or a bad loss under the policy to stop."""
-    for event in reversed(events):
-        if event["event"] in ("start", "resume"):
-            return None
-        if event["event"] == "guard:hang" or (event["event"] == "guard:bad_loss" and event.get("action") == "stop"):
-            return event
-    return None
-
-
-def _ago(seconds: float) -> str:
-    seconds = max(0.0, seconds)
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+def _values(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """The rows' figures of one name; one that was not finite is null in the log."""
+    return [row[key] for row in rows if is_figure(row.get(key))]

@@ -20,6 +20,7 @@ from haliax import Axis, NamedArray
 from haliax.nn.scan import Stacked
 from levanter.optim.config import OptimizerConfig
 
+from tomat.base.config_keys import check_range
 from tomat.base.errors import TomatError
 
 SMALLEST_SCALE = 1e-3
@@ -48,19 +49,11 @@ class AdafactorConfig(OptimizerConfig):
     """Added to the square of a gradient."""
 
     def __post_init__(self) -> None:
-        for name, least, below in (
-            ("decay_rate", 0.0, None),
-            ("momentum", 0.0, 1.0),
-            ("clipping_threshold", 0.0, None),
-        ):
-            value = getattr(self, name)
-            if value is not None and (value < least or (below is not None and value >= below)):
-                limit = "" if below is None else f" and below {below:g}"
-                raise TomatError(f"optimizer.{name} is {value}; expected at least {least:g}{limit}.")
+        check_range("optimizer.", self, decay_rate=0, clipping_threshold=0, momentum=0, min_dim_size_to_factor=1)
+        if self.momentum is not None and self.momentum >= 1:
+            raise TomatError(f"optimizer.momentum is {self.momentum}; expected at least 0 and below 1.")
         if self.clipping_threshold == 0:
             raise TomatError("optimizer.clipping_threshold is 0, which allows no update; expected more, or null.")
-        if self.min_dim_size_to_factor < 1:
-            raise TomatError(f"optimizer.min_dim_size_to_factor is {self.min_dim_size_to_factor}; expected at least 1.")
 
     def build(self, num_train_steps: int) -> optax.GradientTransformation:
         """The optimizer of so many steps."""
@@ -112,7 +105,9 @@ def scale_by_adafactor(config: AdafactorConfig) -> optax.GradientTransformation:
         if matrix is None:
             return Moments(None, None, hax.zeros_like(named))
         shorter, longer = matrix
-        return Moments(_zeros_without(named, longer), _zeros_without(named, shorter), None)
+        rows = hax.zeros(tuple(axis for axis in named.axes if axis != longer), named.dtype)
+        columns = hax.zeros(tuple(axis for axis in named.axes if axis != shorter), named.dtype)
+        return Moments(rows, columns, None)
 
     def init(params: optax.Params) -> AdafactorState:
         return AdafactorState(jnp.zeros((), jnp.int32), _map(begin, params))
@@ -138,7 +133,7 @@ def scale_by_adafactor(config: AdafactorConfig) -> optax.GradientTransformation:
 
         both = _map(one, updates, state.moments, params)
         scaled, moments = (
-            jax.tree.map(lambda pair, name=name: getattr(pair, name), both, is_leaf=_is_updated)
+            jax.tree.map(lambda pair, name=name: getattr(pair, name), both, is_leaf=lambda x: isinstance(x, _Updated))
             for name in _Updated._fields
         )
         return scaled, AdafactorState(cast(jax.Array, optax.safe_increment(state.count)), moments)
@@ -159,10 +154,6 @@ def _map(function: Callable[..., Any], tree: Any, *rest: Any, layers: tuple[str,
     return jax.tree.map(one, tree, *rest, is_leaf=lambda node: isinstance(node, NamedArray | Stacked))
 
 
-def _is_updated(node: Any) -> bool:
-    return isinstance(node, _Updated)
-
-
 def _named(array: NamedArray | jax.Array, layers: tuple[str, ...]) -> NamedArray:
     """`array`, with names that map to no device if it has none; the layers of its stacks are its first axes."""
     if isinstance(array, NamedArray):
@@ -175,10 +166,6 @@ def _matrix_of(parameter: NamedArray, layers: tuple[str, ...], least: int) -> tu
     """The second longest axis and the longest, of equal ones the later; None: one is missing or too short."""
     axes = sorted((axis for axis in parameter.axes if axis.name not in layers), key=lambda axis: axis.size)
     return (axes[-2], axes[-1]) if len(axes) > 1 and axes[-2].size >= least else None
-
-
-def _zeros_without(parameter: NamedArray, left_out: Axis) -> NamedArray:
-    return hax.zeros(tuple(axis for axis in parameter.axes if axis != left_out), parameter.dtype)
 
 
 def _divided(

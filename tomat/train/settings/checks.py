@@ -87,13 +87,17 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
     for section, settings in (("optimizer", config.optimizer), ("model", config.model)):
         for name, kept, instead in _unused(section, type(settings), kind):
             if (value := getattr(settings, name)) != kept:
-                raise TomatError(
-                    f"{section}.{name} is {value!r}, which tomat does not take (it must stay {kept!r}): {instead}."
-                )
-    distils = config.distillation is not None
-    if distils:
-        _check_distillation(config.sharding, config.trainer)
-    _check_int8(config.model, config.trainer, distils)
+                raise TomatError(f"{section}.{name} is {value!r}, which tomat takes as {kept!r} alone: {instead}.")
+    if config.distillation is not None:
+        if config.sharding != "replicated":
+            raise TomatError(
+                f"sharding is {config.sharding}, and distillation trains arrays without named axes, which cannot be "
+                "split; set sharding: replicated."
+            )
+        for name in ("model_averaging", "quantization"):
+            if getattr(config.trainer, name) is not None:
+                raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
+    _check_int8(config.model, config.trainer, config.distillation is not None)
     _check_wandb(config.trackers.wandb, config.run_name)
 
 
@@ -178,17 +182,6 @@ def _check_optimizer(optimizer: OptimizerConfig) -> None:
         raise TomatError(f"optimizer.lr_schedule is '{schedule}'; expected one of {', '.join(sorted(known))}.")
 
 
-def _check_distillation(sharding: str, trainer: TrainerSettings) -> None:
-    if sharding != "replicated":
-        raise TomatError(
-            f"sharding is {sharding}, and distillation trains arrays without named axes, which cannot be split; set "
-            "sharding: replicated."
-        )
-    for name in ("model_averaging", "quantization"):
-        if getattr(trainer, name) is not None:
-            raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
-
-
 def _check_int8(model: LmConfig, trainer: TrainerSettings, distils: bool) -> None:
     """Products in few bits are tomat's or Levanter's, whose scales are of one product a layer: those that share a layer
     would be added up (`value_mix`), of several in one all but the first be lost (`fused_*`)."""
@@ -212,13 +205,10 @@ def _check_wandb(wandb: WandbConfig | None, run_name: str) -> None:
         return
     if wandb.id not in (None, run_name):
         raise TomatError(
-            f"trackers.wandb.id is '{wandb.id}'; it follows from run_name, which is '{run_name}', so that a resumed "
-            "run continues its own log. Set trackers.wandb.name for another title."
+            f"trackers.wandb.id is '{wandb.id}'; it follows from run_name, which is '{run_name}'. Set "
+            "trackers.wandb.name for another title."
         )
     if wandb.resume != "allow":
-        raise TomatError(
-            f"trackers.wandb.resume is {wandb.resume!r}; tomat takes only 'allow': the first start makes the W&B run, "
-            "every later one continues it."
-        )
+        raise TomatError(f"trackers.wandb.resume is {wandb.resume!r}; expected 'allow', with which a run is continued.")
     if wandb.fork_from is not None:
         raise TomatError("trackers.wandb.fork_from is set; `tomat train --fork NEW_NAME` forks a run, model included.")

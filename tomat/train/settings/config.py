@@ -32,35 +32,23 @@ from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.presets import preset_model
 from tomat.train.runs.former_keys import FOLLOWS
 from tomat.train.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
-from tomat.train.settings.checks import (
-    LEVANTER_DEFAULTS,
-    drop_without_effect,
-    refuse_what_cannot_work,
-    without_former,
-)
+from tomat.train.settings.checks import LEVANTER_DEFAULTS, drop_without_effect, refuse_what_cannot_work, without_former
 from tomat.train.settings.schema import RunSchema, TrackersSchema
 from tomat.train.settings.trainer import TrainerSettings
 
 
 @dataclass(frozen=True)
 class TrackersConfig(TrackersSchema):
-    """Where metrics go besides `metrics.jsonl`, which every run writes."""
-
     wandb: WandbConfig | None = key(None, free="watching", entries=True)
-    """Weights & Biases; None: not used."""
 
 
 @dataclass(frozen=True)
 class TrainConfig(RunSchema):
-    """One training run, whole."""
+    """One training run, whole; the schema says what these three are, which have Levanter's classes here."""
 
     model: LmConfig = field(default_factory=lambda: DensityDecoderConfig())
-    """Any Levanter decoder; `type: density_decoder` (Qwen3 with tomat's knobs) by default."""
     optimizer: OptimizerConfig = field(default_factory=AdamConfig)
-    """Levanter's optimizers and schedules: `lr_schedule` cosine, linear, constant; `warmup`, `decay` (constant with a
-    decay at the end is WSD)."""
     trackers: TrackersConfig = key(TrackersConfig(), step=False)
-    """Metrics beyond `metrics.jsonl`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,17 +86,15 @@ class TrainConfig(RunSchema):
         if self.batch_size < 1 or self.batch_size % unit:
             raise TomatError(
                 f"trainer.train_batch_size is {self.batch_size}; expected a multiple of {unit}{where}, which is "
-                f"{data_axis_size} device(s) on the data axis times a microbatch of {microbatch} per device. Change "
-                "the batch, trainer.per_device_parallelism or the slice."
+                f"{data_axis_size} device(s) on the data axis times a microbatch of {microbatch}. Change one of them."
             )
 
     def check_step(self) -> None:
         """Refuse a run whose step cannot be built from its configuration alone."""
         if self.distillation is not None:
             raise TomatError(
-                f"run '{self.run_name}' has distillation, whose step also needs the folder "
-                f"{self.distillation.quantised} and the teacher {self.distillation.teacher}: only `tomat train` "
-                "builds it. Give --distillation null for the step of the model alone."
+                f"run '{self.run_name}' has distillation, whose step only `tomat train` builds, of its folder and its "
+                "teacher. Give --distillation null for the step of the model alone."
             )
 
     def model_config(self) -> LmConfig:
@@ -182,13 +168,12 @@ def config_from_dict(
     defaults and the preset beneath."""
     overrides = overrides or {}
     values = dict(mergedeep.merge({}, copy.deepcopy(dict(values)), overrides))
-    for name, own_name in FOLLOWS.items():
-        if take_out(values, name)[0]:
-            by = set_by(name.split("."), source, overrides, words_of)
-            raise TomatError(f"{by} sets {name}, which follows from {own_name}; set {own_name} instead.")
-    for name, instead in without_former(values).items():
-        by = set_by(name.split("."), source, overrides, words_of)
-        raise TomatError(f"{by} sets {name}, which tomat does not take: {instead}.")
+    refused = {
+        name: f"follows from {own}; set {own} instead" for name, own in FOLLOWS.items() if take_out(values, name)[0]
+    }
+    refused |= {name: f"tomat does not take: {instead}" for name, instead in without_former(values).items()}
+    for name, why in refused.items():
+        raise TomatError(f"{set_by(name.split('.'), source, overrides, words_of)} sets {name}, which {why}.")
     preset = values.get("preset")
     # `density_decoder` is the default type; a preset's keys are fields that every Llama-like decoder has.
     model: dict[str, Any] = {"type": "density_decoder", **(preset_model(preset) if preset is not None else {})}

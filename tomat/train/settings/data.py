@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tomat.base.config_keys import key
+from tomat.base.config_keys import check_range, key
 from tomat.base.errors import TomatError
 from tomat.data.tokens.shuffle import BlockShuffleConfig
 
@@ -75,31 +75,21 @@ class DataConfig:
             )
         if self.source != "shards" and (self.train or self.validation):
             raise TomatError(
-                f"data.source is '{self.source}', yet data.train or data.validation is set; to read them, "
-                "use data.source=shards."
+                f"data.source is '{self.source}', yet data.train or data.validation is set; set data.source=shards."
             )
         if (self.source == "folder") != (self.input is not None):
             raise TomatError(
                 f"data.source is '{self.source}' and data.input {self.input!r}; data.source=folder needs the folder of "
                 "densities as data.input, no other source takes one."
             )
-        if not 0 <= self.prefetch_batches <= MOST_PREFETCHED:
-            raise TomatError(
-                f"data.prefetch_batches is {self.prefetch_batches}; expected 0 to {MOST_PREFETCHED}: all are in memory."
-            )
+        check_range("data.", self, prefetch_batches=(0, MOST_PREFETCHED), n_density_tokens=2)
+        check_range("data.", self, seq_len=(2, self.sequence_layout.context))
         if not 0 < self.codec_floor < 1 or not 0 <= self.validation_share < 1:
             raise TomatError(
                 f"data.codec_floor is {self.codec_floor} and data.validation_share {self.validation_share}; expected "
                 "shares, the first above 0."
             )
         ReadRules(self.species, self.accept)
-        context = self.sequence_layout.context
-        if self.seq_len is not None and not 2 <= self.seq_len <= context:
-            raise TomatError(
-                f"data.seq_len is {self.seq_len}; expected 2 to {context}, the context of layout {self.layout}."
-            )
-        if self.n_density_tokens < 2:
-            raise TomatError(f"data.n_density_tokens is {self.n_density_tokens}; expected at least 2.")
         if self.model_vocabulary < self.vocabulary.size:
             raise TomatError(
                 f"data.vocabulary_rows is {self.vocabulary_rows:,}; expected at least {self.vocabulary.size:,}, the "

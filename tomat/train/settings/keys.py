@@ -105,15 +105,12 @@ def _check_type(values: Any, section: str, package: str, base: str, source: str)
     if not isinstance(chosen, str):
         return
     pattern = re.compile(rf"@{base}\.register_subclass\(\s*[\"']([^\"']+)")
-    files = [file for name in (package, "tomat") for file in _folder(name).rglob("*.py")]
-    known = sorted({found for file in files for found in pattern.findall(file.read_text(encoding="utf-8"))})
+    known: set[str] = set()
+    for name in (package, "tomat"):
+        top, *below = name.split(".")
+        spec = importlib.util.find_spec(top)  # where its files are; nothing of it is run
+        assert spec is not None and spec.submodule_search_locations
+        for file in Path(spec.submodule_search_locations[0]).joinpath(*below).rglob("*.py"):
+            known.update(pattern.findall(file.read_text(encoding="utf-8")))
     if chosen not in known:
-        raise TomatError(f"{source} sets {section}.type to {chosen!r}; expected one of {', '.join(known)}.")
-
-
-def _folder(package: str) -> Path:
-    """Where a package's files are; nothing of it is run."""
-    top, *below = package.split(".")
-    spec = importlib.util.find_spec(top)
-    assert spec is not None and spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0]).joinpath(*below)
+        raise TomatError(f"{source} sets {section}.type to {chosen!r}; expected one of {', '.join(sorted(known))}.")

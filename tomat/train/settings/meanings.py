@@ -1,12 +1,50 @@
-"""What the fields of a configuration say of dotted keys: may one change on resume, can it change the compiled step."""
+"""What the fields of a configuration say of dotted keys: may one change on resume, can it change the compiled step.
 
-from collections.abc import Iterator
+What decides how fast or where a model learns may change: the keys whose field says so, and no other.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import Field
 from typing import Any
 
-from tomat.base.config_keys import default_of, fields_below, meaning_of, section_of
+import yaml
+
+from tomat.base.config_keys import Meaning, default_of, fields_below, meaning_of, section_of
+from tomat.base.documents import flatten
 from tomat.model.decoder import DensityDecoderConfig
+from tomat.train.runs.former_keys import former_key
 from tomat.train.settings.config import TrainConfig
+
+Changes = dict[str, tuple[Any, Any]]
+"""Old and new value by dotted key."""
+
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
+    """Keys that decide what is learnt and whose value differs, each with its old and new value.
+
+    A key that one side does not have counts as None there, or as what runs did before it was added. Keys that no
+    longer are (`runs/former_keys.py`) are no difference.
+    """
+
+    def value(flat: Mapping[str, Any], key: str) -> Any:
+        field, entry = _declared(key)
+        if key in flat or field is None or entry or not meaning_of(field).added:
+            return flat.get(key)
+        default = default_of(field)
+        return list(default) if isinstance(default, tuple) else default  # as a `config.yaml` has it
+
+    flat_old, flat_new = flatten(old), flatten(new)
+    changed = {}
+    for key in sorted(flat_old.keys() | flat_new.keys()):
+        before, after = value(flat_old, key), value(flat_new, key)
+        if before != after and not may_change(key) and former_key(key) is None:
+            changed[key] = (before, after)
+    return changed
+
+
+def plain_values(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as its `config.yaml` holds it, so that tuples and lists compare as what the file has."""
+    return yaml.safe_load(yaml.safe_dump(config.to_dict()))
 
 
 def may_change(key: str) -> bool:
@@ -20,25 +58,11 @@ def may_change(key: str) -> bool:
     return meaning.free is not None and (meaning.entries or not entry)
 
 
-def value_before(key: str) -> Any:
-    """What a run did whose record, of an earlier version, does not have a dotted key; None: it has no such value."""
+def said_of(key: str) -> Meaning:
+    """What the field of a dotted key says of it; the closed meaning of a key that no field declares, or only as an
+    entry."""
     field, entry = _declared(key)
-    if field is None or entry or not meaning_of(field).added:
-        return None
-    value = default_of(field)
-    return list(value) if isinstance(value, tuple) else value  # as a `config.yaml` has it
-
-
-def is_label(key: str) -> bool:
-    """Whether a dotted key is a name or a place, and says nothing about how a run computes."""
-    field, entry = _declared(key)
-    return field is not None and not entry and meaning_of(field).free == "label"
-
-
-def is_of_host(key: str) -> bool:
-    """Whether each host of a run may have a value of its own for a dotted key: a place, or data compared by content."""
-    field, entry = _declared(key)
-    return field is not None and not entry and meaning_of(field).host
+    return Meaning() if field is None or entry else meaning_of(field)
 
 
 def keys_beside_step(cls: type = TrainConfig, path: tuple[str, ...] = ()) -> Iterator[str]:

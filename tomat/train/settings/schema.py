@@ -3,12 +3,11 @@
 `config.TrainConfig` is this with Levanter's classes for model, optimizer and W&B.
 """
 
-import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from tomat.base.config_keys import key
+from tomat.base.config_keys import check_range, key
 from tomat.base.errors import TomatError
 from tomat.model.loss.config import LossConfig
 from tomat.train.settings.data import DataConfig
@@ -88,15 +87,8 @@ class GuardsConfig:
     """The same until the first step is done, which loads the checkpoint and compiles; 0: never."""
 
     def __post_init__(self) -> None:
-        if self.on_bad_loss not in ("stop", "skip"):
-            raise TomatError(f"guards.on_bad_loss is '{self.on_bad_loss}'; expected stop or skip.")
-        if self.max_skips < 0:
-            raise TomatError(f"guards.max_skips is {self.max_skips}; expected 0 or more.")
-        if not 8 <= self.spike_window <= SPIKE_HISTORY:
-            raise TomatError(f"guards.spike_window is {self.spike_window}; expected 8 to {SPIKE_HISTORY}.")
-        for name in ("spike_factor", "max_clock_skew_seconds", "hang_seconds", "startup_hang_seconds"):
-            if not getattr(self, name) >= 0:
-                raise TomatError(f"guards.{name} is {getattr(self, name)}; expected 0 or more.")
+        check_range("guards.", self, max_skips=0, spike_window=(8, SPIKE_HISTORY), spike_factor=0)
+        check_range("guards.", self, max_clock_skew_seconds=0, hang_seconds=0, startup_hang_seconds=0)
 
 
 @dataclass(frozen=True)
@@ -131,18 +123,11 @@ class PauseConfig:
     """Steps from one pause to the next."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seconds <= LONGEST_SECONDS or self.every < 1:
-            raise TomatError(
-                f"pause.seconds is {self.seconds} and pause.every {self.every}; expected 0 to {LONGEST_SECONDS:g} "
-                "seconds, every 1 step or more."
-            )
+        check_range("pause.", self, seconds=(0, LONGEST_SECONDS), every=1)
 
     def is_after(self, done: int) -> bool:
         """Whether there is a pause once so many steps are done."""
         return self.seconds > 0 and done % self.every == 0
-
-
-TrainedPart = Literal["mlp", "all"]
 
 
 @dataclass(frozen=True)
@@ -159,7 +144,7 @@ class DistillationConfig:
     """Run, or folder of weights, of the same vocabulary, codec and layout."""
     quantised: str
     """Folder of weights that `tomat compress` wrote, with which the training begins."""
-    train: TrainedPart = "all"
+    train: Literal["mlp", "all"] = "all"
     """`mlp`: codes, scales and tables of the MLPs alone; `all`: of every matrix in few bits, and the arrays that are
     whole. What is not trained has no optimizer state and is not in the checkpoints."""
     top_k: int = 256
@@ -173,14 +158,9 @@ class DistillationConfig:
         for name in ("teacher", "quantised"):
             if not getattr(self, name):
                 raise TomatError(f"distillation.{name} is empty; give a folder.")
-        if self.train not in get_args(TrainedPart):
-            raise TomatError(f"distillation.train is '{self.train}'; expected one of mlp, all.")
-        if self.top_k < 1:
-            raise TomatError(f"distillation.top_k is {self.top_k}; expected at least 1.")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
+        check_range("distillation.", self, top_k=1, data_weight=0)
+        if not self.temperature > 0:
             raise TomatError(f"distillation.temperature is {self.temperature}; expected a positive number.")
-        if not (math.isfinite(self.data_weight) and self.data_weight >= 0):
-            raise TomatError(f"distillation.data_weight is {self.data_weight}; expected 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -231,7 +211,7 @@ class RunSchema:
     """Train a model in few bits on the distributions of a teacher; None: train the model itself on the data."""
     dispatch_ahead: int = key(1, free="speed")
     """Steps that the devices are given before the loss of an earlier one is read, so that they do not wait for the
-    host; 0: none. No number of the training changes with it (`docs/guides/raising-mfu.md`)."""
+    host; a stop waits for them. 0: none. No number of the training changes with it (`docs/guides/raising-mfu.md`)."""
     pause: PauseConfig = key(PauseConfig(), step=False)
     """When the run leaves its devices to others."""
     keep_freed_memory: bool = key(False, free="speed")
@@ -247,8 +227,5 @@ class RunSchema:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.run_name):
             raise TomatError(f"run_name is '{self.run_name}'; expected letters, digits, '.', '_' and '-'.")
-        if not 0 <= self.dispatch_ahead <= 8:
-            raise TomatError(f"dispatch_ahead is {self.dispatch_ahead}; expected 0 to 8: a stop has to wait for them.")
-        if not 0 <= self.density_dropout <= 1:
-            raise TomatError(f"density_dropout is {self.density_dropout}; expected a share, 0 to 1.")
+        check_range("", self, dispatch_ahead=(0, 8), density_dropout=(0, 1))
         self.loss.check_layout(self.data.sequence_layout.tokens_per_voxel)

@@ -7,7 +7,7 @@ other keys of tomat's, or is refused by name (`runs/former_keys.py`).
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tomat.base.config_keys import key
+from tomat.base.config_keys import check_range, key
 from tomat.base.errors import TomatError
 
 MP_DTYPES = {
@@ -97,12 +97,8 @@ class CheckpointerSettings:
     """Of those of `save_interval`."""
 
     def __post_init__(self) -> None:
-        if self.keep_last_temporary_checkpoints < 1:
-            raise TomatError(
-                f"trainer.checkpointer.keep_last_temporary_checkpoints is {self.keep_last_temporary_checkpoints}; "
-                "expected at least 1: with 0 a checkpoint is removed as soon as it is complete, and a killed run has "
-                "none to continue from."
-            )
+        # With 0 a checkpoint is removed as soon as it is complete, and a killed run has none to continue from.
+        check_range("trainer.checkpointer.", self, keep_last_temporary_checkpoints=1)
 
 
 @dataclass(frozen=True)
@@ -163,17 +159,17 @@ class TrainerSettings:
     """How the processes of a run find each other."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_train_steps", 1), ("steps_per_eval", 1), ("max_eval_batches", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise TomatError(f"trainer.{name} is {value}; expected at least {least}.")
+        check_range("trainer.", self, num_train_steps=1, steps_per_eval=1, max_eval_batches=0)
         for name in ("per_device_parallelism", "per_device_eval_parallelism"):
-            value = getattr(self, name)
-            if value < 1 and value != -1:
-                raise TomatError(
-                    f"trainer.{name} is {value}; expected at least 1, or -1 for all of a device's sequences."
-                )
-        object.__setattr__(self, "mp", _policy(self.mp))
+            if (value := getattr(self, name)) < 1 and value != -1:
+                raise TomatError(f"trainer.{name} is {value}; expected at least 1, or -1 for all at once.")
+        parts = _policy_parts(self.mp)
+        if parts["output"] != parts["compute"]:
+            raise TomatError(
+                f"trainer.mp has output={parts['output']}, which does nothing: the loss is computed in float32. Leave "
+                f"output out, or set it to compute={parts['compute']}."
+            )
+        object.__setattr__(self, "mp", _policy_text(parts))
 
     @property
     def compute_dtype(self) -> str:
@@ -186,18 +182,8 @@ def without_output(policy: str) -> str:
     return policy if parts["output"] == parts["compute"] else _policy_text(parts | {"output": parts["compute"]})
 
 
-def _policy(text: str) -> str:
-    """A policy as it is recorded."""
-    parts = _policy_parts(text)
-    if parts["output"] != parts["compute"]:
-        raise TomatError(
-            f"trainer.mp has output={parts['output']}, which does nothing: the loss is computed in float32 whatever "
-            f"the model computes in. Leave output out, or set it to compute={parts['compute']}."
-        )
-    return _policy_text(parts)
-
-
 def _policy_text(parts: dict[str, str]) -> str:
+    """A policy as it is recorded."""
     return ",".join(f"{name}={parts[name]}" for name in ("compute", "params", "output"))
 
 

@@ -161,13 +161,9 @@ def gradients(config: LmConfig) -> list[tuple[str, jax.Array]]:
 
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_checkpoint_policies_recompute_what_they_say(scan_layers):
-    counts = {
-        name: operations(
-            decoder(128, num_layers=4, gradient_checkpointing=name, scan_layers=scan_layers, **BACKENDS["jax_flash"])
-        )
-        for name in NAMED_POLICIES
-    }
-    copies = 1 if scan_layers else 4
+    layers, copies = (4, 1) if scan_layers else (2, 2)
+    fields = dict(num_layers=layers, scan_layers=scan_layers, **BACKENDS["jax_flash"])
+    counts = {name: operations(decoder(128, gradient_checkpointing=name, **fields)) for name in NAMED_POLICIES}
     matmuls = {name: count["dot_general"] for name, count in counts.items()}
     loops = {name: count["while"] for name, count in counts.items()}
     # A layer's forward pass has 7 projections, and 2 products in attention's 2 nested loops; the output of the last
@@ -188,13 +184,13 @@ def test_checkpoint_policies_recompute_what_they_say(scan_layers):
 
 def test_kept_mlp_layers_are_computed_once_and_the_others_twice():
     def matmuls(**fields):
-        config = decoder(128, num_layers=4, scan_layers=False, **BACKENDS["jax_flash"], **fields)
+        config = decoder(128, scan_layers=False, **BACKENDS["jax_flash"], **fields)
         return operations(config)["dot_general"]
 
     for name in ("full", "offload"):
-        saved = [matmuls(gradient_checkpointing=name, save_mlp_layers=layers) for layers in (0, 1, 4)]
-        assert [saved[0] - count for count in saved] == [0, 2, 8], name  # gate and up of each such layer
-    every_layer = matmuls(gradient_checkpointing="save_attention", save_mlp_layers=4)
+        saved = [matmuls(gradient_checkpointing=name, save_mlp_layers=layers) for layers in (0, 1, 2)]
+        assert [saved[0] - count for count in saved] == [0, 2, 4], name  # gate and up of each such layer
+    every_layer = matmuls(gradient_checkpointing="save_attention", save_mlp_layers=2)
     assert every_layer == matmuls(gradient_checkpointing="save_attention_mlp")
 
 
@@ -370,14 +366,11 @@ def test_the_values_of_the_first_layer_are_mixed_into_those_of_every_layer(scan_
         layer(embedding, build_mask(config))
 
 
-@pytest.mark.parametrize("fields", [{"value_mix": 0.3}, {"paired_heads": True}], ids=["value mix", "paired heads"])
-def test_knobs_of_attention_have_the_same_gradients_however_layers_are_run(fields):
+def test_knobs_of_attention_have_the_same_gradients_however_layers_are_run():
     found = {}
     for policy, scan_layers in (("off", True), ("nested", True), ("full", False)):
-        config = decoder(
-            64, num_kv_heads=2, gradient_checkpointing=policy, scan_layers=scan_layers, **fields,
-            **BACKENDS["jax_flash"],
-        )  # fmt: skip
+        knobs = dict(num_kv_heads=2, value_mix=0.3, paired_heads=True, gradient_checkpointing=policy)
+        config = decoder(64, scan_layers=scan_layers, **knobs, **BACKENDS["jax_flash"])
         gradient, arrays = gradient_function(config, random_tokens(64))
         model = build(dataclasses.replace(config, scan_layers=True))
         if not scan_layers:

@@ -84,13 +84,18 @@ def test_equals_the_plain_formulas(kind, vocabulary, preamble_weight, tiles, tar
         assert_close(got, plain, 1e-5, f"gradient by {name}")
 
 
+def both(arrays, config: LossConfig, target: DensityTarget) -> list[Any]:
+    """Value and metrics of the loss and of the plain formulas."""
+    losses = [partial(loss, config=config, target=target) for loss in (density_loss, plain_loss)]
+    return [jax.jit(loss, compiler_options=UNOPTIMISED)(*arrays) for loss in losses]
+
+
 def test_whole_tiles_without_padding_and_no_gradient():
     bins = 256
     arrays = make_batch(3, positions=32, bins=bins)
     target = DensityTarget(bins, np.linspace(0, 6, bins), START)
     config = LossConfig(kind="emd", kernel="pallas", tiles=LossTiles(64, 16, 128, 16), interpret=True)
-    expected, expected_metrics = plain_loss(*arrays, config=config, target=target)
-    value, metrics = jax.jit(partial(density_loss, config=config, target=target))(*arrays)
+    (value, metrics), (expected, expected_metrics) = both(arrays, config, target)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(metrics["cross_entropy_nats"], expected_metrics["cross_entropy_nats"], rtol=1e-5)
 
@@ -101,8 +106,7 @@ def test_two_tokens_per_voxel_have_no_densities():
         kind="cross_entropy", vocabulary="full", kernel="pallas", tiles=LossTiles(80, 80, 128, 16), interpret=True
     )
     target = DensityTarget(K, None, START, tokens_per_voxel=2)
-    loss, metrics = density_loss(*arrays, config=config, target=target)
-    expected, _ = plain_loss(*arrays, config=config, target=target)
+    (loss, metrics), (expected, _) = both(arrays, config, target)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     assert "emd_e_per_A3" not in metrics
 

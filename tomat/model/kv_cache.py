@@ -24,6 +24,7 @@ from jax import lax
 from levanter.layers.attention import AttentionBackend, AttentionConfig, dot_product_attention
 
 from tomat.base.errors import TomatError
+from tomat.model.causal_blocks import MASKED
 
 KvCacheDtype = Literal["compute", "int8"]
 """Of what is kept: the type that the model computes in, or int8 with a scale for each position and head."""
@@ -33,10 +34,6 @@ TILE_POSITIONS = 128
 
 LARGEST_CODE = 127
 """Codes are symmetric: -128 is not used."""
-
-MASKED_SCORE = -1e9
-"""Score of a position that is not seen, as Levanter's `simple_attention_with_dropout` has it."""
-
 
 _F32 = jnp.float32
 
@@ -99,7 +96,7 @@ class Int8KeysValues(eqx.Module):
         scaled = (bhgpd.array.astype(_F32) / math.sqrt(q.axis_size("head_size"))).astype(dtype)
         key_scales, value_scales = (scales.array[:, :, None, None] for scales in (self.key_scales, self.value_scales))
         scores = _scores(scaled, self.keys.array) * key_scales
-        weights = jax.nn.softmax(jnp.where(seen.array, scores, MASKED_SCORE), axis=-1) * value_scales
+        weights = jax.nn.softmax(jnp.where(seen.array, scores, MASKED), axis=-1) * value_scales
         read = _weighted_sum(weights.astype(dtype), self.values.array)
         return hax.auto_sharded(NamedArray(read.astype(q.dtype), bhgpd.axes))
 

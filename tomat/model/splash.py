@@ -21,13 +21,11 @@ from levanter.layers.attention import AttentionMask
 
 from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
+from tomat.model.tiles import LANES
 
 ATTENTION_OUTPUT = "attention_output"
 """Checkpoint name of what attention yields before its output projection, and of the residuals (the log-sum-exp of each
 row of scores) that its backward needs."""
-
-LANES = 128
-"""Lanes of a TPU vector register: splash tiles are multiples of it (`NUM_LANES` in JAX's splash kernel)."""
 
 DEFAULT_SPLASH_BLOCK = 512
 """Tile where none is set: Levanter's `DEFAULT_SPLASH_BLOCK_SIZE`."""

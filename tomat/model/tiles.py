@@ -19,7 +19,7 @@ from tomat.base.errors import TomatError
 from tomat.base.records import Positive, read_typed
 
 LANES = 128
-"""Lanes of a TPU vector register: ids of a tile are a multiple of it."""
+"""Lanes of a TPU vector register (`NUM_LANES` in JAX's splash kernel): ids of a tile are a multiple of it."""
 PACKED_ROWS = 16
 """Rows of a bfloat16 register tile (two rows in each of 8 sublanes): rows of a block are a multiple of it."""
 VMEM_BYTES = {"TPU v4": 16 * 2**20, "TPU v5 lite": 128 * 2**20, "TPU v5": 64 * 2**20, "TPU v6 lite": 128 * 2**20}

@@ -27,7 +27,8 @@ from tomat.base.progress import progress
 from tomat.base.reporting import console, write_json, write_report, writing
 from tomat.data.density.elements import atomic_number
 from tomat.data.density.grid import DensityGrid, fast_shape
-from tomat.data.density.zarr_store import read_zarr, write_zarr
+from tomat.data.density.outputs import write_density
+from tomat.data.density.zarr_store import read_zarr
 
 INDEX_NAME = "index.json"
 INDEX_FORMAT = 1
@@ -201,7 +202,7 @@ def _store(root: Path, recipe: CellRecipe, calculation: Calculation) -> dict[str
         "smallest_refined_rho_e_per_a3": float(fine.rho.min()),
     }
     metadata = {"source": "profiling/embedded_set.py", "recipe": asdict(recipe), "calculation": calculation.record}
-    write_zarr(grid, root / f"{recipe.material_id}.zarr", metadata=metadata, overwrite=True)
+    write_density(grid, root / f"{recipe.material_id}.zarr", "zarr", metadata=metadata)
     return entry
 
 

@@ -26,12 +26,7 @@ from tomat.base.reporting import console, counted, write_report
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import demo_index, load_stored
 from tomat.data.density.elements import symbol_of
-from tomat.data.density.espresso import (
-    read_charge_density,
-    read_coefficients,
-    read_reciprocal_list,
-    write_charge_density,
-)
+from tomat.data.density.espresso import read_coefficients, read_reciprocal_list, write_charge_density
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 from tomat.predict.evaluation.metrics import nmae
@@ -189,7 +184,7 @@ def study(
     assert own.said.fft_shape is not None
     shape = own.said.fft_shape
     vectors = read_reciprocal_list(own.folder / CHARGE_DENSITY)
-    truth = read_charge_density(own.folder / CHARGE_DENSITY, crystal, shape)
+    truth = density_of_run(own.folder / CHARGE_DENSITY, crystal, shape)
 
     def predicted(by: Predictor) -> Start:
         def write(path: Path) -> dict[str, Any]:
@@ -236,12 +231,23 @@ def study(
         on_done(rounds)
         told[ATOMS] = not_run(f"not run: the free atom of {', '.join(lost)} did not converge")
     reference = load_stored(cell.name)
-    same = read_charge_density(own.folder / CHARGE_DENSITY, crystal, reference.grid_shape)
+    same = density_of_run(own.folder / CHARGE_DENSITY, crystal, reference.grid_shape)
     return row | {
         "fft_shape": list(shape),
         "converged_from_embedded_nmae": nmae(same.rho, reference.rho),
         "starts": {name: told[name] for name in STARTS},
     }
+
+
+def density_of_run(path: Path, crystal: Crystal, grid_shape: tuple[int, int, int]) -> DensityGrid:
+    """The density of a `charge-density.dat` on a grid of the crystal's cell that holds all of its vectors."""
+    vectors, coefficients = read_coefficients(path)
+    spectrum = np.zeros(grid_shape, np.complex128)
+    if vectors.gamma_only:
+        spectrum[tuple(-vectors.miller.T)] = coefficients.conj()
+    spectrum[tuple(vectors.miller.T)] = coefficients
+    rho = np.fft.ifftn(spectrum).real * (spectrum.size / BOHR_A**3)
+    return DensityGrid(rho, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name)
 
 
 def not_run(reason: str) -> dict[str, Any]:

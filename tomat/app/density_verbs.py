@@ -146,11 +146,12 @@ def _shown(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any
     """Print what one file holds; the figures of that, units in the keys."""
     from tomat.data.dataset.valences import expected_electrons, rules_for
     from tomat.data.density.atoms_on_density import DOUBTFUL_MISFIT, misfit_of
+    from tomat.data.density.crystal import Crystal
     from tomat.data.density.io import format_name, open_density, parts_beside
 
     grid = open_density(path, name, rules_for(path, rules, given))
     parts = parts_beside(path)
-    misfit = misfit_of(grid.rho, grid.lattice, grid.atomic_numbers, grid.frac_coords)
+    misfit = misfit_of(grid.rho, Crystal.of(grid))
     expected, expected_from = expected_electrons(grid, path, given)
     figures = {
         "name": name,

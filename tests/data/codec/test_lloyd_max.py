@@ -63,26 +63,22 @@ def test_fitted_codec_encodes_as_searchsorted_over_many_chunks(codec):
     np.testing.assert_array_equal(codec.encode(block.transpose(2, 0, 1)), codec.encode(block).transpose(2, 0, 1))
 
 
-def test_fitted_edges_lie_between_fine_bins(codec):
-    """So that the lookup alone gives the bin, without a comparison for each voxel."""
-    assert not np.any(codec.edges.view(np.uint32) & ((1 << SHIFT) - 1))
-
-
-def test_zero_has_a_bin_of_its_own(codec):
+def test_zero_has_a_bin_of_its_own_and_counts_and_range_are_those_of_the_fit(codec):
     smallest = np.float32(np.finfo(np.float32).tiny)
     np.testing.assert_array_equal(codec.encode(np.array([0.0, smallest], np.float32)), [0, 1])
     assert codec.medians[0] == codec.means[0] == 0
     assert codec.fit["counts"][0] == 1000
-
-
-def test_counts_of_the_fit_are_those_of_the_codec(codec):
+    low, high = codec.fitted_range
+    assert high == RHO.max() and RHO.min() * (1 - 2e-4) <= low <= RHO.min()
+    # Edges lie on those of fine bins, so that the lookup alone gives the bin, without a comparison for each voxel.
+    assert not np.any(codec.edges.view(np.uint32) & ((1 << SHIFT) - 1))
     ids = codec.encode(np.concatenate([RHO, np.zeros(1000, np.float32)]))
     np.testing.assert_array_equal(np.bincount(ids, minlength=codec.n_bins), codec.fit["counts"])
     assert codec.fit["n_voxels"] == len(RHO) + 1000
 
 
 @pytest.mark.parametrize("objective", ["absolute", "squared"])
-def test_tables_are_medians_and_means_of_the_bins(histogram, objective):
+def test_tables_are_medians_and_means_of_the_bins_and_floors_the_error_of_the_round_trip(histogram, objective):
     codec = fit_lloyd_max(histogram, 64, objective)
     ids = codec.encode(RHO)
     for k in range(1, 64):
@@ -90,14 +86,8 @@ def test_tables_are_medians_and_means_of_the_bins(histogram, objective):
         # Any value between the two middle voxels is a median.
         low, high = (np.quantile(RHO[ids == k], 0.5, method=side) for side in ("lower", "higher"))
         assert low * (1 - 2.0**-13) <= codec.medians[k] <= high * (1 + 2.0**-13)
-
-
-@pytest.mark.parametrize("objective", ["absolute", "squared"])
-def test_floor_is_the_error_of_the_round_trip(histogram, objective):
-    codec = fit_lloyd_max(histogram, 256, objective)
-    floors = codec.fit["nmae_floor"][objective]
-    assert nmae(codec, "median") == pytest.approx(floors["median"], rel=2e-3)
-    assert nmae(codec, "mean") == pytest.approx(floors["mean"], rel=2e-3)
+    for decoder, floor in codec.fit["nmae_floor"][objective].items():
+        assert nmae(codec, decoder) == pytest.approx(floor, rel=2e-3)
 
 
 def test_each_objective_is_best_at_its_own_error(histogram):
@@ -112,11 +102,6 @@ def test_each_objective_is_best_at_its_own_error(histogram):
     assert absolute.fit["nmae_floor"] == squared.fit["nmae_floor"]
 
 
-def test_twice_the_bins_halve_the_floor(histogram):
-    floors = [fit_lloyd_max(histogram, n).fit["nmae_floor"]["absolute"]["median"] for n in (64, 128, 256)]
-    assert floors[0] / floors[1] == pytest.approx(2, rel=0.1) and floors[1] / floors[2] == pytest.approx(2, rel=0.1)
-
-
 def test_few_distinct_values_are_kept_exactly():
     values = np.array([1e-3, 0.5, 0.7, 2.0, 300.0], np.float32)
     histogram = DensityHistogram()
@@ -128,13 +113,10 @@ def test_few_distinct_values_are_kept_exactly():
         fit_lloyd_max(histogram, 7)
 
 
-@pytest.mark.parametrize("n_bins", [1, 65_537])
-def test_number_of_bins_out_of_range_is_refused(histogram, n_bins):
-    with pytest.raises(TomatError, match="2 to 65,536"):
-        fit_lloyd_max(histogram, n_bins)
-
-
-def test_decode_refuses_what_is_no_bin(codec):
+def test_numbers_out_of_range_are_refused(histogram, codec):
+    for n_bins in (1, 65_537):
+        with pytest.raises(TomatError, match="2 to 65,536"):
+            fit_lloyd_max(histogram, n_bins)
     for ids in ([256], [-1]):
         with pytest.raises(TomatError, match="0 to 255"):
             codec.decode(np.array(ids))
@@ -165,23 +147,16 @@ def test_hash_covers_all_that_decides_the_ids_and_densities(codec):
     assert dataclasses.replace(codec, fit={}).sha256 == codec.sha256
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c.update(kind="huffman"), "kind is 'huffman'"),
-        (lambda c: c.update(format_version=99), "format version 99"),
-        (lambda c: c["medians"].__setitem__(5, c["medians"][5] * (1 + 1e-6)), "damaged codec"),
-        (lambda c: c.pop("edges"), "damaged codec"),
-        (lambda c: c["means"].reverse(), "codec.json is a damaged codec: .*strictly increasing"),
-        (lambda c: c.update(unit="bohr"), "codec.json is a damaged codec: .*unit 'bohr'"),
-    ],
-)
-def test_damaged_file_is_refused(codec, tmp_path, change, message):
-    content = json.loads(json.dumps(codec.to_dict()))
-    change(content)
-    (tmp_path / "codec.json").write_text(json.dumps(content))
-    with pytest.raises(TomatError, match=message):
-        load_codec(tmp_path / "codec.json")
+def test_file_of_another_kind_version_or_unit_is_refused(codec, tmp_path):
+    for change, message in (
+        ({"kind": "huffman"}, "kind is 'huffman'"),
+        ({"format_version": 99}, "format version 99"),
+        ({"unit": "bohr"}, "codec.json is a damaged codec: .*unit 'bohr'"),
+        ({"means": codec.to_dict()["means"][::-1]}, "codec.json is a damaged codec: .*strictly increasing"),
+    ):
+        (tmp_path / "codec.json").write_text(json.dumps(codec.to_dict() | change))
+        with pytest.raises(TomatError, match=message):
+            load_codec(tmp_path / "codec.json")
 
 
 def test_codec_of_before_there_was_a_checksum_is_read(codec, tmp_path):
@@ -195,12 +170,7 @@ def test_codec_of_before_there_was_a_checksum_is_read(codec, tmp_path):
         load_codec(tmp_path / "codec.json")
 
 
-@pytest.mark.parametrize("fitted", [(0.1, np.nan), (0.1, np.inf), (np.nan, 1e9), (-0.1, 1e9), (1e10, 1e9), (0.0, 1e-3)])
-def test_densities_that_no_fit_saw_are_refused(codec, fitted):
-    with pytest.raises(TomatError, match="says it saw densities from"):
-        dataclasses.replace(codec, fitted_min=fitted[0], fitted_max=fitted[1])
-
-
-def test_range_of_the_fit_is_that_of_its_densities(codec):
-    low, high = codec.fitted_range
-    assert high == RHO.max() and RHO.min() * (1 - 2e-4) <= low <= RHO.min()
+def test_densities_that_no_fit_saw_are_refused(codec):
+    for low, high in ((0.1, np.nan), (0.1, np.inf), (np.nan, 1e9), (-0.1, 1e9), (1e10, 1e9), (0.0, 1e-3)):
+        with pytest.raises(TomatError, match="says it saw densities from"):
+            dataclasses.replace(codec, fitted_min=low, fitted_max=high)

@@ -9,7 +9,6 @@ from chgcar_files import write_chgcar
 
 from tomat.base.errors import TomatError
 from tomat.data.density.chgcar import Parts, read_chgcar, read_parts
-from tomat.data.density.grid import DensityGrid
 from tomat.data.density.rules import ReadRules
 
 
@@ -21,16 +20,8 @@ def test_round_trip(tmp_path, grid, name):
     np.testing.assert_allclose(back.lattice, grid.lattice, atol=1e-6)
     np.testing.assert_allclose(back.frac_coords, grid.frac_coords, atol=1e-6)
     assert back.atomic_numbers.tolist() == [3, 9] and back.material_id == "LiF"
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_atoms_in_any_order_keep_their_places(tmp_path, grid):
-    swapped = DensityGrid(grid.rho, grid.lattice, grid.atomic_numbers[::-1], grid.frac_coords[::-1])
-    write_chgcar(swapped, tmp_path / "CHGCAR")
-    back = read_chgcar(tmp_path / "CHGCAR")
-    places = {int(z): coords for z, coords in zip(back.atomic_numbers, back.frac_coords, strict=True)}
-    for number, coords in zip(grid.atomic_numbers, grid.frac_coords, strict=True):
-        np.testing.assert_allclose(places[int(number)], coords, atol=1e-6)
+    with pytest.raises(TomatError, match="no CHGCAR at .*absent"):
+        read_chgcar(tmp_path / "absent")
 
 
 HELIUM = """He
@@ -58,11 +49,6 @@ def test_a_chgcar_written_by_hand_runs_x_fastest(tmp_path):
     assert grid.electron_count == pytest.approx(2)
 
 
-def test_a_missing_file(tmp_path):
-    with pytest.raises(TomatError, match="no CHGCAR at .*absent"):
-        read_chgcar(tmp_path / "absent")
-
-
 def as_vasp_writes(grid, *, spin_blocks=0, augmentation=True, newline="\n", per_line=5, fill=""):
     """A CHGCAR as VASP 5 and 6 write it: 5 values a line, augmentation occupancies, moments before a spin density.
     `fill` is put into each place that a last line leaves."""
@@ -87,9 +73,8 @@ def as_vasp_writes(grid, *, spin_blocks=0, augmentation=True, newline="\n", per_
     return text
 
 
-@pytest.mark.parametrize("spin_blocks", [0, 1, 3])
-@pytest.mark.parametrize("augmentation", [True, False])
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize(("spin_blocks", "augmentation"), [(0, False), (0, True), (1, True), (3, False)])
 def test_what_vasp_writes_is_read(tmp_path, grid, spin_blocks, augmentation, newline):
     text = as_vasp_writes(grid, spin_blocks=spin_blocks, augmentation=augmentation, newline=newline)
     (tmp_path / "CHGCAR").write_bytes(text.encode())
@@ -140,8 +125,7 @@ def test_one_value_on_a_line_keeps_its_exponent(tmp_path):
             read_chgcar(tmp_path / "CHGCAR")
 
 
-@pytest.mark.parametrize("per_line", [5, 7, 10])
-@pytest.mark.parametrize("spin_blocks", [0, 1, 3])
+@pytest.mark.parametrize(("per_line", "spin_blocks"), [(5, 0), (7, 1), (10, 3)])
 def test_zeros_that_fill_a_last_line_are_no_damage(tmp_path, make_grid, per_line, spin_blocks):
     """In every block: 6 x 11 x 4 = 264 values, 13 occupancies and 2 moments are multiples of none of these."""
     grid = make_grid((6, 11, 4))
@@ -155,27 +139,24 @@ def test_zeros_that_fill_a_last_line_are_no_damage(tmp_path, make_grid, per_line
     # What is no zero, and a whole line of zeros, are values too many.
     for fill in (" 0.00000000001E+00", " 0.00000000000E+00" * (per_line + 1)):
         (tmp_path / "CHGCAR").write_text(as_vasp_writes(grid, per_line=per_line, fill=fill, augmentation=False))
-        with pytest.raises(TomatError, match="the file is damaged|values are left over"):
+        with pytest.raises(TomatError, match="it is damaged|values are left over"):
             read_chgcar(tmp_path / "CHGCAR")
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda text: text.replace("   6   5   4\n", "   6   5   3\n", 1), "values are left over"),
-        (lambda text: text[::-1].replace("\n4   5   6", "\n6   5   4", 1)[::-1], "there is a grid 4 x 5 x 6"),
-        (lambda text: text + " 0.1 0.2\n", "values are left over"),
-        (lambda text: text[: len(text) - 60], "not a complete CHGCAR"),
-        (lambda text: text.replace("occupancies   2  13", "occupancies   2  14"), "augmentation"),
-        (lambda text: text.replace("occupancies   2  13", "occupancies   2  99999999999"), "number of augmentation"),
-    ],
-)
-def test_damage_between_the_blocks(tmp_path, grid, edit, message):
+def test_damage_between_the_blocks(tmp_path, grid):
     text = as_vasp_writes(grid, spin_blocks=1)
-    assert edit(text) != text
-    (tmp_path / "CHGCAR").write_text(edit(text))
-    with pytest.raises(TomatError, match=message):
-        read_chgcar(tmp_path / "CHGCAR")
+    for damaged, message in (
+        (text.replace("   6   5   4\n", "   6   5   3\n", 1), "values are left over"),
+        (text[::-1].replace("\n4   5   6", "\n6   5   4", 1)[::-1], "there is a grid 4 x 5 x 6"),
+        (text + " 0.1 0.2\n", "values are left over"),
+        (text[: len(text) - 60], "not a complete CHGCAR"),
+        (text.replace("occupancies   2  13", "occupancies   2  14"), "augmentation"),
+        (text.replace("occupancies   2  13", "occupancies   2  99999999999"), "number of augmentation"),
+    ):
+        assert damaged != text
+        (tmp_path / "CHGCAR").write_text(damaged)
+        with pytest.raises(TomatError, match=message):
+            read_chgcar(tmp_path / "CHGCAR")
 
 
 def test_a_bomb_behind_a_small_header_is_refused_early(tmp_path):
@@ -184,11 +165,11 @@ def test_a_bomb_behind_a_small_header_is_refused_early(tmp_path):
         file.write(head.encode())
         for _ in range(20):
             file.write((b" " * 63 + b"\n") * (1 << 14))
-    with pytest.raises(TomatError, match="holds more than .* bytes, the most that such a density can need"):
+    with pytest.raises(TomatError, match="has more than .* bytes, too many for a density"):
         read_chgcar(tmp_path / "CHGCAR.gz")
 
 
-def test_a_part_is_accepted_by_its_name_alone(tmp_path):
+def test_a_part_is_accepted_by_its_name_alone_and_all_electrons_are_total(tmp_path):
     """`--accept not_total` for one AECCAR0 must not let a CHGCAR in another unit in."""
     text = HELIUM.format(*[0.01 * value for value in (0.5, 1.0, 2.0, 2.5, 2.6, 3.4)])
     for name in ("AECCAR0", "CHGCAR"):
@@ -197,8 +178,5 @@ def test_a_part_is_accepted_by_its_name_alone(tmp_path):
     assert read_chgcar(tmp_path / "AECCAR0", rules=rules).electron_count == pytest.approx(0.02)
     with pytest.raises(TomatError, match="average to 0.02"):
         read_chgcar(tmp_path / "CHGCAR", rules=rules)
-
-
-def test_a_valence_density_of_all_electrons_is_total(tmp_path):
     (tmp_path / "AECCAR2").write_text(HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4))
     assert read_chgcar(tmp_path / "AECCAR2").formula == "He"

@@ -55,7 +55,7 @@ def test_a_very_skewed_cell_sees_what_the_plain_one_does():
 
 def test_a_box_that_spans_too_many_cells_is_refused():
     crystal = Crystal(np.diag([3.0, 3.0, 3.0]), np.array([3]), np.zeros((1, 3)), "Li")
-    with pytest.raises(TomatError, match="'Li': a box with edges of up to 3e.04 A spans so many cells"):
+    with pytest.raises(TomatError, match="'Li': a box with edges of up to 3e.04 A sees 1e.12 atoms"):
         crystal.near_box(np.zeros(3), np.diag([3.0, 3e4, 3.0]), 3.0)
 
 
@@ -63,12 +63,12 @@ def test_a_box_that_spans_too_many_cells_is_refused():
     ("change", "message"),
     [
         ({"lattice": np.eye(2)}, "3 row vectors, found shape"),
-        ({"lattice": np.zeros((3, 3))}, "'NaCl': the cell volume is 0 A.3; expected a periodic cell"),
+        ({"lattice": np.zeros((3, 3))}, "'NaCl': the cell volume is 0 A.3; expected at least 1"),
         ({"lattice": np.full((3, 3), np.nan)}, "finite lattice"),
         ({"lattice": np.diag([1e7, 5.0, 5.0])}, r"up to 1e\+07 A \(at most 1e\+06\)"),
-        ({"atomic_numbers": np.array([11, 119])}, "expected some of 1..118"),
-        ({"atomic_numbers": np.array([], int), "frac_coords": np.empty((0, 3))}, "expected some of 1..118"),
-        ({"frac_coords": np.zeros((3, 3))}, "2 atoms, but coordinates of shape"),
+        ({"atomic_numbers": np.array([11, 119])}, "expected 1..118"),
+        ({"atomic_numbers": np.array([], int), "frac_coords": np.empty((0, 3))}, "no atoms"),
+        ({"frac_coords": np.zeros((3, 3))}, "2 atoms, coordinates of shape"),
         ({"frac_coords": np.array([[0, 0, 0], [0, np.inf, 0]])}, r"expected finite \[n, 3\]"),
     ],
 )

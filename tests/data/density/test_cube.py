@@ -74,7 +74,7 @@ def test_ghost_atoms_are_left_out_and_said(tmp_path, text, grid, caplog):
     assert read_cube_parts(tmp_path / "g.cube").ghost_atoms == 2
     lines[6], lines[9] = ("0" + lines[index].lstrip()[1:] for index in (6, 9))
     (tmp_path / "g.cube").write_text("\n".join(lines))
-    with pytest.raises(TomatError, match="atomic numbers .0, 0, 0, 0.; expected some of"):
+    with pytest.raises(TomatError, match="atomic numbers .0, 0, 0, 0.; expected 1..118"):
         read_cube(tmp_path / "g.cube")
 
 
@@ -88,20 +88,18 @@ def test_exponents_of_fortran_and_a_last_line_in_full(tmp_path, text, grid):
     same(read_cube(tmp_path / "d.cube"), grid)
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda lines: lines[:-1], "is not a complete cube: 1.. of 120 values of the grid 6 x 5 x 4"),
-        (lambda lines: [*lines, " 1.0"], "goes on after the 120 values"),
-        (lambda lines: [*lines[:2], "2 0 0 0 3", *lines[3:]], "3 values a voxel"),
-        (lambda lines: [*lines[:8], *[""] * 1200, *lines[8:]], "blank lines after 0 of 120 values"),
-        (lambda lines: [*lines[:3], "-6 1 0 0", *lines[4:]], "expected three of one sign"),
-        (lambda lines: [*lines[:3], "6 0 0 0", *lines[4:]], "lattice is flat"),
-        (lambda lines: [*lines[:6], "3.5 0 0 0 0", *lines[7:]], "found 3.5 where a whole number"),
-        (lambda lines: [*lines[:3], "999999999 1 0 0", *lines[4:]], "the grid is"),
-    ],
-)
-def test_what_is_no_whole_density_is_refused(tmp_path, text, edit, message):
-    (tmp_path / "bad.cube").write_text("\n".join(edit(text.splitlines())))
-    with pytest.raises(TomatError, match=message):
-        read_cube(tmp_path / "bad.cube")
+def test_what_is_no_whole_density_is_refused(tmp_path, text):
+    lines = text.splitlines()
+    for bad, message in (
+        (lines[:-1], "is not a complete cube: the end after 1.. of 120 values of the grid 6 x 5 x 4"),
+        ([*lines, " 1.0"], "goes on after the 120 values"),
+        ([*lines[:2], "2 0 0 0 3", *lines[3:]], "3 values a voxel"),
+        ([*lines[:8], *[""] * 1200, *lines[8:]], "blank lines after 0 of 120 values"),
+        ([*lines[:3], "-6 1 0 0", *lines[4:]], "expected three of one sign"),
+        ([*lines[:3], "6 0 0 0", *lines[4:]], "lattice is flat"),
+        ([*lines[:6], "3.5 0 0 0 0", *lines[7:]], "found 3.5 where a whole number"),
+        ([*lines[:3], "999999999 1 0 0", *lines[4:]], "the grid is"),
+    ):
+        (tmp_path / "bad.cube").write_text("\n".join(bad))
+        with pytest.raises(TomatError, match=message):
+            read_cube(tmp_path / "bad.cube")

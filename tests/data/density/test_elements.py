@@ -8,11 +8,7 @@ def test_symbols_are_those_of_pymatgen():
 
     assert [Element.from_Z(number).symbol for number in range(1, 119)] == list(SYMBOLS)
     assert all(atomic_number(symbol_of(number)) == number for number in range(1, 119))
-
-
-@pytest.mark.parametrize(("symbol", "number"), [("D", 1), ("O2-", 8), ("Fe3+", 26)])
-def test_isotopes_and_ions(symbol, number):
-    assert atomic_number(symbol) == number
+    assert [atomic_number(symbol) for symbol in ("D", "O2-", "Fe3+")] == [1, 8, 26]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.data.density.demo.embedded import demo_materials, load_demo
+from tomat.data.density.demo.embedded import demo_materials, load_stored
 from tomat.data.density.elements import SYMBOLS, atomic_number, covalent_radius_a
 from tomat.data.density.geometry import (
     BOHR_A,
@@ -54,49 +54,34 @@ def arguments(name):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_structures_pass(name):
-    check_cell(*arguments(name), "file")
+def test_known_structures_pass_and_no_lattice_in_another_unit(name):
+    lattice, numbers, coords = arguments(name)
+    check_cell(lattice, numbers, coords, "file")
+    if name in ("Na", "Cs", "Ba", "Cu", "NaCl", "CsI", "Be"):
+        for factor in (1 / BOHR_A, 10, 0.1, 0.4):
+            with pytest.raises(TomatError, match="file: .*(closest atoms|A.3 for an atom|apart).*`--accept distances`"):
+                check_cell(lattice * factor, numbers, coords, "file")
 
 
 def test_embedded_structures_pass_and_fail_in_bohr():
     for material in demo_materials():
-        grid = load_demo(material.material_id)
+        grid = load_stored(material.material_id)
         check_cell(grid.lattice, grid.atomic_numbers, grid.frac_coords, "file")
         with pytest.raises(TomatError, match="closest atoms are .* Is the lattice in angstrom"):
             check_cell(grid.lattice / BOHR_A, grid.atomic_numbers, grid.frac_coords, "file")
 
 
-@pytest.mark.parametrize("name", ["Na", "Cs", "Ba", "Cu", "NaCl", "CsI", "Be"])
-@pytest.mark.parametrize(
-    ("factor", "message"),
-    [
-        (1 / BOHR_A, "closest atoms"),
-        (10, "closest atoms|A.3 for an atom"),
-        (0.1, "A.3 for an atom"),
-        (0.4, "apart|for an"),
-    ],
-)
-def test_a_lattice_in_another_unit_is_refused(name, factor, message):
-    lattice, numbers, coords = arguments(name)
-    with pytest.raises(TomatError, match=message):
-        check_cell(lattice * factor, numbers, coords, "file")
-
-
-def test_atoms_on_top_of_each_other():
+def test_atoms_on_top_of_each_other_and_numbers_that_are_none():
     lattice, numbers, coords = arguments("NaCl")
     for overlapping in (coords[0], coords[0] + [1, -1, 0], coords[0] + [0.05, 0, 0]):
         moved = coords.copy()
         moved[5] = overlapping
-        with pytest.raises(TomatError, match=r"Na \(atom 1\) and Cl \(6\) are .* A apart; expected at least"):
+        with pytest.raises(TomatError, match=r"Na \(atom 1\) and Cl \(6\) are .* A apart; expected"):
             check_cell(lattice, numbers, moved, "file")
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
-def test_numbers_that_are_none(bad):
-    lattice, numbers, coords = arguments("NaCl")
-    coords[0, 0] = bad
-    with pytest.raises(TomatError, match="no plausible finite number"):
-        check_cell(lattice, numbers, coords, "file")
+    for bad in (np.nan, np.inf, 1e300):
+        coords[0, 0] = bad
+        with pytest.raises(TomatError, match="no plausible finite number"):
+            check_cell(lattice, numbers, coords, "file")
 
 
 @given(st.integers(0, 10**6))
@@ -141,7 +126,7 @@ def skews(rng):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_a_reduced_basis_is_the_shortest_of_the_same_lattice(seed):
     rng = np.random.default_rng(seed)
     lattice = rng.normal(size=(3, 3)) * rng.choice([1, 1, 1, 20], (3, 1))
@@ -181,26 +166,19 @@ def test_covalent_radii_are_pymatgens():
     assert len(CovalentRadius.radius) == 96 and covalent_radius_a(len(SYMBOLS)) == covalent_radius_a(96)
 
 
-CUBE = np.eye(3)
-FACE_CENTRED = np.array([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]])
-ORIGIN = np.zeros((1, 3))
-
-
-@pytest.mark.parametrize(
-    ("lattice", "coords", "radius_a"),
-    [
-        (3.0 * CUBE, ORIGIN, 1.5 * np.sqrt(3)),  # simple cubic: the body's centre
-        (4.0 * FACE_CENTRED, ORIGIN, 2.0),  # the octahedral hole, half of the cube's side
-        (5.0 * CUBE, np.array([[0, 0, 0], [0.5, 0.5, 0.5]]), 5.0 * np.sqrt(5) / 4),  # bcc: the tetrahedral hole
-        (20.0 * CUBE, np.full((1, 3), 0.4), 10 * np.sqrt(3)),  # an atom in a box
+def test_the_largest_void_is_that_of_geometry():
+    face_centred = np.array([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]])
+    for lattice, coords, radius_a in (
+        (3.0 * np.eye(3), np.zeros((1, 3)), 1.5 * np.sqrt(3)),  # simple cubic: the body's centre
+        (4.0 * face_centred, np.zeros((1, 3)), 2.0),  # the octahedral hole, half of the cube's side
+        (5.0 * np.eye(3), np.array(BCC), 5.0 * np.sqrt(5) / 4),  # the tetrahedral hole
+        (20.0 * np.eye(3), np.full((1, 3), 0.4), 10 * np.sqrt(3)),  # an atom in a box
         (np.diag([2.0, 2.0, 30.0]), np.array([[0.1, 0.2, 0.5]]), np.sqrt(1 + 1 + 15**2)),  # a layer in vacuum
-    ],
-)
-def test_the_largest_void_is_that_of_geometry(lattice, coords, radius_a):
-    assert void_radius_a(lattice, coords) == pytest.approx(radius_a, rel=1e-9)
+    ):
+        assert void_radius_a(lattice, coords) == pytest.approx(radius_a, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_it_is_what_a_fine_grid_approaches_whatever_the_cell_is_called(seed):
     random = np.random.default_rng(seed)
     lattice = np.diag(random.uniform(2, 9, 3)) + random.normal(0, 0.8, (3, 3))

@@ -56,16 +56,11 @@ def test_refining_is_exact_for_a_finite_fourier_series(seed, reach, extra):
     np.testing.assert_allclose(grid.refined(finer).rho, sample(finer), rtol=2e-6)
 
 
-def test_refining_an_even_grid_keeps_the_nyquist_wave_real_and_in_place():
+def test_refining_an_even_grid_keeps_the_nyquist_wave_and_cannot_shrink_a_side(grid):
     rho = 5 + np.cos(np.pi * np.arange(4))[:, None, None] * np.ones((1, 2, 3))
-    grid = DensityGrid(rho, 3 * np.eye(3), np.array([79]), np.zeros((1, 3)))
-    expected = 5 + np.cos(2 * np.pi * 2 * np.arange(8) / 8)
-    np.testing.assert_allclose(
-        grid.refined((8, 4, 3)).rho, np.broadcast_to(expected[:, None, None], (8, 4, 3)), atol=1e-6
-    )
-
-
-def test_refining_cannot_shrink_a_side(grid):
+    waves = DensityGrid(rho, 3 * np.eye(3), np.array([79]), np.zeros((1, 3)))
+    expected = 5 + np.cos(2 * np.pi * 2 * np.arange(8) / 8)[:, None, None] * np.ones((8, 4, 3))
+    np.testing.assert_allclose(waves.refined((8, 4, 3)).rho, expected, atol=1e-6)
     with pytest.raises(TomatError, match="no side may shrink"):
         grid.refined((12, 4, 8))
 
@@ -81,27 +76,19 @@ def test_clipping_after_refining_counts_what_it_sets_to_zero():
     assert fine.electron_count - fine.clipped_electrons == pytest.approx(spike.electron_count, rel=1e-6)
 
 
-def read(grid, values):
-    """The density that a reader makes of rho x V in the cell of `grid`."""
-    rules = ReadRules(accept=("fractional_electrons",))
+def test_rho_times_volume_is_the_electron_count_and_negative_values_are_clipped_and_counted(grid):
     parts = (grid.lattice, grid.atomic_numbers, grid.frac_coords)
-    return density_of(values, *parts, source="file", material_id="LiF", rules=rules)
-
-
-def test_rho_times_volume_is_the_electron_count_on_average(grid):
-    assert grid.rho_times_volume().mean(dtype=np.float64) == pytest.approx(10, rel=1e-6)
-    again = read(grid, grid.rho_times_volume())
+    how = {"source": "file", "material_id": "LiF", "rules": ReadRules(accept=("fractional_electrons",))}
+    values = grid.rho_times_volume()
+    assert values.mean(dtype=np.float64) == pytest.approx(10, rel=1e-6)
+    again = density_of(values, *parts, **how)
     np.testing.assert_allclose(again.rho, grid.rho, rtol=1e-6)
     assert again.electron_count == pytest.approx(10, rel=1e-6)
-
-
-def test_negative_values_are_clipped_and_counted(grid):
-    values = grid.rho_times_volume()
     values[0, 0, :2] = -0.01
-    electrons = values.mean(dtype=np.float64)
-    clipped = read(grid, values)
+    clipped = density_of(values, *parts, **how)
     assert clipped.clipped_electrons == pytest.approx(0.02 / values.size, rel=1e-6)
-    assert clipped.electron_count - clipped.clipped_electrons == pytest.approx(electrons, abs=1e-5)
+    left = clipped.electron_count - clipped.clipped_electrons
+    assert left == pytest.approx(values.mean(dtype=np.float64), abs=1e-5)
     assert clipped.clipped_voxels == 2 and clipped.rho[0, 0, :2].tolist() == [0, 0]
 
 

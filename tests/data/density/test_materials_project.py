@@ -9,8 +9,7 @@ from tomat.data.density.limits import FREE_BYTES
 from tomat.data.density.materials_project import read_materials_project
 
 
-def document(grid, values=None):
-    total = grid.rho_times_volume() if values is None else values
+def document(grid):
     return {
         "task_id": "mp-1138",
         "fs_id": "0123",
@@ -18,7 +17,7 @@ def document(grid, values=None):
             "@module": "pymatgen.io.vasp.outputs",
             "@class": "Chgcar",
             "poscar": {"@class": "Poscar", "structure": json.loads(grid.structure.to_json())},
-            "data": {"total": {"@class": "array", "dtype": "float64", "data": total.tolist()}},
+            "data": {"total": {"@class": "array", "dtype": "float64", "data": grid.rho_times_volume().tolist()}},
             "data_aug": {},
         },
     }
@@ -28,24 +27,19 @@ def write(path, content) -> None:
     path.write_bytes(gzip.compress(json.dumps(content).encode()))
 
 
-def test_read(tmp_path, grid):
-    write(tmp_path / "a.json.gz", document(grid))
-    back = read_materials_project(tmp_path / "a.json.gz")
-    np.testing.assert_allclose(back.rho, grid.rho, rtol=1e-6)
-    np.testing.assert_allclose(back.lattice, grid.lattice)
-    np.testing.assert_allclose(back.frac_coords, grid.frac_coords)
-    assert back.material_id == "mp-1138" and back.atomic_numbers.tolist() == [3, 9]
-
-
-def test_pymatgen_reads_the_same_from_the_same_document(tmp_path, grid):
+def test_read_as_pymatgen_writes_it(tmp_path, grid):
     from pymatgen.io.vasp import Chgcar, Poscar
 
+    write(tmp_path / "a.json.gz", document(grid))
     chgcar = Chgcar(Poscar(grid.structure), {"total": grid.rho_times_volume().astype(np.float64)})
     saved = json.loads(json.dumps(chgcar.as_dict(), default=lambda value: value.tolist()))
     write(tmp_path / "b.json.gz", {"fs_id": "77", "data": saved})
-    back = read_materials_project(tmp_path / "b.json.gz")
-    np.testing.assert_allclose(back.rho, grid.rho, rtol=1e-6)
-    assert back.material_id == "77"
+    for name, material_id in (("a", "mp-1138"), ("b", "77")):
+        back = read_materials_project(tmp_path / f"{name}.json.gz")
+        np.testing.assert_allclose(back.rho, grid.rho, rtol=1e-6)
+        np.testing.assert_allclose(back.lattice, grid.lattice)
+        np.testing.assert_allclose(back.frac_coords, grid.frac_coords)
+        assert back.material_id == material_id and back.atomic_numbers.tolist() == [3, 9]
 
 
 def test_damage(tmp_path, grid):
@@ -59,21 +53,9 @@ def test_damage(tmp_path, grid):
     with pytest.raises(TomatError, match="decompresses to more than"):
         read_materials_project(path)
     write(path, document(grid))
-    whole = path.read_bytes()
-    for share in (0.01, 0.5, 0.99):
-        path.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(TomatError, match="not a complete gzipped JSON"):
-            read_materials_project(path)
-    middle = len(whole) // 2
-    path.write_bytes(whole[:middle] + bytes(byte ^ 0xFF for byte in whole[middle : middle + 40]) + whole[middle + 40 :])
+    path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(TomatError, match="not a complete gzipped JSON"):
         read_materials_project(path)
-
-
-def test_another_unit_is_named(tmp_path, grid):
-    write(tmp_path / "f.json.gz", document(grid, grid.rho))
-    with pytest.raises(TomatError, match="look like e/Å³"):
-        read_materials_project(tmp_path / "f.json.gz")
 
 
 def values_of(content):

@@ -1,7 +1,5 @@
 """`gs://` for real: gcsfs against the bucket server."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -26,9 +24,8 @@ def put_density(bucket, grid, tmp_path):
     """Store the density under a name of the bucket."""
 
     def put(name: str, **how: int) -> None:
-        folder: Path = tmp_path / name
-        write_zarr(grid, folder, **how)
-        for path in folder.rglob("*"):
+        write_zarr(grid, tmp_path / name, **how)
+        for path in (tmp_path / name).rglob("*"):
             if path.is_file():
                 bucket.put("bucket", str(path.relative_to(tmp_path)), path.read_bytes())
 

@@ -90,7 +90,7 @@ def test_what_follows_the_atoms_of_a_contcar_of_dynamics_is_left_alone(tmp_path,
         (tmp_path / "CONTCAR").write_text(text + more)
         same(read_structure(tmp_path / "CONTCAR")[0], structure)
     (tmp_path / "CONTCAR").write_text(text + "0.1 0.2 0.3\n")
-    with pytest.raises(TomatError, match="The counts do not match the coordinates"):
+    with pytest.raises(TomatError, match="after the last atom of .*; expected an empty line"):
         read_structure(tmp_path / "CONTCAR")
 
 

@@ -68,8 +68,7 @@ def require_unit(codec: DensityCodec, unit: str, source: str) -> None:
     """Refuse to read densities of one unit as the other."""
     if codec.unit != unit:
         raise TomatError(
-            f"The codec was fitted to densities in {codec.unit}, but {source} is in {unit}. Use a codec of that unit, "
-            "or convert the densities (multiply or divide by the cell volume) first."
+            f"The codec is of densities in {codec.unit}, {source} is in {unit}. Use a codec of it, or convert them."
         )
 
 
@@ -80,8 +79,3 @@ def content_sha256(fields: Mapping[str, str | int | float], tables: Mapping[str,
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(tables[name], dtype="<f4").tobytes())
     return digest.hexdigest()
-
-
-def float32_list(table: np.ndarray) -> list[float]:
-    """Each float32 as the shortest decimal that reads back as the same float32: half the text of its float64 digits."""
-    return [float(text) for text in np.asarray(table, dtype=np.float32).astype(str)]

@@ -30,28 +30,22 @@ def codec_from_text(text: str, source: str) -> DensityCodec:
     again = "Fit the codec again with `tomat codec fit`, or copy it again from where it came from."
     content, checked = parse_checked(text, source, "a codec", again)
     kinds = {LloydMaxCodec.kind: LloydMaxCodec, TwoTokenCodec.kind: TwoTokenCodec}
-    kind = content.get("kind")
+    kind, version = content.get("kind"), content.get("format_version")
     if not isinstance(kind, str) or kind not in kinds:
         raise TomatError(f"{source} is not a codec: its kind is {kind!r}, expected one of {', '.join(kinds)}. {again}")
-    version = content.get("format_version")
     if version != CODEC_FORMAT_VERSION:
-        raise TomatError(
-            f"{source} has codec format version {version!r}; this tomat reads {CODEC_FORMAT_VERSION}. {again}"
-        )
+        raise TomatError(f"{source} has codec format version {version!r}; expected {CODEC_FORMAT_VERSION}. {again}")
     try:
         # A number beyond float32 is refused by the codec's own checks, which say more than NumPy's warning.
         with np.errstate(over="ignore", invalid="ignore"):
             codec = kinds[kind].from_dict(content)
-        expected = content["sha256"]
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise TomatError(f"{source} is a damaged codec: {type(error).__name__}: {error}. {again}") from error
-    except TomatError as error:
-        raise TomatError(f"{source} is a damaged codec: {error} {again}") from error
-    if codec.sha256 != expected:
-        raise TomatError(
-            f"{source} is a damaged codec: its tables hash to {codec.sha256[:12]}..., the file says "
-            f"{str(expected)[:12]}... {again}"
-        )
+        stated = content["sha256"]
+    except (TomatError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        said = error if isinstance(error, TomatError) else f"{type(error).__name__}: {error}."
+        raise TomatError(f"{source} is a damaged codec: {said} {again}") from error
+    if codec.sha256 != stated:
+        found = f"its tables hash to {codec.sha256[:12]}..., the file says {str(stated)[:12]}..."
+        raise TomatError(f"{source} is a damaged codec: {found} {again}")
     if not checked:
         refuse_unknown_keys(content, frozenset(codec.to_dict()), source, again)
     return codec
@@ -62,7 +56,5 @@ def load_codec(path: str | os.PathLike[str]) -> DensityCodec:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise TomatError(
-            f"Cannot read the codec {path}: {reason}. Make one with `tomat codec fit --output FILE`."
-        ) from error
+        raise TomatError(f"Cannot read the codec {path}: {reason}. Make one with `tomat codec fit`.") from error
     return codec_from_text(text, str(path))

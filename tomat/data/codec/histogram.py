@@ -57,10 +57,6 @@ class DensityHistogram:
     def n_voxels(self) -> int:
         return self.n_zero + int(self.counts.sum())
 
-    @property
-    def total(self) -> float:
-        return float(self.sums.sum())
-
     def add(self, rho: np.ndarray, material_id: str = "") -> None:
         """Count every voxel of a density, or none if it is refused. `rho`: float32 [...], in `unit`, finite and at
         least 0. An empty name is not kept."""
@@ -72,8 +68,7 @@ class DensityHistogram:
         largest, smallest = float(values.max()), float(values.min())
         if not (0 <= smallest and largest < np.inf):
             raise TomatError(
-                f"A density to count has values from {smallest:g} to {largest:g} {self.unit}; expected finite values "
-                "of at least 0. Clip small negative values to 0 when reading."
+                f"Found densities of {smallest:g} to {largest:g} {self.unit}; expected finite values of at least 0."
             )
         bits = values.view(np.int32)
         for start in range(0, values.size, _CHUNK_VOXELS):
@@ -97,10 +92,7 @@ class DensityHistogram:
         if twice := self.material_ids & other.material_ids:
             raise TomatError(f"Material {min(twice)} is counted in both histograms; count each material once.")
         if other.unit != self.unit:
-            raise TomatError(
-                f"A histogram of densities in {other.unit} cannot be added to one in {self.unit}. Count them in one "
-                "unit."
-            )
+            raise TomatError(f"A histogram in {other.unit} cannot be added to one in {self.unit}; count in one unit.")
         self.n_zero += other.n_zero
         self.counts += other.counts
         self.sums += other.sums
@@ -150,10 +142,7 @@ class DensityHistogram:
                     )
                 check_unit(str(content["unit"]), source)
                 histogram = cls(str(content["unit"]), int(content["n_zero"]), max_density=float(content["max_density"]))
-                bins, counts, sums = (np.asarray(content[name]) for name in ("bins", "counts", "sums"))
-                _check_counts(bins, counts, sums, histogram)
-                histogram.counts[bins] = counts
-                histogram.sums[bins] = sums
+                histogram._fill(*(np.asarray(content[name]) for name in ("bins", "counts", "sums")))
                 histogram.material_ids = {str(name) for name in content["material_ids"].tolist()}
                 return histogram
         except (TomatError, MemoryError):
@@ -162,22 +151,23 @@ class DensityHistogram:
         except Exception as error:
             raise TomatError(f"{source} is not a histogram ({type(error).__name__}: {error}). {remedy}") from error
 
-
-def _check_counts(bins: np.ndarray, counts: np.ndarray, sums: np.ndarray, histogram: DensityHistogram) -> None:
-    """Refuse bins that no densities fill."""
-    if not bins.ndim == counts.ndim == sums.ndim == 1 or not len(bins) == len(counts) == len(sums):
-        raise ValueError(f"bins, counts and sums have the shapes {bins.shape}, {counts.shape} and {sums.shape}")
-    if bins.dtype.kind not in "iu" or counts.dtype.kind not in "iu" or sums.dtype.kind != "f":
-        raise ValueError(f"bins, counts and sums are {bins.dtype}, {counts.dtype} and {sums.dtype}")
-    if histogram.n_zero < 0 or not 0 <= histogram.max_density < np.inf:
-        raise ValueError(f"it counts {histogram.n_zero} zeros and a largest density of {histogram.max_density}")
-    if not len(bins):
-        return
-    if bins[0] < FIRST_NORMAL_BIN or bins[-1] >= N_FINE_BINS or np.any(np.diff(bins.astype(np.int64)) <= 0):
-        raise ValueError("its bins are not ascending, or out of range")
-    # Edges are float32 and sums float64, so only the sums are rounded.
-    lower = fine_bin_edges(bins).astype(np.float64)
-    inside = (sums >= lower * counts * (1 - 1e-6)) & (sums <= lower * (1 + 2.0**-MANTISSA_BITS) * counts * (1 + 1e-6))
-    largest_bin = int(np.float32(histogram.max_density).view(np.int32)) >> SHIFT
-    if np.any(counts < 1) or not np.all(inside) or largest_bin != bins[-1]:
-        raise ValueError("its counts, sums and largest density contradict each other")
+    def _fill(self, bins: np.ndarray, counts: np.ndarray, sums: np.ndarray) -> None:
+        """Take what a file holds of the bins; refused where no densities fill them so."""
+        parts = (bins, counts, sums)
+        if any(part.ndim != 1 or len(part) != len(bins) for part in parts):
+            raise ValueError(f"bins, counts and sums have the shapes {[part.shape for part in parts]}")
+        if bins.dtype.kind not in "iu" or counts.dtype.kind not in "iu" or sums.dtype.kind != "f":
+            raise ValueError(f"bins, counts and sums are {[str(part.dtype) for part in parts]}")
+        if self.n_zero < 0 or not 0 <= self.max_density < np.inf:
+            raise ValueError(f"it counts {self.n_zero} zeros and a largest density of {self.max_density}")
+        if not len(bins):
+            return
+        if bins[0] < FIRST_NORMAL_BIN or bins[-1] >= N_FINE_BINS or np.any(np.diff(bins.astype(np.int64)) <= 0):
+            raise ValueError("its bins are not ascending, or out of range")
+        # Edges are float32 and sums float64, so only the sums are rounded.
+        least = fine_bin_edges(bins).astype(np.float64) * counts
+        inside = (sums >= least * (1 - 1e-6)) & (sums <= least * (1 + 2.0**-MANTISSA_BITS) * (1 + 1e-6))
+        largest_bin = int(np.float32(self.max_density).view(np.int32)) >> SHIFT
+        if np.any(counts < 1) or not np.all(inside) or largest_bin != bins[-1]:
+            raise ValueError("its counts, sums and largest density contradict each other")
+        self.counts[bins], self.sums[bins] = counts, sums

@@ -39,9 +39,7 @@ class DensityInputs:
         """Add the densities that are not added yet to sums; why others could not be, by name."""
         done = set(added)
         if extra := sorted(done - set(self.material_ids)):
-            raise TomatError(
-                f"{kept} has {extra[0]}, which is not among the inputs. Give the same inputs, or another file."
-            )
+            raise TomatError(f"{kept} has {extra[0]}, which is not among the inputs. Give the same, or another file.")
         skipped: dict[str, str] = {}
         saved = time.monotonic()
         with progress() as bar:
@@ -52,9 +50,7 @@ class DensityInputs:
                 except RetryableError:
                     raise
                 except MemoryError as error:
-                    raise TomatError(
-                        f"Memory ran out while {name} was added: {error}. Leave this material out."
-                    ) from error
+                    raise TomatError(f"Memory ran out at {name}: {error}. Leave this material out.") from error
                 except TomatError as error:
                     skipped[name] = str(error)
                     continue
@@ -78,8 +74,6 @@ def path_inputs(paths: Iterable[str], rules: ReadRules = DEFAULT_RULES) -> Densi
     """Densities in files, and in folders of files, as `find_densities` finds and names them."""
     found = {file.name: file.path for file in find_densities(paths, accept=rules.accept).files}
     check_species_apply(found.values(), rules)
-
-    def get_grid(name: str) -> DensityGrid:
-        return with_retries(lambda: open_density(found[name], name, rules), found[name])
-
-    return DensityInputs(tuple(found), get_grid)
+    return DensityInputs(
+        tuple(found), lambda name: with_retries(lambda: open_density(found[name], name, rules), found[name])
+    )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.data.codec.base import CODEC_FORMAT_VERSION, DECODERS, Decoder, check_unit, content_sha256, float32_list
+from tomat.data.codec.base import CODEC_FORMAT_VERSION, DECODERS, Decoder, check_unit, content_sha256
 from tomat.data.codec.histogram import FIRST_NORMAL_BIN, SHIFT, DensityHistogram, fine_bin_edges
 from tomat.data.codec.quantiser import FineBins, optimal_cuts
 
@@ -20,6 +20,8 @@ Objective = Literal["absolute", "squared"]
 OBJECTIVES: tuple[Objective, ...] = ("absolute", "squared")
 
 DEFAULT_BINS = 16_384
+
+_TABLES = ("edges", "medians", "means")
 
 _CHUNK_VOXELS = 1 << 16
 """Voxels encoded at a time, so that what is in between stays in the second-level cache."""
@@ -49,33 +51,31 @@ class LloydMaxCodec:
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The Lloyd-Max codec")
+        said = "The Lloyd-Max codec"
         if self.objective not in OBJECTIVES:
-            raise TomatError(
-                f"The Lloyd-Max codec has objective {self.objective!r}; expected one of {', '.join(OBJECTIVES)}."
-            )
-        for name in ("edges", "medians", "means"):
+            raise TomatError(f"{said} has objective {self.objective!r}; expected one of {', '.join(OBJECTIVES)}.")
+        for name in _TABLES:
             table = np.ascontiguousarray(getattr(self, name), dtype=np.float32)
             table.setflags(write=False)
             object.__setattr__(self, name, table)
         n_bins = len(self.medians)
         if self.means.shape != (n_bins,) or self.edges.shape != (n_bins - 1,) or not 2 <= n_bins <= 1 << 16:
             raise TomatError(
-                f"The Lloyd-Max codec has {self.edges.shape} edges, {self.medians.shape} medians and "
-                f"{self.means.shape} means; expected n - 1, n and n, with n from 2 to 65,536."
+                f"{said} has {self.edges.shape} edges, {self.medians.shape} medians and {self.means.shape} means; "
+                "expected n - 1, n and n, with n from 2 to 65,536."
             )
-        for name, table in (("edges", self.edges), ("medians", self.medians), ("means", self.means)):
+        for name in _TABLES:
+            table = getattr(self, name)
             if not (np.all(np.isfinite(table)) and np.all(np.diff(table) > 0) and table[0] >= 0):
-                raise TomatError(f"The Lloyd-Max codec's {name} are not finite, non-negative and strictly increasing.")
-            if name != "edges":
-                inside = np.all(table[1:] >= self.edges) and np.all(table[:-1] < self.edges)
-                if not inside:
-                    raise TomatError(f"The Lloyd-Max codec's {name} lie outside their bins.")
+                raise TomatError(f"{said}'s {name} are not finite, non-negative and strictly increasing.")
+            if name != "edges" and not (np.all(table[1:] >= self.edges) and np.all(table[:-1] < self.edges)):
+                raise TomatError(f"{said}'s {name} lie outside their bins.")
         if self.edges[0] <= 0:
-            raise TomatError("The Lloyd-Max codec's first edge is 0; bin 0 holds exact zero, so it must be above.")
+            raise TomatError(f"{said}'s first edge is 0; bin 0 holds exact zero, so it must be above.")
         if not 0 <= self.fitted_min <= self.fitted_max < np.inf or self.fitted_max < self.edges[-1]:
             raise TomatError(
-                f"The Lloyd-Max codec says it saw densities from {self.fitted_min:g} to {self.fitted_max:g}; expected "
-                f"finite ones, up to its last edge of {self.edges[-1]:g} or more."
+                f"{said} says it saw densities from {self.fitted_min:g} to {self.fitted_max:g}; expected finite ones, "
+                f"up to its last edge of {self.edges[-1]:g} or more."
             )
 
     @property
@@ -133,10 +133,7 @@ class LloydMaxCodec:
             raise TomatError(f"There is no decoder {decoder!r}; expected one of {', '.join(DECODERS)}.")
         ids = np.asarray(ids)
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.n_bins:
-            raise TomatError(
-                f"Density ids {ids.min()} to {ids.max()} were given; this codec has 0 to {self.n_bins - 1}. Another "
-                "codec?"
-            )
+            raise TomatError(f"Density ids {ids.min()} to {ids.max()}; expected 0 to {self.n_bins - 1}. Another codec?")
         return (self.medians if decoder == "median" else self.means)[ids]
 
     @property
@@ -146,7 +143,7 @@ class LloydMaxCodec:
     @property
     def sha256(self) -> str:
         fields = {"kind": self.kind, "unit": self.unit, "objective": self.objective}
-        return content_sha256(fields, {"edges": self.edges, "medians": self.medians, "means": self.means})
+        return content_sha256(fields, {name: getattr(self, name) for name in _TABLES})
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -154,9 +151,8 @@ class LloydMaxCodec:
             "kind": self.kind,
             "unit": self.unit,
             "objective": self.objective,
-            "edges": float32_list(self.edges),
-            "medians": float32_list(self.medians),
-            "means": float32_list(self.means),
+            # Each float32 as the shortest decimal that reads back as it: half the text of its float64 digits.
+            **{name: [float(text) for text in getattr(self, name).astype(str)] for name in _TABLES},
             "fitted_max": self.fitted_max,
             "fitted_min": self.fitted_min,
             "fit": dict(self.fit),
@@ -166,11 +162,9 @@ class LloydMaxCodec:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         return cls(
-            unit=content["unit"],
-            objective=content["objective"],
-            edges=np.asarray(content["edges"], dtype=np.float32),
-            medians=np.asarray(content["medians"], dtype=np.float32),
-            means=np.asarray(content["means"], dtype=np.float32),
+            content["unit"],
+            content["objective"],
+            *(np.asarray(content[name], dtype=np.float32) for name in _TABLES),
             fitted_max=float(content["fitted_max"]),
             fitted_min=float(content.get("fitted_min", 0.0)),
             fit=dict(content["fit"]),
@@ -189,44 +183,29 @@ def fit_lloyd_max(
         raise TomatError(f"There is no objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
     if not 2 <= n_bins <= 1 << 16:
         raise TomatError(f"A Lloyd-Max codec of {n_bins:,} bins was asked for; expected 2 to 65,536.")
-    fine = FineBins.of(histogram)
-    n = n_bins - 1
-    if len(fine.bins) < n:
+    fine = FineBins(histogram)
+    if len(fine.bins) < n_bins - 1:
         raise TomatError(
             f"The densities have {len(fine.bins):,} distinct values above zero (fine bins of 1.2e-4 and less), too few "
             f"for {n_bins:,} bins. Fit to more densities, or ask for at most {len(fine.bins) + 1:,} bins."
         )
-    fits = {each: _fit_one(histogram, fine, n, each) for each in OBJECTIVES}
-    codec, _, _, counts = fits[objective]
-    report = {
-        "n_voxels": histogram.n_voxels,
-        "counts": [histogram.n_zero, *counts],
-        "iterations": {each: fit[2] for each, fit in fits.items()},
-        "nmae_floor": {each: fit[1] for each, fit in fits.items()},
-    }
-    return replace(codec, fit=report, fitted_min=float(fine.lower[0]))
-
-
-def _fit_one(
-    histogram: DensityHistogram, fine: FineBins, n: int, objective: Objective
-) -> tuple[LloydMaxCodec, dict[str, float], int, list[int]]:
-    """The codec of one objective, the NMAE floor of each of its tables, passes, and voxels of each bin above 0."""
-    absolute = objective == "absolute"
-    cuts, passes = optimal_cuts(fine, n, absolute)
-    medians, means = fine.medians(cuts), fine.means(cuts)
-    smallest = fine_bin_edges(np.array([FIRST_NORMAL_BIN]))
-    edges = np.concatenate([smallest, fine.edges(cuts, medians if absolute else means)])
-    tables = {"median": _table(medians, edges), "mean": _table(means, edges)}
-    floors = {
-        name: fine.absolute_error(cuts, table[1:].astype(np.float64)) / histogram.total
-        for name, table in tables.items()
-    }
-    codec = LloydMaxCodec(histogram.unit, objective, edges, tables["median"], tables["mean"], histogram.max_density)
-    return codec, floors, passes, np.diff(fine.running_counts[cuts]).tolist()
+    smallest, total = fine_bin_edges(np.array([FIRST_NORMAL_BIN])), float(histogram.sums.sum())
+    codecs: dict[str, LloydMaxCodec] = {}
+    report: dict[str, Any] = {"n_voxels": histogram.n_voxels, "counts": [], "iterations": {}, "nmae_floor": {}}
+    for each in OBJECTIVES:
+        cuts, report["iterations"][each] = optimal_cuts(fine, n_bins - 1, each == "absolute")
+        medians, means = fine.medians(cuts), fine.means(cuts)
+        edges = np.concatenate([smallest, fine.edges(cuts, medians if each == "absolute" else means)])
+        tables = _table(medians, edges), _table(means, edges)
+        errors = (fine.absolute_error(cuts, table[1:].astype(np.float64)) for table in tables)
+        report["nmae_floor"][each] = dict(zip(DECODERS, (error / total for error in errors), strict=True))
+        codecs[each] = LloydMaxCodec(histogram.unit, each, edges, *tables, histogram.max_density)
+        if each == objective:
+            report["counts"] = [histogram.n_zero, *np.diff(fine.running_counts[cuts]).tolist()]
+    return replace(codecs[objective], fit=report, fitted_min=float(fine.lower[0]))
 
 
 def _table(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """float32 [n_bins]: 0, then the reconstructions, which rounding to float32 must not push out of their bins."""
-    last = np.float32(np.finfo(np.float32).max)
-    highest = np.append(np.nextafter(edges[1:], np.float32(0)), last)
+    highest = np.append(np.nextafter(edges[1:], np.float32(0)), np.finfo(np.float32).max)
     return np.concatenate([np.zeros(1, np.float32), np.clip(values.astype(np.float32), edges, highest)])

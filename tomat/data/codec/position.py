@@ -28,9 +28,7 @@ def encode_positions(frac_coords: np.ndarray) -> np.ndarray:
     coords = np.ascontiguousarray(frac_coords, dtype=np.float64).reshape(np.shape(frac_coords))
     if not np.all((coords >= 0) & (coords <= 1)):
         bad = coords[~((coords >= 0) & (coords <= 1))].flat[0]
-        raise TomatError(
-            f"A fractional coordinate is {bad:g}; expected [0, 1). Wrap the coordinates into the cell first."
-        )
+        raise TomatError(f"A fractional coordinate is {bad:g}; expected [0, 1). Wrap coordinates into the cell first.")
     # Round in float64, whose mantissa has 52 bits, to 16 of them; the result is exact in float32 (below 2^-126 it loses
     # bits again, which moves an atom by less than 1e-38).
     wide = coords.view(np.uint64)
@@ -40,28 +38,19 @@ def encode_positions(frac_coords: np.ndarray) -> np.ndarray:
     one = np.float32(1).view(np.uint32) >> np.uint32(_DROPPED_BITS)
     # Also takes -0.0, whose sign bit makes it larger than 1, to 0.
     bits = np.where(bits >= one, np.uint32(0), bits)
-    return np.stack(
-        [
-            bits >> np.uint32(16),
-            N_EXPONENT_IDS + ((bits >> np.uint32(8)) & np.uint32(0xFF)),
-            N_EXPONENT_IDS + N_BYTE_IDS + (bits & np.uint32(0xFF)),
-        ],
-        axis=-1,
-    ).astype(np.uint16)
+    upper, lower = (bits >> np.uint32(8)) & np.uint32(0xFF), bits & np.uint32(0xFF)
+    ids = [bits >> np.uint32(16), N_EXPONENT_IDS + upper, N_EXPONENT_IDS + N_BYTE_IDS + lower]
+    return np.stack(ids, axis=-1).astype(np.uint16)
 
 
 def decode_positions(ids: np.ndarray) -> np.ndarray:
     """The coordinates that `encode_positions` rounded to, exactly: `encode_positions(decode_positions(ids)) == ids`.
     Returns float64 [...], in [0, 1). `ids`: integers [..., 3] as `encode_positions` gives them.
     """
-    ids = np.asarray(ids, dtype=np.int64)
-    starts = np.array([0, N_EXPONENT_IDS, N_EXPONENT_IDS + N_BYTE_IDS])
-    counts = np.array([N_EXPONENT_IDS, N_BYTE_IDS, N_BYTE_IDS])
-    parts = ids - starts
-    if np.any((parts < 0) | (parts >= counts)):
+    parts = np.asarray(ids, dtype=np.int64) - [0, N_EXPONENT_IDS, N_EXPONENT_IDS + N_BYTE_IDS]
+    if np.any((parts < 0) | (parts >= [N_EXPONENT_IDS, N_BYTE_IDS, N_BYTE_IDS])):
         raise TomatError(
-            "The position ids are not (sign and exponent, byte, byte) triples: expected ids in [0, 512), [512, 768) "
-            "and [768, 1024) in turn. The sequence is damaged, or was written by another position codec."
+            "The position ids are no triples in [0, 512), [512, 768) and [768, 1024): damaged, or of another codec."
         )
     bits = parts[..., 0] << 16 | parts[..., 1] << 8 | parts[..., 2]
     if np.any(bits >= int(np.float32(1).view(np.uint32)) >> _DROPPED_BITS):

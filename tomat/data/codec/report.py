@@ -118,15 +118,10 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
         upper.set_ylabel("share per decade")
         upper.legend(frameon=False)
         floor = fit.nmae_floor[codec.objective]["median"]
-        upper.set_title(
-            f"{codec.n_bins:,} bins, {codec.objective} error; NMAE floor {100 * floor:.3g} %",
-            fontsize=10,
-        )
+        title = f"{codec.n_bins:,} bins, {codec.objective} error; NMAE floor {100 * floor:.3g} %"
+        upper.set_title(title, fontsize=10)
         lower.plot(medians, 100 * relative_widths(codec)[1:], linewidth=0.8, color="#a4262c")
-        lower.set_yscale("log")
-        lower.set_ylabel("bin width, % of median")
-        lower.set_xlabel(f"density, {unit}")
-        lower.set_xscale("log")
+        lower.set(xscale="log", yscale="log", xlabel=f"density, {unit}", ylabel="bin width, % of median")
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=120, metadata=metadata)

@@ -36,10 +36,8 @@ class TwoTokenCodec:
         check_unit(self.unit, "The two-token codec")
         # float32 spans 10^-38 to 10^38.
         if not -38 <= self.log10_low < self.log10_high <= 38:
-            raise TomatError(
-                f"The two-token codec's log10 range is {self.log10_low} to {self.log10_high}; expected an ascending "
-                "one within -38 to 38."
-            )
+            found = f"{self.log10_low} to {self.log10_high}"
+            raise TomatError(f"The two-token codec's log10 range is {found}; expected an ascending one in -38 to 38.")
 
     @property
     def n_density_tokens(self) -> int:
@@ -75,8 +73,7 @@ class TwoTokenCodec:
         coarse, fine = ids[..., 0], ids[..., 1] - N_COARSE
         if np.any((coarse < 0) | (coarse >= N_COARSE) | (fine < 0) | (fine >= N_FINE)):
             raise TomatError(
-                "The density ids are not (coarse, fine) pairs: expected ids in [0, 512) and [512, 4608) in turn. "
-                "The sequence is damaged, or was written by another codec."
+                "The density ids are no pairs in [0, 512) and [512, 4608); they are damaged, or of another codec."
             )
         level = coarse * N_FINE + fine
         log10 = self.log10_low + (level + 0.5) * ((self.log10_high - self.log10_low) / N_LEVELS)

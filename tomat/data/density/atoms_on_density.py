@@ -6,14 +6,14 @@ pseudo-densities with a hole at the nucleus, all-electron densities with a cusp 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import symbol_of
-from tomat.data.density.geometry import BOHR_A, nearest_distances_a
+from tomat.data.density.geometry import BOHR_A, atoms_and_images, nearest_distances_a
 from tomat.data.density.promolecule import radial_sums
 from tomat.data.density.radial import RadialBasis
 from tomat.data.density.valence_table import Reading
@@ -68,9 +68,7 @@ class Misfit:
     worst_e_per_a3: float = 0.0
 
 
-def misfit_of(
-    rho: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray
-) -> Misfit | None:
+def misfit_of(rho: np.ndarray, crystal: Crystal) -> Misfit | None:
     """Fit a sum of atoms to a density.
 
     `rho`: `[nx, ny, nz]`, in any unit; the share does not depend on it. Returns what is left; None where the voxels are
@@ -78,17 +76,22 @@ def misfit_of(
     """
     from scipy.optimize import nnls
 
-    if max(np.linalg.norm(lattice, axis=1) / rho.shape) > COARSEST_A:
+    mean = float(np.mean(rho, dtype=np.float64))
+    if max(np.linalg.norm(crystal.lattice, axis=1) / rho.shape) > COARSEST_A or not mean > 0:
         return None
-    index, weights = _samples(rho)
+    flat = rho.ravel().astype(np.float64)
+    index, weights = np.arange(flat.size), np.ones(flat.size)
+    if flat.size > SAMPLES:
+        chances = np.abs(flat) + np.abs(flat).mean()
+        total = np.cumsum(chances)
+        drawn = (np.arange(SAMPLES) + np.random.default_rng(0).random(SAMPLES)) / SAMPLES * total[-1]
+        index = np.minimum(np.searchsorted(total, drawn), flat.size - 1)
+        weights = total[-1] / SAMPLES / chances[index]  # how many voxels each stands for
     places = np.stack(np.unravel_index(index, rho.shape), axis=1) / np.array(rho.shape)
-    sums = radial_sums(Crystal(lattice, atomic_numbers, frac_coords), places, BASIS)
+    sums = radial_sums(crystal, places, BASIS)
     # The last column is the density of what is everywhere, as of the electrons of a metal.
     functions = np.concatenate([*(sums[z] for z in sorted(sums)), np.ones((len(places), 1))], axis=1)
-    found = rho.ravel()[index].astype(np.float64)
-    mean = float(np.mean(rho, dtype=np.float64))
-    if not mean > 0:
-        return None
+    found = flat[index]
     root = np.sqrt(weights / (np.abs(found) + mean))
     coefficients, _ = nnls(functions * root[:, None], found * root, maxiter=100 * functions.shape[1])
     left = found - functions @ coefficients
@@ -97,38 +100,20 @@ def misfit_of(
     return Misfit(float((weights * np.abs(left)).sum() / (weights * found).sum()), (x, y, z), float(found[worst]))
 
 
-def _samples(rho: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Flat indices of voxels, and how many each stands for."""
-    flat = rho.ravel().astype(np.float64)
-    if flat.size <= SAMPLES:
-        return np.arange(flat.size), np.ones(flat.size)
-    chances = np.abs(flat) + np.abs(flat).mean()
-    total = np.cumsum(chances)
-    places = (np.arange(SAMPLES) + np.random.default_rng(0).random(SAMPLES)) / SAMPLES * total[-1]
-    index = np.minimum(np.searchsorted(total, places), flat.size - 1)
-    return index, total[-1] / SAMPLES / chances[index]
-
-
 def check_atoms_on_density(
-    values: np.ndarray,
-    lattice: np.ndarray,
-    atomic_numbers: np.ndarray,
-    frac_coords: np.ndarray,
-    source: str,
-    meanings: Sequence[Reading] = (),
-    hint: str = "",
+    values: np.ndarray, crystal: Crystal, meanings: Sequence[Reading] = (), hint: str = ""
 ) -> None:
-    """Refuse a density that does not lie on its atoms, or on other elements than those.
+    """Refuse a density that does not lie on its atoms, or on other elements than those; errors name the crystal.
 
     `meanings`: how many electrons the atoms can bring, by the count; empty where that is not known.
     """
-    found = misfit_of(values, lattice, atomic_numbers, frac_coords)
+    found = misfit_of(values, crystal)
     if found is None:
         return
-    remedy = "`--accept atoms` reads it as it is."
+    source, remedy = crystal.name, "`--accept atoms` reads it as it is."
     if found.share > LEAST_GAIN:
-        for words, other, coords in _other_readings(values, frac_coords):
-            again = misfit_of(other, lattice, atomic_numbers, coords)
+        for words, other, moved in _other_readings(values, crystal):
+            again = misfit_of(other, moved)
             share = np.inf if again is None else again.share
             if share < BETTER_SHARE * found.share and share < found.share - LEAST_GAIN and share < LARGEST_MISFIT:
                 raise TomatError(
@@ -136,92 +121,69 @@ def check_atoms_on_density(
                     f"the density, as read {100 * found.share:.0f} %. {remedy}"
                 )
     if found.share > LARGEST_MISFIT:
-        away = _from_atoms_a(lattice, frac_coords, np.array(found.worst_frac))
-        place = ", ".join(f"{each:.3f}" for each in found.worst_frac)
-        density = found.worst_e_per_a3 / abs(float(np.linalg.det(lattice)))
+        basis, _, images = atoms_and_images(crystal.lattice, crystal.frac_coords)
+        place = np.mod(np.array(found.worst_frac) @ crystal.lattice @ np.linalg.inv(basis), 1.0) @ basis
+        away_a = np.linalg.norm(images - place, axis=1).min()
+        words = ", ".join(f"{each:.3f}" for each in found.worst_frac)
         raise TomatError(
-            f"{source}: the density does not lie on the atoms: {density:.2g} e/Å³ at ({place}) of the cell, {away:.2f}"
-            f" A from the nearest. One function an element around them leaves {100 * found.share:.0f} % of it, "
-            f"expected at most {100 * LARGEST_MISFIT:.0f} %; atoms are missing or elsewhere, or the values are in "
-            f"another order. {remedy}"
+            f"{source}: the density does not lie on the atoms: {found.worst_e_per_a3 / crystal.volume_a3:.2g} e/Å³ at "
+            f"({words}) of the cell, {away_a:.2f} A from the nearest. One function an element around them leaves "
+            f"{100 * found.share:.0f} % of it, expected at most {100 * LARGEST_MISFIT:.0f} %; atoms are missing or "
+            f"elsewhere, or the values are in another order. {remedy}"
         )
     if meanings:
-        _check_elements(values, lattice, atomic_numbers, frac_coords, source, meanings, hint, remedy)
+        held = _held(values, crystal)
+        faults = [_fault(each, held) for each in meanings]
+        if all(faults):
+            start = f"{source}: {hint} As read," if hint else f"{source}:"
+            raise TomatError(f"{start} the density lies on other elements than its atoms are: {faults[0]}. {remedy}")
 
 
-def _other_readings(values: np.ndarray, frac_coords: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _other_readings(values: np.ndarray, crystal: Crystal) -> Iterator[tuple[str, np.ndarray, Crystal]]:
     """What else a file may mean: in words, its values and its atoms."""
     order = "the values are in the other order of axes,"
-    yield f"{order} z fastest where x is expected", values.ravel(order="F").reshape(values.shape), frac_coords
-    yield f"{order} x fastest where z is expected", values.ravel().reshape(values.shape, order="F"), frac_coords
-    for factor, words in ((1 / BOHR_A, "A in a cell in bohr"), (BOHR_A, "bohr in a cell in A")):
-        yield (
-            f"the atoms are in {words}, expected {factor:.4g} times their coordinates",
-            values,
-            frac_coords * factor,
-        )
-    yield "the atoms are off by half the cell, its origin is wrong", values, frac_coords + 0.5
+    yield f"{order} z fastest where x is expected", values.ravel(order="F").reshape(values.shape), crystal
+    yield f"{order} x fastest where z is expected", values.ravel().reshape(values.shape, order="F"), crystal
+    for factor, unit in ((1 / BOHR_A, "A in a cell in bohr"), (BOHR_A, "bohr in a cell in A")):
+        words = f"the atoms are in {unit}, expected {factor:.4g} times their coordinates"
+        yield words, values, replace(crystal, frac_coords=crystal.frac_coords * factor)
+    words = "the atoms are off by half the cell, its origin is wrong"
+    yield words, values, replace(crystal, frac_coords=crystal.frac_coords + 0.5)
 
 
-def _check_elements(
-    values: np.ndarray,
-    lattice: np.ndarray,
-    atomic_numbers: np.ndarray,
-    frac_coords: np.ndarray,
-    source: str,
-    meanings: Sequence[Reading],
-    hint: str,
-    remedy: str,
-) -> None:
-    """Refuse atoms that hold more or fewer electrons than any meaning of the count lets them."""
-    nearest = nearest_distances_a(lattice, frac_coords)
-    held: dict[int, tuple[float, float]] = {}
-    cores: dict[int, float] = {}
-    for z in np.unique(atomic_numbers).tolist():
-        atoms = np.flatnonzero(atomic_numbers == z)[:ATOMS_LOOKED_AT]
-        radii = np.minimum(SPHERE_A, nearest[atoms] / 2)
-        held[z] = (
-            float(
-                np.mean(
-                    [electrons_within(values, lattice, frac_coords[i], r) for i, r in zip(atoms, radii, strict=True)]
-                )
-            ),
-            float(radii.mean()),
-        )
-        cores[z] = float(np.mean([electrons_within(values, lattice, frac_coords[i], CORE_SPHERE_A) for i in atoms]))
-    faults = [_fault(each, held, cores) for each in meanings]
-    if all(faults):
-        first = f"{hint} As read, " if hint else ""
-        raise TomatError(
-            f"{source}: {first}the density lies on other elements than its atoms are: {faults[0]}. {remedy}"
-        )
+def _held(values: np.ndarray, crystal: Crystal) -> dict[int, tuple[float, float, float]]:
+    """By atomic number, in the mean over its first atoms: the electrons in a sphere, its radius in A, and the electrons
+    of the core."""
+    nearest = nearest_distances_a(crystal.lattice, crystal.frac_coords)
+    held = {}
+    for z in np.unique(crystal.atomic_numbers).tolist():
+        found = []
+        for atom in np.flatnonzero(crystal.atomic_numbers == z)[:ATOMS_LOOKED_AT]:
+            radius_a = min(SPHERE_A, float(nearest[atom]) / 2)
+            within = [
+                electrons_within(values, crystal.lattice, crystal.frac_coords[atom], r)
+                for r in (radius_a, CORE_SPHERE_A)
+            ]
+            found.append((within[0], radius_a, within[1]))
+        held[z] = tuple(np.mean(found, axis=0).tolist())
+    return held
 
 
-def _fault(meaning: Reading, held: dict[int, tuple[float, float]], cores: dict[int, float]) -> str:
+def _fault(meaning: Reading, held: dict[int, tuple[float, float, float]]) -> str:
     """What one meaning of the count cannot explain, in words; empty if it explains all."""
     for z in meaning.with_cores:
         expected = thomas_fermi_electrons(z, CORE_SPHERE_A)
-        if z > 10 and cores[z] < LEAST_CORE_SHARE * expected:
+        if z > 10 and (core := held[z][2]) < LEAST_CORE_SHARE * expected:
             return (
-                f"{meaning.words()} would be all electrons, but {symbol_of(z)} has {cores[z]:.2g} within "
+                f"{meaning.words()} would be all electrons, but {symbol_of(z)} has {core:.2g} within "
                 f"{CORE_SPHERE_A:g} A, its shells {expected:.2g}"
             )
-    for z, (electrons, radius_a) in held.items():
+    for z, (electrons, radius_a, _) in held.items():
         valence = meaning.valences[z]
-        words = f"{symbol_of(z)} has {electrons:.2g} electrons within {radius_a:.2f} A and brings {valence:g}"
-        if electrons > valence + MOST_GAINED:
-            return words
-        if valence >= MANY and electrons < LEAST_HELD * valence * (radius_a / SPHERE_A) ** 3:
-            return words
+        too_few = valence >= MANY and electrons < LEAST_HELD * valence * (radius_a / SPHERE_A) ** 3
+        if too_few or electrons > valence + MOST_GAINED:
+            return f"{symbol_of(z)} has {electrons:.2g} electrons within {radius_a:.2f} A and brings {valence:g}"
     return ""
-
-
-def _from_atoms_a(lattice: np.ndarray, frac_coords: np.ndarray, place: np.ndarray) -> float:
-    """Distance of a place from the nearest atom, A."""
-    away = frac_coords - place
-    away -= np.round(away)
-    images = np.array(list(np.ndindex(3, 3, 3))) - 1
-    return float(np.linalg.norm((away[:, None] + images) @ lattice, axis=-1).min())
 
 
 def electrons_within(values: np.ndarray, lattice: np.ndarray, frac: np.ndarray, radius_a: float) -> float:
@@ -236,12 +198,10 @@ def electrons_within(values: np.ndarray, lattice: np.ndarray, frac: np.ndarray, 
     away = x[:, None, None] + y[None, :, None] + z[None, None, :]
     inside = (away**2).sum(axis=-1) <= radius_a**2
     found = values[np.ix_(*(axis % n for axis, n in zip(axes, values.shape, strict=True)))]
-    n_inside = int(inside.sum())
-    if not n_inside:
+    if not inside.any():
         return 0.0
-    volume_a3 = abs(float(np.linalg.det(lattice)))
     # By the mean in it: a sphere of few voxels has not the volume that they have.
-    return float(found[inside].mean()) * (4 / 3 * np.pi * radius_a**3) / volume_a3
+    return float(found[inside].mean()) * (4 / 3 * np.pi * radius_a**3) / abs(float(np.linalg.det(lattice)))
 
 
 def thomas_fermi_electrons(number: int, radius_a: float) -> float:

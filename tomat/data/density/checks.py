@@ -2,15 +2,15 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.density.atoms_on_density import check_atoms_on_density
+from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import plausible_electron_counts
 from tomat.data.density.geometry import BOHR_A, check_cell
-from tomat.data.density.grid import SMALLEST_CELL_VOLUME_A3, DensityGrid, clip_negative_values
+from tomat.data.density.grid import DensityGrid, clip_negative_values
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
 from tomat.data.density.valence_table import Reading, Valences, readings
 
@@ -56,43 +56,32 @@ def density_of(
     """
     if "distances" not in rules.accept:
         check_cell(lattice, atomic_numbers, frac_coords, source)
-    if cube and "cube_e_per_a3" in rules.accept:
-        values = _in_bohr(values, lattice, atomic_numbers, rules)
-    check_rho_times_volume(values, lattice, atomic_numbers, source, partial=partial, cube=cube)
+    crystal = Crystal(lattice, atomic_numbers, frac_coords, source)
+    in_e_per_a3: tuple[Reading, ...] = ()
+    if cube:
+        found, allowed = float(np.mean(values, dtype=np.float64)), earned_tolerance(values, lattice, cube=True)
+        in_e_per_a3 = _meanings(found * BOHR_A**3, allowed, atomic_numbers, rules.valences)
+        # All electrons count for nothing here: on a grid like these their sum is a matter of chance.
+        as_is = [each for each in _meanings(found, allowed, atomic_numbers, rules.valences) if not each.with_cores]
+        if in_e_per_a3 and not as_is and "cube_e_per_a3" in rules.accept:
+            values, in_e_per_a3 = values * BOHR_A**3, ()
+    check_rho_times_volume(values, crystal, partial=partial, cube=cube)
     if "zeros" not in rules.accept:
         check_zeros(values, source)
     meanings: tuple[Reading, ...] = ()
     if rules.count_electrons and not partial:
-        meanings = check_electron_count(
-            values, lattice, atomic_numbers, source, accept=rules.accept, given=rules.valences, cube=cube
-        )
+        meanings = check_electron_count(values, crystal, accept=rules.accept, given=rules.valences, cube=cube)
     if "atoms" not in rules.accept and not partial:
-        other = _meanings_in_a(values, lattice, atomic_numbers, rules) if cube else ()
-        hint = unit_hint(other[0]) if other else ""
-        check_atoms_on_density(values, lattice, atomic_numbers, frac_coords, source, meanings, hint)
-    volume_a3 = abs(float(np.linalg.det(lattice)))
-    if volume_a3 < SMALLEST_CELL_VOLUME_A3:
-        raise TomatError(f"density {material_id!r}: the cell volume is {volume_a3:.3g} A^3; expected at least 1.")
-    rho, clipped, added = clip_negative_values(values / volume_a3, volume_a3)
+        check_atoms_on_density(values, crystal, meanings, unit_hint(in_e_per_a3[0]) if in_e_per_a3 else "")
+    rho, clipped, added = clip_negative_values(values / crystal.volume_a3, crystal.volume_a3)
     return DensityGrid(rho, lattice, atomic_numbers, frac_coords, material_id, clipped, added)
 
 
-def _in_bohr(values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, rules: ReadRules) -> np.ndarray:
-    """A cube's values, which may be in e/Å³: as they are where their sum is one of these atoms, else as e/Å³ where
-    that is. All electrons count for nothing here: on a grid like these their sum is a matter of chance."""
-    found, allowed = float(np.mean(values, dtype=np.float64)), earned_tolerance(values, lattice, cube=True)
-    known = readings(atomic_numbers, rules.valences)
-    as_is = any(abs(each.electrons - found) <= allowed and not each.with_cores for each in known)
-    return values * BOHR_A**3 if not as_is and _meanings_in_a(values, lattice, atomic_numbers, rules) else values
-
-
-def _meanings_in_a(
-    values: np.ndarray, lattice: np.ndarray, atomic_numbers: np.ndarray, rules: ReadRules
+def _meanings(
+    electrons: float, allowed: float, atomic_numbers: np.ndarray, given: Valences | None
 ) -> tuple[Reading, ...]:
-    """What the sum of a cube's values means if they are in e/Å³; empty if nothing."""
-    found = float(np.mean(values, dtype=np.float64)) * BOHR_A**3
-    allowed = earned_tolerance(values, lattice, cube=True)
-    return tuple(each for each in readings(atomic_numbers, rules.valences) if abs(each.electrons - found) <= allowed)
+    """What a count of electrons can mean for these atoms."""
+    return tuple(each for each in readings(atomic_numbers, given) if abs(each.electrons - electrons) <= allowed)
 
 
 def check_zeros(values: np.ndarray, source: str) -> None:
@@ -111,63 +100,51 @@ def check_zeros(values: np.ndarray, source: str) -> None:
         for step in (1, -1):
             beside |= np.roll(ordinary, step, axis)
     n_steep = int(np.count_nonzero(zero & beside))
-    run = max(_longest_steep_run(values, zero, ordinary, order) for order in ("C", "F"))
-    if n_steep > LARGEST_STEEP_SHARE * values.size or run > LONGEST_STEEP_RUN:
+    longest = 0
+    for order in ("C", "F"):  # of the file
+        edges = np.flatnonzero(np.diff(zero.ravel(order), prepend=False, append=False))
+        starts, stops = edges[::2], edges[1::2]
+        steep = ordinary.ravel(order)
+        at_end = steep[starts - 1] | steep[stops % len(steep)]  # the crystal is periodic
+        longest = int(np.max((stops - starts)[at_end], initial=longest))
+    if n_steep > LARGEST_STEEP_SHARE * values.size or longest > LONGEST_STEEP_RUN:
         raise TomatError(
-            f"{source}: {n_zeros:,} of {values.size:,} values are exactly zero, {n_steep:,} of them beside ordinary "
-            f"values and up to {run:,} in a row; a density reaches zero through small values. A part of the file was "
-            "zeroed: fetch it again. `--accept zeros` reads it as it is."
+            f"{source}: {n_zeros:,} of {values.size:,} values are exactly zero, {n_steep:,} beside ordinary values and "
+            f"up to {longest:,} in a row; expected zeros behind small values. A part of the file was zeroed: fetch it "
+            "again. `--accept zeros` reads it as it is."
         )
 
 
-def _longest_steep_run(values: np.ndarray, zero: np.ndarray, ordinary: np.ndarray, order: Literal["C", "F"]) -> int:
-    """The longest run of zeros in the order of the file that begins or ends at an ordinary value."""
-    flat, steep = zero.ravel(order), ordinary.ravel(order)
-    edges = np.flatnonzero(np.diff(flat, prepend=False, append=False))
-    starts, stops = edges[::2], edges[1::2]
-    at_end = steep[starts - 1] | steep[stops % len(steep)]  # the crystal is periodic
-    return int(np.max((stops - starts)[at_end], initial=0))
-
-
-def check_rho_times_volume(
-    values: np.ndarray,
-    lattice: np.ndarray,
-    atomic_numbers: np.ndarray,
-    source: str,
-    *,
-    partial: bool = False,
-    cube: bool = False,
-) -> None:
-    """Refuse values that are not rho x V of these atoms."""
+def check_rho_times_volume(values: np.ndarray, crystal: Crystal, *, partial: bool = False, cube: bool = False) -> None:
+    """Refuse values that are not rho x V of these atoms; errors name the crystal, here and below."""
+    source, atomic_numbers = crystal.name, crystal.atomic_numbers
     total = float(np.mean(values, dtype=np.float64))
     if not np.isfinite(total):
         bad = int(values.size - np.isfinite(values).sum())
-        raise TomatError(
-            f"{source}: {bad} of {values.size} values are NaN or infinite; the calculation or the file is broken, "
-            "leave this material out."
-        )
+        raise TomatError(f"{source}: {bad} of {values.size} values are NaN or infinite; leave this material out.")
     negative = values < 0
     negative_sum = -float(values[negative].sum(dtype=np.float64)) / values.size
     if negative_sum > LARGEST_NEGATIVE_SHARE * max(total + negative_sum, 0.0):
         raise TomatError(
-            f"{source}: {100 * np.mean(negative):.1f} % of the values are negative, {negative_sum:.4g} against "
-            f"{total + negative_sum:.4g} electrons; expected a total density, this looks like a spin or "
-            "difference density."
+            f"{source}: {100 * np.mean(negative):.1f} % of the values are negative, {negative_sum:.4g} of "
+            f"{total + negative_sum:.4g} electrons; expected a total density, no spin or difference density."
         )
     least, most = plausible_electron_counts(atomic_numbers)
     least = 0.0 if partial else least
     if not least <= total <= most:
-        volume_a3 = abs(float(np.linalg.det(lattice)))
-        bohr3_in_a3 = BOHR_A**3
-        hint = "the file is damaged or belongs to another structure"
-        if cube and least <= total * bohr3_in_a3 <= most:
-            hint = "the cube looks to be in e/Å³, not in e/bohr^3; `--accept cube_e_per_a3` reads it so"
-        elif cube and values.min() >= 0 and values.max() <= 1.001 * volume_a3 / bohr3_in_a3:
-            hint = "the values lie between 0 and 1, as those of a localisation function"
-        elif least <= total * volume_a3 <= most:
-            hint = "the values look like e/Å³; multiply them by the cell volume"
-        elif least <= total * volume_a3 / bohr3_in_a3 <= most:
-            hint = "the values look like e/bohr^3; multiply them by the cell volume in bohr^3"
+        volume_a3, bohr3 = crystal.volume_a3, BOHR_A**3
+        between_0_and_1 = cube and values.min() >= 0 and values.max() <= 1.001 * volume_a3 / bohr3
+        hints = {
+            "the cube looks to be in e/Å³, not in e/bohr^3; `--accept cube_e_per_a3` reads it so": cube
+            and least <= total * bohr3 <= most,
+            "the values lie between 0 and 1, as those of a localisation function": between_0_and_1,
+            "the values look like e/Å³; multiply them by the cell volume": least <= total * volume_a3 <= most,
+            "the values look like e/bohr^3; multiply them by the cell volume in bohr^3": least
+            <= total * volume_a3 / bohr3
+            <= most,
+            "the file is damaged or belongs to another structure": True,
+        }
+        hint = next(words for words, fits in hints.items() if fits)
         raise TomatError(
             f"{source}: the values average to {total:.4g}; as rho x V that is the electron count, and these "
             f"{atomic_numbers.size} atoms have {least:.4g} to {most:.4g}; {hint}."
@@ -213,9 +190,7 @@ def earned_tolerance(values: np.ndarray, lattice: np.ndarray, *, cube: bool) -> 
 
 def check_electron_count(
     values: np.ndarray,
-    lattice: np.ndarray,
-    atomic_numbers: np.ndarray,
-    source: str,
+    crystal: Crystal,
     *,
     accept: Sequence[str] = (),
     given: Valences | None = None,
@@ -231,74 +206,63 @@ def check_electron_count(
         given: valences that are known; their sum alone will do.
         tolerance: electrons; None: what the values earn.
     """
+    source, atomic_numbers = crystal.name, crystal.atomic_numbers
     found = float(np.mean(values, dtype=np.float64))
-    allowed = earned_tolerance(values, lattice, cube=cube) if tolerance is None else tolerance
+    allowed = earned_tolerance(values, crystal.lattice, cube=cube) if tolerance is None else tolerance
+    fits = _meanings(found, allowed, atomic_numbers, given)
     known = readings(atomic_numbers, given)
-    fits = tuple(each for each in known if abs(each.electrons - found) <= allowed)
-    whole = abs(found - round(found)) <= allowed and round(found) > 0
+    off = abs(found - round(found))
+    whole = off <= allowed and round(found) > 0
     exact = given is not None and len(known) == 1
     flag = "electrons" if exact or whole else "fractional_electrons"
     if fits or flag in accept:
         return fits
-
-    def fit(electrons: float) -> Reading | None:
-        return next((each for each in known if abs(each.electrons - electrons) <= allowed), None)
-
     # The cause comes first: a folder shows the beginning of each reason.
-    cause = _likely_cause(values, found, fit, cube=cube)
-    start = f"{source}: {found:.4f} electrons; {cause}" if cause else f"{source}: the density integrates to {found:.4f}"
+    cause = _likely_cause(values, found, lambda n: _meanings(n, allowed, atomic_numbers, given), cube=cube)
+    start = f"{source}: {found:.4f} electrons" + (f"; {cause} As read," if cause else ",")
     if exact:
         raise TomatError(
-            f"{start} {'As read,' if cause else 'electrons,'} {found - known[0].electrons:+.4g} off what the valences "
-            f"given (--valences, or the POTCAR beside it) add up to, {known[0].words()}. `--accept electrons` reads a "
-            "charged cell as it is."
+            f"{start} {found - known[0].electrons:+.4g} off what the valences given (--valences, or the POTCAR beside "
+            f"it) add up to, {known[0].words()}. `--accept electrons` reads a charged cell as it is."
         )
     if not whole:
+        damaged = "" if cause else " A part of it is damaged or missing."
         raise TomatError(
-            f"{start} {'As read,' if cause else 'electrons,'} {abs(found - round(found)):.2g} off a whole number, more "
-            f"than {allowed:.2g}.{'' if cause else ' A part of it is damaged or missing.'} `--accept {flag}` reads it "
-            "as it is."
+            f"{start} {off:.2g} off a whole number, expected {allowed:.2g} at most.{damaged} `--accept {flag}` reads "
+            "it as it is."
         )
-    unknown = "" if cause else " Atoms are missing, or it holds another quantity, such as cores or spins."
+    below, above = ([each for each in known if (each.electrons > found) == more] for more in (False, True))
+    nearest = " and ".join(each.words() for each in below[-1:] + above[:1])
+    start += " a count" if cause else ""
     raise TomatError(
-        f"{start} {'As read, a count' if cause else 'electrons,'} which no pseudopotentials in use for these "
-        f"{len(atomic_numbers)} atoms give; the nearest are {_nearest(known, found)}.{unknown} Give --valences where "
-        "yours are others; `--accept electrons` reads it as it is, such as a charged cell."
+        f"{start} which no pseudopotentials in use for these {len(atomic_numbers)} atoms give; nearest are {nearest}. "
+        "Atoms are missing, it holds another quantity, or the cell is charged: give --valences where yours are others; "
+        "`--accept electrons` reads it as it is."
     )
 
 
-def _nearest(known: Sequence[Reading], found: float) -> str:
-    """The count below and the one above, each in one way."""
-    below = [each for each in known if each.electrons < found][-1:]
-    above = [each for each in known if each.electrons > found][:1]
-    return " and ".join(each.words() for each in below + above)
-
-
-def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Reading | None], *, cube: bool) -> str:
+def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Sequence[Reading]], *, cube: bool) -> str:
     """A sentence on what would make the count one of those that fit; empty where nothing of what is known does."""
-    if cube and (reading := fit(found * BOHR_A**3)):
-        return unit_hint(reading)
+    if cube and (meanings := fit(found * BOHR_A**3)):
+        return unit_hint(meanings[0])
     shape = values.shape
     twice = [axis for axis in range(3) if _ends_are_one(values, axis)]
     if twice:
         inner = values[tuple(slice(0, n - 1) if axis in twice else slice(None) for axis, n in enumerate(shape))]
-        shorter = found_without = float(np.mean(inner, dtype=np.float64))
-        for axis in twice:
-            found_without *= (shape[axis] - 1) / shape[axis]
+        shorter = float(np.mean(inner, dtype=np.float64))
+        without = shorter * float(np.prod([(shape[axis] - 1) / shape[axis] for axis in twice]))
         named = ", ".join("xyz"[axis] for axis in twice)
-        for electrons, sides in ((found_without, " and the sides are too long by that voxel"), (shorter, "")):
-            if reading := fit(electrons):
+        for electrons, sides in ((without, " and the sides are too long by that voxel"), (shorter, "")):
+            if meanings := fit(electrons):
                 return (
                     f"the first and the last plane along {named} are the same, both end points were written{sides}: "
-                    f"without the last it holds {reading.words()}. Write the grid without its end points."
+                    f"without the last it holds {meanings[0].words()}. Write the grid without its end points."
                 )
-    for axes in ((0, 1, 2), *itertools.combinations(range(3), 2), (0,), (1,), (2,)):
-        factor = float(np.prod([(shape[axis] - 1) / shape[axis] for axis in axes]))
-        if reading := fit(found * factor):
-            named = ", ".join("xyz"[axis] for axis in axes)
+    for axes in itertools.chain.from_iterable(itertools.combinations(range(3), n) for n in (3, 2, 1)):
+        if meanings := fit(found * float(np.prod([(shape[axis] - 1) / shape[axis] for axis in axes]))):
             return (
-                f"were the voxels along {named} a side over N and not over N - 1, it would hold {reading.words()}: "
-                "write the voxel as the side of the cell over the number of voxels."
+                f"were the voxels along {', '.join('xyz'[axis] for axis in axes)} a side over N and not over N - 1, it "
+                f"would hold {meanings[0].words()}: write the voxel as the side of the cell over the number of voxels."
             )
     for axis, n in enumerate(shape):
         place, plane = _missing_plane(values, axis)
@@ -306,9 +270,8 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Readi
             continue
         where = f"between planes {place} and {place + 1} along {'xyz'[axis]}"
         # Either the side was shortened with the plane, or it was not.
-        for electrons in (found + plane / n, (found * n + plane) / (n + 1)):
-            if reading := fit(electrons):
-                return f"with one more plane {where} it would hold {reading.words()}: a plane is missing."
+        if meanings := fit(found + plane / n) or fit((found * n + plane) / (n + 1)):
+            return f"with one more plane {where} it would hold {meanings[0].words()}: a plane is missing."
         return f"it is rough {where}: a plane may be missing there."
     return ""
 
@@ -316,8 +279,7 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Readi
 def unit_hint(reading: Reading) -> str:
     """What is said of a cube whose values are in another unit."""
     return (
-        f"this cube is in e/Å³, not in e/bohr^3: so it holds {reading.words()}, and `--accept cube_e_per_a3` reads it "
-        "so."
+        f"this cube is in e/Å³, not in e/bohr^3: so it holds {reading.words()}, `--accept cube_e_per_a3` reads it so."
     )
 
 

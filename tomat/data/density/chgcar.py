@@ -1,5 +1,6 @@
 """VASP's CHGCAR: text, rho x V in electrons, x fastest. Plain, `.gz`, `.bz2` or `.xz`."""
 
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,6 @@ from tomat.base.errors import TomatError
 from tomat.data.density.checks import density_of
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.kinds import check_kind
 from tomat.data.density.limits import (
     LONGEST_LINE_BYTES,
     BoundedText,
@@ -22,7 +22,7 @@ from tomat.data.density.limits import (
     without_padding,
 )
 from tomat.data.density.poscar import read_header, species_of
-from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules, check_kind
 
 Location = str | os.PathLike[str]
 
@@ -49,16 +49,9 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
         partial = check_kind(source, [header.title], rules.accept)
         numbers = species_of(header, Path(path), rules)
         values, _ = _read_values(text, len(numbers))
-    return density_of(
-        values,
-        header.lattice,
-        numbers,
-        header.frac_coords,
-        source=source,
-        material_id=material_id or Path(source).name,
-        rules=rules,
-        partial=partial,
-    )
+    name = material_id or Path(source).name
+    atoms = header.lattice, numbers, header.frac_coords
+    return density_of(values, *atoms, source=source, material_id=name, rules=rules, partial=partial)
 
 
 @dataclass(frozen=True)
@@ -91,8 +84,7 @@ class Augmentation:
 
 def read_grid_shape(path: Location) -> tuple[int, int, int]:
     """The sides of the grid of a CHGCAR; of its values none is read."""
-    source = os.fspath(path)
-    with opened(source, KIND) as text:
+    with opened(os.fspath(path), KIND) as text:
         read_header(text)
         return _shape(text)
 
@@ -118,13 +110,13 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
                     raise TomatError(f"{source} ends in the augmentation occupancies of atom {atom}.")
                 found += parsed(line, source, "augmentation occupancies", KIND).size
                 lines.append(with_e(line).decode("latin-1"))
-        n_atoms = len(crystal.atomic_numbers)
-        both = any(imaginary for _, imaginary in parts)
-        if parts != [(each, kind) for each in range(1, n_atoms + 1) for kind in ((False, True) if both else (False,))]:
-            raise TomatError(
-                f"{source} has augmentation occupancies of {len(dict(parts))} of its {n_atoms} atoms"
-                f"{', some without an imaginary part' if both else ''}; expected those of each, in order."
-            )
+    n_atoms = len(crystal.atomic_numbers)
+    kinds = sorted({False} | {imaginary for _, imaginary in parts})
+    if parts != list(itertools.product(range(1, n_atoms + 1), kinds)):
+        imaginary = ", some without an imaginary part" if len(kinds) > 1 else ""
+        raise TomatError(
+            f"{source} has augmentation occupancies of {len(dict(parts))} of {n_atoms} atoms{imaginary}; expected all."
+        )
     return Augmentation(crystal, tuple(lines))
 
 
@@ -159,8 +151,7 @@ def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
                 break
     if loose:
         raise TomatError(
-            f"{source}: values are left over after the {n_values:,} of the grid {_sides(shape)}; the grid line or the "
-            "values are damaged."
+            f"{source}: values are left over after {n_values:,} of the grid {_sides(shape)}; one of both is damaged."
         )
     if blocks == 3:
         raise TomatError(f"{source} is not a complete CHGCAR: it ends after two of three magnetisation densities.")
@@ -172,9 +163,8 @@ def _occupancies(line: bytes, before: int, source: str) -> tuple[int, bool, int]
 
     VASP writes both in four columns each (2I4): 1000 and 1234 are one word, and atom 10,000 is `****`.
     """
-    rest = line.removeprefix(_AUGMENTATION)
-    imaginary = rest.startswith(_IMAGINARY)
-    words = rest.removeprefix(_IMAGINARY).split()
+    imaginary = line.startswith(_AUGMENTATION + _IMAGINARY)
+    words = line.removeprefix(_AUGMENTATION).removeprefix(_IMAGINARY).split()
     if len(words) == 1:
         words = [words[0][:-4], words[0][-4:]]
     elif len(words) > 2:  # as `_head` writes it, once in columns and once apart
@@ -185,10 +175,8 @@ def _occupancies(line: bytes, before: int, source: str) -> tuple[int, bool, int]
     if len(words) == 2 and words[0] == b"****":
         words[0] = str(before if imaginary else before + 1).encode()
     if len(words) != 2 or not all(word.isdigit() and len(word) <= 6 for word in words):
-        raise TomatError(
-            f"{source}: found {line[:60].decode('latin-1')!r}; expected an atom and the number of augmentation "
-            "occupancies."
-        )
+        found = line[:60].decode("latin-1")
+        raise TomatError(f"{source}: found {found!r}; expected an atom and the number of augmentation occupancies.")
     return int(words[0]), imaginary, int(words[1])
 
 
@@ -219,11 +207,8 @@ def _next_line(text: BoundedText, longest: int) -> bytes:
 
 def _grid_line(line: bytes) -> tuple[int, int, int] | None:
     """The sides in a line of three whole numbers; None for another line."""
-    words = line.split()
-    if len(words) != 3 or not all(word.isdigit() and len(word) < 10 for word in words):
-        return None
-    nx, ny, nz = (int(word) for word in words)
-    return nx, ny, nz
+    sides = [int(word) for word in line.split() if word.isdigit() and len(word) < 10]
+    return (sides[0], sides[1], sides[2]) if len(sides) == len(line.split()) == 3 else None
 
 
 def _sides(shape: tuple[int, int, int]) -> str:

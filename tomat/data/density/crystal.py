@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.data.density.elements import SYMBOLS, atomic_number
-from tomat.data.density.geometry import LARGEST_LENGTH_A, reduced_basis
-from tomat.data.density.grid import SMALLEST_CELL_VOLUME_A3, DensityGrid
+from tomat.data.density.elements import atomic_number
+from tomat.data.density.geometry import LARGEST_LENGTH_A, checked_cell, reduced_basis
+from tomat.data.density.grid import DensityGrid
 from tomat.data.density.limits import check_atom_count
 
 MOST_IMAGES = 10_000_000
@@ -31,28 +31,10 @@ class Crystal:
 
     def __post_init__(self) -> None:
         where = f"structure {self.name!r}" if self.name else "structure"
-        lattice = np.array(self.lattice, dtype=np.float64)
-        numbers = np.array(self.atomic_numbers, dtype=np.int64).reshape(-1)
-        coords = np.array(self.frac_coords, dtype=np.float64).reshape(-1, 3)
-        # NaN is refused too: it is below nothing.
-        if lattice.shape != (3, 3) or not (np.abs(lattice) < LARGEST_LENGTH_A).all():
-            raise TomatError(
-                f"{where}: expected a finite lattice of 3 row vectors, found shape {lattice.shape} with numbers up to "
-                f"{np.abs(lattice).max(initial=0):.4g} A (at most {LARGEST_LENGTH_A:g})."
-            )
-        if abs(float(np.linalg.det(lattice))) < SMALLEST_CELL_VOLUME_A3:
-            raise TomatError(
-                f"{where}: the cell volume is {abs(float(np.linalg.det(lattice))):.3g} A^3; expected a periodic cell "
-                f"of at least {SMALLEST_CELL_VOLUME_A3:g}."
-            )
-        if not numbers.size or numbers.min() < 1 or numbers.max() > len(SYMBOLS):
-            raise TomatError(f"{where}: atomic numbers {numbers.tolist()[:8]}; expected some of 1..{len(SYMBOLS)}.")
-        if len(coords) != numbers.size or not np.isfinite(coords).all():
-            raise TomatError(
-                f"{where}: {numbers.size} atoms, but coordinates of shape {coords.shape}; expected finite [n, 3]."
-            )
-        for field, array in (("lattice", lattice), ("atomic_numbers", numbers), ("frac_coords", coords)):
-            array.setflags(write=False)
+        found = checked_cell(where, self.lattice, self.atomic_numbers, self.frac_coords)
+        if not found[1].size:
+            raise TomatError(f"{where} has no atoms; expected some.")
+        for field, array in zip(("lattice", "atomic_numbers", "frac_coords"), found, strict=True):
             object.__setattr__(self, field, array)
 
     @classmethod
@@ -92,10 +74,10 @@ class Crystal:
         relative = relative - np.floor(relative)
         low, high = np.ceil(-reach - 1), np.floor(reach)
         if (n_images := float(np.prod(high - low + 1)) * len(relative)) > MOST_IMAGES:
+            longest_a = np.linalg.norm(edges, axis=1).max()
             raise TomatError(
-                f"structure {self.name!r}: a box with edges of up to {np.linalg.norm(edges, axis=1).max():.4g} A spans "
-                f"so many cells that it sees {n_images:.3g} atoms; expected at most {MOST_IMAGES:,}. Ask for a finer "
-                "grid, or describe the lattice by its shortest vectors."
+                f"structure {self.name!r}: a box with edges of up to {longest_a:.4g} A sees {n_images:.3g} atoms; "
+                f"expected {MOST_IMAGES:,} at most. Ask for a finer grid, or write the lattice by its shortest vectors."
             )
         ranges = (np.arange(a, b + 1) for a, b in zip(low, high, strict=True))
         steps = np.stack(np.meshgrid(*ranges, indexing="ij"), -1)
@@ -125,9 +107,7 @@ def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.n
             check_atom_count(len(sites), source)
         coords = np.array([site["abc"] for site in sites], dtype=np.float64).reshape(len(sites), 3)
         species = [site["species"] for site in sites]
-        mixed = [
-            index for index, site in enumerate(species) if len(site) != 1 or abs(site[0].get("occu", 1) - 1) > 1e-6
-        ]
+        mixed = [site for site in species if len(site) != 1 or abs(site[0].get("occu", 1) - 1) > 1e-6]
         numbers = np.array([atomic_number(site[0]["element"]) for site in species if site], dtype=np.int64)
         stated_volume = float(structure["lattice"].get("volume", np.nan))
         cartesian = [site.get("xyz") for site in sites]
@@ -138,24 +118,19 @@ def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.n
             "`lattice.matrix` and `sites` with `species` and `abc`."
         ) from error
     if not sites:
-        raise TomatError(f"{source}: the structure has no atoms.")
+        raise TomatError(f"{source}: the structure has no atoms; expected some.")
     if mixed:
-        raise TomatError(f"{source}: site {mixed[0]} holds {species[mixed[0]]}; expected one element, fully occupied.")
+        raise TomatError(
+            f"{source}: site {species.index(mixed[0])} holds {mixed[0]}; expected one element, fully occupied."
+        )
+    damage = ""
     # NaN is refused too: it is below nothing.
     if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(coords) < LARGEST_LENGTH_A).all():
-        raise TomatError(
-            f"{source}: the lattice or a coordinate is no plausible finite number; it is damaged, fetch this material "
-            "again."
-        )
-    volume_a3 = abs(float(np.linalg.det(lattice)))
-    if abs(stated_volume - volume_a3) > SAME_VOLUME * volume_a3:
-        raise TomatError(
-            f"{source}: the lattice has a volume of {volume_a3:.6g} A^3 and states {stated_volume:.6g}; one of them is "
-            "damaged, fetch this material again."
-        )
-    if stated is not None and not (np.abs(coords @ lattice - stated) <= SAME_PLACE_A).all():
-        raise TomatError(
-            f"{source}: `abc` and `xyz` of an atom are not the same place; one of them is damaged, fetch this material "
-            "again."
-        )
+        damage = "the lattice or a coordinate is no plausible finite number"
+    elif abs(stated_volume - (volume_a3 := abs(float(np.linalg.det(lattice))))) > SAME_VOLUME * volume_a3:
+        damage = f"the lattice has a volume of {volume_a3:.6g} A^3 and states {stated_volume:.6g}"
+    elif stated is not None and not (np.abs(coords @ lattice - stated) <= SAME_PLACE_A).all():
+        damage = "`abc` and `xyz` of an atom are not the same place"
+    if damage:
+        raise TomatError(f"{source}: {damage}; the structure is damaged, fetch this material again.")
     return lattice, numbers, coords

@@ -19,7 +19,6 @@ from tomat.data.density.chgcar import Parts
 from tomat.data.density.elements import SYMBOLS
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.kinds import check_kind
 from tomat.data.density.limits import (
     LONGEST_LINE_BYTES,
     BoundedText,
@@ -29,7 +28,7 @@ from tomat.data.density.limits import (
     opened,
     read_block,
 )
-from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules, check_kind
 
 Location = str | os.PathLike[str]
 KIND = "cube"
@@ -54,19 +53,12 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
         header = _read_header(text)
         partial = check_kind(source, header.titles, rules.accept)
         values = _read_values(text, header)
-    if ghosts := header.ghosts:
-        _log.warning("%s has %d ghost atom(s) (Z = 0), which are left out.", source, ghosts)
-    return density_of(
-        values * (abs(float(np.linalg.det(header.lattice))) / BOHR_A**3),
-        header.lattice,
-        header.numbers[header.numbers > 0],
-        header.coords[header.numbers > 0],
-        source=source,
-        material_id=material_id or Path(source).name,
-        rules=rules,
-        partial=partial,
-        cube=True,
-    )
+    if header.ghosts:
+        _log.warning("%s has %d ghost atom(s) (Z = 0), which are left out.", source, header.ghosts)
+    values *= abs(float(np.linalg.det(header.lattice))) / BOHR_A**3
+    name, nuclei = material_id or Path(source).name, header.numbers > 0
+    atoms = header.lattice, header.numbers[nuclei], header.coords[nuclei]
+    return density_of(values, *atoms, source=source, material_id=name, rules=rules, partial=partial, cube=True)
 
 
 def read_cube_parts(path: Location) -> Parts:
@@ -102,7 +94,7 @@ def _read_header(text: BoundedText) -> _Header:
     if n_data != 1:
         raise TomatError(f"{source} holds {n_data} values a voxel; expected one density.")
     check_atom_count(abs(n_atoms), source)
-    axes = [_words(text, "the voxels along an axis", 4, 4) for _ in range(3)]
+    axes = [_words(text, "the voxels along an axis", 4) for _ in range(3)]
     sides = [_whole(axis[0], source) for axis in axes]
     if len({side > 0 for side in sides}) != 1:
         raise TomatError(f"{source}: the sides of the grid are {sides}; expected three of one sign.")
@@ -113,19 +105,19 @@ def _read_header(text: BoundedText) -> _Header:
     lattice = np.array([axis[1:] for axis in axes]) * np.array([[nx], [ny], [nz]]) * unit_a
     if not np.isfinite(lattice).all() or abs(float(np.linalg.det(lattice))) < 1e-6:
         raise TomatError(f"{source}: the lattice is flat or not finite; the file is damaged.")
-    atoms = np.array([_words(text, "an atom", 5, 5) for _ in range(abs(n_atoms))])
+    atoms = np.array([_words(text, "an atom", 5) for _ in range(abs(n_atoms))])
     numbers = np.array([_whole(atom[0], source) for atom in atoms.tolist()])
     if numbers.min() < 0 or not 1 <= numbers.max() <= len(SYMBOLS):
         raise TomatError(
-            f"{source}: atomic numbers {numbers.tolist()[:8]}; expected some of 1..{len(SYMBOLS)}, beside 0 of ghosts."
+            f"{source}: atomic numbers {numbers.tolist()[:8]}; expected 1..{len(SYMBOLS)}, or 0 of ghosts."
         )
     if n_atoms < 0:
         sets = _words(text, "the number of data sets and a name of each", 1, _MOST_ON_A_LINE)
         if len(sets) != 2 or sets[0] != 1:
             shown = " ".join(f"{each:g}" for each in sets[:4])
             raise TomatError(
-                f"{source} holds orbitals, or several data sets: its number of atoms is negative, and {shown!r} "
-                "follows them; expected `1` and a name, of one density. Write each data set to a file of its own."
+                f"{source} holds orbitals, or several data sets: {shown!r} stands behind its atoms; expected `1` and a "
+                "name, of one density. Write each data set to a file of its own."
             )
     coords = (atoms[:, 2:] - np.array(head[1:4])) * unit_a @ np.linalg.inv(lattice)
     return _Header(titles, (nx, ny, nz), lattice, numbers, coords)
@@ -142,11 +134,11 @@ def _read_values(text: BoundedText, header: _Header) -> np.ndarray:
     return values.reshape(header.shape)
 
 
-def _words(text: BoundedText, what: str, least: int, most: int) -> list[float]:
-    """The numbers of the next line."""
+def _words(text: BoundedText, what: str, least: int, most: int = 0) -> list[float]:
+    """The numbers of the next line, `least` of them or up to `most`."""
     line = text.line()
     values = finite_numbers(line)
-    if values is None or not least <= len(values) <= most:
+    if values is None or not least <= len(values) <= max(least, most):
         raise TomatError(
             f"{text.source} is not a complete cube: found {line[:60].decode('latin-1').strip()!r} where {what} is "
             f"expected, {least} finite numbers."

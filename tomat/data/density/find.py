@@ -11,13 +11,12 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.base.retries import STORAGE_TRIES, with_retries
 from tomat.data.density.cube import SUFFIXES as CUBE_SUFFIXES
-from tomat.data.density.io import EXPECTED, PACKED
-from tomat.data.density.kinds import is_partial, kind_of_name
+from tomat.data.density.io import EXPECTED, PACKED, unpacked
+from tomat.data.density.rules import is_partial, kind_of_name
 
 _ENDINGS = (".zarr", ".json.gz", ".json", *PACKED, ".vasp", *CUBE_SUFFIXES)
 _REMOTE = (".zarr", ".json.gz", ".json")
 """Kinds that are looked for in a bucket; of one object the name says what it is."""
-_NO_KIND = "its name is that of no density"
 MOST_SHOWN = 5
 """Names for each reason."""
 
@@ -70,7 +69,7 @@ def ignored_words(ignored: Mapping[str, str]) -> str:
     """`3 ignored: a/INCAR, a/KPOINTS (its name is that of no density), ...`, some names for each reason."""
     by_reason: dict[str, list[str]] = {}
     for path, reason in ignored.items():
-        by_reason.setdefault(reason, []).append(_short(path))
+        by_reason.setdefault(reason, []).append("/".join(PurePosixPath(path).parts[-2:]))
     parts = []
     for reason, names in by_reason.items():
         more = f" and {len(names) - MOST_SHOWN:,} more" if len(names) > MOST_SHOWN else ""
@@ -130,37 +129,32 @@ def _below(given: str, tries: int, not_total: bool) -> tuple[list[str], dict[str
     taken: list[str] = []
     ignored: dict[str, str] = {}
     seen: set[str] = set()
-    for folder, below, names in os.walk(path, followlinks=True):
+    for folder, below, files in os.walk(path, followlinks=True):
         if (real := os.path.realpath(folder)) in seen:  # a link to a folder above, or to one that was searched
             below.clear()
             continue
         seen.add(real)
-        stores = [name for name in below if name.endswith(".zarr") and not name.startswith(".")]
-        for name in stores:
-            if (kind := kind_of_name(name)) and not (not_total and is_partial(name)):
-                ignored[os.path.join(folder, name)] = f"another quantity than the total density: {kind.words}"
-            else:
-                taken.append(os.path.join(folder, name))
-        below[:] = sorted(name for name in below if not name.startswith(".") and name not in stores)
-        plain = {_unpacked(name) for name in names}
-        for name in sorted(name for name in names if not name.startswith(".")):
-            reason = None if not_total and is_partial(name) else _passed_over(name, plain)
+        stores = {name for name in below if name.endswith(".zarr")}
+        beside = {unpacked(name) for name in files}
+        for name in sorted(name for name in [*stores, *files] if not name.startswith(".")):
+            reason = None
+            if not (not_total and is_partial(name)):
+                reason = _passed_over(name, name in stores, beside)
             if reason is None:
                 taken.append(os.path.join(folder, name))
             else:
                 ignored[os.path.join(folder, name)] = reason
+        below[:] = sorted(name for name in below if not name.startswith(".") and name not in stores)
     return sorted(taken), ignored
 
 
-def _passed_over(name: str, beside: set[str]) -> str | None:
-    """Why a file of a folder is not taken; None if it is."""
-    plain = _unpacked(name)
+def _passed_over(name: str, store: bool, beside: set[str]) -> str | None:
+    """Why a file or a Zarr store of a folder is not taken; None if it is."""
+    plain = unpacked(name)
     upper, lower = plain.upper(), plain.lower()
     if kind := kind_of_name(plain):
         return f"another quantity than the total density: {kind.words}"
-    if lower.endswith(".json"):
-        return None
-    if lower.endswith(CUBE_SUFFIXES) or "CHGCAR" in upper:
+    if store or lower.endswith((".json", *CUBE_SUFFIXES)) or "CHGCAR" in upper:
         return None
     if plain == "CHG" or upper.endswith(".CHG") or upper.startswith("CHG."):
         return "the CHGCAR beside it holds the same density" if plain.replace("CHG", "CHGCAR") in beside else None
@@ -168,11 +162,11 @@ def _passed_over(name: str, beside: set[str]) -> str | None:
         return "a structure without a density"
     if "POTCAR" in upper:
         return "pseudopotentials without a density"
-    return None if lower.endswith(".vasp") else _NO_KIND
+    return None if lower.endswith(".vasp") else "its name is that of no density"
 
 
 def _named(paths: Mapping[str, str]) -> list[DensityFile]:
-    """Each with a name of its own: folders go before it until it is."""
+    """Each with a name of its own: folders go before it until it is, first those below where it was looked for."""
     beside = Counter((PurePosixPath(path).parent, material_name(path)) for path in paths)
     # Two of one folder that differ in their suffix keep it.
     plain = {
@@ -181,38 +175,22 @@ def _named(paths: Mapping[str, str]) -> list[DensityFile]:
         else material_name(path)
         for path in paths
     }
-    inside = {path: PurePosixPath(path).parts[len(PurePosixPath(root).parts) : -1] for path, root in paths.items()}
-    names = _told_apart(plain, dict(plain), inside)
-    names = _told_apart(plain, names, {path: PurePosixPath(path).parts[:-1] for path in paths})
+    names = dict(plain)
+    for below_root in (True, False):
+        above = {}
+        for path, root in paths.items():
+            parts = PurePosixPath(path).parts[len(PurePosixPath(root).parts) if below_root else 0 : -1]
+            kept = [part for part in parts if part not in ("/", ".", "..")]
+            above[path] = kept[:-1] if kept[-1:] == [plain[path]] else kept
+        for depth in range(1, 1 + max(map(len, above.values()))):
+            for path in _twice(names):
+                names[path] = "-".join([*above[path][-depth:], plain[path]])
     if twice := _twice(names):
         raise TomatError(f"{counted(len(twice), 'file')} would be called {names[twice[0]]}: {', '.join(twice[:5])}.")
     return [DensityFile(names[path], path) for path in paths]
-
-
-def _told_apart(
-    plain: Mapping[str, str], names: dict[str, str], folders: Mapping[str, tuple[str, ...]]
-) -> dict[str, str]:
-    """With folders before the names that are there twice, the nearest first, until none is or there are no more."""
-    above = {}
-    for path, parts in folders.items():
-        kept = [part for part in parts if part not in ("/", ".", "..")]
-        above[path] = kept[:-1] if kept[-1:] == [plain[path]] else kept
-    for depth in range(1, 1 + max(map(len, above.values()), default=0)):
-        for path in _twice(names):
-            names[path] = "-".join([*above[path][-depth:], plain[path]])
-    return names
 
 
 def _twice(names: Mapping[str, str]) -> list[str]:
     """The paths whose name another has too."""
     often = Counter(names.values())
     return [path for path, name in names.items() if often[name] > 1]
-
-
-def _unpacked(name: str) -> str:
-    return next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)
-
-
-def _short(path: str) -> str:
-    """The file and its folder."""
-    return "/".join(PurePosixPath(path).parts[-2:])

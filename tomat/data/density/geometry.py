@@ -1,9 +1,14 @@
 """Can these atoms be in this cell? Volume and distances tell a lattice in another unit, and overlapping atoms."""
 
+import itertools
+
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.data.density.elements import covalent_radius_a, symbol_of
+from tomat.data.density.elements import SYMBOLS, covalent_radius_a, symbol_of
+
+SMALLEST_CELL_VOLUME_A3 = 1.0
+"""A cell below this holds no atom: the densest elemental solid, diamond, has 5.7 A^3 an atom."""
 
 LEAST_VOLUME_PER_ATOM_A3 = 1.0
 """Diamond, the densest element at ambient pressure, has 5.7 A^3; hydrogen at 500 GPa has 1.15 (r_s = 1.23 bohr,
@@ -45,24 +50,46 @@ _MOST_DISTANCES = 1_000_000
 nearly all that reading a POSCAR took."""
 
 
+def checked_cell(
+    where: str, lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A cell and its atoms as float64 `[3, 3]`, int64 `[n]` and float64 `[n, 3]` that cannot be written to."""
+    lattice = np.array(lattice, dtype=np.float64)
+    numbers = np.array(atomic_numbers, dtype=np.int64).reshape(-1)
+    coords = np.array(frac_coords, dtype=np.float64).reshape(-1, 3)
+    # NaN is refused too: it is below nothing.
+    if lattice.shape != (3, 3) or not (np.abs(lattice) < LARGEST_LENGTH_A).all():
+        raise TomatError(
+            f"{where}: expected a finite lattice of 3 row vectors, found shape {lattice.shape} with numbers up to "
+            f"{np.abs(lattice).max(initial=0):.4g} A (at most {LARGEST_LENGTH_A:g})."
+        )
+    volume_a3 = abs(float(np.linalg.det(lattice)))
+    if volume_a3 < SMALLEST_CELL_VOLUME_A3:
+        raise TomatError(f"{where}: the cell volume is {volume_a3:.3g} A^3; expected at least 1. Check its unit.")
+    if numbers.size and (numbers.min() < 1 or numbers.max() > len(SYMBOLS)):
+        raise TomatError(f"{where}: atomic numbers {numbers.min()}..{numbers.max()}, expected 1..{len(SYMBOLS)}.")
+    if len(coords) != numbers.size or not np.isfinite(coords).all():
+        raise TomatError(f"{where}: {numbers.size} atoms, coordinates of shape {coords.shape}; expected finite [n, 3].")
+    for array in (lattice, numbers, coords):
+        array.setflags(write=False)
+    return lattice, numbers, coords
+
+
 def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray, source: str) -> None:
     # NaN is refused too: it is below nothing.
     if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(frac_coords) <= 1000).all():
         raise TomatError(f"{source}: the lattice or a coordinate is no plausible finite number; the file is damaged.")
     hint = "Is the lattice in angstrom, and not in bohr or scaled? `--accept distances` reads it as it is."
     per_atom = abs(float(np.linalg.det(lattice))) / len(atomic_numbers)
+    found = f"{source}: the cell has {per_atom:.4g} A^3 for an atom"
     if not LEAST_VOLUME_PER_ATOM_A3 <= per_atom <= MOST_VOLUME_PER_ATOM_A3:
-        raise TomatError(
-            f"{source}: the cell has {per_atom:.4g} A^3 for an atom; expected {LEAST_VOLUME_PER_ATOM_A3:g} to "
-            f"{MOST_VOLUME_PER_ATOM_A3:g}. {hint}"
-        )
+        raise TomatError(f"{found}; expected {LEAST_VOLUME_PER_ATOM_A3:g} to {MOST_VOLUME_PER_ATOM_A3:g}. {hint}")
     radii = np.array([covalent_radius_a(int(number)) for number in atomic_numbers])
     filling = float((radii**3).sum()) * 4 / 3 * np.pi / (per_atom * len(atomic_numbers))
     if filling > LARGEST_FILLING:
         raise TomatError(
-            f"{source}: the cell has {per_atom:.4g} A^3 for an atom, and the atoms' spheres of covalent radius fill it "
-            f"{filling:.2g} times; expected at most {LARGEST_FILLING:g} times. Are lengths in A taken for bohr (in a "
-            "cube, write its numbers of voxels as negative)? `--accept distances` reads it as it is."
+            f"{found}, spheres of covalent radius fill it {filling:.2g} times; expected {LARGEST_FILLING:g} at most. "
+            f"Are lengths in A taken for bohr (in a cube, write its numbers of voxels as negative)? {hint}"
         )
     first, second, distance_a = _neighbours(lattice, frac_coords)
     sums = radii[first] + radii[second]
@@ -71,15 +98,15 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
         worst = int(np.argmin(np.where(too_close, distance_a / sums, np.inf)))
         i, j = int(first[worst]), int(second[worst])
         names = f"{symbol_of(int(atomic_numbers[i]))} (atom {i + 1}) and {symbol_of(int(atomic_numbers[j]))} ({j + 1})"
+        least = max(SHORTEST_DISTANCE_A, SHORTEST_SHARE * float(sums[worst]))
         raise TomatError(
-            f"{source}: {names} are {distance_a[worst]:.3g} A apart; expected at least "
-            f"{max(SHORTEST_DISTANCE_A, SHORTEST_SHARE * float(sums[worst])):.3g} A. {hint}"
+            f"{source}: {names} are {distance_a[worst]:.3g} A apart; expected at least {least:.3g}. {hint}"
         )
-    nearest = float((distance_a / sums).min())
-    if nearest > LONGEST_SHARE and not np.isin(atomic_numbers, _NOBLE_GASES).all():
-        worst = int(np.argmin(distance_a / sums))
+    closest = int(np.argmin(distance_a / sums))
+    share = float(distance_a[closest] / sums[closest])
+    if share > LONGEST_SHARE and not np.isin(atomic_numbers, _NOBLE_GASES).all():
         raise TomatError(
-            f"{source}: the closest atoms are {distance_a[worst]:.3g} A apart, {nearest:.3g} times the sum of their "
+            f"{source}: the closest atoms are {distance_a[closest]:.3g} A apart, {share:.3g} times the sum of their "
             f"covalent radii; expected a pair within {LONGEST_SHARE:g} times. {hint}"
         )
 
@@ -119,22 +146,22 @@ def reduced_basis(lattice: np.ndarray) -> np.ndarray:
     `lattice`: `[3, 3]`, finite rows, not flat.
     """
     basis = np.array(lattice, dtype=np.float64)
+
+    def shorten(i: int, by: np.ndarray) -> None:
+        """Take a vector from the `i`-th if that makes it shorter, by more than rounding."""
+        if np.linalg.norm(basis[i] - by) < np.linalg.norm(basis[i]) * (1 - 1e-9):
+            basis[i] -= by
+
     for _ in range(_MOST_REDUCTIONS):
         before = basis.copy()
-        for i, j in ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)):
-            _shorten(basis, i, round(float(basis[i] @ basis[j]) / float(basis[j] @ basis[j])) * basis[j])
+        for i, j in itertools.permutations(range(3), 2):
+            shorten(i, round(float(basis[i] @ basis[j]) / float(basis[j] @ basis[j])) * basis[j])
         first, second, longest = np.argsort((basis**2).sum(axis=1), kind="stable").tolist()
-        for times in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
-            _shorten(basis, longest, times[0] * basis[first] + times[1] * basis[second])
+        for one, other in itertools.product((1, -1), repeat=2):
+            shorten(longest, one * basis[first] + other * basis[second])
         if np.array_equal(basis, before):
             break
     return basis
-
-
-def _shorten(basis: np.ndarray, i: int, by: np.ndarray) -> None:
-    """Take a vector from the `i`-th if that makes it shorter, by more than rounding."""
-    if np.linalg.norm(basis[i] - by) < np.linalg.norm(basis[i]) * (1 - 1e-9):
-        basis[i] -= by
 
 
 def nearest_distances_a(lattice: np.ndarray, frac_coords: np.ndarray) -> np.ndarray:
@@ -162,24 +189,18 @@ def atoms_and_images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.n
 def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The nearest atoms of every atom, periodic images among them: indices of both, and the distance in A."""
     n_atoms = len(frac_coords)
-    _, cartesian, images = atoms_and_images(lattice, frac_coords)
-    count = min(_NEIGHBOURS + 1, len(images))
-    distance, index = _nearest(images, cartesian, count)
+    _, atoms, images = atoms_and_images(lattice, frac_coords)
+    if n_atoms * len(images) > _MOST_DISTANCES:
+        from scipy.spatial import KDTree
+
+        distance, index = map(np.asarray, KDTree(images).query(atoms, k=_NEIGHBOURS + 1))
+    else:
+        distance = np.linalg.norm(atoms[:, None] - images, axis=-1)
+        index = np.argsort(distance, axis=1, kind="stable")[:, : _NEIGHBOURS + 1]
+        distance = np.take_along_axis(distance, index, axis=1)
     own = index == np.arange(n_atoms)[:, None]
     first = np.broadcast_to(np.arange(n_atoms)[:, None], index.shape)[~own]
     return first, index[~own] % n_atoms, distance[~own]
-
-
-def _nearest(images: np.ndarray, points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distances and indices of the `count` images that are nearest to each point, ascending."""
-    if len(points) * len(images) > _MOST_DISTANCES:
-        from scipy.spatial import KDTree
-
-        distance, found = KDTree(images).query(points, k=count)
-        return np.asarray(distance), np.asarray(found)
-    distance = np.linalg.norm(points[:, None] - images, axis=-1)
-    index = np.argsort(distance, axis=1, kind="stable")[:, :count]
-    return np.take_along_axis(distance, index, axis=1), index
 
 
 _VOID_STEP_A, _VOID_STEPS = 1.0, 24
@@ -232,9 +253,8 @@ def nearest_atom_a(
     tree, inverse = KDTree(images), np.linalg.inv(basis)
     found = np.empty(grid_shape, np.float32)
     a, b, c = lattice if sides is None else sides
-    plane = (np.arange(grid_shape[1]) / grid_shape[1])[:, None, None] * b + (np.arange(grid_shape[2]) / grid_shape[2])[
-        :, None
-    ] * c
+    _, along_b, along_c = (np.arange(n) / n for n in grid_shape)
+    plane = along_b[:, None, None] * b + along_c[:, None] * c
     for index in range(grid_shape[0]):
         fractions = (index / grid_shape[0] * a + plane) @ inverse
         found[index] = tree.query((fractions - np.floor(fractions)) @ basis)[0]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.data.density.elements import SYMBOLS, plausible_electron_counts, reduced_formula, symbol_of
-from tomat.data.density.geometry import lattice_parameters
+from tomat.data.density.elements import plausible_electron_counts, reduced_formula, symbol_of
+from tomat.data.density.geometry import checked_cell, lattice_parameters
 
 if TYPE_CHECKING:
     from pymatgen.core import Structure
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 LARGEST_DENSITY_E_PER_A3 = 1.0e5
 """No valence density is larger. The all-electron density at a nucleus, 2 Z^3 / (pi a0^3) = 4.3 Z^3 e/Å³ from the 1s
 shell, passes this at Z = 29; pseudopotential and PAW valence densities peak between 1 and some thousand e/Å³."""
-
-SMALLEST_CELL_VOLUME_A3 = 1.0
-"""A cell below this holds no atom: the densest elemental solid, diamond, has 5.7 A^3 an atom."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,45 +48,25 @@ class DensityGrid:
         name = f"density {self.material_id!r}" if self.material_id else "density"
         rho = np.asarray(self.rho)
         if rho.ndim != 3 or rho.size == 0:
-            raise TomatError(
-                f"{name}: found an array of shape {rho.shape}, expected three sides of at least 1 voxel each."
-            )
+            raise TomatError(f"{name}: found an array of shape {rho.shape}; expected three sides of at least 1 voxel.")
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite and is refused just below
             rho = np.ascontiguousarray(rho, dtype=np.float32)
         if not np.isfinite(rho).all():
             count = int(rho.size - np.isfinite(rho).sum())
-            raise TomatError(
-                f"{name}: {count} of {rho.size} values are NaN, infinite or beyond float32; the calculation or the "
-                "file is broken, leave this material out."
-            )
+            raise TomatError(f"{name}: {count} of {rho.size} values are NaN, infinite or beyond float32; leave it out.")
         largest = float(np.abs(rho).max())
         if largest > LARGEST_DENSITY_E_PER_A3:
             raise TomatError(
                 f"{name}: found a value of {largest:.4g} e/Å³, more than any valence density has "
                 f"({LARGEST_DENSITY_E_PER_A3:.0e}); the file may hold rho x V or another quantity."
             )
-        lattice = np.array(self.lattice, dtype=np.float64)
-        if lattice.shape != (3, 3) or not np.isfinite(lattice).all():
-            raise TomatError(f"{name}: expected a finite lattice of 3 row vectors, found shape {lattice.shape}.")
-        volume_a3 = abs(float(np.linalg.det(lattice)))
-        if volume_a3 < SMALLEST_CELL_VOLUME_A3:
-            raise TomatError(
-                f"{name}: the cell volume is {volume_a3:.3g} A^3; a cell of atoms has at least 1. Check the unit."
-            )
-        numbers = np.array(self.atomic_numbers, dtype=np.int64).reshape(-1)
-        if numbers.size and (numbers.min() < 1 or numbers.max() > len(SYMBOLS)):
-            raise TomatError(f"{name}: atomic numbers {numbers.min()}..{numbers.max()}, expected 1..{len(SYMBOLS)}.")
-        coords = np.array(self.frac_coords, dtype=np.float64).reshape(-1, 3)
-        if coords.shape[0] != numbers.size or not np.isfinite(coords).all():
-            raise TomatError(
-                f"{name}: {numbers.size} atoms, but coordinates of shape {coords.shape}; expected finite [n, 3]."
-            )
-        for array in (rho, lattice, numbers):
+        lattice, numbers, coords = checked_cell(name, self.lattice, self.atomic_numbers, self.frac_coords)
+        coords = np.mod(coords, 1.0)
+        coords[coords >= 1.0] = 0.0  # `-1e-17 mod 1` rounds to 1.0
+        found = {"rho": rho, "lattice": lattice, "atomic_numbers": numbers, "frac_coords": coords}
+        for field, array in found.items():
             array.setflags(write=False)
-        object.__setattr__(self, "rho", rho)
-        object.__setattr__(self, "lattice", lattice)
-        object.__setattr__(self, "atomic_numbers", numbers)
-        object.__setattr__(self, "frac_coords", _wrapped(coords))
+            object.__setattr__(self, field, array)
 
     @property
     def grid_shape(self) -> tuple[int, int, int]:
@@ -143,13 +120,9 @@ class DensityGrid:
         """
         sides = [int(side) for side in shape]
         if len(sides) != 3 or len(anchor) != 3 or min(sides) < 1:
-            raise TomatError(
-                f"a patch needs a 3-D anchor and 3 sides of at least 1 voxel, found {list(anchor)} and {sides}."
-            )
-        indices = [
-            (int(start) + np.arange(side)) % n for start, side, n in zip(anchor, sides, self.grid_shape, strict=True)
-        ]
-        return self.rho[np.ix_(*indices)]
+            raise TomatError(f"a patch needs an anchor and 3 sides of at least 1, found {list(anchor)} and {sides}.")
+        along = zip(anchor, sides, self.grid_shape, strict=True)
+        return self.rho[np.ix_(*((int(start) + np.arange(side)) % n for start, side, n in along))]
 
     def refined(self, grid_shape: Sequence[int], *, clip_negative: bool = False) -> DensityGrid:
         """The trigonometric interpolation of rho on a finer grid.
@@ -161,22 +134,15 @@ class DensityGrid:
         """
         sides = [int(side) for side in grid_shape]
         if len(sides) != 3 or any(side < n for side, n in zip(sides, self.grid_shape, strict=True)):
-            raise TomatError(
-                f"density {self.material_id!r}: cannot refine a grid of {self.grid_shape} to {tuple(sides)}; "
-                "no side may shrink."
-            )
+            raise TomatError(f"density {self.material_id!r}: {self.grid_shape} refined to {sides}: no side may shrink.")
         rho = self.rho.astype(np.float64)
         for axis, side in enumerate(sides):
             rho = _fourier_interpolated(rho, axis, side)
-        clipped, added = 0, 0.0
+        clipped, added = self.clipped_voxels, self.clipped_electrons
         if clip_negative:
-            rho, clipped, added = clip_negative_values(rho, self.volume_a3)
-        return replace(
-            self,
-            rho=rho,
-            clipped_voxels=self.clipped_voxels + clipped,
-            clipped_electrons=self.clipped_electrons + added,
-        )
+            rho, more, electrons = clip_negative_values(rho, self.volume_a3)
+            clipped, added = clipped + more, added + electrons
+        return replace(self, rho=rho, clipped_voxels=clipped, clipped_electrons=added)
 
 
 def check_electrons(grid: DensityGrid, source: str) -> None:
@@ -212,14 +178,6 @@ def clip_negative_values(values: np.ndarray, volume_a3: float) -> tuple[np.ndarr
     return np.where(negative, values.dtype.type(0), values), count, added
 
 
-def _wrapped(coords: np.ndarray) -> np.ndarray:
-    """Fractional coordinates in [0, 1); `-1e-17 mod 1` rounds to 1.0, which is 0."""
-    wrapped = np.mod(coords, 1.0)
-    wrapped[wrapped >= 1.0] = 0.0
-    wrapped.setflags(write=False)
-    return wrapped
-
-
 def _fourier_interpolated(values: np.ndarray, axis: int, side: int) -> np.ndarray:
     """Real `values` interpolated to `side` points along `axis` by zero padding of the half spectrum.
 
@@ -231,7 +189,5 @@ def _fourier_interpolated(values: np.ndarray, axis: int, side: int) -> np.ndarra
         return values
     spectrum = np.fft.rfft(values, axis=axis)
     if n % 2 == 0:
-        nyquist = [slice(None)] * values.ndim
-        nyquist[axis] = slice(n // 2, n // 2 + 1)
-        spectrum[tuple(nyquist)] *= 0.5
+        np.moveaxis(spectrum, axis, 0)[n // 2] *= 0.5
     return np.fft.irfft(spectrum, n=side, axis=axis) * (side / n)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import first_line
 from tomat.data.density.chgcar import Parts, read_chgcar, read_parts
 from tomat.data.density.cube import SUFFIXES as CUBE_SUFFIXES
 from tomat.data.density.cube import read_cube, read_cube_parts
@@ -44,13 +45,12 @@ def open_density(
 
 def format_name(location: str) -> str:
     """What a density of that name is called: "CHGCAR", "cube", ..."""
-    return READERS[_known_reader(location.rstrip("/"))][0]
+    return READERS[_known_reader(location)][0]
 
 
 def parts_beside(location: str) -> Parts:
     """What a file holds beside the total density, of which `open_density` reads no more than that it is whole."""
-    text = location.rstrip("/")
-    return READERS[_known_reader(text)][1](text)
+    return READERS[_known_reader(location)][1](location.rstrip("/"))
 
 
 def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
@@ -60,14 +60,13 @@ def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
     chgcars = [each for each in locations if is_chgcar(each)]
     if not chgcars:
         raise TomatError(
-            f"--species names {' '.join(rules.species)}, but none of the inputs is a CHGCAR; other files name their "
-            "elements themselves. Leave it out."
+            f"--species names {' '.join(rules.species)}, but no input is a CHGCAR, which may need it; leave it out."
         )
     check_species_used(chgcars, rules)
 
 
 def is_chgcar(location: str) -> bool:
-    return _reader(location.rstrip("/")) is read_chgcar
+    return _reader(location) is read_chgcar
 
 
 def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
@@ -81,10 +80,9 @@ def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
     except (TomatError, MemoryError):
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
         raise TomatError(
-            f"{location} cannot be read as a density ({type(error).__name__}: {first[:300]}); it cannot be opened, is "
-            "damaged, or holds something else."
+            f"{location} cannot be read as a density ({type(error).__name__}: {first_line(error)}); it cannot be "
+            "opened, is damaged, or holds something else."
         ) from error
 
 
@@ -96,16 +94,22 @@ def _known_reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGr
     return reader
 
 
-def _reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid] | None:
+def _reader(location: str) -> Callable[[str, str | None, ReadRules], DensityGrid] | None:
     """What reads a density of that name; None for a name of no known kind."""
+    text = location.rstrip("/")
     name = text.rsplit("/", 1)[-1]
     if name.endswith(".zarr") or (Path(text) / "zarr.json").is_file():
         return read_zarr
     if name.endswith((".json.gz", ".json")):
         return read_materials_project
-    plain = next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)
+    plain = unpacked(name)
     if plain.lower().endswith(CUBE_SUFFIXES):
         return read_cube
     if plain.endswith(".vasp") or any(kind in name.upper() for kind in CHGCAR_NAMES):
         return read_chgcar
     return None
+
+
+def unpacked(name: str) -> str:
+    """Without the suffix of a compression."""
+    return next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)

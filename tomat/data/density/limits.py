@@ -11,7 +11,6 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from io import BytesIO
 from typing import IO, Any
 
 import numpy as np
@@ -49,10 +48,7 @@ _FEW_LINES = 16
 def check_atom_count(count: int, source: str) -> None:
     """Refuse a number of atoms that no cell has, before anything is read for it."""
     if not 1 <= count <= MOST_ATOMS:
-        raise TomatError(
-            f"{source}: the cell has {count:,} atoms; expected 1 to {MOST_ATOMS:,}. The cell is too large, or the "
-            "file damaged."
-        )
+        raise TomatError(f"{source}: the cell has {count:,} atoms; expected 1 to {MOST_ATOMS:,}. Is the file damaged?")
 
 
 def check_grid_shape(shape: Sequence[int], source: str) -> None:
@@ -60,15 +56,17 @@ def check_grid_shape(shape: Sequence[int], source: str) -> None:
     if len(shape) != 3 or min(shape) < 1 or math.prod(shape) > MOST_VOXELS:
         sides = " x ".join(f"{int(side):,}" for side in shape)
         raise TomatError(
-            f"{source}: the grid is {sides}; expected three sides of at least 1 and at most {MOST_VOXELS:,} voxels. "
-            "The file is damaged."
+            f"{source}: the grid is {sides}; expected three sides, each 1 or more, and at most {MOST_VOXELS:,} voxels."
         )
 
 
 class BoundedText:
     """Bytes of a plain, gzip, bz2 or xz stream, of which no more are decompressed than their header can need."""
 
-    def __init__(self, raw: IO[bytes], compressed_bytes: int, source: str) -> None:
+    def __init__(self, raw: IO[bytes], source: str, limit_bytes: int = MOST_TEXT_BYTES, kind: str = "density") -> None:
+        """`kind`: what errors call the content."""
+        self._compressed_bytes = raw.seek(0, os.SEEK_END)
+        raw.seek(0)
         head = raw.read(6)
         raw.seek(0)
         self.stream: Any = raw
@@ -82,10 +80,8 @@ class BoundedText:
         self.source = source
         self.read_bytes = 0
         """Decompressed so far."""
-        self.limit_bytes = MOST_TEXT_BYTES
-        self.kind = "density"
-        """What errors call the content."""
-        self._compressed_bytes = compressed_bytes
+        self.limit_bytes = limit_bytes
+        self._kind = kind
         self._buffer, self._at = b"", 0
 
     def line(self, longest: int = 4096) -> bytes:
@@ -117,7 +113,7 @@ class BoundedText:
         return b"".join(found)
 
     def everything(self) -> bytes:
-        """All that is left."""
+        """All that is left; damaged compression is one of `COMPRESSION_ERRORS`."""
         pieces = io.BytesIO()
         while self._at < len(self._buffer) or self._fill():
             pieces.write(self._buffer[self._at :])
@@ -130,29 +126,25 @@ class BoundedText:
         self.read_bytes += len(piece)
         if self.read_bytes > self.limit_bytes:
             raise TomatError(
-                f"{self.source} holds more than {self.limit_bytes:,} bytes, the most that such a {self.kind} can need; "
-                "it is not one, or damaged."
+                f"{self.source} has more than {self.limit_bytes:,} bytes, too many for a {self._kind}; it is damaged."
             )
         if self.compressed and self.read_bytes > max(FREE_BYTES, MOST_EXPANSION * self._compressed_bytes):
             raise TomatError(
                 f"{self.source} has {self._compressed_bytes:,} bytes and decompresses to more than "
-                f"{self.read_bytes:,}; a {self.kind} shrinks at most {MOST_EXPANSION} times, so this is none."
+                f"{self.read_bytes:,}; a {self._kind} shrinks at most {MOST_EXPANSION} times, so this is none."
             )
         self._buffer, self._at = self._buffer[self._at :] + piece, 0
         return bool(piece)
 
 
-def decompressed(raw: bytes, source: str) -> bytes:
-    """The content of a plain or compressed object, within the limits; damaged compression is one of
-    `COMPRESSION_ERRORS`."""
-    return BoundedText(io.BytesIO(raw), len(raw), source).everything()
+def open_text(path: str) -> BoundedText:
+    """A local file, within the limits; close its `stream`."""
+    return BoundedText(open(path, "rb"), path)
 
 
 def open_structure(path: str) -> BoundedText:
     """As `open_text`, of a file that is read for its structure alone: up to `MOST_STRUCTURE_BYTES`."""
-    text = open_text(path)
-    text.limit_bytes, text.kind = MOST_STRUCTURE_BYTES, "structure"
-    return text
+    return BoundedText(open(path, "rb"), path, MOST_STRUCTURE_BYTES, "structure")
 
 
 def structure_text(path: str) -> str:
@@ -165,11 +157,6 @@ def structure_text(path: str) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError:
         return content.decode("latin-1")  # names of authors; every byte is a letter of it
-
-
-def open_text(path: str) -> BoundedText:
-    """A local file, within the limits; close its `stream`."""
-    return BoundedText(open(path, "rb"), os.stat(path).st_size, path)
 
 
 LONGEST_LINE_BYTES = 1 << 26
@@ -195,7 +182,8 @@ def finite_numbers(line: bytes) -> list[float] | None:
 
 def with_e(line: bytes) -> bytes:
     """A line of numbers with their exponents as other languages read them; as it is if it has others."""
-    return next((each for each in _as_fortran(line) if _plain_numbers(each) is not None), line)
+    found = _numbers(line)
+    return line if found is None else found[0]
 
 
 def without_padding(values: np.ndarray, n_values: int, per_line: int) -> np.ndarray:
@@ -206,45 +194,36 @@ def without_padding(values: np.ndarray, n_values: int, per_line: int) -> np.ndar
 
 def read_block(text: BoundedText, n_values: int, what: str, kind: str) -> np.ndarray:
     """`n_values` numbers over as many lines as they take, float64; a block ends with its line, which zeros may fill."""
-    parts: list[np.ndarray] = []
+    parts = [np.empty(0)]
     found, per_line, blank = 0, 1, 0
     while found < n_values:
         # As many lines as are certain to belong to the block, from the values of its first line.
         certain = min((n_values - found) // per_line, _LINES_AT_ONCE) if found else 1
         lines = text.lines(max(certain, 1), LONGEST_LINE_BYTES)
-        if not lines:
-            raise TomatError(
-                f"{text.source} is not a complete {kind}: {found:,} of {n_values:,} values of the {what}. It may be "
-                "cut off: compare its size with the original."
-            )
         part = parsed(lines, text.source, what, kind)
         blank += not part.size
-        if blank > MOST_BLANK_READS:
+        if not lines or blank > MOST_BLANK_READS:
+            end = "blank lines" if lines else "the end"
             raise TomatError(
-                f"{text.source} is not a complete {kind}: blank lines after {found:,} of {n_values:,} values of the "
-                f"{what}; the file is damaged."
+                f"{text.source} is not a complete {kind}: {end} after {found:,} of {n_values:,} values of the {what}. "
+                "It may be cut off or damaged: compare its size with the original."
             )
-        if not found:
-            per_line = max(part.size, 1)
+        per_line = per_line if found else max(part.size, 1)
         parts.append(part)
         found += part.size
-    values = without_padding(np.concatenate(parts) if parts else np.empty(0), n_values, per_line)
+    values = without_padding(np.concatenate(parts), n_values, per_line)
     if values.size != n_values:
-        raise TomatError(
-            f"{text.source}: {values.size:,} values where the {what} has {n_values:,}; the file is damaged."
-        )
+        raise TomatError(f"{text.source}: found {values.size:,} values, the {what} has {n_values:,}; it is damaged.")
     return values
 
 
 def parsed(lines: bytes, source: str, what: str, kind: str) -> np.ndarray:
     """The numbers in a piece of text, of which every word must be one."""
-    values = _numbers(lines)
-    if values is None:
-        word = next((word for word in lines.split() if _numbers(word) is None), b"")
-        raise TomatError(
-            f"{source} is not a complete {kind}: found {word[:40].decode('latin-1')!r} among the values of the {what}."
-        )
-    return values
+    found = _numbers(lines)
+    if found is None:
+        word = next((word for word in lines.split() if _numbers(word) is None), b"")[:40].decode("latin-1")
+        raise TomatError(f"{source} is not a complete {kind}: found {word!r} among the values of the {what}.")
+    return found[1]
 
 
 def _as_fortran(text: bytes) -> Iterator[bytes]:
@@ -255,12 +234,8 @@ def _as_fortran(text: bytes) -> Iterator[bytes]:
     yield _NO_E.sub(b"E", text)
 
 
-def _numbers(text: bytes) -> np.ndarray | None:
-    """All numbers of a text; None if a word of it is none."""
-    return next((values for each in _as_fortran(text) if (values := _plain_numbers(each)) is not None), None)
-
-
-def _plain_numbers(text: bytes) -> np.ndarray | None:
+def _numbers(text: bytes) -> tuple[bytes, np.ndarray] | None:
+    """A text with its exponents as other languages write them, and all its numbers; None if a word of it is none."""
     from pymatgen.optimization.fast_parser import parse_n_doubles
 
     space = np.frombuffer(b" " + text, dtype=np.uint8) <= 32
@@ -268,8 +243,10 @@ def _plain_numbers(text: bytes) -> np.ndarray | None:
     values = np.empty(n_words + 2)
     # The parser takes 1.2.3 or 1-100 as two, and stops at what is no number, after the 1.5 of 1.5D-03: it reaches the
     # number that is added only if it has read all before.
-    found = parse_n_doubles(BytesIO(text + b" 0\n"), values, n_words + 2)
-    return values[:n_words] if found == n_words + 1 else None
+    for spelt in _as_fortran(text):
+        if parse_n_doubles(io.BytesIO(spelt + b" 0\n"), values, n_words + 2) == n_words + 1:
+            return spelt, values[:n_words]
+    return None
 
 
 @contextlib.contextmanager
@@ -282,7 +259,5 @@ def opened(source: str, kind: str) -> Iterator[BoundedText]:
         with text.stream:
             yield text
     except COMPRESSION_ERRORS as error:
-        raise TomatError(
-            f"{source} is not a complete {kind} ({type(error).__name__}: {error}). It may be cut off or damaged: "
-            "compare it with the original."
-        ) from error
+        found = f"{source} is not a complete {kind} ({type(error).__name__}: {error})"
+        raise TomatError(f"{found}. It may be cut off or damaged: compare it with the original.") from error

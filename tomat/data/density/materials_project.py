@@ -4,6 +4,7 @@
 values are rho x V in electrons, nested as `[nx][ny][nz]`.
 """
 
+import io
 import json
 import os
 from typing import IO, Any
@@ -15,9 +16,8 @@ from tomat.data.density.checks import density_of
 from tomat.data.density.chgcar import Parts
 from tomat.data.density.crystal import structure_from_dict
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.kinds import check_kind
-from tomat.data.density.limits import COMPRESSION_ERRORS, check_grid_shape, decompressed
-from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.data.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules, check_kind
 
 Location = str | os.PathLike[str]
 
@@ -31,35 +31,18 @@ def read_materials_project(
     values are set to zero and counted in `clipped_voxels`.
     """
     source = os.fspath(location)
-    document = _load(source)
-    try:
-        chgcar = document["data"]
-        structure = chgcar["poscar"]["structure"]
-        total = chgcar["data"]["total"]
-        nested = total["data"] if isinstance(total, dict) else total
-    except (KeyError, TypeError) as error:
-        found = sorted(document) if isinstance(document, dict) else type(document).__name__
-        raise TomatError(
-            f"{source}: found {found} and no {error} where a Materials Project charge density has "
-            "`data.poscar.structure` and `data.data.total`."
-        ) from error
+    document, chgcar, structure, total = _load(source)
     title = chgcar["poscar"].get("comment")
     partial = check_kind(source, [title] if isinstance(title, str) else [], rules.accept)
-    lattice, numbers, coords = structure_from_dict(structure, source)
-    values = _values(nested, source)
+    atoms = structure_from_dict(structure, source)
+    values = _values(total, source)
     name = material_id or str(document.get("task_id") or document.get("fs_id") or source.rsplit("/", 1)[-1])
-    return density_of(values, lattice, numbers, coords, source=source, material_id=name, rules=rules, partial=partial)
+    return density_of(values, *atoms, source=source, material_id=name, rules=rules, partial=partial)
 
 
 def parts_of_document(location: Location) -> Parts:
-    source = os.fspath(location)
-    document = _load(source)
-    try:
-        chgcar = document["data"]
-        names, augmentation = set(chgcar["data"]), chgcar.get("data_aug")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise TomatError(f"{source}: expected a Materials Project charge density; {error} is missing.") from error
-    return Parts(len(names & {"diff", "diff_x", "diff_y", "diff_z"}), bool(augmentation))
+    _, chgcar, _, _ = _load(os.fspath(location))
+    return Parts(len(chgcar["data"].keys() & {"diff", "diff_x", "diff_y", "diff_z"}), bool(chgcar.get("data_aug")))
 
 
 def write_materials_project(grid: DensityGrid, file: IO[bytes]) -> None:
@@ -97,19 +80,30 @@ def _values(nested: Any, source: str) -> np.ndarray:
     return values
 
 
-def _load(source: str) -> Any:
+def _load(source: str) -> tuple[Any, Any, Any, Any]:
+    """The document, the `Chgcar` in it, its structure, and the nested values of its total density."""
     import fsspec.core
 
     try:
         filesystem, path = fsspec.core.url_to_fs(source)
         raw = filesystem.cat_file(path)
     except FileNotFoundError as error:
-        raise TomatError(f"no density at {source}.") from error
+        raise TomatError(f"no density at {source}; expected a file.") from error
     except (OSError, ValueError) as error:
         raise TomatError(f"cannot read {source}: {error}") from error
     try:
-        return json.loads(decompressed(raw, source))
+        document = json.loads(BoundedText(io.BytesIO(raw), source).everything())
     except (*COMPRESSION_ERRORS, ValueError, RecursionError) as error:
         raise TomatError(
             f"{source} is not a complete gzipped JSON document ({type(error).__name__}: {error}); fetch it again."
+        ) from error
+    try:
+        chgcar = document["data"]
+        structure, total = chgcar["poscar"]["structure"], chgcar["data"]["total"]
+        return document, chgcar, structure, total["data"] if isinstance(total, dict) else total
+    except (KeyError, TypeError) as error:
+        found = sorted(document) if isinstance(document, dict) else type(document).__name__
+        raise TomatError(
+            f"{source}: found {found} and no {error} where a Materials Project charge density has "
+            "`data.poscar.structure` and `data.data.total`."
         ) from error

@@ -14,7 +14,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
+from tomat.data.density.cube import SUFFIXES as CUBE_SUFFIXES
+from tomat.data.density.cube import write_cube
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.grid import DensityGrid, check_electrons
 
@@ -47,15 +49,13 @@ _EXCHANGES = 100
 
 def form_of(path: str | os.PathLike[str]) -> str:
     """The format that the name of a file to be written asks for."""
-    from tomat.data.density.cube import SUFFIXES
-
     name = Path(path).name
     plain = name.removesuffix(".gz")
     if name.endswith(".zarr"):
         return "zarr"
     if plain.endswith(".json"):
         return "json"
-    if plain.endswith(SUFFIXES):
+    if plain.endswith(CUBE_SUFFIXES):
         return "cube"
     if plain.endswith(".vasp") or "CHGCAR" in plain.upper():
         return "chgcar"
@@ -84,23 +84,24 @@ def write_density(
             `rho_gga` layout), `json` (a charge density of the Materials Project; compressed where the name ends in
             `.gz`), `qe` (a folder with Quantum ESPRESSO's `charge-density.dat`).
     """
-    target = Path(path)
     if form not in FORMATS:
         raise TomatError(f"there is no format {form!r}; expected one of {', '.join(FORMATS)}.")
     if (form == "qe") != (vectors is not None) or (augmentation is not None and form != "chgcar"):
-        raise TomatError(
-            f"found {form}: qe needs reciprocal vectors, no other takes any, and augmentation is for chgcar."
-        )
+        raise TomatError(f"found {form}: only qe needs and takes reciprocal vectors, augmentation is for chgcar.")
     check_electrons(grid, grid.material_id)
     if augmentation is not None:
         check_augmentation(augmentation, grid.atomic_numbers, grid.material_id)
-    lines = None if augmentation is None else augmentation.lines
-
-    def write(place: Path) -> None:
+    with _replacing(Path(path)) as place:
         if form == "chgcar":
-            _write_chgcar(grid, place, lines)
+            from pymatgen.io.vasp import Chgcar
+
+            values = grid.rho.astype(np.float64) * grid.volume_a3
+            # pymatgen takes lines too, and writes them as they are.
+            data_aug: Any = None if augmentation is None else {"total": list(augmentation.lines)}
+            Chgcar(grid.structure, {"total": values}, data_aug).write_file(str(place))
         elif form == "cube":
-            _write_cube(grid, place)
+            with _binary(place) as file:
+                write_cube(grid, file)
         elif form == "json":
             from tomat.data.density.materials_project import write_materials_project
 
@@ -116,12 +117,11 @@ def write_density(
             place.mkdir()
             write_charge_density(grid, place / CHARGE_DENSITY, vectors)
 
-    _replace(target, write)
-
 
 def write_spread(grid: DensityGrid, path: Path) -> None:
     """Write the standard deviation over samples, `grid.rho`, as a cube in e/bohr^3."""
-    _replace(path, lambda place: _write_cube(grid, place))
+    with _replacing(path) as place, _binary(place) as file:
+        write_cube(grid, file)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -133,40 +133,29 @@ def remove_leftovers(folder: Path) -> None:
             os.close(lock)
 
 
-def _replace(target: Path, write: Callable[[Path], None]) -> None:
-    """What `write` makes at the path it is given takes the place of `target` once it is whole."""
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A place to write to; what lies there as the block ends without an error takes the place of `target`."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
-        with _writing_folder(target.parent) as folder:
-            temporary = folder / target.name
-            write(temporary)
-            _exchange(temporary, target)
+        folder, lock = target.parent, None
+        while lock is None:
+            folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=WRITING))
+            # Another process may take it for a leftover before it is locked; some network file systems have no locks.
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                lock = _lock(folder, needed=False)
+                if not folder.exists():
+                    os.close(lock)
+                    lock = None
+        try:
+            yield folder / target.name
+            _exchange(folder / target.name, target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror or first_line(error)}.") from error
-    except TomatError as error:
-        if isinstance(error.__cause__, OSError):  # as write_zarr says it
-            raise OutputError(str(error)) from error
-        raise
-
-
-@contextlib.contextmanager
-def _writing_folder(parent: Path) -> Iterator[Path]:
-    """A folder to write into, of a name of its own, locked for as long as it is written into."""
-    lock = None
-    while lock is None:
-        folder = Path(tempfile.mkdtemp(dir=parent, prefix=WRITING))
-        # Another process may take it for a leftover before it is locked; some network file systems have no locks.
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            lock = _lock(folder, needed=False)
-            if not folder.exists():
-                os.close(lock)
-                lock = None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def _lock(folder: Path, *, needed: bool = True) -> int:
@@ -216,22 +205,6 @@ def size_bytes(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _write_chgcar(grid: DensityGrid, path: Path, augmentation: tuple[str, ...] | None) -> None:
-    from pymatgen.io.vasp import Chgcar
-
-    values = grid.rho.astype(np.float64) * grid.volume_a3
-    # pymatgen takes lines too, and writes them as they are.
-    data_aug: Any = None if augmentation is None else {"total": list(augmentation)}
-    Chgcar(grid.structure, {"total": values}, data_aug).write_file(str(path))
-
-
-def _write_cube(grid: DensityGrid, path: Path) -> None:
-    from tomat.data.density.cube import write_cube
-
-    with _binary(path) as file:
-        write_cube(grid, file)
-
-
 @contextlib.contextmanager
 def _binary(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, compressed where its name ends in `.gz`; the same bytes for the same content."""
@@ -247,9 +220,8 @@ def check_augmentation(augmentation: Augmentation, atomic_numbers: np.ndarray, n
     """Refuse augmentation occupancies of other atoms, or of the same in another order."""
     theirs, ours = augmentation.crystal.atomic_numbers, atomic_numbers
     if not np.array_equal(theirs, ours):
-        words = [" ".join(symbol_of(z) for z in numbers.tolist()[:12]) for numbers in (theirs, ours)]
+        words = [f"{len(each)} atoms ({' '.join(map(symbol_of, each.tolist()[:12]))})" for each in (theirs, ours)]
         raise TomatError(
-            f"{augmentation.crystal.name} has augmentation occupancies of {len(theirs)} atoms ({words[0]}), "
-            f"{name or 'the structure'} has {len(ours)} ({words[1]}); expected the same atoms in the same "
-            "order."
+            f"{augmentation.crystal.name} has augmentation occupancies of {words[0]}, {name or 'the structure'} has "
+            f"{words[1]}; expected the same atoms in the same order."
         )

@@ -5,7 +5,6 @@ and ignores what is left over; that is why the densities have one of their own.
 """
 
 import logging
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -49,33 +48,26 @@ class Header:
     counts: tuple[int, ...]
     species: tuple[str, ...] | None
     """Element of each group; None where the text names none (VASP 4)."""
+    elements: tuple[str, ...] | None
+    """Of each atom, from the species line or the ends of the coordinate lines; None where neither names any."""
     frac_coords: np.ndarray
-    site_symbols: tuple[str, ...] | None = None
-    """Elements at the ends of the coordinate lines."""
     title: str = ""
 
     @property
     def volume_a3(self) -> float:
         return abs(float(np.linalg.det(self.lattice)))
 
-    @property
-    def elements(self) -> list[str] | None:
-        """Of each atom, from the species line or the ends of the coordinate lines; None where neither names any."""
-        if self.species is not None:
-            return _repeated(self.species, self.counts)
-        return None if self.site_symbols is None else list(self.site_symbols)
-
-    def atomic_numbers(self, species: tuple[str, ...]) -> np.ndarray:
-        """int64 `[n]`, with an element for each group."""
-        return np.repeat([atomic_number(symbol) for symbol in species], self.counts).astype(np.int64)
+    def names(self, species: Sequence[str]) -> bool:
+        """Whether it names these elements, a group each."""
+        return species in (self.species, tuple(dict.fromkeys(self.elements or ())))
 
 
 def read_header(text: BoundedText) -> Header:
     """Read title, scale, lattice, species, counts and coordinates, and the empty line after them."""
     source = text.source
     title = _line(text, "the title")
-    scale = _numbers(_line(text, "the scale"), "the scale", source)
-    lattice = np.array([_numbers(_line(text, "the lattice"), "a lattice vector", source, 3) for _ in range(3)])
+    scale = _numbers(text, "the scale")
+    lattice = np.array([_numbers(text, "a lattice vector", 3) for _ in range(3)])
     volume_a3 = abs(float(np.linalg.det(lattice)))
     if len(scale) == 1 and scale[0] < 0 and volume_a3 > 0:  # the volume of the cell
         factor = np.full(3, (-scale[0] / volume_a3) ** (1 / 3))
@@ -87,24 +79,22 @@ def read_header(text: BoundedText) -> Header:
     if not np.isfinite(lattice).all() or abs(float(np.linalg.det(lattice))) < 1e-6:
         raise TomatError(f"{source}: the lattice is flat or not finite; the file is damaged.")
     species, counts, mode = _groups(text)
-    if mode[:1] in (b"s", b"S"):  # selective dynamics
+    if selective := mode[:1] in (b"s", b"S"):  # selective dynamics
         mode = _line(text, "Direct or Cartesian").strip()
-        selective = True
-    else:
-        selective = False
     if mode[:1] not in (b"d", b"D", b"c", b"C", b"k", b"K"):
-        raise TomatError(
-            f"{source}: found {_shown(mode)} after the counts {_words(counts)}; expected Direct or Cartesian."
-        )
-    coords, symbols = _coordinates(text, sum(counts), selective)
+        raise TomatError(f"{source}: found {_shown(mode)} after the counts; expected Direct or Cartesian.")
+    coords, at_ends = _coordinates(text, sum(counts), selective)
     if mode[:1] not in b"dD":
         coords = coords * factor @ np.linalg.inv(lattice)
-    if species is not None and symbols is not None and list(symbols) != _repeated(species, counts):
-        raise TomatError(
-            f"{source}: the species line names {_words(species)}, but the ends of the coordinate lines differ from it: "
-            f"{_words(dict.fromkeys(symbols))}; one of them is wrong."
-        )
-    return Header(lattice, counts, species, coords, symbols if species is None else None, title.decode("latin-1"))
+    elements = at_ends
+    if species is not None:
+        elements = tuple(np.repeat(species, counts).tolist())
+        if at_ends not in (None, elements):
+            raise TomatError(
+                f"{source}: the species line names {_words(species)}, but the ends of the coordinate lines differ from "
+                f"it: {_words(dict.fromkeys(at_ends))}; one of them is wrong."
+            )
+    return Header(lattice, counts, species, elements, coords, title.decode("latin-1"))
 
 
 def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
@@ -113,46 +103,38 @@ def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
 
     A header that names its elements is read as it is, and what the flag says else is said to be left aside.
     """
+    species, elements = rules.species, header.elements
     groups = f"{len(header.counts)} group(s) of {_words(header.counts)} atom(s)"
-    if (named := header.elements) is not None:
-        if rules.species and tuple(dict.fromkeys(named)) != rules.species and header.species != rules.species:
+    if elements is not None:
+        if species and not header.names(species):
             _log.warning(
                 "%s names its elements, %s; --species %s is for files that name none, and is left aside.",
-                path,
-                _words(dict.fromkeys(named)),
-                _words(rules.species),
-            )
-        return np.array([atomic_number(symbol) for symbol in named], dtype=np.int64)
-    if rules.species and len(rules.species) != len(header.counts):
-        raise TomatError(f"{path} has {groups}, but --species names {_words(rules.species)}; expected one a group.")
+                path, _words(dict.fromkeys(elements)), _words(species),
+            )  # fmt: skip
+        return np.array([atomic_number(symbol) for symbol in elements], dtype=np.int64)
+    if species and len(species) != len(header.counts):
+        raise TomatError(f"{path} has {groups}, but --species names {_words(species)}; expected one a group.")
     found, misfits = _beside(header, path)
-    if rules.species:
-        # Where the files beside it differ among themselves, the flag decides between them.
-        if found and rules.species not in found.values():
-            raise TomatError(
-                f"{path} names no elements (VASP 4), --species {_words(rules.species)}, but "
-                + ", ".join(f"the {name} beside it {_words(species)}" for name, species in found.items())
-                + ". Correct the flag, or move what does not belong there."
-            )
-        return header.atomic_numbers(rules.species)
-    if len(set(found.values())) > 1:
+    beside = ", ".join(f"{name} beside it has {_words(named)}" for name, named in found.items())
+    # Where the files beside it differ among themselves, the flag decides between them.
+    if species and found and species not in found.values():
         raise TomatError(
-            f"{path} names no elements (VASP 4), and the files beside it differ: "
-            + ", ".join(f"{name} has {_words(species)}" for name, species in found.items())
-            + ". Name them with --species."
+            f"{path} names no elements (VASP 4), --species {_words(species)}, but {beside}. Correct the flag, or move "
+            "what does not belong there."
         )
-    if not found:
-        beside = f" What lies beside it does not fit: {'; '.join(misfits)}." if misfits else ""
-        folder = (
-            "beside it" if _is_of_its_folder(path) else "beside it, both in a folder of their own and this as CHGCAR"
-        )
+    if not species and len(set(found.values())) > 1:
+        raise TomatError(f"{path} names no elements (VASP 4), and {beside}. Name them with --species.")
+    if not species and not found:
+        folder = "beside it" if _is_of_its_folder(path) else "beside it, in a folder of their own and this as CHGCAR"
+        unfit = f" What lies beside it does not fit: {'; '.join(misfits)}." if misfits else ""
         raise TomatError(
-            f"{path} names no elements: it has no species line (VASP 4), only {groups}.{beside} Name them with "
+            f"{path} names no elements: it has no species line (VASP 4), only {groups}.{unfit} Name them with "
             f"--species, such as --species Na, or put the POSCAR, CONTCAR or POTCAR of the calculation {folder}."
         )
-    name, species = next(iter(found.items()))
-    _log.warning("%s names no elements; taken from the %s beside it: %s.", path, name, _words(species))
-    return header.atomic_numbers(species)
+    if not species:
+        name, species = next(iter(found.items()))
+        _log.warning("%s names no elements; taken from the %s beside it: %s.", path, name, _words(species))
+    return np.repeat([atomic_number(symbol) for symbol in species], header.counts).astype(np.int64)
 
 
 def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
@@ -168,7 +150,7 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
                 header = read_header(text)
         except (TomatError, *COMPRESSION_ERRORS):
             return
-        if header.elements is None or rules.species in (header.species, tuple(dict.fromkeys(header.elements))):
+        if header.elements is None or header.names(rules.species):
             return
         first = first or f"{path} names {_words(dict.fromkeys(header.elements))}"
     if first:
@@ -187,40 +169,34 @@ def _beside(header: Header, path: Path) -> tuple[dict[str, tuple[str, ...]], lis
     """The species that the files of the calculation name, by file; and of those that do not fit, why."""
     found: dict[str, tuple[str, ...]] = {}
     misfits = []
-    volume_a3 = header.volume_a3
-    for name in NEIGHBOURS if _is_of_its_folder(path) else ():
-        for beside in (path.with_name(name), path.with_name(f"{name}.gz")):
-            if not beside.is_file():
-                continue
-            try:
-                species, other = _named_by(beside)
-            except TomatError as error:
-                misfits.append(str(error).rstrip("."))
-                continue
-            if species is None:
-                misfits.append(f"{beside.name} names no element either")
-            elif len(species) != len(header.counts) or (other is not None and other.counts != header.counts):
-                misfits.append(f"{beside.name} has {_words(species)} {_words(other.counts if other else ())}".rstrip())
-            elif other is not None and abs(other.volume_a3 / volume_a3 - 1) > LARGEST_VOLUME_CHANGE:
-                misfits.append(f"{beside.name} has a cell of {other.volume_a3:.4g} A^3, this one {volume_a3:.4g} A^3")
+    names = [f"{name}{packed}" for name in NEIGHBOURS for packed in ("", ".gz")] if _is_of_its_folder(path) else []
+    for beside in filter(Path.is_file, map(path.with_name, names)):
+        other = None
+        try:
+            if beside.name.startswith("POTCAR"):
+                symbols = re.findall(r"^\s*VRHFIN\s*=\s*([A-Z][a-z]?)", structure_text(str(beside)), re.MULTILINE)
+                species = tuple(symbols) if symbols and set(symbols) <= set(SYMBOLS) else None
             else:
-                found[beside.name] = species
+                text = open_text(str(beside))
+                with text.stream:
+                    other = read_header(text)
+                species = other.species
+        except TomatError as error:
+            misfits.append(str(error).rstrip("."))
+            continue
+        except COMPRESSION_ERRORS as error:
+            misfits.append(f"cannot read {beside}: {error}".rstrip("."))
+            continue
+        if species is None:
+            misfits.append(f"{beside.name} names no element either")
+        elif len(species) != len(header.counts) or (other is not None and other.counts != header.counts):
+            misfits.append(f"{beside.name} has {_words(species)} {_words(other.counts if other else ())}".rstrip())
+        elif other is not None and abs(other.volume_a3 / header.volume_a3 - 1) > LARGEST_VOLUME_CHANGE:
+            volumes = f"{other.volume_a3:.4g} A^3, this one {header.volume_a3:.4g} A^3"
+            misfits.append(f"{beside.name} has a cell of {volumes}")
+        else:
+            found[beside.name] = species
     return found, misfits
-
-
-def _named_by(path: Path) -> tuple[tuple[str, ...] | None, Header | None]:
-    """Species and header of a POSCAR or CONTCAR; the species of a POTCAR."""
-    source = os.fspath(path)
-    try:
-        if path.name.startswith("POTCAR"):
-            symbols = re.findall(r"^\s*VRHFIN\s*=\s*([A-Z][a-z]?)", structure_text(source), re.MULTILINE)
-            return (tuple(symbols) if symbols and set(symbols) <= set(SYMBOLS) else None), None
-        text = open_text(source)
-        with text.stream:
-            header = read_header(text)
-            return header.species, header
-    except COMPRESSION_ERRORS as error:
-        raise TomatError(f"cannot read {source}: {error}") from error
 
 
 def _groups(text: BoundedText) -> tuple[tuple[str, ...] | None, tuple[int, ...], bytes]:
@@ -229,10 +205,12 @@ def _groups(text: BoundedText) -> tuple[tuple[str, ...] | None, tuple[int, ...],
     symbols: list[str] = []
     counts: list[int] = []
     line = _line(text, "species or counts").strip()
-    while line[:1].isalpha():
-        symbols += [_symbol(word, source) for word in line.split()]
-        if len(symbols) > MOST_GROUPS:
-            raise TomatError(f"{source}: found more than {MOST_GROUPS} species; the file is damaged.")
+    while line[:1].isalpha() and len(symbols) <= MOST_GROUPS:
+        for word in line.split():
+            # `Mg` of `Mg`, `Mg_pv` and `Mg_pv/f474ac0d`.
+            symbols.append(re.split(r"[/_.]", word.decode("latin-1"), maxsplit=1)[0])
+            if symbols[-1] not in SYMBOLS:
+                raise TomatError(f"{source}: the species line names {_shown(word)}, which is no element.")
         line = _line(text, "counts").strip()
     while line[:1].isdigit():
         for word in line.split():
@@ -253,29 +231,24 @@ def _groups(text: BoundedText) -> tuple[tuple[str, ...] | None, tuple[int, ...],
     return (tuple(symbols) if symbols else None), tuple(counts), line
 
 
-def _symbol(word: bytes, source: str) -> str:
-    """`Mg` of `Mg`, `Mg_pv` and `Mg_pv/f474ac0d`."""
-    symbol = re.split(r"[/_.]", word.decode("latin-1"), maxsplit=1)[0]
-    if symbol not in SYMBOLS:
-        raise TomatError(f"{source}: the species line names {_shown(word)}, which is no element.")
-    return symbol
-
-
 def _coordinates(text: BoundedText, n_atoms: int, selective: bool) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """The coordinates, and the elements that stand at the ends of their lines, if at all of them."""
     source = text.source
     coords, symbols = [], []
-    for atom in range(n_atoms):
-        line = _line(text, f"the coordinates of atom {atom + 1} of {n_atoms}")
+    for atom in range(1, n_atoms + 1):
+        line = _line(text, f"the coordinates of atom {atom} of {n_atoms}")
         words = line.split()
-        if len(words) < 3:
+        values = finite_numbers(b" ".join(words[:3]))
+        if values is None or len(values) != 3:
             raise TomatError(
-                f"{source}: the counts say {n_atoms} atoms, but there are {atom} coordinates; expected as many."
+                f"{source}: found {_shown(line.strip())} where coordinates of atom {atom} of {n_atoms} are expected, "
+                "three finite numbers. The counts may be wrong."
             )
-        coords.append(_numbers(b" ".join(words[:3]), f"the coordinates of atom {atom + 1}", source, 3))
+        coords.append(values)
         rest = [word.decode("latin-1") for word in words[3:]]
         if selective:
             if len(rest) < 3 or not set(rest[:3]) <= {"T", "F"}:
-                raise TomatError(f"{source}: atom {atom + 1} has no T or F for each axis, as selective dynamics needs.")
+                raise TomatError(f"{source}: atom {atom} has no T or F for each axis, as selective dynamics needs.")
             rest = rest[3:]
         if rest and rest[0] in SYMBOLS:
             symbols.append(rest[0])
@@ -283,8 +256,7 @@ def _coordinates(text: BoundedText, n_atoms: int, selective: bool) -> tuple[np.n
     # A CONTCAR of molecular dynamics in a cell that changes goes on with the velocities of the lattice at once.
     if following.strip() and not following.lower().startswith(b"lattice velocities"):
         raise TomatError(
-            f"{source}: found {_shown(following.strip())} after the coordinates of {n_atoms} atoms; expected an empty "
-            "line. The counts do not match the coordinates."
+            f"{source}: found {_shown(following.strip())} after the last atom of {n_atoms}; expected an empty line."
         )
     return np.array(coords, dtype=np.float64), (tuple(symbols) if len(symbols) == n_atoms else None)
 
@@ -296,24 +268,21 @@ def _line(text: BoundedText, what: str) -> bytes:
     return line
 
 
-def _numbers(line: bytes, what: str, source: str, count: int | None = None) -> list[float]:
+def _numbers(text: BoundedText, what: str, count: int | None = None) -> list[float]:
+    """The numbers of the next line."""
+    line = _line(text, what)
     values = finite_numbers(line)
     if not values or (count is not None and len(values) != count):
         raise TomatError(
-            f"{source} is not a complete structure header: found {_shown(line.strip())} where {what} is expected, "
+            f"{text.source} is not a complete structure header: found {_shown(line.strip())} where {what} is expected, "
             f"{count or 'one'} finite number(s)."
         )
     return values
 
 
-def _repeated(species: Sequence[str], counts: Sequence[int]) -> list[str]:
-    return [symbol for symbol, count in zip(species, counts, strict=True) for _ in range(count)]
-
-
 def _words(values: Iterable[object]) -> str:
-    return " ".join(str(value) for value in values)
+    return " ".join(map(str, values))
 
 
 def _shown(line: bytes) -> str:
-    text = line[:60].decode("latin-1")
-    return repr(text + ("..." if len(line) > 60 else ""))
+    return repr(line[:60].decode("latin-1") + ("..." if len(line) > 60 else ""))

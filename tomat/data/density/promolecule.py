@@ -9,6 +9,7 @@ where the non-negative one has 6 %).
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -76,26 +77,21 @@ class Promolecule:
             table[number] = values
         return table
 
-    def check_elements(self, crystal: Crystal) -> None:
-        """Refuse a structure with an element that no fitted density had."""
-        unknown = sorted(set(crystal.atomic_numbers.tolist()) - set(self.coefficients))
-        if unknown:
-            known = " ".join(symbol_of(number) for number in self.elements)
-            raise TomatError(
-                f"{crystal.name or 'the structure'} has {', '.join(symbol_of(number) for number in unknown)}, which "
-                f"no training density had; the model knows {known}. Train it on densities with that element."
-            )
-
     def density(self, crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarray:
         """The sum of atoms on a grid of the cell: float32 `[nx, ny, nz]`, e/Å³.
 
         Radial functions are interpolated linearly from points `cutoff_a` / 16,384 apart, to some 1e-6 of their value.
         The time grows with the atoms and the voxels within `cutoff_a` of each, in a skewed cell too.
         """
-        self.check_elements(crystal)
+        present = sorted(set(crystal.atomic_numbers.tolist()))
+        if unknown := [symbol_of(z) for z in present if z not in self.coefficients]:
+            raise TomatError(
+                f"{crystal.name or 'the structure'} has {', '.join(unknown)}, which no training density had; the model "
+                f"knows {' '.join(map(symbol_of, self.elements))}. Train it on densities with that element."
+            )
         basis, points = self.basis, 1 << 14
         functions = basis(np.linspace(0.0, basis.cutoff_a, points + 1))
-        tables = {z: functions @ self.coefficients[z] for z in sorted(set(crystal.atomic_numbers.tolist()))}
+        tables = {z: functions @ self.coefficients[z] for z in present}
         total = np.zeros(grid_shape, np.float64)
         # The voxels are a lattice too: by its shortest vectors few are looked at, however skewed the cell is.
         sides = crystal.lattice / np.array(grid_shape)[:, None]
@@ -182,9 +178,7 @@ class Promolecule:
         except (TomatError, LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise TomatError(f"{source} is not a promolecule ({type(error).__name__}: {error}). {_AGAIN}") from error
         if not whole:
-            raise TomatError(
-                f"{source} is damaged, or of another version: its hash is not that of its content. {_AGAIN}"
-            )
+            raise TomatError(f"{source} is damaged, or of another version: its hash is of other content. {_AGAIN}")
         return found
 
     @classmethod
@@ -216,10 +210,8 @@ class PromoleculeFit:
     """For each pair of atomic numbers (first <= second), float64 `[n, n]`: sums of products of their functions."""
     projections: dict[int, np.ndarray] = field(default_factory=dict)
     """For each atomic number, float64 `[n]`: sums of products of its functions with the density."""
-
     material_ids: list[str] = field(default_factory=list)
     """Names of the densities, as far as they were given: what a fit that was stopped need not add again."""
-
     atoms: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     electrons: list[float] = field(default_factory=list)
     spacings_a: list[float] = field(default_factory=list)
@@ -238,36 +230,37 @@ class PromoleculeFit:
             raise TomatError(f"{grid.material_id or 'The density'} is zero at all {voxels:,} voxels that are fitted.")
         weights /= norm
         sums = radial_sums(crystal, index / np.array(grid.grid_shape), self.basis)
-        for z, functions in sums.items():
-            self.projections[z] = self.projections.get(z, np.zeros(self.basis.n)) + functions.T @ (weights * rho)
-            for other, others in sums.items():
-                if z <= other:
-                    before = self.products.get((z, other), np.zeros((self.basis.n, self.basis.n)))
-                    self.products[z, other] = before + (functions.T * weights) @ others
-        self.n_materials += 1
-        self.material_ids += [material_id] if material_id else []
+        pairs = itertools.combinations_with_replacement(sorted(sums), 2)
         numbers, counts = np.unique(crystal.atomic_numbers, return_counts=True)
-        self.atoms.append(tuple(zip(numbers.tolist(), counts.tolist(), strict=True)))
-        self.electrons.append(grid.electron_count)
-        self.spacings_a.append(sum(grid.spacing_a) / 3)
-        self._nearer(shortest_distances_a(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords))
-        self.void_radii_a.append(void_radius_a(crystal.lattice, crystal.frac_coords))
-
-    def _nearer(self, distances_a: Mapping[tuple[int, int], float]) -> None:
-        for pair, distance in distances_a.items():
-            self.distances_a[pair] = min(distance, self.distances_a.get(pair, distance))
+        self.merge(
+            PromoleculeFit(
+                self.basis,
+                n_materials=1,
+                products={(z, other): (sums[z].T * weights) @ sums[other] for z, other in pairs},
+                projections={z: functions.T @ (weights * rho) for z, functions in sums.items()},
+                material_ids=[material_id] if material_id else [],
+                atoms=[tuple(zip(numbers.tolist(), counts.tolist(), strict=True))],
+                electrons=[grid.electron_count],
+                spacings_a=[sum(grid.spacing_a) / 3],
+                distances_a=shortest_distances_a(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords),
+                void_radii_a=[void_radius_a(crystal.lattice, crystal.frac_coords)],
+            )
+        )
 
     def merge(self, other: PromoleculeFit) -> None:
         if other.basis != self.basis:
             raise TomatError("two parts of a promolecule fit have different radial functions; fit both again.")
-        _add(self.projections, other.projections)
-        _add(self.products, other.products)
+        for z, values in other.projections.items():
+            self.projections[z] = values + self.projections.get(z, 0.0)
+        for pair, values in other.products.items():
+            self.products[pair] = values + self.products.get(pair, 0.0)
+        for pair, distance in other.distances_a.items():
+            self.distances_a[pair] = min(distance, self.distances_a.get(pair, distance))
         self.n_materials += other.n_materials
         self.material_ids += other.material_ids
         self.atoms += other.atoms
         self.electrons += other.electrons
         self.spacings_a += other.spacings_a
-        self._nearer(other.distances_a)
         self.void_radii_a += other.void_radii_a
 
     def valences(self) -> dict[int, float]:
@@ -347,11 +340,6 @@ class PromoleculeFit:
             float(np.median(self.spacings_a)) if self.spacings_a else 0.0,
             max(self.void_radii_a) if len(self.void_radii_a) == self.n_materials else None,
         )
-
-
-def _add[Key](mine: dict[Key, np.ndarray], theirs: Mapping[Key, np.ndarray]) -> None:
-    for key, values in theirs.items():
-        mine[key] = mine[key] + values if key in mine else values.copy()
 
 
 def radial_sums(crystal: Crystal, places: np.ndarray, basis: RadialBasis) -> dict[int, np.ndarray]:

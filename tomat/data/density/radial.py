@@ -32,10 +32,7 @@ class RadialBasis:
 
     def __post_init__(self) -> None:
         if self.n < 4 or not self.cutoff_a > 0 or not self.stretch_a > 0:
-            raise TomatError(
-                f"a radial basis of n={self.n}, cutoff_a={self.cutoff_a}, stretch_a={self.stretch_a}; expected at "
-                "least 4 functions and positive lengths."
-            )
+            raise TomatError(f"found {self}; expected at least 4 functions and positive lengths.")
 
     @property
     def scale(self) -> float:

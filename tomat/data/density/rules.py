@@ -1,8 +1,15 @@
-"""What a reader may assume, and which of its refusals are lifted: the settings that every reader of densities takes."""
+"""What a reader may assume, which of its refusals are lifted, and what the name and the title lines of a file say that
+it holds: one list for every format.
+
+Codes write the density of the cores, of spins, of some bands, differences, potentials and localisation functions in
+the format of their densities, beside them. Some cannot be told by their values.
+"""
 
 import argparse
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS
@@ -71,3 +78,107 @@ def refuse_rules(species: Sequence[str] | None, accept: Sequence[str] | None, wh
 def rules_of(species: Sequence[str] | None, accept: Sequence[str] | None) -> ReadRules:
     """The rules that the flags of `add_rule_flags` give."""
     return ReadRules(tuple(species or ()), tuple(accept or ()))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A quantity that is not the total density that is learnt."""
+
+    words: str
+    form: Literal["not_total", "no_density", "other_total"]
+    """`not_total`: electrons, but not all; `no_density`: no electrons in any unit; `other_total`: all electrons of
+    another kind, which no folder gives and which is read where it is named itself."""
+    name: str = ""
+    """Regular expression of file names, without case; ends of words are where no letter is."""
+    title: str = ""
+    """The same for title lines."""
+
+
+_BEGINS, _ENDS = r"(?<![A-Za-z])", r"(?![A-Za-z])"
+"""Of a word: `MAG` is one in `CHGCAR_mag_GdN`, and none in `magnetite`."""
+
+
+def _words(*alternatives: str) -> str:
+    return rf"{_BEGINS}(?:{'|'.join(alternatives)}){_ENDS}"
+
+
+KINDS = (
+    # VASP's own files, and what chgsplit.pl, chgdiff.pl and VASPKIT make of them.
+    Kind("the density of the cores", "not_total", "AECCAR0"),
+    Kind("the superposition of free atoms", "not_total", "AECCAR1"),
+    Kind("the valence density with its nodes at the nuclei", "other_total", "AECCAR2"),
+    Kind("the density of some bands", "not_total", "PARCHG"),
+    Kind(
+        "a localisation function",
+        "no_density",
+        rf"ELFCAR|{_BEGINS}ELF_S\d|{_words('ELF', 'LOL')}",
+        rf"locali[sz]ation function|{_words('ELF', 'LOL')}",
+    ),
+    Kind(
+        "a potential",
+        "no_density",
+        "LOCPOT|" + _words("ESP", "TOTESP", "V_?HARTREE", "V_?XC", "(?:HARTREE_|LOCAL_)?POTENTIAL", "VTOTAL", "ELPOT"),
+        _words("potential", "V_?hartree", "V_?xc"),
+    ),
+    Kind("a kinetic energy density", "no_density", "TAUCAR|" + _words("KINETIC_ENERGY_DENSITY"), "kinetic energy dens"),
+    # CP2K: NAME-SPIN_DENSITY-1_0.cube; FHI-aims: cube_001_spin_density.cube; ORCA: NAME.spindens.cube; Psi4: Ds.cube.
+    Kind(
+        "a spin density",
+        "not_total",
+        _words(r"SPIN[_ .-]?DENS(?:ITY)?", r"SPIN[_ .-]?(?:UP|DOWN|DIFF)", "MAG", "MAGNETI[SZ]ATION", "MAGDENS(?:ITY)?")
+        + r"|^(?:SPIN|DS)\.",
+        r"spin[ _-]?(?:\w+ )?dens|magneti[sz]ation dens|" + _words("alpha minus beta"),
+    ),
+    Kind(
+        "a difference of densities",
+        "not_total",
+        _words(
+            "(?:CHG|CHGCAR|CHARGE|RHO|DENSITY)_?DIFF(?:ERENCE)?", "DIFF(?:ERENCE)?_?(?:DENSITY|RHO|CHARGE)",
+            "DELTA_?(?:RHO|DENSITY)", "DEFORMATION_DENSITY"
+        ),
+        "difference dens|density difference|deformation dens|delta[ _]dens",
+    ),
+    Kind(
+        "an orbital",
+        "not_total",
+        _words("WFN", "HOMO", "LUMO", "ORBITAL", "PSI_[AB]"),
+        _words("orbitals?", "wave ?functions?", "MO coefficients"),
+    ),
+    Kind("electrons and nuclei together", "no_density", "-TOTAL_DENSITY-"),
+)  # fmt: skip
+"""Of names and title lines; the first that matches says what a file holds."""
+
+
+def kind_of_name(location: str) -> Kind | None:
+    """What the name of a file or of a folder that is one (`.zarr`) says it holds; None for a total density."""
+    name = location.rstrip("/").replace("\\", "/").rsplit("/", 1)[-1]
+    return next((kind for kind in KINDS if kind.name and re.search(kind.name, name, re.IGNORECASE)), None)
+
+
+def kind_of_titles(titles: Iterable[str]) -> Kind | None:
+    """What title lines say; None for a total density, or nothing."""
+    text = "\n".join(titles)
+    return next((kind for kind in KINDS if kind.title and re.search(kind.title, text, re.IGNORECASE)), None)
+
+
+def is_partial(location: str) -> bool:
+    """Whether a file is called as one that holds a part of the electrons, which only `--accept not_total` reads."""
+    kind = kind_of_name(location)
+    return kind is not None and kind.form == "not_total"
+
+
+def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> bool:
+    """Refuse a file that says, by its name or in its titles, that it holds something else than the total density.
+
+    True for a part of the electrons, which `accept` lets in.
+    """
+    of_name = kind_of_name(location)
+    kind = of_name or kind_of_titles(titles)
+    if kind is None or kind.form == "other_total":
+        return False
+    if (partial := kind.form == "not_total") and "not_total" in accept:
+        return True
+    raise TomatError(
+        f"{location}: its {'name' if of_name else 'title'} says that it holds {kind.words}; expected the total "
+        f"electron density.{' `--accept not_total` reads it nevertheless.' if partial else ''}"
+    )

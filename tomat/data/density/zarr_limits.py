@@ -60,10 +60,7 @@ class BoundedStore(WrapperStore[Store]):
         if metadata and len(buffer) > MOST_METADATA_BYTES:
             raise TomatError(f"{key} has {len(buffer):,} bytes; expected at most {MOST_METADATA_BYTES:,} of metadata.")
         if not metadata and (found := decompressed_bytes(buffer.to_bytes(), self.chunk_bytes)) > self.chunk_bytes:
-            raise TomatError(
-                f"the chunk {key} decompresses to {found:,} bytes or more; a chunk of this array has "
-                f"{self.chunk_bytes:,}."
-            )
+            raise TomatError(f"the chunk {key} decompresses to {found:,} bytes or more; expected {self.chunk_bytes:,}.")
         return buffer
 
 

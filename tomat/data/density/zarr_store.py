@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import first_line
 from tomat.data.density.checks import density_of
 from tomat.data.density.chgcar import Parts
 from tomat.data.density.crystal import structure_from_dict
 from tomat.data.density.grid import DensityGrid, check_electrons
-from tomat.data.density.kinds import check_kind
-from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules, check_kind
 
 TOTAL = "charge_density_total"
 DIFFERENCE = "charge_density_diff"
@@ -48,8 +47,7 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
     structure = _json_attribute(attributes, "structure", text)
     lattice, numbers, coords = structure_from_dict(structure, text)
     metadata = _json_attribute(attributes, "metadata", text) if "metadata" in attributes else {}
-    stem = text.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zarr")
-    name = material_id or str(metadata.get("task_id") or stem)
+    name = material_id or str(metadata.get("task_id") or text.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zarr"))
     group.store.chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize + CODEC_BYTES
     with _named(text, f": array {TOTAL!r} is not whole or does not decode", "fetch it again."):
         values = np.asarray(array[...])
@@ -67,49 +65,36 @@ def parts_of_group(location: Location) -> Parts:
 
 
 def write_zarr(
-    grid: DensityGrid,
-    location: str | os.PathLike[str],
-    *,
-    chunks: int | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
+    grid: DensityGrid, location: Location, *, chunks: int | None = None, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write one material. `chunks`: side of cubic chunks (the `rho_gga` set uses 16); None for one chunk."""
+    """Write one material where nothing is; `outputs.write_density` replaces what is there, in one step.
+
+    `chunks`: side of cubic chunks (the `rho_gga` set uses 16); None for one chunk.
+    """
     import zarr
     from zarr.codecs import ZstdCodec
 
-    target = Path(location)
-    check_electrons(grid, str(target))
-    if target.exists() and not overwrite:
-        raise TomatError(f"{target} is there already; remove it first or ask for it to be replaced.")
-    writing = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    side = tuple(min(chunks, n) for n in grid.grid_shape) if chunks else grid.grid_shape
-    try:
-        group = zarr.open_group(writing, mode="w", zarr_format=3)
-        array = group.create_array(
-            TOTAL,
-            shape=grid.grid_shape,
-            chunks=side,
-            dtype="float32",
-            compressors=[ZstdCodec(level=19, checksum=True)],
-            fill_value=0.0,
-            # An all-zero chunk is written too, so that a missing one always means a loss.
-            config={"write_empty_chunks": True},
-        )
-        values = grid.rho_times_volume()
-        array[...] = values
-        attributes = {
-            "structure": json.dumps(json.loads(grid.structure.to_json()), sort_keys=True),
-            "metadata": json.dumps({"task_id": grid.material_id, **(metadata or {})}, sort_keys=True),
-        }
-        group.attrs.update({**attributes, CHECKSUM: _checksum(values, attributes)})
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(writing, target)
-    except OSError as error:
-        raise TomatError(f"cannot write {target}: {_first_line(error)}") from error
-    finally:
-        shutil.rmtree(writing, ignore_errors=True)
+    check_electrons(grid, os.fspath(location))
+    if Path(location).exists():
+        raise TomatError(f"{location} is there already; remove it first, or name another place.")
+    group = zarr.open_group(location, mode="w-", zarr_format=3)
+    array = group.create_array(
+        TOTAL,
+        shape=grid.grid_shape,
+        chunks=tuple(min(chunks or n, n) for n in grid.grid_shape),
+        dtype="float32",
+        compressors=[ZstdCodec(level=19, checksum=True)],
+        fill_value=0.0,
+        # An all-zero chunk is written too, so that a missing one always means a loss.
+        config={"write_empty_chunks": True},
+    )
+    values = grid.rho_times_volume()
+    array[...] = values
+    attributes = {
+        "structure": json.dumps(json.loads(grid.structure.to_json()), sort_keys=True),
+        "metadata": json.dumps({"task_id": grid.material_id, **(metadata or {})}, sort_keys=True),
+    }
+    group.attrs.update({**attributes, CHECKSUM: _checksum(values, attributes)})
 
 
 def _checksum(values: np.ndarray, attributes: Mapping[str, Any]) -> str:
@@ -128,7 +113,7 @@ def _named(text: str, what: str, remedy: str) -> Iterator[None]:
     except TomatError as error:
         raise TomatError(f"{text}: {error}") from error
     except Exception as error:
-        raise TomatError(f"{text}{what} ({_first_line(error)}); {remedy}") from error
+        raise TomatError(f"{text}{what} ({first_line(error)}); {remedy}") from error
 
 
 def _open_group(text: str) -> Any:
@@ -150,25 +135,20 @@ def _total_array(group: Any, text: str) -> Any:
 
     with _named(text, f": no readable array {TOTAL!r}", "expected the `rho_gga` layout."):
         array = group[TOTAL]
-    if not isinstance(array, zarr.Array):
-        raise TomatError(f"{text}: {TOTAL!r} has the form of a group; expected an array.")
-    if array.ndim != 3 or array.dtype.kind != "f":
-        raise TomatError(f"{text}: {TOTAL!r} has shape {array.shape} and type {array.dtype}; expected 3-D floats.")
+    found = array.dtype if isinstance(array, zarr.Array) else "group"
+    if not isinstance(array, zarr.Array) or array.ndim != 3 or array.dtype.kind != "f":
+        raise TomatError(f"{text}: {TOTAL!r} has shape {getattr(array, 'shape', ())} of {found}; expected 3-D floats.")
     check_array(array, f"{text}: {TOTAL!r}")
     # Zarr else reads a chunk that is not there as zeros.
     return array.with_config({"read_missing_chunks": False})
 
 
 def _json_attribute(attributes: Mapping[str, Any], key: str, text: str) -> dict[str, Any]:
-    value = attributes.get(key)
+    value, wrong = attributes.get(key), "missing or not an object"
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value
+        value = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise TomatError(f"{text}: attribute {key!r} is not JSON ({error}); expected a JSON string.") from error
-    if not isinstance(parsed, dict):
-        raise TomatError(f"{text}: attribute {key!r} is missing or not an object; expected a JSON string.")
-    return parsed
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        value, wrong = None, f"not JSON ({error})"
+    if not isinstance(value, dict):
+        raise TomatError(f"{text}: attribute {key!r} is {wrong}; expected a JSON string.")
+    return value

@@ -121,7 +121,7 @@ def _lut(grouped: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nda
     relative = grouped * inverse[..., None]
     histogram = DensityHistogram()
     histogram.add(np.clip(relative, -_SPAN, _SPAN) + np.float32(_OFFSET))
-    fine = FineBins.of(histogram)
+    fine = FineBins(histogram)
     n = 1 << bits
     if len(fine.bins) < n:  # a matrix of a few different numbers: they are the table
         values = np.concatenate([fine.centres, np.full(n - len(fine.bins), fine.centres[-1])]) - _OFFSET

@@ -65,8 +65,3 @@ def test_provenance_of_each_cell():
         assert sorted(calculation["pseudopotentials"]) == sorted(name for _, name in named)
     group = zarr.open_group(DATA_DIR / f"{CELLS[0]['material_id']}.zarr", mode="r")
     assert json.loads(str(group.attrs["metadata"]))["calculation"] == demo_index()["cells"][0]["calculation"]
-
-
-def test_an_unknown_name():
-    with pytest.raises(TomatError, match="no embedded density 'unobtainium'; `tomat demo-data show`"):
-        load_demo("unobtainium")

@@ -51,18 +51,9 @@ def demo_materials(split: str | None = None) -> list[DemoMaterial]:
 
 def load_stored(material_id: str) -> DensityGrid:
     """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/Å³."""
-    _check_known(material_id)
+    if material_id not in {cell["material_id"] for cell in demo_index()["cells"]}:
+        raise TomatError(f"no embedded density {material_id!r}; `tomat demo-data show` lists those there are.")
     return read_zarr(DATA_DIR / f"{material_id}.zarr", material_id)
-
-
-def _check_known(material_id: str) -> dict[str, tuple[int, int, int]]:
-    """Refined shapes by name."""
-    shapes = {cell["material_id"]: cell["refined_shape"] for cell in demo_index()["cells"]}
-    if material_id not in shapes:
-        raise TomatError(
-            f"no embedded density {material_id!r}; `tomat demo-data show` lists the {len(shapes)} there are."
-        )
-    return shapes
 
 
 @cache
@@ -74,7 +65,6 @@ def load_demo(material_id: str) -> DensityGrid:
     The interpolation of a plane-wave density is nowhere negative; should rounding make it so, the value is set to zero
     and counted in `clipped_voxels` (0 in every cell shipped).
     """
-    shapes = _check_known(material_id)
-    grid = load_stored(material_id).refined(shapes[material_id], clip_negative=True)
-    grid.rho.setflags(write=False)
-    return grid
+    stored = load_stored(material_id)
+    shapes = {cell["material_id"]: cell["refined_shape"] for cell in demo_index()["cells"]}
+    return stored.refined(shapes[material_id], clip_negative=True)

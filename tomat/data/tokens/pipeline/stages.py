@@ -33,8 +33,8 @@ from tomat.data.density.checks import ELECTRON_TOLERANCE, check_electron_count
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.kinds import is_partial
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
+from tomat.data.density.rules import is_partial
 from tomat.data.tokens.clipping import ClippedMaterial, clipped_of
 from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_manifest
 from tomat.data.tokens.patch import check_cell_encodable
@@ -148,9 +148,7 @@ def check_electrons(job: ShardJob, tolerance: float, material: Material, grid: D
     if expected is None:
         check_electron_count(
             grid.rho * (grid.volume_a3 * read / grid.electron_count),
-            grid.lattice,
-            grid.atomic_numbers,
-            material.location,
+            Crystal(grid.lattice, grid.atomic_numbers, grid.frac_coords, material.location),
             accept=job.accept,
             tolerance=allowed,
         )

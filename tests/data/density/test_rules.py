@@ -1,5 +1,6 @@
 """What names and titles say a file holds, in every format."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,11 +8,11 @@ import pytest
 from ionic_density import gallium_arsenide
 
 from tomat.base.errors import TomatError
+from tomat.data.density.cube import write_cube
 from tomat.data.density.find import find_densities
 from tomat.data.density.io import open_density
-from tomat.data.density.kinds import kind_of_name, kind_of_titles
 from tomat.data.density.outputs import write_density
-from tomat.data.density.rules import ReadRules
+from tomat.data.density.rules import ReadRules, kind_of_name, kind_of_titles
 
 FORMATS = {"chgcar": ".vasp", "cube": ".cube.gz", "zarr": ".zarr", "json": ".json.gz"}
 
@@ -61,33 +62,29 @@ def test_names_of_total_densities(name):
 
 def test_titles_are_read_too(tmp_path):
     grid = gallium_arsenide()
-    write_density(grid, tmp_path / "a.cube", "cube")
-    lines = (tmp_path / "a.cube").read_text().splitlines(keepends=True)
-    (tmp_path / "a.cube").write_text("".join(["-Quickstep-\n", " SPIN DENSITY\n", *lines[2:]]))
-    with pytest.raises(TomatError, match="its title says that it holds a spin density"):
-        open_density(tmp_path / "a.cube")
-    write_density(grid, tmp_path / "b.vasp", "chgcar")
-    lines = (tmp_path / "b.vasp").read_text().splitlines(keepends=True)
-    (tmp_path / "b.vasp").write_text("".join(["electrostatic potential\n", *lines[1:]]))
-    with pytest.raises(TomatError, match="its title says that it holds a potential"):
-        open_density(tmp_path / "b.vasp")
-    write_density(grid, tmp_path / "c.json", "json")
-    document = json.loads((tmp_path / "c.json").read_text())
-    document["data"]["poscar"]["comment"] = "ELF of GaAs"
-    (tmp_path / "c.json").write_text(json.dumps(document))
-    with pytest.raises(TomatError, match="its title says that it holds a localisation function"):
-        open_density(tmp_path / "c.json")
+    for name, form, title, what in (
+        ("a.cube", "cube", "-Quickstep- SPIN DENSITY", "a spin density"),
+        ("b.vasp", "chgcar", "electrostatic potential", "a potential"),
+        ("c.json", "json", "ELF of GaAs", "a localisation function"),
+    ):
+        path = tmp_path / name
+        write_density(grid, path, form)
+        if form == "json":
+            document = json.loads(path.read_text())
+            document["data"]["poscar"]["comment"] = title
+            path.write_text(json.dumps(document))
+        else:
+            path.write_text("\n".join([title, *path.read_text().splitlines()[1:]]))
+        with pytest.raises(TomatError, match=f"{name}: its title says that it holds {what}"):
+            open_density(path)
     assert kind_of_titles(["methane density=scf", "Electron density from Total SCF Density"]) is None
     assert kind_of_titles(["GaAs, ONCV pseudopotentials", "electrons/bohr^3"]) is None
 
 
 def test_a_part_has_no_count(tmp_path):
     grid = gallium_arsenide()
-    part = type(grid)(grid.rho * 0.137, grid.lattice, grid.atomic_numbers, grid.frac_coords)
     path = tmp_path / "GaAs-SPIN_DENSITY-1_0.cube"
     with path.open("wb") as file:
-        from tomat.data.density.cube import write_cube
-
-        write_cube(part, file)
+        write_cube(dataclasses.replace(grid, rho=grid.rho * 0.137), file)
     found = open_density(path, rules=ReadRules(accept=("not_total",)))
     assert np.isclose(found.electron_count, 0.137 * 8, rtol=1e-4)

@@ -103,8 +103,7 @@ def _run_show_demo(args: argparse.Namespace) -> int:
 def _run_show(args: argparse.Namespace) -> int:
     """Formula, electrons beside those expected, grid, spacing, what a file holds beside the total density, and its
     range."""
-    from tomat.data.density.find import find_densities, ignored_words
-    from tomat.data.density.io import check_species_apply
+    from tomat.data.density.io import check_species_apply, find_densities, ignored_words
 
     if args.picture is not None:
         from tomat.predict.evaluation.picture import check_picture
@@ -203,8 +202,7 @@ def _shown(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any
 def _run_convert(args: argparse.Namespace) -> int:
     """Write densities in another format. The total density is kept; of a CHGCAR that becomes a CHGCAR the augmentation
     occupancies too. The command says what it does not keep."""
-    from tomat.data.density.find import find_densities, ignored_words
-    from tomat.data.density.io import check_species_apply
+    from tomat.data.density.io import check_species_apply, find_densities, ignored_words
     from tomat.data.density.outputs import FORMATS as ENDINGS
     from tomat.data.density.outputs import OutputError, form_of
 

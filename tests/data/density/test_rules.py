@@ -9,8 +9,7 @@ from ionic_density import gallium_arsenide
 
 from tomat.base.errors import TomatError
 from tomat.data.density.cube import write_cube
-from tomat.data.density.find import find_densities
-from tomat.data.density.io import open_density
+from tomat.data.density.io import find_densities, open_density
 from tomat.data.density.outputs import write_density
 from tomat.data.density.rules import ReadRules, kind_of_name, kind_of_titles
 

@@ -9,9 +9,8 @@ from tomat.base.errors import RetryableError, TomatError
 from tomat.base.progress import progress
 from tomat.base.retries import with_retries
 from tomat.data.density.demo.embedded import demo_materials, load_demo
-from tomat.data.density.find import find_densities
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.io import check_species_apply, open_density, read_density
+from tomat.data.density.io import check_species_apply, find_densities, open_density, read_density
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
 
 SAVE_EVERY_SECONDS = 30.0

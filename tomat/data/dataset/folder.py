@@ -28,9 +28,8 @@ from tomat.data.codec.lloyd_max import LloydMaxCodec, Objective, fit_lloyd_max
 from tomat.data.dataset.split import held_out_compositions
 from tomat.data.dataset.survey import SURVEY_FILE, Material, Survey, file_sha256, files_of_contents, hash_files, survey
 from tomat.data.dataset.valences import Potcars, choose_valences, potcars_beside
-from tomat.data.density.find import find_densities
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.io import check_species_apply, open_density
+from tomat.data.density.io import check_species_apply, find_densities, open_density
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.layouts import layout_named

@@ -19,8 +19,8 @@ from tomat.base.records import Positive, Sha256, typed_text
 from tomat.base.reporting import counted, first_line, writing
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import SYMBOLS, atomic_number, symbol_of
-from tomat.data.density.find import DensityFile, ignored_words
 from tomat.data.density.grid import DensityGrid
+from tomat.data.density.io import DensityFile, ignored_words
 from tomat.data.density.poscar import NEIGHBOURS, OF_A_CALCULATION
 from tomat.data.density.rules import ReadRules
 

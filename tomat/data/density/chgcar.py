@@ -8,19 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.data.density import limits
 from tomat.data.density.checks import density_of
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.limits import (
-    LONGEST_LINE_BYTES,
-    BoundedText,
-    check_grid_shape,
-    opened,
-    parsed,
-    read_block,
-    with_e,
-    without_padding,
-)
 from tomat.data.density.poscar import read_header, species_of
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules, check_kind
 
@@ -44,7 +35,7 @@ def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules
     Returns the density in e/Å³; negative values are set to zero and counted in `clipped_voxels`.
     """
     source = os.fspath(path)
-    with opened(source, KIND) as text:
+    with limits.opened(source, KIND) as text:
         header = read_header(text)
         partial = check_kind(source, [header.title], rules.accept)
         numbers = species_of(header, Path(path), rules)
@@ -68,7 +59,7 @@ class Parts:
 
 def read_parts(path: Location) -> Parts:
     """What a CHGCAR holds beside the total density; it is read to its end."""
-    with opened(os.fspath(path), KIND) as text:
+    with limits.opened(os.fspath(path), KIND) as text:
         return _read_values(text, sum(read_header(text).counts))[1]
 
 
@@ -84,7 +75,7 @@ class Augmentation:
 
 def read_grid_shape(path: Location) -> tuple[int, int, int]:
     """The sides of the grid of a CHGCAR; of its values none is read."""
-    with opened(os.fspath(path), KIND) as text:
+    with limits.opened(os.fspath(path), KIND) as text:
         read_header(text)
         return _shape(text)
 
@@ -92,24 +83,24 @@ def read_grid_shape(path: Location) -> tuple[int, int, int]:
 def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augmentation:
     """The augmentation occupancies of the total density of a CHGCAR."""
     source = os.fspath(path)
-    with opened(source, KIND) as text:
+    with limits.opened(source, KIND) as text:
         header = read_header(text)
         crystal = Crystal(header.lattice, species_of(header, Path(path), rules), header.frac_coords, source)
         shape = _shape(text)
-        read_block(text, int(np.prod(shape)), f"grid {_sides(shape)}", KIND)
+        limits.read_block(text, int(np.prod(shape)), f"grid {_sides(shape)}", KIND)
         lines: list[str] = []
         parts: list[tuple[int, bool]] = []
         atom = 0
-        while (line := text.line(LONGEST_LINE_BYTES)).strip().startswith(_AUGMENTATION):
+        while (line := text.line(limits.LONGEST_LINE_BYTES)).strip().startswith(_AUGMENTATION):
             atom, imaginary, count = _occupancies(line.strip(), atom, source)
             parts.append((atom, imaginary))
             lines.append(_head(atom, imaginary, count) if max(atom, count) > 999 else line.decode("latin-1"))
             found = 0
             while found < count:
-                if not (line := text.line(LONGEST_LINE_BYTES)):
+                if not (line := text.line(limits.LONGEST_LINE_BYTES)):
                     raise TomatError(f"{source} ends in the augmentation occupancies of atom {atom}.")
-                found += parsed(line, source, "augmentation occupancies", KIND).size
-                lines.append(with_e(line).decode("latin-1"))
+                found += limits.parsed(line, source, "augmentation occupancies", KIND).size
+                lines.append(limits.with_e(line).decode("latin-1"))
     n_atoms = len(crystal.atomic_numbers)
     kinds = sorted({False} | {imaginary for _, imaginary in parts})
     if parts != list(itertools.product(range(1, n_atoms + 1), kinds)):
@@ -120,16 +111,16 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
     return Augmentation(crystal, tuple(lines))
 
 
-def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
+def _read_values(text: limits.BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
     """The total density, rho x V, `[nx, ny, nz]`, and what else there is. What is behind it is walked through to
     the end, so that values left over, a spin density cut off and a damaged end of the compression are seen."""
     source = text.source
     shape = _shape(text)
     n_values = int(np.prod(shape))
     text.limit_bytes = text.read_bytes + 4 * (n_values * _VALUE_BYTES + n_atoms * _BYTES_PER_ATOM) + 2**20
-    total = read_block(text, n_values, f"grid {_sides(shape)}", KIND)
+    total = limits.read_block(text, n_values, f"grid {_sides(shape)}", KIND)
     blocks, loose, per_line, atom, augmentation = 1, 0, 1, 0, False
-    while line := _next_line(text, LONGEST_LINE_BYTES):
+    while line := _next_line(text, limits.LONGEST_LINE_BYTES):
         grid = _grid_line(line)
         if grid is not None:
             if grid != shape or loose not in (0, n_atoms) or blocks == 4:
@@ -137,16 +128,18 @@ def _read_values(text: BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
                     f"{source}: after {blocks} block(s) on the grid {_sides(shape)} and {loose} further values there "
                     f"is a grid {_sides(grid)}; expected up to three spin densities on the same grid."
                 )
-            read_block(text, n_values, f"spin density on the grid {_sides(shape)}", KIND)
+            limits.read_block(text, n_values, f"spin density on the grid {_sides(shape)}", KIND)
             blocks, loose, atom = blocks + 1, 0, 0
         elif line.startswith(_AUGMENTATION):
             atom, _, count = _occupancies(line, atom, source)
-            read_block(text, count, "augmentation occupancies", KIND)
+            limits.read_block(text, count, "augmentation occupancies", KIND)
             augmentation = True
         else:  # the magnetic moments of the atoms stand before a spin density
-            moments = parsed(line, source, "magnetic moments", KIND)
+            moments = limits.parsed(line, source, "magnetic moments", KIND)
             per_line = max(per_line, moments.size)
-            loose += without_padding(moments, n_atoms - loose, per_line).size if loose < n_atoms else moments.size
+            loose += (
+                limits.without_padding(moments, n_atoms - loose, per_line).size if loose < n_atoms else moments.size
+            )
             if loose > n_atoms:
                 break
     if loose:
@@ -188,16 +181,16 @@ def _head(atom: int, imaginary: bool, count: int) -> str:
     return f"{label}{columns}{count:4d} {atom} {count}\n"
 
 
-def _shape(text: BoundedText) -> tuple[int, int, int]:
+def _shape(text: limits.BoundedText) -> tuple[int, int, int]:
     """The sides of the grid, from the line that follows the header."""
     shape = _grid_line(_next_line(text, 4096))
     if shape is None:
         raise TomatError(f"{text.source} is not a complete CHGCAR: no line with the three sides of the grid.")
-    check_grid_shape(shape, text.source)
+    limits.check_grid_shape(shape, text.source)
     return shape
 
 
-def _next_line(text: BoundedText, longest: int) -> bytes:
+def _next_line(text: limits.BoundedText, longest: int) -> bytes:
     """The next line that is not empty, stripped; empty at the end."""
     while line := text.line(longest):
         if stripped := line.strip():

@@ -14,20 +14,12 @@ from typing import IO
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.data.density import limits
 from tomat.data.density.checks import density_of
 from tomat.data.density.chgcar import Parts
 from tomat.data.density.elements import SYMBOLS
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.limits import (
-    LONGEST_LINE_BYTES,
-    BoundedText,
-    check_atom_count,
-    check_grid_shape,
-    finite_numbers,
-    opened,
-    read_block,
-)
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules, check_kind
 
 Location = str | os.PathLike[str]
@@ -49,7 +41,7 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
     to zero and counted in `clipped_voxels`.
     """
     source = os.fspath(path)
-    with opened(source, KIND) as text:
+    with limits.opened(source, KIND) as text:
         header = _read_header(text)
         partial = check_kind(source, header.titles, rules.accept)
         values = _read_values(text, header)
@@ -63,7 +55,7 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
 
 def read_cube_parts(path: Location) -> Parts:
     """What a cube holds beside the total density; of its values none is read."""
-    with opened(os.fspath(path), KIND) as text:
+    with limits.opened(os.fspath(path), KIND) as text:
         return Parts(ghost_atoms=_read_header(text).ghosts)
 
 
@@ -84,7 +76,7 @@ class _Header:
         return int(np.count_nonzero(self.numbers == 0))
 
 
-def _read_header(text: BoundedText) -> _Header:
+def _read_header(text: limits.BoundedText) -> _Header:
     """Up to the values; with a negative number of atoms (Gaussian's `cubegen`) a list of data sets follows them, which
     must be one."""
     source = text.source
@@ -93,7 +85,7 @@ def _read_header(text: BoundedText) -> _Header:
     n_atoms, n_data = _whole(head[0], source), _whole(head[4], source) if len(head) > 4 else 1
     if n_data != 1:
         raise TomatError(f"{source} holds {n_data} values a voxel; expected one density.")
-    check_atom_count(abs(n_atoms), source)
+    limits.check_atom_count(abs(n_atoms), source)
     axes = [_words(text, "the voxels along an axis", 4) for _ in range(3)]
     sides = [_whole(axis[0], source) for axis in axes]
     if len({side > 0 for side in sides}) != 1:
@@ -101,7 +93,7 @@ def _read_header(text: BoundedText) -> _Header:
     # A negative number of voxels: lengths in A (Gaussian's `cubegen`).
     unit_a = BOHR_A if sides[0] > 0 else 1.0
     nx, ny, nz = (abs(side) for side in sides)
-    check_grid_shape((nx, ny, nz), source)
+    limits.check_grid_shape((nx, ny, nz), source)
     lattice = np.array([axis[1:] for axis in axes]) * np.array([[nx], [ny], [nz]]) * unit_a
     if not np.isfinite(lattice).all() or abs(float(np.linalg.det(lattice))) < 1e-6:
         raise TomatError(f"{source}: the lattice is flat or not finite; the file is damaged.")
@@ -123,21 +115,21 @@ def _read_header(text: BoundedText) -> _Header:
     return _Header(titles, (nx, ny, nz), lattice, numbers, coords)
 
 
-def _read_values(text: BoundedText, header: _Header) -> np.ndarray:
+def _read_values(text: limits.BoundedText, header: _Header) -> np.ndarray:
     """e/bohr^3, float64 `[nx, ny, nz]`; nothing may follow."""
     source, n_values = text.source, math.prod(header.shape)
     text.limit_bytes = text.read_bytes + 2 * n_values * _VALUE_BYTES + 2**20
-    values = read_block(text, n_values, f"grid {' x '.join(map(str, header.shape))}", KIND)
-    while line := text.line(LONGEST_LINE_BYTES):
+    values = limits.read_block(text, n_values, f"grid {' x '.join(map(str, header.shape))}", KIND)
+    while line := text.line(limits.LONGEST_LINE_BYTES):
         if line.strip():
             raise TomatError(f"{source} goes on after the {n_values:,} values of its grid; the file is damaged.")
     return values.reshape(header.shape)
 
 
-def _words(text: BoundedText, what: str, least: int, most: int = 0) -> list[float]:
+def _words(text: limits.BoundedText, what: str, least: int, most: int = 0) -> list[float]:
     """The numbers of the next line, `least` of them or up to `most`."""
     line = text.line()
-    values = finite_numbers(line)
+    values = limits.finite_numbers(line)
     if values is None or not least <= len(values) <= max(least, most):
         raise TomatError(
             f"{text.source} is not a complete cube: found {line[:60].decode('latin-1').strip()!r} where {what} is "

@@ -236,10 +236,7 @@ def void_radius_a(lattice: np.ndarray, frac_coords: np.ndarray) -> float:
 
 
 def nearest_atom_a(
-    lattice: np.ndarray,
-    frac_coords: np.ndarray,
-    grid_shape: tuple[int, int, int],
-    sides: np.ndarray | None = None,
+    lattice: np.ndarray, frac_coords: np.ndarray, grid_shape: tuple[int, int, int], sides: np.ndarray | None = None
 ) -> np.ndarray:
     """The distance of every voxel to its nearest atom, periodic images too: float32 `grid_shape`, A.
 

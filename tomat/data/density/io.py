@@ -1,23 +1,32 @@
-"""Open a density whatever its format."""
+"""Densities by their paths: which lie at a place, as every `--input` finds them, and one opened whatever its format."""
 
 import os
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import first_line
+from tomat.base.reporting import counted, first_line
+from tomat.base.retries import STORAGE_TRIES, with_retries
 from tomat.data.density.chgcar import Parts, read_chgcar, read_parts
 from tomat.data.density.cube import SUFFIXES as CUBE_SUFFIXES
 from tomat.data.density.cube import read_cube, read_cube_parts
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.materials_project import parts_of_document, read_materials_project
 from tomat.data.density.poscar import check_species_used
-from tomat.data.density.rules import DEFAULT_RULES, ReadRules
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules, is_partial, kind_of_name
 from tomat.data.density.zarr_store import parts_of_group, read_zarr
 
 CHGCAR_NAMES = ("CHGCAR", "AECCAR", "CHG", "PARCHG")
 EXPECTED = "CHGCAR*[.gz|.bz2|.xz], *.vasp, *.cube, *.zarr, *.json.gz or *.json"
 PACKED = (".gz", ".bz2", ".xz")
+_ENDINGS = (".zarr", ".json.gz", ".json", *PACKED, ".vasp", *CUBE_SUFFIXES)
+_REMOTE = (".zarr", ".json.gz", ".json")
+"""Kinds that are looked for in a bucket; of one object the name says what it is."""
+MOST_SHOWN = 5
+"""Names for each reason."""
 
 READERS = {
     read_chgcar: ("CHGCAR", read_parts),
@@ -113,3 +122,178 @@ def _reader(location: str) -> Callable[[str, str | None, ReadRules], DensityGrid
 def unpacked(name: str) -> str:
     """Without the suffix of a compression."""
     return next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)
+
+
+@dataclass(frozen=True)
+class DensityFile:
+    """A file, folder or object that is called as a density."""
+
+    name: str
+    """Of the material; no two of a search have the same."""
+    path: str
+
+
+@dataclass(frozen=True)
+class FoundDensities:
+    """What a search found."""
+
+    files: tuple[DensityFile, ...]
+    """In the order given, those of a folder sorted by path."""
+    ignored: Mapping[str, str]
+    """Why, by path, of every other file of a folder."""
+
+
+def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES, accept: Sequence[str] = ()) -> FoundDensities:
+    """The densities among files, folders and URLs.
+
+    A folder is searched to any depth, links to folders too; what is hidden (`.name`) is left alone. Taken are CHGCARs,
+    cubes, `*.vasp` that are not called POSCAR or CONTCAR, `*.zarr`, `*.json[.gz]`; a CHG where no CHGCAR of the same
+    calculation lies beside it. A material is called as its file without suffixes, a file just called CHGCAR as its
+    folder; where two would be called the same, the folders above go before the name. A file that is named is taken
+    whatever it is called; with `not_total` in `accept` a folder gives parts of densities too (AECCAR0, PARCHG).
+    """
+    found: dict[str, tuple[str, str]] = {}
+    ignored: dict[str, str] = {}
+    for given in paths:
+        taken, others = _below(given, tries, "not_total" in accept)
+        if not taken:
+            why = f"; {ignored_words(others)}" if others else ""
+            raise TomatError(f"The folder {given} holds no density; expected {EXPECTED}{why}.")
+        for path in taken:
+            root = given if os.path.isdir(given) and path != given.rstrip("/") else str(PurePosixPath(path).parent)
+            found.setdefault(path if "://" in path else os.path.realpath(path), (path, root))
+        ignored |= others
+    if not found:
+        raise TomatError("No density was given; name files, folders, or the embedded data.")
+    return FoundDensities(tuple(_named(dict(found.values()))), ignored)
+
+
+def ignored_words(ignored: Mapping[str, str]) -> str:
+    """`3 ignored: a/INCAR, a/KPOINTS (its name is that of no density), ...`, some names for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in ignored.items():
+        by_reason.setdefault(reason, []).append("/".join(PurePosixPath(path).parts[-2:]))
+    parts = []
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - MOST_SHOWN:,} more" if len(names) > MOST_SHOWN else ""
+        parts.append(f"{', '.join(names[:MOST_SHOWN])}{more} ({reason})")
+    return f"{len(ignored):,} ignored" + (f": {'; '.join(parts)}" if parts else "")
+
+
+def material_name(path: str) -> str:
+    """The name of the material in a file: `mp-149` for `data/mp-149.zarr`, `mp-149.json.gz` and `mp-149/CHGCAR.gz`."""
+    name = PurePosixPath(path.replace("\\", "/"))
+    stem = name.name
+    while (suffix := next((each for each in _ENDINGS if stem.endswith(each)), None)) is not None:
+        stem = stem.removesuffix(suffix)
+    stem = stem.removesuffix(".CHGCAR")
+    if stem in ("CHGCAR", "CHG", "AECCAR0", "AECCAR2") and name.parent.name:
+        return name.parent.name
+    return stem
+
+
+def densities_below(root: str, suffixes: str | tuple[str, ...], tries: int = STORAGE_TRIES) -> list[str]:
+    """The paths or URLs directly below a folder or URL that end so."""
+    entries = asked(root, tries, lambda files, path: files.ls(path, detail=False))
+    names = (str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+    return [f"{root}/{name}" for name in names if name.endswith(suffixes)]
+
+
+def asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) -> Answer:
+    """What `ask` says of the file system that a path or URL lies on, and its path there; tried again in an outage."""
+    import fsspec
+
+    def answer() -> Answer:
+        try:
+            return ask(*fsspec.core.url_to_fs(place))
+        except FileNotFoundError as error:
+            raise TomatError(f"There is no {place}. Give a path or URL that this user can read.") from error
+        except (OSError, ValueError) as error:
+            raise TomatError(f"Cannot read {place}: {type(error).__name__}: {error}.") from error
+
+    return with_retries(answer, place, tries)
+
+
+def text_at(place: str, tries: int = STORAGE_TRIES) -> str:
+    return asked(place, tries, lambda files, path: files.cat_file(path).decode())
+
+
+def _below(given: str, tries: int, not_total: bool) -> tuple[list[str], dict[str, str]]:
+    """The densities at one path, and what else lies there with the reason."""
+    path = given.rstrip("/") or given
+    if "://" in path:
+        if path.endswith(_ENDINGS):
+            return [path], {}
+        return sorted(densities_below(path, _REMOTE, tries)), {}
+    if not os.path.exists(path):
+        raise TomatError(f"There is no file or folder {path}; expected {EXPECTED}, or a folder of such.")
+    if not os.path.isdir(path) or path.endswith(".zarr") or (Path(path) / "zarr.json").is_file():
+        return [path], {}
+    taken: list[str] = []
+    ignored: dict[str, str] = {}
+    seen: set[str] = set()
+    for folder, below, files in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:  # a link to a folder above, or to one that was searched
+            below.clear()
+            continue
+        seen.add(real)
+        stores = {name for name in below if name.endswith(".zarr")}
+        beside = {unpacked(name) for name in files}
+        for name in sorted(name for name in [*stores, *files] if not name.startswith(".")):
+            reason = None
+            if not (not_total and is_partial(name)):
+                reason = _passed_over(name, name in stores, beside)
+            if reason is None:
+                taken.append(os.path.join(folder, name))
+            else:
+                ignored[os.path.join(folder, name)] = reason
+        below[:] = sorted(name for name in below if not name.startswith(".") and name not in stores)
+    return sorted(taken), ignored
+
+
+def _passed_over(name: str, store: bool, beside: set[str]) -> str | None:
+    """Why a file or a Zarr store of a folder is not taken; None if it is."""
+    plain = unpacked(name)
+    upper, lower = plain.upper(), plain.lower()
+    if kind := kind_of_name(plain):
+        return f"another quantity than the total density: {kind.words}"
+    if store or lower.endswith((".json", *CUBE_SUFFIXES)) or "CHGCAR" in upper:
+        return None
+    if plain == "CHG" or upper.endswith(".CHG") or upper.startswith("CHG."):
+        return "the CHGCAR beside it holds the same density" if plain.replace("CHG", "CHGCAR") in beside else None
+    if "POSCAR" in upper or "CONTCAR" in upper:
+        return "a structure without a density"
+    if "POTCAR" in upper:
+        return "pseudopotentials without a density"
+    return None if lower.endswith(".vasp") else "its name is that of no density"
+
+
+def _named(paths: Mapping[str, str]) -> list[DensityFile]:
+    """Each with a name of its own: folders go before it until it is, first those below where it was looked for."""
+    beside = Counter((PurePosixPath(path).parent, material_name(path)) for path in paths)
+    # Two of one folder that differ in their suffix keep it.
+    plain = {
+        path: PurePosixPath(path).name
+        if beside[PurePosixPath(path).parent, material_name(path)] > 1
+        else material_name(path)
+        for path in paths
+    }
+    names = dict(plain)
+    for below_root in (True, False):
+        above = {}
+        for path, root in paths.items():
+            parts = PurePosixPath(path).parts[len(PurePosixPath(root).parts) if below_root else 0 : -1]
+            kept = [part for part in parts if part not in ("/", ".", "..")]
+            above[path] = kept[:-1] if kept[-1:] == [plain[path]] else kept
+        for depth in range(1, 1 + max(map(len, above.values()))):
+            for path in _twice(names):
+                names[path] = "-".join([*above[path][-depth:], plain[path]])
+    if twice := _twice(names):
+        raise TomatError(f"{counted(len(twice), 'file')} would be called {names[twice[0]]}: {', '.join(twice[:5])}.")
+    return [DensityFile(names[path], path) for path in paths]
+
+
+def _twice(names: Mapping[str, str]) -> list[str]:
+    """The paths whose name another has too."""
+    often = Counter(names.values())
+    return [path for path, name in names.items() if often[name] > 1]

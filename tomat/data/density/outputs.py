@@ -31,13 +31,7 @@ if TYPE_CHECKING:
     from tomat.data.density.chgcar import Augmentation
     from tomat.data.density.espresso import ReciprocalList
 
-FORMATS: Mapping[str, str] = {
-    "chgcar": ".CHGCAR",
-    "cube": ".cube",
-    "zarr": ".zarr",
-    "json": ".json.gz",
-    "qe": ".save",
-}
+FORMATS: Mapping[str, str] = {"chgcar": ".CHGCAR", "cube": ".cube", "zarr": ".zarr", "json": ".json.gz", "qe": ".save"}
 """Format to the end of the file's name; `.zarr` and `.save` are folders."""
 CHARGE_DENSITY = "charge-density.dat"
 

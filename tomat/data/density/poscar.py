@@ -13,15 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.data.density import limits
 from tomat.data.density.elements import SYMBOLS, atomic_number
-from tomat.data.density.limits import (
-    COMPRESSION_ERRORS,
-    BoundedText,
-    check_atom_count,
-    finite_numbers,
-    open_text,
-    structure_text,
-)
 from tomat.data.density.rules import ReadRules
 
 MOST_GROUPS = 400
@@ -62,7 +55,7 @@ class Header:
         return species in (self.species, tuple(dict.fromkeys(self.elements or ())))
 
 
-def read_header(text: BoundedText) -> Header:
+def read_header(text: limits.BoundedText) -> Header:
     """Read title, scale, lattice, species, counts and coordinates, and the empty line after them."""
     source = text.source
     title = _line(text, "the title")
@@ -145,10 +138,10 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
     first = ""
     for path in paths if rules.species else ():
         try:
-            text = open_text(path)
+            text = limits.open_text(path)
             with text.stream:
                 header = read_header(text)
-        except (TomatError, *COMPRESSION_ERRORS):
+        except (TomatError, *limits.COMPRESSION_ERRORS):
             return
         if header.elements is None or header.names(rules.species):
             return
@@ -174,17 +167,19 @@ def _beside(header: Header, path: Path) -> tuple[dict[str, tuple[str, ...]], lis
         other = None
         try:
             if beside.name.startswith("POTCAR"):
-                symbols = re.findall(r"^\s*VRHFIN\s*=\s*([A-Z][a-z]?)", structure_text(str(beside)), re.MULTILINE)
+                symbols = re.findall(
+                    r"^\s*VRHFIN\s*=\s*([A-Z][a-z]?)", limits.structure_text(str(beside)), re.MULTILINE
+                )
                 species = tuple(symbols) if symbols and set(symbols) <= set(SYMBOLS) else None
             else:
-                text = open_text(str(beside))
+                text = limits.open_text(str(beside))
                 with text.stream:
                     other = read_header(text)
                 species = other.species
         except TomatError as error:
             misfits.append(str(error).rstrip("."))
             continue
-        except COMPRESSION_ERRORS as error:
+        except limits.COMPRESSION_ERRORS as error:
             misfits.append(f"cannot read {beside}: {error}".rstrip("."))
             continue
         if species is None:
@@ -199,7 +194,7 @@ def _beside(header: Header, path: Path) -> tuple[dict[str, tuple[str, ...]], lis
     return found, misfits
 
 
-def _groups(text: BoundedText) -> tuple[tuple[str, ...] | None, tuple[int, ...], bytes]:
+def _groups(text: limits.BoundedText) -> tuple[tuple[str, ...] | None, tuple[int, ...], bytes]:
     """Species and counts, each over one line or more, and the line after them."""
     source = text.source
     symbols: list[str] = []
@@ -222,7 +217,7 @@ def _groups(text: BoundedText) -> tuple[tuple[str, ...] | None, tuple[int, ...],
         raise TomatError(f"{source}: found {_shown(line)} where species or the counts of atoms are expected.")
     if min(counts) < 1:
         raise TomatError(f"{source}: the counts of atoms are {_words(counts)}; expected at least one in each group.")
-    check_atom_count(sum(counts), source)
+    limits.check_atom_count(sum(counts), source)
     if symbols and len(symbols) != len(counts):
         raise TomatError(
             f"{source}: the species line names {_words(symbols)}, but there are {len(counts)} count(s): "
@@ -231,14 +226,14 @@ def _groups(text: BoundedText) -> tuple[tuple[str, ...] | None, tuple[int, ...],
     return (tuple(symbols) if symbols else None), tuple(counts), line
 
 
-def _coordinates(text: BoundedText, n_atoms: int, selective: bool) -> tuple[np.ndarray, tuple[str, ...] | None]:
+def _coordinates(text: limits.BoundedText, n_atoms: int, selective: bool) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """The coordinates, and the elements that stand at the ends of their lines, if at all of them."""
     source = text.source
     coords, symbols = [], []
     for atom in range(1, n_atoms + 1):
         line = _line(text, f"the coordinates of atom {atom} of {n_atoms}")
         words = line.split()
-        values = finite_numbers(b" ".join(words[:3]))
+        values = limits.finite_numbers(b" ".join(words[:3]))
         if values is None or len(values) != 3:
             raise TomatError(
                 f"{source}: found {_shown(line.strip())} where coordinates of atom {atom} of {n_atoms} are expected, "
@@ -261,17 +256,17 @@ def _coordinates(text: BoundedText, n_atoms: int, selective: bool) -> tuple[np.n
     return np.array(coords, dtype=np.float64), (tuple(symbols) if len(symbols) == n_atoms else None)
 
 
-def _line(text: BoundedText, what: str) -> bytes:
+def _line(text: limits.BoundedText, what: str) -> bytes:
     line = text.line()
     if not line:
         raise TomatError(f"{text.source} is not a complete structure header: it ends before {what}.")
     return line
 
 
-def _numbers(text: BoundedText, what: str, count: int | None = None) -> list[float]:
+def _numbers(text: limits.BoundedText, what: str, count: int | None = None) -> list[float]:
     """The numbers of the next line."""
     line = _line(text, what)
-    values = finite_numbers(line)
+    values = limits.finite_numbers(line)
     if not values or (count is not None and len(values) != count):
         raise TomatError(
             f"{text.source} is not a complete structure header: found {_shown(line.strip())} where {what} is expected, "

@@ -21,9 +21,8 @@ from tomat.base.layout import PREDICTED_DENSITY, REFERENCE_DENSITY
 from tomat.base.report.formats import number, share, significant
 from tomat.base.report.model import Column, Note, Report, Section, Table
 from tomat.data.density.elements import covalent_radius_a, symbol_of
-from tomat.data.density.find import find_densities
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.io import open_density
+from tomat.data.density.io import find_densities, open_density
 from tomat.data.density.rules import ReadRules
 from tomat.predict.evaluation.difference import compare_densities
 from tomat.predict.evaluation.metrics import nmae

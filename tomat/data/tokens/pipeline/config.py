@@ -17,7 +17,7 @@ from tomat.data.codec.files import codec_from_text
 from tomat.data.codec.lloyd_max import Objective
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.elements import SYMBOLS
-from tomat.data.density.find import text_at
+from tomat.data.density.io import text_at
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share
@@ -34,7 +34,7 @@ class RetokenizeConfig:
     output: str = ""
     source: Literal["rho_gga", "materials_project", "chgcar", "folder", "embedded"] = "rho_gga"
     """`rho_gga`: `<id>.zarr` groups; `materials_project`: `<id>.json.gz` objects; `chgcar`: a local folder of CHGCARs,
-    at any depth; `folder`: densities of every kind, as other verbs find them (`data/density/find.py`);
+    at any depth; `folder`: densities of every kind, as other verbs find them (`data/density/io.py`);
     `embedded`: the densities that ship with tomat."""
     filelist: str | None = None
     """File with a material id a line (`mp_filelist.txt`), a path or URL, or a name below `input`; None: all that

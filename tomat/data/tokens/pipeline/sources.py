@@ -13,9 +13,17 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.base.retries import with_retries
 from tomat.data.density.demo.embedded import demo_materials, load_demo
-from tomat.data.density.find import asked, densities_below, find_densities, material_name, text_at
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.io import is_chgcar, open_density, read_density
+from tomat.data.density.io import (
+    asked,
+    densities_below,
+    find_densities,
+    is_chgcar,
+    material_name,
+    open_density,
+    read_density,
+    text_at,
+)
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
 from tomat.data.tokens.manifest import check_material_id
 from tomat.data.tokens.pipeline.config import RetokenizeConfig

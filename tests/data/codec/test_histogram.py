@@ -80,7 +80,7 @@ def test_file_round_trip(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["histogram.npz"]
 
 
-def test_other_units_and_other_files_are_refused(tmp_path):
+def test_other_units_other_files_and_materials_that_are_counted_are_refused(tmp_path):
     with pytest.raises(TomatError, match="rho_times_volume"):
         DensityHistogram().merge(DensityHistogram(unit="rho_times_volume"))
     with pytest.raises(TomatError, match="has the unit 'bohr'"):
@@ -89,9 +89,6 @@ def test_other_units_and_other_files_are_refused(tmp_path):
     for name in ("text", "missing"):
         with pytest.raises(TomatError, match="is not a histogram"):
             DensityHistogram.load(tmp_path / name)
-
-
-def test_no_material_is_counted_twice():
     first, second = DensityHistogram(), DensityHistogram()
     for histogram in (first, second):
         histogram.add(np.ones(3, np.float32), material_id="mp-1")

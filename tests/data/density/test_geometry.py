@@ -19,6 +19,8 @@ from tomat.data.density.geometry import (
 # Structures at ambient pressure unless said: cell in A, symbols, fractional coordinates.
 FCC = [[0, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]]
 BCC = [[0, 0, 0], [0.5, 0.5, 0.5]]
+HEXAGONAL = np.array([[2.286, 0, 0], [-1.143, 1.98, 0], [0, 0, 3.584]])
+GRAPHENE = np.array([[2.46, 0, 0], [-1.23, 2.1304, 0], [0, 0, 20.0]])
 KNOWN = {
     "Na": (np.eye(3) * 4.29, ["Na"] * 2, BCC),
     "Cs": (np.eye(3) * 6.14, ["Cs"] * 2, BCC),
@@ -26,25 +28,13 @@ KNOWN = {
     "Cu": (np.eye(3) * 3.615, ["Cu"] * 4, FCC),
     "NaCl": (np.eye(3) * 5.64, ["Na"] * 4 + ["Cl"] * 4, FCC + [[x + 0.5, y, z] for x, y, z in FCC]),
     "CsI": (np.eye(3) * 4.567, ["Cs", "I"], BCC),
-    "Be": (
-        np.array([[2.286, 0, 0], [-1.143, 1.98, 0], [0, 0, 3.584]]),
-        ["Be"] * 2,
-        [[1 / 3, 2 / 3, 1 / 4], [2 / 3, 1 / 3, 3 / 4]],
-    ),
+    "Be": (HEXAGONAL, ["Be"] * 2, [[1 / 3, 2 / 3, 1 / 4], [2 / 3, 1 / 3, 3 / 4]]),
     "Ar": (np.eye(3) * 5.31, ["Ar"] * 4, FCC),
     "H2 in a box of 12 A": (np.eye(3) * 12.0, ["H"] * 2, [[0, 0, 0], [0.741 / 12, 0, 0]]),
     "N2 in a box of 12 A": (np.eye(3) * 12.0, ["N"] * 2, [[0, 0, 0], [1.098 / 12, 0, 0]]),
-    "graphene with 20 A of vacuum": (
-        np.array([[2.46, 0, 0], [-1.23, 2.1304, 0], [0, 0, 20.0]]),
-        ["C"] * 2,
-        [[0, 0, 0.5], [1 / 3, 2 / 3, 0.5]],
-    ),
+    "graphene with 20 A of vacuum": (GRAPHENE, ["C"] * 2, [[0, 0, 0.5], [1 / 3, 2 / 3, 0.5]]),
     "UO2 of uranyl": (np.eye(3) * 12.0, ["U", "O", "O"], [[0, 0, 0], [1.77 / 12, 0, 0], [-1.77 / 12, 0, 0]]),
-    "diamond at 500 GPa": (
-        np.eye(3) * 3.567 * 0.85,
-        ["C"] * 8,
-        FCC + [[x + 0.25, y + 0.25, z + 0.25] for x, y, z in FCC],
-    ),
+    "diamond at 500 GPa": (np.eye(3) * 3.03, ["C"] * 8, FCC + [[x + 0.25, y + 0.25, z + 0.25] for x, y, z in FCC]),
 }
 
 

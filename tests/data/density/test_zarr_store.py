@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import json
 
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from numcodecs import Blosc, Zstd
 
 from tomat.base.errors import TomatError
-from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import open_density
 from tomat.data.density.rules import ReadRules
 from tomat.data.density.zarr_store import TOTAL, read_zarr, write_zarr
@@ -44,27 +44,21 @@ def test_the_layout_is_rho_gga(tmp_path, grid):
     np.testing.assert_allclose(structure.lattice.matrix, grid.lattice)
 
 
-def test_a_spin_density_beside_it_is_left_alone(tmp_path, grid):
-    write_zarr(grid, tmp_path / "a.zarr")
-    group = zarr.open_group(tmp_path / "a.zarr", mode="a")
-    group.create_array("charge_density_diff", data=-np.ones(grid.grid_shape, np.float32))
-    np.testing.assert_allclose(read_zarr(tmp_path / "a.zarr").rho, grid.rho, rtol=3e-7)
-
-
-def test_through_a_url(tmp_path, grid):
+def test_through_a_url_and_with_a_spin_density_beside_it(tmp_path, grid):
     """The path that `gs://` takes, on fsspec's memory file system."""
-    for name, chunks in (("mp-9.zarr", 4), ("mp-10.zarr", None)):
-        write_zarr(grid, tmp_path / name, chunks=chunks)
-        fsspec.filesystem("memory").put(str(tmp_path / name), f"/bucket/set/{name}", recursive=True)
-    np.testing.assert_allclose(read_zarr("memory://bucket/set/mp-9.zarr").rho, grid.rho, rtol=3e-7)
+    write_zarr(grid, tmp_path / "mp-9.zarr", chunks=4)
+    group = zarr.open_group(tmp_path / "mp-9.zarr", mode="a")
+    group.create_array("charge_density_diff", data=-np.ones(grid.grid_shape, np.float32))
+    fsspec.filesystem("memory").put(str(tmp_path / "mp-9.zarr"), "/bucket/set/mp-9.zarr", recursive=True)
+    for place in (tmp_path / "mp-9.zarr", "memory://bucket/set/mp-9.zarr"):
+        np.testing.assert_allclose(read_zarr(place).rho, grid.rho, rtol=3e-7)
     with pytest.raises(TomatError, match="not a readable Zarr group"):
         read_zarr("memory://bucket/set/absent.zarr")
 
 
 def test_what_is_there_is_kept_and_another_unit_not_written(tmp_path, grid, make_grid):
-    wrong = DensityGrid(grid.rho * grid.volume_a3, grid.lattice, grid.atomic_numbers, grid.frac_coords)
     with pytest.raises(TomatError, match="check its unit"):
-        write_zarr(wrong, tmp_path / "a.zarr")
+        write_zarr(dataclasses.replace(grid, rho=grid.rho * grid.volume_a3), tmp_path / "a.zarr")
     assert list(tmp_path.iterdir()) == []
     write_zarr(grid, tmp_path / "a.zarr")
     with pytest.raises(TomatError, match="is there already"):
@@ -95,8 +89,7 @@ def test_an_all_zero_chunk_is_no_loss(tmp_path, make_grid):
     rho = grid.rho * fall_off[:, None, None]
     rho *= 10 / (rho.mean() * grid.volume_a3)
     assert not rho[:2].any()
-    vacuum = DensityGrid(rho, grid.lattice, grid.atomic_numbers, grid.frac_coords)
-    write_zarr(vacuum, tmp_path / "a.zarr", chunks=2)
+    write_zarr(dataclasses.replace(grid, rho=rho), tmp_path / "a.zarr", chunks=2)
     np.testing.assert_array_equal(read_zarr(tmp_path / "a.zarr").rho == 0, rho == 0)
 
 

@@ -160,7 +160,7 @@ def test_electrons_at_odds_end_show_and_convert(tmp_path, capsys):
     # In a folder the others are shown, and the one at odds is named.
     assert density("show", tmp_path, "--accept", "cube_e_per_a3") == 1
     words = told(capsys)
-    assert "charged.cube: the density integrates to 9.0000" in words and "3 read, 1 failed" in words
+    assert "charged.cube: 9.0000 electrons" in words and "3 read, 1 failed" in words
     assert "one function an element around them leaves 6" in words
     # Valences that are given, or of a POTCAR beside, are the only ones.
     given = ("--valences", "Ga=13,As=5")

@@ -12,18 +12,9 @@ from pathlib import Path
 
 from tomat.base.errors import TomatError
 from tomat.base.retries import with_retries
+from tomat.data.density import io
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.io import (
-    asked,
-    densities_below,
-    find_densities,
-    is_chgcar,
-    material_name,
-    open_density,
-    read_density,
-    text_at,
-)
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
 from tomat.data.tokens.manifest import check_material_id
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
@@ -48,10 +39,10 @@ class Material:
     def read(self, tries: int) -> DensityGrid:
         if self.get_grid is not None:
             get_grid = self.get_grid
-            return read_density(lambda: get_grid(self.material_id), self.location)
+            return io.read_density(lambda: get_grid(self.material_id), self.location)
         if self.location.startswith("embedded:"):
-            return read_density(lambda: load_demo(self.location.removeprefix("embedded:")), self.location)
-        return with_retries(lambda: open_density(self.location, self.material_id, self.rules), self.location, tries)
+            return io.read_density(lambda: load_demo(self.location.removeprefix("embedded:")), self.location)
+        return with_retries(lambda: io.open_density(self.location, self.material_id, self.rules), self.location, tries)
 
 
 def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
@@ -82,13 +73,13 @@ def _listed(config: RetokenizeConfig) -> list[Material]:
     assert config.filelist is not None
     if config.source not in SUFFIXES:
         raise TomatError(f"A filelist needs source rho_gga or materials_project; found '{config.source}'.")
-    lines = text_at(_below(config.filelist, config.input), config.storage_tries).splitlines()
-    names = [material_name(line.strip()) for line in lines if line.strip()]
+    lines = io.text_at(_below(config.filelist, config.input), config.storage_tries).splitlines()
+    names = [io.material_name(line.strip()) for line in lines if line.strip()]
     chosen = range(len(names))
     if config.split_file is not None:
         place = _below(config.split_file, config.input)
         try:
-            splits = json.loads(text_at(place, config.storage_tries))
+            splits = json.loads(io.text_at(place, config.storage_tries))
             chosen = splits[config.split]
             bad = [index for index in chosen if not (isinstance(index, int) and 0 <= index < len(names))]
         except (ValueError, KeyError, TypeError) as error:
@@ -110,7 +101,7 @@ def _density_folder(config: RetokenizeConfig) -> str:
     root = config.input.rstrip("/")
     if config.source != "rho_gga":
         return root
-    is_tree = asked(root, config.storage_tries, lambda files, path: files.isdir(f"{path.rstrip('/')}/label"))
+    is_tree = io.asked(root, config.storage_tries, lambda files, path: files.isdir(f"{path.rstrip('/')}/label"))
     return f"{root}/label" if is_tree else root
 
 
@@ -118,13 +109,15 @@ def _found(config: RetokenizeConfig) -> list[Material]:
     """Every density below the input, in the order of their paths."""
     root = _density_folder(config)
     if config.source in SUFFIXES:
-        paths = sorted(densities_below(root, SUFFIXES[config.source], config.storage_tries))
-        found = [Material(material_name(path), path) for path in paths]
+        paths = sorted(io.densities_below(root, SUFFIXES[config.source], config.storage_tries))
+        found = [Material(io.material_name(path), path) for path in paths]
     elif config.source == "chgcar" and "://" in root:
         raise TomatError(f"CHGCARs are read from a local folder; found {root}. Copy them, or convert them to Zarr.")
     else:
-        files = find_densities([root], config.storage_tries, config.accept).files
-        found = [Material(file.name, file.path) for file in files if config.source == "folder" or is_chgcar(file.path)]
+        files = io.find_densities([root], config.storage_tries, config.accept).files
+        found = [
+            Material(file.name, file.path) for file in files if config.source == "folder" or io.is_chgcar(file.path)
+        ]
     if not found:
         raise TomatError(f"{root} holds no density of the kind '{config.source}'; check --input and --source.")
     return found

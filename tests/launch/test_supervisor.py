@@ -119,17 +119,12 @@ def test_machines_lost_while_installing_are_no_failure(world):
 
 
 def test_machines_whose_chips_another_process_holds_are_replaced(world):
+    """After a slice of before that was being deleted was waited for."""
     world.behave("held", 0)
+    world.answer("describe", "DELETING", "STOPPING")
     report = supervisor().supervise()
     assert report.endings == ["found its chips held by another process", "finished"]
     assert [verb for verb in world.verbs() if verb != "ssh"] == ["create", "delete", "create", "delete"]
-
-
-def test_a_slice_that_is_being_deleted_is_waited_for(world):
-    world.behave(0)
-    world.answer("describe", "DELETING", "STOPPING")
-    supervisor().supervise()
-    assert [verb for verb in world.verbs() if verb != "ssh"] == ["create", "delete"]
 
 
 def test_a_gcloud_that_does_not_answer_is_given_up(world):

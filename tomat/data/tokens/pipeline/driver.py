@@ -86,9 +86,16 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
     if config.codec is not None and job.codec is not None:
         check_codec(job.layout, job.codec)
     check_request(config, job, store, started, materials)
-
-    survey = partial(_survey_in_store, config, job, store, materials, runner)
-    written = _write_set(job, store, read_plan(store), materials, runner, survey, read_again=False)
+    plan, surveyed, began = read_plan(store), 0, time.monotonic()
+    if plan is None:
+        new, surveyed = _survey_in_store(config, job, store, materials, runner)
+        start_shards(store, *new)
+        plan = new[0]
+    else:
+        _go_on(job, store, plan)
+    survey_seconds, began = time.monotonic() - began, time.monotonic()
+    rows = _write_rows(job, store, plan, materials, runner, read_again=False)
+    written = WrittenSet(finalise(store), surveyed, rows, survey_seconds, time.monotonic() - began)
     store.delete(SURVEY_PREFIX)
     return written
 
@@ -114,58 +121,47 @@ def write_shards(
     # A chunk boundary inside a material must not read it twice.
     read = lru_cache(maxsize=2)(get_grid)
     materials = [Material(name, f"material {name}", get_grid=read) for name in material_ids]
-    plan = read_plan(store)
-    if plan is not None:
+    plan, found = read_plan(store), [] if surveyed is None else [surveyed]
+
+    def look(unit: SurveyUnit) -> int:
+        found.append(look_at(job, unit))
+        return len(unit.materials)
+
+    if plan is None:
+        if surveyed is None:
+            _run_with_bar(runner, look, survey_units(materials), "Surveying materials", len(materials))
+        new = plan_set(job, found)
+        start_shards(store, *new)
+        plan = new[0]
+    else:
         # The grids, which are not read yet, are no part of what a set is known by.
         rows = [(material.material_id, (1, 1, 1)) for material in materials]
         wanted = job.plan(rows, codec, promolecule_sha256=job.promolecule and job.promolecule.sha256)
         check_same(store, plan, wanted.identity())
-
-    def survey() -> tuple[Planned, int]:
-        if surveyed is not None:
-            return plan_set(job, [surveyed]), 0
-        found: list[Findings] = []
-
-        def look(unit: SurveyUnit) -> int:
-            found.append(look_at(job, unit))
-            return len(unit.materials)
-
-        _run_with_bar(runner, look, survey_units(materials), "Surveying materials", len(materials))
-        return plan_set(job, found), len(materials)
-
-    return _write_set(job, store, plan, materials, runner, survey, read_again=True).manifest
+        _go_on(job, store, plan)
+    _write_rows(job, store, plan, materials, runner, read_again=True)
+    return finalise(store)
 
 
-def _write_set(
-    job: ShardJob,
-    store: Store,
-    plan: ShardManifest | None,
-    materials: Sequence[Material],
-    runner: Runner,
-    survey: Callable[[], tuple[Planned, int]],
-    *,
-    read_again: bool,
-) -> WrittenSet:
-    """Plan a set, unless it is planned, and write the rows that are missing."""
-    surveyed, began = 0, time.monotonic()
-    if plan is None:
-        new, surveyed = survey()
-        plan = new[0]
-        start_shards(store, *new)
-    else:
-        if job.promolecule is not None and plan.promolecule_sha256 is None:
-            raise TomatError(
-                f"{store.url} was begun without a promolecule. Leave --promolecule out, or choose another place."
-            )
-        if not plan.complete:
-            start_shards(store, plan, stored_codec(store, plan) if job.codec is None else job.codec)
-    survey_seconds, began = time.monotonic() - began, time.monotonic()
+def _go_on(job: ShardJob, store: Store, plan: ShardManifest) -> None:
+    """Take up a set whose plan is in place."""
+    if job.promolecule is not None and plan.promolecule_sha256 is None:
+        begun = f"{store.url} was begun without a promolecule"
+        raise TomatError(f"{begun}. Leave --promolecule out, or choose another place.")
+    if not plan.complete:
+        start_shards(store, plan, stored_codec(store, plan) if job.codec is None else job.codec)
+
+
+def _write_rows(
+    job: ShardJob, store: Store, plan: ShardManifest, materials: Sequence[Material], runner: Runner, *, read_again: bool
+) -> int:
+    """Write the rows that are missing, and with `read_again` those that are damaged; how many."""
     units = write_units(plan, materials, missing_chunks(store, plan, read=read_again))
     spans = [plan.chunk_rows(chunk) for unit in units for chunk in unit.chunks]
     rows = sum(stop - start for start, stop in spans)
     write = unit_writer(store, job.storage_tries)
     _run_with_bar(runner, write, units, "Writing rows", plan.rows, done=plan.rows - rows)
-    return WrittenSet(finalise(store), surveyed, rows, survey_seconds, time.monotonic() - began)
+    return rows
 
 
 def check_request(

@@ -1,7 +1,6 @@
 """`tomat profile`: parse a trace or a compiled program, compare two, write tracking pages."""
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +103,11 @@ def _run_profile(args: argparse.Namespace) -> int:
     print_breakdown(breakdown, args.top)
     report = breakdown.to_dict()
     if args.xprof:
-        check = check_against_xprof(Path(profile_place(form)))
-        report["xprof"] = asdict(check)
+        report["xprof"] = check = check_against_xprof(Path(profile_place(form)))
         console.print(
-            f"xprof: self time {check.xprof_self_seconds:.9f} s over {check.n_operations} operations, tomat "
-            f"{check.tomat_self_seconds:.9f} s; largest difference of one operation "
-            f"{check.largest_difference_seconds:.3g} s"
+            f"xprof: self time {check['xprof_self_seconds']:.9f} s over {check['n_operations']} operations, tomat "
+            f"{check['tomat_self_seconds']:.9f} s; largest difference of one operation "
+            f"{check['largest_difference_seconds']:.3g} s"
         )
     write_report(args.json, report)
     if args.docs is not None:
@@ -124,14 +122,14 @@ def _run_profile(args: argparse.Namespace) -> int:
 def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
     """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
     from tomat.perf.profile.load import load_breakdown
-    from tomat.perf.profile.two_breakdowns import Thresholds, Verdict, compare_breakdowns
+    from tomat.perf.profile.two_breakdowns import Verdict, compare_breakdowns
     from tomat.report.terminal import print_comparison
 
     if args.warn_percent > args.fail_percent:
         given = f"--warn_percent {args.warn_percent} and --fail_percent {args.fail_percent}"
         raise TomatError(f"{given}: expected 0 <= warn <= fail.")
     left, right = (load_breakdown(each, device_kind=args.device_kind) for each in (a, b))
-    result = compare_breakdowns(left, right, Thresholds(args.warn_percent, args.fail_percent))
+    result = compare_breakdowns(left, right, args.warn_percent, args.fail_percent)
     print_comparison(result)
     write_report(args.json, result.to_dict())
     return 1 if result.verdict == Verdict.FAIL else 0

@@ -2,7 +2,7 @@ import pytest
 
 from tomat.perf.profile.breakdown import Breakdown, OpRow, Roofs
 from tomat.perf.profile.categories import Category, Direction, Part
-from tomat.perf.profile.two_breakdowns import Thresholds, Verdict, compare_breakdowns
+from tomat.perf.profile.two_breakdowns import Verdict, compare_breakdowns
 
 ROOFS = Roofs("chip", 1.0, 1.0, clock_hz=1000.0)
 
@@ -38,5 +38,5 @@ def test_a_category_can_fail_although_the_step_does_not():
     a, b = of(MATMUL=50.0, LOSS=50.0), of(MATMUL=40.0, LOSS=60.0)
     result = compare_breakdowns(a, b)
     assert result.step_verdict == Verdict.PASS and result.verdict == Verdict.FAIL
-    assert compare_breakdowns(a, b, Thresholds(15.0, 20.0)).verdict == Verdict.PASS
+    assert compare_breakdowns(a, b, 15.0, 20.0).verdict == Verdict.PASS
     assert result.to_dict()["verdict"] == "fail"

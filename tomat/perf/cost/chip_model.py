@@ -135,11 +135,8 @@ class WorkTable:
     def __init__(self, works: Sequence[KernelWork], bandwidth: float) -> None:
         """The kernels in order; `bandwidth` as of `core_bandwidth`."""
         self.n = len(works)
-        rows = [
-            (number, copy.written, copy.size_bytes, times)
-            for number, work in enumerate(works)
-            for copy, times in work.copies
-        ]
+        copies = [(number, copy, times) for number, work in enumerate(works) for copy, times in work.copies]
+        rows = [(number, copy.written, copy.size_bytes, times) for number, copy, times in copies]
         columns = np.array(rows, np.float64).reshape(-1, 4).T
         self.kernel, self.written = columns[0].astype(int), columns[1] > 0
         size, times = columns[2:]
@@ -178,18 +175,12 @@ class KernelTime:
     """A key of `BOUNDS`."""
 
 
-BOUNDS = {
-    "hbm": "HBM",
-    "mxu": "matrix unit",
-    "bundles": "other bundles",
-    "latency": "steps of the grid",
-}
+BOUNDS = {"hbm": "HBM", "mxu": "matrix unit", "bundles": "other bundles", "latency": "steps of the grid"}
 """What takes a kernel's time -> how a page says it."""
 
 
-def bound_of(work: KernelWork, time: tuple[float, float, float], at: Parameters) -> str:
-    """Which of `BOUNDS` takes the longest."""
-    hbm, core, whole = time
+def bound_of(work: KernelWork, hbm: float, core: float, at: Parameters) -> str:
+    """Which of `BOUNDS` takes the longest, by the seconds of HBM and core."""
     if work.steps > 1 and work.steps * at.step_seconds > max(hbm, core):
         return "latency"
     if hbm >= core:
@@ -235,9 +226,9 @@ class _Record:
 
 def record_files(tracking_dir: Path | None = None) -> tuple[Path, ...]:
     """`kernels.json` of `tracking_dir` and that of the release, as far as they are there."""
-    own = tracking_dir / RECORD_FILE if tracking_dir is not None else None
-    release = next((place for place in (PACKAGED_FILE, CHECKOUT_FILE) if place.is_file()), None)
-    return tuple(path for path in (own, release) if path is not None and path.is_file())
+    own = [tracking_dir / RECORD_FILE] if tracking_dir is not None else []
+    release = [place for place in (PACKAGED_FILE, CHECKOUT_FILE) if place.is_file()]
+    return tuple(path for path in (*own, *release[:1]) if path.is_file())
 
 
 def record_digest(tracking_dir: Path | None = None) -> str:
@@ -262,21 +253,15 @@ class ChipModel:
     def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
         """One execution of a kernel in a program that lasts, as training steps do. `bandwidth` is `core_bandwidth`."""
         hbm, core, whole = (float(part[0]) for part in WorkTable([work], bandwidth).parts(self.parameters))
-        return KernelTime(whole, hbm, core, bound_of(work, (hbm, core, whole), self.parameters))
+        return KernelTime(whole, hbm, core, bound_of(work, hbm, core, self.parameters))
 
     def notes(self) -> tuple[str, ...]:
         """What the reader of an estimate must know of the model."""
-        said = []
-        if self.borrowed:
-            said.append(
-                f"no kernels of {self.chip} are on record: what it reaches of its rates is taken from another chip"
-            )
-        if self.links != ASSUMED_RATES:
-            said.append(
-                f"collectives by `tomat bench chip`: {1e6 * self.links.start_seconds:.3g} us to start, rings at "
-                f"{self.links.ring_efficiency:.0%} of the links"
-            )
-        return tuple(said)
+        start, rings = 1e6 * self.links.start_seconds, self.links.ring_efficiency
+        borrowed = f"no kernels of {self.chip} are on record: what it reaches of its rates is taken from another chip"
+        measured = f"collectives by `tomat bench chip`: {start:.3g} us to start, rings at {rings:.0%} of the links"
+        said = ((self.borrowed, borrowed), (self.links != ASSUMED_RATES, measured))
+        return tuple(text for holds, text in said if holds)
 
     @staticmethod
     def load(tracking_dir: Path | None, chip: Chip) -> ChipModel:
@@ -285,12 +270,9 @@ class ChipModel:
         A chip that was fitted in none has the parameters of the one with most kernels there, and says so.
         """
         how = "Restore it, or delete it and write it again with tomat plan --calibrate --kernels FILE."
-        fitted: dict[str, ChipOnRecord] = {}
-        links: dict[str, LinkRates] = {}
-        for path in reversed(record_files(tracking_dir)):
-            for name, one in read_typed(path, _Record, how).chips.items():
-                fitted |= {name: one} if one.fitted else {}
-                links |= {name: one.collectives} if one.collectives is not None else {}
+        found = [read_typed(path, _Record, how).chips for path in reversed(record_files(tracking_dir))]
+        fitted = {name: one for chips in found for name, one in chips.items() if one.fitted}
+        links = {name: one.collectives for chips in found for name, one in chips.items() if one.collectives}
         operations: dict[str, dict[str, ErrorsOnRecord]] = {}
         for name, one in fitted.items():
             for operation, errors in one.operations.items():

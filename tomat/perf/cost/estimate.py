@@ -55,19 +55,6 @@ PALLAS_TARGET = "tpu_custom_call"
 """Custom-call target of a Pallas kernel on a TPU."""
 
 
-def kernel_work(scheduled: ScheduleTime | None, roofline: RooflineTime | None, bandwidth: float) -> KernelWork | None:
-    """The work of a kernel by its schedule, else by its roofline; None where neither is known.
-    `bandwidth` is `core_bandwidth`."""
-    if scheduled is not None:
-        return KernelWork(scheduled.bundle_seconds, scheduled.mxu_seconds, scheduled.copies, scheduled.grid_steps)
-    if roofline is None:
-        return None
-    size = round(roofline.hbm_seconds * bandwidth)  # of this core
-    copies = ((Transfer(False, size), 1.0),) if size else ()
-    core = max(roofline.mxu_seconds, roofline.vpu_seconds)
-    return KernelWork(core, roofline.mxu_seconds, copies, scheduled=False)
-
-
 @dataclass(frozen=True)
 class OpTimes:
     """One kernel: seconds of one execution by each model, None where a model knows nothing of it."""
@@ -127,20 +114,16 @@ def supports(ops: Iterable[OpTimes], model: ChipModel) -> tuple[Support, ...]:
         known = None if model.borrowed or kind in unlike else model.errors.get(kind)
         if known is not None:
             found.append(Support(kind, part, part / whole, known["absolute_error_p90"], known["kernels"]))
-        else:
-            error, chips = _error_elsewhere(unlike[kind], model) if kind in unlike else (ASSUMED_ERROR, ())
-            found.append(Support(kind, part, part / whole, error, 0, chips))
+            continue
+        error, chips = ASSUMED_ERROR, ()
+        operations = PALLAS_OPERATIONS.get(unlike[kind], ()) if kind in unlike else ()
+        elsewhere = [model.operations.get(name, {}) for name in operations]
+        if elsewhere and all(elsewhere):
+            # Of the worst chip. These estimates are too short: what is planned 30 % short takes 1 / 0.7 of its plan.
+            worst = min(0.9, max(errors["absolute_error_p90"] for each in elsewhere for errors in each.values()))
+            error, chips = 1 / (1 - worst) - 1, tuple(sorted({chip for each in elsewhere for chip in each}))
+        found.append(Support(kind, part, part / whole, error, 0, chips))
     return tuple(found)
-
-
-def _error_elsewhere(category: Category, model: ChipModel) -> tuple[float, tuple[str, ...]]:
-    """(error of the worst chip that has timed what Pallas kernels of a category do, the chips)."""
-    timed = [model.operations.get(name, {}) for name in PALLAS_OPERATIONS.get(category, ())]
-    if not timed or not all(timed):
-        return ASSUMED_ERROR, ()
-    # Estimates of these are too short: what is planned 30 % short takes 1 / 0.7 of its plan.
-    worst = min(0.9, max(error["absolute_error_p90"] for errors in timed for error in errors.values()))
-    return 1 / (1 - worst) - 1, tuple(sorted({chip for errors in timed for chip in errors}))
 
 
 NAMES_SHOWN = 4
@@ -209,19 +192,15 @@ def assumptions(
         elif instruction.custom_call_target == PALLAS_TARGET and op.schedule is None:
             found["bundle_loops_not_found" if name in matched else "bundles_not_found"].append(name)
     rows = {row.name: row for row in breakdown.ops}
-
-    def assumption(kind: str, names: list[str]) -> Assumption:
-        timed = dict.fromkeys(kernel for name in names for kernel in inside.get(name, [name]))
-        total = sum(rows[kernel].seconds for kernel in timed if kernel in rows)
-        return Assumption(
-            kind=kind,
-            operations=tuple(names),
-            executions_per_step=sum(ops[name].executions for name in names),
-            seconds_per_step=total,
-            step_share=total / breakdown.step_seconds if breakdown.step_seconds else 0.0,
-        )
-
-    return tuple(assumption(kind, names) for kind, names in found.items() if names)
+    assumed = []
+    for kind, names in found.items():
+        if names:
+            timed = dict.fromkeys(kernel for name in names for kernel in inside.get(name, [name]))
+            total = sum(rows[kernel].seconds for kernel in timed if kernel in rows)
+            share = total / breakdown.step_seconds if breakdown.step_seconds else 0.0
+            executions = sum(ops[name].executions for name in names)
+            assumed.append(Assumption(kind, tuple(names), executions, total, share))
+    return tuple(assumed)
 
 
 @dataclass(frozen=True)
@@ -293,13 +272,12 @@ def estimate_step(
             own = (ops[name].estimate or 0.0) if inner & {"dot", "convolution"} else 0.0
             ops[name] = replace(ops[name], estimate=own + time.exposed_seconds, basis="interconnect")
 
+    hidden = {name: time.hidden_seconds for name, time in collectives.items()}
     breakdown = breakdown_from_program(
         program,
         device_kind=device_kind,
         kernel_seconds=lambda instruction: ops[instruction.name].estimate,
-        hidden_seconds=lambda instruction: (
-            collectives[instruction.name].hidden_seconds if instruction.name in collectives else 0.0
-        ),
+        hidden_seconds=lambda instruction: hidden.get(instruction.name),
         kernel_flops=lambda instruction: _flops(program, instruction, ops[instruction.name].schedule, roofs),
         verdicts=verdicts,
         title=title,
@@ -352,8 +330,14 @@ def _op_times(
         # Copies between HBM and VMEM run beside the kernels; what is waited for of collectives is settled later.
         return replace(times, estimate=0.0, basis="beside other kernels")
     bandwidth = core_bandwidth(slice_.chip)
-    work = kernel_work(scheduled, roofline, bandwidth)
-    if work is None:
+    if scheduled is not None:
+        work = KernelWork(scheduled.bundle_seconds, scheduled.mxu_seconds, scheduled.copies, scheduled.grid_steps)
+    elif roofline is not None:
+        size = round(roofline.hbm_seconds * bandwidth)  # of this core
+        copies = ((Transfer(False, size), 1.0),) if size else ()
+        core = max(roofline.mxu_seconds, roofline.vpu_seconds)
+        work = KernelWork(core, roofline.mxu_seconds, copies, scheduled=False)
+    else:
         return replace(times, estimate=compiler, basis="compiler" if compiler is not None else "")
     time = model.time(work, bandwidth)
     basis = time.bound if work.scheduled else f"unscheduled {time.bound}"

@@ -1,8 +1,8 @@
 """What collectives cost on a slice's links, and how much of it the step waits for.
 
 A ring or torus model. Along every axis a collective spans, bytes move over the chip's links of that axis at once, both
-directions where the axis closes; the worst-placed chip decides (`entrances`). Permutes and all-to-alls are routed link
-by link, the fullest link decides. Each hop adds its latency, and each collective a wait that nothing hides.
+directions where the axis closes; the worst-placed chip decides. Permutes and all-to-alls are routed link by link, the
+fullest link decides. Each hop adds its latency, and each collective a wait that nothing hides.
 
 `ici_bytes_per_second` is that of all ports (4 in a plane, 6 in a cube) in both directions. What programs reach is 0.9
 of it: https://jax-ml.github.io/scaling-book/tpus gives 45 GB/s each way for a port of v4 and v5e, 90 for v5p and v6e,
@@ -14,8 +14,9 @@ only what is left when the program reaches the done is waited for. Transfers tha
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -56,39 +57,21 @@ def route(source: Sequence[int], target: Sequence[int], slice_: Slice) -> list[L
     return links
 
 
-def link_loads(transfers: Iterable[tuple[Sequence[int], Sequence[int], float]], slice_: Slice) -> dict[Link, float]:
-    """Bytes over each link when (source, target, bytes) all go their way at once."""
-    loads: dict[Link, float] = defaultdict(float)
-    for source, target, count in transfers:
-        for link in route(source, target, slice_):
-            loads[link] += count
-    return loads
+def entrances_and_hops(group: Sequence[tuple[int, ...]], slice_: Slice) -> tuple[int, int]:
+    """Links over which the worst-placed chip of a group can receive, and links between the two farthest apart.
 
-
-def spans(group: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Distinct places of a group along each axis."""
-    return tuple(len(set(column)) for column in zip(*group, strict=True))
-
-
-def entrances(group: Sequence[tuple[int, ...]], slice_: Slice) -> int:
-    """Links over which the worst-placed chip of a group can receive: one an axis, two where the axis closes.
-
-    A chip in the corner of an open mesh has one neighbour an axis, and no schedule can give it more. At least one: the
-    members of a group that skips chips still reach each other.
+    It receives over one link an axis, two where the axis closes: a chip in the corner of an open mesh has one neighbour
+    an axis, and no schedule can give it more. At least one: the members of a group that skips chips still reach each
+    other.
     """
-    links = 0
-    for axis, span in enumerate(spans(group)):
+    links = hops = 0
+    for axis, places in enumerate(zip(*group, strict=True)):
+        span = len(set(places))
+        closed = slice_.wrap[axis] and span == slice_.topology[axis]
+        hops += span // 2 if closed else span - 1
         if span > 1:
-            links += 2 if slice_.wrap[axis] and span == slice_.topology[axis] and span > 2 else 1
-    return max(1, links)
-
-
-def hops_across(group: Sequence[tuple[int, ...]], slice_: Slice) -> int:
-    """Links between the two chips of a group farthest apart."""
-    hops = 0
-    for axis, span in enumerate(spans(group)):
-        hops += span // 2 if slice_.wrap[axis] and span == slice_.topology[axis] else span - 1
-    return hops
+            links += 2 if closed and span > 2 else 1
+    return max(1, links), hops
 
 
 def participants(program: HloProgram, collective: Any) -> list[list[int]]:
@@ -138,22 +121,10 @@ def _mesh_groups(mesh_axes: Any) -> list[list[int]]:
     return ids.reshape(shape).transpose(rest + chosen).reshape(-1, members).tolist()
 
 
-def places(program: HloProgram, slice_: Slice) -> list[tuple[int, ...]]:
-    """Place of each partition on the slice: by the program's device assignment, else in the order of the ids."""
-    assigned = [c.replica_device_ids[0] for c in program.module.device_assignment.computation_devices]
-    count = slice_.n_devices
-    if len(assigned) < count or len(set(assigned)) < len(assigned):
-        assigned = list(range(count))
-    return [coordinates(device_id, slice_) for device_id in assigned]
-
-
 LINK_EFFICIENCY = 0.9
 """Share of a link's nominal bandwidth that a transfer between two chips reaches; see the module."""
 HOP_SECONDS = 1e-6
 """Latency of a hop (https://jax-ml.github.io/scaling-book/sharding: "about 1 us")."""
-
-
-KernelSeconds = Callable[[Instruction], float | None]
 
 
 def link_bandwidth(slice_: Slice) -> float:
@@ -206,7 +177,11 @@ def collective_seconds(
     if collective is None:
         return None
     nominal_rate = link_bandwidth(slice_)
-    where = places(program, slice_)
+    # The place of each partition is by the program's device assignment, else in the order of the ids.
+    assigned = [c.replica_device_ids[0] for c in program.module.device_assignment.computation_devices]
+    if len(assigned) < slice_.n_devices or len(set(assigned)) < len(assigned):
+        assigned = list(range(slice_.n_devices))
+    where = [coordinates(device_id, slice_) for device_id in assigned]
     opcode = base_opcode(collective.opcode)
     operand_bytes = sum(o.shape.byte_count() for o in program.operands(collective))
     if opcode in ("collective-permute", "collective-broadcast", "all-to-all", "ragged-all-to-all"):
@@ -218,50 +193,33 @@ def collective_seconds(
             members = max(len(group) for group in groups)
             pairs = [(a, b) for group in groups for a in group for b in group if a != b]
             size = operand_bytes / members
-        transfers = [(where[a], where[b], size) for a, b in pairs]
-        loads = link_loads(transfers, slice_)
-        hops = max((len(route(a, b, slice_)) for a, b, _ in transfers), default=0)
+        routes = [route(where[a], where[b], slice_) for a, b in pairs]
+        loads: dict[Link, float] = defaultdict(float)
+        for link in chain.from_iterable(routes):  # all go their way at once
+            loads[link] += size
+        hops = max(map(len, routes), default=0)
         seconds = max(loads.values(), default=0.0) / (nominal_rate * LINK_EFFICIENCY) + hops * HOP_SECONDS
         sent = size * len(pairs) / max(1, members)
         return CollectiveTime(opcode, members, sent, seconds, seconds, 0.0, frozenset(loads))
     groups = participants(program, collective.proto)
     members = max(len(group) for group in groups)
-    whole, passes = _whole_bytes(program, instruction, collective, operand_bytes, members)
+    whole = float(operand_bytes * members if opcode == "all-gather" else operand_bytes)
+    # Shards of an all-reduce go round twice (scatter, then gather), unless XLA:TPU fused one whose result is only
+    # sliced into a reduce-scatter.
+    sliced = instruction.opcode == "fusion" and instruction.shape.byte_count() * members <= operand_bytes
+    passes = 1 if opcode in ("all-gather", "reduce-scatter") or sliced else 2
     sent = passes * whole * (members - 1) / members
     seconds = 0.0
     for group in groups:
         chips = [where[member] for member in group]
         if len(set(chips)) > 1:
-            hops = hops_across(chips, slice_)
-            rate = entrances(chips, slice_) * nominal_rate * rates.ring_efficiency
+            entrances, hops = entrances_and_hops(chips, slice_)
+            rate = entrances * nominal_rate * rates.ring_efficiency
             seconds = max(seconds, sent / rate + passes * hops * HOP_SECONDS)
     return CollectiveTime(opcode, members, sent, seconds, seconds, 0.0)
 
 
-def _whole_bytes(
-    program: HloProgram, kernel: Instruction, collective: Instruction, operand_bytes: int, members: int
-) -> tuple[float, int]:
-    """Bytes of the whole array, and how often its shards go round: twice for an all-reduce (scatter, then gather)."""
-    opcode = base_opcode(collective.opcode)
-    if opcode == "all-gather":
-        return float(operand_bytes * members), 1
-    if opcode == "reduce-scatter":
-        return float(operand_bytes), 1
-    # XLA:TPU fuses an all-reduce whose result is only sliced into a reduce-scatter.
-    if kernel.opcode == "fusion" and kernel.shape.byte_count() * members <= operand_bytes:
-        return float(operand_bytes), 1
-    return float(operand_bytes), 2
-
-
-def executed_order(program: HloProgram, computation_id: int) -> list[Instruction]:
-    """The instructions of a computation as scheduled; in the module's own order if it is not scheduled.
-
-    The two differ: 87 of the 135 scheduled computations of the 200M step are stored in another order.
-    """
-    sequences = program.module.schedule.sequences
-    if computation_id not in sequences:
-        return program.computations[computation_id]
-    return [program.by_id[i] for i in sequences[computation_id].instruction_ids if i in program.by_id]
+KernelSeconds = Callable[[Instruction], float | None]
 
 
 def overlap(
@@ -298,16 +256,22 @@ class _Timeline:
         finish: dict[str, float] = {}
         worked = 0.0  # the clock without waits
         worked_at_start: dict[str, float] = {}
-        for instruction in executed_order(self.program, computation_id):
+        instructions = self.program.computations[computation_id]
+        # As scheduled: 87 of the 135 scheduled computations of the 200M step are stored in another order.
+        sequences = self.program.module.schedule.sequences
+        if computation_id in sequences:
+            by_id = self.program.by_id
+            instructions = [by_id[i] for i in sequences[computation_id].instruction_ids if i in by_id]
+        for instruction in instructions:
             if instruction.opcode in FREE_OPCODES:
                 continue
             started = self._started_by(instruction)
             if started is not None:
-                if started.name in finish:
-                    transfer = self.times[started.name]
-                    wait = max(0.0, finish[started.name] - clock) + self.rates.start_seconds
-                    hidden = min(transfer.seconds, worked - worked_at_start[started.name])
-                    self.times[started.name] = replace(transfer, exposed_seconds=0.0, hidden_seconds=hidden)
+                if started in finish:
+                    transfer = self.times[started]
+                    wait = max(0.0, finish[started] - clock) + self.rates.start_seconds
+                    hidden = min(transfer.seconds, worked - worked_at_start[started])
+                    self.times[started] = replace(transfer, exposed_seconds=0.0, hidden_seconds=hidden)
                     self.times[instruction.name] = replace(
                         transfer, link_bytes=0.0, seconds=0.0, exposed_seconds=wait, hidden_seconds=0.0
                     )
@@ -338,16 +302,15 @@ class _Timeline:
         self.durations[computation_id] = clock
         return clock
 
-    def _started_by(self, instruction: Instruction) -> Instruction | None:
-        """The start that a done or an update of a collective belongs to."""
-        if not instruction.opcode.endswith(("-done", "-update")):
+    def _started_by(self, instruction: Instruction) -> str | None:
+        """Name of the start that the done of a collective belongs to."""
+        if not instruction.opcode.endswith("-done"):
             return None
         operands = self.program.operands(instruction)
         while operands and operands[0].opcode.endswith("-update"):
             operands = self.program.operands(operands[0])
-        if not operands or collective_of(self.program, operands[0]) is None:
-            return None
-        return operands[0] if instruction.opcode.endswith("-done") else None
+        known = bool(operands) and collective_of(self.program, operands[0]) is not None
+        return operands[0].name if known else None
 
     def _compute(self, instruction: Instruction) -> float:
         """Seconds of what is no collective: loops times their trips, the mean of a conditional's branches."""

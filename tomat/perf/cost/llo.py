@@ -69,16 +69,15 @@ class TransferReader:
     def line(self, bundle: int, line: str) -> None:
         """Takes note of a copy that a line starts, or of its window."""
         if "= dma." in line:
-            match = _START.search(line)
-            self._open = match is not None
-            if match is not None:
+            self._open = False
+            if match := _START.search(line):
                 self._found.append((bundle, match, {}))
+                self._open = True
         elif self._open and ":" in line:
             window = self._found[-1][2]
             for name, sizes in _WINDOW.findall(line):
                 window.setdefault(name, tuple(int(size) for size in sizes.split(",") if size.strip()))
-            element = _ELEMENT_BYTES.search(line)
-            if element is not None:
+            if element := _ELEMENT_BYTES.search(line):
                 window.setdefault("element", (int(element[1]),))
                 self._open = False
 
@@ -89,31 +88,24 @@ class TransferReader:
         (first bundle) -> trip count."""
         found: dict[int, list[Transfer]] = {}
         for bundle, match, window in self._found:
-            written = _written(code, match)
-            if written is None:
-                continue
+            written = match["kind"] == "vmem_to_hbm"
+            if match["kind"] == "general":
+                written, target_in_core = (code.in_core(match[end]) for end in ("source", "target"))
+                if written and target_in_core:  # neither end of it is in HBM
+                    continue
             element = window.get("element", (0,))[0]
             base, bounds = window.get("base_bounds", ()), window.get("window_bounds", ())
             # A size that is no constant belongs to an array that its blocks do not divide: the last one is shorter.
             cut = math.prod(size / (math.ceil(size / part) * part) for size, part in zip(base, bounds, strict=True))
-            granules = match["granules"]
+            granules, predicate = match["granules"], match["predicate"]
             size = int(granules) * BYTES_PER_GRANULE if granules else round(element * math.prod(bounds) * cut)
             share: float | None = 1.0
-            if match["predicate"]:
-                share, _ = code.share(match["predicate"], bool(match["negated"]), trips, grid)
-                if share is None:
-                    share = code.changed_share(match["predicate"], grid)
+            if predicate:
+                share, _ = code.share(predicate, bool(match["negated"]), trips, grid)
+                share = code.changed_share(predicate, grid) if share is None else share
             if size:
                 found.setdefault(bundle, []).append(Transfer(written, size, share))
         return found
-
-
-def _written(code: ScalarCode, match: re.Match[str]) -> bool | None:
-    """Whether a copy goes to HBM; None where neither end of it is there."""
-    if match["kind"] != "general":
-        return match["kind"] == "vmem_to_hbm"
-    in_core = [code.operation(match[end]).endswith(".vmem") for end in ("source", "target")]
-    return None if all(in_core) else in_core[0]
 
 
 BRANCH_DELAY_SLOTS = 4
@@ -210,7 +202,7 @@ def kept_schedules(path: Path, remedy: str) -> dict[str, OpSchedule]:
 def slot_utilisation(schedule: OpSchedule) -> dict[str, float]:
     """Share of each unit's slots that executed bundles fill; empty where the dump has no utilisation."""
     executed = schedule.executed(lambda region: region.bundles)
-    if not schedule.units or not executed:
+    if not executed:
         return {}
     return {
         unit: schedule.executed(lambda region, n=number: region.slots[n]) / (executed * schedule.capacity[number])
@@ -262,28 +254,22 @@ def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
                 current = int(match[1], 16)
                 builder.n_bundles = max(builder.n_bundles, current + 1)
             builder.add(current, line)
-            if "region " in line:
-                for number in REGION_START.findall(line):
-                    builder.starts.setdefault(int(number), current)
+            for number in REGION_START.findall(line) if "region " in line else ():
+                builder.starts.setdefault(int(number), current)
             builder.branches(current + 1 + BRANCH_DELAY_SLOTS, line)
     if not builder.n_bundles:
         raise TomatError(f"{bundles}: no VLIW bundles. Expected lines such as `0x1a   :  {{ ... }}`.")
-    units, capacity, rows = _read_utilisation(utilisation) if utilisation else ((), (), [])
-    if rows and len(rows) != builder.n_bundles:
-        raise TomatError(
-            f"{bundles}: {builder.n_bundles} bundles, but {len(rows)} rows in its utilisation file. The dump is "
-            "incomplete; compile again."
-        )
-    return builder.schedule(units, capacity, rows)
-
-
-def _read_utilisation(path: Path) -> tuple[tuple[str, ...], tuple[int, ...], list[tuple[int, ...]]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    if len(lines) < 4 or "UTILIZATION" not in lines[3]:
-        raise TomatError(f"{path}: expected the slots' names, their capacities and one row a bundle.")
-    units = tuple(name.strip() for name in lines[1].split(","))
-    rows = [tuple(int(n) for n in line.split()) for line in lines[4:] if line.strip()]
-    return units, tuple(int(n) for n in lines[2].split()), rows
+    if utilisation is None:
+        return builder.schedule()
+    rows = utilisation.read_text(encoding="utf-8").splitlines()
+    if len(rows) < 4 or "UTILIZATION" not in rows[3]:
+        raise TomatError(f"{utilisation}: expected the slots' names, their capacities and one row a bundle.")
+    units = tuple(name.strip() for name in rows[1].split(","))
+    capacity, *filled = (tuple(int(n) for n in row.split()) for row in (rows[2], *rows[4:]) if row.strip())
+    if filled and len(filled) != builder.n_bundles:
+        found = f"{builder.n_bundles} bundles, but {len(filled)} rows in its utilisation file"
+        raise TomatError(f"{bundles}: {found}. The dump is incomplete; compile again.")
+    return builder.schedule(units, capacity, filled)
 
 
 _PRODUCT = re.compile(r"vmatmul\.([\w.]+)(?:\[\d+\])?\.mxu([0-3])")
@@ -326,7 +312,7 @@ class ScheduleBuilder:
         self.starts: dict[int, int] = {}
         """Region -> its first bundle."""
         self._grid: tuple[int, ...] = ()
-        self._branches: list[tuple[int, str, str, int]] = []
+        self._branches: list[tuple[int, bool, str, int]] = []
         self._code = ScalarCode()
         self._products: dict[int, list[int]] = {}
         self._transfers = TransferReader()
@@ -335,36 +321,28 @@ class ScheduleBuilder:
         """Takes note of what a line of a bundle does, but for its branches. `bundle` is its number, or the first of its
         region; `order` as of `ScalarCode.add`."""
         self._code.add(bundle, line, order)
-        if "vmatmul" in line:
-            for forms, unit in _PRODUCT.findall(line):
-                cycles = self._products.setdefault(bundle, [0] * N_MXU)
-                cycles[int(unit)] += product_cycles(forms)
+        for forms, unit in _PRODUCT.findall(line) if "vmatmul" in line else ():
+            self._products.setdefault(bundle, [0] * N_MXU)[int(unit)] += product_cycles(forms)
         self._transfers.line(bundle, line)
-        if not self._grid and "iteration_bounds" in line:
-            bounds = _GRID.search(line)
-            if bounds:
-                self._grid = tuple(int(n) for n in bounds[1].split(",") if n.strip())
+        if not self._grid and (bounds := _GRID.search(line)):
+            self._grid = tuple(int(n) for n in bounds[1].split(",") if n.strip())
 
     def branches(self, after: int, line: str) -> None:
         """Takes note of the branches in a line; `after` is the bundle that follows their delay slots."""
-        if BRANCH in line:
-            for negated, predicate, target in _BRANCH.findall(line):
-                self._branches.append((after, negated, predicate, int(target)))
+        for negated, predicate, target in _BRANCH.findall(line) if BRANCH in line else ():
+            self._branches.append((after, bool(negated), predicate, int(target)))
 
     def schedule(
         self, units: tuple[str, ...] = (), capacity: tuple[int, ...] = (), rows: Sequence[tuple[int, ...]] = ()
     ) -> OpSchedule:
         """The schedule of what was noted; `rows` are the slots of each of `units` that are filled, by bundle."""
-        return OpSchedule(self._tree(rows), units, capacity, self._grid)
-
-    def _tree(self, rows: Sequence[tuple[int, ...]]) -> Region:
         spans: list[_Span] = []
         for after, negated, predicate, target in self._branches:
             start = self.starts.get(target)
             if start is None:
                 continue  # out of the op; seen once in 225 ops, behind its last region
             if start < after:
-                spans.append(_Span(start, after, "loop", predicate, bool(negated)))
+                spans.append(_Span(start, after, "loop", predicate, negated))
             elif after < start:  # entered where the branch around it is not taken
                 spans.append(_Span(after, start, "branch", predicate, not negated))
         spans.sort(key=lambda span: (span.first, -span.end))
@@ -412,4 +390,5 @@ class ScheduleBuilder:
                 regions=tuple(children),
             )
 
-        return build(_Span(0, self.n_bundles, "body", "", False), spans, ())
+        body = build(_Span(0, self.n_bundles, "body", "", False), spans, ())
+        return OpSchedule(body, units, capacity, self._grid)

@@ -49,9 +49,7 @@ def read_listed_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
         if name.startswith(_NO_OP):
             continue
         if metadata is None:
-            raise TomatError(
-                f"{listing}: no metadata of {name} beside it; libtpu {VERSION} writes *-pb-metadata.txt of each op."
-            )
+            raise TomatError(f"{listing}: no metadata of {name} beside it; libtpu {VERSION} writes *-pb-metadata.txt.")
         schedules[name] = read_listed_schedule(listing, metadata)
     return schedules
 

@@ -15,7 +15,6 @@ together when most bytes are.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +96,11 @@ def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
         else:
             heap += allocation.size
             assigned = {a.logical_buffer_id for a in allocation.assigned}
-            sizes = {i: b.size for i, b in logical.items()}
-            found, groups = replayed(_trace_of(assignment, assigned), sizes)
+            # The heap that holds them: a trace's own index counts allocations before sorting.
+            shared = [len({e.buffer_id for e in trace.events} & assigned) for trace in assignment.heap_simulator_traces]
+            most = max(shared, default=0)
+            events = assignment.heap_simulator_traces[shared.index(most)].events if most else ()
+            found, groups = replayed(events, {i: b.size for i, b in logical.items()})
             # Of several heaps in HBM (none was seen) the largest.
             levels = max(levels, found, key=lambda one: max(one, default=0))
             if not groups:  # an allocation without a heap is one buffer, live all the time
@@ -109,6 +111,11 @@ def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
                 buffers += _described(program, logical, group, logical[group[0]].size)
     buffers.sort(key=lambda b: (-b.hbm_bytes, b.instruction))
     held = arguments + outputs + constants + live
+    # The live bytes along the schedule, at most `STRETCHES` of them: of each stretch its largest.
+    size = -(-len(levels) // STRETCHES) or 1
+    stretches = (range(at, min(at + size, len(levels))) for at in range(0, len(levels), size))
+    tops = [max(stretch, key=levels.__getitem__) for stretch in stretches]
+    rest = held - max(levels, default=0)  # in use all the time
     return {
         "required_bytes": arguments + outputs + constants + heap,
         "argument_bytes": arguments,
@@ -117,18 +124,8 @@ def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
         "temporary_bytes": heap,
         "peak_bytes": held,
         "largest": tuple(buffers[:LARGEST_COUNT]),
-        "timeline": over_schedule(levels, held - max(levels, default=0)),
+        "timeline": tuple((at / len(levels), rest + levels[at]) for at in tops),
     }
-
-
-def _trace_of(assignment: Any, assigned: set[int]) -> Any:
-    """The events of the heap that holds `assigned` (a trace's own index counts allocations before sorting)."""
-    best, most = (), 0
-    for trace in assignment.heap_simulator_traces:
-        shared = len({e.buffer_id for e in trace.events} & assigned)
-        if shared > most:
-            best, most = trace.events, shared
-    return best
 
 
 def replayed(events: Any, sizes: dict[int, int]) -> tuple[list[int], list[list[int]]]:
@@ -166,16 +163,6 @@ def replayed(events: Any, sizes: dict[int, int]) -> tuple[list[int], list[list[i
     return levels, [members[place] for place in at_peak]
 
 
-def over_schedule(levels: Sequence[int], rest: int) -> tuple[tuple[float, int], ...]:
-    """Live bytes along a schedule, at most `STRETCHES` of them: of each stretch its largest. (share of the events,
-    bytes), in order; `rest` bytes are in use all the time."""
-    size = -(-len(levels) // STRETCHES)
-    tops = (
-        max(range(at, min(at + size, len(levels))), key=levels.__getitem__) for at in range(0, len(levels), size or 1)
-    )
-    return tuple((at / len(levels), rest + levels[at]) for at in tops)
-
-
 def _described(program: HloProgram, logical: dict[int, Any], ids: list[int], size: int) -> list[Buffer]:
     """The buffer of a group that shares one place, told by the first of its operations that has a line in the model."""
     candidates: list[tuple[Instruction, Any, Shape, Instruction]] = []
@@ -192,18 +179,9 @@ def _described(program: HloProgram, logical: dict[int, Any], ids: list[int], siz
     telling = [c for c in candidates if program.source(c[3])] or candidates
     # A buffer that a loop fills is told by what is stored in it rather than by the operation that reserved it.
     stored = [c for c in telling if c[3] is not c[0]] or telling
-    instruction, written, shape, value = stored[0]
-    return [
-        Buffer(
-            hbm_bytes=size,
-            logical_bytes=shape.byte_count(),
-            shape=shape_text(written),
-            instruction=instruction.name,
-            opcode=instruction.opcode,
-            op_name=value.op_name,
-            source=program.source(value),
-        )
-    ]
+    made, written, shape, value = stored[0]
+    source = program.source(value)
+    return [Buffer(size, shape.byte_count(), shape_text(written), made.name, made.opcode, value.op_name, source)]
 
 
 _PASSING = frozenset(
@@ -219,8 +197,7 @@ def saved_value(program: HloProgram, instruction: Instruction, shape_index: Any 
     """
     fused, value = None, instruction
     if instruction.opcode == "fusion":
-        fused = instruction
-        root = program.root(instruction.called_ids[0])
+        fused, root = instruction, program.root(instruction.called_ids[0])
         if root is not None and root.opcode == "tuple":
             root = program.operands(root)[shape_index[0]] if shape_index else None
         if root is None:
@@ -299,11 +276,8 @@ class MemoryReport:
 
     def by_kind(self) -> dict[str, int]:
         """What `required_bytes` is made of, by kind; the kinds that the compiler did not tell are the rest."""
-        known = {
-            "arguments": self.argument_bytes,
-            "outputs": self.output_bytes,
-            "temporaries": self.temporary_bytes,
-        }
+        sizes = (self.argument_bytes, self.output_bytes, self.temporary_bytes)
+        known = dict(zip(("arguments", "outputs", "temporaries"), sizes, strict=True))
         kinds = {name: size for name, size in known.items() if size}
         rest = self.required_bytes - sum(kinds.values())
         name = "constants" if None not in known.values() else "others"
@@ -327,7 +301,7 @@ def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport 
     found = next((match for pattern in _TOTALS if (match := pattern.search(message))), None)
     if found is None:
         return None
-    required, capacity = _bytes(found.group(1), found.group(2)), _bytes(found.group(3), found.group(4))
+    required, capacity = (round(float(found[n]) * _UNITS[found[n + 1]]) for n in (1, 3))
     space = found.groupdict().get("space") or "hbm"
     assigned = read_assignment(hlo_proto) if hlo_proto is not None and space == "hbm" else None
     if assigned is not None:
@@ -339,27 +313,16 @@ def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport 
 
 
 def memory_of_compiled(hlo_proto: bytes, capacity_bytes: int, program_bytes: int | None = None) -> MemoryReport:
-    """The memory of a program that the compiler accepted.
+    """The memory of a program that the compiler accepted. `hlo_proto` is as for `memory_of_oom`, `capacity_bytes` the
+    memory of one device, `program_bytes` the machine code, where it is made already.
 
     `compiled.memory_analysis()` would say too much. libtpu 0.0.46 adds to its `temp_size_in_bytes` the part of the heap
     that the assignment's own list of peak buffers does not name, and 32,704 bytes (three programs, to the byte). That
     list misses what loops carry: 1B on v6e-32 reports 16,687,908,896 bytes for a heap of 11,311,530,016.
-
-    Args:
-        hlo_proto: A serialised `HloProto` with a buffer assignment, as for `memory_of_oom`.
-        capacity_bytes: Memory of one device.
-        program_bytes: The machine code, where it is made already.
     """
     assigned = read_assignment(hlo_proto)
     if assigned is None:
-        raise TomatError(
-            "the compiler left no buffer assignment, which says what memory a program takes; libtpu 0.0.46 writes one: "
-            "install it with `uv sync --extra plan`."
-        )
+        raise TomatError("the compiler left no buffer assignment; libtpu 0.0.46 writes one: `uv sync --extra plan`.")
     return MemoryReport(
         fits=True, capacity_bytes=capacity_bytes, program_bytes=program_bytes, largest_are=LIVE_AT_PEAK, **assigned
     )
-
-
-def _bytes(figure: str, unit: str) -> int:
-    return round(float(figure) * _UNITS[unit])

@@ -46,7 +46,7 @@ def rounded_up(size: int, multiple: int) -> int:
 
 
 def padded_elements(shape: Any) -> int:
-    """Elements of an array's `ShapeProto` with its dimensions rounded up to the tiles of its layout."""
+    """Elements of an array's `ShapeProto`, dimensions rounded up to the tiles of its layout."""
     dims = [shape.dimensions[axis] for axis in reversed(shape.layout.minor_to_major)] or list(shape.dimensions)
     if shape.layout.tiles:
         tile = shape.layout.tiles[0].dimensions
@@ -92,53 +92,37 @@ class MatrixProduct:
 
 
 def matrix_products(program: HloProgram, instruction: Instruction) -> list[MatrixProduct]:
+    """The products in a kernel.
+
+    XLA:TPU writes every product as a convolution; its windows carry what are no rows, columns or features. Along a
+    window dimension of size one every output position is a row. Where each output position meets one of many kernel
+    positions, the dimension is a batch if the input has one too, and more columns if the input is shared. Where it
+    meets several, they are summed.
+    """
     products = []
     for inner in program.inner(instruction):
+        if inner.opcode not in ("dot", "convolution"):
+            continue
+        left, right = (operand.shape for operand in program.operands(inner)[:2])
+        bits, operands = max(left.bits, right.bits), product_operands(program, inner)
         if inner.opcode == "dot":
-            products.append(_of_dot(program, inner))
-        elif inner.opcode == "convolution":
-            products.append(_of_convolution(program, inner))
+            numbers = inner.proto.dot_dimension_numbers
+            batch = prod(left.dims[i] for i in numbers.lhs_batch_dimensions)
+            k = prod(left.dims[i] for i in numbers.lhs_contracting_dimensions)
+            held = max(1, batch * k)
+            products.append(MatrixProduct(batch, left.elements // held, right.elements // held, k, bits, operands))
+            continue
+        numbers = inner.proto.convolution_dimension_numbers
+        batch, n = 1, right.dims[numbers.kernel_output_feature_dimension]
+        for axis, window in enumerate(inner.proto.window.dimensions):
+            size_in = left.dims[numbers.input_spatial_dimensions[axis]]
+            size_out = inner.shape.dims[numbers.output_spatial_dimensions[axis]]
+            if max(1, window.size) > 1 and valid_positions(window, size_in, size_out) <= size_out:
+                batch, n = (batch, n * size_out) if size_in == 1 else (batch * size_out, n)
+        elements = inner.shape.elements
+        k = round(instruction_flops(program, inner) / (2 * elements)) if elements else 0
+        products.append(MatrixProduct(batch, elements // max(1, n * batch), n, max(1, k), bits, operands))
     return products
-
-
-def _of_dot(program: HloProgram, dot: Instruction) -> MatrixProduct:
-    left, right = (operand.shape for operand in program.operands(dot)[:2])
-    numbers = dot.proto.dot_dimension_numbers
-    batch = prod(left.dims[i] for i in numbers.lhs_batch_dimensions)
-    k = prod(left.dims[i] for i in numbers.lhs_contracting_dimensions)
-    held = max(1, batch * k)
-    return MatrixProduct(
-        batch,
-        left.elements // held,
-        right.elements // held,
-        k,
-        max(left.bits, right.bits),
-        product_operands(program, dot),
-    )
-
-
-def _of_convolution(program: HloProgram, convolution: Instruction) -> MatrixProduct:
-    """XLA:TPU writes every product as a convolution; its windows carry what are no rows, columns or features.
-
-    Along a window dimension of size one every output position is a row. Where each output position meets one of many
-    kernel positions, the dimension is a batch if the input has one too, and more columns if the input is shared. Where
-    it meets several, they are summed.
-    """
-    left, kernel = (operand.shape for operand in program.operands(convolution)[:2])
-    numbers = convolution.proto.convolution_dimension_numbers
-    n = kernel.dims[numbers.kernel_output_feature_dimension]
-    batch = 1
-    for axis, window in enumerate(convolution.proto.window.dimensions):
-        size_in = left.dims[numbers.input_spatial_dimensions[axis]]
-        size_out = convolution.shape.dims[numbers.output_spatial_dimensions[axis]]
-        if max(1, window.size) > 1 and valid_positions(window, size_in, size_out) <= size_out:
-            batch, n = (batch, n * size_out) if size_in == 1 else (batch * size_out, n)
-    elements = convolution.shape.elements
-    k = round(instruction_flops(program, convolution) / (2 * elements)) if elements else 0
-    bits = max(left.bits, kernel.bits)
-    return MatrixProduct(
-        batch, elements // max(1, n * batch), n, max(1, k), bits, product_operands(program, convolution)
-    )
 
 
 def mxu_seconds(products: list[MatrixProduct], chip: Chip) -> float:
@@ -173,15 +157,7 @@ class RooflineTime:
 
 
 def roofline_seconds(program: HloProgram, instruction: Instruction, slice_: Slice) -> RooflineTime | None:
-    """The roofline of one execution.
-
-    None for kernels whose work HLO does not tell (Pallas calls).
-
-    Args:
-        program: The optimised module.
-        instruction: A kernel of it.
-        slice_: The TPUs it runs on.
-    """
+    """The roofline of one execution of a kernel; None where HLO does not tell its work (Pallas calls)."""
     chip = slice_.chip
     assert chip.hbm_bytes_per_second is not None  # of every TPU
     if instruction.opcode in CONTROL_OPCODES:
@@ -224,11 +200,10 @@ def vpu_seconds(program: HloProgram, instruction: Instruction, chip: Chip) -> fl
         return 0.0
     arithmetic = transcendental = 0.0
     for inner in program.inner(instruction):
-        if inner.opcode in ELEMENTWISE:
-            arithmetic += padded_elements(inner.proto.shape)
-        elif inner.opcode in TRANSCENDENTAL:
+        if inner.opcode in TRANSCENDENTAL:
             transcendental += padded_elements(inner.proto.shape)
-        elif inner.opcode == "reduce":
-            arithmetic += padded_elements(program.operands(inner)[0].proto.shape)
+        elif inner.opcode in ELEMENTWISE or inner.opcode == "reduce":
+            array = program.operands(inner)[0] if inner.opcode == "reduce" else inner
+            arithmetic += padded_elements(array.proto.shape)
     register = SUBLANES * LANES * (chip.n_cores or 1) / chip.jax_devices_per_chip * chip.clock_hz
     return max(arithmetic / VECTOR_SLOTS, transcendental / TRANSCENDENTAL_SLOTS) / register

@@ -28,6 +28,7 @@ _PREFETCHED = re.compile(r"#allocation(\d+)(?!\d|_spill)")
 _SCALAR_OPERAND = re.compile(r"\[shape: s32\[\], index: (\d+), kind: input")
 _ELEMENT = re.compile(r"#allocation\d+ \+ %s(\d+)_")
 _COMMENT = re.compile(r"/\*.*?\*/")
+_VALUE = re.compile(r"%([sp]\d+)_")
 
 MAX_COMBINATIONS = 1 << 20
 """Largest number of index combinations that are tried one by one to find a share."""
@@ -67,7 +68,6 @@ _BINARY: dict[str, Callable[[int, int], int]] = {
     "scmp.gt": lambda a, b: int(a > b),
     "scmp.ge": lambda a, b: int(a >= b),
 }
-_UNARY: dict[str, Callable[[int], int]] = {"smov": lambda a: a, "pmov": lambda a: a, "pneg": lambda a: int(not a)}
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,7 @@ Expression = Symbol | int | tuple
 """A symbol, a constant, or (operation, argument, ...)."""
 
 
-@dataclass
-class _Definition:
+class _Definition(NamedTuple):
     bundle: int
     place: float
     operation: str
@@ -121,10 +120,8 @@ class ScalarCode:
     def add(self, bundle: int, text: str, order: float = 0.0) -> None:
         """Takes note of the definitions and spills in a line of a bundle.
 
-        Args:
-            bundle: Its number; of instructions of which the region alone is known, the first of the region.
-            order: From 0 to 1, which of two lines of one `bundle` comes first, where that is known: a load finds what
-                was stored before it.
+        `bundle` is its number; of instructions of which the region alone is known, the first of the region. `order`,
+        from 0 to 1, tells which of two lines of one `bundle` comes first: a load finds what was stored before it.
         """
         place = bundle + order
         for name, operation, arguments in DEFINITION.findall(text):
@@ -162,29 +159,25 @@ class ScalarCode:
 
     def expression(self, name: str, depth: int = 0) -> Expression:
         """What `name` (such as ``p205``) is in terms of constants and symbols."""
-        if name in self._known:
-            return self._known[name]
-        if depth > 60:
-            return UNKNOWN
-        self._known[name] = UNKNOWN  # what depends on itself other than as a counter is not known
-        found = self._expand(name, depth)
-        self._known[name] = found
-        return found
+        if name not in self._known:
+            if depth > 60:
+                return UNKNOWN
+            self._known[name] = UNKNOWN  # what depends on itself other than as a counter is not known
+            self._known[name] = self._expand(name, depth)
+        return self._known[name]
 
     def _expand(self, name: str, depth: int) -> Expression:
-        definition = self._definitions.get(name)
-        if definition is None:
+        if name not in self._definitions:
             return UNKNOWN
-        bounds = set(_GRID_INDEX.findall(definition.text))
+        bundle, place, operation, text = self._definitions[name]
+        bounds = set(_GRID_INDEX.findall(text))
         if len(bounds) == 1:
             return Symbol("grid", int(bounds.pop()))
-        text = definition.text
-        operation = definition.operation
         if operation == "sphi":
-            inputs = re.findall(r"%([sp]\d+)_", _COMMENT.sub("", text))
-            return self._counter(definition.bundle, inputs, name, depth) if len(inputs) == 2 else UNKNOWN
+            inputs = _VALUE.findall(_COMMENT.sub("", text))
+            return self._counter(bundle, inputs, name, depth) if len(inputs) == 2 else UNKNOWN
         if operation == "sld":
-            return self._loaded(text, definition.place, name, depth)
+            return self._loaded(text, place, name, depth)
         if operation.startswith("inlined_call_operand"):
             scalar = _SCALAR_OPERAND.search(text)
             return UNKNOWN if scalar is None else Symbol("scalar", int(scalar[1]))
@@ -195,16 +188,23 @@ class ScalarCode:
         if arguments and re.fullmatch(r"\(!?%p\d+_p\d+\)", arguments[0]):
             arguments = arguments[1:]  # only computed where its region runs: it is used nowhere else
         elif arguments and "(" in arguments[0]:
-            return self._selected(arguments, depth)
+            # `smov (%p, old), new`: `new` where the predicate holds, else `old`.
+            match = re.fullmatch(r"\((!?)%(p\d+)_p\d+, (.+)\)", arguments[0])
+            if match is None or len(arguments) != 2:
+                return UNKNOWN
+            predicate = self.expression(match[2], depth + 1)
+            if match[1]:
+                predicate = _folded(("pneg", predicate))
+            return ("select", predicate, self._argument(arguments[1], depth), self._argument(match[3], depth))
         values = [self._argument(a, depth) for a in arguments]
-        base = ".".join(operation.split(".")[:2]) if operation.startswith("scmp") else operation.split(".")[0]
+        base = ".".join(operation.split(".")[: 2 if operation.startswith("scmp") else 1])
         if operation == "scalar_select" and len(values) == 3:
             return ("select", *values)
         if len(values) == 2 and base in _BINARY:
             return _folded((base, *values))
-        if len(values) == 1 and base in _UNARY:
-            return values[0] if base != "pneg" else _folded((base, values[0]))
-        return UNKNOWN
+        if len(values) == 1 and base in ("smov", "pmov"):
+            return values[0]
+        return _folded((base, *values)) if len(values) == 1 and base == "pneg" else UNKNOWN
 
     def _argument(self, text: str, depth: int) -> Expression:
         match = re.fullmatch(r"%([sp]\d+)_[sp]\d+", text)
@@ -214,16 +214,6 @@ class ScalarCode:
             return _signed(int(text, 0))
         except ValueError:
             return UNKNOWN
-
-    def _selected(self, arguments: list[str], depth: int) -> Expression:
-        """`smov (%p, old), new`: `new` where the predicate holds, else `old`."""
-        match = re.fullmatch(r"\((!?)%(p\d+)_p\d+, (.+)\)", arguments[0])
-        if match is None or len(arguments) != 2:
-            return UNKNOWN
-        predicate = self.expression(match[2], depth + 1)
-        if match[1]:
-            predicate = _folded(("pneg", predicate))
-        return ("select", predicate, self._argument(arguments[1], depth), self._argument(match[3], depth))
 
     def _counter(self, bundle: int, inputs: list[str], name: str, depth: int) -> Expression:
         """A value that starts as `inputs[0]` and is advanced by a constant into `inputs[1]` on each iteration."""
@@ -275,9 +265,9 @@ class ScalarCode:
                     return [last, max(later)._replace(loop=first)]
         return [last]
 
-    def operation(self, name: str) -> str:
-        """What defines a value, such as `int_to_ptr.vmem`; "" where nothing does."""
-        return self._definitions[name].operation if name in self._definitions else ""
+    def in_core(self, name: str) -> bool:
+        """Whether an address is one in VMEM."""
+        return name in self._definitions and self._definitions[name].operation.endswith(".vmem")
 
     def changed_share(self, predicate: str, grid: tuple[int, ...]) -> float | None:
         """In which share of a grid's steps a block changes, where `predicate` asks whether it does: with the indices of
@@ -295,7 +285,7 @@ class ScalarCode:
             if definition.operation == "sld" and spilled is None:
                 return None
             stored = self._stored(spilled[0], definition.place) if spilled is not None else []
-            names = re.findall(r"%([sp]\d+)_", _COMMENT.sub("", definition.text))
+            names = _VALUE.findall(_COMMENT.sub("", definition.text))
             for used in (*names, *(store.name for store in stored)):
                 if used not in seen:
                     seen.add(used)
@@ -309,17 +299,18 @@ class ScalarCode:
         condition = self.expression(predicate) if predicate else 1  # a branch without a predicate is always taken
         return _folded(("pneg", condition)) if negated else condition
 
-    def trip_count(self, first_bundle: int, predicate: str, negated: bool) -> int | None:
-        """How often the loop at `first_bundle` runs, which jumps back while `predicate` (or not, if `negated`)."""
-        return self._trips(self._condition(predicate, negated), first_bundle)
-
-    def _trips(self, condition: Expression, first_bundle: int) -> int | None:
+    def trip_count(
+        self, first_bundle: int, predicate: str, negated: bool, known: tuple[Symbol, int] | None = None
+    ) -> int | None:
+        """How often the loop at `first_bundle` runs, which jumps back while `predicate` (or not, if `negated`); `known`
+        is a symbol and its value."""
+        condition = self._condition(predicate, negated)
+        if known is not None:
+            condition = _put(condition, *known)
         symbols = symbols_of(condition)
-        if len(symbols) != 1:
+        if len(symbols) != 1 or symbols[0].kind != "counter" or symbols[0].index != first_bundle:
             return None
         (symbol,) = symbols
-        if symbol.kind != "counter" or symbol.index != first_bundle:
-            return None
 
         def left(trips: int) -> bool:
             """Whether the loop ends after that many iterations: the test stands at its end."""
@@ -339,19 +330,14 @@ class ScalarCode:
             The number of the operand, the trips where it is 0, and those that each unit of it adds; None where the loop
             is none of these.
         """
-        condition = self._condition(predicate, negated)
-        symbols = symbols_of(condition)
+        symbols = symbols_of(self._condition(predicate, negated))
         scalars = [symbol for symbol in symbols if symbol.kind == "scalar"]
         if len(scalars) != 1 or len(symbols) != 2:
             return None
-        known = {}
-        for value in (1, 2, 5):
-            known[value] = self._trips(_put(condition, scalars[0], value), first_bundle)
-        if None in known.values():
+        one, two, five = (self.trip_count(first_bundle, predicate, negated, (scalars[0], n)) for n in (1, 2, 5))
+        if one is None or two is None or five is None or five != one + 4 * (two - one):
             return None
-        slope = known[2] - known[1]
-        linear = known[5] == known[1] + 4 * slope
-        return (scalars[0].index, known[1] - slope, slope) if linear else None
+        return scalars[0].index, 2 * one - two, two - one
 
     def entered_for(self, predicate: str, negated: bool) -> tuple[int, ...] | None:
         """For which of the values 0 to 3 of one element of a prefetched operand, a block of a mask, a predicate holds;
@@ -370,14 +356,10 @@ class ScalarCode:
         grid: tuple[int, ...],
         given: tuple[tuple[str, bool], ...] = (),
     ) -> tuple[float | None, int | None]:
-        """In which share of the cases a predicate (or its negation) holds, and which operand decides it.
+        """In which share of the cases a predicate (or its negation) holds, None where it depends on data or is beyond
+        this reader; and the number of the prefetched operand that it depends on, the last of several, None for none.
 
-        Args:
-            given: (predicate, negated) of the regions around: only cases in which these hold are counted.
-
-        Returns:
-            The share, None where it depends on data or is beyond this reader; and the number of the prefetched operand
-            that it depends on, the last of several, None where it depends on none.
+        `given` are (predicate, negated) of the regions around: only cases in which these hold are counted.
         """
         condition = self._condition(predicate, negated)
         symbols = symbols_of(condition)
@@ -388,9 +370,8 @@ class ScalarCode:
             return None, None
         if "operand" in kinds:
             return None, max(symbol.index for symbol in symbols if symbol.kind == "operand")
-        around = [
-            c for c in (self._condition(*g) for g in given) if symbols_of(c) and set(symbols_of(c)) <= set(symbols)
-        ]
+        conditions = [self._condition(*each) for each in given]
+        around = [c for c in conditions if symbols_of(c) and set(symbols_of(c)) <= set(symbols)]
         values: list[range] = []
         for symbol in symbols:
             count = trips.get(symbol.index) if symbol.kind == "counter" else dict(enumerate(grid)).get(symbol.index)
@@ -423,13 +404,9 @@ def symbols_of(expression: Expression) -> tuple[Symbol, ...]:
 
 def _put(expression: Expression, symbol: Symbol, value: int) -> Expression:
     """The expression with `value` for a symbol."""
-    if expression == symbol:
-        return value
-    return (
-        (expression[0], *(_put(e, symbol, value) for e in expression[1:]))
-        if isinstance(expression, tuple)
-        else expression
-    )
+    if isinstance(expression, tuple):
+        return (expression[0], *(_put(e, symbol, value) for e in expression[1:]))
+    return value if expression == symbol else expression
 
 
 def _folded(expression: tuple) -> Expression:
@@ -447,6 +424,4 @@ def evaluate(expression: Expression, values: Mapping[Symbol, int]) -> int:
         chosen = arguments[1] if evaluate(arguments[0], values) else arguments[2]
         return evaluate(chosen, values)
     known = [evaluate(a, values) for a in arguments]
-    if len(known) == 1:
-        return _signed(_UNARY[operation](known[0]))
-    return _signed(_BINARY[operation](known[0], known[1]))
+    return int(not known[0]) if operation == "pneg" else _signed(_BINARY[operation](*known))

@@ -10,9 +10,8 @@ and the core that the bundles start are counted here, and `chip_model.py` says h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tomat.perf.cost.llo import OpSchedule, Region, Transfer
 from tomat.perf.profile.hlo import HloProgram, Instruction
@@ -69,52 +68,43 @@ def schedule_time(
             return trips[region.first_bundle]
         return shares.get(id(region), active if region.operand is not None else None)
 
-    def executed(counts: Callable[[Region], bool]) -> float:
-        return schedule.executed(lambda region: region.bundles if counts(region) else 0, executions)
+    # Identities of regions of which it is not known how often they run, and of all in them.
+    uncounted: dict[str, set[int]] = {"loop": set(), "branch": set()}
+    for region in schedule.body.walk():
+        if region.executions is None and region.kind in uncounted and executions(region) is None:
+            uncounted[region.kind] |= {id(inner) for inner in region.walk()}
 
-    loops = _inside(
-        schedule,
-        lambda region: region.kind == "loop" and region.executions is None and region.first_bundle not in trips,
-    )
-    entered = _inside(
-        schedule,
-        lambda region: (
-            region.kind == "branch"
-            and region.executions is None
-            and id(region) not in shares
-            and (active is None or region.operand is None)
-        ),
-    )
-    bundles = executed(lambda region: True)
-    if not bundles or executed(lambda region: id(region) in loops) > UNCOUNTED_LOOP_SHARE * bundles:
+    def executed(kind: str) -> float:
+        return schedule.executed(lambda region: region.bundles if id(region) in uncounted[kind] else 0, executions)
+
+    bundles = schedule.executed(lambda region: region.bundles, executions)
+    if not bundles or executed("loop") > UNCOUNTED_LOOP_SHARE * bundles:
         return None
-    copies = tuple(_copies(schedule.body, executions, 1.0 if active is None else active))
-    steps = sum(trips.values()) or math.prod(schedule.grid) * (1.0 if active is None else active)
+    undecided = 1.0 if active is None else active
+    copies: list[tuple[Transfer, float]] = []
+
+    def add_copies(region: Region, around: float) -> None:
+        times = executions(region)
+        if times is None:
+            times = 1.0 if region.executions is None else region.executions
+        times *= around
+        for copy in region.transfers:
+            started = times * (undecided if copy.share is None else copy.share)
+            if started:
+                copies.append((copy, started))
+        for inner in region.regions:
+            add_copies(inner, times)
+
+    add_copies(schedule.body, 1.0)
     return ScheduleTime(
         bundle_seconds=bundles / clock_hz,
         mxu_seconds=schedule.executed(lambda region: region.mxu_cycles, executions) / clock_hz,
-        copies=copies,
-        grid_steps=max(1.0, steps),
+        copies=tuple(copies),
+        grid_steps=max(1.0, sum(trips.values()) or math.prod(schedule.grid) * undecided),
         active_share=active,
-        assumed_bundle_share=executed(lambda region: id(region) in entered) / bundles,
+        assumed_bundle_share=executed("branch") / bundles,
         mask_found=blocks is None or bool(blocks),
     )
-
-
-def _copies(
-    region: Region, executions: Callable[[Region], float | None], undecided: float, around: float = 1.0
-) -> Iterator[tuple[Transfer, float]]:
-    """The copies of a region and how often each is started; `undecided` is the share of those that data decide."""
-    times = executions(region)
-    if times is None:
-        times = 1.0 if region.executions is None else region.executions
-    times *= around
-    for copy in region.transfers:
-        started = times * (undecided if copy.share is None else copy.share)
-        if started:
-            yield copy, started
-    for inner in region.regions:
-        yield from _copies(inner, executions, undecided, times)
 
 
 def scalar_trips(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> dict[int, float]:
@@ -155,11 +145,6 @@ def entered_shares(program: HloProgram, instruction: Instruction, schedule: OpSc
 
     walk(schedule.body, ())
     return found
-
-
-def _inside(schedule: OpSchedule, holds: Callable[[Region], bool]) -> set[int]:
-    """Identities of the regions for which `holds` is true, and of all in them."""
-    return {id(inner) for region in schedule.body.walk() if holds(region) for inner in region.walk()}
 
 
 def mask_blocks(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> list[int] | None:
@@ -214,7 +199,10 @@ def _key(program: HloProgram, instruction: Instruction) -> tuple:
     """What two instructions with the same code have in common."""
 
     def shape(i: Instruction) -> tuple:
-        return tuple(_layout(part) for part in (i.proto.shape.tuple_shapes or (i.proto.shape,)))
+        return tuple(
+            (one.element_type, tuple(one.dimensions), tuple(one.layout.minor_to_major), one.layout.memory_space)
+            for one in (i.proto.shape.tuple_shapes or (i.proto.shape,))
+        )
 
     inner = tuple((i.opcode, shape(i)) for i in program.inner(instruction)) if instruction.opcode == "fusion" else ()
     kernel = instruction.op_name.rsplit("/", 2)[-2:] if instruction.opcode == "custom-call" else ()
@@ -227,8 +215,3 @@ def _key(program: HloProgram, instruction: Instruction) -> tuple:
         tuple(shape(o) for o in program.operands(instruction)),
         inner,
     )
-
-
-def _layout(proto: Any) -> tuple:
-    layout = proto.layout
-    return (proto.element_type, tuple(proto.dimensions), tuple(layout.minor_to_major), layout.memory_space)

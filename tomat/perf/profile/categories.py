@@ -46,39 +46,32 @@ PATH_RULES: tuple[tuple[re.Pattern[str], Part], ...] = (
     (re.compile(r"decoder_?layer|transformer|block$|scan\(layer", re.IGNORECASE), Part.LAYER_OTHER),
 )  # fmt: skip
 
-# Call frames, innermost first: (file patterns, function pattern, part). Files tell what scopes do not: normalisation
-# and rotary code runs under the scope of whoever calls it. Without file patterns a rule is for any file. Programs that
-# were compiled when tomat's loss and attention were in `tomat/train` have those paths in their frames.
-FRAME_RULES: tuple[tuple[tuple[re.Pattern[str], ...], re.Pattern[str], Part], ...] = tuple(
-    (tuple(re.compile(file) for file in files), re.compile(function, re.IGNORECASE), part)
-    for files, function, part in (
-        ((r"/optax/", r"levanter/optim/"), r"", Part.OPTIMIZER),
-        ((r"normalization\.py$",), r"norm|standardize", Part.NORM_ROTARY),  # the same file holds softmax
-        ((r"rotary\.py$",), r"", Part.NORM_ROTARY),
-        (
-            (r"tomat/(model/loss/|loss/|training/loss)\w*\.py$", r"levanter/models/loss\.py$", r"fused_cross_entropy"),
-            r"",
-            Part.LOSS,
-        ),
-        (
-            (
-                r"splash_attention",
-                r"flash_attention",
-                r"tomat/(model|training)/splash\.py$",
-                r"tomat/model/(flash|causal_blocks)\.py$",
-            ),
-            r"",
-            Part.ATTENTION_CORE,
-        ),
-        ((r"tomat/(model|training)/attention\.py$",), r"_attend|flash|_blockwise", Part.ATTENTION_CORE),
-        ((), r"dot_product_attention|softmax_attention", Part.ATTENTION_CORE),
-        ((), r"rms_?norm|layer_?norm|rotary|_rotate_half", Part.NORM_ROTARY),
-        ((), r"cross_entropy|log_softmax|logsumexp|next_token_loss", Part.LOSS),
-        ((r"/embedding\.py$",), r"", Part.EMBEDDING),
-        ((), r"embedding\.embed|^embed$", Part.EMBEDDING),
-        ((), r"mlp|feed_?forward", Part.MLP),
-        ((r"attention\.py$",), r"", Part.ATTENTION_PROJECTIONS),
-        ((), r"decoderlayer", Part.LAYER_OTHER),
+# Call frames, innermost first: (file, function, part). Files tell what scopes do not: normalisation and rotary code
+# runs under the scope of whoever calls it. A rule without a file is for any. Programs that were compiled when tomat's
+# loss and attention were in `tomat/train` have those paths in their frames.
+FRAME_RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], Part], ...] = tuple(
+    (re.compile(file), re.compile(function, re.IGNORECASE), part)
+    for file, function, part in (
+        (r"/optax/", r"", Part.OPTIMIZER),
+        (r"levanter/optim/", r"", Part.OPTIMIZER),
+        (r"normalization\.py$", r"norm|standardize", Part.NORM_ROTARY),  # the same file holds softmax
+        (r"rotary\.py$", r"", Part.NORM_ROTARY),
+        (r"tomat/(model/loss/|loss/|training/loss)\w*\.py$", r"", Part.LOSS),
+        (r"levanter/models/loss\.py$", r"", Part.LOSS),
+        (r"fused_cross_entropy", r"", Part.LOSS),
+        (r"splash_attention", r"", Part.ATTENTION_CORE),
+        (r"flash_attention", r"", Part.ATTENTION_CORE),
+        (r"tomat/(model|training)/splash\.py$", r"", Part.ATTENTION_CORE),
+        (r"tomat/model/(flash|causal_blocks)\.py$", r"", Part.ATTENTION_CORE),
+        (r"tomat/(model|training)/attention\.py$", r"_attend|flash|_blockwise", Part.ATTENTION_CORE),
+        (r"", r"dot_product_attention|softmax_attention", Part.ATTENTION_CORE),
+        (r"", r"rms_?norm|layer_?norm|rotary|_rotate_half", Part.NORM_ROTARY),
+        (r"", r"cross_entropy|log_softmax|logsumexp|next_token_loss", Part.LOSS),
+        (r"/embedding\.py$", r"", Part.EMBEDDING),
+        (r"", r"embedding\.embed|^embed$", Part.EMBEDDING),
+        (r"", r"mlp|feed_?forward", Part.MLP),
+        (r"attention\.py$", r"", Part.ATTENTION_PROJECTIONS),
+        (r"", r"decoderlayer", Part.LAYER_OTHER),
     )
 )
 EARLY_PARTS = frozenset({Part.OPTIMIZER, Part.NORM_ROTARY, Part.ATTENTION_CORE, Part.LOSS})
@@ -115,22 +108,16 @@ def path_components(op_name: str) -> list[str]:
 
 def part_of(op_name: str, frames: tuple[Frame, ...]) -> Part:
     """The part of the model that a scope path and call stack speak of."""
-    framed = _part_of_frames(frames)
+    rules = ((frame, *rule) for frame in frames for rule in FRAME_RULES)
+    framed = next((part for f, file, name, part in rules if file.search(f.file) and name.search(f.function)), None)
     if framed in EARLY_PARTS:
         return framed
-    for component in reversed(path_components(op_name)[:-1] or path_components(op_name)):
+    components = path_components(op_name)
+    for component in reversed(components[:-1] or components):
         for pattern, part in PATH_RULES:
             if pattern.search(component):
                 return part
-    return framed
-
-
-def _part_of_frames(frames: tuple[Frame, ...]) -> Part:
-    for frame in frames:
-        for files, function, part in FRAME_RULES:
-            if (not files or any(file.search(frame.file) for file in files)) and function.search(frame.function):
-                return part
-    return Part.OUTSIDE
+    return framed or Part.OUTSIDE
 
 
 def direction_of(op_name: str) -> Direction:
@@ -150,23 +137,11 @@ def classify(
 ) -> Classified:
     """Category, part and direction of one operation.
 
-    Args:
-        inner_opcodes: of what it is made of; for anything but a fusion, its own.
-        surrounding: the direction of the computation it sits in, which tells a recomputed forward kernel from the
-            first one: Pallas kernels lose the transforms in their path.
+    `inner_opcodes` are those of what it is made of; for anything but a fusion, its own. `surrounding` is the direction
+    of the computation it sits in, which tells a recomputed forward kernel from the first one: Pallas kernels lose the
+    transforms in their path.
     """
-    part, direction, path = _vote(evidence)
-    if surrounding in (Direction.BACKWARD, Direction.RECOMPUTE) and direction in (Direction.NONE, Direction.FORWARD):
-        direction = Direction.RECOMPUTE
-    elif direction == Direction.NONE:
-        direction = surrounding
-    if part == Part.OPTIMIZER:
-        direction = Direction.NONE
-    return Classified(_category(opcode, inner_opcodes, part, direction, path, custom_call_target), part, direction)
-
-
-def _vote(evidence: list[Evidence]) -> tuple[Part, Direction, str]:
-    """The part and direction on which most of the work stands, and the heaviest path."""
+    # The part and direction on which most of the work stands.
     parts: dict[Part, float] = defaultdict(float)
     directions: dict[Direction, float] = defaultdict(float)
     for item in evidence:
@@ -176,8 +151,15 @@ def _vote(evidence: list[Evidence]) -> tuple[Part, Direction, str]:
     known = {d: w for d, w in directions.items() if d != Direction.NONE} or directions
     part = max(informative, key=lambda p: (informative[p], p.value), default=Part.OUTSIDE)
     direction = max(known, key=lambda d: (known[d], d.value), default=Direction.NONE)
-    heaviest = max(evidence, key=lambda e: e.weight, default=None)
-    return part, direction, heaviest.op_name if heaviest else ""
+    if surrounding in (Direction.BACKWARD, Direction.RECOMPUTE) and direction in (Direction.NONE, Direction.FORWARD):
+        direction = Direction.RECOMPUTE
+    elif direction == Direction.NONE:
+        direction = surrounding
+    if part == Part.OPTIMIZER:
+        direction = Direction.NONE
+    heaviest = max(evidence, key=lambda e: e.weight, default=Evidence("", (), 0.0))
+    path = heaviest.op_name
+    return Classified(_category(opcode, inner_opcodes, part, direction, path, custom_call_target), part, direction)
 
 
 def _category(opcode: str, inner: frozenset[str], part: Part, direction: Direction, path: str, target: str) -> Category:
@@ -194,10 +176,8 @@ def _category(opcode: str, inner: frozenset[str], part: Part, direction: Directi
         return Category.EMBEDDING
     if work and work <= MOVEMENT:
         return Category.COPIES
-    if part == Part.OPTIMIZER:
-        return Category.OPTIMIZER
-    if part == Part.LOSS:
-        return Category.LOSS
+    if part in (Part.OPTIMIZER, Part.LOSS):
+        return Category.OPTIMIZER if part == Part.OPTIMIZER else Category.LOSS
     if part == Part.ATTENTION_CORE or ATTENTION_CALLS.search(target):
         return Category.ATTENTION_BACKWARD if direction == Direction.BACKWARD else Category.ATTENTION_FORWARD
     if work & {"dot", "convolution", "ragged-dot", "scaled-dot"} or MATMUL_CALLS.search(target):
@@ -237,14 +217,16 @@ def computation_directions(program: HloProgram) -> dict[int, Direction]:
         paths = [i.op_name for i in instructions if i.op_name and i.opcode not in FREE_OPCODES]
         around = Counter(direction_of(path.rsplit("/while/body", 1)[0]) for path in paths if "/while/body" in path)
         within = {direction_of(path) for path in paths} - {Direction.NONE}
-        found[computation_id] = Direction.NONE
-        if computation_id == program.entry_id:
-            continue
-        if around:
+        direction = Direction.NONE
+        if around and computation_id != program.entry_id:
             direction = around.most_common(1)[0][0]
-            found[computation_id] = Direction.BACKWARD if direction == Direction.RECOMPUTE else direction
-        elif within == {Direction.FORWARD} or (len(instructions) > 1 and within and Direction.FORWARD not in within):
-            found[computation_id] = Direction.FORWARD if Direction.FORWARD in within else Direction.BACKWARD
+            direction = Direction.BACKWARD if direction == Direction.RECOMPUTE else direction
+        elif computation_id != program.entry_id and within:
+            if within == {Direction.FORWARD}:
+                direction = Direction.FORWARD
+            elif len(instructions) > 1 and Direction.FORWARD not in within:
+                direction = Direction.BACKWARD
+        found[computation_id] = direction
     return found
 
 

@@ -9,7 +9,7 @@ what is not backward that much is forward, first come first; only what is beyond
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tomat.base.report.formats import quantity
 from tomat.perf.profile.categories import Classified, Direction, Part, classify_program
@@ -28,87 +28,74 @@ NEAR = {Part.MLP: 0.2, Part.ATTENTION_PROJECTIONS: 0.2, Part.ATTENTION_CORE: 0.4
 LEAST_SHARE = 0.01
 """Of a forward pass, what is not worth a decision."""
 
-
-@dataclass(frozen=True)
-class _Work:
-    """An operation's work in one step: FLOPs of products, runs of a kernel whose inside HLO does not show."""
-
-    name: str
-    direction: Direction
-    amount: float
+Works = dict[str, float]
+"""An operation's name -> its work in one step: FLOPs of products, runs of a kernel whose inside HLO does not show."""
 
 
 def settled(program: HloProgram) -> tuple[dict[str, Classified], list[str]]:
     """The verdicts of `classify_program`, directions decided by arithmetic where the names do not tell. With a note for
     each part of which arithmetic decided something."""
     verdicts = classify_program(program)
-    products, kernels = _works(program, verdicts)
+    products: dict[Part, Works] = defaultdict(dict)
+    kernels: dict[Part, dict[str, Works]] = defaultdict(lambda: defaultdict(dict))
+    for kernel in executed_kernels(program):
+        instruction = kernel.instruction
+        part = verdicts[instruction.name].part
+        if part not in WHOLE_SHARE:
+            continue
+        if instruction.opcode == "custom-call" and "gemm_backend_config" not in instruction.backend_config:
+            path = "/".join(instruction.op_name.split("/")[-2:])
+            kernels[part][path][instruction.name] = kernel.executions
+        elif instruction.opcode == "custom-call" or PRODUCTS & {i.opcode for i in program.inner(instruction)}:
+            flops = kernel_flops(program, instruction) or 0.0
+            products[part][instruction.name] = flops * kernel.executions
     notes: list[str] = []
     for part, works in sorted(products.items()):
-        backward = sum(work.amount for work in works if work.direction == Direction.BACKWARD)
+        backward = _in_direction(Direction.BACKWARD, works, verdicts)
         one_forward = backward / BACKWARD_OVER_FORWARD
-        if _decide(part, works, one_forward, verdicts):
-            forward, recomputed = _amounts(works, verdicts)
-            said = [quantity(amount, "FLOP") for amount in (backward, one_forward, forward, recomputed)]
+        if decided := _decide(part, works, one_forward, verdicts):
+            said = [quantity(amount, "FLOP") for amount in (backward, one_forward, *decided)]
             notes.append(
                 f"{part}: names do not tell forward from recompute; the products of the backward pass have {said[0]}, "
                 f"so that one forward pass has {said[1]}: {said[2]} are forward, {said[3]} recompute"
             )
     for part, by_kind in sorted(kernels.items()):
         # Several kernels may do the backward pass of one; each runs as often as there are forward passes.
-        runs = [sum(w.amount for w in works if w.direction == Direction.BACKWARD) for works in by_kind.values()]
+        runs = max(_in_direction(Direction.BACKWARD, works, verdicts) for works in by_kind.values())
         for kind, works in sorted(by_kind.items()):
-            if _decide(part, works, max(runs), verdicts):
-                forward, recomputed = _amounts(works, verdicts)
+            if decided := _decide(part, works, runs, verdicts):
                 notes.append(
                     f"{part}: the name of kernel {kind} does not tell forward from recompute; a backward kernel runs "
-                    f"{max(runs):,.0f} times, so {forward:,.0f} of its runs are forward, {recomputed:,.0f} recompute"
+                    f"{runs:,.0f} times, so {decided[0]:,.0f} of its runs are forward, {decided[1]:,.0f} recompute"
                 )
     return verdicts, notes
 
 
-def _works(
-    program: HloProgram, verdicts: dict[str, Classified]
-) -> tuple[dict[Part, list[_Work]], dict[Part, dict[str, list[_Work]]]]:
-    """The products of each part, and its kernels by what they are, in the order of the program."""
-    products: dict[Part, list[_Work]] = defaultdict(list)
-    kernels: dict[Part, dict[str, list[_Work]]] = defaultdict(lambda: defaultdict(list))
-    for kernel in executed_kernels(program):
-        instruction = kernel.instruction
-        verdict = verdicts[instruction.name]
-        if verdict.part not in WHOLE_SHARE:
-            continue
-        if instruction.opcode == "custom-call" and "gemm_backend_config" not in instruction.backend_config:
-            path = "/".join(instruction.op_name.split("/")[-2:])
-            kernels[verdict.part][path].append(_Work(instruction.name, verdict.direction, kernel.executions))
-        elif instruction.opcode == "custom-call" or PRODUCTS & {i.opcode for i in program.inner(instruction)}:
-            flops = kernel_flops(program, instruction) or 0.0
-            products[verdict.part].append(_Work(instruction.name, verdict.direction, flops * kernel.executions))
-    return products, kernels
+def _in_direction(direction: Direction, works: Works, verdicts: dict[str, Classified]) -> float:
+    return sum(amount for name, amount in works.items() if verdicts[name].direction == direction)
 
 
-def _decide(part: Part, works: list[_Work], one_forward: float, verdicts: dict[str, Classified]) -> bool:
-    """Write the directions of works into `verdicts` where their names do not tell; whether that was so."""
-    named = sum(work.amount for work in works if work.direction == Direction.FORWARD)
+def _decide(
+    part: Part, works: Works, one_forward: float, verdicts: dict[str, Classified]
+) -> tuple[float, float] | None:
+    """Write the directions of works into `verdicts` where their names do not tell: how much is then forward, and how
+    much recomputed; None where the names tell."""
+    named = _in_direction(Direction.FORWARD, works, verdicts)
     unsure = {Direction.NONE} | ({Direction.RECOMPUTE} if named < WHOLE_SHARE[part] * one_forward else set())
-    open_works = [work for work in works if work.direction in unsure]
-    total = sum(work.amount for work in open_works)
+    open_works = {name: amount for name, amount in works.items() if verdicts[name].direction in unsure}
+    total = sum(open_works.values())
     if not one_forward or total < LEAST_SHARE * one_forward:
-        return False
+        return None
     missing = max(0.0, one_forward - named)
     passes = round(total / one_forward)
     if not named and passes and abs(total / one_forward - passes) <= NEAR[part]:
         missing = total / passes
     taken = 0.0
-    for work in open_works:
-        direction = Direction.FORWARD if taken + work.amount / 2 <= missing else Direction.RECOMPUTE
-        verdicts[work.name] = replace(verdicts[work.name], direction=direction)
-        taken += work.amount
-    return True
-
-
-def _amounts(works: list[_Work], verdicts: dict[str, Classified]) -> tuple[float, float]:
-    found = dict.fromkeys(Direction, 0.0)
-    for work in works:
-        found[verdicts[work.name].direction] += work.amount
-    return found[Direction.FORWARD], found[Direction.RECOMPUTE]
+    for name, amount in open_works.items():
+        direction = Direction.FORWARD if taken + amount / 2 <= missing else Direction.RECOMPUTE
+        verdicts[name] = replace(verdicts[name], direction=direction)
+        taken += amount
+    return (
+        _in_direction(Direction.FORWARD, works, verdicts),
+        _in_direction(Direction.RECOMPUTE, works, verdicts),
+    )

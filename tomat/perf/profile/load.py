@@ -28,9 +28,15 @@ def load_breakdown(
     if "://" not in target and path.is_file():
         if is_hlo_path(path.name):
             hlo = load_program(path)
-            _refuse_unknown_chip(target, device_kind)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the refusal says it
+                roofs = Roofs.of_device_kind(device_kind or "")
+            if not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
+                why = f"no peak flops and bandwidth are known of --device_kind '{device_kind}'"
+                found = why if device_kind else "a compiled program does not say which chip it is for"
+                raise TomatError(f"{target}: {found}; give --device_kind, such as 'TPU v6 lite'.")
             with sound_parts(hlo):
-                return breakdown_from_program(hlo, device_kind=device_kind or "")
+                return breakdown_from_program(hlo, device_kind=roofs.device_kind)
         if path.suffix == ".json" and not path.name.endswith(".trace.json"):
             data = read_json(path, "Write it again with --json, or copy the trace again.")
             if isinstance(data, dict) and "traceEvents" not in data:
@@ -41,23 +47,6 @@ def load_breakdown(
                 return Breakdown.from_dict(data, target)
     trace = load_trace(profile_place(target), session=session)
     return breakdown_from_trace(trace, device_kind=device_kind, program=program)
-
-
-def _refuse_unknown_chip(target: str, device_kind: str | None) -> None:
-    """Stop where a compiled program's times would all be unknown: it does not say which chip it is for."""
-    if not device_kind:
-        raise TomatError(
-            f"{target}: a compiled program does not say which chip it is for; give --device_kind, such as "
-            "'TPU v6 lite'."
-        )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the refusal says it
-        roofs = Roofs.of_device_kind(device_kind)
-    if not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
-        raise TomatError(
-            f"{target}: no peak flops and bandwidth are known of --device_kind '{device_kind}', so its operations have "
-            "no times; give JAX's name of a chip, such as 'TPU v6 lite'."
-        )
 
 
 def profile_place(target: str) -> str:

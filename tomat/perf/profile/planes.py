@@ -52,12 +52,27 @@ class GpuExecutions:
             self._launches.setdefault(line, []).append((start_ps, correlation_id))
 
     def of_kernels(self, kernels: list[tuple[int, str, int, int, int]]) -> list[ModuleRun]:
-        """Executions in order of their start.
-
-        Args:
-            kernels: (correlation_id, program, program_id, start_ps, end_ps) of a device's kernels.
-        """
-        execution = self._executions({kernel[0] for kernel in kernels})
+        """Executions in order of their start. `kernels` are (correlation_id, program, program_id, start_ps, end_ps) of
+        a device."""
+        wanted = {kernel[0] for kernel in kernels}
+        spans = {line: _outermost(found) for line, found in self._spans.items()}
+        apart = not spans.keys() & self._launches.keys()
+        execution: dict[int, tuple[int, int]] = {}
+        """Of each correlation id the execution that launched it, as (line, number) of its annotation."""
+        for line, launches in self._launches.items():
+            mine = [launch for launch in launches if launch[1] in wanted]
+            starts = np.array([start for start, _ in mine], dtype=np.int64)
+            # Where launches have lines of their own: the thread whose annotations hold the most of them.
+            places = {}
+            for thread in spans.keys() if apart else spans.keys() & {line}:
+                place = np.searchsorted(spans[thread][:, 0], starts, side="right") - 1
+                running = (place >= 0) & (starts <= spans[thread][np.maximum(place, 0), 1])
+                places[thread] = np.where(running, place, -1)
+            thread = max(places, key=lambda one: (int((places[one] >= 0).sum()), -one), default=None)
+            if thread is not None:
+                for (_, correlation_id), place in zip(mine, places[thread].tolist(), strict=True):
+                    if place >= 0:
+                        execution[correlation_id] = (thread, place)
         runs: dict[tuple[tuple[int, int], str, int], list[int]] = {}
         for correlation_id, program, program_id, start, end in kernels:
             if program and correlation_id in execution:
@@ -65,24 +80,6 @@ class GpuExecutions:
                 run[0], run[1] = min(run[0], start), max(run[1], end)
         found = [ModuleRun(program, program_id, *run) for (_, program, program_id), run in runs.items()]
         return sorted(found, key=lambda run: run.start_ps)
-
-    def _executions(self, wanted: set[int]) -> dict[int, tuple[int, int]]:
-        """The execution that launched each of the `wanted` correlation ids, as (line, number) of its annotation."""
-        spans = {line: _outermost(found) for line, found in self._spans.items()}
-        apart = not spans.keys() & self._launches.keys()
-        execution: dict[int, tuple[int, int]] = {}
-        for line, launches in self._launches.items():
-            mine = [launch for launch in launches if launch[1] in wanted]
-            starts = np.array([start for start, _ in mine], dtype=np.int64)
-            # Where launches have lines of their own: the thread whose annotations hold the most of them.
-            candidates = spans.keys() if apart else spans.keys() & {line}
-            places = {thread: _places(spans[thread], starts) for thread in candidates}
-            thread = max(places, key=lambda one: (int((places[one] >= 0).sum()), -one), default=None)
-            if thread is not None:
-                for (_, correlation_id), place in zip(mine, places[thread].tolist(), strict=True):
-                    if place >= 0:
-                        execution[correlation_id] = (thread, place)
-        return execution
 
 
 def _outermost(spans: list[tuple[int, int]]) -> np.ndarray:
@@ -92,12 +89,6 @@ def _outermost(spans: list[tuple[int, int]]) -> np.ndarray:
         if not kept or end > kept[-1][1]:
             kept.append((start, end))
     return np.array(kept, dtype=np.int64).reshape(-1, 2)
-
-
-def _places(spans: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """int64 [n]: the last span that begins before each time and has not ended, -1 where there is none."""
-    place = np.searchsorted(spans[:, 0], times, side="right") - 1
-    return np.where((place >= 0) & (times <= spans[np.maximum(place, 0), 1]), place, -1)
 
 
 DEVICE_PLANE = re.compile(r"^/device:(TPU|GPU):\d+$")
@@ -126,14 +117,13 @@ class Plane:
         self._roles: dict[int, str] = {}
 
     def _named(self, stats: Iterable[Any]) -> dict[str, Any]:
-        return {self.stat_names.get(s.metadata_id, ""): self._value(s) for s in stats}
-
-    def _value(self, stat: Any) -> Any:
-        kind = stat.WhichOneof("value")
-        if kind is None:
-            return None
-        value = getattr(stat, kind)
-        return self.stat_names.get(value, "") if kind == "ref_value" else value
+        named: dict[str, Any] = {}
+        for stat in stats:
+            kind = stat.WhichOneof("value")
+            value = None if kind is None else getattr(stat, kind)
+            value = self.stat_names.get(value, "") if kind == "ref_value" else value
+            named[self.stat_names.get(stat.metadata_id, "")] = value
+        return named
 
     def label(self, event: Any) -> str:
         """The name of an event."""
@@ -148,12 +138,11 @@ class Plane:
 
     def role(self, event: Any) -> str:
         """What an event of a host's thread is, `op`, `step` or `span`: as the first event with its metadata."""
-        role = self._roles.get(event.metadata_id)
-        if role is None:
+        if event.metadata_id not in self._roles:
             stats = self.event_stats(event)
-            role = "op" if "hlo_op" in stats else "step" if "step_num" in stats else "span"
-            self._roles[event.metadata_id] = role
-        return role
+            role = "step" if "step_num" in stats else "span"
+            self._roles[event.metadata_id] = "op" if "hlo_op" in stats else role
+        return self._roles[event.metadata_id]
 
     def placed(self, line: Any) -> Iterator[tuple[Any, int, int]]:
         """(event, start_ps, duration_ps) of a line's events."""
@@ -172,11 +161,8 @@ class Plane:
         shift = (line.timestamp_ns - self.origin_ns) * 1000 if events else 0  # of an empty line any time may stand
         place = f"{self.host.origin}, {self.name}"
         if np.isin(metadata_ids, list(self._labels), invert=True).any():
-            raise damaged(
-                place,
-                "events have name metadata that the file does not hold; it may come from a profiler with another "
-                "schema than that of jax 0.11.1",
-            )
+            other = "the profiler may have another schema than that of jax 0.11.1"
+            raise damaged(place, f"events have name metadata that the file does not hold; {other}")
         # Offsets are compared before they are added, since a damaged one may be as large as 64 bits hold.
         far = (offsets > LONGEST_TRACE_PS) | (offsets < -LONGEST_TRACE_PS) | (abs(shift) > LONGEST_TRACE_PS)
         if np.any(far | (durations < 0) | (durations > LONGEST_TRACE_PS)):
@@ -189,9 +175,8 @@ class Plane:
     def kind(self, event: Any) -> OpKind:
         """What the trace says about the operation of an event."""
         stats = self.event_stats(event)
-        name = str(
-            stats.get("hlo_op") or self.proto.event_metadata[event.metadata_id].display_name or self.label(event)
-        )
+        shown = self.proto.event_metadata[event.metadata_id].display_name
+        name = str(stats.get("hlo_op") or shown or self.label(event))
         if name.startswith("%"):  # the whole instruction: `%fusion.3 = bf16[8,128]{1,0} fusion(...)`
             name = name[1:].split(" ", 1)[0]
         program, program_id = program_name_and_id(str(stats.get("hlo_module") or ""))
@@ -266,7 +251,7 @@ def read_planes(host: HostTrace, planes: Sequence[Plane]) -> HostTrace:
             host.warnings.append(f"{plane.name} is not part of the breakdown (it runs beside the TensorCore)")
     launched = GpuExecutions() if unmarked else None
     threads = [plane for plane in planes if plane.name.startswith(HOST_PLANE)]
-    _read_threads(threads, host, as_device=not host.devices, launched=launched)
+    _read_threads(threads, host, launched)
     if launched is not None:
         for device, kinds in unmarked:
             device.modules = launched.of_kernels(kinds.kernels)
@@ -295,13 +280,17 @@ def _read_device(plane: Plane) -> tuple[DeviceTrace, Kinds]:
             transfers.append(plane.operations(line, index, kinds))
     ops = Events.build(np.concatenate(operations))
     modules.sort(key=lambda run: run.start_ps)
-    peak_flops_per_second, peak_hbm_bytes_per_second = _stated_peaks(plane.stats)
+    # A TPU's stated peaks are in 1e12 and 1e9 (libtpu writes 1028.75 and 3686.16 for a core of TPU7x). NVIDIA's
+    # bandwidth is in bytes. AMD's is left out: an MI300X states 2,662 GB/s, half of its data sheet.
+    stats = plane.stats
+    flops, hbm = _amount(stats, "peak_teraflops_per_second"), _amount(stats, "peak_hbm_bw_gigabytes_per_second")
+    nvidia = _amount(stats, "memory_bandwidth") if stats.get("device_vendor") == "Nvidia" else None
     device = DeviceTrace(
         host=plane.host.host,
         name=plane.name,
-        device_kind=_device_kind(plane.stats),
-        peak_flops_per_second=peak_flops_per_second,
-        peak_hbm_bytes_per_second=peak_hbm_bytes_per_second,
+        device_kind=_device_kind(stats),
+        peak_flops_per_second=1e12 * flops if flops else None,
+        peak_hbm_bytes_per_second=1e9 * hbm if hbm else nvidia or None,
         kinds=with_program_of_run(kinds.kinds, ops, modules),
         ops=ops,
         async_ops=Events.build(np.concatenate(transfers)),
@@ -322,24 +311,10 @@ def _device_kind(stats: Mapping[str, Any]) -> str:
     return f"{stats.get('device_vendor', '')} GPU, compute capability {version}".strip()
 
 
-def _stated_peaks(stats: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """FLOP/s and HBM bytes/s that a plane states of its device, None where it states none.
-
-    A TPU's are in 1e12 and 1e9 (libtpu writes 1028.75 and 3686.16 for a core of TPU7x). NVIDIA's bandwidth is in bytes.
-    AMD's is left out: an MI300X states 2,662 GB/s, half of its data sheet.
-    """
-    flops, hbm = _amount(stats, "peak_teraflops_per_second"), _amount(stats, "peak_hbm_bw_gigabytes_per_second")
-    nvidia = _amount(stats, "memory_bandwidth") if stats.get("device_vendor") == "Nvidia" else None
-    return (1e12 * flops if flops else None), (1e9 * hbm if hbm else nvidia or None)
-
-
-def _read_threads(
-    planes: Sequence[Plane], host: HostTrace, as_device: bool, launched: GpuExecutions | None = None
-) -> None:
-    """Host threads: steps and activity; with `as_device` the CPU's HLO operations as well.
-
-    `launched` is told of every event.
-    """
+def _read_threads(planes: Sequence[Plane], host: HostTrace, launched: GpuExecutions | None) -> None:
+    """Host threads: steps and activity; without another device the CPU's HLO operations as well. `launched` is told of
+    every event."""
+    as_device = not host.devices
     kinds = Kinds()
     rows: dict[int, list[tuple[int, int, int, int]]] = {}
     runs: dict[tuple[int, int, int], list[int]] = {}
@@ -386,10 +361,7 @@ def _step_mark(plane: Plane, event: Any, index: int, start: int, duration: int) 
 
 
 def as_integer(value: Any) -> int:
-    """A stat's value as an unsigned 64-bit integer, 0 where absent.
-
-    Writers store the same id as int64, uint64 and decimal text.
-    """
+    """A stat's value as an unsigned 64-bit integer, 0 where absent; writers have one id as int64, uint64 and text."""
     # never through a float: a TPU's program id is a 64-bit fingerprint
     try:
         return int(value or 0) % 2**64

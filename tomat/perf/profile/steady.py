@@ -61,9 +61,8 @@ def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str
         return found
     unusable = f" that can be used ({'; '.join(refused)})" if refused else ""
     raise TomatError(
-        f"{host.origin}: {device.name} has {len(device.ops):,} operations but no step markers and no program "
-        f"executions{unusable}, so its time cannot be given per step. Expected a `Steps` or `XLA Modules` line, "
-        "or jax.profiler.StepTraceAnnotation around the step on the host."
+        f"{host.origin}: {device.name} has no step markers and no program executions{unusable}. Expected a `Steps` or "
+        "`XLA Modules` line, or jax.profiler.StepTraceAnnotation around the step on the host."
     )
 
 
@@ -146,24 +145,16 @@ class JudgedWindows:
 
 def busy_time(devices: Sequence[DeviceTrace]) -> np.ndarray:
     """int64 [n, 2]: disjoint stretches in which any of the devices ran a program or an operation, ps, in order."""
-    found = [_merged(np.concatenate([_runs(device, None), _operations(device, None)])) for device in devices]
-    return _merged(np.concatenate([np.empty((0, 2), np.int64), *found]))
+    return _merged(*(_merged(_runs(device, None), _operations(device, None)) for device in devices))
 
 
 def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy: np.ndarray) -> JudgedWindows:
-    """The windows of a device by what happened in them.
-
-    Args:
-        host_busy: `busy_time` of all devices of its host: a device that waits for another is no gap of the host.
-    """
+    """The windows of a device by what happened in them. `host_busy` is `busy_time` of all devices of its host: a device
+    that waits for another is no gap of the host."""
     busy = busy_time([device])
     names = {kind.program for kind in device.kinds} | {run.program for run in device.modules}
-    others = {
-        name: _merged(np.concatenate([_runs(device, name), _operations(device, name)]))
-        for name in sorted(names - {main, ""})
-    }
-    others = {name: found for name, found in others.items() if len(found)}
-    foreign = _merged(np.concatenate([np.empty((0, 2), np.int64), *others.values()]))
+    others = {name: _merged(_runs(device, name), _operations(device, name)) for name in sorted(names - {main, ""})}
+    foreign = _merged(*others.values())
     ours = _runs(device, main) if any(run.program == main for run in device.modules) else _operations(device, main)
     cut = _without(_with_the_wait_before(foreign, busy, spans), _merged(ours))
     net = (spans[:, 1] - spans[:, 0] - _covered(cut, spans)).astype(np.float64)
@@ -174,22 +165,27 @@ def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy:
     steady = kinds == WindowKind.STEADY
     first = int(spans[0, 0])
     gaps = [(int(start), int(end)) for start, end in _without(spans[kinds == WindowKind.GAP], host_busy)]
+    name, figures = f"{device.host} {device.name}", np.stack([spans[:, 0] - first, spans[:, 1] - spans[:, 0], net], 1)
     rows = tuple(
-        WindowRow(
-            device=f"{device.host} {device.name}",
-            start_seconds=float(start - first) / PS_PER_SECOND,
-            seconds=float(end - start) / PS_PER_SECOND,
-            step_seconds=float(one_net) / PS_PER_SECOND,
-            steps=1,
-            kind=str(kind),
-        )
-        for (start, end), one_net, kind in zip(spans, net, kinds, strict=True)
+        WindowRow(name, begin, whole, step, steps=1, kind=str(kind))
+        for (begin, whole, step), kind in zip((figures / PS_PER_SECOND).tolist(), kinds, strict=True)
     )
+    other_rows = []
+    for program, intervals in others.items():
+        covered = _covered(intervals, spans)
+        if covered.any():
+            starts = [run.start_ps for run in device.modules if run.program == program]
+            executions = sum(spans[0, 0] <= start < spans[-1, 1] for start in starts)
+            total = float(covered.sum()) / PS_PER_SECOND
+            other_rows.append(OtherRow(program, int(executions), total, int((covered > 0).sum())))
+    if extra_idle.any():
+        n_gaps = int((extra_idle > 0).sum())
+        other_rows.append(OtherRow(HOST_GAP, n_gaps, float(extra_idle.sum()) / PS_PER_SECOND, n_gaps))
     return JudgedWindows(
         intervals=_without(spans[steady], cut),
         durations_ps=net[steady],
         rows=rows,
-        others=tuple(_other_rows(device, spans, others, extra_idle)),
+        others=tuple(other_rows),
         longest_gap=max(gaps, key=lambda gap: gap[1] - gap[0], default=None),
     )
 
@@ -259,23 +255,6 @@ def _lower_median(values: np.ndarray) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def _other_rows(
-    device: DeviceTrace, spans: np.ndarray, others: dict[str, np.ndarray], gaps_ps: np.ndarray
-) -> list[OtherRow]:
-    rows = []
-    for name, intervals in others.items():
-        inside = _covered(intervals, spans)
-        starts = [
-            run.start_ps for run in device.modules if run.program == name and spans[0, 0] <= run.start_ps < spans[-1, 1]
-        ]
-        if inside.any():
-            rows.append(OtherRow(name, len(starts), float(inside.sum()) / PS_PER_SECOND, int((inside > 0).sum())))
-    if gaps_ps.any():
-        n_gaps = int((gaps_ps > 0).sum())
-        rows.append(OtherRow(HOST_GAP, n_gaps, float(gaps_ps.sum()) / PS_PER_SECOND, n_gaps))
-    return rows
-
-
 def _runs(device: DeviceTrace, program: str | None) -> np.ndarray:
     """int64 [n, 2]: executions of a program, of all for None."""
     found = [(run.start_ps, run.end_ps) for run in device.modules if program is None or run.program == program]
@@ -290,8 +269,9 @@ def _operations(device: DeviceTrace, program: str | None) -> np.ndarray:
     return np.stack([ops.start_ps, ops.start_ps + ops.duration_ps], axis=1)
 
 
-def _merged(intervals: np.ndarray) -> np.ndarray:
+def _merged(*several: np.ndarray) -> np.ndarray:
     """int64 [m, 2]: the union of intervals as disjoint ones, in order; empty ones are left out."""
+    intervals = np.concatenate([np.empty((0, 2), np.int64), *several])
     kept = intervals[intervals[:, 1] > intervals[:, 0]]
     kept = kept[np.argsort(kept[:, 0], kind="stable")]
     if not len(kept):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,38 +37,24 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
             "Copy the file again from the host that wrote it."
         ) from None
     if not space.planes:
-        raise TomatError(
-            f"{origin}: an XSpace without planes. Expected the planes of a profile: /device:..., /host:..."
-        )
+        raise TomatError(f"{origin}: an XSpace without planes; expected those of a profile: /device:..., /host:...")
     host = HostTrace(origin, space.hostnames[0] if space.hostnames else host_name)
     host.warnings += [f"profiler: {text}" for text in (*space.errors, *space.warnings)]
-    origin_ns = _origin_ns(space.planes)
-    planes = [Plane(host, proto, origin_ns) for proto in space.planes]
-    for plane in planes:
-        _read_session(plane, host)
-    return read_planes(host, planes)
-
-
-def _origin_ns(planes: Iterable[Any]) -> int:
-    """The time from which to count: that of the devices' first line, or of all where the CPU is the device.
-
-    Some writers count from 1970, in picoseconds more than 64 bits hold.
-    """
+    # Counted from the devices' first line, or that of all where the CPU is the device: some writers count from 1970, in
+    # picoseconds more than 64 bits hold.
     times: dict[bool, list[int]] = {True: [], False: []}
-    for plane in planes:
+    for plane in space.planes:
         on_device = DEVICE_PLANE.match(plane.name) is not None
         times[on_device] += [line.timestamp_ns for line in plane.lines if line.events]
-    return min(times[True] or times[False], default=0)
-
-
-def _read_session(plane: Plane, host: HostTrace) -> None:
-    if plane.name == "Task Environment":
-        start, stop = (as_integer(plane.stats.get(f"profile_{end}_time")) for end in ("start", "stop"))
-        if 0 < start <= stop:
-            host.session_ns = (start, stop)
-    if plane.name == "/host:metadata":
-        for key, metadata in plane.proto.event_metadata.items():
-            _read_program(plane, key, metadata, host)
+    planes = [Plane(host, proto, min(times[True] or times[False], default=0)) for proto in space.planes]
+    for plane in planes:
+        if plane.name == "Task Environment":
+            start, stop = (as_integer(plane.stats.get(f"profile_{end}_time")) for end in ("start", "stop"))
+            host.session_ns = (start, stop) if 0 < start <= stop else None
+        if plane.name == "/host:metadata":
+            for key, metadata in plane.proto.event_metadata.items():
+                _read_program(plane, key, metadata, host)
+    return read_planes(host, planes)
 
 
 def _read_program(plane: Plane, key: int, metadata: Any, host: HostTrace) -> None:
@@ -79,11 +64,10 @@ def _read_program(plane: Plane, key: int, metadata: Any, host: HostTrace) -> Non
         name, program_id = program_name_and_id(metadata.name)
         program_id = program_id or as_integer(key)
         try:
-            program = program_from_bytes(stat.bytes_value, f"{host.origin}, module {name}", program_id)
+            place = f"{host.origin}, module {name}"
+            host.programs[program_id] = program_from_bytes(stat.bytes_value, place, program_id)
         except TomatError as error:
             host.warnings.append(f"the HLO of {name} cannot be read: {error}")
-            continue
-        host.programs[program_id] = program
 
 
 PS_PER_US = 1_000_000
@@ -137,8 +121,8 @@ def _processes(host: HostTrace, naming: list[dict[str, Any]], complete: list[dic
     origin_us = math.floor(min((time for _, time, _ in timed if time is not None), default=0))
     if abs(origin_us) > LATEST_US:
         raise TomatError(
-            f"{host.origin}: its times, such as {origin_us}, cannot be the microseconds that a Chrome trace has; "
-            "nanoseconds since 1970? Divide `ts` and `dur` by 1,000 if they are."
+            f"{host.origin}: its times, such as {origin_us}, cannot be microseconds, as a Chrome trace has them; if "
+            "they are nanoseconds since 1970, divide `ts` and `dur` by 1,000."
         )
     protos: dict[Any, Any] = {}
     lines: dict[tuple[Any, Any], Any] = {}
@@ -179,38 +163,31 @@ SESSION_SUFFIXES = (XPLANE_SUFFIX, *CHROME_SUFFIXES[:2])
 
 
 def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
-    """The trace at `origin`: a profile directory (local path or fsspec URL such as `gs://...`), or one file.
-
-    Args:
-        origin: the run's profiler directory, a session directory, a `*.xplane.pb` or a Chrome/Perfetto JSON file.
-        session: name of the session (`<date>` under `plugins/profile/`); default: the newest.
+    """The trace at `origin`: a run's profiler directory or a session's (local path or fsspec URL such as `gs://...`), a
+    `*.xplane.pb` or a Chrome/Perfetto JSON file. `session` is the name of one (`<date>` under `plugins/profile/`);
+    default: the newest.
     """
     location = str(origin)
     notes: list[str] = []
-    if "://" in location:
-        filesystem, found = _listed(location)
-        files = _session_files(location, found, session, notes)
-        hosts = [_read_file(filesystem.unstrip_protocol(file), filesystem.cat_file(file)) for file in files]
-        return merge_hosts(location, hosts, notes)
-    path = Path(location)
-    if not path.exists():
-        raise TomatError(f"{location}: no such file or directory. Give a JAX profile directory or a trace file.")
-    files = [location]
-    if not path.is_file():
-        found = [str(file) for file in path.rglob("*") if file.name.endswith(SESSION_SUFFIXES) and file.is_file()]
-        files = _session_files(location, found, session, notes)
-    return merge_hosts(location, [_read_file(file, read_bytes(Path(file))) for file in files], notes)
-
-
-def _listed(url: str) -> tuple[Any, list[str]]:
-    """The fsspec filesystem of a URL, and the files beneath it or itself."""
+    if "://" not in location:
+        path = Path(location)
+        if not path.exists():
+            raise TomatError(f"{location}: no such file or directory. Give a JAX profile directory or a trace file.")
+        files = [location]
+        if not path.is_file():
+            found = [str(file) for file in path.rglob("*") if file.name.endswith(SESSION_SUFFIXES) and file.is_file()]
+            files = _session_files(location, found, session, notes)
+        return merge_hosts(location, [_read_file(file, read_bytes(Path(file))) for file in files], notes)
     import fsspec
 
-    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem, root = fsspec.core.url_to_fs(location)
     try:
-        return filesystem, [root] if filesystem.isfile(root) else filesystem.find(root)
+        found = [root] if filesystem.isfile(root) else filesystem.find(root)
     except (OSError, ValueError) as error:
-        raise TomatError(f"{url}: cannot be listed ({error}). Check the address and the credentials.") from None
+        raise TomatError(f"{location}: cannot be listed ({error}). Check the address and the credentials.") from None
+    files = _session_files(location, found, session, notes)
+    hosts = [_read_file(filesystem.unstrip_protocol(file), filesystem.cat_file(file)) for file in files]
+    return merge_hosts(location, hosts, notes)
 
 
 def _session_files(origin: str, files: list[str], session: str | None, notes: list[str]) -> list[str]:
@@ -220,18 +197,18 @@ def _session_files(origin: str, files: list[str], session: str | None, notes: li
         for file in sorted(files):
             if file.endswith(suffixes):
                 sessions.setdefault(str(Path(file).parent), []).append(file)
-        if not sessions:
-            continue
+        by_age = sorted(sessions, key=lambda folder: (natural_order(Path(folder).name), natural_order(folder)))
         if session is not None:
-            chosen = [s for s in sessions if Path(s).name == session]
-            if not chosen:
-                names = ", ".join(sorted(Path(s).name for s in sessions))
+            chosen = next((folder for folder in sessions if Path(folder).name == session), None)
+            if sessions and chosen is None:
+                names = ", ".join(sorted(Path(folder).name for folder in sessions))
                 raise TomatError(f"{origin}: no session {session!r}. Sessions there: {names}.")
         else:
-            chosen = [sorted(sessions, key=lambda s: (natural_order(Path(s).name), natural_order(s)))[-1]]
-            if len(sessions) > 1:
-                notes.append(f"{len(sessions)} sessions found, the newest by its name ({Path(chosen[0]).name}) is read")
-        return sessions[chosen[0]]
+            chosen = by_age[-1] if by_age else None
+            if chosen is not None and len(sessions) > 1:
+                notes.append(f"{len(sessions)} sessions found, the newest by its name ({Path(chosen).name}) is read")
+        if chosen is not None:
+            return sessions[chosen]
     raise TomatError(
         f"{origin}: no *{XPLANE_SUFFIX} file beneath it. A JAX profile directory has "
         f"{SESSION_GLOB}/<host>{XPLANE_SUFFIX}; was the profiler on, and did the run reach its start step?"
@@ -250,29 +227,23 @@ def _read_file(origin: str, data: bytes) -> HostTrace:
         return read_xplane_bytes(data, origin, name.removesuffix(XPLANE_SUFFIX))
     if name.endswith(CHROME_SUFFIXES):
         return read_chrome_bytes(data, origin)
-    raise TomatError(
-        f"{origin}: not a trace by its name. Expected *{XPLANE_SUFFIX} or one of {', '.join(CHROME_SUFFIXES)}."
-    )
+    expected = ", ".join((f"*{XPLANE_SUFFIX}", *CHROME_SUFFIXES))
+    raise TomatError(f"{origin}: not a trace by its name. Expected one of {expected}.")
 
 
 def merge_hosts(origin: str, hosts: list[HostTrace], notes: list[str] | None = None) -> Trace:
     trace = Trace(origin, hosts, list(notes or []))
     if not trace.devices:
         raise TomatError(
-            f"{origin}: no device timeline in {len(hosts)} file(s). Expected a /device:TPU:N or /device:GPU:N plane, "
-            "or CPU events with an hlo_op stat. Profile a step that runs on the accelerator, with the device tracer on."
+            f"{origin}: no device timeline in {len(hosts)} file(s). Expected /device:TPU:N or /device:GPU:N, or CPU "
+            "events with an hlo_op stat: profile a step on the accelerator, with the device tracer on."
         )
     for host in hosts:
         trace.notes += [f"{host.host}: {w}" for w in host.warnings]
         if not host.devices:
             trace.notes.append(f"{host.host}: host without a device plane, it contributes no operations")
-    _refuse_mixed_runs(trace)
-    return trace
-
-
-def _refuse_mixed_runs(trace: Trace) -> None:
-    first = trace.hosts[0]
-    for host in trace.hosts[1:]:
+    first = hosts[0]
+    for host in hosts[1:]:
         reason = ""
         if host.host == first.host and {d.name for d in host.devices} & {d.name for d in first.devices}:
             reason = f"both claim host {host.host!r} and the same devices"
@@ -287,6 +258,7 @@ def _refuse_mixed_runs(trace: Trace) -> None:
             reason = f"their devices differ, {first.devices[0].device_kind!r} and {host.devices[0].device_kind!r}"
         if reason:
             raise TomatError(
-                f"{trace.origin}: {first.origin} and {host.origin} are not hosts of one run: {reason}. "
+                f"{origin}: {first.origin} and {host.origin} are not hosts of one run: {reason}. "
                 "Give a directory that holds the hosts of one session only."
             )
+    return trace

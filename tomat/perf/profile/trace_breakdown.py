@@ -10,29 +10,13 @@ import numpy as np
 
 from tomat.base.report.formats import quantity
 from tomat.perf.profile.breakdown import Breakdown, GapRow, OpRow, OtherRow, Roofs, WindowRow
-from tomat.perf.profile.categories import (
-    MOVEMENT,
-    Category,
-    Classified,
-    Direction,
-    Evidence,
-    Part,
-    classify,
-)
+from tomat.perf.profile.categories import MOVEMENT, Category, Classified, Direction, Evidence, Part, classify
 from tomat.perf.profile.directions import settled
 from tomat.perf.profile.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_parts
 from tomat.perf.profile.hlo_costs import COLLECTIVES, ELEMENTWISE, TRANSCENDENTAL, base_opcode
 from tomat.perf.profile.hlo_kernels import loop_notes
 from tomat.perf.profile.program_breakdown import kernel_row
-from tomat.perf.profile.steady import (
-    HOST_GAP,
-    JudgedWindows,
-    busy_time,
-    judged_windows,
-    of_step,
-    step_windows,
-    window_classes,
-)
+from tomat.perf.profile.steady import HOST_GAP, busy_time, judged_windows, of_step, step_windows, window_classes
 from tomat.perf.profile.timeline import Attribution, attribute
 from tomat.perf.profile.trace_data import DeviceTrace, HostTrace, OpKind, Trace, main_program
 
@@ -58,12 +42,8 @@ KERNEL_NAME_OPCODES: tuple[tuple[str, str], ...] = (
 
 
 def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, program: str | None = None) -> Breakdown:
-    """The mean of the undisturbed steps of a trace.
-
-    Args:
-        device_kind: JAX's name of the chip, where the trace does not hold it (Chrome traces).
-        program: The step's; default: see `main_program`.
-    """
+    """The mean of the undisturbed steps of a trace. `device_kind` is JAX's name of the chip, where the trace does not
+    hold it (Chrome traces), `program` the step's; default: see `main_program`."""
     main_name = main_program(trace.devices, program)
     ran = [(host, one) for host in trace.hosts for one in host.devices if main_name in {k.program for k in one.kinds}]
     devices = [device for _, device in ran]
@@ -82,6 +62,7 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     if len(devices) < len(trace.devices):
         notes.add(f"{len(trace.devices) - len(devices)} device(s) ran nothing of {main_name} and are left out")
     busy = {host.origin: busy_time(host.devices) for host in trace.hosts}
+    n_devices = len(devices)
     for host, device in ran:
         table = [_known(kind, trace, verdicts) for kind in device.kinds]
         steps = step_windows(device, host, main_name, notes)
@@ -91,18 +72,27 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         is_step = np.array([row.program in (main_name, "") for row, _ in table], dtype=bool)
         ops, transfers = of_step(device.ops, is_step), of_step(device.async_ops, is_step)
         result = attribute(ops, transfers, collective, judged.intervals, executions)
-        for (row, from_hlo), exclusive_ps, hidden_ps, occurrences in zip(
-            table, result.exclusive_ps, result.hidden_ps, result.occurrences, strict=True
-        ):
-            key = (row.program, row.name)
-            known.setdefault(key, (row, from_hlo))
-            sums[key] += (exclusive_ps / PS_PER_SECOND, hidden_ps / PS_PER_SECOND, occurrences)
+        figures = np.stack([result.exclusive_ps, result.hidden_ps, result.occurrences], axis=1)
+        for (row, from_hlo), figure in zip(table, figures / (PS_PER_SECOND, PS_PER_SECOND, 1), strict=True):
+            known.setdefault((row.program, row.name), (row, from_hlo))
+            sums[row.program, row.name] += figure
         between_seconds += result.between_ps / PS_PER_SECOND
         waiting_seconds += result.waiting_ps / PS_PER_SECOND
         device_steps.append(result.total_ps / judged.n_steps / PS_PER_SECOND)
         step_times += [float(d) / PS_PER_SECOND for d in judged.durations_ps]
         windows += judged.rows
-        _add_others(others, judged, host, len(devices))
+        for row in judged.others:  # what else ran on one of the devices, as its share of the mean over all
+            before = others.get(row.name, OtherRow(row.name, 0.0, 0.0, 0.0))
+            activity = before.host_activity
+            if row.name == HOST_GAP and judged.longest_gap and not activity:
+                activity = _host_activity(host, *judged.longest_gap)
+            others[row.name] = OtherRow(
+                row.name,
+                before.executions + row.executions / n_devices,
+                before.seconds + row.seconds / n_devices,
+                before.windows + row.windows / n_devices,
+                activity,
+            )
         idle_ps = result.between_ps + result.waiting_ps
         if idle_ps > most_idle_ps:
             most_idle_ps, gaps = idle_ps, _gap_rows(result, device, host, judged.n_steps)
@@ -112,11 +102,13 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         for key, (seconds, hidden, occurrences) in sorted(sums.items())
         if seconds or occurrences
     ]
-    if between_seconds > 0:
-        ops.append(_bare_row("(no program running)", Category.IDLE, between_seconds / n_steps))
-    # Sums of float64 picoseconds leave a remainder of either sign around 1e-9 of the step; it belongs here too.
-    if waiting_seconds != 0:
-        ops.append(_bare_row("(program running, no operation)", Category.UNATTRIBUTED, waiting_seconds / n_steps))
+    for name, category, seconds in (
+        ("(no program running)", Category.IDLE, between_seconds),
+        # Sums of float64 picoseconds leave a remainder of either sign around 1e-9 of the step; it belongs here too.
+        ("(program running, no operation)", Category.UNATTRIBUTED, waiting_seconds),
+    ):
+        if seconds:
+            ops.append(OpRow(name, "", "", category, Part.OUTSIDE, Direction.NONE, 0.0, seconds / n_steps))
     # 0 where the events of the main program carry no id.
     main_id = next((k.program_id for d in devices for k in d.kinds if k.program == main_name and k.program_id), 0)
     hlo = trace.program(main_id, main_name) if main_name else None
@@ -124,7 +116,11 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     quality = _quality_notes(ops, blind_seconds, device_steps, hlo)
     if id(hlo) in verdicts:
         quality += verdicts[id(hlo)][1]
-    roofs = _roofs(devices, device_kind)
+    first = next((d for d in devices if d.device_kind), devices[0])
+    stated = None
+    if not device_kind and (first.peak_flops_per_second or first.peak_hbm_bytes_per_second):
+        stated = Roofs("", first.peak_flops_per_second, first.peak_hbm_bytes_per_second)
+    roofs = Roofs.of_device_kind(device_kind or first.device_kind, stated)
     if roofs.stated_by_trace:
         flops, hbm = quantity(roofs.peak_flops_per_second, "FLOP/s"), quantity(roofs.peak_hbm_bytes_per_second, "B/s")
         quality.append(
@@ -137,9 +133,9 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         roofs=roofs,
         step_seconds=sum(op.seconds for op in ops),
         ops=tuple(ops),
-        n_devices=len(devices),
+        n_devices=n_devices,
         n_hosts=len(trace.hosts),
-        n_steps=round(n_steps / len(devices)),
+        n_steps=round(n_steps / n_devices),
         step_times_seconds=tuple(step_times),
         step_classes=window_classes(windows),
         windows=tuple(windows),
@@ -150,56 +146,20 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     )
 
 
-def _roofs(devices: list[DeviceTrace], device_kind: str | None) -> Roofs:
-    """The peaks of the trace's devices, which `device_kind` names where it is given."""
-    first = next((d for d in devices if d.device_kind), devices[0])
-    stated = None
-    if not device_kind and (first.peak_flops_per_second or first.peak_hbm_bytes_per_second):
-        stated = Roofs("", first.peak_flops_per_second, first.peak_hbm_bytes_per_second)
-    return Roofs.of_device_kind(device_kind or first.device_kind, stated)
-
-
-def _add_others(others: dict[str, OtherRow], judged: JudgedWindows, host: HostTrace, n_devices: int) -> None:
-    """Add to `others` what else ran on one of the devices, as its share of the mean over all."""
-    for row in judged.others:
-        known = others.get(row.name, OtherRow(row.name, 0.0, 0.0, 0.0))
-        activity = known.host_activity
-        if row.name == HOST_GAP and judged.longest_gap and not activity:
-            activity = _host_activity(host, *judged.longest_gap)
-        others[row.name] = OtherRow(
-            row.name,
-            known.executions + row.executions / n_devices,
-            known.seconds + row.seconds / n_devices,
-            known.windows + row.windows / n_devices,
-            activity,
-        )
-
-
-def _bare_row(name: str, category: Category, seconds: float) -> OpRow:
-    return OpRow(name, "", "", category, Part.OUTSIDE, Direction.NONE, 0.0, seconds)
-
-
 def _known(kind: OpKind, trace: Trace, cache: dict[int, tuple[dict[str, Classified], list[str]]]) -> tuple[OpRow, bool]:
     """An operation without time, and whether it is known from HLO; `cache` has the verdicts on programs by `id`."""
     program = trace.program(kind.program_id, kind.program)
-    if program is not None and kind.name in program.by_name:
-        return _known_from_hlo(kind, program, cache), True
-    opcode = _opcode(kind)
-    frames = (Frame(kind.source.rsplit(":", 1)[0], "", 0),) if kind.source else ()
-    evidence = [Evidence(kind.op_name, frames, 1.0)] if kind.op_name or frames else []
-    target = kind.name if opcode == "custom-call" else ""
-    if opcode:
-        verdict = classify(opcode, frozenset({_inner_opcode(kind, opcode)}), evidence, target)
-    else:
+    if program is None or kind.name not in program.by_name:
+        opcode = _opcode(kind)
+        frames = (Frame(kind.source.rsplit(":", 1)[0], "", 0),) if kind.source else ()
+        evidence = [Evidence(kind.op_name, frames, 1.0)] if kind.op_name or frames else []
         verdict = Classified(Category.UNATTRIBUTED, Part.OUTSIDE, Direction.NONE)
-    row = OpRow(kind.name, kind.program, opcode, verdict.category, verdict.part, verdict.direction, 0.0, 0.0,
-                flops=kind.flops, hbm_bytes=kind.bytes_accessed, op_name=kind.op_name, source=kind.source)  # fmt: skip
-    return row, False
-
-
-def _known_from_hlo(
-    kind: OpKind, program: HloProgram, cache: dict[int, tuple[dict[str, Classified], list[str]]]
-) -> OpRow:
+        if opcode:
+            target = kind.name if opcode == "custom-call" else ""
+            verdict = classify(opcode, frozenset({_inner_opcode(kind, opcode)}), evidence, target)
+        row = OpRow(kind.name, kind.program, opcode, verdict.category, verdict.part, verdict.direction, 0.0, 0.0)
+        stated = {"flops": kind.flops, "hbm_bytes": kind.bytes_accessed}
+        return replace(row, **stated, op_name=kind.op_name, source=kind.source), False
     with sound_parts(program):
         instruction = program.by_name[kind.name]
         if id(program) not in cache:
@@ -212,7 +172,7 @@ def _known_from_hlo(
         row = kernel_row(program, instruction, verdict)
     # A profiler that knows nothing of a kernel's work writes 0.
     flops = (kind.flops or None) if row.flops is None else row.flops
-    return replace(row, flops=flops, op_name=row.op_name or kind.op_name, source=row.source or kind.source)
+    return replace(row, flops=flops, op_name=row.op_name or kind.op_name, source=row.source or kind.source), True
 
 
 def _opcode(kind: OpKind) -> str:
@@ -223,26 +183,20 @@ def _opcode(kind: OpKind) -> str:
     by_name = _first_match(KERNEL_NAME_OPCODES, kind.name + kind.long_name)
     if found := _first_match(HLO_CATEGORY_OPCODES, kind.hlo_category) or by_name:
         return found
-    if kind.op_name:
-        return "fusion"
-    return _opcode_in_name(kind.name) if kind.program else ""
-
-
-def _first_match(table: tuple[tuple[str, str], ...], text: str) -> str:
-    return next((opcode for pattern, opcode in table if re.search(pattern, text.lower())), "")
-
-
-def _opcode_in_name(name: str) -> str:
-    """XLA names an instruction after its opcode and number (`dot.151`) unless a kernel or a user named it.
-
-    A GPU's kernel is `dot_151`.
-    """
-    base = re.sub(r"([._]\d+|\.clone|\.remat)+$", "", name).removeprefix("wrapped_")
+    if kind.op_name or not kind.program:
+        return "fusion" if kind.op_name else ""
+    # XLA names an instruction after its opcode and number (`dot.151`, a GPU's kernel `dot_151`) unless a kernel or a
+    # user named it.
+    base = re.sub(r"([._]\d+|\.clone|\.remat)+$", "", kind.name).removeprefix("wrapped_")
     if base.endswith("fusion") or base in ELEMENTWISE | TRANSCENDENTAL:
         return "fusion"
     computing = {"dot", "convolution", "custom-call", "reduce", "sort", "scatter"}
     known = MOVEMENT | COLLECTIVES | CONTROL_OPCODES | computing
     return base if base_opcode(base) in known or base in ("copy-start", "copy-done") else ""
+
+
+def _first_match(table: tuple[tuple[str, str], ...], text: str) -> str:
+    return next((opcode for pattern, opcode in table if re.search(pattern, text.lower())), "")
 
 
 def _inner_opcode(kind: OpKind, opcode: str) -> str:
@@ -268,23 +222,17 @@ def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps
     def name(k: int) -> str:
         return device.kinds[k].name if k >= 0 else "(start of the trace)"
 
-    rows = []
-    for (before, after), members in groups.items():
-        longest = max(members, key=lambda i: int(length[i]))
-        rows.append((float(length[members].sum()), name(before), name(after), len(members), longest))
-    rows.sort(key=lambda r: (-r[0], r[1], r[2]))
-    return [
-        GapRow(
-            before=before,
-            after=after,
-            occurrences=count / n_steps,
-            seconds=total / n_steps / PS_PER_SECOND,
-            longest_seconds=float(length[longest]) / PS_PER_SECOND,
-            host_activity=_host_activity(host, int(gaps.start_ps[longest]), int(gaps.end_ps[longest])),
-        )
-        for total, before, after, count, longest in rows[:MAX_GAP_ROWS]
-        if total > 0
+    totals = [
+        (float(length[found].sum()), name(before), name(after), found) for (before, after), found in groups.items()
     ]
+    rows = []
+    for total, before, after, members in sorted(totals, key=lambda row: (-row[0], row[1], row[2]))[:MAX_GAP_ROWS]:
+        longest = members[0]
+        if total > 0:
+            activity = _host_activity(host, int(gaps.start_ps[longest]), int(gaps.end_ps[longest]))
+            seconds, most = total / n_steps / PS_PER_SECOND, float(length[longest]) / PS_PER_SECOND
+            rows.append(GapRow(before, after, len(members) / n_steps, seconds, most, activity))
+    return rows
 
 
 def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:

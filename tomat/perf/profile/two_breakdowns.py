@@ -19,20 +19,6 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True)
-class Thresholds:
-    """By how much of A's step a category, or the step itself, may grow."""
-
-    warn_percent: float = 2.0
-    fail_percent: float = 5.0
-
-    def verdict(self, growth_percent: float) -> Verdict:
-        """Shrinking always passes."""
-        if growth_percent >= self.fail_percent:
-            return Verdict.FAIL
-        return Verdict.WARN if growth_percent >= self.warn_percent else Verdict.PASS
-
-
-@dataclass(frozen=True)
 class CategoryDelta:
     """One category in A and B; differences are B - A."""
 
@@ -74,9 +60,17 @@ class Comparison:
         return data
 
 
-def compare_breakdowns(a: Breakdown, b: Breakdown, thresholds: Thresholds | None = None) -> Comparison:
-    """Category by category, largest change first; a category that only one of the two has counts as 0 in the other."""
-    limits = thresholds or Thresholds()
+def compare_breakdowns(a: Breakdown, b: Breakdown, warn_percent: float = 2.0, fail_percent: float = 5.0) -> Comparison:
+    """Category by category, largest change first; a category that only one of the two has counts as 0 in the other.
+
+    A verdict is by how much of A's step a category, or the step itself, grows. Shrinking always passes.
+    """
+
+    def growth(change: float) -> tuple[float, Verdict]:
+        percent = 100.0 * change / a.step_seconds if a.step_seconds else 0.0
+        worse = Verdict.WARN if percent >= warn_percent else Verdict.PASS
+        return percent, Verdict.FAIL if percent >= fail_percent else worse
+
     mine = {row.name: row for row in a.categories}
     theirs = {row.name: row for row in b.categories}
     nothing = a.group("", ())
@@ -87,7 +81,7 @@ def compare_breakdowns(a: Breakdown, b: Breakdown, thresholds: Thresholds | None
             continue
         left, right = mine.get(category, nothing), theirs.get(category, nothing)
         change = right.seconds - left.seconds
-        growth = 100.0 * change / a.step_seconds if a.step_seconds else 0.0
+        percent, verdict = growth(change)
         rows.append(
             CategoryDelta(
                 category=str(category),
@@ -98,25 +92,11 @@ def compare_breakdowns(a: Breakdown, b: Breakdown, thresholds: Thresholds | None
                 a_share=left.share,
                 b_share=right.share,
                 delta_points=100.0 * (right.share - left.share),
-                growth_percent_of_step=growth,
-                verdict=limits.verdict(growth),
+                growth_percent_of_step=percent,
+                verdict=verdict,
             )
         )
     rows.sort(key=lambda r: (-abs(r.delta_seconds), r.category))
-    growth = 100.0 * (b.step_seconds - a.step_seconds) / a.step_seconds if a.step_seconds else 0.0
-    return Comparison(
-        a=a.title,
-        b=b.title,
-        a_step_seconds=a.step_seconds,
-        b_step_seconds=b.step_seconds,
-        step_growth_percent=growth,
-        rows=tuple(rows),
-        step_verdict=limits.verdict(growth),
-        notes=_differences(a, b),
-    )
-
-
-def _differences(a: Breakdown, b: Breakdown) -> tuple[str, ...]:
     notes = []
     if a.roofs.device_kind != b.roofs.device_kind:
         notes.append(f"different devices: {a.roofs.device_kind or 'unknown'} and {b.roofs.device_kind or 'unknown'}")
@@ -126,4 +106,5 @@ def _differences(a: Breakdown, b: Breakdown) -> tuple[str, ...]:
         notes.append(f"{a.source} against {b.source}: one is measured, the other predicted")
     for name, one in (("A", a), ("B", b)):
         notes += [f"not in the step of {name}: {text}" for text in what_else_ran(one)]
-    return tuple(notes)
+    percent, verdict = growth(b.step_seconds - a.step_seconds)
+    return Comparison(a.title, b.title, a.step_seconds, b.step_seconds, percent, tuple(rows), verdict, tuple(notes))

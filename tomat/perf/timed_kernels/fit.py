@@ -24,7 +24,7 @@ from tomat.perf.cost.chip_model import (
     sustained_share,
 )
 from tomat.perf.cost.estimate import PALLAS_TARGET, estimate_step
-from tomat.perf.cost.interconnect import HOP_SECONDS, coordinates, entrances, hops_across, link_bandwidth
+from tomat.perf.cost.interconnect import HOP_SECONDS, coordinates, entrances_and_hops, link_bandwidth
 from tomat.perf.cost.llo import kept_schedules
 from tomat.perf.profile.hlo_files import load_program
 from tomat.perf.timed_kernels.child import OWN, PROGRAM_FILE, SCHEDULE_FILE
@@ -122,7 +122,7 @@ class TimedPrograms:
         hbm, core, whole = self.parts(at)
         totals: list[dict[str, float]] = [{} for _ in self.timings]
         for number, (work, times) in enumerate(self.works):
-            bound = bound_of(work, (hbm[number], core[number], whole[number]), at)
+            bound = bound_of(work, hbm[number], core[number], at)
             of_program = totals[self.program[number]]
             of_program[bound] = of_program.get(bound, 0.0) + times * whole[number]
         return [max(total, key=lambda name: total[name]) if total else "latency" for total in totals]
@@ -220,9 +220,10 @@ def measured_rates(timings: Path) -> tuple[str, dict[str, Any]] | None:
     if not slices:
         raise TomatError(f"{path}: no TPU slice of {n_devices} devices of {chip} is known.")
     places = [coordinates(device, slices[0]) for device in range(n_devices)]
-    hops = {kind: passes * hops_across(places, slices[0]) for kind, passes in PASSES.items()} | {PERMUTE: 1}
+    entrances, across = entrances_and_hops(places, slices[0])
+    hops = {kind: passes * across for kind, passes in PASSES.items()} | {PERMUTE: 1}
     starts = [fits[kind].start_seconds - hops[kind] * HOP_SECONDS for kind in hops if kind in fits]
-    nominal = entrances(places, slices[0]) * link_bandwidth(slices[0])
+    nominal = entrances * link_bandwidth(slices[0])
     shares = [fit.bytes_per_second / nominal for fit in rings.values() if fit.bytes_per_second]
     found = {"start_seconds": max(0.0, float(np.median(starts))), "ring_efficiency": float(np.median(shares or [0.0]))}
     rates = typed(found, LinkRates, path, how)

@@ -94,53 +94,40 @@ class Slice:
         return 2, 2, 1
 
 
-# Shapes of Cloud TPU slices, chips: topology. v6e and v5e (https://cloud.google.com/tpu/docs/v6e, .../v5e): one machine
-# holds up to 8 chips, a slice of several machines has 4 on each. v5p, v4 and TPU7x (.../v5p, .../v4, .../tpu7x): names
-# count TensorCores, of which a chip has two, and a machine has 4 chips.
-_FLAT = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16), 256: (16, 16)}
-_CUBIC = {
-    4: (2, 2, 1),
-    8: (2, 2, 2),
-    16: (2, 2, 4),
-    32: (2, 4, 4),
-    64: (4, 4, 4),
-    128: (4, 4, 8),
-    256: (4, 8, 8),
-    512: (8, 8, 8),
-    1024: (8, 8, 16),
-    2048: (8, 16, 16),
-    4096: (16, 16, 16),
-}
+# Shapes of Cloud TPU slices: chips along each axis. v6e and v5e (https://cloud.google.com/tpu/docs/v6e, .../v5e): one
+# machine holds up to 8 chips, a slice of several machines has 4 on each. v5p, v4 and TPU7x (.../v5p, .../v4,
+# .../tpu7x): names count TensorCores, of which a chip has two, and a machine has 4 chips.
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_CUBIC = (
+    (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16), (8, 16, 16),
+    (16, 16, 16),
+)  # fmt: skip
 _FLAT_RING = 16
 """Length at which an axis of v5e and v6e closes: that of the pod (16 x 16)."""
 _CUBE = 4
 """Axes of v4, v5p and TPU7x close where every axis is a multiple of it: optical switches join whole cubes."""
 
 
-def _tpu_slice(name: str, chip: Chip, topology: tuple[int, ...], wrap: tuple[bool, ...]) -> Slice:
-    n_chips = prod(topology)
-    n_hosts = 1 if n_chips <= 8 and len(topology) == 2 else n_chips // chip.chips_per_host
-    return Slice(name, chip, topology, wrap, n_hosts, f"{chip.name}:{'x'.join(map(str, topology))}")
+def _slices(chip: Chip, prefix: str, topologies: tuple[tuple[int, ...], ...]) -> dict[str, Slice]:
+    found = {}
+    for topology in topologies:
+        n_chips, is_flat = prod(topology), len(topology) == 2
+        name = f"{prefix}-{n_chips if is_flat else 2 * n_chips}"
+        n_hosts = 1 if n_chips <= 8 and is_flat else n_chips // chip.chips_per_host
+        cubes = all(side % _CUBE == 0 for side in topology)
+        wrap = tuple(side == _FLAT_RING if is_flat else cubes for side in topology)
+        found[name] = Slice(name, chip, topology, wrap, n_hosts, f"{chip.name}:{'x'.join(map(str, topology))}")
+    return found
 
 
-def _flat(chip: Chip, prefix: str) -> list[Slice]:
-    return [
-        _tpu_slice(f"{prefix}-{n_chips}", chip, topology, tuple(side == _FLAT_RING for side in topology))
-        for n_chips, topology in _FLAT.items()
-    ]
-
-
-def _cubic(chip: Chip) -> list[Slice]:
-    return [
-        _tpu_slice(f"{chip.name}-{2 * n_chips}", chip, topology, (all(side % _CUBE == 0 for side in topology),) * 3)
-        for n_chips, topology in _CUBIC.items()
-        if chip.name != "v4" or n_chips <= 2048  # larger ones are not offered as an accelerator type
-    ]
-
-
-_FLAT_SLICES = (*_flat(CHIPS["v6e"], "v6e"), *_flat(CHIPS["v5e"], "v5e"), *_flat(CHIPS["v5e"], "v5litepod"))
-_CUBIC_SLICES = (*_cubic(CHIPS["v5p"]), *_cubic(CHIPS["v4"]), *_cubic(CHIPS["tpu7x"]))
-TPU_SLICES: Mapping[str, Slice] = MappingProxyType({s.name: s for s in (*_FLAT_SLICES, *_CUBIC_SLICES)})
+TPU_SLICES: Mapping[str, Slice] = MappingProxyType(
+    _slices(CHIPS["v6e"], "v6e", _FLAT)
+    | _slices(CHIPS["v5e"], "v5e", _FLAT)
+    | _slices(CHIPS["v5e"], "v5litepod", _FLAT)
+    | _slices(CHIPS["v5p"], "v5p", _CUBIC)
+    | _slices(CHIPS["v4"], "v4", _CUBIC[:-1])  # more than 2,048 chips are not offered as an accelerator type
+    | _slices(CHIPS["tpu7x"], "tpu7x", _CUBIC)
+)
 """Accelerator type -> slice."""
 
 
@@ -155,9 +142,8 @@ def slice_named(name: str) -> Slice:
         hosts = -(-n_gpus // chip.chips_per_host)
         if n_gpus <= chip.chips_per_host or n_gpus % chip.chips_per_host == 0:
             return Slice(name, chip, (n_gpus,), (False,), hosts, None)
-        raise TomatError(
-            f"slice is '{name}'; expected up to {chip.chips_per_host} GPUs, or a multiple of {chip.chips_per_host}."
-        )
+        n = chip.chips_per_host
+        raise TomatError(f"slice is '{name}'; expected up to {n} GPUs, or a multiple of {n}.")
     family = name.split("-")[0]
     known = [s for s in TPU_SLICES if s.split("-")[0] == family] or [
         "v6e-N, v5e-N, v5p-N, v4-N, tpu7x-N (N: 8, 16, 32, ...)",

@@ -11,7 +11,7 @@ These FLOPs over the peak are the hardware FLOPs utilisation, HFU (Chowdhery et 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tomat.base.errors import TomatError
@@ -96,26 +96,17 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
     backend = "default" if named is None else str(getattr(named, "value", named)).lower()
     if backend == "default":
         backend = "splash" if platform == "tpu" else "jax_flash"
-    blocks = getattr(model_config, "query_blocks", 1)
-    if backend == "vanilla" and blocks > 1:
-        size = math.ceil(seq_len / blocks)
-        block = KernelPass(2, size, size)
-        return AttentionKernels("query_blocks", block, (replace(block, n_matmuls=5),))
     if backend == "vanilla":
-        whole = KernelPass(2, seq_len, seq_len)
-        return AttentionKernels("vanilla", whole, (replace(whole, n_matmuls=4),))
+        blocks = getattr(model_config, "query_blocks", 1)
+        if blocks <= 1:
+            return AttentionKernels("vanilla", KernelPass(2, seq_len, seq_len), (KernelPass(4, seq_len, seq_len),))
+        size = math.ceil(seq_len / blocks)
+        return AttentionKernels("query_blocks", KernelPass(2, size, size), (KernelPass(5, size, size),))
     if backend == "jax_flash":
         size = getattr(model_config, "flash_attention_block_size", None) or _largest_divisor(seq_len, MAX_FLASH_BLOCK)
-        tiled = KernelPass(2, size, size)
-        return AttentionKernels("jax_flash", tiled, (replace(tiled, n_matmuls=5),))
-    if backend == "splash":
-        return _splash_kernels(model_config, seq_len)
-    raise TomatError(
-        f"FLOPs of the attention backend '{backend}' are not known; expected vanilla, jax_flash or splash."
-    )
-
-
-def _splash_kernels(model_config: Any, seq_len: int) -> AttentionKernels:
+        return AttentionKernels("jax_flash", KernelPass(2, size, size), (KernelPass(5, size, size),))
+    if backend != "splash":
+        raise TomatError(f"FLOPs of attention by '{backend}' are not known; expected vanilla, jax_flash or splash.")
     if getattr(model_config, "whole_head", None) is not None:
         # Each part of a block's queries ends at its own last position, each part of its keys begins at its first one.
         tiles = model_config.whole_head.tiles(seq_len, model_config.actual_head_size, COMPUTE_BYTES)
@@ -209,11 +200,9 @@ def executed_head_flops(
 ) -> float:
     """FLOPs of tomat's loss over one sequence: logits at every position, padding too, and what each gradient takes.
 
-    Args:
-        block_positions: Positions of a block of the `xla` kernel, of which a ragged last one is rounded up; None: all
-            in one.
-        kernel: `loss.kernel`. `pallas` and `levanter` compute the logits twice. What they pad ids to whole tiles or
-            blocks with (`pallas`: 2 % of 18,570 at 512, `levanter`: 32 %) is not counted.
+    `block_positions` are those of a block of the `xla` kernel, of which a ragged last one is rounded up; None: all in
+    one. The kernels `pallas` and `levanter` compute the logits twice. What they pad ids to whole tiles or blocks with
+    (`pallas`: 2 % of 18,570 at 512, `levanter`: 32 %) is not counted.
     """
     positions, passes = seq_len, TRAINING_PASSES + 1
     if kernel == "xla":

@@ -71,10 +71,9 @@ class ModelShape:
         for name, value in vars(self).items():
             if type(value) is int and value < 1 and name != "full_attention_layers":
                 raise TomatError(f"ModelShape.{name} is {value}; expected at least 1.")
-        if not 0 <= self.full_attention_layers <= self.num_layers:
-            raise TomatError(
-                f"ModelShape.full_attention_layers is {self.full_attention_layers}; expected 0 to {self.num_layers}."
-            )
+        full, layers = self.full_attention_layers, self.num_layers
+        if not 0 <= full <= layers:
+            raise TomatError(f"ModelShape.full_attention_layers is {full}; expected 0 to {layers}.")
 
     @property
     def heads_in_one(self) -> int:
@@ -129,12 +128,8 @@ class ModelShape:
 def attention_pairs(seq_len: int, count: AttentionCount, sliding_window: int | None = None) -> int:
     """Query-key pairs of one head in one sequence.
 
-    full: S min(S, w); causal: the sum of min(i, w) for i = 1..S, which is S (S + 1) / 2 without a window.
-
-    Args:
-        seq_len: Positions S.
-        count: Whether pairs that the causal mask hides are counted.
-        sliding_window: Keys that a query sees at most, itself included, w; None: no limit.
+    full: S min(S, w); causal: the sum of min(i, w) for i = 1..S, which is S (S + 1) / 2 without a window. S is
+    `seq_len`, and w `sliding_window`: the keys that a query sees at most, itself included; None: no limit.
     """
     window = seq_len if sliding_window is None else min(sliding_window, seq_len)
     if count == "full":
@@ -150,12 +145,8 @@ def training_products(
     head_positions: int | None = None,
     head_rows: int | None = None,
 ) -> Products:
-    """FLOPs of a training step over one sequence, by what is multiplied.
-
-    Args:
-        head_positions: Positions with logits; None: all.
-        head_rows: Ids with logits; None: the whole vocabulary.
-    """
+    """FLOPs of a training step over one sequence, by what is multiplied. `head_positions` and `head_rows` (ids) are
+    those with logits; None: all."""
     rows = shape.vocab_size if head_rows is None else head_rows
     positions = seq_len if head_positions is None else head_positions
     pairs = sum(

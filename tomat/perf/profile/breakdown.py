@@ -330,9 +330,8 @@ class Breakdown:
             raise TomatError(f"{origin} is damaged: its device has {sorted(content['device'])}. {remedy}")
         total = sum(op.seconds for op in found.ops)
         if not math.isclose(total, found.step_seconds, rel_tol=1e-6, abs_tol=1e-12):
-            raise TomatError(
-                f"{origin} is damaged: its operations take {total} s and the step {found.step_seconds} s. {remedy}"
-            )
+            takes = f"its operations take {total} s and the step {found.step_seconds} s"
+            raise TomatError(f"{origin} is damaged: {takes}. {remedy}")
         return found
 
 
@@ -369,6 +368,4 @@ def _sum_if_known(rows: Sequence[tuple[float | None, float]]) -> float | None:
 
 
 def _fraction(amount: float | None, seconds: float, peak: float | None) -> float | None:
-    if amount is None or not peak or seconds <= 0:
-        return None
-    return amount / seconds / peak
+    return None if amount is None or not peak or seconds <= 0 else amount / seconds / peak

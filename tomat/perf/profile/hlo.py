@@ -99,6 +99,16 @@ class Instruction:
     computation_id: int
     proto: Any = field(repr=False, compare=False)
 
+    @staticmethod
+    def read(proto: Any, computation_id: int) -> Instruction:
+        """Of a decoded `HloInstructionProto`."""
+        operands, called = tuple(proto.operand_ids), tuple(proto.called_computation_ids)
+        scope, frame, target = proto.metadata.op_name, proto.metadata.stack_frame_id, proto.custom_call_target
+        shape = _shape(proto.shape)
+        return Instruction(
+            proto.name, proto.opcode, shape, scope, frame, operands, called, target, computation_id, proto
+        )
+
     @cached_property
     def backend_config(self) -> dict[str, Any]:
         """The backend's JSON, empty where there is none or where it is not JSON (some GPU custom calls)."""
@@ -126,18 +136,16 @@ class HloProgram:
         self.name: str = module.name
         self.program_id: int = program_id or module.id
         self.entry_id: int = module.entry_computation_id
-        self.computations = {c.id: [_instruction(i, c.id) for i in c.instructions] for c in module.computations}
+        self.computations = {c.id: [Instruction.read(i, c.id) for i in c.instructions] for c in module.computations}
         self.computation_names: dict[int, str] = {c.id: c.name for c in module.computations}
         self.roots: dict[int, int] = {c.id: c.root_id for c in module.computations}
         self.memory_bytes: dict[str, int] = {}
         """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
         for allocation in buffer_assignment.buffer_allocations if buffer_assignment is not None else ():
-            if allocation.is_thread_local:
-                continue
             kind = "constant" if allocation.is_constant else "temporary"
-            if allocation.is_entry_computation_parameter:
-                kind = "parameter"
-            self.memory_bytes[kind] = self.memory_bytes.get(kind, 0) + allocation.size
+            kind = "parameter" if allocation.is_entry_computation_parameter else kind
+            if not allocation.is_thread_local:
+                self.memory_bytes[kind] = self.memory_bytes.get(kind, 0) + allocation.size
         self._frames: dict[int, tuple[Frame, ...]] = {}
 
     @cached_property
@@ -211,7 +219,10 @@ class HloProgram:
         """`file:line` of the innermost frame that is model code, "" where the module has no metadata."""
         frames = self.frames(instruction)
         for frame in (*(f for f in frames if not LIBRARY_FILES.search(f.file)), *frames[:1]):
-            return f"{short_path(frame.file)}:{frame.line}"
+            # From its package on: what stands after `site-packages/`, else the last three components.
+            inside, found = frame.file.partition("site-packages/")[1:]
+            path = found if inside else "/".join(frame.file.split("/")[-3:]).lstrip("/")
+            return f"{path}:{frame.line}"
         return ""
 
 
@@ -232,8 +243,8 @@ def sound_parts(program: HloProgram) -> Iterator[None]:
 
 
 def check_structure(module: Any) -> None:
-    """Refuse a decoded `HloModuleProto` that would lead a reader in circles or out of it; the reason
-    comes as a ValueError."""
+    """Refuse a decoded `HloModuleProto` that would lead a reader in circles or out of it; the reason comes as a
+    ValueError."""
     called: dict[int, set[int]] = {c.id: set() for c in module.computations}
     seen: set[int] = set()
     if len(called) != len(module.computations):
@@ -241,18 +252,21 @@ def check_structure(module: Any) -> None:
     for computation in module.computations:
         before: set[int] = set()
         for i in computation.instructions:
-            if i.id in seen:
-                raise ValueError(f"two instructions have the id {i.id}")
-            if not before.issuperset(i.operand_ids):
-                raise ValueError(f"{i.name or i.id} has an operand that does not stand before it")
-            if not called.keys() >= set(i.called_computation_ids):
-                raise ValueError(f"{i.name or i.id} calls a computation that is not there")
-            if len(i.called_computation_ids) < CALLS.get(i.opcode, 0):
-                raise ValueError(f"{i.name or i.id} calls {len(i.called_computation_ids)} computations")
-            if any(not 0 <= size < MAX_SIZE for size in i.shape.dimensions):
-                raise ValueError(f"{i.name or i.id} has the shape {list(i.shape.dimensions)}")
-            if any(not 0 <= w.size < MAX_WINDOW or not 0 <= w.base_dilation < MAX_WINDOW for w in i.window.dimensions):
-                raise ValueError(f"{i.name or i.id} has a window larger than arrays are")
+            windows = [size for window in i.window.dimensions for size in (window.size, window.base_dilation)]
+            n_called, sizes = len(i.called_computation_ids), list(i.shape.dimensions)
+            for wrong, how in (
+                (i.id in seen, f"has the id {i.id}, as another one has"),
+                (not before.issuperset(i.operand_ids), "has an operand that does not stand before it"),
+                (not called.keys() >= set(i.called_computation_ids), "calls a computation that is not there"),
+                (n_called < CALLS.get(i.opcode, 0), f"calls {n_called} computations"),
+                (
+                    any(not 0 <= size < MAX_SIZE for size in i.shape.dimensions),
+                    f"has the shape {list(i.shape.dimensions)}",
+                ),
+                (any(not 0 <= size < MAX_WINDOW for size in windows), "has a window larger than arrays are"),
+            ):
+                if wrong:
+                    raise ValueError(f"{i.name or i.id} {how}")
             seen.add(i.id)
             before.add(i.id)
             called[computation.id].update(i.called_computation_ids)
@@ -264,30 +278,8 @@ def check_structure(module: Any) -> None:
         raise ValueError("a computation calls itself") from None
 
 
-def short_path(path: str) -> str:
-    """A source path from its package on: what stands after `site-packages/`, else the last three components."""
-    if "site-packages/" in path:
-        return path.split("site-packages/", 1)[1]
-    return "/".join(path.split("/")[-3:]).lstrip("/")
-
-
 def _shape(proto: Any) -> Shape:
     if proto.tuple_shapes:
         return Shape((), 0, HBM_MEMORY_SPACE, tuple(_shape(p) for p in proto.tuple_shapes))
     _, bits = PRIMITIVE_TYPES.get(proto.element_type, UNKNOWN_TYPE)
     return Shape(tuple(proto.dimensions), bits, proto.layout.memory_space)
-
-
-def _instruction(proto: Any, computation_id: int) -> Instruction:
-    return Instruction(
-        name=proto.name,
-        opcode=proto.opcode,
-        shape=_shape(proto.shape),
-        op_name=proto.metadata.op_name,
-        frame_id=proto.metadata.stack_frame_id,
-        operand_ids=tuple(proto.operand_ids),
-        called_ids=tuple(proto.called_computation_ids),
-        custom_call_target=proto.custom_call_target,
-        computation_id=computation_id,
-        proto=proto,
-    )

@@ -52,7 +52,17 @@ def instruction_flops(program: HloProgram, instruction: Instruction) -> float:
         contracted = math.prod([left[i] for i in instruction.proto.dot_dimension_numbers.lhs_contracting_dimensions])
         return 2.0 * out * contracted
     if opcode == "convolution":
-        return _convolution_flops(program, instruction)
+        # Output elements x (kernel window positions that read real input) x input features per group. TPU matmuls are
+        # convolutions; those with a window (batched ones, windowed reductions) read padding at the edges or dilated
+        # holes, which do not count: the valid positions are counted along each spatial dimension.
+        left, kernel = program.operands(instruction)[:2]
+        numbers = instruction.proto.convolution_dimension_numbers
+        spatial_outputs = pairs = 1
+        for axis, window in enumerate(instruction.proto.window.dimensions):
+            size_out = instruction.shape.dims[numbers.output_spatial_dimensions[axis]]
+            pairs *= valid_positions(window, left.shape.dims[numbers.input_spatial_dimensions[axis]], size_out)
+            spatial_outputs *= size_out
+        return 2.0 * (out / max(1, spatial_outputs)) * pairs * kernel.shape.dims[numbers.kernel_input_feature_dimension]
     if opcode in ELEMENTWISE:
         return float(out)
     if opcode in ("reduce", "reduce-window", "scatter", "select-and-scatter"):
@@ -61,25 +71,6 @@ def instruction_flops(program: HloProgram, instruction: Instruction) -> float:
     if base_opcode(opcode) in ("all-reduce", "reduce-scatter") and not opcode.endswith("-done"):
         return float(sum(o.shape.elements for o in program.operands(instruction)))
     return 0.0
-
-
-def _convolution_flops(program: HloProgram, instruction: Instruction) -> float:
-    """2 x output elements x (kernel window positions that read real input) x input features per group.
-
-    TPU matmuls are convolutions. Those with a window (batched ones, windowed reductions) read padding at the edges or
-    dilated holes, which do not count: the valid positions are counted along each spatial dimension.
-    """
-    left, kernel = program.operands(instruction)[:2]
-    numbers = instruction.proto.convolution_dimension_numbers
-    features = kernel.shape.dims[numbers.kernel_input_feature_dimension]
-    spatial_outputs = 1
-    pairs = 1
-    for axis, window in enumerate(instruction.proto.window.dimensions):
-        size_in = left.shape.dims[numbers.input_spatial_dimensions[axis]]
-        size_out = instruction.shape.dims[numbers.output_spatial_dimensions[axis]]
-        pairs *= valid_positions(window, size_in, size_out)
-        spatial_outputs *= size_out
-    return 2.0 * (instruction.shape.elements / max(1, spatial_outputs)) * pairs * features
 
 
 def valid_positions(window: object, size_in: int, size_out: int) -> int:
@@ -100,21 +91,12 @@ def valid_positions(window: object, size_in: int, size_out: int) -> int:
         # positions o with 0 <= o * stride + offset <= reach and divisible by the base dilation
         first = max(0, (stride - 1 - offset) // stride)
         last = min(size_out - 1, (reach - offset) // stride)
-        if base == 1:
-            count += max(0, last - first + 1)
-        else:
-            count += _divisible(first, last, stride, offset, base)
+        common = math.gcd(stride, base)
+        if offset % common == 0 and last >= first:
+            period = base // common
+            residue = -(offset // common) * pow(stride // common, -1, period) % period
+            count += (last - residue) // period - (first - 1 - residue) // period
     return count
-
-
-def _divisible(first: int, last: int, stride: int, offset: int, base: int) -> int:
-    """How many o of first..last have `o * stride + offset` divisible by `base`."""
-    common = math.gcd(stride, base)
-    if offset % common or last < first:
-        return 0
-    period = base // common
-    residue = -(offset // common) * pow(stride // common, -1, period) % period
-    return (last - residue) // period - (first - 1 - residue) // period
 
 
 def kernel_flops(program: HloProgram, instruction: Instruction) -> float | None:
@@ -133,18 +115,16 @@ def kernel_flops(program: HloProgram, instruction: Instruction) -> float | None:
 
 def product_operands(program: HloProgram, product: Instruction) -> Operand:
     """The type of both operands of a dot, a convolution or a cuBLAS call, as the peak of a chip depends on it."""
-    kinds: set[Operand] = {operand_type(operand) for operand in program.operands(product)[:2]}
+    kinds: set[Operand] = set()
+    for operand in program.operands(product)[:2]:
+        name, _ = PRIMITIVE_TYPES.get(operand.proto.shape.element_type, UNKNOWN_TYPE)
+        if name in ("s8", "u8"):
+            kinds.add("int8")
+        elif name.startswith("f8") and name != "f8e8m0fnu":
+            kinds.add("fp8")
+        else:
+            kinds.add("f32" if name == "f32" else "bf16")  # what has no peak of its own counts as bf16
     return kinds.pop() if len(kinds) == 1 else "bf16"
-
-
-def operand_type(operand: Instruction) -> Operand:
-    """What an operand counts as; what has no peak of its own counts as bf16."""
-    name, _ = PRIMITIVE_TYPES.get(operand.proto.shape.element_type, UNKNOWN_TYPE)
-    if name in ("s8", "u8"):
-        return "int8"
-    if name == "f32":
-        return "f32"
-    return "fp8" if name.startswith("f8") and name != "f8e8m0fnu" else "bf16"
 
 
 def kernel_operands(program: HloProgram, instruction: Instruction) -> Operand:

@@ -36,7 +36,7 @@ def unpacked(data: bytes, origin: str, what: str) -> bytes:
             content = file.read(limit + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise TomatError(
-            f"{origin}: not a {what}: it cannot be read ({error}). It may be truncated: copy it again."
+            f"{origin}: not a {what}: cannot be read ({error}). If it is cut off, copy it again."
         ) from None
     if len(content) > limit:
         raise TomatError(
@@ -71,9 +71,7 @@ def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProg
             try:
                 check_structure(module)
             except ValueError as error:
-                raise TomatError(
-                    f"{origin}: a damaged HLO module ({error}). Write it again, or copy it from where it was written."
-                ) from None
+                raise TomatError(f"{origin}: a damaged HLO module ({error}). Write it again, or copy it.") from None
             return HloProgram(module, program_id, assignment)
     raise TomatError(
         f"{origin}: {len(data):,} bytes that are neither an HloProto nor an HloModuleProto with an entry computation. "
@@ -98,9 +96,7 @@ def program_from_text(text: str, origin: str) -> HloProgram:
             # A failed assertion is `F0000 00:00:... FILE:LINE] ...`, after a line of absl's about logging.
             fatal = next((line for line in lines if line.startswith("F") and "] " in line), reason)
             reason = f"its parser ended with {signal.Signals(-done.returncode).name}: {fatal.split('] ', 1)[-1]}"
-        raise TomatError(
-            f"{origin}: not HLO text that XLA can parse ({reason}). Expected `HloModule NAME, ...`, whole."
-        )
+        raise TomatError(f"{origin}: not HLO text that XLA can parse ({reason}). Expected all of `HloModule NAME ...`.")
     return program_from_bytes(done.stdout, origin)
 
 

@@ -28,11 +28,8 @@ def origin(
     """The instruction that makes a value, and which element of its tuple that is.
 
     An element of a loop's tuple comes from before the loop where the body returns it as it got it, itself through any
-    number of inner loops. What a loop changes ends at the loop's parameter, or at the loop itself.
-
-    Args:
-        path: Element of the instruction's tuple; empty for an array.
-        open_loops: Loops (instruction ids) whose bodies are being looked at: their parameters are where it ends.
+    number of inner loops. What a loop changes ends at the loop's parameter, or at the loop itself. `open_loops` are
+    loops (instruction ids) whose bodies are being looked at: their parameters are where it ends.
     """
     while True:
         operands = program.operands(instruction)
@@ -50,10 +47,11 @@ def origin(
                 return instruction, path
             instruction = operands[0]
         elif opcode == "parameter":
-            caller = _caller(program, instruction.computation_id)
-            if caller is None or caller.proto.id in open_loops:
+            # The one loop, call, fusion or branch that runs the computation.
+            callers = program.callers.get(instruction.computation_id, [])
+            if len(callers) != 1 or callers[0].proto.id in open_loops:
                 return instruction, path
-            given = program.operands(caller)
+            caller, given = callers[0], program.operands(callers[0])
             if caller.opcode == "while":
                 if not _handed_on(program, caller, path, open_loops):
                     return instruction, path
@@ -94,12 +92,6 @@ def _handed_on(program: HloProgram, loop: Instruction, path: Path, open_loops: f
     return found.opcode == "parameter" and found.computation_id == loop.called_ids[0] and element == path
 
 
-def _caller(program: HloProgram, computation_id: int) -> Instruction | None:
-    """The one loop, call, fusion or branch that runs a computation; None where there is none, or more than one."""
-    callers = program.callers.get(computation_id, [])
-    return callers[0] if len(callers) == 1 else None
-
-
 MAX_TRIPS = 2**40
 
 
@@ -136,7 +128,7 @@ def _executed(program: HloProgram, computation_id: int, times: float) -> Iterato
         if instruction.opcode == "while":
             trips = trip_count(program, instruction)
             # called computations of a while: the body, then the condition (xla/hlo/ir/hlo_instruction.cc).
-            body, condition = instruction.called_ids[0], instruction.called_ids[1]
+            body, condition = instruction.called_ids[:2]
             yield from _executed(program, body, times * (1 if trips is None else trips))
             yield from _executed(program, condition, times * (1 if trips is None else trips + 1))
         elif instruction.opcode in CONTROL_OPCODES:

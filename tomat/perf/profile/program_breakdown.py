@@ -37,10 +37,9 @@ def breakdown_from_program(
     """One run of `program` on one device, kernels one after the other, loop bodies times their trip counts.
 
     A kernel of unknown time has a row with its flops, bytes and occurrences and no time, and a note says how many those
-    are: the total is then a lower bound.
+    are: the total is then a lower bound. `device_kind` is JAX's name of the chip that it was compiled for.
 
     Args:
-        device_kind: JAX's name of the chip it was compiled for.
         kernel_seconds: time of one execution of a kernel, None where unknown; default: `compiler_seconds`.
         hidden_seconds: time that one execution of a collective runs beside other kernels, not part of `kernel_seconds`;
             None or 0 for other kernels. Default: nothing is hidden.
@@ -116,16 +115,11 @@ def compiler_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs
     ends = instruction.opcode.endswith(("-update", "-done"))
     if not ends and any(base_opcode(inner.opcode) in COLLECTIVES for inner in program.inner(instruction)):
         return None
-    seconds = roofline_seconds(program, instruction, roofs)
-    # Nothing takes less: a scalar's bytes over the bandwidth are a third of a cycle, and a rate of 100 %.
-    return max(seconds, 1 / roofs.clock_hz) if seconds and roofs.clock_hz else seconds
-
-
-def roofline_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs) -> float | None:
-    """max(flops / peak, HBM bytes / bandwidth) of one execution; None for opaque kernels and unknown chips."""
     flops = stated_flops(program, instruction)
     if flops is None or not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
-        return None
+        return None  # opaque, or of an unknown chip
     moved = kernel_hbm_bytes(program, instruction)
     peak = roofs.peak_of(kernel_operands(program, instruction)) or roofs.peak_flops_per_second
-    return max(flops / peak, moved / roofs.peak_hbm_bytes_per_second)
+    seconds = max(flops / peak, moved / roofs.peak_hbm_bytes_per_second)
+    # Nothing takes less: a scalar's bytes over the bandwidth are a third of a cycle, and a rate of 100 %.
+    return max(seconds, 1 / roofs.clock_hz) if seconds and roofs.clock_hz else seconds

@@ -18,15 +18,6 @@ from tomat.perf.profile.trace_data import Events
 
 
 @dataclass(frozen=True)
-class Segments:
-    """Stretches during which one event is innermost on its line; arrays of equal length."""
-
-    start_ps: np.ndarray
-    end_ps: np.ndarray
-    kind: np.ndarray
-
-
-@dataclass(frozen=True)
 class Gaps:
     """Stretches of the windows in which nothing ran, with the operation before and after (-1: none)."""
 
@@ -54,22 +45,23 @@ class Attribution:
     gaps: Gaps
 
 
+Segments = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""(start_ps, end_ps, kind) of stretches during which one event is innermost on its line; arrays of equal length."""
+
+
 def innermost_segments(events: Events) -> Segments:
     """The stretches in which each event is the innermost of its line; O(n)."""
     starts, ends = events.start_ps, events.start_ps + events.duration_ps
     same_line = events.line[1:] == events.line[:-1]
     nests = same_line & (starts[1:] < ends[:-1])
     if not np.any(nests):
-        return Segments(starts, ends, events.kind)
+        return starts, ends, events.kind
     # An event that the next one does not start inside of is a leaf: it is its own segment. The loop finds the rest, the
     # stretches of events that contain others.
     leaf = np.concatenate([~nests, [True]])
     rest = _uncovered_by_leaves(starts, ends, events, leaf)
-    return Segments(
-        np.concatenate([starts[leaf], rest[:, 0]]),
-        np.concatenate([ends[leaf], rest[:, 1]]),
-        np.concatenate([events.kind[leaf], rest[:, 2].astype(events.kind.dtype)]),
-    )
+    kinds = np.concatenate([events.kind[leaf], rest[:, 2].astype(events.kind.dtype)])
+    return np.concatenate([starts[leaf], rest[:, 0]]), np.concatenate([ends[leaf], rest[:, 1]]), kinds
 
 
 def _uncovered_by_leaves(starts: np.ndarray, ends: np.ndarray, events: Events, leaf: np.ndarray) -> np.ndarray:
@@ -109,31 +101,33 @@ def _uncovered_by_leaves(starts: np.ndarray, ends: np.ndarray, events: Events, l
 def attribute(
     ops: Events, transfers: Events, is_collective: np.ndarray, windows: np.ndarray, module_spans: np.ndarray
 ) -> Attribution:
-    """Split the time of `windows` among the operations of one device.
+    """Split the time of `windows` among the operations of one device, on any number of lines.
 
-    Args:
-        ops: the operations (any number of lines).
-        transfers: asynchronous operations in flight (TPU); only their hidden time is counted, their exposed time is the
-            `-done` operation that waits for them.
-        is_collective: bool [kinds].
-        windows: int64 [n, 2] of disjoint [start, end) steps, ps.
-        module_spans: int64 [m, 2] of program executions, ps.
+    Of `transfers`, asynchronous operations in flight (TPU), only the hidden time is counted: their exposed time is the
+    `-done` operation that waits for them. `is_collective` is bool [kinds], `windows` int64 [n, 2] of disjoint [start,
+    end) steps, `module_spans` int64 [m, 2] of program executions, ps.
     """
     segments = innermost_segments(ops)
+    segment_starts, segment_ends, segment_kinds = segments
     communicates = is_collective[transfers.kind]
     flight_kinds, flight_starts = transfers.kind[communicates], transfers.start_ps[communicates]
     flight_ends = flight_starts + transfers.duration_ps[communicates]
     # np.unique hashes integers: 2.0 s against 0.2 s for the 3 M edges of a trace of 1 M events
-    ends = (segments.start_ps, segments.end_ps, windows.ravel(), module_spans.ravel(), flight_starts, flight_ends)
+    ends = (segment_starts, segment_ends, windows.ravel(), module_spans.ravel(), flight_starts, flight_ends)
     edges = np.sort(np.concatenate(ends))
     edges = edges[np.concatenate([[True], edges[1:] != edges[:-1]])]
     width = np.diff(edges).astype(np.float64)
-    first, last = np.searchsorted(edges, segments.start_ps), np.searchsorted(edges, segments.end_ps)
-    collective = is_collective[segments.kind]
-    in_window = _active(edges, windows[:, 0], windows[:, 1]) > 0
+    first, last = np.searchsorted(edges, segment_starts), np.searchsorted(edges, segment_ends)
+    collective = is_collective[segment_kinds]
+
+    def active(spans: np.ndarray) -> np.ndarray:
+        first, last = np.searchsorted(edges, spans.T)
+        return _active_between(first, last, len(edges))
+
+    in_window = active(windows) > 0
     n_compute = _active_between(first[~collective], last[~collective], len(edges))
     n_collective = _active_between(first[collective], last[collective], len(edges))
-    in_module = _active(edges, module_spans[:, 0], module_spans[:, 1]) > 0
+    in_module = active(module_spans) > 0
 
     masked = np.where(in_window, width, 0.0)
     compute = _shares(masked, n_compute > 0, n_compute)
@@ -153,11 +147,11 @@ def attribute(
     nothing = in_window & (n_compute + n_collective == 0)
     between = float(masked[nothing & ~in_module].sum())
     total = float((windows[:, 1] - windows[:, 0]).sum())
-    exclusive_ps = by_kind(segments.kind, exclusive)
+    exclusive_ps = by_kind(segment_kinds, exclusive)
     return Attribution(
         total_ps=total,
         exclusive_ps=exclusive_ps,
-        hidden_ps=by_kind(segments.kind, hidden_each) + by_kind(flight_kinds, hidden_in_flight),
+        hidden_ps=by_kind(segment_kinds, hidden_each) + by_kind(flight_kinds, hidden_in_flight),
         occurrences=by_kind(ops.kind[inside(windows, ops.start_ps)]),
         between_ps=between,
         waiting_ps=total - between - float(exclusive_ps.sum()),
@@ -170,10 +164,6 @@ def _active_between(first: np.ndarray, last: np.ndarray, n_edges: int) -> np.nda
     opened = np.bincount(first, minlength=n_edges)
     closed = np.bincount(last, minlength=n_edges)
     return np.cumsum(opened - closed)[:-1]
-
-
-def _active(edges: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    return _active_between(np.searchsorted(edges, starts), np.searchsorted(edges, ends), len(edges))
 
 
 def _shares(width: np.ndarray, where: np.ndarray, active: np.ndarray) -> np.ndarray:
@@ -195,16 +185,9 @@ def _gaps(edges: np.ndarray, nothing: np.ndarray, segments: Segments) -> Gaps:
     padded = np.concatenate([[False], nothing, [False]])
     starts, ends = np.flatnonzero(padded[1:] & ~padded[:-1]), np.flatnonzero(~padded[1:] & padded[:-1])
     start_ps, end_ps = edges[starts], edges[ends]
-    if not len(segments.kind):
-        none = np.full(len(start_ps), -1, np.int64)
-        return Gaps(start_ps, end_ps, none, none)
-    by_end, by_start = np.argsort(segments.end_ps, kind="stable"), np.argsort(segments.start_ps, kind="stable")
-    before = np.searchsorted(segments.end_ps[by_end], start_ps, side="right") - 1
-    after = np.searchsorted(segments.start_ps[by_start], end_ps, side="left")
-    n = len(segments.kind)
-    return Gaps(
-        start_ps,
-        end_ps,
-        np.where(before >= 0, segments.kind[by_end[np.maximum(before, 0)]], -1),
-        np.where(after < n, segments.kind[by_start[np.minimum(after, n - 1)]], -1),
-    )
+    segment_starts, segment_ends, kinds = segments
+    # -1 stands at the beginning of those before and at the end of those after.
+    by_end, by_start = np.argsort(segment_ends, kind="stable"), np.argsort(segment_starts, kind="stable")
+    before = np.searchsorted(segment_ends[by_end], start_ps, side="right")
+    after = np.searchsorted(segment_starts[by_start], end_ps, side="left")
+    return Gaps(start_ps, end_ps, np.append(-1, kinds[by_end])[before], np.append(kinds[by_start], -1)[after])

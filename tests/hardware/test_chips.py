@@ -94,14 +94,8 @@ def test_unknown_device_kind_has_no_chip_and_warns_once():
 )
 def test_slices(name, n_chips, n_hosts, topology, wrap, libtpu):
     found = slice_named(name)
-    assert (found.name, found.n_chips, found.n_hosts, found.topology, found.wrap, found.libtpu_topology) == (
-        name,
-        n_chips,
-        n_hosts,
-        topology,
-        wrap,
-        libtpu,
-    )
+    assert (found.name, found.n_chips, found.n_hosts) == (name, n_chips, n_hosts)
+    assert (found.topology, found.wrap, found.libtpu_topology) == (topology, wrap, libtpu)
 
 
 def test_every_slice_fills_its_hosts():
@@ -149,20 +143,13 @@ def test_devices_are_their_slice_and_no_other(name):
 
 
 @pytest.mark.parametrize(
-    "found, said",
-    [
-        (FoundDevices("TPU v6 lite", 8, 1), "found 8 x TPU v6 lite on 1 host"),
-        (FoundDevices("TPU v6 lite", 16, 1), "found 16 x TPU v6 lite on 1 host"),
-        (FoundDevices("TPU v5 lite", 16, 4), "found 16 x TPU v5 lite on 4 hosts"),
-        (FoundDevices("cpu", 16, 4), "found 16 x cpu on 4 hosts"),
-        (FoundDevices("TPU v9", 16, 4), "found 16 x TPU v9 on 4 hosts"),
-        (FoundDevices("NVIDIA H200", 16, 4), "found 16 x NVIDIA H200 on 4 hosts"),
-        (FoundDevices("TPU v5 lite, TPU v6 lite", 16, 4), "found 16 x TPU v5 lite, TPU v6 lite on 4 hosts"),
-    ],
-)
-def test_other_devices_than_a_recipe_is_for_are_named(found, said):
-    difference = found.difference(slice_named("v6e-16"))
-    assert difference == f"expected 16 x TPU v6 lite on 4 hosts (v6e-16), {said}"
+    "kind, n_devices, hosts",
+    [("TPU v6 lite", 8, "1 host"), ("TPU v6 lite", 16, "1 host"),
+     *((kind, 16, "4 hosts") for kind in ("TPU v5 lite", "cpu", "TPU v9", "NVIDIA H200", "TPU v5 lite, TPU v6 lite"))],
+)  # fmt: skip
+def test_other_devices_than_a_recipe_is_for_are_named(kind, n_devices, hosts):
+    difference = FoundDevices(kind, n_devices, int(hosts[0])).difference(slice_named("v6e-16"))
+    assert difference == f"expected 16 x TPU v6 lite on 4 hosts (v6e-16), found {n_devices} x {kind} on {hosts}"
 
 
 def test_what_the_table_does_not_have_is_no_slice():

@@ -139,12 +139,8 @@ def test_the_first_layers_values_are_projected_again(scan_layers, passes):
     sizes = SIZES | {"num_layers": 2, "scan_layers": scan_layers}
     plain, mixed = (DensityDecoderConfig(**sizes, value_mix=mix) for mix in (0.0, 0.1))
     shape, kernels = decoder_shape(plain, VOCAB), attention_kernels(plain, SEQ_LEN, "cpu")
-    executed = [
-        executed_training_products(
-            shape, SEQ_LEN, kernels, Recomputation.from_config(config, shape, kernels.backend), 0.0
-        ).total
-        for config in (plain, mixed)
-    ]
+    again = [Recomputation.from_config(config, shape, kernels.backend) for config in (plain, mixed)]
+    executed = [executed_training_products(shape, SEQ_LEN, kernels, each, 0.0).total for each in again]
     expected = passes * 2 * SEQ_LEN * 128 * 48 * 2
     assert executed[1] - executed[0] == expected
     measured = xla_flops(mixed, gradient=True) - xla_flops(plain, gradient=True)
@@ -240,12 +236,7 @@ def test_checkpoint_names_are_the_decoders():
     assert names == (QKV, ATTENTION_OUTPUT, ATTENTION_PROJECTION, MLP_PROJECTIONS)
 
 
-@given(
-    seq_len=st.integers(1, 80),
-    block_q=st.integers(1, 20),
-    block_kv=st.integers(1, 20),
-    window=st.none() | st.integers(1, 90),
-)
+@given(st.integers(1, 80), st.integers(1, 20), st.integers(1, 20), st.none() | st.integers(1, 90))
 @settings(max_examples=60, deadline=None)
 def test_pairs_and_tiles_are_those_of_the_mask(seq_len, block_q, block_kv, window):
     seen = [(q, k) for q in range(seq_len) for k in range(q + 1) if window is None or q - k < window]

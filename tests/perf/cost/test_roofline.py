@@ -132,42 +132,30 @@ def test_products_of_int8_run_at_the_int8_peak_where_there_is_one():
 CONVOLUTIONS = {
     "rows and features": (
         "bf16[64,256]{1,0} convolution(a, b), dim_labels=bf_io->bf",
-        "bf16[64,128]{1,0}",
-        "bf16[128,256]{1,0}",
-        MatrixProduct(1, 64, 256, 128, 16),
+        "bf16[64,128]{1,0}", "bf16[128,256]{1,0}", MatrixProduct(1, 64, 256, 128, 16),
     ),
     "a window of one over rows": (
         "bf16[8,32,256]{2,1,0} convolution(a, b), window={size=1}, dim_labels=b0f_0io->b0f",
-        "bf16[8,32,128]{2,1,0}",
-        "bf16[1,128,256]{2,1,0}",
-        MatrixProduct(1, 8 * 32, 256, 128, 16),
+        "bf16[8,32,128]{2,1,0}", "bf16[1,128,256]{2,1,0}", MatrixProduct(1, 8 * 32, 256, 128, 16),
     ),
     "heads of one kernel that share the input: columns": (
         "bf16[64,16,256]{2,1,0} convolution(a, b), window={size=16 pad=15_15 rhs_reversal=1}, dim_labels=b0f_0io->b0f",
-        "bf16[64,1,128]{2,1,0}",
-        "bf16[16,128,256]{2,1,0}",
-        MatrixProduct(1, 64, 16 * 256, 128, 16),
+        "bf16[64,1,128]{2,1,0}", "bf16[16,128,256]{2,1,0}", MatrixProduct(1, 64, 16 * 256, 128, 16),
     ),
     "heads on both sides: a batch": (
         "bf16[64,16,256]{2,1,0} convolution(a, b), window={size=16 stride=15 pad=15_15 lhs_dilate=16 rhs_reversal=1}, "
         "dim_labels=b0f_0io->b0f",
-        "bf16[64,16,128]{2,1,0}",
-        "bf16[16,128,256]{2,1,0}",
-        MatrixProduct(16, 64, 256, 128, 16),
+        "bf16[64,16,128]{2,1,0}", "bf16[16,128,256]{2,1,0}", MatrixProduct(16, 64, 256, 128, 16),
     ),
     "heads contracted": (
         "bf16[64,1,256]{2,1,0} convolution(a, b), window={size=16}, dim_labels=b0f_0io->b0f",
-        "bf16[64,16,128]{2,1,0}",
-        "bf16[16,128,256]{2,1,0}",
-        MatrixProduct(1, 64, 256, 16 * 128, 16),
+        "bf16[64,16,128]{2,1,0}", "bf16[16,128,256]{2,1,0}", MatrixProduct(1, 64, 256, 16 * 128, 16),
     ),
     "int8, as the projections of a model with int8 products": (
         "s32[64,256]{1,0} convolution(a, b), dim_labels=bf_oi->bf",
-        "s8[64,128]{1,0}",
-        "s8[256,128]{1,0}",
-        MatrixProduct(1, 64, 256, 128, 8, "int8"),
+        "s8[64,128]{1,0}", "s8[256,128]{1,0}", MatrixProduct(1, 64, 256, 128, 8, "int8"),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)

@@ -116,25 +116,21 @@ def test_what_is_assumed_is_said(program, schedules):
 
 def branch(first_bundle: int, entered_for: tuple[int, ...], bundles: int, inner: tuple[Region, ...] = ()) -> Region:
     """A branch that the mask of `HLO`, its operand 1, decides."""
-    return Region(
-        kind="branch",
-        first_bundle=first_bundle,
-        bundles=bundles,
-        slots=(),
-        executions=None,
-        operand=1,
-        entered_for=entered_for,
-        mxu_cycles=bundles // 2,
-        regions=inner,
-    )
+    decided = {"operand": 1, "entered_for": entered_for, "mxu_cycles": bundles // 2}
+    return Region("branch", first_bundle, bundles, (), None, regions=inner, **decided)
+
+
+def of_branches(schedules: dict[str, OpSchedule], *branches: Region) -> OpSchedule:
+    """The kernel with these branches alone."""
+    body = replace(schedules[SPLASH].body, bundles=0, transfers=(), regions=branches)
+    return replace(schedules[SPLASH], body=body)
 
 
 def test_a_branch_for_whole_blocks_and_one_for_the_diagonal_are_not_both_entered(program, schedules):
     # As tokamax 0.0.12 writes its backward pass (`splash_mha_dkv_no_residuals`); `MASK` has 6 whole blocks and 4 on the
     # diagonal of 16. Both were counted for the 10, twice the time.
     branches = (branch(100, (2, 3), 1000), branch(1100, (1,), 2000))
-    body = replace(schedules[SPLASH].body, bundles=0, transfers=(), regions=branches)
-    schedule = replace(schedules[SPLASH], body=body)
+    schedule = of_branches(schedules, *branches)
     time = schedule_time(program, program.by_name[SPLASH], schedule, CLOCK_HZ)
     assert time is not None
     assert time.bundle_seconds == pytest.approx((1000 * 6 / 16 + 2000 * 4 / 16) / CLOCK_HZ)
@@ -144,9 +140,7 @@ def test_a_branch_for_whole_blocks_and_one_for_the_diagonal_are_not_both_entered
 
 def test_a_branch_within_a_branch_is_entered_in_a_share_of_its_blocks(program, schedules):
     around = branch(100, (1, 2, 3), 100, (branch(150, (1,), 1000), branch(160, (0,), 5000)))
-    schedule = replace(
-        schedules[SPLASH], body=replace(schedules[SPLASH].body, bundles=0, transfers=(), regions=(around,))
-    )
+    schedule = of_branches(schedules, around)
     time = schedule_time(program, program.by_name[SPLASH], schedule, CLOCK_HZ)
     assert time is not None and time.bundle_seconds == pytest.approx((100 * 10 / 16 + 1000 * 4 / 16) / CLOCK_HZ)
     (outer,) = schedule.body.regions

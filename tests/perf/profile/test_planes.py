@@ -11,19 +11,6 @@ def read(data: bytes):
     return read_xplane_bytes(data, "x.xplane.pb", "x")
 
 
-def test_a_tpu_host(tpu_bytes, v6e_program):
-    host = read(tpu_bytes(hostname="h7"))
-    assert host.host == "h7" and [d.name for d in host.devices] == ["/device:TPU:0", "/device:TPU:1"]
-    device = host.devices[0]
-    assert device.device_kind == "TPU v6 Lite"
-    assert len(device.steps) == len(device.modules) == 4
-    assert device.modules[0].program_id == v6e_program.program_id
-    assert set(host.programs) == {v6e_program.program_id}
-    names = {k.name for k in device.kinds}
-    assert names <= set(v6e_program.by_name) and "splash_mha_dq_no_residuals.1" in names
-    assert len(device.async_ops) > 0
-
-
 def test_program_ids_are_64_bit_fingerprints(v6e_program, tpu_bytes):
     """A float or a sign would lose the program; so would an operation that carries no id."""
     from dataclasses import replace
@@ -111,8 +98,8 @@ LAUNCHES = "[0] GpuExecutable::ExecuteThunks"
 def launched(*events):
     """Of (thread, label, correlation_id, start, end)."""
     found = GpuExecutions()
-    for thread, label, correlation_id, start, end in events:
-        found.add(thread, label, correlation_id, start, end)
+    for event in events:
+        found.add(*event)
     return found
 
 
@@ -125,27 +112,21 @@ def test_a_kernel_is_of_the_execution_whose_thread_launched_it():
         (0, "cuLaunchKernel", 9, 310, 320),
         (1, "[1] GpuExecutable::ExecuteThunks", 0, 90, 500),  # another device's, at the same time
         (1, "cuLaunchKernel", 10, 350, 360),
+        # What no execution launched: after one, before any, and on another thread.
+        (0, "MemcpyH2D", 3, 250, 260),
+        (0, "MemcpyH2D", 4, 50, 60),
+        (2, "MemcpyD2H", 5, 150, 160),
     )
     kernels = [
         (9, "jit_step", 5, 4000, 4100),
         (7, "jit_step", 5, 1000, 1100),
         (7, "jit_step", 5, 1200, 1300),  # one launch of many kernels
         (8, "jit_step", 5, 1400, 1500),
+        *((identity, "jit_step", 5, 0, 1) for identity in (3, 4, 5)),
+        (8, "", 0, 6, 7),
     ]
     assert found.of_kernels(kernels) == [ModuleRun("jit_step", 5, 1000, 1500), ModuleRun("jit_step", 5, 4000, 4100)]
     assert found.of_kernels([(10, "jit_step", 5, 2000, 2100)]) == [ModuleRun("jit_step", 5, 2000, 2100)]
-
-
-def test_kernels_that_no_execution_launched_make_none():
-    found = launched(
-        (0, LAUNCHES, 0, 100, 200),
-        (0, "MemcpyH2D", 3, 250, 260),  # after it
-        (0, "MemcpyH2D", 4, 50, 60),  # before it
-        (2, "MemcpyD2H", 5, 150, 160),  # of another thread
-        (0, "MemcpyD2D", 6, 150, 160),
-    )
-    kernels = [(3, "jit_step", 5, 0, 1), (4, "jit_step", 5, 2, 3), (5, "jit_step", 5, 4, 5), (6, "", 0, 6, 7)]
-    assert found.of_kernels(kernels) == []
 
 
 def test_launches_on_lines_of_their_own_go_to_the_thread_around_them():

@@ -61,13 +61,10 @@ def test_places_without_a_trace(tmp_path):
 
 
 def test_a_host_without_a_device_plane(tpu_bytes, tmp_path):
-    space = new_message("XSpace")
-    space.ParseFromString(tpu_bytes(n_steps=2))
-    kept = [p for p in space.planes if not p.name.startswith("/device")]
     bare = new_message("XSpace")
-    for plane in kept:
-        bare.planes.add().CopyFrom(plane)
-    bare.hostnames.append("coordinator")
+    bare.ParseFromString(tpu_bytes(n_steps=2, hostname="coordinator"))
+    for plane in [plane for plane in bare.planes if plane.name.startswith("/device")]:
+        bare.planes.remove(plane)
     (tmp_path / "a.xplane.pb").write_bytes(bare.SerializeToString())
     with pytest.raises(TomatError, match="no device timeline"):
         load_trace(tmp_path / "a.xplane.pb")
@@ -152,15 +149,7 @@ def complete(events):
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        {"dur": -3},
-        {"dur": None},
-        {"dur": 1e300},
-        {"ts": float("nan")},
-        {"ts": 1.8e15},
-        {"args": [1]},
-        {"tid": [1]},
-    ],
+    [{"dur": -3}, {"dur": None}, {"dur": 1e300}, {"ts": float("nan")}, {"ts": 1.8e15}, {"args": [1]}, {"tid": [1]}],
 )
 def test_a_damaged_chrome_event_is_refused(tmp_path, damage):
     with pytest.raises(TomatError, match="host.trace.json is damaged: an event"):
@@ -168,17 +157,13 @@ def test_a_damaged_chrome_event_is_refused(tmp_path, damage):
 
 
 def test_times_since_1970(tmp_path):
-    def shifted(scale):
-        def change(events):
-            for event in complete(events):
-                event["ts"] += scale
+    def shifted(by):
+        return chrome_file(tmp_path, lambda events: [event | {"ts": event.get("ts", 0) + by} for event in events])
 
-        return change
-
-    breakdown = breakdown_from_trace(load_trace(chrome_file(tmp_path, shifted(1_760_000_000_000_000))))
+    breakdown = breakdown_from_trace(load_trace(shifted(1_760_000_000_000_000)))
     assert breakdown.step_seconds == pytest.approx(20e-6)
     with pytest.raises(TomatError, match="host.trace.json: its times, .* nanoseconds since 1970"):
-        load_trace(chrome_file(tmp_path, shifted(1_760_000_000_000_000_000)))
+        load_trace(shifted(1_760_000_000_000_000_000))
 
 
 @pytest.mark.parametrize("name", ["bomb.trace.json.gz", "bomb.hlo.pb.gz"])

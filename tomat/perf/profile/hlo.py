@@ -259,10 +259,7 @@ def check_structure(module: Any) -> None:
                 (not before.issuperset(i.operand_ids), "has an operand that does not stand before it"),
                 (not called.keys() >= set(i.called_computation_ids), "calls a computation that is not there"),
                 (n_called < CALLS.get(i.opcode, 0), f"calls {n_called} computations"),
-                (
-                    any(not 0 <= size < MAX_SIZE for size in i.shape.dimensions),
-                    f"has the shape {list(i.shape.dimensions)}",
-                ),
+                (any(not 0 <= size < MAX_SIZE for size in sizes), f"has the shape {sizes}"),
                 (any(not 0 <= size < MAX_WINDOW for size in windows), "has a window larger than arrays are"),
             ):
                 if wrong:

@@ -35,9 +35,7 @@ def unpacked(data: bytes, origin: str, what: str) -> bytes:
         with gzip.open(io.BytesIO(data)) as file:
             content = file.read(limit + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise TomatError(
-            f"{origin}: not a {what}: cannot be read ({error}). If it is cut off, copy it again."
-        ) from None
+        raise TomatError(f"{origin}: not a {what}: cannot be read ({error}). Cut off? Copy it again.") from None
     if len(content) > limit:
         raise TomatError(
             f"{origin}: {len(data):,} bytes of gzip unpack to more than {limit:,}, which no {what} does. If it is "

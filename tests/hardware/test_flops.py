@@ -102,9 +102,8 @@ def xla_flops(config: LlamaConfig, *, gradient: bool) -> float:
 ELEMENTWISE = 0.03
 
 
-@pytest.mark.parametrize("family", [Qwen3Config, DensityDecoderConfig])
-def test_forward_pass_is_what_xla_counts(family):
-    config = family(**SIZES, gradient_checkpointing=False)
+def test_forward_pass_is_what_xla_counts():
+    config = Qwen3Config(**SIZES, gradient_checkpointing=False)
     expected = BATCH * forward_flops(decoder_shape(config, VOCAB), SEQ_LEN)
     assert expected < xla_flops(config, gradient=False) < (1 + ELEMENTWISE) * expected
 

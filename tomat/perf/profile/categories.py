@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from tomat.perf.profile.breakdown import Category, Direction, Part
-from tomat.perf.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, Frame, HloProgram, Instruction
+from tomat.perf.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, Frame, HloProgram
 from tomat.perf.profile.hlo_costs import COLLECTIVES, base_opcode, instruction_flops
 from tomat.perf.profile.hlo_kernels import executed_kernels
 
@@ -191,19 +191,6 @@ def _category(opcode: str, inner: frozenset[str], part: Part, direction: Directi
     return Category.ELEMENTWISE
 
 
-def gather_evidence(program: HloProgram, instruction: Instruction) -> list[Evidence]:
-    """The scopes of a kernel's inner instructions, weighed by their flops, or their elements where they have none."""
-    evidence = []
-    for inner in program.inner(instruction):
-        names_a_buffer = inner.opcode in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
-        if (inner.op_name or inner.frame_id) and not names_a_buffer:
-            weight = max(instruction_flops(program, inner), float(inner.shape.elements))
-            evidence.append(Evidence(inner.op_name, program.frames(inner), weight))
-    if not evidence and (instruction.op_name or instruction.frame_id):
-        evidence.append(Evidence(instruction.op_name, program.frames(instruction), 1.0))
-    return evidence
-
-
 def computation_directions(program: HloProgram) -> dict[int, Direction]:
     """The direction of each loop body or called computation: what the loop or call is in, for all that runs in it.
 
@@ -239,8 +226,16 @@ def classify_program(program: HloProgram) -> dict[str, Classified]:
     verdicts: dict[str, Classified] = {}
     for kernel in executed_kernels(program):
         instruction = kernel.instruction
-        evidence = gather_evidence(program, instruction)
         inner = program.inner(instruction)
+        # The scopes of its inner instructions, weighed by their flops, or their elements where they have none.
+        evidence = []
+        for one in inner:
+            names_a_buffer = one.opcode in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
+            if (one.op_name or one.frame_id) and not names_a_buffer:
+                weight = max(instruction_flops(program, one), float(one.shape.elements))
+                evidence.append(Evidence(one.op_name, program.frames(one), weight))
+        if not evidence and (instruction.op_name or instruction.frame_id):
+            evidence.append(Evidence(instruction.op_name, program.frames(instruction), 1.0))
         target = next((i.custom_call_target for i in (instruction, *inner) if i.custom_call_target), "")
         paths = " ".join(e.op_name for e in evidence)
         around = surrounding[instruction.computation_id]

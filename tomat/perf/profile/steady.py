@@ -25,10 +25,6 @@ from tomat.perf.profile.timeline import inside
 from tomat.perf.profile.trace_data import DeviceTrace, Events, HostTrace, ModuleRun, StepMark
 
 
-class _Unusable(Exception):
-    """Why marks cannot tell steps."""
-
-
 def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str]) -> np.ndarray:
     """int64 [n, 2]: the steps of a device, each from its beginning to that of the next, ps.
 
@@ -47,12 +43,11 @@ def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str
     ):
         if not marks:
             continue
-        try:
-            if marks is host.host_steps and _dispatched_ahead(marks, runs):
-                raise _Unusable("they say when steps were dispatched, which was while others ran")
-            found = _windows(marks, device, runs)
-        except _Unusable as reason:
-            refused.append(f"{name}: {reason}")
+        found = _windows(marks, device, runs)
+        if marks is host.host_steps and _dispatched_ahead(marks, runs):
+            found = "they say when steps were dispatched, which was while others ran"
+        if isinstance(found, str):
+            refused.append(f"{name}: {found}")
             continue
         if said:
             nothing_else = not device.steps and not host.host_steps
@@ -79,23 +74,23 @@ def _dispatched_ahead(marks: list[StepMark], runs: list[ModuleRun]) -> bool:
     return len(marks) > 1 and bool(executed[-1] > max(1, *executed[:-1]))
 
 
-def _windows(marks: list[StepMark], device: DeviceTrace, runs: list[ModuleRun]) -> np.ndarray:
-    """int64 [n, 2]: from each mark to the next."""
+def _windows(marks: list[StepMark], device: DeviceTrace, runs: list[ModuleRun]) -> np.ndarray | str:
+    """int64 [n, 2]: from each mark to the next; or why marks cannot tell steps."""
     ordered = sorted(marks, key=lambda mark: mark.start_ps)
     starts, ends, numbers = np.array([(m.start_ps, m.end_ps, m.number) for m in ordered], dtype=np.int64).T
     if np.any(np.diff(starts) == 0):
-        raise _Unusable(f"several of the {len(marks)} marks begin at one time")
+        return f"several of the {len(marks)} marks begin at one time"
     executed = np.diff(np.searchsorted([run.start_ps for run in runs], starts))
     if len(executed) and executed.min() != executed.max():
-        raise _Unusable(f"from {executed.min()} to {executed.max()} executions begin between two marks")
+        return f"from {executed.min()} to {executed.max()} executions begin between two marks"
     if len(executed) and executed[0] > 1 and np.diff(numbers).min() > 1:
-        raise _Unusable(f"{executed[0]} executions begin between two marks, whose numbers are not those of neighbours")
+        return f"{executed[0]} executions begin between two marks, whose numbers are not those of neighbours"
     windows = np.stack([starts, np.append(starts[1:], ends[-1])], axis=1)
     # The end of the last window is that of its mark: without one, it is no window at all.
     if len(windows) >= 3 or ends[-1] <= starts[-1]:
         windows = windows[:-1]
     if not len(windows) or not np.any(inside(windows, device.ops.start_ps)):
-        raise _Unusable(f"none of the {len(device.ops):,} operations lies in the {len(marks)} marked steps")
+        return f"none of the {len(device.ops):,} operations lies in the {len(marks)} marked steps"
     return windows
 
 

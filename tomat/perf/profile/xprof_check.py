@@ -6,7 +6,6 @@ import importlib.util
 import shutil
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,26 +18,17 @@ from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_data import Trace
 
 
-@dataclass(frozen=True)
-class XprofCheck:
-    """The comparison over the whole trace, all devices; an operation that only one side has counts 0 on the other."""
-
-    n_operations: int
-    tomat_self_seconds: float
-    xprof_self_seconds: float
-    largest_difference_seconds: float
-    """Of a single operation."""
-    occurrences_differ: int
-    """Operations that the two have different numbers of executions of."""
-
-
 def require_xprof() -> None:
     if importlib.util.find_spec("xprof") is None:
         raise TomatError("xprof is not installed; install it with `uv sync --extra xprof`.")
 
 
-def check_against_xprof(path: Path) -> XprofCheck:
-    """Compare a local xplane file or profile directory with xprof's `hlo_stats` of it."""
+def check_against_xprof(path: Path) -> dict[str, float]:
+    """A local xplane file or profile directory beside xprof's `hlo_stats` of it, for a JSON report.
+
+    Over the whole trace, all devices; an operation that only one side has counts 0 on the other. Of single operations,
+    `largest_difference_seconds` is of their self time, and `occurrences_differ` counts those of other executions.
+    """
     require_xprof()
     files = [path] if path.is_file() else sorted(path.rglob(f"*{XPLANE_SUFFIX}"))
     if not files:
@@ -48,13 +38,13 @@ def check_against_xprof(path: Path) -> XprofCheck:
         raise TomatError(f"{path}: xprof finds no device operations in it. Its tables need a TPU or GPU plane.")
     mine = _tomat_ops(load_trace(path))
     names = {*mine, *theirs}
-    return XprofCheck(
-        n_operations=len(names),
-        tomat_self_seconds=sum(seconds for seconds, _ in mine.values()),
-        xprof_self_seconds=sum(seconds for seconds, _ in theirs.values()),
-        largest_difference_seconds=max(abs(mine[name][0] - theirs[name][0]) for name in names),
-        occurrences_differ=sum(mine[name][1] != theirs[name][1] for name in names),
-    )
+    return {
+        "n_operations": len(names),
+        "tomat_self_seconds": sum(seconds for seconds, _ in mine.values()),
+        "xprof_self_seconds": sum(seconds for seconds, _ in theirs.values()),
+        "largest_difference_seconds": max(abs(mine[name][0] - theirs[name][0]) for name in names),
+        "occurrences_differ": sum(mine[name][1] != theirs[name][1] for name in names),
+    }
 
 
 def _tomat_ops(trace: Trace) -> defaultdict[str, list[float]]:

@@ -213,7 +213,7 @@ class RunTimes:
         left = [row["step_seconds"] - _seconds(row, "compile_seconds") for row in timed]
         shortest = min([seconds for seconds in left if seconds > 0], default=min(row["step_seconds"] for row in timed))
         typical = median(steady) if steady else shortest
-        parts = dict.fromkeys(WALL_PARTS, 0.0)
+        parts: dict[str, float] = {part: 0.0 for part in WALL_PARTS}
         wall = steps = 0.0
         for row in timed:
             step, compiled = _seconds(row, "step_seconds"), _seconds(row, "compile_seconds")

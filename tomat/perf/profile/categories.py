@@ -109,7 +109,8 @@ def path_components(op_name: str) -> list[str]:
 def part_of(op_name: str, frames: tuple[Frame, ...]) -> Part:
     """The part of the model that a scope path and call stack speak of."""
     rules = ((frame, *rule) for frame in frames for rule in FRAME_RULES)
-    framed = next((part for f, file, name, part in rules if file.search(f.file) and name.search(f.function)), None)
+    found = (part for frame, file, name, part in rules if file.search(frame.file) and name.search(frame.function))
+    framed = next(found, Part.OUTSIDE)
     if framed in EARLY_PARTS:
         return framed
     components = path_components(op_name)
@@ -117,7 +118,7 @@ def part_of(op_name: str, frames: tuple[Frame, ...]) -> Part:
         for pattern, part in PATH_RULES:
             if pattern.search(component):
                 return part
-    return framed or Part.OUTSIDE
+    return framed
 
 
 def direction_of(op_name: str) -> Direction:

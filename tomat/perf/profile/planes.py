@@ -120,8 +120,9 @@ class Plane:
         named: dict[str, Any] = {}
         for stat in stats:
             kind = stat.WhichOneof("value")
-            value = None if kind is None else getattr(stat, kind)
-            value = self.stat_names.get(value, "") if kind == "ref_value" else value
+            value: Any = None if kind is None else getattr(stat, kind)
+            if kind == "ref_value":
+                value = self.stat_names.get(value, "")
             named[self.stat_names.get(stat.metadata_id, "")] = value
         return named
 

@@ -11,22 +11,9 @@ from tomat.base.report.formats import percent
 from tomat.base.report.model import Facts, Note, Report, Section
 from tomat.perf.cost.memory import MemoryReport, read_memory
 from tomat.perf.profile.breakdown import Breakdown, OpRow
+from tomat.report import step
 from tomat.report.html.document import Figure, label
 from tomat.report.plan import buffers_table, memory_parts, plan_parts, trials_part
-from tomat.report.step import (
-    COLOURS,
-    groups_table,
-    memory_table,
-    operations_table,
-    roofline_chart,
-    shares_chart,
-    step_facts,
-    step_notes,
-    times_chart,
-    waits_table,
-    windows_chart,
-    windows_table,
-)
 
 PLUMBING = ("while", "body", "cond", "rematted_computation", "checkpoint", "closed_call", "eval_jaxpr", "shard_map")
 """Scopes that JAX makes and that say nothing of the model."""
@@ -44,24 +31,25 @@ _TIGHT = {"margin": {"l": 4, "r": 4, "t": 8, "b": 4}}
 def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any] | None = None) -> Report:
     """The page of a `profile`, or of a `plan`, whose `Plan.to_dict()` has memory, models and utilisation besides."""
     measured = "measured" if breakdown.source == "trace" else "predicted"
-    notes = [Note(f"{note[:1].upper()}{note[1:]}.") for note in step_notes(breakdown)]
+    kinds = step.groups_table(breakdown.categories, "kind")
+    notes = [Note(f"{note[:1].upper()}{note[1:]}.") for note in step.step_notes(breakdown)]
     sections = [
         Section("", (f"One step of one device, {measured}: {breakdown.title}.", *notes)),
-        Section("The step", (step_facts(breakdown), *(plan_parts(report) if report else ()))),
-        Section("By kind of operation", (shares_chart(breakdown), groups_table(breakdown.categories, "kind"))),
-        Section("By module", (*_box_charts(breakdown), groups_table(breakdown.parts, "part"))),
+        Section("The step", (step.step_facts(breakdown), *(plan_parts(report) if report else ()))),
+        Section("By kind of operation", (step.shares_chart(breakdown), kinds)),
+        Section("By module", (*_box_charts(breakdown), step.groups_table(breakdown.parts, "part"))),
     ]
-    if (against := roofline_chart(breakdown)) is not None:
+    if (against := step.roofline_chart(breakdown)) is not None:
         sections.append(Section("Against the roofs of the chip", (against,)))
-    sections.append(Section("Operations", (operations_table(breakdown, len(breakdown.ops)),)))
+    sections.append(Section("Operations", (step.operations_table(breakdown, len(breakdown.ops)),)))
     if report:
         sections.append(Section("Memory", _memory_parts(report["memory"])))
     elif breakdown.memory_bytes:
-        sections.append(Section("Memory", (memory_table(breakdown),)))
+        sections.append(Section("Memory", (step.memory_table(breakdown),)))
     # A breakdown of before kept no windows.
-    steps = [windows_chart(breakdown) or times_chart(breakdown)]
-    steps += [windows_table(breakdown) if breakdown.step_classes else None]
-    steps += [waits_table(breakdown) if breakdown.gaps else None]
+    steps = [step.windows_chart(breakdown) or step.times_chart(breakdown)]
+    steps += [step.windows_table(breakdown) if breakdown.step_classes else None]
+    steps += [step.waits_table(breakdown) if breakdown.gaps else None]
     if any(steps):
         sections.append(Section("Steps and waits", [*filter(None, steps)]))
     title = str(report["run_name"]) if report else breakdown.title
@@ -123,7 +111,7 @@ def _boxes(breakdown: Breakdown, path_of: Callable[[OpRow], tuple[str, ...]]) ->
             time, count = small.get(above, (0.0, 0))
             small[above] = (time + op.seconds, count + 1)
         else:
-            boxes[f"{above}/%{place}"] = label(op.name), above, 1e3 * op.seconds, COLOURS[op.category]
+            boxes[f"{above}/%{place}"] = label(op.name), above, 1e3 * op.seconds, step.COLOURS[op.category]
     for above, (time, count) in small.items():
         boxes[f"{above}/%small"] = f"{count} short operations", above, 1e3 * time, PARENT
     labels, parents, values, colours = map(list, zip(*boxes.values(), strict=True))

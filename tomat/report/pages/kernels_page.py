@@ -21,16 +21,7 @@ from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Column, Part, Report, Section, Table, columns
 from tomat.base.reporting import console, counted, write_json
 from tomat.hardware.chips import slice_named
-from tomat.perf.cost.chip_model import (
-    BOUNDS,
-    NAMES,
-    RECORD_FILE,
-    ChipModel,
-    ChipOnRecord,
-    ErrorsOnRecord,
-    LinkRates,
-    core_bandwidth,
-)
+from tomat.perf.cost import chip_model
 from tomat.perf.plan.plan_cache import RESULT_FILE, default_cache_dir
 from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, Compilers, compile_kernels
 from tomat.perf.timed_kernels.fit import ProgramWork, TimedPrograms, fit, kept_work, measured_rates
@@ -123,12 +114,12 @@ def calibrate_kernels(
         values["collectives"] = its or kept.get(chip, {}).get("collectives")
     all_refused += [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]
     record = {"chips": {**kept, **records}, "refused": sorted(all_refused, key=lambda row: row["line"])}
-    write_json(tracking_dir / RECORD_FILE, record)
+    write_json(tracking_dir / chip_model.RECORD_FILE, record)
     console.print(f"wrote {update_page(tracking_dir / PAGE, kernels_report(record))}", highlight=False)
     return record
 
 
-class Summary(ErrorsOnRecord):
+class Summary(chip_model.ErrorsOnRecord):
     """As `summary` gives it."""
 
     absolute_error_largest: Amount
@@ -138,7 +129,7 @@ class Summary(ErrorsOnRecord):
 
 
 @dataclass(frozen=True)
-class _Chip(ChipOnRecord):
+class _Chip(chip_model.ChipOnRecord):
     all: Summary
     bounds: dict[str, Summary]
     operations: dict[str, Summary] = field(kw_only=True)
@@ -158,7 +149,7 @@ class _Record(TypedDict):
 
 def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What an earlier calibration found of each chip, and the rows that it refused of chips other than some."""
-    path = tracking_dir / RECORD_FILE
+    path = tracking_dir / chip_model.RECORD_FILE
     if not path.is_file():
         return {}, []
     how = "Restore it, or delete it and calibrate again."
@@ -179,18 +170,18 @@ def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: 
     Fewer kernels than `FEWEST_TO_FIT` are judged by the parameters on record.
     """
     chip = slice_named(SMALLEST_SLICES[chip_name]).chip
-    table = TimedPrograms([(program.timing, program.work) for program in programs], core_bandwidth(chip))
+    table = TimedPrograms([(program.timing, program.work) for program in programs], chip_model.core_bandwidth(chip))
     fitted = fit(table) if len(programs) >= FEWEST_TO_FIT else None
     if fitted is not None:
         at, errors = fitted.parameters, fitted.held_out_errors
     else:
-        at = ChipModel.load(tracking_dir, chip).parameters
+        at = chip_model.ChipModel.load(tracking_dir, chip).parameters
         errors = table.errors(at)
     record: dict[str, Any] = {
         "fitted": fitted is not None,
         "parameters": {
             name: {"value": getattr(at, name), "deviation": fitted.deviations[name] if fitted is not None else None}
-            for name in NAMES
+            for name in chip_model.NAMES
         },
         "all": summary(programs, errors),
     }
@@ -271,14 +262,14 @@ def _compiled_by(compilers: Mapping[str, str]) -> str:
 def _parameters_table(chips: Mapping[str, Any]) -> Table:
     """`0.93 ± 0.01`, in the unit that a parameter's name says."""
     rows: list[tuple[Any, ...]] = []
-    for name in NAMES:
+    for name in chip_model.NAMES:
         found = [values["parameters"][name] for values in chips.values()]
         # A record may lack the deviation, as plans need none.
         known = [(one["value"], one.get("deviation")) for one in found]
         cells = (f"{value:.3g}" + ("" if off is None else f" ± {off:.1g}") for value, off in known)
         rows.append((name.replace("_", " "), *cells))
     rates = [values.get("collectives") for values in chips.values()]
-    for name in LinkRates.__dataclass_fields__ if any(rates) else ():
+    for name in chip_model.LinkRates.__dataclass_fields__ if any(rates) else ():
         cells = (f"{its[name]:.3g}" if its else None for its in rates)
         rows.append((f"collectives, {name.replace('_', ' ')}", *cells))
     return Table("", [Column("parameter"), *columns(*chips, right=True)], rows)
@@ -286,7 +277,7 @@ def _parameters_table(chips: Mapping[str, Any]) -> Table:
 
 def _groups_table(chips: Mapping[str, Any], group: str, title: str) -> Table:
     rows = [
-        (chip, BOUNDS.get(name) or name, *(values[key] for key in ERRORS))
+        (chip, chip_model.BOUNDS.get(name) or name, *(values[key] for key in ERRORS))
         for chip, of in chips.items()
         for name, values in of[group].items()
     ]

@@ -27,15 +27,7 @@ from tomat.base.report.model import Cell, Code, Column, Facts, Items, Link, Note
 from tomat.base.reporting import dump_json
 from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS, UTILISATIONS
 from tomat.perf.profile.breakdown import Breakdown
-from tomat.report.step import (
-    groups_table,
-    memory_table,
-    operations_table,
-    step_charts,
-    step_notes,
-    waits_table,
-    windows_table,
-)
+from tomat.report import step
 from tomat.train.runs.former_keys import former_key
 
 RECORD_FORMAT = 1
@@ -218,7 +210,7 @@ def memory_part(breakdown: Breakdown | None) -> Part:
     """Bytes of the main program's buffers, from its buffer assignment."""
     if breakdown is None:
         return NO_PROFILE
-    return memory_table(breakdown) if breakdown.memory_bytes else NO_BUFFERS[breakdown.source == "trace"]
+    return step.memory_table(breakdown) if breakdown.memory_bytes else NO_BUFFERS[breakdown.source == "trace"]
 
 
 def breakdown_parts(breakdown: Breakdown | None, stem: str) -> list[Part]:
@@ -228,21 +220,21 @@ def breakdown_parts(breakdown: Breakdown | None, stem: str) -> list[Part]:
     parts: list[Part] = [
         f"One step of one device, {seconds(breakdown.step_seconds)}. Time is exclusive, so the shares sum to the step; "
         "hidden is communication beside compute, in no sum.",
-        groups_table(breakdown.categories, "category"),
-        *step_charts(breakdown, stem),
+        step.groups_table(breakdown.categories, "category"),
+        *step.step_charts(breakdown, stem),
         "By part of the model:",
-        groups_table(breakdown.parts, "part"),
+        step.groups_table(breakdown.parts, "part"),
     ]
-    parts += [windows_table(breakdown)] if breakdown.step_classes else []
-    parts += [waits_table(breakdown)] if breakdown.gaps else []
-    notes = step_notes(breakdown)
+    parts += [step.windows_table(breakdown)] if breakdown.step_classes else []
+    parts += [step.waits_table(breakdown)] if breakdown.gaps else []
+    notes = step.step_notes(breakdown)
     return [*parts, "Notes:", Items(notes)] if notes else parts
 
 
 def operations_parts(breakdown: Breakdown | None) -> list[Part]:
     if breakdown is None:
         return [NO_PROFILE]
-    found = operations_table(breakdown, TOP_OPERATIONS)
+    found = step.operations_table(breakdown, TOP_OPERATIONS)
     heads = [column.heading for column in found.columns if column.heading not in ("HBM bytes", "flops", "scope")]
     return [f"{found.caption}.", found.chosen(*heads)]
 

@@ -183,8 +183,8 @@ def test_of_a_long_log_the_ends_are_read(runs):
 
 
 def test_names_are_shown_as_text(runs):
-    shutil.copytree(BEFORE, runs / "<img src=x onerror=alert(1)>")
-    for path in ("/", "/run/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E"):
+    shutil.copytree(BEFORE, runs / "<img src=x>")
+    for path in ("/", "/run/%3Cimg%20src%3Dx%3E"):
         answer = client(runs).get(path)
         assert answer.status_code == 200 and "<img" not in answer.text and "&lt;img" in answer.text
 
@@ -257,11 +257,10 @@ def test_what_a_link_leads_to_outside_is_not_served(runs):
 
 
 def test_a_run_that_is_a_link_to_a_folder_is_listed(runs, tmp_path):
-    shutil.copytree(BEFORE, tmp_path / "elsewhere" / "far")
-    (tmp_path / "elsewhere" / "far" / "index.html").write_text("<p>far</p>")
-    (runs / "linked").symlink_to(tmp_path / "elsewhere" / "far")
-    (runs / "to nothing").symlink_to(tmp_path / "nowhere")
-    (runs / "to itself").symlink_to(runs / "to itself")
+    far = Path(shutil.copytree(BEFORE, tmp_path / "elsewhere" / "far"))
+    (far / "index.html").write_text("<p>far</p>")
+    for name, target in (("linked", far), ("to nothing", tmp_path / "nowhere"), ("to itself", runs / "to itself")):
+        (runs / name).symlink_to(target)
     web = client(runs)
     found = listed(web)
     assert sorted(found) == ["a run", "damaged", "empty", "linked"] and found["linked"]["state"] == "finished"

@@ -26,19 +26,16 @@ from tomat.train.runs.history import append_event
 MATERIAL = {name: 0.01 * place for place, (_, name) in enumerate(COLUMNS, 1)} | {"seconds": 2.5}
 
 
-def test_a_profiled_run_says_how_its_traces_are_opened(run):
-    assert "xprof server" not in page_html(run_page(str(run)))
-    (run / "profiler").mkdir()
-    assert f"xprof server --logdir {run}/profiler" in page_html(run_page(str(run)))
-
-
-def test_a_run_says_what_it_ran_on_and_what_was_asked_for(run):
+def test_a_run_says_what_it_ran_on_what_was_asked_for_and_how_its_traces_are_opened(run):
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(re.sub(r"(?m)^slice: .*\n", "", config) + "\nslice: v6e-16\n")
-    assert "1 x cpu (asked for: v6e-16)" in page_html(run_page(str(run)))
+    html = page_html(run_page(str(run)))
+    assert "1 x cpu (asked for: v6e-16)" in html and "xprof server" not in html
+    (run / "profiler").mkdir()
     append_event(run, "resume", 1, devices="8 x TPU v6 lite", hosts=1)
     html = page_html(run_page(str(run)))
     assert "8 x TPU v6 lite (asked for: v6e-16)" in html and "from step 1 on, as it ran last" in html
+    assert f"xprof server --logdir {run}/profiler" in html
 
 
 def test_curves_tables_and_densities_are_those_of_the_files(run):

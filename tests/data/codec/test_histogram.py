@@ -99,26 +99,23 @@ def test_other_units_other_files_and_materials_that_are_counted_are_refused(tmp_
     assert first.n_voxels == 3
 
 
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [
-        ("bins", lambda x: x[::-1]),
-        ("bins", lambda x: x.astype(float)),
-        ("counts", lambda x: x * 2),
-        ("counts", lambda x: x[:-1]),
-        ("sums", lambda x: x * np.nan),
-        ("sums", lambda x: -x),
-        ("n_zero", lambda x: -1),
-        ("max_density", lambda x: np.nan),
-        ("unit", lambda x: "bohr"),
-    ],
-)
-def test_counts_that_no_densities_make_are_refused(tmp_path, part, change):
+def test_counts_that_no_densities_make_are_refused(tmp_path):
     histogram, path = DensityHistogram(), tmp_path / "histogram.npz"
     histogram.add(np.random.default_rng(0).gamma(0.3, 2.0, 1000).astype(np.float32), material_id="mp-1")
     histogram.save(path)
     with np.load(path) as parts:
-        values = dict(parts)
-    np.savez_compressed(path, **(values | {part: change(values[part])}))
-    with pytest.raises(TomatError, match="histogram.npz"):
-        DensityHistogram.load(path)
+        whole = dict(parts)
+    for change in (
+        {"bins": whole["bins"][::-1]},
+        {"bins": whole["bins"].astype(float)},
+        {"counts": whole["counts"] * 2},
+        {"counts": whole["counts"][:-1]},
+        {"sums": whole["sums"] * np.nan},
+        {"sums": -whole["sums"]},
+        {"n_zero": -1},
+        {"max_density": np.nan},
+        {"unit": "bohr"},
+    ):
+        np.savez_compressed(path, **(whole | change))
+        with pytest.raises(TomatError, match="histogram.npz"):
+            DensityHistogram.load(path)

@@ -103,23 +103,18 @@ def test_lattice_parameters_and_structure_agree_with_pymatgen(grid):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("rho", "message"),
     [
-        ({"rho": np.ones((4, 4))}, "three sides"),
-        ({"rho": np.ones((0, 4, 4))}, "three sides"),
-        ({"rho": np.full((2, 2, 2), np.nan)}, "8 of 8 values are NaN"),
-        ({"rho": np.full((2, 2, 2), 1e300)}, "beyond float32"),
-        ({"rho": np.full((2, 2, 2), 2e5)}, "more than any valence density"),
-        ({"lattice": np.eye(2)}, "3 row vectors"),
-        ({"lattice": np.diag([3.0, 3.0, 0.0])}, "cell volume"),
-        ({"atomic_numbers": np.array([3, 119])}, "expected 1..118"),
-        ({"frac_coords": np.zeros((3, 3))}, "2 atoms"),
+        (np.ones((4, 4)), "three sides"),
+        (np.ones((0, 4, 4)), "three sides"),
+        (np.full((2, 2, 2), np.nan), "8 of 8 values are NaN"),
+        (np.full((2, 2, 2), 1e300), "beyond float32"),
+        (np.full((2, 2, 2), 2e5), "more than any valence density"),
     ],
 )
-def test_what_is_no_density_is_refused(grid, change, message):
-    parts = {name: getattr(grid, name) for name in ("rho", "lattice", "atomic_numbers", "frac_coords")}
+def test_what_is_no_density_is_refused(grid, rho, message):
     with pytest.raises(TomatError, match=message):
-        DensityGrid(**(parts | change))
+        DensityGrid(rho, grid.lattice, grid.atomic_numbers, grid.frac_coords)
 
 
 def test_a_worker_imports_the_grid_without_pymatgen_or_jax():

@@ -58,37 +58,33 @@ def test_damage(tmp_path, grid):
         read_materials_project(path)
 
 
-def values_of(content):
-    return content["data"]["data"]["total"]["data"]
+def test_parts_types_and_numbers(tmp_path, grid):
+    def wrong(place, value):
+        content = document(grid)
+        *parents, last = place
+        node = content["data"]
+        for key in parents:
+            node = node[key]
+        node[last] = value
+        return content
 
-
-def sites_of(content):
-    return content["data"]["poscar"]["structure"]["sites"]
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda doc: doc.pop("data"), "no 'data'"),
-        (lambda doc: doc["data"].pop("poscar"), "no 'poscar'"),
-        (lambda doc: doc["data"]["poscar"]["structure"].pop("lattice"), "not a pymatgen structure"),
-        (lambda doc: doc["data"]["poscar"]["structure"].update(sites=[]), "has no atoms"),
-        (lambda doc: sites_of(doc)[1]["species"][0].update(occu=0.5), "site 1 holds .*fully occupied"),
-        (lambda doc: values_of(doc)[0].pop(), "ragged"),
-        (lambda doc: doc["data"]["data"]["total"].update(data=[1.0, 2.0]), "expected .nx..ny..nz."),
-        (lambda doc: values_of(doc)[0][0].__setitem__(0, float("nan")), "1 of 120 values are NaN"),
-        (lambda doc: values_of(doc)[1][1].__setitem__(1, 10**400), "beyond float64"),
-        (lambda doc: values_of(doc)[1][1].__setitem__(1, True), r"holds a bool at \[1\]\[1\]"),
-        (lambda doc: sites_of(doc)[0]["species"][0].update(element="Xx"), "not a pymatgen structure"),
-        (lambda doc: doc["data"]["poscar"]["structure"].update(sites=[{}] * 1_000_000), "1,000,000 atoms"),
-        (lambda doc: doc["data"]["poscar"]["structure"]["lattice"]["matrix"][0].__setitem__(0, 3.9), "states"),
-        (lambda doc: sites_of(doc)[1]["abc"].__setitem__(2, 0.123), "not the same place"),
-        (lambda doc: doc.update(data=[1, 2]), "where a Materials Project charge density has"),
-    ],
-)
-def test_parts_types_and_numbers(tmp_path, grid, edit, message):
-    content = document(grid)
-    edit(content)
-    (tmp_path / "h.json").write_text(json.dumps(content))
-    with pytest.raises(TomatError, match=message):
-        read_materials_project(tmp_path / "h.json")
+    matrix, sites = ("poscar", "structure", "lattice", "matrix"), ("poscar", "structure", "sites")
+    values = ("data", "total", "data")
+    for content, message in (
+        ({"task_id": "x"}, "no 'data'"),
+        (wrong(("poscar",), {}), "no 'structure'"),
+        (wrong(sites, []), "has no atoms"),
+        (wrong(sites, [{}] * 1_000_000), "1,000,000 atoms"),
+        (wrong((*sites, 1, "species", 0, "occu"), 0.5), "site 1 holds .*fully occupied"),
+        (wrong((*sites, 0, "species", 0, "element"), "Xx"), "not a pymatgen structure"),
+        (wrong((*sites, 1, "abc", 2), 0.123), "not the same place"),
+        (wrong((*matrix, 0, 0), 3.9), "states"),
+        (wrong((*values, 0), [[1.0]]), "ragged"),
+        (wrong(values, [1.0, 2.0]), "expected .nx..ny..nz."),
+        (wrong((*values, 0, 0, 0), float("nan")), "1 of 120 values are NaN"),
+        (wrong((*values, 1, 1, 1), 10**400), "beyond float64"),
+        (wrong((*values, 1, 1, 1), True), r"holds a bool at \[1\]\[1\]"),
+    ):
+        (tmp_path / "h.json").write_text(json.dumps(content))
+        with pytest.raises(TomatError, match=message):
+            read_materials_project(tmp_path / "h.json")

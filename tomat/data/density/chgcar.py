@@ -94,7 +94,12 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
         while (line := text.line(limits.LONGEST_LINE_BYTES)).strip().startswith(_AUGMENTATION):
             atom, imaginary, count = _occupancies(line.strip(), atom, source)
             parts.append((atom, imaginary))
-            lines.append(_head(atom, imaginary, count) if max(atom, count) > 999 else line.decode("latin-1"))
+            if max(atom, count) > 999:
+                # In columns that have grown together, as VASP writes and reads them (2I4), and again apart, as pymatgen
+                # reads the end of the line.
+                columns = f"{atom:4d}" if atom < 10_000 else "****"
+                line = _AUGMENTATION + _IMAGINARY * imaginary + f"{columns}{count:4d} {atom} {count}\n".encode()
+            lines.append(line.decode("latin-1"))
             found = 0
             while found < count:
                 if not (line := text.line(limits.LONGEST_LINE_BYTES)):
@@ -160,7 +165,7 @@ def _occupancies(line: bytes, before: int, source: str) -> tuple[int, bool, int]
     words = line.removeprefix(_AUGMENTATION).removeprefix(_IMAGINARY).split()
     if len(words) == 1:
         words = [words[0][:-4], words[0][-4:]]
-    elif len(words) > 2:  # as `_head` writes it, once in columns and once apart
+    elif len(words) > 2:  # as `read_augmentation` gives it, once in columns and once apart
         columns = b"".join(words[:-2])
         words = words[-2:]
         if columns not in (b"".join(words), b"****" + words[1]):
@@ -171,14 +176,6 @@ def _occupancies(line: bytes, before: int, source: str) -> tuple[int, bool, int]
         found = line[:60].decode("latin-1")
         raise TomatError(f"{source}: found {found!r}; expected an atom and the number of augmentation occupancies.")
     return int(words[0]), imaginary, int(words[1])
-
-
-def _head(atom: int, imaginary: bool, count: int) -> str:
-    """The line before augmentation occupancies, with atom and count twice: in columns that have grown together, as VASP
-    writes and reads them (2I4), and apart, as pymatgen reads the end of the line."""
-    label = (_AUGMENTATION + _IMAGINARY * imaginary).decode()
-    columns = f"{atom:4d}" if atom < 10_000 else "****"
-    return f"{label}{columns}{count:4d} {atom} {count}\n"
 
 
 def _shape(text: limits.BoundedText) -> tuple[int, int, int]:

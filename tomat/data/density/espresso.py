@@ -60,25 +60,22 @@ def read_coefficients(path: str | os.PathLike[str]) -> tuple[ReciprocalList, np.
             reciprocal = np.reshape(file.read_record("f8"), (3, 3))
             miller = np.reshape(file.read_record("i4"), (n_vectors, 3))
             coefficients = np.reshape(file.read_record("c16"), n_vectors)
-            _check_vectors(reciprocal, miller, coefficients)
+            # NaN is refused too: it is not below anything.
+            flat = not np.abs(np.linalg.det(reciprocal)) > SMALLEST_VOLUME
+            if flat or not (np.abs(reciprocal) < LARGEST_RECIPROCAL).all():
+                raise ValueError(f"reciprocal vectors {reciprocal.tolist()}; expected three of a cell, in 1/bohr")
+            if miller.min() < -LARGEST_INDEX or miller.max() > LARGEST_INDEX:
+                raise ValueError(f"Miller indices up to {miller.max()} and down to {miller.min()}")
+            if len(np.unique(miller, axis=0)) < len(miller):
+                raise ValueError("a vector stands in the list twice")
+            if not (np.abs(coefficients) < LARGEST_COEFFICIENT).all():
+                raise ValueError("coefficients that are not finite")
     except (OSError, ValueError, TypeError, MemoryError) as error:
         raise TomatError(
             f"{source} cannot be read as Quantum ESPRESSO's charge-density.dat ({type(error).__name__}: {error}). Give "
             "the one that pw.x (6.x, without HDF5) leaves in prefix.save."
         ) from error
     return ReciprocalList(bool(gamma_only), reciprocal, miller, source), coefficients
-
-
-def _check_vectors(reciprocal: np.ndarray, miller: np.ndarray, coefficients: np.ndarray) -> None:
-    # NaN is refused too: it is not below anything.
-    if not (np.abs(reciprocal) < LARGEST_RECIPROCAL).all() or not np.abs(np.linalg.det(reciprocal)) > SMALLEST_VOLUME:
-        raise ValueError(f"reciprocal vectors {reciprocal.tolist()}; expected three of a cell, in 1/bohr")
-    if miller.min() < -LARGEST_INDEX or miller.max() > LARGEST_INDEX:
-        raise ValueError(f"Miller indices up to {miller.max()} and down to {miller.min()}")
-    if len(np.unique(miller, axis=0)) < len(miller):
-        raise ValueError("a vector stands in the list twice")
-    if not (np.abs(coefficients) < LARGEST_COEFFICIENT).all():
-        raise ValueError("coefficients that are not finite")
 
 
 def write_charge_density(grid: DensityGrid, path: str | os.PathLike[str], vectors: ReciprocalList) -> None:

@@ -136,8 +136,15 @@ class DensityGrid:
         if len(sides) != 3 or any(side < n for side, n in zip(sides, self.grid_shape, strict=True)):
             raise TomatError(f"density {self.material_id!r}: {self.grid_shape} refined to {sides}: no side may shrink.")
         rho = self.rho.astype(np.float64)
-        for axis, side in enumerate(sides):
-            rho = _fourier_interpolated(rho, axis, side)
+        for axis, (n, side) in enumerate(zip(self.grid_shape, sides, strict=True)):
+            if side == n:
+                continue
+            spectrum = np.fft.rfft(rho, axis=axis)
+            if n % 2 == 0:
+                # The coefficient at n/2 stands for +n/2 and -n/2 together. On a finer grid the two are apart, and each
+                # gets half; the half spectrum of a real signal holds only +n/2.
+                np.moveaxis(spectrum, axis, 0)[n // 2] *= 0.5
+            rho = np.fft.irfft(spectrum, n=side, axis=axis) * (side / n)
         clipped, added = self.clipped_voxels, self.clipped_electrons
         if clip_negative:
             rho, more, electrons = clip_negative_values(rho, self.volume_a3)
@@ -176,18 +183,3 @@ def clip_negative_values(values: np.ndarray, volume_a3: float) -> tuple[np.ndarr
         return values, 0, 0.0
     added = -float(values[negative].sum(dtype=np.float64)) * volume_a3 / values.size
     return np.where(negative, values.dtype.type(0), values), count, added
-
-
-def _fourier_interpolated(values: np.ndarray, axis: int, side: int) -> np.ndarray:
-    """Real `values` interpolated to `side` points along `axis` by zero padding of the half spectrum.
-
-    With an even number of points n the coefficient at n/2 stands for +n/2 and -n/2 together. On a finer grid the two
-    are apart, so each gets half; the half spectrum of a real signal holds only +n/2.
-    """
-    n = values.shape[axis]
-    if side == n:
-        return values
-    spectrum = np.fft.rfft(values, axis=axis)
-    if n % 2 == 0:
-        np.moveaxis(spectrum, axis, 0)[n // 2] *= 0.5
-    return np.fft.irfft(spectrum, n=side, axis=axis) * (side / n)

@@ -39,11 +39,22 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
 
     Returns the density in e/Å³; negative values are set to zero and counted in `clipped_voxels`.
     """
+    import zarr
+
+    from tomat.data.density.zarr_limits import check_array
+
     text = os.fspath(location)
     partial = check_kind(text, (), rules.accept)
     group = _open_group(text)
     attributes = dict(group.attrs)
-    array = _total_array(group, text)
+    with _named(text, f": no readable array {TOTAL!r}", "expected the `rho_gga` layout."):
+        array = group[TOTAL]
+    kind = array.dtype if isinstance(array, zarr.Array) else "group"
+    if not isinstance(array, zarr.Array) or array.ndim != 3 or array.dtype.kind != "f":
+        raise TomatError(f"{text}: {TOTAL!r} has shape {getattr(array, 'shape', ())} of {kind}; expected 3-D floats.")
+    check_array(array, f"{text}: {TOTAL!r}")
+    # Zarr else reads a chunk that is not there as zeros.
+    array = array.with_config({"read_missing_chunks": False})
     structure = _json_attribute(attributes, "structure", text)
     lattice, numbers, coords = structure_from_dict(structure, text)
     metadata = _json_attribute(attributes, "metadata", text) if "metadata" in attributes else {}
@@ -126,21 +137,6 @@ def _open_group(text: str) -> Any:
     expected = f"expected the `rho_gga` layout, a group with the array {TOTAL!r}."
     with _named(text, " is not a readable Zarr group", expected):
         return zarr.open_group(read_only_store(text), mode="r")
-
-
-def _total_array(group: Any, text: str) -> Any:
-    import zarr
-
-    from tomat.data.density.zarr_limits import check_array
-
-    with _named(text, f": no readable array {TOTAL!r}", "expected the `rho_gga` layout."):
-        array = group[TOTAL]
-    found = array.dtype if isinstance(array, zarr.Array) else "group"
-    if not isinstance(array, zarr.Array) or array.ndim != 3 or array.dtype.kind != "f":
-        raise TomatError(f"{text}: {TOTAL!r} has shape {getattr(array, 'shape', ())} of {found}; expected 3-D floats.")
-    check_array(array, f"{text}: {TOTAL!r}")
-    # Zarr else reads a chunk that is not there as zeros.
-    return array.with_config({"read_missing_chunks": False})
 
 
 def _json_attribute(attributes: Mapping[str, Any], key: str, text: str) -> dict[str, Any]:

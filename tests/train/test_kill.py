@@ -15,7 +15,7 @@ from forked import Forked
 from tiny_run import DEMO, tiny_run
 
 from tomat.predict.inference.trained import load_trained
-from tomat.train.hooks import Evaluation
+from tomat.train.loop import Evaluation
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import examine, list_checkpoints, newest_whole
 from tomat.train.runs.history import read_events, read_metrics

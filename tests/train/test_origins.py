@@ -18,11 +18,11 @@ from tomat.predict.inference.trained import load_trained
 from tomat.train import origins
 from tomat.train import run as run_module
 from tomat.train.datasets import open_datasets
+from tomat.train.folder import fetch
 from tomat.train.origins import Continuation, plan_start
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
 from tomat.train.runs.history import read_events, read_metrics
-from tomat.train.runs.published import fetch
 from tomat.train.runs.record import read_config
 from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.settings.meanings import changed_keys, plain_values

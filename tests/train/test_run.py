@@ -25,7 +25,6 @@ from tomat.predict.inference.trained import load_trained
 from tomat.train import folder as folder_module
 from tomat.train import loop as loop_module
 from tomat.train import run as run_module
-from tomat.train.hooks import ClosingHooks
 from tomat.train.loop import TrainingLoop
 from tomat.train.origins import Continuation
 from tomat.train.preemption import StopRequest
@@ -145,7 +144,7 @@ def test_sigterm_stops_with_a_checkpoint_and_the_run_continues(unbroken, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(TrainingProgress, "update", interrupted)
         # What is told if the grace is over while a trace is closed.
-        patch.setattr(ClosingHooks, "close", lambda self, info, complete: unsaved.append(stop.unsaved))
+        patch.setattr(TrainingLoop, "_close", lambda self, info, complete: unsaved.append(stop.unsaved))
         with stop.listening():
             result = train(tiny(tmp_path, *words), stop=stop)
     assert result.preempted and result.steps == 3 and unsaved == [False]

@@ -15,8 +15,8 @@ from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
 from tomat.data.tokens.shuffle import BlockShuffleConfig
 from tomat.train.folder import RunFolder
-from tomat.train.hooks import Evaluation
 from tomat.train.loader import ShardDataset
+from tomat.train.loop import Evaluation
 from tomat.train.preemption import StopRequest
 from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config

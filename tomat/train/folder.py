@@ -1,28 +1,42 @@
-"""A run's folder: on this machine, and in a bucket where `output_dir` names one; and its line in the log beside it."""
+"""A run's folder: on this machine, and in a bucket where `output_dir` names one; and its line in the log beside it.
+
+With `output_dir` in a bucket the checkpoints go there by themselves. Log, metrics and configuration are written on
+local disk, where they can be appended to; a machine that takes over a preempted run needs them too. Which copy is ahead
+is told by the events in it, never by a clock: those of two machines differ.
+"""
 
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import jax
 
+from tomat.base import layout
 from tomat.base.errors import TomatError
-from tomat.base.reporting import warn, writing
-from tomat.base.storage import is_remote
+from tomat.base.reporting import warn, write_bytes, writing
+from tomat.base.storage import explaining_storage, is_remote
 from tomat.model.devices import found_devices
 from tomat.train.preemption import StopRequest
 from tomat.train.runs.devices import devices_details
-from tomat.train.runs.history import append_event, read_events
+from tomat.train.runs.history import append_event, file_content, read_events
 from tomat.train.runs.lock import RunLock, hold_run
-from tomat.train.runs.published import fetch, publish
 from tomat.train.runs.record import read_record
 from tomat.train.runs.run_log import END, RESUME, RUN, START, Asked, append_line, machine
 from tomat.train.runs.summary import outcome
 from tomat.train.settings.config import TrainConfig, config_hash
+
+PAGE_FILES = (layout.EVALUATION_FILE, layout.PAGE_FILE, layout.LOSS_FIGURE, layout.DENSITY_FIGURE,
+              layout.PREDICTION_FIGURE, layout.REFERENCE_DENSITY, layout.PREDICTED_DENSITY,
+              layout.HTML_FILE)  # fmt: skip
+"""The run's page, and what is made with it after the training."""
+PUBLISHED = (layout.CONFIG_FILE, layout.CODEC_FILE, layout.PROMOLECULE_FILE, layout.METRICS_FILE, layout.HISTORY_FILE,
+             *PAGE_FILES)  # fmt: skip
+"""What of a run's folder is published, where it is there."""
 
 
 @dataclass(frozen=True)
@@ -109,3 +123,39 @@ class RunFolder:
             append_line(place, RUN, name, END, step=summary.steps_done, **said)
         except TomatError as error:
             warn(f"the log of {place} does not have this end: {error}")
+
+
+def fetch(run_url: str, run_dir: Path) -> list[str]:
+    """Copy the published files that `run_dir` lacks, or all where another machine went on with the run; their names."""
+    with writing(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+    fsspec.core.url_to_fs(run_url)[0].invalidate_cache()
+    events, known = read_events(run_url), read_events(run_dir)
+    # Every start, and every end that could be told, is an event: the bucket has one that this machine has not.
+    overtaken = known[: len(events)] != events
+    copied = []
+    for name in PUBLISHED:
+        local = run_dir / name
+        kept = local.exists() and not overtaken
+        # Lines that were cut for a resume which never began may come back: the next resume cuts them again.
+        if kept and (name != layout.METRICS_FILE or events != known):
+            continue
+        content = file_content(f"{run_url}/{name}")
+        if content is not None and not (kept and len(content) <= local.stat().st_size):
+            write_bytes(local, content)
+            copied.append(name)
+    return copied
+
+
+def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> None:
+    """Copy the files of `run_dir` to its bucket.
+
+    Args:
+        names: Which of them, where they are there; log and history only while no other process can write theirs.
+    """
+    files, root = fsspec.core.url_to_fs(run_url)
+    for name in (name for name in names if (run_dir / name).exists()):
+        content = (run_dir / name).read_bytes()
+        remedy = "Give this user the right to write it, or set another --output_dir."
+        with explaining_storage(f"{run_url}/{name} cannot be written", remedy):
+            files.pipe_file(f"{root}/{name}", content)

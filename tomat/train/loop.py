@@ -1,34 +1,62 @@
-"""The training loop: step, report, save, until the last step or a request to stop."""
+"""The training loop: step, evaluate, report, save, until the last step or a request to stop."""
 
 import asyncio
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import haliax as hax
 import jax
+import jax.numpy as jnp
+import levanter.callbacks
 import levanter.tracker
 import numpy as np
 from levanter.callbacks import ProgressEvent, progress_event_scope
+from levanter.metrics import unwrap_metrics
+from levanter.models.lm_model import LmHeadModel
 from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import PROFILER_FOLDER
 from tomat.base.reporting import console
+from tomat.data.tokens.shards import ShardSet
 from tomat.model.any_decoder import environment_of
+from tomat.model.loss.density_loss import evaluation_sums
 from tomat.model.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.train.checkpointer import RunCheckpointer
 from tomat.train.datasets import Datasets, value_table
 from tomat.train.dispatch import training_steps
 from tomat.train.folder import RunFolder
 from tomat.train.guards.watch import RunGuards
-from tomat.train.hooks import add_hooks, shuffled_rows
-from tomat.train.loader import token_loader
+from tomat.train.loader import RowAtoms, ShardDataset, token_loader
 from tomat.train.mfu import live_mfu
 from tomat.train.origins import Start
 from tomat.train.preemption import StopRequest
+from tomat.train.settings.config import TrainConfig
 from tomat.train.step import density_target
 from tomat.train.tracking import PhaseClock, TrainingProgress
+
+DATA_KEY = 2
+"""What a run's seed is increased by for the data order."""
+
+
+def shuffled_rows(config: TrainConfig, shards: ShardSet, epochs: int | None = None) -> ShardDataset:
+    """The rows of a set in the order that a run reads them; `epochs` None: without end."""
+    environment = environment_of(config.model)
+    return ShardDataset(
+        shards,
+        config.data.shuffle,
+        seed=config.trainer.seed + DATA_KEY,
+        seq_len=config.seq_len,
+        verify_checksums=config.data.verify_checksums,
+        in_memory=config.data.in_memory,
+        epochs=epochs,
+        atoms=None if environment is None else RowAtoms(shards, environment),
+    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +105,19 @@ class TrainingLoop:
         trainer.add_hook(lambda info: stop.defer(info.next_step), every=1)
         guards.attach(trainer, state, self._rows, datasets)
         self._clock = PhaseClock()
-        self._closing = add_hooks(folder, trainer, datasets, self._clock, stop)
+        self._evaluate = self._trace = None
+        trainer.add_hook(levanter.callbacks.log_step_info(self._total_steps), every=1)
+        if datasets.validation is not None and config.trainer.max_eval_batches != 0:
+            validation = shuffled_rows(config, datasets.validation, epochs=1)
+            self._evaluate = self._clock.timed("eval_seconds", Evaluation(trainer, validation, folder, stop))
+            trainer.add_hook(self._evaluate, every=config.trainer.steps_per_eval)
+        profiler = trainer.config.profiler
+        traced_steps = profiler.resolve_num_profile_steps(self._total_steps) if profiler.is_enabled else 0
+        if traced_steps > 0:
+            place = str(folder.path / PROFILER_FOLDER)
+            hook = profiler.build(place, run_id=config.run_name, num_steps=traced_steps)
+            self._trace = self._clock.timed("profiler_seconds", hook)
+            trainer.add_hook(self._trace, every=1)
         # A machine that goes on from the checkpoint finds the log of every step before it.
         self._checkpointer = RunCheckpointer(
             trainer.config.checkpointer, trainer.run_id, start.partial, before_save=folder.publish
@@ -137,10 +177,9 @@ class TrainingLoop:
 
     def _pauses_after(self, done: int) -> bool:
         """Whether something after so many steps needs their state, or devices that have nothing else to do."""
-        trainer, hooks = self._config.trainer, self._closing
-        window = trainer.profiler
-        evaluates = hooks.evaluation is not None and done % trainer.steps_per_eval == 0
-        traces = hooks.profiler is not None and done in (window.start_step, window.start_step + window.num_steps)
+        settings, window = self._config.trainer, self._config.trainer.profiler
+        evaluates = self._evaluate is not None and done % settings.steps_per_eval == 0
+        traces = self._trace is not None and done in (window.start_step, window.start_step + window.num_steps)
         return evaluates or traces or self._checkpointer.is_due(done - 1)
 
     def _is_ended_by(self, info: Any) -> bool:
@@ -150,7 +189,7 @@ class TrainingLoop:
             self._check_first_loss()
         last = info.next_step >= self._total_steps
         if last:
-            self._closing.close(info, complete=True)
+            self._close(info, complete=True)
         # Its line is on disk before the step can be in a checkpoint: the log has no holes.
         row = self._clock.row(info.step_duration) | self._live_mfu.row(info.step_duration)
         levanter.tracker.log(row, step=info.step, commit=True)
@@ -166,8 +205,15 @@ class TrainingLoop:
         if stopping:
             self._stop.unsaved = False  # whatever takes too long from here on
             if not last:
-                self._closing.close(info, complete=False)
+                self._close(info, complete=False)
         return stopping
+
+    def _close(self, info: Any, complete: bool) -> None:
+        """Evaluate after the last step of the training (`complete`), for which a run that is asked to stop has no time;
+        write a trace that has begun, after any last step."""
+        for hook in (self._evaluate if complete else None, self._trace):
+            if hook is not None:
+                hook(info, force=True)
 
     def _save_untimed(self, info: Any, force: bool = False) -> None:
         with progress_event_scope(info.emit_event, ProgressEvent.CHECKPOINT_STARTED, ProgressEvent.CHECKPOINT_FINISHED):
@@ -197,3 +243,91 @@ class TrainingLoop:
 
 def count_parameters(state: TrainerState) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(state.trainable_model))
+
+
+class Evaluation:
+    """The validation loss of a step, once: every figure a mean over the sequences with density, each weighing the same.
+
+    Sums and their count are what a batch gives, so the figures are those of the set, whatever the batch, the devices
+    and the rows that fill the last batch up (`evaluation_sums` has the rule). Logged under `eval/validation/`: `loss`
+    and the metrics of `density_loss`; `sequences`, those that counted; and `sequences_without_density`, the fraction of
+    the rows read that did not. `trainer.max_eval_batches` limits batches, so with it the rows read depend on the batch.
+
+    On a single host it is abandoned, and logged for no step, if half of the grace after SIGTERM has passed: the
+    checkpoint needs the other half. Several hosts cannot agree on that within a batch, so there it is finished.
+    """
+
+    def __init__(self, trainer: Trainer, dataset: ShardDataset, folder: RunFolder, stop: StopRequest):
+        self._folder, self._stop = folder, stop
+        self._rows, self._batch_size = dataset.index.rows, trainer.EvalBatch.size
+        self._loader = token_loader(
+            dataset, self._batch_size, mesh=trainer.device_mesh, axis_resources=trainer.compute_axis_mapping
+        )
+        self._last_step: int | None = None
+
+        # Levanter's own loop (`eval_loss_loop`, 0.2.227) averages the batches' losses, however few rows one has.
+        @hax.named_jit(axis_resources=trainer.parameter_axis_mapping)
+        def validation_loss(model: LmHeadModel, batch: Any) -> dict[str, jax.Array]:
+            loss, metrics = trainer.loss_fn(model, batch, key=None)
+            return evaluation_sums(jnp.asarray(loss), unwrap_metrics(metrics), batch.tokens.axis_size("batch"))
+
+        self._sums_of_batch = validation_loss
+
+    def __call__(self, info: Any, force: bool = False) -> None:
+        """Evaluate after the step of `info`, unless that was done, with `force` too: so a run's end calls its hooks."""
+        del force
+        if info.step == self._last_step:
+            return
+        try:
+            with progress_event_scope(
+                info.emit_event, ProgressEvent.EVALUATION_STARTED, ProgressEvent.EVALUATION_FINISHED
+            ):
+                figures = self._figures(info.eval_model)
+            levanter.tracker.log({f"eval/validation/{name}": x for name, x in figures.items()}, step=info.step)
+        except _Abandoned:
+            if jax.process_index() == 0:
+                console.print(
+                    f"{self._stop.cause}: the evaluation of step {info.step} is abandoned, so that the step is saved."
+                )
+            self._folder.record("evaluation_abandoned", info.next_step)
+        self._last_step = info.step
+
+    def _figures(self, model: LmHeadModel) -> dict[str, float]:
+        """Means over the set, and what it took."""
+        sums: dict[str, float] = defaultdict(float)
+        load_seconds = loss_seconds = 0.0
+        batches, n_batches = iter(self), 0
+        while n_batches != self._folder.config.trainer.max_eval_batches:
+            began = time.monotonic()
+            if (batch := next(batches, None)) is None:
+                break
+            loaded = time.monotonic()
+            for name, value in jax.device_get(self._sums_of_batch(model, batch)).items():
+                sums[name] += float(value)
+            load_seconds += loaded - began
+            loss_seconds += time.monotonic() - loaded
+            n_batches += 1
+        rows = min(n_batches * self._batch_size, self._rows)
+        sequences = sums.pop("sequences", 0.0)
+        if sequences == 0:
+            raise TomatError(
+                f"none of the {rows} validation rows read has a density token; check data.validation, or set "
+                "trainer.max_eval_batches: 0 to train without a validation loss."
+            )
+        return {name: total / sequences for name, total in sums.items()} | {
+            "sequences": sequences,
+            "sequences_without_density": 1.0 - sequences / rows,
+            "timing/load_time": load_seconds,
+            "timing/loss_time": loss_seconds,
+            "timing/num_batches": float(n_batches),
+        }
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            if jax.process_count() == 1 and self._stop.remaining_seconds < self._stop.grace_seconds / 2:
+                raise _Abandoned
+            yield batch
+
+
+class _Abandoned(Exception):
+    """The evaluation makes room for the checkpoint."""

@@ -141,11 +141,7 @@ class Subject:
 
 
 def density_target(config: TrainConfig, value_table: np.ndarray | None) -> DensityTarget:
-    """What a run predicts.
-
-    Args:
-        value_table: float32 `[n_density_tokens]`, e/Å³; None for two tokens per voxel.
-    """
+    """What a run predicts; `value_table` as for `build_trainer`."""
     data = config.data
     return DensityTarget(data.n_density_tokens, value_table, tokens_per_voxel=data.sequence_layout.tokens_per_voxel)
 

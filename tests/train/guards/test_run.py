@@ -16,7 +16,7 @@ from tomat.data.tokens.shuffle import ShuffledIndex
 from tomat.predict.inference.trained import load_trained
 from tomat.train.datasets import open_datasets
 from tomat.train.dispatch import CompiledStep
-from tomat.train.hooks import DATA_KEY
+from tomat.train.loop import DATA_KEY
 from tomat.train.run import train
 from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.settings.config import TrainConfig, load_config

@@ -47,9 +47,8 @@ def train_and_report(
     from tomat.predict.evaluation.result import MOST_SHOWN
     from tomat.report.html.document import write_page
     from tomat.report.html.run import run_page
-    from tomat.train.folder import RunFolder
+    from tomat.train.folder import PAGE_FILES, RunFolder, publish
     from tomat.train.run import train
-    from tomat.train.runs.published import PAGE_FILES, publish
 
     config, data = prepared(config)
     open_subject = None

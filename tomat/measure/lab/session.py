@@ -32,9 +32,8 @@ from tomat.model.any_decoder import environment_of
 from tomat.model.devices import found_devices
 from tomat.train.datasets import open_datasets, run_tables, value_table
 from tomat.train.dispatch import training_steps
-from tomat.train.hooks import shuffled_rows
 from tomat.train.loader import token_loader
-from tomat.train.loop import count_parameters
+from tomat.train.loop import count_parameters, shuffled_rows
 from tomat.train.mfu import live_mfu
 from tomat.train.restore import initial_state
 from tomat.train.runs.devices import devices_details

@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from tomat.base.layout import HISTORY_FILE
-from tomat.train.runs.published import fetch, publish
+from tomat.train.folder import fetch, publish
 
 
 @pytest.fixture

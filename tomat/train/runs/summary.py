@@ -1,5 +1,6 @@
 """What a run has come to, from its log of steps, its history and its evaluation: its figures, and one line of them."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,9 @@ def run_figures(
             figures[f"{key}_median"] = statistics.median(values)
     figures["wall_seconds"] = sum(_values(rows, "wall_seconds"))
     rates = [row for row in rows if is_figure(row.get("tokens_per_second")) and is_figure(row.get("step_seconds"))]
-    figures["tokens"] = round(sum(row["tokens_per_second"] * row["step_seconds"] for row in rates))
+    tokens = sum(row["tokens_per_second"] * row["step_seconds"] for row in rates)
+    if math.isfinite(tokens):  # or damage made the figures so large
+        figures["tokens"] = round(tokens)
     for name, path in HELD_OUT.items():
         found: Any = evaluation
         for key in (*path, "mean"):

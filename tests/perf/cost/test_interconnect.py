@@ -23,13 +23,17 @@ RING = 59e9
 MIB = 2**20
 
 
-def one(operation: str, operand: str, n_partitions: int, slice_):
+def program_of(operation: str, operand: str, n_partitions: int) -> HloProgram:
     text = (
         f"HloModule m, num_partitions={n_partitions}\n"
         "add {\n  p = bf16[] parameter(0)\n  q = bf16[] parameter(1)\n  ROOT s = bf16[] add(p, q)\n}\n"
         f"ENTRY e {{\n  a = {operand} parameter(0)\n  ROOT y = {operation}\n}}"
     )
-    program = program_from_text(text, "inline")
+    return program_from_text(text, "inline")
+
+
+def one(operation: str, operand: str, n_partitions: int, slice_):
+    program = program_of(operation, operand, n_partitions)
     found = collective_seconds(program, program.by_name["y"], slice_)
     assert found is not None
     return found
@@ -51,12 +55,8 @@ def test_an_all_gather_is_bound_by_the_corners_two_links():
 
 def test_measured_rates_take_the_place_of_the_assumed_ones():
     shape = "bf16[4,1024,1024]{2,1,0}"
-    text = (
-        f"HloModule m, num_partitions=16\nadd {{\n  p = bf16[] parameter(0)\n  q = bf16[] parameter(1)\n"
-        f"  ROOT s = bf16[] add(p, q)\n}}\nENTRY e {{\n  a = {shape} parameter(0)\n  ROOT y = {shape} all-reduce(a), "
-        "channel_id=1, replica_groups=[1,16]<=[16], use_global_device_ids=true, to_apply=add\n}"
-    )
-    program = program_from_text(text, "inline")
+    groups = "channel_id=1, replica_groups=[1,16]<=[16], use_global_device_ids=true, to_apply=add"
+    program = program_of(f"{shape} all-reduce(a), {groups}", shape, 16)
     assumed = overlap(program, lambda i: 0.0, V6E_16)["y"]
     measured = overlap(program, lambda i: 0.0, V6E_16, LinkRates(3e-6, RING_EFFICIENCY / 2))["y"]
     hops = 2 * 6 * HOP_SECONDS
@@ -213,26 +213,18 @@ def test_the_worst_placed_chip_of_a_group():
     assert entrances_and_hops(ring, V6E_256) == (2, 8)
 
 
-def gather(groups: str, n_partitions: int = 8):
-    text = (
-        f"HloModule m, num_partitions={n_partitions}\nENTRY e {{\n  a = f32[8]{{0}} parameter(0)\n"
-        f"  ROOT y = f32[16]{{0}} all-gather(a), {groups} channel_id=1, dimensions={{0}}, "
-        "use_global_device_ids=true\n}"
-    )
-    program = program_from_text(text, "inline")
-    return participants(program, program.by_name["y"].proto)
-
-
 @pytest.mark.parametrize(
     ("written", "groups"),
     [
-        ("replica_groups={{0,4},{1,5},{2,6},{3,7}},", [[0, 4], [1, 5], [2, 6], [3, 7]]),
-        ("replica_groups=[4,2]<=[8],", [[0, 1], [2, 3], [4, 5], [6, 7]]),
-        ("replica_groups=[4,2]<=[2,4]T(1,0),", [[0, 4], [1, 5], [2, 6], [3, 7]]),
-        ("replica_groups=mesh['x'=2,'y'=4] {'x'},", [[0, 4], [1, 5], [2, 6], [3, 7]]),
-        ("replica_groups=mesh['x'=2,'y'=4] {'y'},", [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        ("replica_groups=mesh['x'=8] {'x':(2)2},", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("{{0,4},{1,5},{2,6},{3,7}}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("[4,2]<=[8]", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("[4,2]<=[2,4]T(1,0)", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['x'=2,'y'=4] {'x'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['x'=2,'y'=4] {'y'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("mesh['x'=8] {'x':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
     ],
 )
 def test_groups_in_every_spelling(written, groups):
-    assert gather(written) == groups
+    rest = "channel_id=1, dimensions={0}, use_global_device_ids=true"
+    program = program_of(f"f32[16]{{0}} all-gather(a), replica_groups={written}, {rest}", "f32[8]{0}", 8)
+    assert participants(program, program.by_name["y"].proto) == groups

@@ -1,6 +1,7 @@
 """The step of a trace is that of the undisturbed windows, whatever else ran, on every kind of device."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from tomat.app.cli import main as tomat
 from tomat.base.errors import TomatError
 from tomat.perf.profile.breakdown import Breakdown
-from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.steady import (
     HOST_GAP,
     WindowKind,
@@ -20,152 +20,85 @@ from tomat.perf.profile.steady import (
     what_else_ran,
     window_classes,
 )
-from tomat.perf.profile.trace import load_trace, merge_hosts
+from tomat.perf.profile.trace import merge_hosts
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 from tomat.perf.profile.trace_data import DeviceTrace, Events, HostTrace, ModuleRun, OpKind, StepMark, Trace
 from tomat.perf.profile.two_breakdowns import compare_breakdowns
 
 MS = 10**9
 """Picoseconds."""
-EVAL = "jit_eval_step"
+STEP_MS, BUSY_MS, WAIT_MS = 4, 3, 0.05
+EVAL, LOG = "jit_eval_step", "jit_log"
+PROGRAMS = {"jit_step": 1, EVAL: 2, LOG: 3}
 
 
-def edited(data: bytes, *changes) -> bytes:
-    """A built TPU trace of one device after each of `changes(plane)`."""
-    space = new_message("XSpace")
-    space.ParseFromString(data)
-    plane = next(p for p in space.planes if p.name.startswith("/device"))
-    for change in changes:
-        change(plane)
-    return space.SerializeToString()
+def trace_of(
+    n_steps: int, after: dict[int, tuple[str, float, int]], marked: str, cut: float = 0.0, cut_marks: bool = True
+) -> Trace:
+    """Steps of two operations of 1.5 ms each, with more time after some of them.
 
-
-def line_of(plane, name: str):
-    return next(line for line in plane.lines if line.name == name)
-
-
-def later(plane, from_ps: int, by_ps: int) -> None:
-    """Everything from a time on happens later."""
-    for line in plane.lines:
-        for event in line.events:
-            if event.offset_ps >= from_ps:
-                event.offset_ps += by_ps
-
-
-def after_step(plane, number: int) -> int:
-    """When a step's execution ends."""
-    runs = [
-        e for e in line_of(plane, "XLA Modules").events if plane.event_metadata[e.metadata_id].name[:8] == "jit_step"
-    ]
-    run = sorted(runs, key=lambda event: event.offset_ps)[number]
-    return run.offset_ps + run.duration_ps
-
-
-def host_gap(number: int, by_ps: int):
-    return lambda plane: later(plane, after_step(plane, number) + 1, by_ps)
-
-
-def other_program(number: int, each_ps: int, times: int = 1, wait_ps: int = 50 * 10**6, name: str = EVAL):
-    """Executions of another program after that of step `number`, each after a wait."""
-
-    def change(plane) -> None:
-        ids = []
-        for text, program_id in ((f"{name}(77)", None), ("%fusion.9001 = fusion()", 77)):
-            identity = max(plane.event_metadata) + 1
-            metadata = plane.event_metadata[identity]
-            metadata.id, metadata.name = identity, text
-            if program_id is not None:
-                metadata.display_name = "fusion.9001"
-                stat = next(key for key, value in plane.stat_metadata.items() if value.name == "program_id")
-                metadata.stats.add(metadata_id=stat, uint64_value=program_id)
-            ids.append(identity)
-        now = after_step(plane, number)
-        later(plane, now + 1, times * (wait_ps + each_ps))
+    Args:
+        after: By step: a program, the ms of each of its executions and their number; without a program a host gap.
+        marked: Where the steps' marks are: `device`; `each execution`, as libtpu marks where the host annotates no
+            steps; `host`, as in a JSON trace, which knows no executions; `nowhere`.
+        cut: The trace began after this share of the first execution, whose marks it has from then on, or whole.
+    """
+    kinds = [OpKind("a", 1, "jit_step"), OpKind("b", 1, "jit_step"), OpKind("e", 2, EVAL), OpKind("l", 3, LOG)]
+    rows, runs, now = [], [], 0
+    for step in range(n_steps):
+        rows += [(0, now, 3 * MS // 2, 0), (1, now + 3 * MS // 2, 3 * MS // 2, 1)]
+        runs.append(ModuleRun("jit_step", 1, now, now + BUSY_MS * MS))
+        now += BUSY_MS * MS
+        program, each_ms, times = after.get(step, ("", 0.0, 0))
         for _ in range(times):
-            now += wait_ps
-            for line, identity in (("XLA Modules", ids[0]), ("XLA Ops", ids[1])):
-                line_of(plane, line).events.add(metadata_id=identity, offset_ps=now, duration_ps=each_ps)
-            now += each_ps
-
-    return change
-
-
-def cut_first(share: float, keep_marks: bool):
-    """The trace began after a share of the first execution, whose marks it holds whole or from then on."""
-
-    def change(plane) -> None:
-        run = min(line_of(plane, "XLA Modules").events, key=lambda event: event.offset_ps)
-        begin, end = run.offset_ps, run.offset_ps + run.duration_ps
-        at = begin + int(share * run.duration_ps)
-        for name in ("XLA Ops", "Async XLA Ops"):
-            for event in list(line_of(plane, name).events):
-                if event.offset_ps < at:
-                    line_of(plane, name).events.remove(event)
-        for name in () if keep_marks else ("XLA Modules", "Steps"):
-            for event in line_of(plane, name).events:
-                if event.offset_ps == begin:
-                    event.offset_ps, event.duration_ps = at, end - at
-
-    return change
+            begin = now + (int(WAIT_MS * MS) if program else 0)
+            now = begin + int(each_ms * MS)
+            if program:
+                rows.append((PROGRAMS[program], begin, now - begin, 2))
+                runs.append(ModuleRun(program, PROGRAMS[program], begin, now))
+        now += (STEP_MS - BUSY_MS) * MS
+    begin = int(cut * BUSY_MS * MS)
+    rows = [row for row in rows if row[1] >= begin]
+    if cut_marks:
+        runs[0] = replace(runs[0], start_ps=begin)
+    marks = [StepMark(i, run.start_ps, run.end_ps) for i, run in enumerate(r for r in runs if r.program == "jit_step")]
+    each = [StepMark(i, run.start_ps, run.end_ps) for i, run in enumerate(runs)]
+    device = DeviceTrace("h", "/host:CPU:0", "cpu", kinds, Events.build(rows), modules=[] if marked == "host" else runs)
+    device.steps = {"device": marks, "each execution": each}.get(marked, [])
+    return merge_hosts("x", [HostTrace("x", "h", [device], host_steps=marks if marked == "host" else [])])
 
 
-def without_marks(plane) -> None:
-    line_of(plane, "Steps").name = "gone"
+def step_of(n_steps: int, after: dict[int, tuple[str, float, int]], marked: str = "device", *cut) -> Breakdown:
+    return breakdown_from_trace(trace_of(n_steps, after, marked, *cut))
 
 
-def all_marked(plane) -> None:
-    """Each execution has a mark of its own, as libtpu writes where the host annotates no steps."""
-    marks = line_of(plane, "Steps")
-    del marks.events[:]
-    for number, run in enumerate(sorted(line_of(plane, "XLA Modules").events, key=lambda event: event.offset_ps)):
-        identity = max(plane.event_metadata) + 1
-        metadata = plane.event_metadata[identity]
-        metadata.id, metadata.name = identity, str(number)
-        marks.events.add(metadata_id=identity, offset_ps=run.offset_ps, duration_ps=run.duration_ps)
-
-
-@pytest.fixture(scope="module")
-def step_of(tpu_bytes, tmp_path_factory):
-    """`step_of(n_steps, *changes)`: the breakdown of a built TPU trace."""
-
-    def read(n_steps: int, *changes) -> Breakdown:
-        path = tmp_path_factory.mktemp("steady") / "host.xplane.pb"
-        path.write_bytes(edited(tpu_bytes(n_devices=1, n_steps=n_steps), *changes))
-        return breakdown_from_trace(load_trace(path))
-
-    return read
-
-
-@pytest.fixture(scope="module")
-def plain(step_of):
-    return step_of(10)
-
-
-EACH_PS = 1173 * 10**6
 CASES = {
-    "an evaluation among 9": (10, [other_program(4, 9387 * 10**6)]),
-    "16 short programs": (4, [other_program(1, EACH_PS, times=16)]),
-    "short programs after each step": (4, [other_program(n, EACH_PS, times=5, name="jit_log") for n in range(3)]),
-    "an evaluation longer than all steps": (4, [other_program(1, 40 * MS)]),
-    "a host gap among 3": (4, [host_gap(1, 9 * MS)]),
-    "a short host gap": (10, [host_gap(4, 400 * 10**6)]),
-    "a cut first execution": (4, [cut_first(0.5, keep_marks=False)]),
-    "a cut first execution, marks whole": (4, [cut_first(0.5, keep_marks=True)]),
-    "a cut first execution among 10": (10, [cut_first(0.16, keep_marks=False)]),
-    "all of it": (10, [cut_first(0.3, keep_marks=False), other_program(3, 5 * MS), host_gap(6, 4 * MS)]),
+    "an evaluation among 9": (10, {4: (EVAL, 9.387, 1)}),
+    "an evaluation after each step": (9, {n: (EVAL, 2.0, 1) for n in range(9)}),
+    "16 short programs": (4, {1: (EVAL, 1.173, 16)}),
+    "short programs after each step": (4, {n: (LOG, 1.173, 5) for n in range(3)}),
+    "an evaluation longer than all steps": (4, {1: (EVAL, 40, 1)}),
+    "a host gap among 3": (4, {1: ("", 9, 1)}),
+    "a short host gap": (10, {4: ("", 0.6, 1)}),
+    "a cut first execution": (4, {}, 0.5),
+    "a cut first execution, marks whole": (4, {}, 0.5, False),
+    "a cut first execution among 10": (10, {}, 0.16),
+    "all of it": (10, {3: (EVAL, 5, 1), 6: ("", 4, 1)}, 0.3),
 }
 
 
 @pytest.mark.parametrize(
-    ("case", "marks"),
-    [*((case, None) for case in CASES), ("all of it", without_marks), ("all of it", all_marked)],
-)
-def test_the_step_stays(case, marks, step_of, plain):
+    ("case", "marked"),
+    [(case, marked) for case in CASES for marked in ("device", "each execution", "host", "nowhere")
+     # Without executions the program with the most time is the step's.
+     if marked != "host" or LOG not in str(CASES[case])],
+)  # fmt: skip
+def test_the_step_stays(case, marked):
     """The mean of all windows was up to three times the step, and 16 % below it with a cut one."""
-    n_steps, changes = CASES[case]
-    found = step_of(n_steps, *changes, *([marks] if marks else []))
+    n_steps, after, *cut = CASES[case]
+    found, plain = step_of(n_steps, after, marked, *cut), step_of(10, {}, marked)
     assert found.title == "jit_step"
-    assert found.step_seconds == pytest.approx(plain.step_seconds, rel=1e-4), what_else_ran(found)
+    assert found.step_seconds == pytest.approx(STEP_MS * 1e-3, rel=1e-4), what_else_ran(found)
     assert np.mean(found.step_times_seconds) == pytest.approx(found.step_seconds)
     rows, expected = ({row.name: row for row in one.categories} for one in (found, plain))
     assert rows.keys() == expected.keys()
@@ -173,13 +106,17 @@ def test_the_step_stays(case, marks, step_of, plain):
         assert rows[name].seconds == pytest.approx(row.seconds, rel=1e-3, abs=1e-9), name
         assert rows[name].occurrences == pytest.approx(row.occurrences), name
     assert {op.program for op in found.ops} <= {"jit_step", ""}
+    others = {row.name: row.seconds * 1e3 for row in found.others}
+    inside = [one for step, one in after.items() if step < n_steps - 1]
+    for name in {program for program, *_ in inside}:
+        total = sum(each * times for program, each, times in inside if program == name)
+        assert others[name or HOST_GAP] == pytest.approx(total, rel=1e-6)
 
 
-def test_what_else_ran_is_named_with_its_time(step_of, tmp_path, capsys):
-    found = step_of(10, other_program(4, 9387 * 10**6), host_gap(6, 9 * MS))
+def test_what_else_ran_is_named_with_its_time(tmp_path, capsys):
+    found = step_of(10, {4: (EVAL, 9.387, 1), 6: ("", 9, 1)})
     rows = {row.name: row for row in found.others}
-    assert rows[EVAL].seconds == pytest.approx(9.387e-3) and (rows[EVAL].executions, rows[EVAL].windows) == (1, 1)
-    assert rows[HOST_GAP].seconds == pytest.approx(9e-3, rel=1e-6) and rows[HOST_GAP].windows == 1
+    assert (rows[EVAL].executions, rows[EVAL].windows) == (1, 1) and rows[HOST_GAP].windows == 1
     assert [row.kind for row in found.windows].count(WindowKind.STEADY) == 7 == found.n_steps
     classes = {row.name: row for row in found.step_classes}
     assert classes[WindowKind.OTHERS].mean_seconds == pytest.approx(found.step_seconds + 9.437e-3)
@@ -187,75 +124,29 @@ def test_what_else_ran_is_named_with_its_time(step_of, tmp_path, capsys):
     assert sum(row.count for row in found.step_classes) == len(found.windows) == 9
     again = Breakdown.from_dict(json.loads(json.dumps(found.to_dict())))
     assert (again.windows, again.others) == (found.windows, found.others)
-    notes = compare_breakdowns(found, step_of(10)).notes
+    notes = compare_breakdowns(found, step_of(10, {})).notes
     assert any("not in the step of A" in note and EVAL in note and "9.387 ms" in note for note in notes)
     path = tmp_path / "b.json"
     path.write_text(json.dumps(found.to_dict()))
     assert tomat(["profile", str(path), "--top", "0"]) == 0
     shown = capsys.readouterr().out
-    assert "windows steady: 7, 3.179 ms each" in shown and f"{EVAL}: once, 9.387 ms in 1 of 9 windows" in shown
+    assert "windows steady: 7, 4.000 ms each" in shown and f"{EVAL}: once, 9.387 ms in 1 of 9 windows" in shown
 
 
-def test_breakdowns_of_before_have_no_windows(step_of):
-    content = step_of(4).to_dict()
+def test_breakdowns_of_before_have_no_windows():
+    content = step_of(4, {}).to_dict()
     del content["windows"], content["others"], content["device"]["stated_by_trace"]
     assert Breakdown.from_dict(content).windows == ()
 
 
-def test_another_program_may_be_asked_for(step_of, tpu_bytes, tmp_path):
-    path = tmp_path / "host.xplane.pb"
-    changes = [other_program(n, 2 * MS) for n in (0, 1, 2)]
-    path.write_bytes(edited(tpu_bytes(n_devices=1, n_steps=6), *changes, without_marks))
-    found = breakdown_from_trace(load_trace(path), program=EVAL)
+def test_another_program_may_be_asked_for():
+    trace = trace_of(6, {n: (EVAL, 2, 1) for n in (0, 1, 2)}, "nowhere")
+    found = breakdown_from_trace(trace, program=EVAL)
     assert found.title == EVAL and {op.program for op in found.ops} <= {EVAL, ""}
-    assert {op.name for op in found.ops if op.program} == {"fusion.9001"}
+    assert {op.name for op in found.ops if op.program} == {"e"}
     assert [row.name for row in found.others] == ["jit_step"]
     with pytest.raises(TomatError, match="no program 'jit_other' ran; expected one of jit_step, jit_eval_step"):
-        breakdown_from_trace(load_trace(path), program="jit_other")
-
-
-STEP_MS, BUSY_MS = 4, 3
-
-
-def trace_of(kind: str, extra_ms: dict[int, float], n_steps: int = 9, other_each_ms: float = 2.0) -> Trace:
-    """Steps of two operations of 1.5 ms each, with so much more time after some of them, half of it another program's.
-
-    Args:
-        kind: How the trace knows executions: `run` (TPU, GPU, CPU), or `json` (CPU), which has the host's marks alone.
-        extra_ms: By the step after which it comes.
-        n_steps: Of the trace.
-        other_each_ms: Of another program's operation at the end of the extra time; 0 for a host gap.
-    """
-    kinds = [OpKind("a", 1, "jit_step"), OpKind("b", 1, "jit_step"), OpKind("e", 2, EVAL)]
-    rows, runs, marks, now = [], [], [], 0
-    for step in range(n_steps):
-        marks.append(StepMark(step, now, now + BUSY_MS * MS))
-        rows += [(0, now, 3 * MS // 2, 0), (1, now + 3 * MS // 2, 3 * MS // 2, 1)]
-        runs.append(ModuleRun("jit_step", 1, now, now + BUSY_MS * MS))
-        now += BUSY_MS * MS
-        if extra := int(extra_ms.get(step, 0) * MS):
-            if length := int(other_each_ms * MS):
-                rows.append((2, now + extra - length, length, 2))
-                runs.append(ModuleRun(EVAL, 2, now + extra - length, now + extra))
-            now += extra
-        now += (STEP_MS - BUSY_MS) * MS
-    device = DeviceTrace("h", "/host:CPU:0", "cpu", kinds, Events.build(rows), modules=runs if kind == "run" else [])
-    return merge_hosts("x", [HostTrace("x", "h", [device], host_steps=marks if kind == "json" else [])])
-
-
-@pytest.mark.parametrize("kind", ["run", "json"])
-@pytest.mark.parametrize("n_steps", [4, 9])
-@pytest.mark.parametrize("extra", [{1: 3.0}, {0: 3.0, 1: 3.0, 2: 3.0}, {n: 3.0 for n in range(9)}])
-def test_on_every_kind_of_device(kind, n_steps, extra):
-    found = breakdown_from_trace(trace_of(kind, extra, n_steps))
-    assert found.step_seconds == pytest.approx(STEP_MS * 1e-3)
-    (other,) = found.others
-    n_windows = len([step for step in extra if step < n_steps - 1])
-    assert (other.name, other.windows) == (EVAL, n_windows) and other.seconds == pytest.approx(2e-3 * n_windows)
-    gap = breakdown_from_trace(trace_of(kind, {1: 3.0}, n_steps, other_each_ms=0))
-    assert gap.step_seconds == pytest.approx(STEP_MS * 1e-3)
-    (other,) = gap.others
-    assert other.name == HOST_GAP and other.seconds == pytest.approx(3e-3)
+        breakdown_from_trace(trace, program="jit_other")
 
 
 def test_durations():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tomat.app.cli import main as tomat
-from tomat.base.errors import TomatError
 from tomat.perf.profile.breakdown import Breakdown, Roofs
 from tomat.perf.profile.categories import Category, Direction
 from tomat.perf.profile.hlo_kernels import executed_kernels
@@ -92,26 +91,6 @@ def test_a_real_cpu_step(cpu):
     expected = 2 * (4 * layer - 2 * tokens * hidden * ffn) + 6 * tokens * hidden * vocab
     found = (rows["matmul"].flops or 0) + (rows["loss"].flops or 0)
     assert found == pytest.approx(expected, rel=0.05)
-
-
-def test_no_step_markers(tpu_bytes, tmp_path):
-    space = new_message("XSpace")
-    space.ParseFromString(tpu_bytes(n_devices=1))
-    device = next(p for p in space.planes if p.name.startswith("/device"))
-
-    def without(*names: str):
-        for line in device.lines:
-            line.name = "gone" if line.name in names else line.name
-        path = tmp_path / "x.xplane.pb"
-        path.write_bytes(space.SerializeToString())
-        return load_trace(path)
-
-    marked = breakdown_from_trace(without())
-    inferred = breakdown_from_trace(without("Steps"))
-    assert any("a step is one execution of jit_step" in n for n in inferred.notes)
-    assert inferred.step_seconds == pytest.approx(marked.step_seconds)
-    with pytest.raises(TomatError, match="no step markers and no program executions"):
-        breakdown_from_trace(without("Steps", "XLA Modules"))
 
 
 def test_without_hlo_the_events_own_stats_decide(tpu_bytes, tmp_path):

@@ -16,7 +16,15 @@ from tomat.perf.profile.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_par
 from tomat.perf.profile.hlo_costs import COLLECTIVES, ELEMENTWISE, TRANSCENDENTAL, base_opcode
 from tomat.perf.profile.hlo_kernels import loop_notes
 from tomat.perf.profile.program_breakdown import kernel_row
-from tomat.perf.profile.steady import HOST_GAP, busy_time, judged_windows, of_step, step_windows, window_classes
+from tomat.perf.profile.steady import (
+    HOST_GAP,
+    JudgedWindows,
+    busy_time,
+    judged_windows,
+    of_step,
+    step_windows,
+    window_classes,
+)
 from tomat.perf.profile.timeline import Attribution, attribute
 from tomat.perf.profile.trace_data import DeviceTrace, HostTrace, OpKind, Trace, main_program
 
@@ -81,18 +89,7 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         device_steps.append(result.total_ps / judged.n_steps / PS_PER_SECOND)
         step_times += [float(d) / PS_PER_SECOND for d in judged.durations_ps]
         windows += judged.rows
-        for row in judged.others:  # what else ran on one of the devices, as its share of the mean over all
-            before = others.get(row.name, OtherRow(row.name, 0.0, 0.0, 0.0))
-            activity = before.host_activity
-            if row.name == HOST_GAP and judged.longest_gap and not activity:
-                activity = _host_activity(host, *judged.longest_gap)
-            others[row.name] = OtherRow(
-                row.name,
-                before.executions + row.executions / n_devices,
-                before.seconds + row.seconds / n_devices,
-                before.windows + row.windows / n_devices,
-                activity,
-            )
+        _add_others(others, judged, host, n_devices)
         idle_ps = result.between_ps + result.waiting_ps
         if idle_ps > most_idle_ps:
             most_idle_ps, gaps = idle_ps, _gap_rows(result, device, host, judged.n_steps)
@@ -144,6 +141,17 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         memory_bytes=hlo.memory_bytes if hlo else {},
         notes=(*trace.notes, *sorted(notes), *quality),
     )
+
+
+def _add_others(others: dict[str, OtherRow], judged: JudgedWindows, host: HostTrace, n_devices: int) -> None:
+    """Add to `others` what else ran on one of the devices, as its share of the mean over all."""
+    for row in judged.others:
+        before = others.get(row.name, OtherRow(row.name, 0.0, 0.0, 0.0))
+        activity = before.host_activity
+        if row.name == HOST_GAP and judged.longest_gap and not activity:
+            activity = _host_activity(host, *judged.longest_gap)
+        executions, seconds = before.executions + row.executions / n_devices, before.seconds + row.seconds / n_devices
+        others[row.name] = OtherRow(row.name, executions, seconds, before.windows + row.windows / n_devices, activity)
 
 
 def _known(kind: OpKind, trace: Trace, cache: dict[int, tuple[dict[str, Classified], list[str]]]) -> tuple[OpRow, bool]:

@@ -134,17 +134,18 @@ def check_rho_times_volume(values: np.ndarray, crystal: Crystal, *, partial: boo
     if not least <= total <= most:
         volume_a3, bohr3 = crystal.volume_a3, BOHR_A**3
         between_0_and_1 = cube and values.min() >= 0 and values.max() <= 1.001 * volume_a3 / bohr3
-        hints = {
-            "the cube looks to be in e/Å³, not in e/bohr^3; `--accept cube_e_per_a3` reads it so": cube
-            and least <= total * bohr3 <= most,
-            "the values lie between 0 and 1, as those of a localisation function": between_0_and_1,
-            "the values look like e/Å³; multiply them by the cell volume": least <= total * volume_a3 <= most,
-            "the values look like e/bohr^3; multiply them by the cell volume in bohr^3": least
-            <= total * volume_a3 / bohr3
-            <= most,
-            "the file is damaged or belongs to another structure": True,
-        }
-        hint = next(words for words, fits in hints.items() if fits)
+
+        def fits(factor: float) -> bool:
+            return least <= total * factor <= most
+
+        hints = (
+            (cube and fits(bohr3), "they look to be in e/Å³, not in e/bohr^3; `--accept cube_e_per_a3` reads it so"),
+            (between_0_and_1, "the values lie between 0 and 1, as those of a localisation function"),
+            (fits(volume_a3), "the values look like e/Å³; multiply them by the cell volume"),
+            (fits(volume_a3 / bohr3), "the values look like e/bohr^3; multiply them by the cell volume in bohr^3"),
+            (True, "the file is damaged or belongs to another structure"),
+        )
+        hint = next(words for condition, words in hints if condition)
         raise TomatError(
             f"{source}: the values average to {total:.4g}; as rho x V that is the electron count, and these "
             f"{atomic_numbers.size} atoms have {least:.4g} to {most:.4g}; {hint}."

@@ -15,7 +15,7 @@ from tomat.base.arguments import Parser, existing_file, positive_int, report_fil
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
 from tomat.perf.plan.compile.topology import OtherLibtpu
-from tomat.perf.timed_kernels.compile import Compilers
+from tomat.perf.timed_kernels.timings import read_timings
 from tomat.report.pages.kernels_page import calibrate_kernels
 
 
@@ -36,8 +36,8 @@ def libtpu_in(folder: Path) -> OtherLibtpu:
     return OtherLibtpu(versions.pop(), library)
 
 
-def read_compilers(words: Sequence[str]) -> Compilers:
-    """Of `DIR`, the libtpu of all operations, and any number of `OP=DIR`, that of one.
+def read_compilers(words: Sequence[str]) -> dict[str, OtherLibtpu]:
+    """Of `DIR`, the libtpu of all operations, by "", and any number of `OP=DIR`, that of one.
 
     Raises:
         TomatError: As for `libtpu_in`; or an operation, or all of them, would have two.
@@ -50,7 +50,7 @@ def read_compilers(words: Sequence[str]) -> Compilers:
         if op in found:
             raise TomatError(f"--libtpu gives two compilers of {op or 'all operations'}; expected one, or OP=DIR each.")
         found[op] = libtpu_in(Path(folder))
-    return Compilers(found.pop("", None), found)
+    return found
 
 
 def build_parser() -> Parser:
@@ -85,8 +85,19 @@ def build_parser() -> Parser:
 def run(args: argparse.Namespace) -> int:
     """Calibrate."""
     compilers = read_compilers(args.libtpu)
-    where = {"cache_dir": args.cache_dir, "compilers": compilers}
-    record = calibrate_kernels(args.kernels, args.tracking_dir, chips=args.chip, workers=args.workers, **where)
+    there = sorted(
+        {timing.op for timing in read_timings(args.kernels)[0] if timing.chip in (args.chip or [timing.chip])}
+    )
+    if unknown := sorted(compilers.keys() - {"", *there}):
+        raise TomatError(f"--libtpu names the operation {unknown[0]}; the rows are of {', '.join(there)}.")
+    record = calibrate_kernels(
+        args.kernels,
+        args.tracking_dir,
+        cache_dir=args.cache_dir,
+        chips=args.chip,
+        workers=args.workers,
+        compiler_of=lambda op: compilers.get(op, compilers.get("")),
+    )
     write_report(args.json, record)
     return 0
 

@@ -1,5 +1,7 @@
 """Which libtpu compiles which operation."""
 
+from pathlib import Path
+
 import pytest
 from another_libtpu import another_libtpu
 from calibrate_with_libtpu import build_parser, libtpu_in, read_compilers
@@ -7,9 +9,11 @@ from calibrate_with_libtpu import build_parser, libtpu_in, read_compilers
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.topology import compiler_version
-from tomat.perf.timed_kernels.compile import Compilers
+from tomat.report.pages.kernels_page import _compiled_by
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
+
+TIMINGS = Path(__file__).parents[1] / "fixtures" / "kernels" / "timings.csv"
 
 
 @pytest.fixture
@@ -18,17 +22,18 @@ def other(tmp_path):
 
 
 def test_each_operation_may_have_a_compiler_of_its_own(other, tmp_path):
-    assert read_compilers(()) == Compilers()
-    both = read_compilers([str(other), f"normalization={other}"])
-    assert both.other == both.by_op["normalization"] == both.of("gated_linear_unit") == libtpu_in(other)
-    one = read_compilers([f"normalization={other}"])
-    assert one.of("gated_linear_unit") is None
-    assert one.name_of("gated_linear_unit") == compiler_version() != one.name_of("normalization") == "libtpu 0.0.1"
-    with pytest.raises(TomatError, match="--libtpu names the operation normalization; the rows are of a, b"):
-        one.require(["b", "a", "b"])
-    for twice in (f"normalization={other}", str(other)):
-        with pytest.raises(TomatError, match="--libtpu gives two compilers of"):
-            read_compilers([twice, twice])
+    assert read_compilers(()) == {}
+    assert read_compilers([str(other), f"normalization={other}"]) == dict.fromkeys(
+        ("", "normalization"), libtpu_in(other)
+    )
+    assert compiler_version() != compiler_version(libtpu_in(other)) == "libtpu 0.0.1"
+    assert _compiled_by({"a": "libtpu 0.0.2", "b": "libtpu 0.0.1", "c": "libtpu 0.0.2"}) == (
+        "libtpu 0.0.2; b: libtpu 0.0.1"
+    )
+    with pytest.raises(TomatError, match="--libtpu gives two compilers of normalization"):
+        read_compilers([f"normalization={other}", f"normalization={other}"])
+    with pytest.raises(TomatError, match="--libtpu gives two compilers of all operations"):
+        read_compilers([str(other), str(other)])
     (tmp_path / "odd=name").mkdir()
     with pytest.raises(TomatError, match="odd=name holds no libtpu"):
         read_compilers([str(tmp_path / "odd=name")])  # a path, not an operation
@@ -44,4 +49,8 @@ def test_the_script_reads_its_flags_before_anything_is_compiled(other, tmp_path,
     assert "holds no libtpu" in capsys.readouterr().err
     assert main([*words, "--libtpu", str(other)], parser) == 2
     told = capsys.readouterr().err
-    assert str(file) in told and told.count("\n") == 1 and not (tmp_path / "tracking").exists()
+    assert str(file) in told and told.count("\n") == 1
+    words[1] = str(TIMINGS)
+    assert main([*words, "--libtpu", f"of_nobody={other}"], parser) == 2
+    assert "--libtpu names the operation of_nobody; the rows are of chunked_xla_" in capsys.readouterr().err
+    assert not (tmp_path / "tracking").exists()

@@ -13,12 +13,11 @@ from tomat.base.arguments import (
     positive_float,
     positive_int,
 )
-from tomat.model.loss.config import LOSS_KINDS, LossConfig
+from tomat.model.loss.config import LOSS_KINDS
 from tomat.model.tiles import LOSS_NAMES
 
 MODULES = {
     "tokenize": "tomat.measure.bench.tokenize",
-    "loss": "tomat.measure.bench.loss",
     "loss-tiles": "tomat.measure.bench.tiles",
     "attention-tiles": "tomat.measure.bench.tiles",
     "chip": "tomat.measure.bench.chip",
@@ -30,6 +29,7 @@ MODULES = {
 STUDIES = {
     "profile": "profiling/parse_speed.py",
     "loader": "profiling/loader_readers.py",
+    "loss": "profiling/loss_memory.py",
     "preemption": "profiling/preemption_soak.py",
     "levanter": "profiling/beside_levanter.py",
     "scf-savings": "profiling/scf_savings.py",
@@ -61,15 +61,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
 
     parser = benches.add_parser(
-        "loss",
-        help="compiled memory of the blocked loss against the plain formulas",
-        description="Compile value and gradient of the loss for this machine's JAX backend, without running them, and "
-        "report the temporary memory of the blocked loss and of the plain formulas.",
-    )
-    _add_loss_shape(parser, "emd")
-    add_flag(parser, "--block_positions", LossConfig().block_positions, "positions of a block", type=positive_int)
-
-    parser = benches.add_parser(
         "loss-tiles",
         help="tune the tiles of the Pallas loss with the TPU compiler",
         description="Compile value and gradients of the loss for one chip of a slice, as XLA's loss in blocks and as "
@@ -77,7 +68,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "libtpu, no TPU; one or more minutes a candidate. Compiled programs are kept and found again.",
     )
     add_flag(parser, "--slice", "v6e-1", "one chip of it")
-    _add_loss_shape(parser, "cross_entropy")
+    add_flag(parser, "--kind", "cross_entropy", "the formula", choices=LOSS_KINDS)
+    add_flag(parser, "--batch", 8, "sequences on one device", type=positive_int)
+    add_flag(parser, "--positions", 8192, "tokens per sequence", type=positive_int)
+    add_flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
+    add_flag(parser, "--density_tokens", 16384, "density bins", type=positive_int)
+    add_flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
     add_flag(parser, "--vocabulary", "full", "ids of the softmax", choices=["density", "full"])
     text = f"a candidate; may be repeated (default: {' '.join(DEFAULT_TILES)})"
     parser.add_argument("--tiles", action="append", metavar=",".join(LOSS_NAMES), help=text)
@@ -159,16 +155,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out one benchmark."""
     return importlib.import_module(MODULES[args.benchmark]).run(args)
-
-
-def _add_loss_shape(parser: argparse.ArgumentParser, kind: str) -> None:
-    """Add what decides the arrays of a loss and its formula, which is `kind` by default."""
-    add_flag(parser, "--kind", kind, "the formula", choices=LOSS_KINDS)
-    add_flag(parser, "--batch", 8, "sequences on one device", type=positive_int)
-    add_flag(parser, "--positions", 8192, "tokens per sequence", type=positive_int)
-    add_flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
-    add_flag(parser, "--density_tokens", 16384, "density bins", type=positive_int)
-    add_flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
 
 
 def _add_compiling(parser: argparse.ArgumentParser, name: str) -> None:

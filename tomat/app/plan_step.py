@@ -21,8 +21,7 @@ from tomat.base.report.terminal import rich_table
 from tomat.base.reporting import console, replacing, write_report, write_text
 from tomat.hardware.mfu import slice_dict, step_report
 from tomat.perf.cost.chip_model import untimed_share, untimed_text
-from tomat.perf.plan.compile.child import EXECUTABLE_FILE
-from tomat.perf.plan.compile.compiler import compile_step
+from tomat.perf.plan.compile.compiler import EXECUTABLE_FILE, compile_step
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import planned_slice
 from tomat.perf.plan.plan import Plan, make_plan

@@ -69,7 +69,7 @@ LOSS_NAMES = tuple(field.name for field in fields(LossTiles))
 class TunedTiles:
     """An entry of the table of the loss."""
 
-    FILE: ClassVar = Path(__file__).parent / "loss" / "loss_tiles.json"
+    FILE: ClassVar = Path(__file__).parent / "loss/loss_tiles.json"
     REMEDY: ClassVar = "Write it with `tomat bench loss-tiles`, or set every size of loss.tiles."
 
     device_kind: str

@@ -92,9 +92,7 @@ def test_the_record_is_for_nobody_but_the_user_of_a_cpu(timed, tmp_path, capsys)
     assert "cannot use these rows" in said and "2 rows of splash attention left out" in said
     assert f"{len(ROWS)} rows not begun" in said and len(report["rows_not_begun"]) == len(ROWS)
     assert not (tmp_path / "none.csv").exists() and report["best_matmul"]["row"] is None
-
-
-def test_a_file_of_something_else_stays_as_it_is(tmp_path, capsys):
+    # A file of something else stays as it is.
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     assert main(["bench", "chip", "--output", str(tmp_path / "other.csv")]) == 2
     assert "has the columns a, b" in capsys.readouterr().err

@@ -49,8 +49,5 @@ def test_what_the_compiler_made_another_collective_of_is_left_out():
     other = {**four[0], "seconds_median": 1.0, "compiled_to": ["collective-permute"]}
     assert fit_collectives([*four, other]) == fit_collectives(four)
     assert fit_collectives([four[0], other, other]) == {}
-
-
-def test_no_rate_without_a_slope_and_no_error_from_two_sizes():
-    flat = fit_collectives(rows([3e-5, 2e-5], [1e5, 1e6]))["all-reduce"]
+    flat = fit_collectives(rows([3e-5, 2e-5], [1e5, 1e6]))["all-reduce"]  # no slope, and two sizes alone
     assert flat["bytes_per_second"] is None and flat["start_seconds_error"] is None

@@ -142,7 +142,7 @@ import sys
 
 from tomat.hardware.chips import slice_named
 from tomat.perf.plan.compile.topology import topology_devices
-from tomat.perf.tuning.tile_child import lower_loss
+from tomat.perf.tuning.tile_tuning import lower_loss
 
 device = topology_devices(slice_named("v6e-4"))[0]
 for request in json.load(sys.stdin):

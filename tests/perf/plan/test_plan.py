@@ -160,7 +160,9 @@ TOO_LARGE = [
 
 
 @pytest.mark.slow
-def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, words, tmp_path, capsys):
+def test_a_step_that_does_not_fit_is_an_answer_and_its_run_is_not_started(
+    cache, folder, words, tmp_path, monkeypatch, capsys
+):
     out = tmp_path / "oom.json"
     with alone(cache):
         status = main([*words, "--json", str(out), "--no_search", *TOO_LARGE])
@@ -169,10 +171,6 @@ def test_a_step_that_does_not_fit_is_an_answer_with_what_would(cache, words, tmp
     assert found["hbm_required_bytes"] > found["hbm_capacity_bytes"] > 31 * 2**30
     assert found["memory"]["largest"][0]["hbm_bytes"] > 2**30
     assert "does not fit" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_run_that_cannot_fit_is_not_started(cache, folder, tmp_path, monkeypatch):
     (tmp_path / ".cache" / "tomat").mkdir(parents=True)
     (tmp_path / ".cache" / "tomat" / "plan").symlink_to(cache)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -183,18 +181,14 @@ def test_a_run_that_cannot_fit_is_not_started(cache, folder, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_emit_writes_a_configuration_that_loads(report, folder, words, tmp_path):
+def test_a_plan_leaves_a_configuration_that_loads_code_and_what_can_be_compared(
+    report, folder, words, tmp_path, capsys
+):
     out = tmp_path / "ready.yaml"
     assert main([*words, "--emit", str(out)]) == 0
-    assert load_config(out).slice == "v6e-4"
+    assert load_config(out).slice == "v6e-4" and report["program_key"] in out.read_text()
     assert (folder / "step.bin").stat().st_size > 100_000  # the machine code of the step
-    assert report["program_key"] in out.read_text()
-
-
-@pytest.mark.slow
-def test_compare_shows_two_plans(report, folder, capsys):
-    path = str(folder / "plan.json")
-    assert main(["plan", "compare", path, path]) == 0
+    assert main(["plan", "compare", *[str(folder / "plan.json")] * 2]) == 0
     assert "matmul" in capsys.readouterr().out
 
 

@@ -20,27 +20,23 @@ SMALL = [
 ]  # fmt: skip
 
 CHILD = """
-import json, sys
+import gzip, sys
 from pathlib import Path
-from tomat.perf.plan.compile.child import PROGRAM_FILE, SCHEDULE_FILE, is_kept
-from tomat.perf.plan.plan_cache import keep
-from tomat.base.checked_json import with_checksum
-import gzip
+from tomat.perf.plan.compile.compiler import PROGRAM_FILE, SCHEDULE_FILE, is_kept
+from tomat.perf.plan.compile.process import answer, keep_answer, say
 
-request = json.loads(Path(sys.argv[1]).read_text())
-folder = Path(request["programs_dir"]) / "key"
-print(json.dumps({"stage": "starting"}), flush=True)
-if is_kept(folder, request["executable"]):
-    print(json.dumps({"stage": "cached", "key": "key"}), flush=True)
-    sys.exit()
-print(json.dumps({"stage": "compiling"}), flush=True)
-part = Path(request["work_dir"]) / "part"
-part.mkdir()
-(part / PROGRAM_FILE).touch()
-(part / SCHEDULE_FILE).write_bytes(gzip.compress(b"{}"))
-(part / "result.json").write_text(json.dumps(with_checksum({"status": "fits"})))
-keep(part, folder)
-print(json.dumps({"stage": "done", "key": "key"}), flush=True)
+def carry_out(request):
+    folder, part = Path(request["programs_dir"]) / "key", Path(request["work_dir"]) / "part"
+    say("starting")
+    if is_kept(folder, request["executable"]):
+        return say("cached", key="key")
+    say("compiling")
+    part.mkdir()
+    (part / PROGRAM_FILE).touch()
+    (part / SCHEDULE_FILE).write_bytes(gzip.compress(b"{}"))
+    keep_answer({"status": "fits"}, part, folder)
+
+answer(sys.argv[1], carry_out)
 """
 """Takes the place of the compiling process: it finds or keeps an answer as that does, and compiles nothing."""
 
@@ -57,11 +53,8 @@ def compiled(tmp_path, monkeypatch):
 
     def compile_(limits: Limits | None = None):
         stages: list[str] = []
-        cache = tmp_path / "cache"
-        found = compile_step(
-            config, planned_slice(config, None), cache_dir=cache, limits=limits, on_stage=stages.append
-        )
-        return found, stages
+        where = {"cache_dir": tmp_path / "cache", "limits": limits}
+        return compile_step(config, planned_slice(config, None), on_stage=stages.append, **where), stages
 
     return compile_
 
@@ -131,34 +124,22 @@ def test_every_form_says_what_is_kept_from_the_compile(words, tmp_path, monkeypa
     assert "XLA_FLAGS" in note and "XLA_FLAGS" not in told.out
 
 
-def test_kernels_and_their_chips_belong_to_a_calibration(config_path, tmp_path, capsys):
-    (tmp_path / "timings.csv").touch()
-    words = ["plan", "--config_path", str(config_path)]
-    assert main([*words, "--kernels", str(tmp_path / "timings.csv")]) == 2
-    assert "--kernels is for --calibrate" in capsys.readouterr().err
-    assert main([*words, "--calibrate", "--chip", "v6e"]) == 2
-    assert "--chip v6e chooses rows of --kernels" in capsys.readouterr().err
-
-
-def test_a_row_without_its_sweep_is_refused(config_path, tmp_path, capsys):
-    words = ["plan", "--row", "big", "--config_path", str(config_path), "--cache_dir", str(tmp_path / "cache")]
-    assert main(words) == 2
-    assert "--row big is a row of a sweep; give its file with --sweep" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [[], ["--max_batch"]])
 def test_the_step_of_a_distillation_is_refused_before_anything_is_started(words, config_path, tmp_path, capsys):
     words = ["plan", "--config_path", str(config_path), "--cache_dir", str(tmp_path / "cache"), *words]
     words += ["--distillation", "{teacher: runs/demo, quantised: demo-2bit}", "--sharding", "replicated"]
     assert main(words) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert all(name in said for name in ("distillation", "demo-2bit", "runs/demo", "`tomat train`"))
+    assert "has distillation, whose step only `tomat train` builds" in said
     assert "--distillation null" in said and not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["--kernels", "small.yaml"], "--kernels is for --calibrate"),
+        (["--calibrate", "--chip", "v6e"], "--chip v6e chooses rows of --kernels"),
+        (["--row", "big"], "--row big is a row of a sweep; give its file with --sweep"),
         (["--grid", "8", "8", "8"], "--grid is for --decode"),
         (["--decode"], "give --grid NX NY NZ"),
         (["--decode", "--grid", "8", "8", "8"], "give --atoms N, or --structure FILE"),
@@ -174,6 +155,7 @@ def test_the_step_of_a_distillation_is_refused_before_anything_is_started(words,
         (["--decode", "--grid", "8", "8", "8", "--atoms", "2"], "has no model.environment"),
     ],
 )
-def test_words_of_a_prediction(words, says, config_path, tmp_path, capsys):
+def test_words_that_do_not_go_together(words, says, config_path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     assert main(["plan", "--config_path", str(config_path), "--cache_dir", str(tmp_path / "cache"), *words]) == 2
     assert says in capsys.readouterr().err.replace("\n", " ")

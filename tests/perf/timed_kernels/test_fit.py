@@ -123,22 +123,16 @@ def write(folder, content: object):
     return timings
 
 
-def test_the_kinds_are_those_that_are_timed():
-    assert {*PASSES, PERMUTE} < set(KINDS)
-
-
 def test_starts_and_rates_become_those_of_the_model(tmp_path):
+    assert {*PASSES, PERMUTE} < set(KINDS)
+    assert measured_rates(tmp_path / "mine.csv") is None
+    assert measured_rates(write(tmp_path, report(n_devices=1, collective_fits={}))) is None
     found = measured_rates(write(tmp_path, report()))
     assert found is not None and found[0] == "v6e"
     assert found[1] == {
         "start_seconds": pytest.approx(12e-6), "ring_efficiency": pytest.approx(0.7), "slice": "v6e-16",
         "timed_with": "jax 1, libtpu 2",
     }  # fmt: skip
-
-
-def test_without_collectives_there_is_nothing(tmp_path):
-    assert measured_rates(tmp_path / "mine.csv") is None
-    assert measured_rates(write(tmp_path, report(n_devices=1, collective_fits={}))) is None
 
 
 @pytest.mark.parametrize(
@@ -158,11 +152,10 @@ def test_what_cannot_be_is_one_clear_error(tmp_path, content, said):
         measured_rates(write(tmp_path, content))
 
 
-@pytest.mark.parametrize("fitted", [True, False])
-def test_a_plan_takes_what_is_on_record(tmp_path, fitted):
+def test_a_plan_takes_what_is_on_record(tmp_path):
     errors = {"kernels": 40, "absolute_error_median": 0.02, "absolute_error_p90": 0.1}
     chip = {
-        "fitted": fitted,
+        "fitted": False,
         "parameters": {name: {"value": getattr(Parameters(), name), "deviation": 0.1} for name in NAMES},
         "all": errors,
         "bounds": {},

@@ -8,8 +8,7 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.measure.bench.chip_rows import full_rows, quick_rows
-from tomat.perf.timed_kernels.child import OWN
-from tomat.perf.timed_kernels.compile import compile_kernels
+from tomat.perf.timed_kernels.compile import OWN, compile_kernels
 from tomat.perf.timed_kernels.own import CARRIED, ONCE, SPLASH, TIMED_WITH, own_program
 from tomat.perf.timed_kernels.timings import KernelTiming, check_arrays
 from tomat.report.pages.kernels_page import timed_program

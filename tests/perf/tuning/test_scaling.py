@@ -3,12 +3,11 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.base.report.document import find_sections
-from tomat.base.report.markdown import markdown
 from tomat.base.reporting import to_jsonable
 from tomat.perf.plan.plan import Plan
 from tomat.perf.tuning.scaling import contests, crossings, lines_of, scaling_record
@@ -16,104 +15,89 @@ from tomat.perf.tuning.sweep import plan_rows, record_path
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord
 from tomat.report.pages.sweep_pages import write_sweep_page
-from tomat.report.sweep import scaling_parts
 
 TOKENS = 8192
 
 
 def row(
-    name: str,
-    lines: str | list[str],
-    n_chips: int,
-    seconds: float | None = 1.0,
-    share: float | None = 0.0,
-    batch: int | None = None,
-    error: float = 0.1,
-    status: str | None = None,
-) -> RowRecord:
+    name: str, lines: str | list[str], n_chips: int, seconds: float | None = 1.0, share: float | None = 0.0,
+    batch: int | None = None, error: float = 0.1, status: Any = None,
+) -> RowRecord:  # fmt: skip
     """A row of a step of `seconds` with `share` of it in exposed collectives; without `seconds` it does not fit.
 
     `share` None: no collectives occur. `batch` None: 8 sequences a chip. `error`: of the intervals, a fraction.
     """
     batch = batch or 8 * n_chips
-
-    def interval(value: float) -> dict[str, float]:
-        return {"estimate": value, "low": value / (1 + error), "high": value * (1 + error)}
-
-    lines = [lines] if isinstance(lines, str) else lines
     known = RowRecord(
         name=name, explain="", base=None, overrides={}, config_file="train.yaml", config_hash=None, model="1b",
         batch_sequences=batch, sequence_tokens=TOKENS, slice=f"v6e-{n_chips}", n_chips=n_chips,
-        status=status or (FITS if seconds else OOM), lines=lines, hbm_required_bytes=20 << 30,
-        hbm_capacity_bytes=31 << 30,
+        status=status or (FITS if seconds else OOM), lines=[lines] if isinstance(lines, str) else lines,
+        hbm_required_bytes=20 << 30, hbm_capacity_bytes=31 << 30,
     )  # fmt: skip
     if seconds is None:
         return known
-    groups = [{"name": "matmul", "seconds": seconds * (1 - (share or 0)), "share": 1 - (share or 0)}]
-    if share is not None:
-        groups.append({"name": "collectives, exposed", "seconds": seconds * share, "share": share})
-    return dataclasses.replace(
-        known,
-        step_seconds=interval(seconds),
-        mfu_full=interval(0.5 / seconds * batch / (8 * n_chips)),
-        tokens_per_second_per_chip=interval(batch * TOKENS / n_chips / seconds),
-        categories=[group | {"hidden_seconds": 0.0, "flops_fraction": None} for group in groups],
-    )
-
-
-def fastest(*rows: RowRecord) -> str:
-    (contest,) = contests(rows)
-    return contest.sentence
-
-
-def crossing(*rows: RowRecord) -> str:
-    (found,) = crossings(rows)
-    return found.sentence
+    shares = {"matmul": 1 - (share or 0)} | ({} if share is None else {"collectives, exposed": share})
+    rates = {
+        "step_seconds": seconds,
+        "mfu_full": 0.5 / seconds * batch / (8 * n_chips),
+        "tokens_per_second_per_chip": batch * TOKENS / n_chips / seconds,
+    }
+    spans = {key: {"estimate": x, "low": x / (1 + error), "high": x * (1 + error)} for key, x in rates.items()}
+    groups = [{"name": name, "seconds": seconds * part, "share": part} for name, part in shares.items()]
+    categories = [group | {"hidden_seconds": 0.0, "flops_fraction": None} for group in groups]
+    return dataclasses.replace(known, categories=categories, **spans)
 
 
 def test_a_line_crosses_where_its_exposed_collectives_pass_the_limit():
     rising = [row("c", "a", 128, share=0.2), row("a", "a", 8, share=0.04), row("b", "a", 64, share=0.11)]
-    assert crossing(*rising) == "`a`: exposed collectives pass 10 % of the step first at 64 chips (11.0 %)."
-    assert "first at 64 chips (11.0 %), and are below it again at 128 and 256 chips." in crossing(
-        rising[1], rising[2], row("c", "a", 128, share=0.1), row("d", "a", 256, share=0.05)
-    )
-    low = crossing(rising[1], row("b", "a", 64, share=0.1), row("c", "a", 256, share=None))
-    assert (
-        low
-        == "`a`: exposed collectives pass 10 % of the step at none of 8, 64 and 256 chips; the most is 10.0 %, at 64."
-    )
+    falling = [*rising[1:], row("c", "a", 128, share=0.1), row("d", "a", 256, share=0.05)]
+    low = [rising[1], row("b", "a", 64, share=0.1), row("c", "a", 256, share=None)]
+    said = [
+        ([64, 128], rising, "pass 10 % of the step first at 64 chips (11.0 %)."),
+        ([64], falling, "first at 64 chips (11.0 %), and are below it again at 128 and 256 chips."),
+        ([], low, "at none of 8, 64 and 256 chips; the most is 10.0 %, at 64."),
+    ]
+    for above, rows, words in said:
+        (found,) = crossings(rows)
+        assert found.above == above and words in found.sentence
 
 
 def test_points_without_a_step_time_are_said_and_not_taken_for_free_communication():
-    said = crossing(row("a", "a", 8, None), row("b", "a", 16, share=0.3), row("c", "a", 32, None, status=FAILED))
-    assert "first at 16 chips (30.0 %). Without a step time: 8 chips (does not fit), 32 chips (failed)." in said
-    assert "nothing is known of its collectives. Without" in crossing(row("a", "a", 8, None))
+    lost = row("a", "a", 8, None)
+    (found,) = crossings([lost, row("b", "a", 16, share=0.3), row("c", "a", 32, None, status=FAILED)])
+    assert found.above == [16] and found.without == {8: OOM, 32: FAILED}
+    assert "Without a step time: 8 chips (does not fit), 32 chips (failed)." in found.sentence
+    assert "nothing is known of its collectives. Without" in crossings([lost])[0].sentence
 
 
-def test_the_fastest_line_and_its_lead_stand_against_the_interval():
-    slow = row("slow", "fsdp", 64, 1.25)
-    assert fastest(slow, row("quick", "zero1", 64, 1.0, error=0.01)) == (
+@pytest.mark.parametrize(
+    ("quick", "lead", "words"),
+    [
         # 25 % more; the wider interval is that of the slower row, 1.1 - 1 / 1.1 of its own rate: 19 %
-        "64 chips, 512 sequences of 8,192: `zero1` is the fastest, 25.0 % more tokens/s than `fsdp`, "
-        "beyond the interval."
-    )
-    assert "25.0 % more tokens/s than `fsdp`, within the interval." in fastest(
-        slow, row("quick", "zero1", 64, error=0.2)
-    )
-    assert "with an error that is not known" in fastest(slow, row("quick", "zero1", 64, error=0.0))
-    assert "`zero1` is as fast as `fsdp` (0.4 % more" in fastest(slow, row("quick", "zero1", 64, 1.245))
-    # of three, the next and not the last
-    assert "than `b`," in fastest(slow, row("quick", "a", 64, 1.0), row("middle", "b", 64, 1.1))
+        ({"error": 0.01}, 0.25, "`zero1` is the fastest, 25.0 % more tokens/s than `fsdp`, beyond the interval."),
+        ({"error": 0.2}, 0.25, "within the interval."),
+        ({"error": 0.0}, 0.25, "with an error that is not known"),
+        ({"seconds": 1.245}, 0.004, "`zero1` is as fast as `fsdp` (0.4 % more"),
+    ],
+)
+def test_the_fastest_line_and_its_lead_stand_against_the_interval(quick, lead, words):
+    # Of three, the next and not the last.
+    rows = [row("last", "c", 64, 2.0), row("slow", "fsdp", 64, 1.25), row("quick", "zero1", 64, **quick)]
+    (found,) = contests(rows)
+    assert found.lead[0] == pytest.approx(lead, abs=1e-3) and words in found.sentence
+    assert found.sentence.startswith("64 chips, 512 sequences of 8,192: ")
 
 
 def test_what_does_not_fit_takes_no_part_and_is_named():
-    assert fastest(row("a", "zero1", 8, None), row("b", "fsdp", 8)).endswith(
-        "`fsdp` is the only line with a step time; `zero1` does not fit."
-    )
-    assert fastest(row("b", "fsdp", 8)).endswith("`fsdp` is the only line.")
-    assert fastest(row("a", "zero1", 8, None), row("b", "fsdp", 8, None, status=FAILED)).endswith(
-        ": `zero1` does not fit, `fsdp` failed."
-    )
+    fits, large = row("b", "fsdp", 8), row("a", "zero1", 8, None)
+    failed = row("b", "fsdp", 8, None, status=FAILED)
+    for rows, words in (
+        ([large, fits], "`fsdp` is the only line with a step time; `zero1` does not fit."),
+        ([fits], "`fsdp` is the only line."),
+        ([large, failed], ": `zero1` does not fit, `fsdp` failed."),
+    ):
+        (found,) = contests(rows)
+        assert found.sentence.endswith(words) and found.lead == (None, None)
 
 
 def test_only_the_same_chips_and_batch_are_compared_and_a_row_of_two_lines_once():
@@ -122,11 +106,8 @@ def test_only_the_same_chips_and_batch_are_compared_and_a_row_of_two_lines_once(
     rows += [row("without a line", [], 32, 0.1)]
     assert list(lines_of(rows)) == ["8 a chip", "256 in all", "fsdp"]
     assert lines_of(rows)["256 in all"] == [both, rows[2]]
-    said = [contest.sentence for contest in contests(rows)]
-    assert [one.partition(":")[0] for one in said] == [
-        "32 chips, 256 sequences of 8,192", "64 chips, 256 sequences of 8,192", "64 chips, 512 sequences of 8,192"
-    ]  # fmt: skip
-    assert "`8 a chip` = `256 in all` is the fastest, 100.0 % more tokens/s than `fsdp`" in said[0]
+    assert [(one.n_chips, one.batch_sequences) for one in contests(rows)] == [(32, 256), (64, 256), (64, 512)]
+    assert "`8 a chip` = `256 in all` is the fastest, 100.0 % more" in contests(rows)[0].sentence
 
 
 def test_the_record_has_the_figures_of_the_section():
@@ -139,49 +120,27 @@ def test_the_record_has_the_figures_of_the_section():
     assert second["exposed_collectives_seconds"] == pytest.approx(0.75)
     assert (second["sequences_per_chip"], second["exposed_collectives_share"]) == (8.0, 0.3)
     assert fsdp["points"][0]["status"] == OOM and fsdp["points"][0]["exposed_collectives_share"] is None
-    assert [(one["n_chips"], one["row"], one["next_row"], one["lead"]) for one in record["fastest"]] == [
-        (8, "a", None, None), (16, "b", None, None)
-    ]  # fmt: skip
-
-
-def test_the_section_has_a_row_of_the_table_for_every_point():
-    rows = [row("a", ["zero1", "all"], 8, 2.0, 0.05), row("b", "zero1", 16, None), row("c", "all", 16, 1.1, batch=64)]
-    text = markdown(scaling_parts("s", rows), "figures/")
-    table = [line for line in text.splitlines() if line.startswith("| ")][2:]
-    assert table[0] == (
-        "| zero1 | v6e-8 | 8 | 8 | 2.000 s | 262,144 | 25.0 % (22.7 % to 27.5 %) | 100.0 ms | 5.0 % "
-        "| 20.00 of 31.00 GiB |"
-    )
-    assert table[1] == "| zero1 | v6e-16 | 16 | 8 | does not fit | – | – | – | – | 20.00 of 31.00 GiB |"
-    assert [line.split(" | ")[3] for line in table] == ["8", "8", "8", "4"]
-    assert "(figures/s-scaling.svg)" in text
-    # Without a step time there is nothing to draw.
-    assert "](figures/" not in markdown(scaling_parts("s", [rows[1]]), "figures/")
-
-
-def page_record(rows: list[RowRecord]) -> dict:
-    values = [one.to_dict() for one in rows]
-    return to_jsonable({
-        "sweep": "s", "title": "S", "introduction": "", "n_rows": len(rows), "n_fitting": len(rows), "rows": values
-    })  # fmt: skip
+    fastest = [tuple(one[key] for key in ("n_chips", "row", "next_row", "lead")) for one in record["fastest"]]
+    assert fastest == [(8, "a", None, None), (16, "b", None, None)]
 
 
 def test_only_pages_of_lines_have_the_section(tmp_path):
+    def page(*rows: RowRecord) -> str:
+        values = [one.to_dict() for one in rows]
+        assert [("lines" in one) for one in values] == [bool(one.lines) for one in rows]
+        known = {"sweep": "s", "title": "S", "introduction": "", "n_rows": len(rows), "n_fitting": len(rows)}
+        return write_sweep_page(to_jsonable({**known, "rows": values}), tmp_path).read_text()
+
     plain = [row("a", [], 8), row("b", [], 16)]
-    without = write_sweep_page(page_record(plain), tmp_path / "plain").read_text()
-    assert "scaling" not in find_sections(without, "page") and "Scaling" not in without
-    assert not any("lines" in one for one in page_record(plain)["rows"])
     lined = [dataclasses.replace(one, lines=["zero1"]) for one in plain]
-    page = write_sweep_page(page_record(lined), tmp_path / "new")
-    text = page.read_text()
-    assert text.index("## Ranking") < text.index("## Scaling") < text.index("## MFU against memory")
+    assert "Scaling" not in page(*plain)
     # A page that is older than the lines gets it too, once; and loses what it says when the lines go.
-    old = tmp_path / "plain" / "s.md"
     for _ in range(2):
-        write_sweep_page(page_record(lined), tmp_path / "plain")
-    assert old.read_text().count("## Scaling") == 1
-    write_sweep_page(page_record(plain), tmp_path / "plain")
-    assert "## Scaling" not in old.read_text()
+        text = page(*lined)
+        assert text.count("## Scaling") == 1 and text.index("## Ranking") < text.index("## Scaling")
+        points = [line.split(" | ") for line in text.splitlines() if line.startswith("| zero1 |")]
+        assert [line[2:6] for line in points] == [["8", "8", "1.000 s", "524,288"], ["16", "8", "1.000 s", "1,048,576"]]
+    assert "## Scaling" not in page(*plain)
 
 
 SWEEP = """
@@ -218,10 +177,10 @@ def test_lines_of_rows_and_of_grid_values_are_read(sweep_file):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("line: own", "line: 3"), "line is 3; expected the name"),
-        (("line: own", "line: []"), r"line is \[\]; expected the name"),
-        (("line: own", "line: [a, a]"), "a list of different names"),
-        (("line: own", "line: 'a|b'"), "without '|'"),
+        (("line: own", "line: 3"), "mine.* line is 3; expected"),
+        (("line: own", "line: []"), r"mine.* line is \[\]; expected"),
+        (("line: own", "line: [a, a]"), "mine.* line is .* expected"),
+        (("line: own", "line: 'a|b'"), "mine.* line is .* expected"),
         (("line: own", "line: 'zero1, 8 a chip'"), "rows 'mine' and 'zero1, small' are both the point .* at 8 chips"),
         # other slices of as many chips, and a configuration's own
         (("line: own, overrides: {slice: v6e-8}", "line: 'zero1, 8 a chip', overrides: {slice: v5e-8}"), "at 8 chips"),

@@ -154,18 +154,25 @@ def test_changes_that_do_not_suffice_alone_are_tried_together(config):
     assert trials[-1].overrides["sharding"] == "fsdp"
 
 
-def test_a_change_that_cannot_be_compiled_is_recorded_and_the_search_goes_on(config):
+def refusing(what: Callable[[TrainConfig], bool]) -> Callable[[TrainConfig, Slice], CompiledStep]:
+    """A compiler that cannot compile some configurations."""
     inner = CountingCompiler()
 
-    def refuses_microbatches(config: TrainConfig, slice_: Slice) -> CompiledStep:
-        if config.trainer.per_device_parallelism > 0:
-            raise TomatError("no microbatches today")
+    def compile(config: TrainConfig, slice_: Slice) -> CompiledStep:
+        if what(config):
+            raise TomatError("not today")
         return inner(config, slice_)
 
-    trials = nearest_fits(config, V6E_16, refuses_microbatches)
+    return compile
+
+
+def test_what_cannot_be_compiled_is_recorded_and_the_search_goes_on_as_far_as_it_can(config):
+    trials = nearest_fits(config, V6E_16, refusing(lambda config: config.trainer.per_device_parallelism > 0))
     refused = [trial for trial in trials if trial.fits is None]
-    assert refused and all(trial.error == "no microbatches today" for trial in refused)
+    assert refused and all(trial.error == "not today" for trial in refused)
     assert any(trial.fits for trial in trials)
+    [answer] = largest_batch(config, V6E_16, refusing(lambda config: config.batch_size > 256), ["full"])
+    assert answer.batch_sequences == 256 and "not today" in answer.stopped_by
 
 
 def test_tiles_shrink_where_a_kernel_does_not_fit_the_chip(config):
@@ -208,8 +215,6 @@ def test_largest_batch_is_the_true_one(policy, start, power):
         assert tried[16 * (len(fits) + 1)] is False
     else:
         assert found.next_up is None and "cap" in found.stopped_by
-    if power == pytest.approx(1.0, abs=0.02):
-        assert len(found.trials) <= 6
 
 
 def test_a_straight_line_takes_four_compiles(config):
@@ -221,22 +226,10 @@ def test_a_straight_line_takes_four_compiles(config):
 
 
 def test_a_microbatch_is_the_unit_and_its_memory_does_not_grow(config):
+    with pytest.raises(TomatError, match="largest batch to try is 64, .* expected at least 128"):
+        largest_batch(changed(config, {"trainer.train_batch_size": 1}), slice_named("v6e-128"), CountingCompiler())
     micro = changed(config, {"trainer.per_device_parallelism": 2})
     [answer] = largest_batch(micro, V6E_16, CountingCompiler())
     assert answer.unit_sequences == 32
     assert answer.batch_sequences == 64 * 128 and "cap" in answer.stopped_by
     assert len(answer.trials) <= 3
-
-
-def test_an_error_ends_the_bisection_with_what_is_known(config):
-    inner = CountingCompiler()
-
-    def refuses_large(config: TrainConfig, slice_: Slice) -> CompiledStep:
-        if config.batch_size > 256:
-            raise TomatError("took longer than 1800 s")
-        return inner(config, slice_)
-
-    [answer] = largest_batch(config, V6E_16, refuses_large, ["full"])
-    assert answer.batch_sequences == 256 and "took longer" in answer.stopped_by
-    with pytest.raises(TomatError, match="largest batch to try is 64, .* expected at least 128"):
-        largest_batch(changed(config, {"trainer.train_batch_size": 1}), slice_named("v6e-128"), inner)

@@ -22,10 +22,8 @@ from tomat.perf.cost.chip_model import ChipModel, Parameters, Support
 from tomat.perf.cost.estimate import StepEstimate
 from tomat.perf.cost.memory import memory_of_compiled, memory_of_oom
 from tomat.perf.plan.calibration import Calibration, CalibrationRow
-from tomat.perf.plan.compile.child import PROGRAM_FILE
-from tomat.perf.plan.compile.compiler import CompiledStep
+from tomat.perf.plan.compile.compiler import PROGRAM_FILE, CompiledStep
 from tomat.perf.plan.plan import Plan
-from tomat.perf.profile.breakdown import Breakdown
 from tomat.perf.profile.hlo_files import load_program, program_from_text
 from tomat.perf.profile.program_breakdown import breakdown_from_program
 from tomat.perf.tuning.changes import override_words
@@ -73,57 +71,47 @@ MEASURED = CalibrationRow(
 )
 
 
-def stored_plan(config: TrainConfig, slice_: Slice, compiled: CompiledStep, breakdown: Breakdown | None) -> Plan:
-    """A plan as `make_plan` would return it, from a stored compile; its step takes what `breakdown` says, +/- 10 %."""
-    model = ChipModel("v6e", Parameters())
-    plan = Plan(config, slice_, compiled, Calibration((MEASURED,)), model, step_work(config, "tpu"))
-    # What is computed once, and then kept, is kept already.
-    vars(plan)["step"] = None
-    if breakdown is not None:
-        step = vars(plan)["step"] = StepEstimate({}, {}, breakdown, model)
-        vars(step)["supports"] = (
-            Support("hbm", 0.75 * breakdown.step_seconds, 0.75, 0.1 / 0.75, measured_kernels=40),
-            Support("interconnect", 0.25 * breakdown.step_seconds, 0.25, 0.0, measured_kernels=0),
-        )
-    return plan
-
-
 class StoredPlanner:
     """Plans from the stored compiles: batches above 512 do not fit, whole parameters take a third of the time."""
 
-    def __init__(self, programs: Path):
+    def __init__(self, folder: Path):
         self.planned: list[TrainConfig] = []
-        self.fitting, self.refused = programs / "fits", programs / "oom"
-        self.fitting.mkdir()
-        shutil.copy(DATA / "scan_fits.hlo.pb.gz", self.fitting / PROGRAM_FILE)
-        program = load_program(self.fitting / PROGRAM_FILE)
-        assignment = gzip.decompress((DATA / "scan_fits.hlo.pb.gz").read_bytes())
-        self.memory = memory_of_compiled(assignment, CAPACITY)
-        oom = memory_of_oom(REFUSED, gzip.decompress((DATA / "scan_oom.hlo.pb.gz").read_bytes()))
-        assert oom is not None
-        self.oom = oom
-        self.breakdown = breakdown_from_program(program, device_kind="TPU v6 lite")
+        self.folder = folder
+        shutil.copy(DATA / "scan_fits.hlo.pb.gz", folder / PROGRAM_FILE)
+        fits, oom = (gzip.decompress((DATA / f"scan_{name}.hlo.pb.gz").read_bytes()) for name in ("fits", "oom"))
+        self.memory, self.oom = memory_of_compiled(fits, CAPACITY), memory_of_oom(REFUSED, oom)
+        self.breakdown = breakdown_from_program(load_program(folder / PROGRAM_FILE), device_kind="TPU v6 lite")
 
     def __call__(self, config: TrainConfig, slice_: Slice, on_stage) -> Plan:
+        """A plan as `make_plan` would return it; its step takes what the breakdown says, +/- 10 %."""
         self.planned.append(config)
         on_stage("compiling")
-        if config.batch_size > 512:
-            result = {"status": "oom", "memory": self.oom.to_dict(), "compile_seconds": 20.0, "compiler": "libtpu 0"}
-            return stored_plan(config, slice_, CompiledStep(self.refused, result, cached=False), None)
-        memory = self.memory
-        if config.sharding == "replicated":
+        fits, whole = config.batch_size <= 512, config.sharding == "replicated"
+        memory, model = self.memory if fits else self.oom, ChipModel("v6e", Parameters())
+        if fits and whole:
             memory = dataclasses.replace(memory, required_bytes=2 * memory.required_bytes)
-        factor = 1 / 3 if config.sharding == "replicated" else 1.0
-        ops = tuple(dataclasses.replace(op, seconds=factor * op.seconds) for op in self.breakdown.ops)
-        breakdown = dataclasses.replace(self.breakdown, ops=ops, step_seconds=factor * self.breakdown.step_seconds)
-        result = {"status": "fits", "memory": memory.to_dict(), "compile_seconds": 100.0, "compiler": "libtpu 0"}
-        return stored_plan(config, slice_, CompiledStep(self.fitting, result, cached=False), breakdown)
+        result = {"status": "fits" if fits else "oom", "memory": memory.to_dict(), "compile_seconds": 100.0}
+        compiled = CompiledStep(self.folder, result | {"compiler": "libtpu 0"}, cached=False)
+        plan = Plan(config, slice_, compiled, Calibration((MEASURED,)), model, step_work(config, "tpu"))
+        # What is computed once, and then kept, is kept already.
+        vars(plan)["step"] = None
+        if fits:
+            factor = 1 / 3 if whole else 1.0
+            ops = tuple(dataclasses.replace(op, seconds=factor * op.seconds) for op in self.breakdown.ops)
+            seconds = factor * self.breakdown.step_seconds
+            breakdown = dataclasses.replace(self.breakdown, ops=ops, step_seconds=seconds)
+            step = vars(plan)["step"] = StepEstimate({}, {}, breakdown, model)
+            vars(step)["supports"] = (
+                Support("hbm", 0.75 * seconds, 0.75, 0.1 / 0.75, measured_kernels=40),
+                Support("interconnect", 0.25 * seconds, 0.25, 0.0, measured_kernels=0),
+            )
+        return plan
 
 
 @pytest.fixture
 def planner(tmp_path) -> StoredPlanner:
-    (tmp_path / "programs").mkdir()
-    return StoredPlanner(tmp_path / "programs")
+    (tmp_path / "program").mkdir()
+    return StoredPlanner(tmp_path / "program")
 
 
 @pytest.fixture
@@ -154,6 +142,7 @@ def test_rows_and_grid_are_read(sweep_file):
         (("  - {name: base,", "  - {name: base, base: other,"), "base 'other', which is no row"),
         (("name: small", "name: a/b"), "names files"),
         (("trainer.seed: [1, 2]", "trainer.seed: 1"), "expected a list"),
+        (("grid:\n  sharding: [fsdp, replicated]\n  trainer.seed: [1, 2]\n", "grid: 3\n"), "grid is 3; expected axes"),
         (("trainer.seed: 2}]", "trainer.seed: 3}]"), "exclude has trainer.seed: 3"),
         (("[--sharding, replicated]", "[sharding, replicated]"), "override of the form"),
     ],
@@ -190,10 +179,7 @@ def test_shipped_sweeps_hold_configurations_that_load(path):
 def test_a_grid_of_millions_is_refused_before_it_is_expanded(tmp_path):
     axes = "\n".join(f"  trainer.seed{n}: [{', '.join(map(str, range(40)))}]" for n in range(5))
     (tmp_path / "s.yaml").write_text(f"name: s\nconfig_path: x.yaml\nrows: [{{name: a}}]\ngrid:\n{axes}\n")
-    with pytest.raises(TomatError, match=r"102,400,001 rows \(a grid of 40 x 40 x 40 x 40 x 40 .* at most 1,000"):
-        load_sweep(tmp_path / "s.yaml")
-    (tmp_path / "s.yaml").write_text("name: s\nconfig_path: x.yaml\ngrid: 3\n")
-    with pytest.raises(TomatError, match="grid"):
+    with pytest.raises(TomatError, match="102,400,001 rows .* at most 1,000"):
         load_sweep(tmp_path / "s.yaml")
 
 
@@ -205,14 +191,18 @@ def test_single_rows_leave_the_others_as_they_are(sweep_file, planner, tmp_path)
     assert len(planner.planned) == 1 and again == whole
     with pytest.raises(TomatError, match="has no row 'nobody'"):
         plan_rows(sweep, tmp_path, planner, only=["nobody"])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "small.json").write_text("{}")  # of a run of the same name, whose page the sweep would take
+    with pytest.raises(TomatError, match="rename the sweep"):
+        plan_rows(sweep, tmp_path, planner)
+    assert len(planner.planned) == 1
 
 
 def test_chosen_rows_come_with_what_they_are_compared_with():
     bases = {"a": None, "b": "a", "c": "b", "d": "a"}
     sweep = SweepConfig("s", tuple(SweepRow(name, Path("demo.yaml"), {}, None, base) for name, base in bases.items()))
-    assert [row.name for row in sweep.with_rows(["c"]).rows] == ["a", "b", "c"]
-    assert [row.name for row in sweep.with_rows(["d", "b"]).rows] == ["a", "b", "d"]
-    assert sweep.with_rows([]) is sweep
+    for only, kept in ((["c"], ["a", "b", "c"]), (["d", "b"], ["a", "b", "d"]), ([], ["a", "b", "c", "d"])):
+        assert [row.name for row in sweep.with_rows(only).rows] == kept
     with pytest.raises(TomatError, match="has no row 'e'; rows: a, b, c, d"):
         sweep.with_rows(["a", "e"])
 
@@ -249,14 +239,11 @@ def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_fil
     assert set(find_sections(text, "page")) == {"introduction", "ranking", "pareto", "shares", "answers"}
     [base] = [line for line in text.splitlines() if "| base | v6e-4 | 8 | 512 |" in line]
     assert "| 25.0 % |" in base
-    answers = text.split("## Answers")[1]
-    whole = answers.split("### Does it help to keep the parameters whole?")[1].split("###")[0]
+    answers = dict(part.split("\n", 1) for part in text.split("## Answers")[1].split("### ")[1:])
+    whole, large, broken, why = answers.values()
     assert "faster than `base`: 3.00x tokens/s/chip, beyond the intervals. What changed most" in whole
-    large = answers.split("### Does a large batch fit?")[1].split("###")[0]
     assert "of 31.24 GiB): does not fit: 29." in large and "The largest buffer is" in large
-    assert "`broken` failed: " in answers.split("### Is a broken row kept apart?")[1].split("###")[0]
-    why = answers.split("### Why is base slow?")[1].split("###")[0]
-    assert "| matmul |" in why and "No matmul is cut" in why
+    assert "`broken` failed: " in broken and "| matmul |" in why and "No matmul is cut" in why
     assert (docs / "figures" / "small-pareto.svg").read_text().startswith("<?xml")
     assert "[A small sweep](small.md)" in (docs / "index.md").read_text()
 
@@ -313,7 +300,7 @@ def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, monke
 def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, planner, tmp_path):
     """A compiler ignores an interrupt for minutes; the sweep must not wait for it, nor call its end a failure."""
     sweep, docs, started = load_sweep(sweep_file), tmp_path / "docs", threading.Event()
-    command = [sys.executable, "-c", "import time; time.sleep(300)", "tomat.perf.plan.compile.child"]
+    command = [sys.executable, "-c", "import time; time.sleep(300)", "tomat.perf.plan.compile.compiler"]
 
     def compiling(config, slice_, on_stage):
         if config.sharding == "replicated":
@@ -328,14 +315,6 @@ def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, planner, tmp_pat
         plan_rows(sweep, docs, compiling, workers=2)
     assert time.monotonic() - began < 60
     assert not record_path(docs, "small").exists()
-
-
-def test_a_run_of_the_same_name_is_not_overwritten(sweep_file, planner, tmp_path):
-    (tmp_path / "docs" / "data").mkdir(parents=True)
-    (tmp_path / "docs" / "data" / "small.json").write_text("{}")
-    with pytest.raises(TomatError, match="rename the sweep"):
-        plan_rows(load_sweep(sweep_file), tmp_path / "docs", planner)
-    assert planner.planned == []
 
 
 WINDOWED = """HloModule windowed, entry_computation_layout={(f32[8,256]{1,0},f32[64,32]{1,0})->f32[8,32]{1,0}}

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ from tomat.measure.bench.chip_rows import Row, full_rows, quick_rows
 from tomat.measure.bench.collectives import fit_collectives, time_collectives
 from tomat.measure.bench.device_timing import RunTimes, time_runs
 from tomat.model.devices import ignore_absent_tpu, join_processes
-from tomat.perf.timed_kernels.own import SPLASH, OwnProgram, own_program
+from tomat.perf.timed_kernels.own import SPLASH, own_program
 
 MEMORY_SHARE = 0.9
 """Of a device's memory that arrays may fill: a program has temporaries, and memory its holes."""
@@ -62,55 +61,62 @@ def run(args: argparse.Namespace) -> int:
         "timed_with": machine.versions,
     }
     if leads:
-        report |= _time_kernels(machine, args.output, quick_rows() if quick else full_rows(), args.minutes, quick)
+        report |= _time_kernels(machine, args, quick)
     else:  # in the first collective
         show("Waiting for the first host, which times the kernels.")
-    report["collectives"], report["collective_fits"] = _time_collectives(n_devices, quick)
+    rows: list[dict[str, Any]] = []
+    if n_devices == 1:
+        show("Collectives left out: there is one device.")
+    else:
+        rows = time_collectives(jax.devices(), quick=quick, on_row=_show_collective)
+    report |= {"collectives": rows, "collective_fits": fit_collectives(rows)}
     if leads:
         written = args.json or args.output.with_suffix(".json")
         write_json(written, report)
-        _print_summary(report)
+        _show_summary(report)
         show(f"wrote {args.output} and {written}")
     return 0
 
 
-def _time_kernels(machine: Machine, output: Path, rows: Sequence[Row], minutes: float, quick: bool) -> dict[str, Any]:
-    record = Record(output, machine)
+def _time_kernels(machine: Machine, args: argparse.Namespace, quick: bool) -> dict[str, Any]:
+    """Time the rows that the CSV does not have, as long as there is time; what is not of one of them, for the JSON."""
+    record = Record(args.output, machine)
+    rows = quick_rows() if quick else full_rows()
     if machine.device.platform != "tpu":
         left = [row for row in rows if row[0] in SPLASH]
         rows = [row for row in rows if row[0] not in SPLASH]
         show(f"{counted(len(left), 'row')} of splash attention left out: its kernels are a TPU's.")
     waiting = [row for row in rows if not record.has(row)]
-    if len(waiting) < len(rows):
-        had = len(rows) - len(waiting)
-        show(f"{counted(had, 'row')} of {len(rows)} {is_or_are(had)} in {output} already.")
-    dispatch_seconds = _dispatch_seconds(machine)
+    if had := len(rows) - len(waiting):
+        show(f"{counted(had, 'row')} of {len(rows)} {is_or_are(had)} in {args.output} already.")
+    # What the host takes to dispatch one program, by one that does next to nothing.
+    dispatch_seconds = time_row(machine, ("tomat_copy", {"x": "f32[8,128]"}, {}), seconds=0.1)[0].seconds_median
     refused: list[dict[str, Any]] = []
-    late: list[Row] = []
+    late: list[str] = []
     began = time.monotonic()
     with progress() as bar:
         task = bar.add_task("Timing kernels", total=len(waiting))
         for row in waiting:
             name = row_name(row)
-            if time.monotonic() - began > 60 * minutes:
-                late.append(row)
+            if time.monotonic() - began > 60 * args.minutes:
+                late.append(name)
                 continue
             bar.update(task, description=name)
             try:
                 times, memory = time_row(machine, row, seconds=0.02 if quick else 1.0)
             except TomatError as error:
+                said = f"left out, {error}"
                 refused.append({"row": name, "reason": str(error)})
-                bar.console.print(f"{name}: left out, {error}", highlight=False, soft_wrap=True)
             else:
+                said = f"{1e3 * times.seconds_median:.4g} ms"
                 record.add(row, times, memory)
-                bar.console.print(f"{name}: {1e3 * times.seconds_median:.4g} ms", highlight=False, soft_wrap=True)
+            bar.console.print(f"{name}: {said}", highlight=False, soft_wrap=True)
             bar.advance(task)
     if late:
-        show(f"{counted(len(late), 'row')} not begun after {minutes:g} minutes; the same command goes on with them.")
+        show(f"{counted(len(late), 'row')} not begun after {args.minutes:g} minutes; start again to go on.")
     timed = record.of_machine()
-    near_dispatch = [
-        row_name(row_of(cells)) for cells in timed if float(cells["ms_median"]) < NEAR_DISPATCH * 1e3 * dispatch_seconds
-    ]
+    least_ms = NEAR_DISPATCH * 1e3 * dispatch_seconds
+    near_dispatch = [row_name(row_of(cells)) for cells in timed if float(cells["ms_median"]) < least_ms]
     if near_dispatch:
         show(
             f"{counted(len(near_dispatch), 'row')} took less than {NEAR_DISPATCH:g} dispatches of "
@@ -118,7 +124,7 @@ def _time_kernels(machine: Machine, output: Path, rows: Sequence[Row], minutes: 
         )
     return {
         "rows_left_out": refused,
-        "rows_not_begun": [row_name(row) for row in late],
+        "rows_not_begun": late,
         "rows_near_dispatch": near_dispatch,
         "dispatch_seconds": dispatch_seconds,
         **measured_peaks(machine.chip, timed),
@@ -131,10 +137,21 @@ def time_row(machine: Machine, row: Row, *, seconds: float) -> tuple[RunTimes, i
     """
     program = own_program(*row)
     try:
-        in_flight = _in_flight(machine, program)
-        compiled = program.lower(jax.sharding.SingleDeviceSharding(machine.device)).compile()
+        operands, results = traffic_bytes(program)
+        in_flight = 4
+        if machine.memory_bytes is not None:
+            room = MEMORY_SHARE * machine.memory_bytes - operands
+            # One runs while one is dispatched: two results at least are held beside the operands.
+            if room < 2 * results:
+                raise TomatError(
+                    f"it needs {readable_bytes(operands + 2 * results)}, and {MEMORY_SHARE:.0%} of the device's "
+                    f"{readable_bytes(machine.memory_bytes)} may be used"
+                )
+            in_flight = min(32, int(room / max(1, results)))
+        sharding = jax.sharding.SingleDeviceSharding(machine.device)
+        compiled = program.lower(sharding).compile()
         memory = compiled.memory_analysis()
-        arrays = _values(program, machine.device)
+        arrays = jax.jit(lambda: _noise(program.arrays), out_shardings=sharding)()
         times = time_runs(lambda: compiled(arrays), seconds=seconds, in_flight=in_flight)
     except TomatError:
         raise
@@ -143,62 +160,25 @@ def time_row(machine: Machine, row: Row, *, seconds: float) -> tuple[RunTimes, i
     return times, memory.peak_memory_in_bytes if memory is not None else 0
 
 
-def _in_flight(machine: Machine, program: OwnProgram) -> int:
-    """Executions whose results the memory holds beside the operands, two at least: one runs while one is dispatched."""
-    operands, results = traffic_bytes(program)
-    if machine.memory_bytes is None:
-        return 4
-    room = MEMORY_SHARE * machine.memory_bytes - operands
-    if room < 2 * results:
-        raise TomatError(
-            f"it needs {readable_bytes(operands + 2 * results)}, and {MEMORY_SHARE:.0%} of the device's "
-            f"{readable_bytes(machine.memory_bytes)} may be used"
-        )
-    return min(32, int(room / max(1, results)))
-
-
-def _values(program: OwnProgram, device: Any) -> dict[str, jax.Array]:
+def _noise(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Values like noise, made on the device without temporaries: a chip's clock may depend on what it multiplies.
 
     They are between -1 and 1; a weight's are smaller, so that a chain of products neither vanishes nor overflows soon.
     """
-
-    def noise(array: jax.ShapeDtypeStruct) -> jax.Array:
+    made = {}
+    for name, array in arrays.items():
         axes = [jax.lax.broadcasted_iota(jnp.float32, array.shape, axis) for axis in range(len(array.shape))]
         mixed = sum(factor * axis for factor, axis in zip((12.9898, 78.233, 37.719, 93.989, 4.581), axes, strict=False))
-        return 2.0 * jnp.mod(jnp.sin(mixed) * 43758.547, 1.0) - 1.0
-
-    def make() -> dict[str, jax.Array]:
-        scales = {
-            name: math.sqrt(3 / program.arrays[name].shape[0]) for name in ("up", "down") if name in program.arrays
-        }
-        return {
-            name: (scales.get(name, 1.0) * noise(array)).astype(array.dtype) for name, array in program.arrays.items()
-        }
-
-    return jax.jit(make, out_shardings=jax.sharding.SingleDeviceSharding(device))()
+        scale = math.sqrt(3 / array.shape[0]) if name in ("up", "down") else 1.0
+        made[name] = (scale * (2.0 * jnp.mod(jnp.sin(mixed) * 43758.547, 1.0) - 1.0)).astype(array.dtype)
+    return made
 
 
-def _dispatch_seconds(machine: Machine) -> float:
-    """What the host takes to dispatch one program, by one that does next to nothing."""
-    row: Row = ("tomat_copy", {"x": "f32[8,128]"}, {})
-    times, _ = time_row(machine, row, seconds=0.1)
-    return times.seconds_median
+def _show_collective(row: Mapping[str, Any]) -> None:
+    show(f"{row['kind']}, {readable_bytes(row['bytes_per_device'])}: {1e3 * row['seconds_median']:.4g} ms")
 
 
-def _time_collectives(n_devices: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    if n_devices == 1:
-        show("Collectives left out: there is one device.")
-        return [], {}
-
-    def tell(row: Mapping[str, Any]) -> None:
-        show(f"{row['kind']}, {readable_bytes(row['bytes_per_device'])}: {1e3 * row['seconds_median']:.4g} ms")
-
-    rows = time_collectives(jax.devices(), quick=quick, on_row=tell)
-    return rows, fit_collectives(rows)
-
-
-def _print_summary(report: Mapping[str, Any]) -> None:
+def _show_summary(report: Mapping[str, Any]) -> None:
     for name, unit, scale, words in (
         ("matmul", "flops_per_second", 1e12, "TFLOP/s"),
         ("hbm", "bytes_per_second", 1e9, "GB/s"),

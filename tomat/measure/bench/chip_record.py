@@ -85,8 +85,7 @@ class Record:
 
     def has(self, row: Row) -> bool:
         """Whether this machine's versions have timed it."""
-        key = _key(self._cells(row))
-        return any(_key(there) == key for there in self.of_machine())
+        return _key(self._cells(row)) in map(_key, self.of_machine())
 
     def add(self, row: Row, times: RunTimes, memory_bytes: int) -> None:
         """Write the file with this row."""
@@ -105,8 +104,9 @@ class Record:
 
     def of_machine(self) -> list[CsvRow]:
         """Rows that this machine's versions have timed; damaged ones are not among them."""
-        name, versions = self.machine.name, self.machine.versions
-        return [row for row in self.rows if row["chip"] == name and _versions(row) == versions and _is_whole(row)]
+        here = self.machine.name, self.machine.versions
+        rows = [row for row in self.rows if (row["chip"], _object(row["settings"]).get(TIMED_WITH)) == here]
+        return [row for row in rows if _is_whole(row)]
 
     def _cells(self, row: Row) -> CsvRow:
         op, arguments, settings = row
@@ -117,10 +117,6 @@ class Record:
 def _key(cells: CsvRow) -> tuple[str, str]:
     """What names a program: nothing that its time depends on besides."""
     return cells["chip"], json.dumps(row_of(cells), sort_keys=True)
-
-
-def _versions(row: CsvRow) -> Any:
-    return _object(row["settings"]).get(TIMED_WITH)
 
 
 def row_of(cells: CsvRow) -> Row:
@@ -147,41 +143,26 @@ def _object(text: str) -> dict[str, Any]:
 
 def measured_peaks(chip: Chip | None, rows: Sequence[CsvRow]) -> dict[str, Any]:
     """The best rates among `rows`, and their shares of the table's peaks of one device; None where there is none."""
-    flops = [(rate, row) for row in rows if (rate := _matmul_rate(row))]
-    streams = [(rate, row) for row in rows if (rate := _stream_rate(row))]
-    peaks = {
-        "matmul": (flops, "flops_per_second", chip and chip.peak_bf16_flops_per_device),
-        "hbm": (
-            streams,
-            "bytes_per_second",
-            chip and chip.hbm_bytes_per_second and chip.hbm_bytes_per_second / chip.jax_devices_per_chip,
-        ),
-    }
+    flops: dict[str, float] = {}
+    streams: dict[str, float] = {}
+    for cells in rows:
+        op, _, settings = row = row_of(cells)
+        seconds = float(cells["ms_median"]) / 1e3
+        if op in PEAK_MATMULS and "f32" not in cells["shapes"]:
+            x, other = own_program(*row).arrays.values()
+            flops[row_name(row)] = 2 * math.prod(x.shape) * other.shape[1] / seconds
+        elif op in PEAK_STREAMS and not settings:
+            moved = sum(traffic_bytes(own_program(*row)))
+            if moved >= SMALLEST_STREAM_BYTES:
+                streams[row_name(row)] = moved / seconds
+    hbm = chip and chip.hbm_bytes_per_second and chip.hbm_bytes_per_second / chip.jax_devices_per_chip
     report: dict[str, Any] = {}
-    for name, (rates, unit, nominal) in peaks.items():
-        best, row = max(rates, key=lambda pair: pair[0], default=(None, None))
-        report[f"best_{name}"] = {
-            unit: best,
-            f"nominal_{unit}": nominal,
-            "share": best / nominal if best and nominal else None,
-            "row": row_name(row_of(row)) if row else None,
-        }
+    for name, unit, rates, nominal in (
+        ("matmul", "flops_per_second", flops, chip and chip.peak_bf16_flops_per_device),
+        ("hbm", "bytes_per_second", streams, hbm),
+    ):
+        row = max(rates, key=lambda row: rates[row], default=None)
+        best = rates[row] if row else None
+        share = best / nominal if best and nominal else None
+        report[f"best_{name}"] = {unit: best, f"nominal_{unit}": nominal, "share": share, "row": row}
     return report
-
-
-def _matmul_rate(row: CsvRow) -> float | None:
-    """FLOP/s of a bfloat16 product; None for others."""
-    if row["op"] not in PEAK_MATMULS or "f32" in row["shapes"]:
-        return None
-    program = own_program(*row_of(row))
-    x, other = program.arrays.values()
-    return 2 * math.prod(x.shape) * other.shape[1] / (float(row["ms_median"]) / 1e3)
-
-
-def _stream_rate(row: CsvRow) -> float | None:
-    """Bytes/s of a fusion whose arrays go through HBM once; None for others."""
-    op, arguments, settings = row_of(row)
-    if op not in PEAK_STREAMS or settings:
-        return None
-    moved = sum(traffic_bytes(own_program(op, arguments, settings)))
-    return moved / (float(row["ms_median"]) / 1e3) if moved >= SMALLEST_STREAM_BYTES else None

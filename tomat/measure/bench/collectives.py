@@ -50,29 +50,22 @@ def _with_last(x: jax.Array, result: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(x, result[-1:, -1:], (0, 0))
 
 
-def _all_gather(x: jax.Array, n: int) -> jax.Array:
-    return _with_last(x, lax.all_gather(x, AXIS, tiled=True))
-
-
-def _reduce_scatter(x: jax.Array, n: int) -> jax.Array:
-    return _with_last(x, lax.psum_scatter(x, AXIS, tiled=True))
-
-
-def _all_to_all(x: jax.Array, n: int) -> jax.Array:
-    return lax.all_to_all(x, AXIS, split_axis=0, concat_axis=0, tiled=True)
-
-
 KINDS: Mapping[str, CollectiveKind] = {
     # Bytes moved as the bus bandwidth of nccl-tests counts them (doc/PERFORMANCE.md there).
-    "all-gather": CollectiveKind(_all_gather, lambda n: (n - 1) / n, sharded_operand=True),
-    "reduce-scatter": CollectiveKind(_reduce_scatter, lambda n: (n - 1) / n),
+    "all-gather": CollectiveKind(
+        lambda x, n: _with_last(x, lax.all_gather(x, AXIS, tiled=True)), lambda n: (n - 1) / n, sharded_operand=True
+    ),
+    "reduce-scatter": CollectiveKind(
+        lambda x, n: _with_last(x, lax.psum_scatter(x, AXIS, tiled=True)), lambda n: (n - 1) / n
+    ),
     "all-reduce": CollectiveKind(lambda x, n: lax.psum(x, AXIS), lambda n: 2 * (n - 1) / n),
     "collective-permute": CollectiveKind(
         lambda x, n: lax.ppermute(x, AXIS, [(i, (i + 1) % n) for i in range(n)]), lambda n: 1.0
     ),
-    "all-to-all": CollectiveKind(_all_to_all, lambda n: (n - 1) / n),
+    "all-to-all": CollectiveKind(
+        lambda x, n: lax.all_to_all(x, AXIS, split_axis=0, concat_axis=0, tiled=True), lambda n: (n - 1) / n
+    ),
 }
-
 
 _OPCODE = re.compile(rf" ({'|'.join(KINDS)})(?:-start)?\(")
 """A collective of a compiled program's text."""
@@ -146,22 +139,18 @@ def fit_collectives(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
             continue
         seconds = np.array([row["seconds_median"] for row in of_kind])
         moved = np.array([row["bytes_moved_per_device"] for row in of_kind])
-        design = np.stack([np.ones_like(moved), moved], axis=1) / seconds[:, None]
-        scale = np.linalg.norm(design, axis=0)  # a start counts in microseconds, a byte in picoseconds
-        scaled, *_ = np.linalg.lstsq(design / scale, np.ones_like(seconds))
-        residuals = design / scale @ scaled - 1.0
-        freedom = len(seconds) - 2
-        errors: list[float | None] = [None, None]
-        if freedom > 0:
-            covariance = np.linalg.inv((design / scale).T @ (design / scale)) * (residuals @ residuals) / freedom
-            errors = [float(error) for error in np.sqrt(np.diag(covariance)) / scale]
-        start, per_byte = (float(value) for value in scaled / scale)
+        line, errors = np.polyfit(moved, seconds, 1, w=1 / seconds), None
+        if len(of_kind) > 2:
+            line, covariance = np.polyfit(moved, seconds, 1, w=1 / seconds, cov=True)
+            errors = np.sqrt(np.diag(covariance)).tolist()
+        per_byte, start = line.tolist()
+        residuals = (start + per_byte * moved) / seconds - 1.0
         rated = per_byte > 0
         fits[kind] = {
             "start_seconds": start,
-            "start_seconds_error": errors[0],
+            "start_seconds_error": errors and errors[1],
             "bytes_per_second": 1.0 / per_byte if rated else None,
-            "bytes_per_second_error": errors[1] / per_byte**2 if rated and errors[1] is not None else None,
+            "bytes_per_second_error": errors[0] / per_byte**2 if rated and errors else None,
             "relative_error_rms": float(np.sqrt(np.mean(np.square(residuals)))),
             "relative_error_largest": float(np.max(np.abs(residuals))),
         }

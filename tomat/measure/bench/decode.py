@@ -50,7 +50,10 @@ def run(args: argparse.Namespace) -> int:
         f"{args.config_path}: {parameters / 1e6:.1f} M parameters, {length:,} positions, {n_voxels:,} voxels a patch, "
         f"on {jax.default_backend()}, {os.cpu_count()} cores; {counted(args.batch, 'patch', 'patches')} at a time."
     )
-    batch = first_patches(patches.arrays, args.batch)
+    rows = np.arange(args.batch, dtype=np.int32)
+    # The first patches, again from the first if there are fewer.
+    batch = {name: array[rows % len(array)] for name, array in patches.arrays.items()}
+    batch |= {"patch": rows, "sample": np.zeros_like(rows)}
     means = run.codec.decode(np.arange(run.codec.n_density_tokens), "mean")
 
     def with_cache(kv_cache_dtype: KvCacheDtype = "compute") -> np.ndarray:
@@ -125,13 +128,6 @@ def fresh_run(config_path: str) -> tuple[LoadedRun, Crystal]:
     codec = fit_lloyd_max(histogram, config.data.n_density_tokens)
     model = eqx.filter_jit(model_initialiser(config, jax.random.PRNGKey(0)))()
     return LoadedRun(config, model, codec, fit.solve(), 0, "fresh"), Crystal.of(grid)
-
-
-def first_patches(arrays: dict[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
-    """The first `n` patches, again from the first if there are fewer."""
-    rows = np.arange(n, dtype=np.int32)
-    chosen = {name: array[rows % len(array)] for name, array in arrays.items()}
-    return chosen | {"patch": rows, "sample": np.zeros_like(rows)}
 
 
 @eqx.filter_jit

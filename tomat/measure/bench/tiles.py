@@ -2,8 +2,7 @@
 against."""
 
 import argparse
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,77 +36,8 @@ def parse_tiles(text: str, names: Sequence[str]) -> dict[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    return (_run_loss if args.benchmark == "loss-tiles" else _run_attention)(args)
-
-
-def _run_loss(args: argparse.Namespace) -> int:
-    shape = LossShape(
-        args.slice,
-        args.batch,
-        args.positions,
-        args.hidden_dim,
-        args.density_tokens,
-        args.dtype,
-        args.kind,
-        args.vocabulary,
-    )
-    tiles = [parse_tiles(text, LOSS_NAMES) for text in args.tiles or args.default_tiles]
-    for sizes in tiles:  # what the loss refuses should not cost a compile
-        LossConfig(kind=args.kind, vocabulary=args.vocabulary, kernel="pallas", tiles=LossTiles(**sizes))
-    candidates = [{"kernel": "xla", "block_positions": block} for block in args.block_positions]
-    title = f"{args.kind} over {shape.ids:,} ids, {args.batch} x {args.positions} positions, width {args.hidden_dim}"
-
-    def figures(row: Mapping[str, Any]) -> Iterable[str]:
-        mxu = sum(kernel.get("mxu_seconds", 0.0) for kernel in row["kernels"])
-        return f"{1e3 * row['seconds']:.2f}", f"{100 * mxu / row['seconds']:.0f} %"
-
-    table = _table(f"{title}, {args.dtype}, one chip of {args.slice}: planned, value and gradients",
-                   ("loss", "blocks", "ms", "matrix units busy"))  # fmt: skip
-    _tune(args, shape, [*candidates, *({"kernel": "pallas", "tiles": sizes} for sizes in tiles)], table, figures)
-    return 0
-
-
-def _run_attention(args: argparse.Namespace) -> int:
-    if args.hidden_dim % args.num_heads or args.num_heads % args.num_kv_heads:
-        raise TomatError(
-            f"--hidden_dim {args.hidden_dim} --num_heads {args.num_heads} --num_kv_heads {args.num_kv_heads}: expected "
-            "the width to be a multiple of the heads, and the heads of those of the keys."
-        )
-    shape = AttentionShape(
-        args.slice, args.batch, args.positions, args.hidden_dim, args.num_heads, args.num_kv_heads, args.dtype
-    )
-    tiles = [parse_tiles(text, HEAD_NAMES) for text in args.tiles or args.default_tiles]
-    for sizes in tiles:  # what the model refuses should not cost a compile
-        block, rows, block_bwd, keys_bwd = sizes.values()
-        WholeHeadConfig(block, rows, block_bwd, keys_bwd)
-    candidates = [{"kernel": "splash", "tiles": {"block": block}} for block in args.splash_blocks]
-    title = f"{args.num_heads} heads of {shape.head_size}, {args.num_kv_heads} of keys, {args.batch} x {args.positions}"
-
-    def figures(row: Mapping[str, Any]) -> Iterable[str]:
-        passes = [row["categories"].get(f"attention {name}", 0.0) for name in ("forward", "backward")]
-        total = shape.seconds(row)
-        return (f"{1e3 * value:.2f}" for value in (*passes, total - sum(passes), total))
-
-    table = _table(f"{title} positions, {args.dtype}, one chip of {args.slice}: planned, forward and backward",
-                   ("kernel", "sizes", "forward, ms", "backward, ms", "norms and rest, ms", "sum, ms"))  # fmt: skip
-    _tune(args, shape, [*candidates, *({"kernel": "whole_head", "tiles": sizes} for sizes in tiles)], table, figures)
-    return 0
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    """Of candidates, to which rows are still to be given."""
-    names = (*columns, "temporaries, GiB")
-    return Table(title, [Column(name, right=place > 1) for place, name in enumerate(names)], [])
-
-
-def _tune(
-    args: argparse.Namespace,
-    shape: LossShape | AttentionShape,
-    candidates: Sequence[Candidate],
-    table: Table,
-    figures: Any,
-) -> None:
     """Plan the candidates, print them and why some were refused, and write what is asked for."""
+    shape, candidates, caption, headings, figures = (_loss if args.benchmark == "loss-tiles" else _attention)(args)
     cache_dir = args.cache_dir or Path.home() / ".cache" / "tomat" / args.benchmark
     limits = Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
     with progress() as bar:
@@ -121,20 +51,69 @@ def _tune(
             limits,
         )
         bar.update(task, completed=len(candidates))
-    tuned = any(row["kernel"] == shape.KERNEL for row in rows)
-    entry = table_entry(shape, rows) if tuned else None
+    entry = table_entry(shape, rows) if any(row["kernel"] == shape.KERNEL for row in rows) else None
     made = []
     for row in rows:
-        cells = [row["kernel"], sizes_text(row)]
-        if "refused" in row:
-            cells += ["does not compile", *[""] * (len(table.columns) - 3)]
-        else:
-            cells += [*figures(row), f"{row['temporary_bytes'] / GIB:.2f}"]
-        made.append(cells)
-    show(dataclasses.replace(table, rows=made))
+        cells = ["does not compile", *[""] * (len(headings) - 2)]
+        if "refused" not in row:
+            cells = [*figures(row), f"{row['temporary_bytes'] / GIB:.2f}"]
+        made.append([row["kernel"], sizes_text(row), *cells])
+    columns = [Column(name, right=place > 1) for place, name in enumerate((*headings, "temporaries, GiB"))]
+    show(Table(f"{caption}, {args.dtype}, one chip of {args.slice}: planned", columns, made))
     for reason in sorted({row["refused"] for row in rows if "refused" in row}):
         console.print(reason, style="dim", soft_wrap=True)
     write_report(args.json, {"shape": vars(shape), "candidates": rows})
     if args.write and entry is not None:
         write_entry(shape, entry)
         show(f"The table of {args.benchmark.replace('-', ' ')} has the shortest.")
+    return 0
+
+
+type Question = tuple[
+    LossShape | AttentionShape, list[Candidate], str, Sequence[str], Callable[[Mapping[str, Any]], Iterable[str]]
+]
+"""What is planned: shape, candidates; of the table its caption, the first headings and a row's figures below them."""
+
+
+def _loss(args: argparse.Namespace) -> Question:
+    sizes = args.slice, args.batch, args.positions, args.hidden_dim, args.density_tokens
+    shape = LossShape(*sizes, args.dtype, args.kind, args.vocabulary)
+    candidates: list[Candidate] = [{"kernel": "xla", "block_positions": block} for block in args.block_positions]
+    for text in args.tiles or args.default_tiles:
+        tiles = parse_tiles(text, LOSS_NAMES)
+        # What the loss refuses should not cost a compile.
+        LossConfig(kind=args.kind, vocabulary=args.vocabulary, kernel="pallas", tiles=LossTiles(**tiles))
+        candidates.append({"kernel": "pallas", "tiles": tiles})
+
+    def figures(row: Mapping[str, Any]) -> Iterable[str]:
+        mxu = sum(kernel.get("mxu_seconds", 0.0) for kernel in row["kernels"])
+        return f"{1e3 * row['seconds']:.2f}", f"{100 * mxu / row['seconds']:.0f} %"
+
+    caption = f"{args.kind} over {shape.ids:,} ids, value and gradients, {args.batch} x {args.positions} positions"
+    headings = "loss", "blocks", "ms", "matrix units busy"
+    return shape, candidates, f"{caption}, width {args.hidden_dim}", headings, figures
+
+
+def _attention(args: argparse.Namespace) -> Question:
+    if args.hidden_dim % args.num_heads or args.num_heads % args.num_kv_heads:
+        raise TomatError(
+            f"--hidden_dim {args.hidden_dim} --num_heads {args.num_heads} --num_kv_heads {args.num_kv_heads}: expected "
+            "the width to be a multiple of the heads, and the heads of those of the keys."
+        )
+    sizes = args.slice, args.batch, args.positions, args.hidden_dim, args.num_heads, args.num_kv_heads
+    shape = AttentionShape(*sizes, args.dtype)
+    candidates: list[Candidate] = [{"kernel": "splash", "tiles": {"block": block}} for block in args.splash_blocks]
+    for text in args.tiles or args.default_tiles:
+        tiles = parse_tiles(text, HEAD_NAMES)
+        block, rows, block_bwd, keys_bwd = tiles.values()
+        WholeHeadConfig(block, rows, block_bwd, keys_bwd)  # what the model refuses should not cost a compile
+        candidates.append({"kernel": "whole_head", "tiles": tiles})
+
+    def figures(row: Mapping[str, Any]) -> Iterable[str]:
+        passes = [row["categories"].get(f"attention {name}", 0.0) for name in ("forward", "backward")]
+        total = shape.seconds(row)
+        return (f"{1e3 * value:.2f}" for value in (*passes, total - sum(passes), total))
+
+    caption = f"{args.num_heads} heads of {shape.head_size}, {args.num_kv_heads} of keys, forward and backward"
+    headings = "kernel", "sizes", "forward, ms", "backward, ms", "norms and rest, ms", "sum, ms"
+    return shape, candidates, f"{caption}, {args.batch} x {args.positions} positions", headings, figures

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tomat.base.memory import peak_memory_bytes
 from tomat.base.report.terminal import show
 from tomat.base.reporting import write_report
 from tomat.base.storage import Store
-from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
@@ -63,9 +63,12 @@ def run(args: argparse.Namespace) -> int:
         figures: dict[str, Any] = {"cpus": len(os.sched_getaffinity(0)), "load_average_1min": os.getloadavg()[0]}
         if args.materials:
             figures |= measure_speed(folder, args.materials)
-            figures |= projected_cost(figures)
         if args.largest:
-            figures |= measure_largest(folder)
+            source = folder / "largest_in"
+            write_zarr(lattice_of_gaussians(LARGEST_GRID, 88, 0, "largest"), source / "largest.zarr")
+            config = RetokenizeConfig(input=str(source), output=str(folder / "largest_out"))
+            alone = partial(_retokenize_alone, config), "the worker on the largest grid", "leave out --largest"
+            figures |= {"largest_grid_voxels": prod(LARGEST_GRID), "largest_peak_rss_bytes": in_own_process(*alone)}
     show_figures(figures)
     write_report(args.json, figures)
     return 0
@@ -74,18 +77,6 @@ def run(args: argparse.Namespace) -> int:
 def show_figures(figures: Mapping[str, Any]) -> None:
     for key, value in figures.items():
         show(f"{key:42s} {value:,.4g}" if isinstance(value, float) else f"{key:42s} {value}")
-
-
-def projected_cost(figures: dict[str, Any]) -> dict[str, float]:
-    """What the figures of `measure_speed` come to for the whole training set, CPU alone."""
-    rate = figures["write_patches_per_cpu_second"]
-    write = TRAINING_MATERIALS * PATCHES / rate / 3600 * TRAINING_MEDIAN_VOXELS / SIDE**3
-    survey = TRAINING_MATERIALS * TRAINING_MEDIAN_VOXELS / figures["survey_voxels_per_cpu_second"] / 3600
-    return {
-        "against_first_generation_ratio": rate / FIRST_GENERATION_PATCHES_PER_SECOND,
-        "training_set_core_hours": write + survey,
-        "training_set_cost_usd": (write + survey) * CORE_HOUR_USD,
-    }
 
 
 def lattice_of_gaussians(shape: tuple[int, int, int], n_atoms: int, seed: int, name: str) -> DensityGrid:
@@ -132,7 +123,8 @@ def start_set(job: ShardJob, surveyed: SurveyUnit) -> tuple[Planned, list[WriteU
 
 
 def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
-    """Survey and write on grids of 100^3 with one worker, and parts of the work alone.
+    """Survey and write on grids of 100^3 with one worker, and parts of the work alone; what these come to for the whole
+    training set, CPU alone.
 
     CPU seconds are those of one process with all its threads; wall time on a shared machine is longer.
     """
@@ -149,8 +141,18 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
     figures |= rates("histogram_voxels", 20 * SIDE**3, lambda: [histogram.add(grid.rho) for _ in range(20)])
     figures |= rates("read_materials", n_materials, lambda: [material.read(1) for material in materials])
     anchors = plan.anchors(plan.materials[0])
-    figures |= rates("numpy_searchsorted_patches", PATCHES, lambda: _plain_encode(grid, codec, anchors))
+    assert isinstance(codec, LloydMaxCodec)
+    edges = codec.edges
+
+    def plain_encode() -> None:
+        """The patches without reading, atoms and writing: what a plain tokenizer takes."""
+        for anchor in anchors:
+            np.searchsorted(edges, grid.patch(anchor, (19, 19, 19)), side="right")
+
+    figures |= rates("numpy_searchsorted_patches", PATCHES, plain_encode)
     write, plain = (figures[f"{what}_patches_per_cpu_second"] for what in ("write", "numpy_searchsorted"))
+    voxels = TRAINING_MATERIALS * TRAINING_MEDIAN_VOXELS
+    seconds = voxels * PATCHES / SIDE**3 / write + voxels / figures["survey_voxels_per_cpu_second"]
     return {
         "grid_voxels": SIDE**3,
         "materials": n_materials,
@@ -158,14 +160,10 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
         **figures,
         "write_over_numpy_searchsorted_cpu_ratio": write / plain,
         "peak_rss_bytes": peak_memory_bytes(),
+        "against_first_generation_ratio": write / FIRST_GENERATION_PATCHES_PER_SECOND,
+        "training_set_core_hours": seconds / 3600,
+        "training_set_cost_usd": seconds / 3600 * CORE_HOUR_USD,
     }
-
-
-def _plain_encode(grid: DensityGrid, codec: DensityCodec, anchors: np.ndarray) -> None:
-    """The patches of one grid by `np.searchsorted`, no reading, no atoms, no writing: what a plain tokenizer takes."""
-    assert isinstance(codec, LloydMaxCodec)
-    for anchor in anchors:
-        np.searchsorted(codec.edges, grid.patch(anchor, (19, 19, 19)), side="right")
 
 
 def rates(what: str, number: int, work: Callable[[], object]) -> dict[str, float]:
@@ -174,15 +172,6 @@ def rates(what: str, number: int, work: Callable[[], object]) -> dict[str, float
     work()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {f"{what}_per_second": number / wall, f"{what}_per_cpu_second": number / cpu}
-
-
-def measure_largest(folder: Path) -> dict[str, Any]:
-    """Peak memory of a process that surveys, fits and writes one material on the largest grid."""
-    source = folder / "largest_in"
-    write_zarr(lattice_of_gaussians(LARGEST_GRID, 88, 0, "largest"), source / "largest.zarr")
-    config = RetokenizeConfig(input=str(source), output=str(folder / "largest_out"))
-    peak = in_own_process(partial(_retokenize_alone, config), "the worker on the largest grid", "leave out --largest")
-    return {"largest_grid_voxels": int(np.prod(LARGEST_GRID)), "largest_peak_rss_bytes": peak}
 
 
 def _retokenize_alone(config: RetokenizeConfig) -> int:

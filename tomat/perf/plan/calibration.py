@@ -98,23 +98,33 @@ class CalibrationRow:
     def checked(self, where: str) -> CalibrationRow:
         """This row, if its figures can be. `where` is the file it is from, for the error."""
         row = f"{where}: {self.name!r}"
-        _check_figures(self.measured, f"{row}, measured")
-        if self.predicted:
-            _check_figures(self.predicted, f"{row}, predicted")
+        for figures, place in ((self.measured, f"{row}, measured"), (self.predicted, f"{row}, predicted")):
+            fits = figures.get("fits")
+            if not isinstance(fits, bool) and (figures or figures is self.measured):
+                raise TomatError(f"{place}: fits is {fits!r}; expected true or false, whether the step fits.")
+            for key, value in figures.items():
+                if key == "fits":
+                    continue
+                if key not in BOUNDS:
+                    expected = f"some of fits, {', '.join(BOUNDS)}"
+                    raise TomatError(f"{place} has the unknown figure {key!r}; expected {expected}.")
+                least, most, unit = BOUNDS[key]
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                if not number or not least <= value <= most:
+                    expected = f"a number from {least:g} to {most:g}, {unit}"
+                    raise TomatError(f"{place}: {key} is {value!r}; expected {expected}. Correct it, or drop the row.")
         for found, planned in COMPARED:
             if self.measured.get(found) and self.predicted.get(planned):
-                ratio = self.measured[found] / self.predicted[planned]
-                if not 1 / RATIO <= ratio <= RATIO:
-                    unit = BOUNDS[found][2].split()[0]
+                was, said, unit = self.measured[found], self.predicted[planned], BOUNDS[found][2].split()[0]
+                if not 1 / RATIO <= was / said <= RATIO:
                     raise TomatError(
-                        f"{row}: measured {found} is {self.measured[found]:g}, {ratio:.3g} times the "
-                        f"{self.predicted[planned]:.4g} {unit} that were planned; a factor of {RATIO:g} is a slip of "
-                        f"units. Correct the figure (it is in {unit}), or take the row out."
+                        f"{row}: measured {found} is {was:g}, {was / said:.3g} times the {said:.4g} {unit} that were "
+                        f"planned: a slip of units. Correct the figure (it is in {unit}), or take the row out."
                     )
         if unmeasured := sorted(set(self.doubted) - (set(SHARES) & set(self.measured))):
             raise TomatError(
-                f"{row}: doubted has {unmeasured[0]}, which is no measured share; expected those of "
-                f"{', '.join(SHARES)} that are measured. Take a row out whose other figures cannot be."
+                f"{row}: doubted has {unmeasured[0]}, which is no measured share; expected measured ones of "
+                f"{', '.join(SHARES)}. Take a row out whose other figures cannot be."
             )
         if self.slice:
             try:
@@ -122,24 +132,6 @@ class CalibrationRow:
             except TomatError as error:
                 raise TomatError(f"{row}: {error}") from None
         return self
-
-
-def _check_figures(figures: Mapping[str, Any], where: str) -> None:
-    """Refuse figures that cannot be: unknown keys, what is outside `BOUNDS`, no `fits`."""
-    if not isinstance(figures.get("fits"), bool):
-        raise TomatError(f"{where}: fits is {figures.get('fits')!r}; expected true or false, whether the step fits.")
-    for key, value in figures.items():
-        if key == "fits":
-            continue
-        if key not in BOUNDS:
-            raise TomatError(f"{where} has the unknown figure {key!r}; expected some of fits, {', '.join(BOUNDS)}.")
-        least, most, unit = BOUNDS[key]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not least <= value <= most:
-            raise TomatError(
-                f"{where}: {key} is {value!r}; expected a number from {least:g} to {most:g}, {unit}. Correct the "
-                "figure, or take the row out."
-            )
 
 
 @dataclass(frozen=True)
@@ -167,13 +159,12 @@ class Calibration:
     def notes(self, chip: str) -> tuple[str, ...]:
         """What the reader of an estimate must know of the parts of a step that no plan can see."""
         ratios = self.step_ratios(chip)
+        known = f"no pod of {chip} is on record to say how much"
+        if ratios:
+            known = f"with them {counted(len(ratios), 'pod')} on record took {min(ratios):.2f} to {max(ratios):.2f} of "
+            known += "what was planned"
         unseen = "the host's gap between steps, waiting of chips for each other and a clock below nominal come on top"
-        if not ratios:
-            return (f"times are estimates; {unseen}: no pod of {chip} is on record to say how much",)
-        return (
-            f"times are estimates; {unseen}: with them {counted(len(ratios), 'pod')} on record took "
-            f"{min(ratios):.2f} to {max(ratios):.2f} of what was planned",
-        )
+        return (f"times are estimates; {unseen}: {known}",)
 
 
 @dataclass(frozen=True)
@@ -198,18 +189,11 @@ def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[st
     if not path.is_file():
         raise TomatError(f"{path} does not exist. Run from a checkout, or give --tracking_dir.")
     data = typed(read_yaml(path), _Measurements, path, "Correct it.")
-    rows = [
-        CalibrationRow(
-            name=one.name,
-            slice="",
-            source=" ".join(one.source.split()),
-            measured=one.measured,
-            config_path=one.config_path,
-            overrides=one.overrides,
-            doubted={key: " ".join(why.split()) for key, why in one.doubted.items()},
-        ).checked(str(path))
-        for one in data.measurements
-    ]
+    rows = []
+    for one in data.measurements:
+        doubted = {key: " ".join(why.split()) for key, why in one.doubted.items()}
+        said = {"source": " ".join(one.source.split()), "doubted": doubted}
+        rows.append(CalibrationRow(slice="", **vars(one) | said).checked(str(path)))
     return rows, [" ".join(note.split()) for note in data.notes]
 
 
@@ -229,12 +213,11 @@ def row_of_run(run_dir: Path) -> CalibrationRow:
     from tomat.train.runs.history import read_events, read_metrics
     from tomat.train.settings.config import recorded_config
 
-    config_path, metrics_path = run_dir / CONFIG_FILE, run_dir / METRICS_FILE
-    for path in (config_path, metrics_path):
-        if not path.is_file():
-            raise TomatError(f"{path} does not exist; expected the folder of a run that `tomat train` made.")
-    config = recorded_config(config_path)
-    ran = ran_steps(read_metrics(metrics_path), read_events(run_dir), config.slice)
+    for name in (CONFIG_FILE, METRICS_FILE):
+        if not (run_dir / name).is_file():
+            raise TomatError(f"{run_dir / name} does not exist; expected the folder of a run that `tomat train` made.")
+    config = recorded_config(run_dir / CONFIG_FILE)
+    ran = ran_steps(read_metrics(run_dir / METRICS_FILE), read_events(run_dir), config.slice)
     if ran.devices is None:
         raise TomatError(
             f"{run_dir}: {NOT_ON_RECORD} (a `start` in history.jsonl says it), so it is no measurement of "

@@ -18,13 +18,13 @@ from tomat.model.any_decoder import environment_of
 from tomat.model.environment import Room
 from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
 from tomat.perf.cost.chip_model import ChipModel
-from tomat.perf.cost.estimate import StepEstimate, estimate_step
+from tomat.perf.cost.estimate import StepEstimate
 from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.plan.compile.compiler import CompiledStep, compile_step
 from tomat.perf.plan.compile.lowering import DecoderBatch
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import data_axis_size
-from tomat.perf.plan.plan import Interval, program_dict
+from tomat.perf.plan.plan import Interval, estimated, program_dict
 from tomat.predict.inference.autoregressive import kept_bytes
 from tomat.predict.inference.predictor import SHARE, DecoderName, atoms_near, check_decoder, sequences_to_try
 from tomat.train.settings.config import TrainConfig
@@ -66,11 +66,9 @@ def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal
         )
     else:
         _, room = atoms_near(environment, cell, anchors, grid_shape, patch_shape)
-    decoded = len(anchors) * prod(patch_shape)
-    if decoded > prod(grid_shape):
-        notes.append(
-            f"patches reach past the cell: {decoded / prod(grid_shape) - 1:.0%} more voxels are decoded than it has"
-        )
+    more = len(anchors) * prod(patch_shape) / prod(grid_shape) - 1
+    if more > 0:
+        notes.append(f"patches reach past the cell: {more:.0%} more voxels are decoded than it has")
     return Cell(grid_shape, n_atoms, patch_shape, len(anchors), room, tuple(notes))
 
 
@@ -92,15 +90,9 @@ class DecoderPlan:
         """The cycle models on the program of a batch; None where it does not fit."""
         if not self.fits:
             return None
-        return estimate_step(
-            self.compiled.program,
-            self.compiled.schedules,
-            self.slice_,
-            title=f"{self.batch.decoder} decoder of {self.config.run_name} on {self.slice_.name}, one batch, planned",
-            model=self.model,
-            notes=("times are estimates of the devices' work; what the host does between batches comes on top",),
-            memory_bytes=self.compiled.memory.by_kind(),
-        )
+        title = f"{self.batch.decoder} decoder of {self.config.run_name} on {self.slice_.name}, one batch, planned"
+        unseen = "times are estimates of the devices' work; what the host does between batches comes on top"
+        return estimated(self.compiled, self.slice_, self.model, title, (unseen,))
 
     @property
     def kv_cache_bytes(self) -> int | None:
@@ -114,18 +106,10 @@ class DecoderPlan:
     def batches(self) -> int:
         return -(-self.cell.patches // self.batch.patches)
 
-    @property
-    def batch_seconds(self) -> Interval | None:
-        return Interval.of(self.step) if self.step is not None else None
-
-    @property
-    def cell_seconds(self) -> Interval | None:
-        return Interval.of(self.step, self.batches) if self.step is not None else None
-
     def to_dict(self) -> dict[str, Any]:
         """For a JSON report: bytes, seconds, fractions; all of one device."""
         step = self.step
-        batch, cell = self.batch_seconds, self.cell_seconds
+        seconds = {key: step and asdict(Interval.of(step, n)) for key, n in (("batch", 1), ("cell", self.batches))}
         return {
             "decoder": self.batch.decoder,
             "rounds": self.batch.rounds,
@@ -135,8 +119,8 @@ class DecoderPlan:
             "patches_at_a_time": self.batch.patches,
             "patches_at_a_time_per_device": self.batch.patches // data_axis_size(self.config, self.slice_.n_devices),
             "batches": self.batches,
-            "batch_seconds": asdict(batch) if batch is not None else None,
-            "cell_seconds": asdict(cell) if cell is not None else None,
+            "batch_seconds": seconds["batch"],
+            "cell_seconds": seconds["cell"],
             "bound": step.supports[0].kind if step is not None else None,
             **program_dict(self.compiled, step),
         }

@@ -55,15 +55,8 @@ class Plan:
         """The cycle models on the compiled program; None where it does not fit."""
         if not self.compiled.fits:
             return None
-        return estimate_step(
-            self.compiled.program,
-            self.compiled.schedules,
-            self.slice_,
-            title=f"{self.config.run_name} on {self.slice_.name}, planned",
-            model=self.model,
-            notes=self.calibration.notes(self.slice_.chip.name),
-            memory_bytes=self.compiled.memory.by_kind(),
-        )
+        title = f"{self.config.run_name} on {self.slice_.name}, planned"
+        return estimated(self.compiled, self.slice_, self.model, title, self.calibration.notes(self.slice_.chip.name))
 
     @property
     def breakdown(self) -> Breakdown | None:
@@ -94,25 +87,24 @@ class Plan:
         """The Pallas kernels of the step: schedule, share of the slots, what binds; longest first."""
         if self.step is None:
             return []
-        schedules = matched_schedules(self.compiled.program, self.compiled.schedules)
-        rows = []
-        for name, op in self.step.ops.items():
-            if op.schedule is None or self.compiled.program.by_name[name].custom_call_target != PALLAS_TARGET:
-                continue
-            rows.append(
-                {
-                    "name": name,
-                    "executions": op.executions,
-                    "seconds_per_execution": op.estimate,
-                    "seconds_per_step": (op.estimate or 0.0) * op.executions,
-                    "mxu_busy_seconds": op.schedule.mxu_seconds,
-                    "bound": op.basis,
-                    "active_grid_share": op.schedule.active_share,
-                    "mask_found": op.schedule.mask_found,
-                    "assumed_bundle_share": op.schedule.assumed_bundle_share,
-                    "slot_utilisation": slot_utilisation(schedules[name]),
-                }
-            )
+        program = self.compiled.program
+        schedules = matched_schedules(program, self.compiled.schedules)
+        rows = [
+            {
+                "name": name,
+                "executions": op.executions,
+                "seconds_per_execution": op.estimate,
+                "seconds_per_step": (op.estimate or 0.0) * op.executions,
+                "mxu_busy_seconds": op.schedule.mxu_seconds,
+                "bound": op.basis,
+                "active_grid_share": op.schedule.active_share,
+                "mask_found": op.schedule.mask_found,
+                "assumed_bundle_share": op.schedule.assumed_bundle_share,
+                "slot_utilisation": slot_utilisation(schedules[name]),
+            }
+            for name, op in self.step.ops.items()
+            if op.schedule is not None and program.by_name[name].custom_call_target == PALLAS_TARGET
+        ]
         return sorted(rows, key=lambda row: -row["seconds_per_step"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,6 +129,16 @@ class Plan:
             "lower_seconds": self.compiled.result["lower_seconds"],
             "notes": list(self.notes),
         }
+
+
+def estimated(
+    compiled: CompiledStep, slice_: Slice, model: ChipModel, title: str, notes: tuple[str, ...]
+) -> StepEstimate:
+    """The cycle models on a compiled program that fits."""
+    program, memory = compiled.program, compiled.memory.by_kind()
+    return estimate_step(
+        program, compiled.schedules, slice_, title=title, model=model, notes=notes, memory_bytes=memory
+    )
 
 
 def program_dict(compiled: CompiledStep, step: StepEstimate | None) -> dict[str, Any]:
@@ -166,20 +168,13 @@ def make_plan(
     executable: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Plan:
-    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it. That it does not fit is an
-    answer; a model whose FLOPs are not known is refused before anything is compiled."""
+    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it; arguments as of
+    `compile_step`. That it does not fit is an answer; a model whose FLOPs are not known is refused before anything is
+    compiled."""
     from tomat.train.mfu import step_work
 
     work = step_work(config, "tpu")
     calibration = Calibration.load(Path(config.tracking_dir))
     model = ChipModel.load(Path(config.tracking_dir), slice_.chip)
-    compiled = compile_step(
-        config,
-        slice_,
-        cache_dir=cache_dir,
-        limits=limits,
-        value_table=value_table,
-        executable=executable,
-        on_stage=on_stage,
-    )
-    return Plan(config, slice_, compiled, calibration, model, work)
+    how = {"cache_dir": cache_dir, "limits": limits, "value_table": value_table, "executable": executable}
+    return Plan(config, slice_, compile_step(config, slice_, on_stage=on_stage, **how), calibration, model, work)

@@ -39,11 +39,11 @@ def default_cache_dir() -> Path:
 def module_files(*modules: str, package: Path = PACKAGE) -> list[Path]:
     """The files of `package` that `modules` import, in functions too, and those that these import; sorted.
 
-    A file of data counts where a module names it in a string and it lies beside the module. What is imported for types
-    alone counts as well: it costs a needless lowering now and then, never a wrong answer.
+    A file of data counts where a module names it in a string, by its path from the module's folder. What is imported
+    for types alone counts as well: it costs a needless lowering now and then, never a wrong answer.
 
     Args:
-        modules: Dotted names, such as `tomat.perf.plan.compile.child`.
+        modules: Dotted names, such as `tomat.perf.plan.compile.compiler`.
         package: Folder of the package that they are in.
     """
     waiting = [path for name in modules for path in _files_of(name, package)]
@@ -53,25 +53,22 @@ def module_files(*modules: str, package: Path = PACKAGE) -> list[Path]:
         if path in found:
             continue
         found.add(path)
-        if path.suffix == ".py":
-            tree = ast.parse(path.read_bytes(), str(path))
-            waiting += [file for name in _imported(tree) for file in _files_of(name, package)]
-            waiting += _data_files(tree, path)
+        if path.suffix != ".py":
+            continue
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                # Of `from a import b` both `a` and `a.b`, since `b` may be a module. No module of tomat imports by a
+                # relative name: `tests/test_architecture.py` holds it.
+                names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Constant) and isinstance(text := node.value, str):
+                plain = "." in text and len(text) < 100 and text.isprintable() and not text.startswith(("/", ".."))
+                if plain and (path.parent / text).is_file():
+                    waiting.append(path.parent / text)
+        waiting += [file for name in names for file in _files_of(name, package)]
     return sorted(found)
-
-
-def _imported(tree: ast.Module) -> set[str]:
-    """Dotted names that a module imports; of `from a import b` both `a` and `a.b`, since `b` may be a module.
-
-    No module of tomat imports by a relative name: `tests/test_architecture.py` holds it.
-    """
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
 
 
 def _files_of(name: str, package: Path) -> list[Path]:
@@ -82,12 +79,6 @@ def _files_of(name: str, package: Path) -> list[Path]:
     folders = [package.joinpath(*parts[1:end]) for end in range(1, len(parts) + 1)]
     files = [folder / "__init__.py" for folder in folders] + [folders[-1].with_suffix(".py")]
     return [path for path in files if path.is_file()]
-
-
-def _data_files(tree: ast.Module, path: Path) -> list[Path]:
-    names = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    plain = {name for name in names if "." in name and len(name) < 100 and "/" not in name and name.isprintable()}
-    return [path.parent / name for name in sorted(plain) if (path.parent / name).is_file()]
 
 
 def sources_digest(*modules: str, package: Path = PACKAGE) -> str:
@@ -301,22 +292,16 @@ def _remove(path: Path) -> bool:
             path.unlink()
             return True
         result = path / RESULT_FILE
-        if not result.exists():
-            _set_aside(path)
-            return True
-        with result.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The lock may have come when the folder was gone already: then the name is another's.
-            if not os.path.samestat(os.fstat(file.fileno()), result.stat()):
-                return False
-            _set_aside(path)
+        with result.open("r+b") if result.exists() else contextlib.nullcontext() as file:
+            if file is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The lock may have come when the folder was gone already: then the name is another's.
+                if not os.path.samestat(os.fstat(file.fileno()), result.stat()):
+                    return False
+            # Out of the cache in one step, then deleted.
+            aside = path.parent.parent / f"{EVICTED}{uuid.uuid4().hex}"
+            os.rename(path, aside)
+            shutil.rmtree(aside, ignore_errors=True)
         return True
     except OSError:  # locked by a reader, or gone
         return False
-
-
-def _set_aside(folder: Path) -> None:
-    """Take a folder out of the cache in one step, then delete it."""
-    aside = folder.parent.parent / f"{EVICTED}{uuid.uuid4().hex}"
-    os.rename(folder, aside)
-    shutil.rmtree(aside, ignore_errors=True)

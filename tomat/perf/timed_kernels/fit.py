@@ -27,7 +27,7 @@ from tomat.perf.cost.estimate import PALLAS_TARGET, estimate_step
 from tomat.perf.cost.interconnect import HOP_SECONDS, coordinates, entrances_and_hops, link_bandwidth
 from tomat.perf.cost.llo import kept_schedules
 from tomat.perf.profile.hlo_files import load_program
-from tomat.perf.timed_kernels.child import OWN, PROGRAM_FILE, SCHEDULE_FILE
+from tomat.perf.timed_kernels.compile import OWN, PROGRAM_FILE, SCHEDULE_FILE
 from tomat.perf.timed_kernels.timings import KernelTiming
 
 

@@ -45,27 +45,10 @@ class OwnProgram:
         return jax.jit(self.run, compiler_options=self.compiler_options or None).lower(placed)
 
 
-def _matmul_chain(x: jax.Array, up: jax.Array, down: jax.Array) -> dict[str, jax.Array]:
-    # XLA:TPU fuses a product into the next one; the two are to be kernels of their own.
-    return {"x": lax.optimization_barrier(x @ up) @ down}
-
-
-def _add(x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
-    return {"x": x + y}
-
-
-def _swiglu(gate: jax.Array, up: jax.Array) -> dict[str, jax.Array]:
-    return {"gate": jax.nn.silu(gate) * up}
-
-
 def _rms_norm(x: jax.Array, scale: jax.Array) -> dict[str, jax.Array]:
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + 1e-6)
     return {"x": (normed * scale).astype(x.dtype)}
-
-
-def _softmax(x: jax.Array) -> dict[str, jax.Array]:
-    return {"x": jax.nn.softmax(x, axis=-1)}
 
 
 def _adam(parameter: jax.Array, mean: jax.Array, square: jax.Array, gradient: jax.Array) -> dict[str, jax.Array]:
@@ -95,11 +78,12 @@ def _splash_backward(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array,
 
 
 CARRIED: Mapping[str, tuple[tuple[str, ...], Callable[..., dict[str, jax.Array]]]] = {
-    "tomat_matmul_chain": (("x", "up", "down"), _matmul_chain),
-    "tomat_add": (("x", "y"), _add),
-    "tomat_swiglu": (("gate", "up"), _swiglu),
+    # XLA:TPU fuses a product into the next one; the two are to be kernels of their own.
+    "tomat_matmul_chain": (("x", "up", "down"), lambda x, up, down: {"x": lax.optimization_barrier(x @ up) @ down}),
+    "tomat_add": (("x", "y"), lambda x, y: {"x": x + y}),
+    "tomat_swiglu": (("gate", "up"), lambda gate, up: {"gate": jax.nn.silu(gate) * up}),
     "tomat_rms_norm": (("x", "scale"), _rms_norm),
-    "tomat_softmax": (("x",), _softmax),
+    "tomat_softmax": (("x",), lambda x: {"x": jax.nn.softmax(x, axis=-1)}),
     "tomat_adam": (("parameter", "mean", "square", "gradient"), _adam),
 }
 """Operation -> its arrays, and one round of it: those of them that it changes. Settings: `links`, rounds that follow
@@ -141,7 +125,12 @@ def own_program(op: str, arguments: Mapping[str, Any], settings: Mapping[str, An
     names = (CARRIED[op] if op in CARRIED else ONCE[op])[0]
     if set(arguments) != set(names):
         raise TomatError(f"{op} has the arrays {', '.join(sorted(arguments))}; expected {', '.join(names)}")
-    arrays = {name: _array(name, arguments[name]) for name in names}
+    arrays = {}
+    for name in names:
+        array = described(arguments[name], _DTYPES)
+        if array is None:
+            raise TomatError(f"{name} is {arguments[name]!r}; expected bf16 or f32, such as bf16[1024,4096]")
+        arrays[name] = array
     rest = {name: value for name, value in settings.items() if name != TIMED_WITH}
     options = {}
     if "scoped_vmem_kib" in rest:
@@ -154,7 +143,13 @@ def own_program(op: str, arguments: Mapping[str, Any], settings: Mapping[str, An
             given, rest = {"tiles": rest}, {}
         elif op == "tomat_column_slice":
             given = {"columns": _count(rest, "columns")}
-        run = _called(ONCE[op][1], names, given)
+        function = ONCE[op][1]
+
+        def once(arrays: Arrays) -> Any:
+            return function(*(arrays[name] for name in names), **given)
+
+        run = once
+
     if rest:
         raise TomatError(f"{op} has no setting {', '.join(sorted(rest))}")
     return OwnProgram(run, arrays, options)
@@ -175,17 +170,6 @@ def lower_own(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
         return program.lower(jax.sharding.SingleDeviceSharding(device))
     except Exception as error:  # whatever JAX and Pallas raise while tracing
         raise TomatError(f"it cannot be lowered: {first_line(error)}") from error
-
-
-def _array(name: str, text: Any) -> jax.ShapeDtypeStruct:
-    found = described(text, _DTYPES)
-    if found is None:
-        raise TomatError(f"{name} is {text!r}; expected an array of bf16 or f32, such as bf16[1024,4096]")
-    return found
-
-
-def _called(function: Callable[..., Any], names: tuple[str, ...], given: Mapping[str, Any]) -> Callable[[Arrays], Any]:
-    return lambda arrays: function(*(arrays[name] for name in names), **given)
 
 
 def _repeated(step: Callable[..., dict[str, jax.Array]], loop: int, links: int) -> Callable[[Arrays], Any]:

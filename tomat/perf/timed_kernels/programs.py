@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -202,18 +202,16 @@ def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
         with jax.sharding.use_abstract_mesh(mesh):
             if timing.op in FORMULAS:
                 function, arrays = formula(timing)
-                return jax.jit(function).lower(*_placed(arrays, sharding))
-            operation, arguments = _bound(timing)
-            function, arrays = benchmarking.standardize_function(operation, kwargs=arguments, seed=None)
-            return jax.jit(function).lower(_placed(arrays, sharding))
+            else:
+                operation, arguments = _bound(timing)
+                function, arrays = benchmarking.standardize_function(operation, kwargs=arguments, seed=None)
+            placed = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
+            # tokamax's takes its arrays as one list.
+            return jax.jit(function).lower(*(placed if timing.op in FORMULAS else [placed]))
     except TomatError:
         raise
     except Exception as error:  # whatever the operation and JAX raise while tracing
         raise TomatError(f"it cannot be lowered: {first_line(error)}") from error
-
-
-def _placed(arrays: Iterable[Any], sharding: Any) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
 
 
 def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
@@ -223,34 +221,21 @@ def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
     own: dict[str, Any] = {"supported_on": lambda self, device: True}
     if timing.op == "dot_product_attention_vjp":  # the one operation whose own JAX 0.11 refuses
         own["_fwd"] = attention_backward(there, class_of("dot_product_attention"))
-    cls, arguments = type(there.__name__, (there,), own), _with_presets(timing.arguments)
+    cls, arguments = type(there.__name__, (there,), own), dict(timing.arguments)
+    precision = arguments.get("precision")
+    if isinstance(precision, list) and all(isinstance(pair, list) for pair in precision):
+        # Of tokamax's first versions, which have no presets.
+        if any(pair != ["DEFAULT", "DEFAULT"] for pair in precision):
+            raise TomatError(f"precision is {precision}; expected DEFAULT pairs or presets such as BF16_BF16_F32")
+        arguments["precision"] = [DEFAULT_PRECISION] * len(precision)
     try:
         operation, arrays = bound(cls, STATED.get(timing.op, {}), timing.settings, arguments)
     except ValueError as error:  # pydantic's
         raise TomatError(f"tokamax refuses its arguments: {first_line(error)}") from None
-    return operation, _defaults(timing.op, operation) | arrays
-
-
-def _defaults(op: str, operation: Any) -> dict[str, Any]:
-    """What the call of the forward pass has for arguments that a backward pass demands; {} for other operations."""
-    if op not in DEFAULTS_OF:
-        return {}
-    demanded = inspect.signature(operation._fwd).parameters
-    forward = inspect.signature(class_of(DEFAULTS_OF[op]).bind)
-    return {
-        name: parameter.default
-        for name, parameter in forward.parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-        and name in demanded
-        and demanded[name].default is inspect.Parameter.empty
-    }
-
-
-def _with_presets(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` with the precisions of tokamax's first versions as the presets of today."""
-    precision = arguments.get("precision")
-    if not isinstance(precision, list) or not all(isinstance(pair, list) for pair in precision):
-        return dict(arguments)
-    if any(pair != ["DEFAULT", "DEFAULT"] for pair in precision):
-        raise TomatError(f"precision is {precision}; expected DEFAULT pairs or presets such as BF16_BF16_F32")
-    return {**arguments, "precision": [DEFAULT_PRECISION] * len(precision)}
+    defaults: dict[str, Any] = {}
+    if timing.op in DEFAULTS_OF:
+        demanded, absent = inspect.signature(operation._fwd).parameters, inspect.Parameter.empty
+        forward = inspect.signature(class_of(DEFAULTS_OF[timing.op]).bind).parameters
+        left_out = [name for name in forward if name in demanded and demanded[name].default is absent]
+        defaults = {name: forward[name].default for name in left_out if forward[name].default is not absent}
+    return operation, defaults | arrays

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -79,9 +79,15 @@ class RefusedRow:
 
 def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
     """The rows of a file of timings that can be, and those that cannot, each with its reason."""
-    read = list(_rows(read_cells(path)))
-    timings = [row for row in read if isinstance(row, KernelTiming)]
-    refused = [row for row in read if isinstance(row, RefusedRow)]
+    table = read_cells(path)
+    in_mebibytes = {(row["chip"], row["op"]) for _, row in table if _in_mebibytes(row["peak_memory_mb"])}
+    timings: list[KernelTiming] = []
+    refused: list[RefusedRow] = []
+    for line, row in table:
+        try:
+            timings.append(_timing(row, line, 2**20 if (row["chip"], row["op"]) in in_mebibytes else 10**6))
+        except TomatError as error:
+            refused.append(RefusedRow(line, str(error)))
     if not timings:
         first = f"line {refused[0].line}: {refused[0].reason}" if refused else "there is none below the header"
         raise TomatError(f"{path} has no row that can be used; {first}")
@@ -99,15 +105,6 @@ def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TomatError(f"{path} cannot be read as CSV of kernel timings ({error}).") from None
     raise TomatError(f"{path} has the columns {found}; expected {', '.join(COLUMNS)}.")
-
-
-def _rows(table: Sequence[tuple[int, Mapping[str, str]]]) -> Iterator[KernelTiming | RefusedRow]:
-    in_mebibytes = {(row["chip"], row["op"]) for _, row in table if _in_mebibytes(row["peak_memory_mb"])}
-    for line, row in table:
-        try:
-            yield _timing(row, line, 2**20 if (row["chip"], row["op"]) in in_mebibytes else 10**6)
-        except TomatError as error:
-            yield RefusedRow(line, str(error))
 
 
 def _in_mebibytes(text: str) -> bool:
@@ -130,7 +127,12 @@ def _timing(row: Mapping[str, str], line: int, memory_unit_bytes: int) -> Kernel
         raise TomatError(f"chip {row['chip']!r} is not known; expected one of {', '.join(known)}")
     arguments, settings = (_object(row[name], name) for name in ("shapes", "settings"))
     check_arrays(arguments)
-    low, median, high = (_milliseconds(row[name], name) for name in ("ms_min", "ms_median", "ms_max"))
+    names = "ms_min", "ms_median", "ms_max"
+    low, median, high = times = [_number(row[name], name) for name in names]
+    for name, time in zip(names, times, strict=True):
+        if not SHORTEST_MS <= time <= LONGEST_MS:
+            expected = f"milliseconds, {SHORTEST_MS} to {LONGEST_MS:,.0f}"
+            raise TomatError(f"{name} is {row[name]}; expected {expected}: is it in another unit?")
     if not low <= median <= high:
         raise TomatError(f"ms_min, ms_median and ms_max are {low}, {median} and {high}; expected them in this order")
     runs = _number(row["runs"], "runs")
@@ -160,15 +162,6 @@ def _number(text: str, name: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise TomatError(f"{name} is {text!r}; expected a finite number")
-    return value
-
-
-def _milliseconds(text: str, name: str) -> float:
-    value = _number(text, name)
-    if not SHORTEST_MS <= value <= LONGEST_MS:
-        raise TomatError(
-            f"{name} is {text}; expected milliseconds, {SHORTEST_MS} to {LONGEST_MS:,.0f}: is it in another unit?"
-        )
     return value
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tomat.base.report.formats import percent
+from tomat.base.reporting import counted
 from tomat.perf.profile.breakdown import Category
 from tomat.perf.tuning.sweep_rows import FITS, SAME, Interval, RowRecord
 
@@ -42,14 +43,14 @@ class Crossing:
             said = "no step time, so nothing is known of its collectives"
         elif above := self.above:
             said = f"exposed collectives pass {percent(COLLECTIVES_LIMIT, 0)} of the step first at "
-            said += f"{_chips(above[0])} ({percent(self.shares[above[0]])})"
+            said += f"{counted(above[0], 'chip')} ({percent(self.shares[above[0]])})"
             below = [chips for chips in self.shares if chips > above[0] and chips not in above]
             said += f", and are below it again at {_listed(below)}" if below else ""
         else:
             most = max(self.shares, key=lambda chips: self.shares[chips])
             said = f"exposed collectives pass {percent(COLLECTIVES_LIMIT, 0)} of the step at none of "
             said += f"{_listed([*self.shares])}; the most is {percent(self.shares[most])}, at {most:,}"
-        missing = ", ".join(f"{_chips(chips)} ({status})" for chips, status in self.without.items())
+        missing = ", ".join(f"{counted(chips, 'chip')} ({status})" for chips, status in self.without.items())
         return f"`{self.line}`: {said}." + (f" Without a step time: {missing}." if missing else "")
 
 
@@ -68,39 +69,33 @@ class Contest:
         return [row for row in self.rows if tokens_per_second(row)]
 
     @property
-    def lead(self) -> float | None:
-        """Tokens/s of the fastest over those of the next, less 1; None without a next."""
+    def lead(self) -> tuple[float, str] | tuple[None, None]:
+        """Tokens/s of the fastest over those of the next, less 1, and how that stands against the wider of their two
+        intervals; without a next (None, None)."""
         if len(self.timed) < 2:
-            return None
-        first, second = (row.estimate("tokens_per_second_per_chip") for row in self.timed[:2])
-        return first / second - 1
-
-    @property
-    def against_interval(self) -> str | None:
-        """How the lead stands against the wider of the two intervals of tokens/s; None without a next."""
-        if len(self.timed) < 2:
-            return None
+            return None, None
         first, second = (row.tokens_per_second_per_chip or {} for row in self.timed[:2])
         widths = [rate["high"] - rate["low"] for rate in (first, second)]
-        if not all(widths):
-            return "with an error that is not known"
         within = first["estimate"] - second["estimate"] < max(widths)
-        return "within the interval" if within else "beyond the interval"
+        against = "within the interval" if within else "beyond the interval"
+        known = against if all(widths) else "with an error that is not known"
+        return first["estimate"] / second["estimate"] - 1, known
 
     @property
     def sentence(self) -> str:
-        where = f"{_chips(self.n_chips)}, {self.batch_sequences:,} sequences of {self.sequence_tokens:,}: "
+        where = f"{counted(self.n_chips, 'chip')}, {self.batch_sequences:,} sequences of {self.sequence_tokens:,}: "
         timed = self.timed
         rest = [f"{_lines_of(row)} {_without(row)}" for row in self.rows if row not in timed]
         if not timed:
             return f"{where}{', '.join(rest)}."
-        if self.lead is None:
+        lead, against = self.lead
+        if lead is None:
             said = f"{_lines_of(timed[0])} is the only line" + (" with a step time" if rest else "")
-        elif self.lead < SAME:
-            said = f"{_lines_of(timed[0])} is as fast as {_lines_of(timed[1])} ({percent(self.lead)} more tokens/s)"
+        elif lead < SAME:
+            said = f"{_lines_of(timed[0])} is as fast as {_lines_of(timed[1])} ({percent(lead)} more tokens/s)"
         else:
-            said = f"{_lines_of(timed[0])} is the fastest, {percent(self.lead)} more tokens/s than "
-            said += f"{_lines_of(timed[1])}, {self.against_interval}"
+            said = f"{_lines_of(timed[0])} is the fastest, {percent(lead)} more tokens/s than "
+            said += f"{_lines_of(timed[1])}, {against}"
         return where + "; ".join([said, *rest]) + "."
 
 
@@ -115,12 +110,9 @@ def tokens_per_second(row: RowRecord) -> Interval | None:
 
 def exposed(row: RowRecord) -> tuple[float, float] | None:
     """(seconds, share of the step) of the collectives beside which nothing runs; None without a step time."""
-    if not row.categories:
-        return None
-    for group in row.categories:
-        if group["name"] == Category.COLLECTIVES_EXPOSED:
-            return group["seconds"], group["share"]
-    return 0.0, 0.0  # a category that does not occur is not listed
+    found = {group["name"]: (group["seconds"], group["share"]) for group in row.categories}
+    # A category that does not occur is not listed.
+    return found.get(Category.COLLECTIVES_EXPOSED, (0.0, 0.0)) if found else None
 
 
 def lines_of(rows: Sequence[RowRecord]) -> dict[str, list[RowRecord]]:
@@ -177,8 +169,7 @@ def scaling_record(rows: Sequence[RowRecord]) -> dict[str, Any]:
                 "row": one.timed[0].name,
                 "lines": list(one.timed[0].lines),
                 "next_row": one.timed[1].name if len(one.timed) > 1 else None,
-                "lead": one.lead,
-                "against_interval": one.against_interval,
+                **dict(zip(("lead", "against_interval"), one.lead, strict=True)),
             }
             for one in contests(rows)
             if one.timed
@@ -209,13 +200,11 @@ def sequences_per_chip(row: RowRecord) -> float | None:
     return row.batch_sequences / row.n_chips if row.batch_sequences and row.n_chips else None
 
 
-def _chips(count: int) -> str:
-    return f"{count:,} chip" + ("s" if count != 1 else "")
-
-
 def _listed(counts: Sequence[int]) -> str:
     *first, last = counts
-    return f"{', '.join(f'{count:,}' for count in first)} and {_chips(last)}" if first else _chips(last)
+    return (
+        f"{', '.join(f'{count:,}' for count in first)} and {counted(last, 'chip')}" if first else counted(last, "chip")
+    )
 
 
 def _lines_of(row: RowRecord) -> str:

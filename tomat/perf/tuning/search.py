@@ -72,8 +72,7 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON with units in the keys; `words` are the overrides as on a command line."""
-        words = " ".join(override_words(self.overrides))
-        return {**asdict(self), "overrides": dict(self.overrides), "words": words}
+        return {**asdict(self), "words": " ".join(override_words(self.overrides))}
 
 
 @dataclass
@@ -82,7 +81,6 @@ class _Compiler:
 
     config: TrainConfig
     slice_: Slice
-    compile: Compile
     on_try: OnTry
     trials: list[Trial] = field(default_factory=list)
 
@@ -91,23 +89,16 @@ class _Compiler:
         """How many were made so far; answers from the cache are free."""
         return sum(not trial.cached for trial in self.trials)
 
-    def attempt(self, dimension: str, overrides: Mapping[str, Any]) -> Trial:
+    def attempt(self, compile: Compile, dimension: str, overrides: Mapping[str, Any]) -> Trial:
         self.on_try(overrides)
         try:
-            step = self.compile(changed(self.config, overrides), self.slice_)
+            step = compile(changed(self.config, overrides), self.slice_)
         except TomatError as error:
             trial = Trial(dimension, overrides, None, error=str(error))
         else:
-            memory = step.memory
-            trial = Trial(
-                dimension,
-                overrides,
-                step.fits,
-                memory.required_bytes,
-                memory.capacity_bytes,
-                float(step.result.get("compile_seconds", 0.0)),
-                step.cached,
-            )
+            memory, seconds = step.memory, float(step.result.get("compile_seconds", 0.0))
+            sizes = memory.required_bytes, memory.capacity_bytes
+            trial = Trial(dimension, overrides, step.fits, *sizes, seconds, step.cached)
         self.trials.append(trial)
         return trial
 
@@ -133,20 +124,18 @@ def nearest_fits(
     base = compile(config, slice_)
     if base.fits:
         return []
-    compiler = _Compiler(config, slice_, compile, on_try)
+    compiler = _Compiler(config, slice_, on_try)
     dimensions = [(name, found) for name, found in _dimensions(config, slice_, base.memory) if found]
     for place, (dimension, candidates) in enumerate(dimensions):
-        compiler.compile = compile_whole if dimension == TILES and compile_whole is not None else compile
+        by = compile_whole if dimension == TILES and compile_whole is not None else compile
         # One compile stays for each dimension to come, so that a long one does not hide the others.
         reserve = len(dimensions) - place - 1
         for overrides in candidates:
-            if compiler.compiles >= MAX_COMPILES - reserve:
-                break
-            if compiler.attempt(dimension, overrides).fits:
+            if compiler.compiles >= MAX_COMPILES - reserve or compiler.attempt(by, dimension, overrides).fits:
                 break
     ends = [candidates[-1] for dimension, candidates in dimensions if dimension != BATCH]
     if len(ends) > 1 and compiler.compiles < MAX_COMPILES and not any(trial.fits for trial in compiler.trials):
-        compiler.attempt(TOGETHER, {key: value for overrides in ends for key, value in overrides.items()})
+        compiler.attempt(compile, TOGETHER, {key: value for overrides in ends for key, value in overrides.items()})
     return compiler.trials
 
 
@@ -157,31 +146,28 @@ def _dimensions(config: TrainConfig, slice_: Slice, memory: MemoryReport) -> lis
         return [(TILES, _smaller_tiles(config))]
     shards = data_axis_size(config, slice_.n_devices)
     whole = config.batch_size // shards
-    now = config.trainer.per_device_parallelism
-    now = now if now > 0 else whole
-    smaller = [size for size in _halvings(now, whole) if _could_fit(memory, size / now)]
+    microbatch = config.trainer.per_device_parallelism
+
+    def could_fit(scale: float) -> bool:
+        """With temporaries `scale` times as large, at best; see `HOPELESS`."""
+        fixed = memory.argument_bytes or 0
+        return fixed + (memory.required_bytes - fixed) * scale <= HOPELESS * memory.capacity_bytes
+
+    now = size = microbatch if microbatch > 0 else whole
+    smaller = []
+    while size > 1:  # the largest divisor of the whole up to half of the one before
+        size = next(n for n in range(size // 2, 0, -1) if whole % n == 0)
+        smaller.append(size)
+    # A configured microbatch decides the memory, whatever the batch.
+    halved = [whole >> n for n in range(1, whole.bit_length())] if microbatch <= 0 else []
+    batches = [size * shards for size in halved]
     finer = SHARDINGS[SHARDINGS.index(config.sharding) + 1 :]
     return [
-        (MICROBATCH, [{"trainer.per_device_parallelism": size} for size in smaller]),
+        (MICROBATCH, [{"trainer.per_device_parallelism": size} for size in smaller if could_fit(size / now)]),
         (CHECKPOINTING, [{"model.gradient_checkpointing": name} for name in _heavier_policies(config)]),
         (SHARDING, [{"sharding": name} for name in finer] if shards > 1 else []),
-        (BATCH, _smaller_batches(config, shards, memory)),
+        (BATCH, [{"trainer.train_batch_size": s} for s in batches if could_fit(s / config.batch_size)]),
     ]
-
-
-def _halvings(size: int, divides: int) -> list[int]:
-    """Divisors of `divides`, each the largest up to half of the one before, from `size` down to 1."""
-    found = []
-    while size > 1:
-        size = next(n for n in range(size // 2, 0, -1) if divides % n == 0)
-        found.append(size)
-    return found
-
-
-def _could_fit(memory: MemoryReport, scale: float) -> bool:
-    """Whether the step could fit with temporaries `scale` times as large, at best; see `HOPELESS`."""
-    fixed = memory.argument_bytes or 0
-    return fixed + (memory.required_bytes - fixed) * scale <= HOPELESS * memory.capacity_bytes
 
 
 def _heavier_policies(config: TrainConfig) -> list[Any]:
@@ -214,18 +200,6 @@ def _smaller_tiles(config: TrainConfig) -> list[dict[str, Any]]:
     return found
 
 
-def _smaller_batches(config: TrainConfig, shards: int, memory: MemoryReport) -> list[dict[str, Any]]:
-    # A configured microbatch decides the memory, whatever the batch.
-    if config.trainer.per_device_parallelism > 0:
-        return []
-    units = config.batch_size // shards
-    sizes = []
-    while units > 1:
-        units //= 2
-        sizes.append(units * shards)
-    return [{"trainer.train_batch_size": s} for s in sizes if _could_fit(memory, s / config.batch_size)]
-
-
 @dataclass(frozen=True)
 class LargestBatch:
     policy: Any
@@ -248,8 +222,7 @@ class LargestBatch:
             "policy": self.policy if isinstance(self.policy, str | bool) else str(self.policy),
             "unit_sequences": self.unit_sequences,
             "batch_sequences": self.batch_sequences,
-            "fits": self.fits.to_dict() if self.fits else None,
-            "next_up": self.next_up.to_dict() if self.next_up else None,
+            **{name: trial and trial.to_dict() for name, trial in (("fits", self.fits), ("next_up", self.next_up))},
             "trials": [trial.to_dict() for trial in self.trials],
             "stopped_by": self.stopped_by,
         }
@@ -282,27 +255,23 @@ def largest_batch(
     for policy in [now] if policies is None else policies:
         # A model without the key keeps what it has.
         overrides = {} if policy == now else {"model.gradient_checkpointing": policy}
-        compiler = _Compiler(config, slice_, compile, on_try)
-        known, stopped_by = _bisect(compiler, overrides, unit, cap)
+        compiler = _Compiler(config, slice_, on_try)
+        known: dict[int, Trial] = {}  # by their units
+        stopped_by, units = "", next_size({}, max(config.batch_size // unit, 1), cap, None)
+        while units is not None:
+            if compiler.compiles >= MAX_BATCH_COMPILES:
+                stopped_by = f"{MAX_BATCH_COMPILES} compiles"
+                break
+            trial = compiler.attempt(compile, BATCH, {**overrides, "trainer.train_batch_size": units * unit})
+            if trial.fits is None:
+                stopped_by = f"an error at batch {units * unit}: {trial.error}"
+                break
+            known[units] = trial
+            tried = {size: Tried(bool(one.fits), one.required_bytes) for size, one in known.items()}
+            units = next_size(tried, units, cap, trial.capacity_bytes)
         fit = max((n for n, trial in known.items() if trial.fits), default=0)
         if fit == cap:
             stopped_by = f"the cap of {cap * unit} sequences"
         trials = tuple(compiler.trials)
         found.append(LargestBatch(policy, unit, known.get(fit), known.get(fit + 1), trials, stopped_by))
     return found
-
-
-def _bisect(compiler: _Compiler, overrides: Mapping[str, Any], unit: int, cap: int) -> tuple[dict[int, Trial], str]:
-    """The batches compiled with `overrides`, by their units of at most `cap`; and what ended it before the answer."""
-    known: dict[int, Trial] = {}
-    units: int | None = min(max(compiler.config.batch_size // unit, 1), cap)
-    while units is not None:
-        if compiler.compiles >= MAX_BATCH_COMPILES:
-            return known, f"{MAX_BATCH_COMPILES} compiles"
-        trial = compiler.attempt(BATCH, {**overrides, "trainer.train_batch_size": units * unit})
-        if trial.fits is None:
-            return known, f"an error at batch {units * unit}: {trial.error}"
-        known[units] = trial
-        tried = {size: Tried(bool(one.fits), one.required_bytes) for size, one in known.items()}
-        units = next_size(tried, units, cap, trial.capacity_bytes)
-    return known, ""

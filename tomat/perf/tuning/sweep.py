@@ -36,7 +36,6 @@ REMEDY = "Delete it and run the sweep again."
 
 PlanRow = Callable[["TrainConfig", "Slice", Callable[[str], None]], "Plan"]
 """(configuration, slice, told the stages) -> the plan; raises TomatError."""
-
 OnRow = Callable[[SweepRow, str], None]
 """Told of a row what it is doing, and at last its verdict."""
 
@@ -98,23 +97,15 @@ def plan_rows(
     wanted = [row for row in sweep.rows if not only or row.name in only]
     path = record_path(tracking_dir, sweep.name)
     if (tracking_dir / "data" / f"{sweep.name}.json").exists():
-        raise TomatError(
-            f"{tracking_dir} has a run called {sweep.name!r}, whose page the sweep would take; rename the sweep."
-        )
+        taken = f"a run called {sweep.name!r}, whose page the sweep would take"
+        raise TomatError(f"{tracking_dir} has {taken}; rename the sweep.")
     earlier = rows_on_record(path)
     rows: dict[str, RowRecord] = {}
     for row in sweep.rows:
         known = earlier.get(row.name)
         if known and row.slice in (None, known.slice) and known.overrides == to_jsonable(row.overrides):
             rows[row.name] = dataclasses.replace(known, lines=row.lines)  # no part of what was planned
-    lock = threading.Lock()
-
-    def keep(row: SweepRow, record: RowRecord) -> None:
-        with lock:
-            rows[row.name] = record
-            write_if_changed(path, dump_json(_record(sweep, rows)))
-            known = list(rows.values())
-        on_done(row, verdict(record, base_of(record, known)))
+    lock, stopping = threading.Lock(), threading.Event()
 
     def work(row: SweepRow) -> None:
         if stopping.is_set():
@@ -133,20 +124,17 @@ def plan_rows(
             stopping.set()  # before another row begins
             raise
         # An interrupt also ends the compiles in progress, which is not their failure.
-        if not stopping.is_set():
-            keep(row, record)
+        if stopping.is_set():
+            return
+        with lock:
+            rows[row.name] = record
+            write_if_changed(path, dump_json(_record(sweep, rows)))
+            known = list(rows.values())
+        on_done(row, verdict(record, base_of(record, known)))
 
-    stopping = threading.Event()
-    _run_pool(work, wanted, workers, stopping)
-    return _record(sweep, rows)
-
-
-def _run_pool(
-    work: Callable[[SweepRow], None], rows: Sequence[SweepRow], workers: int, stopping: threading.Event
-) -> None:
-    """`work` on every row, `workers` at once; threads suffice, since the compiles are processes of their own."""
+    # Threads suffice, since the compiles are processes of their own.
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
-    futures = [pool.submit(work, row) for row in rows]
+    futures = [pool.submit(work, row) for row in wanted]
     try:
         for future in as_completed(futures):
             future.result()
@@ -156,6 +144,7 @@ def _run_pool(
         while any(future.running() for future in futures):
             _end_compiles()
             time.sleep(0.2)
+    return _record(sweep, rows)
 
 
 def _end_compiles() -> None:

@@ -157,9 +157,13 @@ def _sweep_of(values: Mapping[str, Any], path: Path) -> SweepConfig:
     name = keys["name"]
     if not RUN_NAME.match(str(name)):
         raise TomatError(f"{path}: name is {name!r}; expected letters, digits, '.', '_' and '-': it names files.")
-    for key in ("rows", "exclude"):
-        if not isinstance(keys[key], list):
-            raise TomatError(f"{path}: {key} is {keys[key]!r}; expected a list.")
+    for key, kind, expected in (
+        ("rows", list, "a list"),
+        ("exclude", list, "a list"),
+        ("grid", Mapping, "axes, each with a list of values"),
+    ):
+        if not isinstance(keys[key], kind):
+            raise TomatError(f"{path}: {key} is {keys[key]!r}; expected {expected}.")
     rows = []
     for number, row in enumerate(keys["rows"], 1):
         where = f"{path}: row {number}"
@@ -171,33 +175,35 @@ def _sweep_of(values: Mapping[str, Any], path: Path) -> SweepConfig:
     if not rows:
         raise TomatError(f"{path} has no rows; give rows, a grid, or both.")
     names = [row.name for row in rows]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise TomatError(f"{path}: more than one row is called {twice[0]!r}; names tell rows apart.")
     _check_lines(rows, path)
-    default = keys.get("base") or names[0]
-    based = []
-    for row in rows:
-        base = row.base or default
+    bases = {row.name: row.base or keys.get("base") or names[0] for row in rows}
+    for row, base in bases.items():
         if base not in names:
-            raise TomatError(
-                f"{path}: row {row.name!r} has the base {base!r}, which is no row; rows: {', '.join(names)}."
-            )
-        based.append(replace(row, base=None if base == row.name else base))
+            listed = ", ".join(names)
+            raise TomatError(f"{path}: row {row!r} has the base {base!r}, which is no row; rows: {listed}.")
+    based = tuple(replace(row, base=None if bases[row.name] == row.name else bases[row.name]) for row in rows)
     introduction = str(keys.get("introduction", "")).strip()
-    own = {key: keys[key] for key in EXACT_KEYS if key in keys}
     try:
-        return SweepConfig(name, tuple(based), keys.get("title") or name, introduction, **own)
+        own = {key: keys[key] for key in EXACT_KEYS if key in keys}
+        return SweepConfig(name, based, keys.get("title") or name, introduction, **own)
     except TomatError as error:
         raise TomatError(f"{path}: {error}") from None
 
 
 def _check_lines(rows: Sequence[SweepRow], path: Path) -> None:
     """Refuse two rows that would be one line's point at the same number of chips: a line has one step time there."""
+    from tomat.hardware.chips import slice_named
+
     taken: dict[tuple[str, int], str] = {}
     for row in rows:
-        n_chips = _chips_of(row) if row.lines else None
-        if n_chips is None:
+        if not row.lines:
+            continue
+        try:  # without the whole configuration
+            slice_name = row.slice_set or read_yaml(row.config_path).get("slice")
+            n_chips = slice_named(str(slice_name)).n_chips
+        except TomatError:  # which the row will say itself
             continue
         for line in row.lines:
             other = taken.setdefault((line, n_chips), row.name)
@@ -206,17 +212,6 @@ def _check_lines(rows: Sequence[SweepRow], path: Path) -> None:
                     f"{path}: rows {other!r} and {row.name!r} are both the point of line {line!r} at {n_chips} chips; "
                     "expected one row for a number of chips. Give one of them another line."
                 )
-
-
-def _chips_of(row: SweepRow) -> int | None:
-    """Chips of a row's slice, without its whole configuration; None where that fails, which the row will say itself."""
-    from tomat.hardware.chips import slice_named
-
-    try:
-        name = row.slice_set or read_yaml(row.config_path).get("slice")
-        return slice_named(str(name)).n_chips
-    except TomatError:
-        return None
 
 
 def _check_keys(values: Mapping[str, Any], known: set[str], needed: set[str], where: str) -> None:
@@ -265,51 +260,47 @@ def _lines(value: Any, where: str) -> tuple[str, ...]:
 
 def _grid_rows(keys: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
     """The combinations of the grid that no entry of `exclude` names."""
-    if not isinstance(keys["grid"], Mapping):
-        raise TomatError(f"{path}: grid is {keys['grid']!r}; expected axes, each with a list of values.")
-    axes: list[list[tuple[str, str, dict[str, Any], tuple[str, ...]]]] = []  # of (axis, label, overrides, lines)
+    axes: dict[str, list[tuple[str, dict[str, Any], tuple[str, ...]]]] = {}  # of (label, overrides, lines)
     for axis, values in keys["grid"].items():
+        where = f"{path}: grid.{axis}"
         if not isinstance(values, list) or not values:
-            raise TomatError(f"{path}: grid.{axis} is {values!r}; expected a list of values.")
-        axes.append([_grid_value(axis, value, path) for value in values])
-    n_rows = len(keys["rows"]) + (math.prod(map(len, axes)) if axes else 0)
+            raise TomatError(f"{where} is {values!r}; expected a list of values.")
+        axes[axis] = []
+        for value in values:
+            if not isinstance(value, Mapping):
+                axes[axis].append((_label(axis, value), {axis: value}, ()))
+            elif set(value) - {"line"} == {"name", "overrides"}:
+                label = str(value["name"])
+                lines = _lines(value.get("line"), f"{where} {label!r}")
+                axes[axis].append((label, checked_keys(value["overrides"], where), lines))
+            else:
+                several = "{name: ..., overrides: {...}} for several settings, with line: ... if it has one"
+                raise TomatError(f"{where} holds {dict(value)!r}; expected a plain value of {axis}, or {several}.")
+    n_rows = len(keys["rows"]) + (math.prod(map(len, axes.values())) if axes else 0)
     if n_rows > MAX_ROWS:
-        sizes = " x ".join(str(len(axis)) for axis in axes)
+        sizes = " x ".join(str(len(values)) for values in axes.values())
         raise TomatError(
             f"{path} has {n_rows:,} rows (a grid of {sizes} and {len(keys['rows'])} of their own); at most "
             f"{MAX_ROWS:,} can be planned, each for minutes. Take values out of the grid, or make several sweeps."
         )
     for entry in keys["exclude"]:
-        if not isinstance(entry, Mapping) or not entry or set(entry) - set(keys["grid"]):
+        if not isinstance(entry, Mapping) or not entry or set(entry) - set(axes):
             raise TomatError(f"{path}: exclude has {entry!r}; expected axes of the grid, each with one of its values.")
         for axis, value in entry.items():
-            labels = {label for labelled in axes for name, label, *_ in labelled if name == axis}
+            labels = sorted({label for label, *_ in axes[axis]})
             if _label(axis, value) not in labels:
-                raise TomatError(f"{path}: exclude has {axis}: {value!r}; the grid has {', '.join(sorted(labels))}.")
+                raise TomatError(f"{path}: exclude has {axis}: {value!r}; the grid has {', '.join(labels)}.")
     rows = []
-    for combination in itertools.product(*axes) if axes else ():
-        labels = {axis: label for axis, label, *_ in combination}
+    for combination in itertools.product(*axes.values()) if axes else ():
+        labels = {axis: label for axis, (label, *_) in zip(axes, combination, strict=True)}
         if any(all(labels[axis] == _label(axis, value) for axis, value in entry.items()) for entry in keys["exclude"]):
             continue
-        overrides = {key: value for _, _, part, _ in combination for key, value in part.items()}
+        overrides = {key: value for _, part, _ in combination for key, value in part.items()}
         # A line for every choice of one part from each axis that names any.
         parts = [lines for *_, lines in combination if lines]
         line = [", ".join(chosen) for chosen in itertools.product(*parts)] if parts else None
         rows.append({"name": ", ".join(labels.values()), "overrides": overrides, "line": line})
     return rows
-
-
-def _grid_value(axis: str, value: Any, path: Path) -> tuple[str, str, dict[str, Any], tuple[str, ...]]:
-    if isinstance(value, Mapping):
-        if set(value) - {"line"} != {"name", "overrides"}:
-            raise TomatError(
-                f"{path}: grid.{axis} holds {dict(value)!r}; expected a plain value of {axis}, or "
-                "{name: ..., overrides: {...}} for several settings under one name, with line: ... if it has one."
-            )
-        where = f"{path}: grid.{axis}"
-        label = str(value["name"])
-        return axis, label, checked_keys(value["overrides"], where), _lines(value.get("line"), f"{where} {label!r}")
-    return axis, _label(axis, value), {axis: value}, ()
 
 
 def _label(axis: str, value: Any) -> str:

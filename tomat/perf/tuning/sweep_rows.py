@@ -64,13 +64,11 @@ def windowed_einsums(
         if found is None:
             continue
         seconds += operation_seconds.get(instruction.name, 0.0)
-        if found.group(1) != "body":
-            continue
-        executions[instruction.computation_id] = kernel.executions
-        for inner in program.inner(instruction):
-            if inner.opcode in MATMULS and inner.shape.elements:
-                # A matmul's flops are two for each element of its result and of the sum behind it.
-                contractions.append(round(instruction_flops(program, inner) / (2 * inner.shape.elements)))
+        if found.group(1) == "body":
+            executions[instruction.computation_id] = kernel.executions
+            matmuls = (one for one in program.inner(instruction) if one.opcode in MATMULS and one.shape.elements)
+            # A matmul's flops are two for each element of its result and of the sum behind it.
+            contractions += [round(instruction_flops(program, one) / (2 * one.shape.elements)) for one in matmuls]
     if not contractions:
         return None
     share = seconds / step_seconds if step_seconds else 0.0
@@ -86,10 +84,6 @@ KEPT_OPERATIONS = 10
 KEPT_BUFFERS = 5
 SAME = 0.01
 """A difference of the estimates below this says nothing: "as fast"."""
-
-
-def _interval(span: Any) -> Interval:
-    return Interval(estimate=span.estimate, low=span.low, high=span.high)
 
 
 class CategoryTime(TypedDict):
@@ -235,7 +229,7 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> Ro
     # The shortest step has the most tokens a second.
     rate = Interval(estimate=tokens / step.estimate, low=tokens / step.high, high=tokens / step.low) if step else None
     known = described(row, config, slice_)
-    known |= {key: _interval(plan.utilisation[key]) for key in UTILISATION_KEYS if plan.utilisation}
+    known |= {key: asdict(plan.utilisation[key]) for key in UTILISATION_KEYS if plan.utilisation}
     record = RowRecord(
         **known,
         status=FITS if compiled.fits else OOM,
@@ -243,7 +237,7 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> Ro
         hbm_capacity_bytes=compiled.memory.capacity_bytes,
         memory_space=compiled.memory.memory_space,
         largest_buffers=compiled.memory.largest[:KEPT_BUFFERS],
-        step_seconds=_interval(step) if step is not None else None,
+        step_seconds=Interval(**asdict(step)) if step is not None else None,
         tokens_per_second_per_chip=rate,
         untimed_step_share=untimed_share(plan.step.supports) if plan.step is not None else None,
         compiler=compiled.compiler,
@@ -281,16 +275,6 @@ def speedup(record: RowRecord, base: RowRecord | None) -> float | None:
     return mine["estimate"] / theirs["estimate"] if mine and theirs else None
 
 
-def _against_error(record: RowRecord, base: RowRecord) -> str:
-    """How a difference of speed stands against the intervals: `beyond the intervals` where they do not touch."""
-    mine, theirs = record.tokens_per_second_per_chip, base.tokens_per_second_per_chip
-    assert mine is not None and theirs is not None
-    if mine["low"] == mine["high"] or theirs["low"] == theirs["high"]:
-        return "with an error that is not known"
-    apart = mine["low"] > theirs["high"] or mine["high"] < theirs["low"]
-    return "beyond the intervals" if apart else "within the intervals"
-
-
 def verdict(record: RowRecord, base: RowRecord | None) -> str:
     """How the row stands against its base, in a few words."""
     if record.status == FAILED:
@@ -306,8 +290,14 @@ def verdict(record: RowRecord, base: RowRecord | None) -> str:
         return f"fits; `{record.base}` has no step time to compare with"
     if abs(factor - 1) < SAME:
         return f"as fast as `{record.base}` ({factor:.2f}x tokens/s/chip)"
+    mine, theirs = record.tokens_per_second_per_chip, base.tokens_per_second_per_chip
+    assert mine is not None and theirs is not None  # since there is a factor
+    apart = mine["low"] > theirs["high"] or mine["high"] < theirs["low"]
+    against = "beyond the intervals" if apart else "within the intervals"
+    if mine["low"] == mine["high"] or theirs["low"] == theirs["high"]:
+        against = "with an error that is not known"
     words = "faster" if factor > 1 else "slower"
-    return f"{words} than `{record.base}`: {factor:.2f}x tokens/s/chip, {_against_error(record, base)}"
+    return f"{words} than `{record.base}`: {factor:.2f}x tokens/s/chip, {against}"
 
 
 def gib(count: float) -> str:

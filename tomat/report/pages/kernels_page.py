@@ -22,8 +22,9 @@ from tomat.base.report.model import Column, Part, Report, Section, Table, column
 from tomat.base.reporting import console, counted, write_json
 from tomat.hardware.chips import slice_named
 from tomat.perf.cost import chip_model
+from tomat.perf.plan.compile.topology import compiler_version
 from tomat.perf.plan.plan_cache import RESULT_FILE, default_cache_dir
-from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, Compilers, compile_kernels
+from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, CompilerOf, compile_kernels
 from tomat.perf.timed_kernels.fit import ProgramWork, TimedPrograms, fit, kept_work, measured_rates
 from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_timings
 
@@ -72,27 +73,25 @@ def calibrate_kernels(
     cache_dir: Path | None = None,
     chips: Sequence[str] = (),
     workers: int = 1,
-    compilers: Compilers | None = None,
+    compiler_of: CompilerOf = lambda op: None,
 ) -> dict[str, Any]:
     """Compile the kernels of a file of timings (of `chips`, or of all), so many at once; write the record and the page
     of their errors into `tracking_dir`; gives the record.
 
-    Beside the file, as `read_timings` takes it, may lie what `tomat bench chip` measured of collectives. Compilers are
-    such as the kernels were timed with; None: the installed one.
+    Beside the file, as `read_timings` takes it, may lie what `tomat bench chip` measured of collectives. `compiler_of`
+    gives such as the kernels of an operation were timed with; None: the installed one.
     """
-    compilers = compilers or Compilers()
     timings, refused = read_timings(file)
     collectives = measured_rates(file)
     present = sorted({timing.chip for timing in timings})
     if unknown := [chip for chip in chips if chip not in present]:
         raise TomatError(f"{file} has no row of the chip {unknown[0]}; it has {', '.join(present)}.")
     timings = [timing for timing in timings if not chips or timing.chip in chips]
-    compilers.require(timing.op for timing in timings)
     cache = cache_dir or default_cache_dir()
     with progress() as bar:
         task = bar.add_task(f"Compiling {counted(len(timings), 'kernel')}", total=len(timings))
         compiled = compile_kernels(
-            timings, cache, workers=workers, compilers=compilers, on_kernel=lambda kernel: bar.advance(task)
+            timings, cache, workers=workers, compiler_of=compiler_of, on_kernel=lambda kernel: bar.advance(task)
         )
         by_chip: dict[str, list[TimedProgram]] = defaultdict(list)
         for kernel in bar.track(compiled, description="Reading them"):
@@ -109,7 +108,7 @@ def calibrate_kernels(
     ops = {timing.line: f"{timing.chip} {timing.op}" for timing in timings}
     kept, all_refused = _kept(tracking_dir, other_than={timing.chip for timing in timings})
     for chip, values in records.items():
-        values["compilers"] = {op: compilers.name_of(op) for op in values["operations"]}
+        values["compilers"] = {op: compiler_version(compiler_of(op)) for op in values["operations"]}
         its = collectives[1] if collectives is not None and collectives[0] == chip else None
         values["collectives"] = its or kept.get(chip, {}).get("collectives")
     all_refused += [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]

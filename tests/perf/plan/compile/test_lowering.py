@@ -16,7 +16,7 @@ from tiny_run import DEMO
 
 from tomat.base.errors import TomatError
 from tomat.measure.bench.decode import fresh_run
-from tomat.perf.plan.compile.child import set_jax_options
+from tomat.perf.plan.compile.compiler import set_jax_options
 from tomat.perf.plan.compile.lowering import DecoderBatch, lower_decoder, lower_step, stand_in_table
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.predictor import RunPredictor, cell_patches, decode_parallel, first_rows

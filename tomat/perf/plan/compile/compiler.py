@@ -1,15 +1,22 @@
-"""Compiles a training step for a TPU slice in a process of its own, with limits and a cache.
+"""Compiles a training step or a decoder for a TPU slice in a process of its own, with limits and a cache.
 
-The cache is a folder. `requests/` maps a configuration, before it is lowered, to a program; `programs/` holds what was
-found, by the hash of the lowered module, the slice, the compiler and its flags. Two configurations that lower to the
-same module share the compile. A request counts for the sources and packages that it was lowered with (`plan_cache.py`).
+That process is `python -m tomat.perf.plan.compile.compiler REQUEST.json`; `process.py` says why apart. The cache is a
+folder. `requests/` maps a configuration, before it is lowered, to a program; `programs/` holds what was found, by the
+hash of the lowered module, the slice, the compiler and its flags. Two configurations that lower to the same module
+share the compile. A request counts for the sources and packages that it was lowered with (`plan_cache.py`).
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import importlib.metadata
 import json
-from collections.abc import Callable
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +25,14 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from tomat.base.documents import take_out
+from tomat.base.errors import TomatError
 from tomat.base.progress import DONE
-from tomat.base.reporting import write_json
-from tomat.hardware.chips import Slice
-from tomat.perf.cost.memory import MemoryReport, read_memory
-from tomat.perf.plan.compile.child import MEMORY_SUFFIX, PROGRAM_FILE, SCHEDULE_FILE, needed_files
-from tomat.perf.plan.compile.process import Limits, ask, request_key
-from tomat.perf.plan.compile.topology import compiler_version, data_axis_size
-from tomat.perf.plan.plan_cache import default_cache_dir, open_cache, open_result
+from tomat.base.reporting import first_line, write_json
+from tomat.hardware.chips import Slice, slice_named
+from tomat.perf.cost.memory import MemoryReport, memory_of_compiled, memory_of_oom, read_memory
+from tomat.perf.plan.compile.process import LLO_DUMP, XLA_DUMP, Limits, answer, ask, keep_answer, request_key, say
+from tomat.perf.plan.compile.topology import compiler_version, data_axis_size, slice_mesh, topology_devices
+from tomat.perf.plan.plan_cache import default_cache_dir, open_cache, open_result, sources_digest
 
 if TYPE_CHECKING:
     from tomat.perf.cost.llo import OpSchedule
@@ -33,8 +40,17 @@ if TYPE_CHECKING:
     from tomat.perf.profile.hlo import HloProgram
     from tomat.train.settings.config import TrainConfig
 
-CHILD_MODULE = "tomat.perf.plan.compile.child"
+CHILD_MODULE = "tomat.perf.plan.compile.compiler"
 """What lowers and compiles; its imports are what decides an answer."""
+CACHE_FORMAT = 1
+"""Of what is kept of a compile; a new one makes old entries invisible."""
+
+PROGRAM_FILE = "program.hlo.pb.gz"
+SCHEDULE_FILE = "schedule.json.gz"
+EXECUTABLE_FILE = "executable.bin"
+
+MEMORY_SUFFIX = "-memory"
+"""Of the key of a compile that was ended when its memory was known."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +119,11 @@ def compile_step(
         on_stage: Told `starting`, `lowering`, then `compiling` and `reading`, or `cached`; what was removed from a full
             cache; and last `done`. Nothing of what is found before a process is started.
     """
+    from tomat.train.settings.meanings import keys_beside_step
+
     if decode is None:
         config.check_step()
     compiler = compiler_version()
-    limits = limits or Limits()
     devices = data_axis_size(config, slice_.n_devices)
     if decode is None:
         config.check_batch(devices, f" on {slice_.name}")
@@ -121,7 +138,11 @@ def compile_step(
     }
     if decode is not None:
         request["decode"] = asdict(decode)
-    name = _request_key(request, value_table)
+    of_step = json.loads(json.dumps(request["config"], default=str))
+    for key in keys_beside_step():
+        take_out(of_step, key)
+    digest = hashlib.sha256(value_table.tobytes()).hexdigest() if value_table is not None else None
+    name = request_key([request | {"config": of_step}, digest], CHILD_MODULE)
     request_file = cache / "requests" / f"{name}.json"
     found = _from_cache(request_file, programs, executable)
     if found is None and memory_only:
@@ -131,10 +152,10 @@ def compile_step(
         return found
     table = {"values": value_table.tolist(), "dtype": str(value_table.dtype)} if value_table is not None else None
     whole = request | {"value_table": table, "executable": executable, "memory_only": memory_only}
-    answer = ask(CHILD_MODULE, whole, slice_, cache, limits, on_stage=on_stage, on_removed=on_stage)
-    write_json(request_file, {"program": answer.folder.name})
+    made = ask(CHILD_MODULE, whole, slice_, cache, limits or Limits(), on_stage=on_stage, on_removed=on_stage)
+    write_json(request_file, {"program": made.folder.name})
     on_stage(DONE)
-    return CompiledStep(answer.folder, answer.result, cached=False, lock=answer.lock)
+    return CompiledStep(made.folder, made.result, cached=False, lock=made.lock)
 
 
 def _from_cache(request_file: Path, programs: Path, executable: bool) -> CompiledStep | None:
@@ -146,11 +167,151 @@ def _from_cache(request_file: Path, programs: Path, executable: bool) -> Compile
     return CompiledStep(folder, kept.result, cached=True, lock=kept.lock) if kept is not None else None
 
 
-def _request_key(request: dict[str, Any], value_table: np.ndarray | None) -> str:
-    from tomat.train.settings.meanings import keys_beside_step
+def needed_files(folder: Path, executable: bool) -> list[str]:
+    """Files that the answer in `folder` has beside its result where the step fits."""
+    if folder.name.endswith(MEMORY_SUFFIX):
+        return []
+    return [PROGRAM_FILE, SCHEDULE_FILE, *([EXECUTABLE_FILE] if executable else [])]
 
-    config = json.loads(json.dumps(request["config"], default=str))
-    for key in keys_beside_step():
-        take_out(config, key)
-    table = hashlib.sha256(value_table.tobytes()).hexdigest() if value_table is not None else None
-    return request_key([request | {"config": config}, table], CHILD_MODULE)
+
+def is_kept(folder: Path, executable: bool) -> bool:
+    """Whether the cache holds an answer in `folder` that the process that asked for it will take."""
+    kept = open_result(folder, needed_files(folder, executable))
+    if kept is not None:
+        kept.lock.close()
+    return kept is not None
+
+
+def _compile(request: dict[str, Any]) -> None:
+    """Compile what the request asks for and keep the answer, which may be that it does not fit."""
+    import jax
+
+    from tomat.perf.cost.llo import read_schedules, write_schedules
+    from tomat.perf.plan.compile.lowering import DecoderBatch, lower_decoder, lower_step, stand_in_table
+    from tomat.train.settings.config import config_from_dict
+
+    say("starting")
+    slice_ = slice_named(request["slice"])
+    # Levanter asks JAX how many devices there are (`lowering.py`).
+    jax.config.update("jax_num_cpu_devices", slice_.n_devices)
+    # A Pallas kernel carries the source lines of its operations into the module: without this another checkout of the
+    # same tomat would compile everything again.
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", "^.*/(?=tomat/)")
+    config = config_from_dict(request["config"], source="the configuration to plan")
+    set_jax_options(config.trainer.jax_config)
+    mesh = slice_mesh(config, topology_devices(slice_))
+    stated = request["value_table"]
+    table = np.asarray(stated["values"], stated["dtype"]) if stated else stand_in_table(config)
+    say("lowering")
+    began = time.perf_counter()
+    try:
+        if request.get("decode") is None:
+            lowered = lower_step(config, mesh, table)
+        else:
+            lowered = lower_decoder(config, mesh, DecoderBatch(**request["decode"]), table)
+    except TomatError:
+        raise
+    except Exception as error:  # whatever the model, the loss or JAX raise while tracing
+        raise TomatError(f"the program cannot be lowered for {slice_.name}: {first_line(error)}") from error
+    lower_seconds = time.perf_counter() - began
+    text_sha256 = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+    key = program_key(text_sha256, request)
+    folder = Path(request["programs_dir"]) / key
+    memory_folder = folder.with_name(key + MEMORY_SUFFIX)
+    for kept in (folder, memory_folder) if request["memory_only"] else (folder,):
+        if is_kept(kept, request["executable"]):
+            say("cached", key=kept.name)
+            return
+    say("compiling", key=key)
+    result = {"compiler": request["compiler"], "lowered_sha256": text_sha256, "lower_seconds": lower_seconds}
+    work = Path(request["work_dir"])
+    part = work / "part"
+    part.mkdir()
+    began = time.perf_counter()
+    chip: Any = slice_.chip  # of a TPU, whose memory is known
+    capacity = chip.hbm_bytes_usable // chip.jax_devices_per_chip
+    if request["memory_only"]:
+        watch = (result, work, memory_folder, capacity, began)
+        threading.Thread(target=_answer_when_code_begins, args=watch, daemon=True).start()
+    compiled, error = None, ""
+    try:
+        compiled = lowered.compile()
+    except Exception as raised:  # JaxRuntimeError, of which jax exports no stable name
+        error = str(raised)
+        if "RESOURCE_EXHAUSTED" not in error:
+            what = f"cannot compile the program for {slice_.name}: {first_line(raised)}"
+            raise TomatError(f"{request['compiler']} {what}") from raised
+    result |= {"compile_seconds": time.perf_counter() - began, "status": "oom" if compiled is None else "fits"}
+    say("reading")
+    assignment = _buffer_assignment(work)
+    if compiled is None:
+        memory = memory_of_oom(error, assignment)
+        if memory is None:
+            raise TomatError(f"{request['compiler']} says RESOURCE_EXHAUSTED, but not of what: {error[:500]}")
+    else:
+        made: Any = compiled.runtime_executable()
+        module = made.hlo_modules()[0].as_serialized_hlo_module_proto()
+        # Level 6 costs 0.1 s for the 2 MB of a 200M step and leaves a fifth.
+        (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
+        analysis: Any = compiled.memory_analysis()
+        memory = memory_of_compiled(assignment or b"", capacity, analysis.generated_code_size_in_bytes)
+        write_schedules(part / SCHEDULE_FILE, read_schedules(work / LLO_DUMP))
+        if request["executable"]:
+            (part / EXECUTABLE_FILE).write_bytes(made.serialize())
+    result["memory"] = memory.to_dict()
+    keep_answer(result, part, folder)
+
+
+PLACE_OPTIONS = ("jax_platforms", "jax_num_cpu_devices", "jax_compilation_cache", "jax_persistent_cache", "jax_cpu")
+"""Beginnings of JAX's options that say where a program runs and is kept, and not what it is."""
+
+
+def set_jax_options(options: Mapping[str, Any]) -> None:
+    """Set what a run sets of JAX before it traces the step (`trainer.jax_config`, in `TrainerConfig.initialize`)."""
+    import jax
+
+    for name, value in options.items():
+        if not name.startswith(PLACE_OPTIONS):
+            try:
+                jax.config.update(name, value)
+            except (AttributeError, ValueError, TypeError) as error:
+                raise TomatError(
+                    f"trainer.jax_config.{name} is {value!r}, which jax {jax.__version__} refuses ({error})."
+                ) from None
+
+
+def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, capacity: int, began: float) -> None:
+    """Keep the memory of a step that fits, and end this process, as soon as the compiler writes the first schedule.
+
+    libtpu 0.0.46 assigns the buffers, refuses or goes on, and only then makes code: a step that does not fit leaves no
+    file of a schedule. The code takes nine tenths of the time: of the 200M step on a v6e-16 (two cores) the buffers
+    stand 3 s after the compile began, the code 80 s later.
+    """
+    while not any((work / LLO_DUMP).glob("*final_*")):
+        time.sleep(0.1)
+    seconds, assignment = time.perf_counter() - began, _buffer_assignment(work)
+    if assignment is None:
+        return  # not this compiler's way any more: the whole compile answers
+    memory = memory_of_compiled(assignment, capacity).to_dict()
+    known = {"compile_seconds": seconds, "status": "fits", "memory": memory}
+    keep_answer(result | known, work / "memory", folder)
+    os._exit(0)
+
+
+def _buffer_assignment(work: Path) -> bytes | None:
+    """The module with its buffer assignment, which the compiler dumps even of a program that does not fit."""
+    found = sorted((work / XLA_DUMP).glob("*.after_optimizations.hlo.pb"), key=lambda path: path.stat().st_size)
+    return found[-1].read_bytes() if found else None
+
+
+def program_key(lowered_sha256: str, request: Mapping[str, Any]) -> str:
+    """What names a compile: the StableHLO, the slice, the compiler and its flags, what calls it and what reads it."""
+    asked = [request[key] for key in ("slice", "compiler", "libtpu_args", "xla_flags")]
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
+    readers = sources_digest("tomat.perf.cost.llo", "tomat.perf.cost.memory")
+    words = json.dumps([CACHE_FORMAT, lowered_sha256, *asked, versions, readers])
+    return hashlib.sha256(words.encode()).hexdigest()[:24]
+
+
+if __name__ == "__main__":
+    answer(sys.argv[1], _compile)

@@ -97,7 +97,16 @@ def ask(
         libtpu_args = [*request.get("libtpu_args", ()), *libtpu_dump]
         environment = child_environment(slice_, libtpu_args, [*request.get("xla_flags", ()), *xla_dump])
         whole = {**request, "programs_dir": str((cache / PROGRAMS).absolute())}  # the child works elsewhere
-        folder = cache / PROGRAMS / _run(module, whole, work, environment, limits, on_stage)
+        with child_process(module, whole, work, environment) as child:
+            last = _watched(child, limits, on_stage)
+            status = child.wait()
+        if last["stage"] == REFUSED:
+            raise TomatError(last["message"])
+        if status != 0 or "key" not in last:
+            said = "\n  ".join(line[:300] for line in last_words(work, 6))
+            found = f"the compiling process ended with status {status} while {last['stage']}"
+            raise TomatError(f"{found}; the end of what it said:\n  {said}")
+    folder = cache / PROGRAMS / last["key"]
     opened = open_result(folder)
     if opened is None:
         raise TomatError(
@@ -159,61 +168,38 @@ def last_words(work: Path, lines: int) -> list[str]:
     return (work / ERRORS_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:]
 
 
-def _run(
-    module: str,
-    request: Mapping[str, Any],
-    work: Path,
-    environment: dict[str, str],
-    limits: Limits,
-    on_stage: Callable[[str], None],
-) -> str:
-    """The key of the answer that the child left in the cache."""
+def _watched(child: subprocess.Popen[str], limits: Limits, on_stage: Callable[[str], None]) -> dict[str, Any]:
+    """What a child said last, within its limits."""
     import psutil
 
     last: dict[str, Any] = {"stage": "starting"}
-    began = time.monotonic()
-    with child_process(module, request, work, environment) as child:
-        process = psutil.Process(child.pid)
-        for stage in stages_of(child, POLL_SECONDS):
-            if stage is not None:
-                last = stage
-                if stage["stage"] not in (DONE, REFUSED):
-                    on_stage(stage["stage"])
-            with contextlib.suppress(psutil.Error):
-                _refuse_beyond(limits, process.memory_info().rss, time.monotonic() - began, last["stage"])
-        status = child.wait()
-    if last["stage"] == REFUSED:
-        raise TomatError(last["message"])
-    if status != 0 or "key" not in last:
-        raise TomatError(
-            f"the compiling process ended with status {status} while {last['stage']}; the end of what it "
-            "said:\n  " + "\n  ".join(line[:300] for line in last_words(work, 6))
-        )
-    return last["key"]
-
-
-def _refuse_beyond(limits: Limits, used_bytes: int, seconds: float, stage: str) -> None:
-    if used_bytes > limits.memory_bytes:
-        raise TomatError(
-            f"the compile used {used_bytes / GIB:.1f} GiB of this machine's memory, above the limit of "
-            f"{limits.memory_bytes / GIB:.1f} GiB, while {stage}; raise --memory_limit_gib."
-        )
-    if seconds > limits.seconds:
-        raise TomatError(
-            f"the compile took longer than {limits.seconds:.0f} s (it was {stage}); raise --time_limit_seconds."
-        )
+    began, process = time.monotonic(), psutil.Process(child.pid)
+    for stage in stages_of(child, POLL_SECONDS):
+        if stage is not None:
+            last = stage
+            if stage["stage"] not in (DONE, REFUSED):
+                on_stage(stage["stage"])
+        try:
+            used, seconds = process.memory_info().rss, time.monotonic() - began
+        except psutil.Error:  # it has ended
+            continue
+        if used > limits.memory_bytes:
+            raise TomatError(
+                f"the compile used {used / GIB:.1f} GiB of this machine's memory while {last['stage']}, above the "
+                f"limit of {limits.memory_bytes / GIB:.1f} GiB; raise --memory_limit_gib."
+            )
+        if seconds > limits.seconds:
+            raise TomatError(
+                f"the compile took longer than {limits.seconds:.0f} s while {last['stage']}; raise "
+                "--time_limit_seconds."
+            )
+    return last
 
 
 def dump_flags(work: Path) -> tuple[list[str], list[str]]:
     """(libtpu, XLA) flags that make the compiler leave what is read here, and change nothing in the program."""
-    return (
-        final_bundles_flags(work / LLO_DUMP),
-        [
-            f"--xla_dump_to={work / XLA_DUMP}",
-            "--xla_dump_hlo_as_proto",
-            "--xla_dump_hlo_module_re=train_step|decode_",
-        ],
-    )
+    named = "--xla_dump_hlo_module_re=train_step|decode_"
+    return final_bundles_flags(work / LLO_DUMP), [f"--xla_dump_to={work / XLA_DUMP}", "--xla_dump_hlo_as_proto", named]
 
 
 def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> None:

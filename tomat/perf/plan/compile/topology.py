@@ -30,20 +30,26 @@ def planned_slice(config: TrainConfig, slice_name: str | None) -> Slice:
     """The slice to plan for: the one asked for, else the configuration's."""
     name = slice_name or config.slice
     if name is None:
+        known = ", ".join(s for s in TPU_SLICES if s.startswith("v6e"))
         raise TomatError(
-            "no slice to plan for: the configuration names none; give --slice, for example --slice v6e-16 "
-            f"({', '.join(s for s in TPU_SLICES if s.startswith('v6e'))}, and v5e-N, v5p-N, v4-N)."
+            f"no slice to plan for: the configuration names none; give --slice ({known}, and v5e-N, v5p-N, v4-N)."
         )
     found = slice_named(name)
     if found.libtpu_topology is None:
-        raise TomatError(
-            f"slice '{name}' is not a TPU slice; the step can be compiled without the device for TPUs only."
-        )
+        raise TomatError(f"slice '{name}' is not a TPU slice; without the device, a step is compiled for TPUs only.")
     return found
 
 
-def compiler_version() -> str:
-    """`libtpu 0.0.46`, as installed."""
+@dataclass(frozen=True)
+class OtherLibtpu:
+    version: str
+    library: Path
+
+
+def compiler_version(other: OtherLibtpu | None = None) -> str:
+    """`libtpu 0.0.46`, as installed unless it is another."""
+    if other is not None:
+        return f"libtpu {other.version}"
     if importlib.util.find_spec("libtpu") is None:
         raise TomatError("the TPU compiler is not installed; install it with `uv sync --extra plan` (it needs no TPU).")
     found = importlib.metadata.version("libtpu")
@@ -52,20 +58,9 @@ def compiler_version() -> str:
         if wanted is not None and not found.startswith(wanted.group(1)):
             raise TomatError(
                 f"libtpu {found} is installed, but jax {importlib.metadata.version('jax')} is released with libtpu "
-                f"{wanted.group(1)}: another compiler would plan another program than the pod runs. Install it with "
-                "`uv sync --extra plan`."
+                f"{wanted.group(1)}, whose program the pod runs. Install it with `uv sync --extra plan`."
             )
     return f"libtpu {found}"
-
-
-@dataclass(frozen=True)
-class OtherLibtpu:
-    version: str
-    library: Path
-
-    @property
-    def compiler(self) -> str:
-        return f"libtpu {self.version}"
 
 
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -84,8 +79,11 @@ def child_environment(
     lets two compiles run side by side (else: "Internal error when accessing libtpu multi-process lockfile").
     `TPU_LIBRARY_PATH` is where jax 0.11.1 looks first for the library.
     """
-    chosen = {} if other is None else {"TPU_LIBRARY_PATH": str(other.library)}
-    return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {
+    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    library = {} if other is None else {"TPU_LIBRARY_PATH": str(other.library)}
+    return {
+        **passed_on,
+        **library,
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": slice_.name,
@@ -94,7 +92,6 @@ def child_environment(
         "LIBTPU_INIT_ARGS": " ".join(libtpu_args),
         "XLA_FLAGS": " ".join(xla_flags),
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-        **chosen,
     }
 
 
@@ -122,16 +119,12 @@ def topology_devices(slice_: Slice, compiler: str | None = None) -> list[Any]:
     try:
         described = topologies.get_topology_desc(platform="tpu", topology_name=str(slice_.libtpu_topology), **arguments)
     except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
-        raise TomatError(
-            f"{compiler or compiler_version()} cannot describe {slice_.name} (topology {slice_.libtpu_topology}): "
-            f"{str(error).splitlines()[0]}."
-        ) from error
+        said = f"cannot describe {slice_.name} (topology {slice_.libtpu_topology}): {str(error).splitlines()[0]}."
+        raise TomatError(f"{compiler or compiler_version()} {said}") from error
     devices = list(described.devices)
     if len(devices) != slice_.n_devices:
-        raise TomatError(
-            f"{compiler or compiler_version()} shows {len(devices)} devices for {slice_.name}; the table of slices "
-            f"(tomat/hardware/chips.py) says {slice_.n_devices}."
-        )
+        said = f"{len(devices)} devices for {slice_.name}; tomat/hardware/chips.py says {slice_.n_devices}"
+        raise TomatError(f"{compiler or compiler_version()} shows {said}.")
     return devices
 
 

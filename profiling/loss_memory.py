@@ -1,19 +1,42 @@
-"""`tomat bench loss`: the memory that the blocked loss needs, against the plain formulas."""
+"""The memory that the blocked loss needs, against the plain formulas."""
 
 import argparse
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tomat.app.cli import main
+from tomat.base.arguments import Parser, add_flag, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.report.terminal import show
 from tomat.base.reporting import write_report
 from tomat.data.tokens.vocabulary import Vocabulary
 from tomat.model.devices import ignore_absent_tpu
-from tomat.model.loss.config import LossConfig
+from tomat.model.loss.config import LOSS_KINDS, LossConfig
 from tomat.model.loss.density_loss import density_loss, plain_loss
 from tomat.model.loss.interface import DensityTarget
+
+
+def build_parser() -> Parser:
+    """The flags of this script."""
+    parser = Parser(
+        prog="python profiling/loss_memory.py",
+        description="Compile value and gradient of the loss for this machine's JAX backend, without running them, and "
+        "report the temporary memory of the blocked loss and of the plain formulas.",
+    )
+    add_flag(parser, "--kind", "emd", "the formula", choices=LOSS_KINDS)
+    add_flag(parser, "--batch", 8, "sequences on one device", type=positive_int)
+    add_flag(parser, "--positions", 8192, "tokens per sequence", type=positive_int)
+    add_flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
+    add_flag(parser, "--density_tokens", 16384, "density bins", type=positive_int)
+    add_flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
+    add_flag(parser, "--block_positions", LossConfig().block_positions, "positions of a block", type=positive_int)
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run)
+    parser.examples = (f"{parser.prog} --kind emd --batch 1 --positions 512 --density_tokens 1024",)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,3 +83,7 @@ def run(args: argparse.Namespace) -> int:
     }
     write_report(args.json, report)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser=build_parser()))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # the verb pays for these only when it runs
     from collections.abc import Callable, Sequence
 
     from tomat.data.density.grid import DensityGrid
-    from tomat.predict.evaluation.metrics import PairedComparison
     from tomat.predict.evaluation.result import TeacherForcedResult
     from tomat.train.settings.config import TrainConfig
 
@@ -101,7 +100,14 @@ def _run_eval(args: argparse.Namespace) -> int:
         result = evaluate_with_bar(evaluator, model, names, load, run.settings(materials_from), args.json)
         show(result.table(MOST_SHOWN), result.summary())
         if earlier is not None:
-            console.print(f"Against {args.against}: {describe_comparison(result.compare(earlier))}")
+            found = result.compare(earlier)
+            low, high = 100 * found.mean_difference_ci95_low, 100 * found.mean_difference_ci95_high
+            verdict = "leaves out zero" if found.decided else "holds zero, so neither is shown to be better"
+            console.print(
+                f"Against {args.against}: mean difference in NMAE {100 * found.mean_difference:+.3f} points, 95 % "
+                f"interval {low:+.3f} to {high:+.3f}, which {verdict}; lower on {found.first_better}, higher on "
+                f"{found.second_better} of {found.materials} materials (sign test p = {found.sign_test_p_value:.2g})."
+            )
         figures = result.to_dict()
         for decoder, predictor in predictors.items():
             cells = predict_with_bar(predictor, names, load, run.settings(materials_from))
@@ -150,14 +156,3 @@ def read_report(path: Path) -> "TeacherForcedResult":
 
     how = "Give a report of `tomat eval --json`."
     return TeacherForcedResult.from_dict(parse_checked(read_bytes(path), str(path), "an evaluation", how)[0], path)
-
-
-def describe_comparison(paired: "PairedComparison") -> str:
-    """A paired comparison of NMAE in a sentence or two, in percentage points."""
-    verdict = "which leaves out zero" if paired.decided else "which holds zero, so neither is shown to be better"
-    return (
-        f"mean difference in NMAE {100 * paired.mean_difference:+.3f} points, 95 % interval "
-        f"{100 * paired.mean_difference_ci95_low:+.3f} to {100 * paired.mean_difference_ci95_high:+.3f}, {verdict}; "
-        f"lower on {paired.first_better}, higher on {paired.second_better} of {paired.materials} materials "
-        f"(sign test p = {paired.sign_test_p_value:.2g})."
-    )

@@ -126,6 +126,8 @@ def _run_show(args: argparse.Namespace) -> int:
 
 def _run_verify(args: argparse.Namespace) -> int:
     """Check every checkpoint and the log; status 1 on damage."""
+    from tomat.predict.weights.folder import read_weights
+    from tomat.predict.weights.record import is_weights_folder
     from tomat.train.runs.checkpoints import list_checkpoints
     from tomat.train.runs.record import find_runs, read_record
     from tomat.train.runs.verify import verify_run
@@ -135,7 +137,15 @@ def _run_verify(args: argparse.Namespace) -> int:
         for url in bar.track(find_runs(args.place), description="verify runs"):
             record = read_record(url)
             found = verify_run(record, list_checkpoints(url, record.temporary_url, read_data=True))
-            verdicts.append(replace(found, problems=(*found.problems, *damaged_weights(url))))
+            # Of weights in a local run's folder, or of the folder where it is one of weights.
+            damaged = []
+            for folder in () if "://" in url else (Path(url), Path(url) / WEIGHTS_FOLDER):
+                if is_weights_folder(folder):
+                    try:
+                        read_weights(folder)
+                    except TomatError as error:
+                        damaged.append(str(error))
+            verdicts.append(replace(found, problems=(*found.problems, *damaged)))
     for verdict in verdicts:
         colour, word = ("red", "damaged") if verdict.problems else ("green", "sound")
         found = f"{counted(verdict.checkpoints, 'whole checkpoint')}, {counted(verdict.log_lines, 'line')} of log"
@@ -143,21 +153,6 @@ def _run_verify(args: argparse.Namespace) -> int:
         show(*(f"  {line}" for line in (*verdict.problems, *(f"note: {note}" for note in verdict.notes))))
     write_report(args.json, {"runs": [vars(verdict) for verdict in verdicts]})
     return 1 if any(verdict.problems for verdict in verdicts) else 0
-
-
-def damaged_weights(url: str) -> list[str]:
-    """What is wrong with the weights in a local run's folder, or with the folder where it is one of weights."""
-    from tomat.predict.weights.folder import read_weights
-    from tomat.predict.weights.record import is_weights_folder
-
-    problems = []
-    for folder in () if "://" in url else (Path(url), Path(url) / WEIGHTS_FOLDER):
-        if is_weights_folder(folder):
-            try:
-                read_weights(folder)
-            except TomatError as error:
-                problems.append(str(error))
-    return problems
 
 
 def _run_log(args: argparse.Namespace) -> int:

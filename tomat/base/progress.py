@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -30,9 +31,9 @@ REPEAT_SECONDS = 30.0
 class SpokenProgress(Progress):
     """Rich's bar. Without a terminal that shows nothing before its end (rich 15.0), so lines do until then."""
 
-    def __init__(self, *columns: ProgressColumn, console: Console, first: float, repeat: float) -> None:
-        """`first` and `repeat` in seconds, as `FIRST_SECONDS` and `REPEAT_SECONDS`."""
-        super().__init__(*columns, console=console)
+    def __init__(self, *columns: ProgressColumn, console: Console, first: float, repeat: float, **look: Any) -> None:
+        """`first` and `repeat` in seconds, as `FIRST_SECONDS` and `REPEAT_SECONDS`; `look` as Rich's bar takes it."""
+        super().__init__(*columns, console=console, **look)
         self._first, self._repeat = first, repeat
         self._ended = threading.Event()
         self._speaker = threading.Thread(target=self._speak, daemon=True)
@@ -85,74 +86,62 @@ DONE = "done"
 POLL_SECONDS = 0.5
 
 
-class Stages:
+class Stages(SpokenProgress):
     """On a terminal a spinner with the time, and a line for each stage that is over; elsewhere a line when one begins.
 
     Each line begins with the seconds since the first. Used as a context; several things may be under way at once.
     """
 
     def __init__(self, console: Console | None = None, repeat_seconds: float = REPEAT_SECONDS) -> None:
-        self._console = console or plain_console(stderr=True)
-        self._repeat_seconds = repeat_seconds
-        self._began = time.monotonic()
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
+        shown = console or plain_console(stderr=True)
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         # Elsewhere than on a terminal it shows nothing, and only keeps what is under way.
-        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
-        self._tasks: dict[str, Task] = {}
-        self._thread = threading.Thread(target=self._repeat, daemon=True)
+        look = {"transient": True, "disable": not shown.is_terminal}
+        super().__init__(*columns, console=shown, first=0.0, repeat=repeat_seconds, **look)
+        self._began = time.monotonic()
+        self._saying = threading.Lock()
+        self._under_way: dict[str, Task] = {}
 
-    def __enter__(self) -> Stages:
-        self._bar.start()
-        if self._bar.disable:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for what in list(self._tasks):
+    def stop(self) -> None:
+        for what in list(self._under_way):
             self.done(what)
-        self._bar.stop()
-        if self._bar.disable:
-            self._thread.join()
+        super().stop()
 
     def show(self, what: str, stage: str) -> None:
         """Say that `what` is now at `stage`, and how long its last one took; at `done`, nothing of it runs any more."""
-        with self._lock:
+        with self._saying:
             self._finish(what)
             if stage != DONE:
-                self._bar.add_task(f"{what}: {stage}", stage=stage, said=time.monotonic())
-                self._tasks[what] = self._bar.tasks[-1]
-            if stage == DONE or self._bar.disable:
+                self.add_task(f"{what}: {stage}", stage=stage, said=time.monotonic())
+                self._under_way[what] = self.tasks[-1]
+            if stage == DONE or self.disable:
                 self._say(f"{what}: {stage}")
 
     def done(self, what: str) -> None:
         """Say how long the last stage of `what` took."""
-        with self._lock:
+        with self._saying:
             self._finish(what)
 
     def say(self, text: str) -> None:
         """Say something else."""
-        with self._lock:
+        with self._saying:
             self._say(text)
 
     def _finish(self, what: str) -> None:
-        task = self._tasks.pop(what, None)
+        task = self._under_way.pop(what, None)
         if task is not None:
-            self._bar.remove_task(task.id)
-            if not self._bar.disable:
+            self.remove_task(task.id)
+            if not self.disable:
                 self._say(f"{task.description} took {task.elapsed:.0f} s")
 
     def _say(self, text: str) -> None:
-        line = f"[{time.monotonic() - self._began:5.0f} s] {text}"
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self.console.print(f"[{time.monotonic() - self._began:5.0f} s] {text}", highlight=False, soft_wrap=True)
 
-    def _repeat(self) -> None:
-        while not self._ended.wait(min(POLL_SECONDS, self._repeat_seconds / 4)):
-            with self._lock:
+    def _speak(self) -> None:
+        while not self._ended.wait(min(POLL_SECONDS, self._repeat / 4)):
+            with self._saying:
                 now = time.monotonic()
-                for what, task in self._tasks.items():
-                    if now - task.fields["said"] >= self._repeat_seconds:
+                for what, task in self._under_way.items():
+                    if now - task.fields["said"] >= self._repeat:
                         task.fields["said"] = now
                         self._say(f"{what}: still {task.fields['stage']}, {task.elapsed:.0f} s so far")

@@ -91,18 +91,13 @@ def instance_metadata(key: str) -> str | None:
         return None
 
 
-def worker_region() -> str | None:
-    """Region of the Google virtual machine this runs on, such as `us-east5`; None elsewhere."""
-    zone = instance_metadata("zone")
-    return zone.rsplit("/", 1)[-1].rsplit("-", 1)[0] or None if zone is not None else None
-
-
 def known_places(urls: Mapping[str, str | None], machine: str) -> list[Place]:
     """The regions of folders and URLs by role, and of this machine, as far as they are known; folders are on the
     machine."""
     found = [Place(role, url, region) for role, url in urls.items() if url and (region := bucket_region(url))]
-    # Asking where the machine is takes up to two seconds off Google's network.
-    if found and (region := worker_region()):
+    # Asking where the machine is takes up to two seconds off Google's network. A zone is `.../us-east5-b`.
+    zone = instance_metadata("zone") if found else None
+    if zone and (region := zone.rsplit("/", 1)[-1].rsplit("-", 1)[0]):
         found.append(Place(machine, "this one", region))
     return found
 

@@ -61,13 +61,6 @@ def known_words(line: str) -> Iterator[tuple[str, list[str]]]:
                 break
 
 
-def spans(text: str) -> Iterator[list[str]]:
-    """The words behind `tomat` of what a page says in passing, which may leave out what a verb needs."""
-    for span in re.findall(r"`tomat ([a-z][^`]*)`", text):
-        if not re.search(r"[|[(]|\.\.\.", span):
-            yield span.split()
-
-
 def test_the_parsers_take_what_the_blocks_of_the_pages_and_the_examples_show():
     examples = [line for line in EXAMPLES.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     lines = [(page, line) for page in PAGES for line in commands(page.read_text(encoding="utf-8"))]
@@ -85,25 +78,6 @@ def test_the_parsers_take_what_the_blocks_of_the_pages_and_the_examples_show():
     assert not wrong and seen["tomat"] > 70 and seen["study"] >= 6
     readme = (ROOT / "profiling" / "README.md").read_text(encoding="utf-8")
     assert not [name for name in STUDIES if f"`{name.partition('/')[2]}`" not in readme]
-
-
-def test_verbs_and_flags_that_pages_name_in_passing_exist():
-    parser, wrong = build_parser(), []
-    keys = [f"--{key}" for key in fields_below(RunSchema)]
-    lines = [(page, words) for page in PAGES for words in spans(page.read_text(encoding="utf-8"))]
-    for page, words in lines:
-        line = f"{page.relative_to(ROOT)}: tomat {' '.join(words)}"
-        verb: argparse.ArgumentParser = parser
-        while words and (below := [a for a in verb._actions if isinstance(a, argparse._SubParsersAction)]):
-            name, *words = words
-            if name.rstrip(",") not in (below[0].choices or {}):
-                wrong.append(line)
-                break
-            verb = (below[0].choices or {})[name.rstrip(",")]
-        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-        taken = [*verb._option_string_actions, *keys]
-        wrong += [line for flag in flags if "." not in flag and flag not in taken]
-    assert not wrong and len(lines) > 50
 
 
 def test_the_examples_of_what_is_added_run(tmp_path, monkeypatch):
@@ -188,6 +162,19 @@ def is_module(name: str) -> bool:
     return any(re.search(rf"\b{path.name}\b", file.read_text(encoding="utf-8")) for file in files)
 
 
+def exist(words: list[str], parser: argparse.ArgumentParser) -> bool:
+    """Whether the verbs and flags exist of what a page says in passing, which may leave out what a verb needs."""
+    while words and (below := [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]):
+        name, *words = words
+        choices = below[0].choices or {}
+        if name.rstrip(",") not in choices:
+            return False
+        parser = choices[name.rstrip(",")]
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    taken = [*parser._option_string_actions, *(f"--{key}" for key in fields_below(RunSchema))]
+    return all("." in flag or flag in taken for flag in flags)
+
+
 def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
         yield from action.option_strings
@@ -221,6 +208,8 @@ def test_files_keys_flags_verbs_and_modules_that_pages_name_exist():
                 name = flag[0].replace("-", "_").replace("__", "--", 1)
                 of_a_run = name.removeprefix("--") in settings | retokenizing
                 kind, known = "flag", bool({flag[0], name} & flags) or of_a_run or name.startswith("--xla")
+            elif re.match("tomat [a-z]", span) and not re.search(r"[|[(]|\.\.\.", span):
+                kind, known = "verb", exist(span.split()[1:], parser)
             elif first in groups and re.match(r"[a-z][\w-]*$", rest):
                 kind, known = "verb", f"{first} {rest}" in verbs
             else:

@@ -109,18 +109,16 @@ def test_what_is_not_kept_is_said(tmp_path, polarised, capsys):
 
 def test_wrong_words_are_refused(tmp_path, polarised, grid, capsys):
     write_density(grid, polarised / "b.cube", "cube")
-    for words in (
-        ["--input", polarised, "--output", tmp_path / "x.cube"],
-        ["--input", polarised / "b.cube", "--output", tmp_path / "x.txt"],
-        ["--input", polarised / "b.cube", "--output", polarised / "b.cube", "--format", "zarr"],
-        ["--input", polarised / "b.cube", "--output", tmp_path / "x.cube", "--augmentation_from", polarised / "CHGCAR"],
-        ["--demo", "nothing", "--output", tmp_path / "x.cube"],
+    one = ["--input", polarised / "b.cube", "--output"]
+    for words, message in (
+        (["--input", polarised, "--output", tmp_path / "x.cube"], "2 densities and one file"),
+        ([*one, tmp_path / "x.txt"], "says no format"),
+        ([*one, polarised / "b.cube", "--format", "zarr"], "is a file; with --format"),
+        ([*one, tmp_path / "x.cube", "--augmentation_from", polarised / "CHGCAR"], "is for CHGCARs"),
+        (["--demo", "nothing", "--output", tmp_path / "x.cube"], "no embedded density 'nothing'"),
     ):
-        assert density("convert", *words) == 2
-    errors = capsys.readouterr().err
-    for message in ("2 densities and one file", "says no format", "is a file; with --format", "is for CHGCARs"):
-        assert message in errors
-    assert "no embedded density 'nothing'" in errors and not list(tmp_path.glob("x*"))
+        assert density("convert", *words) == 2 and message in capsys.readouterr().err
+    assert not list(tmp_path.glob("x*"))
 
 
 def test_two_files_are_compared(tmp_path, polarised, grid, capsys):

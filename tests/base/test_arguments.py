@@ -1,7 +1,5 @@
 """The types of numbers and files on a command line."""
 
-import argparse
-
 import pytest
 
 from tomat.base import arguments
@@ -60,7 +58,4 @@ def test_a_flag_is_never_abbreviated():
     parser = arguments.Parser(prog="test")
     parser.add_argument("--fork_step", type=int)
     parser.set_defaults(takes_overrides=True)
-    assert parser.parse_known_args(["--fork", "3"]) == (
-        argparse.Namespace(fork_step=None, takes_overrides=True),
-        ["--fork", "3"],
-    )
+    assert parser.parse_known_args(["--fork", "3"])[1] == ["--fork", "3"]

@@ -35,15 +35,12 @@ def test_a_study_refuses_in_one_line_and_says_what_its_flags_are(study, capsys):
         assert parser_without_files(parser).parse_args(shlex.split(line.removeprefix(parser.prog)))
 
 
-@pytest.mark.parametrize(
-    ("words", "study"),
-    [
+def test_a_verb_of_before_says_which_study_it_is_now(capsys):
+    for words, study in (
         (["demo-data", "build", "--only", "x"], "embedded_set"),
         (["shards", "import", "old"], "import_first_generation"),
         (["bench", "profile", "--hlo", "x.hlo.pb"], "parse_speed"),
-    ],
-)
-def test_a_verb_of_before_says_which_study_it_is_now(words, study, capsys):
-    assert main(words) == 2
-    told = capsys.readouterr().err
-    assert f"profiling/{study}.py" in told and told.count("\n") == 1
+    ):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert f"profiling/{study}.py" in told and told.count("\n") == 1

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 import yaml
 from density_folder import write_folder
 from html_reader import read_page
@@ -83,20 +82,17 @@ def test_a_folder_is_enough(tmp_path, monkeypatch, capsys):
     assert [path.name for path in (tmp_path / "runs" / "demo").iterdir()] == ["config.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (["--data.source", "folder", "--data.input", "a/MY_CHGCARS/"], "MY_CHGCARS"),
-        (["--data.source", "folder", "--data.input", "./2024"], "2024"),
-        (["--data.source", "folder", "--data.input", "über (1)"], "ber-1"),
-        (["--data.source", "folder", "--data.input", "x", "--run_name", "mine"], "mine"),
-        (["--data.source", "folder"], None),
+def test_a_run_is_called_as_its_folder():
+    folder = ["--data.source", "folder"]
+    for words, name in (
+        ([*folder, "--data.input", "a/MY_CHGCARS/"], "MY_CHGCARS"),
+        ([*folder, "--data.input", "./2024"], "2024"),
+        ([*folder, "--data.input", "über (1)"], "ber-1"),
+        ([*folder, "--data.input", "x", "--run_name", "mine"], "mine"),
+        (folder, None),
         (["--trainer.num_train_steps", "3"], None),
-    ],
-)
-def test_a_run_is_called_as_its_folder(words, name):
-    found = parse_overrides(folder_words(DEMO, words))
-    assert found.get("run_name") == name
+    ):
+        assert parse_overrides(folder_words(DEMO, words)).get("run_name") == name
 
 
 def test_a_configuration_of_a_folder_has_its_own_name(tmp_path):

@@ -23,15 +23,8 @@ from levanter.metrics import Metric, ReductionType, unwrap_metrics
 from tomat.base.ports import haliax, jaxlib, levanter, libtpu, tokamax, xprof
 from tomat.base.ports import jax as jax_port
 
-PORTS = {
-    "marin-haliax": haliax,
-    "jax": jax_port,
-    "jaxlib": jaxlib,
-    "marin-levanter": levanter,
-    "libtpu": libtpu,
-    "tokamax": tokamax,
-    "xprof": xprof,
-}
+PORTS = {"marin-haliax": haliax, "jax": jax_port, "jaxlib": jaxlib, "marin-levanter": levanter, "libtpu": libtpu}
+PORTS |= {"tokamax": tokamax, "xprof": xprof}
 HLO_TEXT = "HloModule m\n\nENTRY e {\n  ROOT a = f32[4]{0} parameter(0)\n}\n"
 
 

@@ -11,8 +11,6 @@ from preemption_soak import (
     SoakSettings,
     build_parser,
     compare_runs,
-    logged_steps,
-    newest_partial,
     report_table,
     soak,
 )
@@ -66,21 +64,6 @@ def test_any_difference_is_seen(soaked, tmp_path):
     (last / "metadata.json").write_text(json.dumps(metadata))
     with pytest.raises(TomatError, match="differs between"):
         compare_runs(run, unbroken)
-
-
-def test_the_folder_is_read_while_it_is_written(tmp_path):
-    assert logged_steps(tmp_path) == 0 and newest_partial(tmp_path) is None
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"st')
-    assert logged_steps(tmp_path) == 2
-    for step, complete in ((5, True), (10, False)):
-        path = tmp_path / "checkpoints" / f"step-{step}"
-        path.mkdir(parents=True)
-        if complete:
-            (path / "metadata.json").write_text("{}")
-    assert newest_partial(tmp_path) == 10
-    (tmp_path / "checkpoints" / "step-15").mkdir()
-    (tmp_path / "checkpoints" / "step-15" / "metadata.json").write_text("{}")
-    assert newest_partial(tmp_path) is None
 
 
 def test_another_soak_in_the_folder_is_refused(soaked, capsys):

@@ -92,9 +92,10 @@ class TrainConfig(RunSchema):
     def check_step(self) -> None:
         """Refuse a run whose step cannot be built from its configuration alone."""
         if self.distillation is not None:
+            of = f"{self.distillation.quantised} and its teacher {self.distillation.teacher}"
             raise TomatError(
-                f"run '{self.run_name}' has distillation, whose step only `tomat train` builds, of its folder and its "
-                "teacher. Give --distillation null for the step of the model alone."
+                f"run '{self.run_name}' has distillation, whose step only `tomat train` builds, of {of}. "
+                "Give --distillation null for the step of the model alone."
             )
 
     def model_config(self) -> LmConfig:

@@ -132,10 +132,10 @@ def test_two_files_are_compared(tmp_path, polarised, grid, capsys):
     assert density("compare", polarised / "CHGCAR", tmp_path / "nothing") == 2
 
 
-def test_the_formats_of_the_verb_are_those_without_a_calculation():
-    from tomat.app.density_verbs import FORMATS as of_the_verb
+def test_the_formats_of_the_verb_are_those_without_a_calculation_and_of_predictions_all():
+    from tomat.app import density_verbs, predict_verbs
 
-    assert tuple(FORMATS) == (*of_the_verb, "qe")
+    assert tuple(FORMATS) == (*density_verbs.FORMATS, "qe") == predict_verbs.FORMATS
 
 
 def test_electrons_at_odds_end_show_and_convert(tmp_path, capsys):

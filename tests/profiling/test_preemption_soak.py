@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 from forked import instead_of_starting
-from preemption_soak import (
-    RUN_NAME,
-    SoakSettings,
-    build_parser,
-    compare_runs,
-    report_table,
-    soak,
-)
+from preemption_soak import RUN_NAME, SoakSettings, build_parser, compare_runs, report_table, soak
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError

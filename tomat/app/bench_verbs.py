@@ -4,15 +4,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from tomat.base.arguments import (
-    add_flag,
-    add_report,
-    config_file,
-    count,
-    output_file,
-    positive_float,
-    positive_int,
-)
+from tomat.base.arguments import add_flag, add_report, config_file, count, output_file, positive_float, positive_int
 from tomat.model.loss.config import LOSS_KINDS
 from tomat.model.tiles import LOSS_NAMES
 

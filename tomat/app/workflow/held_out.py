@@ -154,10 +154,7 @@ def evaluate_with_bar(
 
 
 def predict_with_bar(
-    predictor: "RunPredictor",
-    names: Sequence[str],
-    load: "Callable[[str], DensityGrid]",
-    settings: Mapping[str, Any],
+    predictor: "RunPredictor", names: Sequence[str], load: "Callable[[str], DensityGrid]", settings: Mapping[str, Any]
 ) -> "FreeRunningResult":
     """Free-running evaluation under a progress bar."""
     from tomat.predict.evaluation.free_running import evaluate_free_running

@@ -56,9 +56,7 @@ def write_training_page(
         "sharding": config.sharding,
         "ran on": devices_sentence(last_devices(events), config.slice),
     }
-    sections: list[tuple[str, list[Part]]] = [
-        ("", [Quoted(config.purpose), *_origin(events), Facts(setup)]),
-    ]
+    sections: list[tuple[str, list[Part]]] = [("", [Quoted(config.purpose), *_origin(events), Facts(setup)])]
     if not result.preempted:
         sections[0][1].append(Facts(browser))
     if rows:

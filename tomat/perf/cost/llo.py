@@ -265,7 +265,7 @@ def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
     if len(rows) < 4 or "UTILIZATION" not in rows[3]:
         raise TomatError(f"{utilisation}: expected the slots' names, their capacities and one row a bundle.")
     units = tuple(name.strip() for name in rows[1].split(","))
-    capacity, *filled = (tuple(int(n) for n in row.split()) for row in (rows[2], *rows[4:]) if row.strip())
+    capacity, *filled = (tuple(int(n) for n in row.split()) for row in (rows[2], *filter(str.strip, rows[4:])))
     if filled and len(filled) != builder.n_bundles:
         found = f"{builder.n_bundles} bundles, but {len(filled)} rows in its utilisation file"
         raise TomatError(f"{bundles}: {found}. The dump is incomplete; compile again.")
@@ -324,7 +324,7 @@ class ScheduleBuilder:
         for forms, unit in _PRODUCT.findall(line) if "vmatmul" in line else ():
             self._products.setdefault(bundle, [0] * N_MXU)[int(unit)] += product_cycles(forms)
         self._transfers.line(bundle, line)
-        if not self._grid and (bounds := _GRID.search(line)):
+        if not self._grid and "iteration_bounds" in line and (bounds := _GRID.search(line)):
             self._grid = tuple(int(n) for n in bounds[1].split(",") if n.strip())
 
     def branches(self, after: int, line: str) -> None:

@@ -5,14 +5,15 @@ from tomat.base.errors import TomatError
 from tomat.predict.evaluation.metrics import compare_paired, electron_count, headline, nemd, nmae, spread
 
 
-def test_nmae_by_hand():
+def test_figures_by_hand():
     # |1-1| + |3-2| + |0-1| over 1 + 2 + 1.
     assert nmae(np.array([1.0, 3.0, 0.0]), np.array([1.0, 2.0, 1.0])) == 0.5
-
-
-def test_nemd_by_hand():
     # p = (1/4, 3/4) over values (0, 4) against 1 gives 1/4 * 1 + 3/4 * 3 = 2.5; the other voxel is certain and right.
     assert nemd(np.array([2.5, 0.0]), np.array([1.0, 4.0])) == 0.5
+    cell = np.full((4, 4, 4), 0.5, dtype=np.float32)
+    assert electron_count(cell * np.float32(1.25), cell, voxel_volume_a3=0.25) == (10.0, 8.0)
+    found = spread([float(i) for i in range(11)])
+    assert (found.materials, found.median, found.mean, found.p10, found.p90) == (11, 5.0, 5.0, 1.0, 9.0)
 
 
 def test_sums_are_taken_in_float64():
@@ -37,14 +38,7 @@ def test_refused(predicted, reference, message):
         nmae(predicted, reference)
 
 
-def test_electron_count_of_a_uniform_cell():
-    reference = np.full((4, 4, 4), 0.5, dtype=np.float32)
-    assert electron_count(reference * np.float32(1.25), reference, voxel_volume_a3=0.25) == (10.0, 8.0)
-
-
-def test_spread_by_hand():
-    found = spread([float(i) for i in range(11)])
-    assert (found.materials, found.median, found.mean, found.p10, found.p90) == (11, 5.0, 5.0, 1.0, 9.0)
+def test_a_spread_of_nothing_or_of_what_is_not_finite_is_refused():
     with pytest.raises(TomatError, match="no material"):
         spread([])
     with pytest.raises(TomatError, match="1 of 2"):

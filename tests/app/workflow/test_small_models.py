@@ -9,6 +9,7 @@ import pytest
 import yaml
 from tiny_run import DEMO, tiny_run
 
+from tomat.app.weights_verbs import PARTS
 from tomat.app.workflow.small_models import keep_named, small_model, write_small_models_page
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
@@ -33,10 +34,10 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     (run / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
     arrays = named_arrays(model_initialiser(config, jax.random.PRNGKey(0))())
     found = {}
-    mixed = Compression(4, "lut", 128, bits_of=(("mlp", 2),))
-    for number, (name, compression) in enumerate(
-        {"whole": None, "three": Compression(3, "lut", 128), "mixed": mixed}.items()
-    ):
+    three, mixed = (
+        Compression("lut", 128, {**dict.fromkeys(PARTS, bits), "mlp": mlp}) for bits, mlp in ((3, 3), (4, 2))
+    )
+    for number, (name, compression) in enumerate({"whole": None, "three": three, "mixed": mixed}.items()):
         found[name] = place / name
         write_weights(run, arrays, 1, "of the last step", found[name], compression=compression)
         report = {

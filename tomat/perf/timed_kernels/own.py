@@ -149,7 +149,6 @@ def own_program(op: str, arguments: Mapping[str, Any], settings: Mapping[str, An
             return function(*(arrays[name] for name in names), **given)
 
         run = once
-
     if rest:
         raise TomatError(f"{op} has no setting {', '.join(sorted(rest))}")
     return OwnProgram(run, arrays, options)

@@ -58,7 +58,5 @@ def checked_keys(overrides: Any, where: str) -> dict[str, Any]:
         return parsed_words(overrides)
     if isinstance(overrides, Mapping) and all(isinstance(key, str) and key for key in overrides):
         return {key.removeprefix("--"): value for key, value in overrides.items()}
-    raise TomatError(
-        f"{where} has overrides {overrides!r}; expected a mapping such as {{model.num_heads: 8}} or a list of words "
-        "such as [--model.num_heads, 8]."
-    )
+    expected = "a mapping such as {model.num_heads: 8} or words such as [--model.num_heads, 8]"
+    raise TomatError(f"{where} has overrides {overrides!r}; expected {expected}.")

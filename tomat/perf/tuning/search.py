@@ -245,10 +245,10 @@ def largest_batch(
     unit = data_axis_size(config, slice_.n_devices) * max(config.trainer.per_device_parallelism, 1)
     cap = BATCH_CAP_FACTOR * config.batch_size // unit
     if cap < 1:
+        most = f"{BATCH_CAP_FACTOR * config.batch_size}, {BATCH_CAP_FACTOR} times trainer.train_batch_size"
+        places = f"{unit}, one sequence for each microbatch place of {slice_.name}"
         raise TomatError(
-            f"the largest batch to try is {BATCH_CAP_FACTOR * config.batch_size}, {BATCH_CAP_FACTOR} times "
-            f"trainer.train_batch_size; expected at least {unit}, one sequence for each of the {unit} microbatch "
-            f"places of {slice_.name}. Set a larger trainer.train_batch_size."
+            f"the largest batch to try is {most}; expected at least {places}. Raise trainer.train_batch_size."
         )
     now = getattr(config.model, "gradient_checkpointing", None)
     found = []

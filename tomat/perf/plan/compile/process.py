@@ -189,10 +189,8 @@ def _watched(child: subprocess.Popen[str], limits: Limits, on_stage: Callable[[s
                 f"limit of {limits.memory_bytes / GIB:.1f} GiB; raise --memory_limit_gib."
             )
         if seconds > limits.seconds:
-            raise TomatError(
-                f"the compile took longer than {limits.seconds:.0f} s while {last['stage']}; raise "
-                "--time_limit_seconds."
-            )
+            said = f"longer than {limits.seconds:.0f} s while {last['stage']}"
+            raise TomatError(f"the compile took {said}; raise --time_limit_seconds.")
     return last
 
 

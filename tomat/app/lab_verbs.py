@@ -116,7 +116,7 @@ def _run_lab(args: argparse.Namespace) -> int:
     from tomat.measure.lab.run import Lab, LabConfig
     from tomat.perf.tuning.changes import override_words
     from tomat.perf.tuning.sweep_config import load_sweep
-    from tomat.report.pages.sweep_pages import write_sweep_page
+    from tomat.report.pages.sweep_pages import write_lab_page
     from tomat.report.sweep import measured_ranking, row_text
     from tomat.train.runs.run_log import Asked
     from tomat.train.settings.keys import check_words
@@ -142,7 +142,7 @@ def _run_lab(args: argparse.Namespace) -> int:
             record = lab.record()
             if record["rows"]:
                 show(*measured_ranking([row for row in lab.rows.values() if row.status], record["same_settings"]))
-                page = write_sweep_page(record, args.tracking_dir, args.epoch_rows)
+                page = write_lab_page(record, args.tracking_dir, args.epoch_rows)
                 write_report(args.json, record)
                 console.print(f"wrote {page}", highlight=False)
     return 0 if record["n_measured"] == record["n_rows"] else 1

@@ -170,7 +170,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         record = calibrate_kernels(args.kernels, tracking_dir, **limits)
     else:
         from tomat.app.plan_step import compile_arguments
-        from tomat.report.calibration import calibrate
+        from tomat.report.pages.calibration_page import calibrate
 
         added, how = [] if args.record is None else _measurements(args.record), compile_arguments(args)
         with Stages() as stages:

@@ -1,25 +1,15 @@
-"""The calibration, what plans said of steps that pods have taken beside what they took: planned again, and what is said
-of it, wherever it is shown."""
+"""What is said of the calibration, wherever it is shown: what plans said of steps that pods have taken, beside what
+they took."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from tomat.base.report.formats import number, percent, seconds
-from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Axis, Chart, Column, Heading, Items, Part, Report, Section, Series, Table, equality
-from tomat.base.reporting import console
 from tomat.perf.cost.chip_model import MODELS
-from tomat.perf.plan.calibration import SHARES, Calibration, CalibrationRow, read_measurements
-from tomat.perf.plan.compile.process import Limits
-from tomat.perf.plan.compile.topology import planned_slice
-from tomat.perf.plan.plan import make_plan
+from tomat.perf.plan.calibration import CalibrationRow
 
-PAGE = "calibration.md"
 ModelTable = Mapping[str, Mapping[str, float]]
 """Seconds of each model (`MODELS`) by category."""
 LEAST_SECONDS = 1e-3
@@ -60,7 +50,8 @@ def steps_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
             points.append((row.name, planned, measured, error or 0.0))
     heads = [Column("run"), *(Column(one, seconds) for one in ("measured", "planned")), Column("error", percent)]
     heads.append(Column("range of the plan", lambda error: f"± {percent(error, 0)}"))
-    said = "The model is that of timed kernels (`kernels.md`); the start of a collective, 20 µs, is from the first two."
+    said = "No step of a pod is in the fit: the model is that of timed kernels (`kernels.md`). The start of a "
+    said += "collective, 20 µs, is from the profiles of the first two."
     return [*_compared(points, "step", "s"), Table("", heads, body), said]
 
 
@@ -131,54 +122,3 @@ def _models_parts(rows: Sequence[CalibrationRow], models: Mapping[str, ModelTabl
             parts.append(Table("", heads, body, ("sum", *total)))
     said = "`compiler` (XLA's own cycles) and `roofline` say nothing of Pallas kernels, `schedule` nothing of waiting."
     return [*parts, said]
-
-
-def calibrate(
-    tracking_dir: Path,
-    *,
-    added: Sequence[CalibrationRow] = (),
-    only_new: bool = False,
-    cache_dir: Path | None = None,
-    limits: Limits | None = None,
-    on_stage: Callable[[str, str], None] = lambda what, stage: None,
-) -> dict[str, Any]:
-    """Plan what was measured (`only_new`: what has no prediction yet) and write the record and the page into the folder
-    of `calibration.yaml`; rows planned before an error are then on record. Gives the record, for a JSON report.
-
-    `added` are measurements to add, in the place of those with their names; `on_stage` is told the row and what the
-    compile is doing; `cache_dir` and `limits` are as for `compile_step`.
-    """
-    kept, notes = read_measurements(tracking_dir)
-    recorded = {row.name: row for row in Calibration.load(tracking_dir).rows}
-    rows = {row.name: row for row in (*kept, *(row for row in recorded.values() if row.config is not None))}
-    for row in added:
-        rows.pop(row.name, None)  # it goes to the end
-        rows[row.name] = row
-    tables: dict[str, dict[str, dict[str, float]]] = {}
-    done: dict[str, CalibrationRow] = {}
-    for name, row in rows.items():
-        config = replace(row.training_config(), tracking_dir=str(tracking_dir))
-        slice_ = planned_slice(config, row.slice or None)
-        old = recorded.get(name)
-        if only_new and old is not None and old.measured == row.measured and old.predicted:
-            done[name] = replace(old, source=row.source, doubted=row.doubted)
-            continue
-        plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=partial(on_stage, name))
-        memory = plan.compiled.memory
-        predicted: dict[str, Any] = {"fits": plan.compiled.fits, "hbm_required_gib": memory.required_bytes / 2**30}
-        if plan.step is not None:
-            predicted |= {"model_seconds": plan.step.model_seconds, "error": plan.step.error}
-            shares = {group.name: group.share for group in plan.step.breakdown.categories}
-            for key, categories in SHARES.items():
-                predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)
-            tables[name] = plan.step.model_table()
-        planned = replace(row, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
-        done[name] = planned.checked("the plan beside the measurement")
-        # A calibration that is stopped keeps what it has planned.
-        left = {other: recorded[other] for other in rows if other in recorded and other not in done}
-        Calibration((*done.values(), *left.values())).save(tracking_dir)
-    record = Calibration(tuple(done.values()))
-    record.save(tracking_dir)
-    page = update_page(tracking_dir / PAGE, calibration_report(record.rows, notes, tables))
-    console.print(f"wrote {page}", highlight=False)
-    return {"rows": [asdict(row) for row in record.rows]}

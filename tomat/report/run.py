@@ -16,10 +16,6 @@ def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     """Names of figures of a run (`train/runs/summary.py`), and what they read; None where they are not known."""
     done, total, first, last = map(figures.get, ("steps_done", "steps_total", "first_loss", "last_loss"))
     improvement = f"{first - last:.4f} ({percent(1 - last / first, 0)})" if first and last is not None else None
-    if (duration := figures.get("wall_seconds")) is not None:
-        hours, minutes = divmod(round(duration / 60), 60)
-        long = f"{minutes} min" if not hours else f"{hours} h {minutes:02} min"
-        duration = f"{duration:.0f} s" if duration < 120 else long
 
     def shown(name: str, digits: int, unit: str = "", scale: float = 1.0) -> str | None:
         value = figures.get(name)
@@ -38,7 +34,7 @@ def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, str | None]]:
         ("tokens/s, median", shown("tokens_per_second_median", 0)),
         ("MFU, median", shown("mfu_full_median", 1, " %", 100)),
         ("tokens", None if figures.get("tokens") is None else count(figures["tokens"])),
-        ("time of the steps, with what came between", duration),
+        ("time of the steps, with what came between", _duration(figures.get("wall_seconds"))),
     ]
 
 
@@ -57,3 +53,12 @@ def history_table(events: Sequence[Mapping[str, Any]]) -> Table:
         rows.append((str(event.get("time", ""))[:19], event["event"], "" if step is None else str(step), words))
     columns = (Column("time (UTC)"), Column("event"), Column("step", right=True), Column("details"))
     return Table("What happened to the run", columns, rows)
+
+
+def _duration(value: float | None) -> str | None:
+    if value is None:
+        return None
+    if value < 120:
+        return f"{value:.0f} s"
+    hours, minutes = divmod(round(value / 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"

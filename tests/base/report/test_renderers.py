@@ -67,6 +67,13 @@ def test_words_are_no_markup_of_the_terminal(monkeypatch, capsys):
     assert "50.00 %" in said and "fails" in said and "losses" not in said.lower()
 
 
+def test_cells_of_several_lines_leave_room_for_the_words_before_them(monkeypatch, capsys):
+    monkeypatch.setattr(reporting.console, "_width", 60)
+    columns = [Column("layout"), *(Column(name, right=True) for name in ("one", "two"))]
+    show(Table("", columns, [("packed cubes", *["19 x 19 x 19\n6,859 voxels\n(85.0 %)"] * 2)]))
+    assert "packed cubes" in capsys.readouterr().out
+
+
 def report(words: str, *more: Section) -> Report:
     first = Section("Figures", parts(words), "figures", level=3, owns_heading=True)
     rest = (Section("Drawn", [LOSSES], "drawn"), Section("Verdict", by_hand="<!-- What follows. -->"))

@@ -11,10 +11,10 @@ from tomat.measure.lab.log import log_probe, log_row
 from tomat.measure.lab.max_batch import Probe
 from tomat.measure.lab.messages import FAILED, OUT_OF_MEMORY, TOO_LONG, Limits, RowError
 from tomat.measure.lab.record import LabRow, record_path, rows_of_record
-from tomat.measure.lab.run import Lab, LabConfig
+from tomat.measure.lab.run import Lab, LabConfig, alone_in
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord
-from tomat.report.pages.sweep_pages import write_sweep_page
+from tomat.report.pages.sweep_pages import write_lab_page
 from tomat.train.runs.run_log import Asked, read_log
 
 SWEEP = """
@@ -118,9 +118,9 @@ def test_energy_has_columns_where_the_devices_tell_it(folder):
     rows = rows_of(record)
     assert rows["fast"].step_joules / rows["fast"].step_seconds == pytest.approx(100.0, rel=0.3)  # medians of a drift
     assert rows["fast"].tokens_per_joule == pytest.approx(rows["fast"].tokens_per_second / 100.0, rel=0.3)
-    text = write_sweep_page(record, folder / "track").read_text()
+    text = write_lab_page(record, folder / "track").read_text()
     assert "| J a step | tokens a J |" in text and "J a step: of the boards." in text
-    text = write_sweep_page(lab_of(folder, Machine()).run(again=True), folder / "silent").read_text()
+    text = write_lab_page(lab_of(folder, Machine()).run(again=True), folder / "silent").read_text()
     assert "J a step" not in text and "Energy: a cpu tells none." in text
 
 
@@ -241,9 +241,20 @@ def test_a_record_of_other_devices_is_refused(folder):
     assert not other.alive
 
 
+def test_two_labs_do_not_share_a_folder(folder):
+    with alone_in(folder / "work"), pytest.raises(TomatError, match="another process works"):
+        lab_of(folder, Machine()).run()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(folder):
+    (folder / "track").write_text("a file where the folder should be")
+    with pytest.raises(TomatError, match="cannot be written"):
+        lab_of(folder, Machine()).run()
+
+
 def test_the_page_has_every_column_and_says_what_is_noise(folder):
     record = lab_of(folder, Machine(), limits=Limits(10.0, 4096 * MIB)).run()
-    page = write_sweep_page(record, folder / "track", epoch_rows=1_000_000)
+    page = write_lab_page(record, folder / "track", epoch_rows=1_000_000)
     text = page.read_text()
     assert "| 1 | fast | 16 | 1 | 512 | 1 | 64 | adam | float32 |" in text
     assert "| 4.0 | 0.5 | 1,600 | 4,096 | 4.0000 | True | 2.000 (" in text
@@ -255,7 +266,7 @@ def test_the_page_has_every_column_and_says_what_is_noise(folder):
     # What people wrote stays, and writing again changes nothing else.
     page.write_text(re.sub(r"<!-- What to do.*-->", "Take the fast one.", text))
     before = page.read_text()
-    write_sweep_page(record, folder / "track", epoch_rows=1_000_000)
+    write_lab_page(record, folder / "track", epoch_rows=1_000_000)
     assert page.read_text() == before
 
 
@@ -270,7 +281,7 @@ def test_a_plan_stands_beside_the_measurement_of_its_row(folder):
     path.parent.mkdir()
     path.write_text(json.dumps({"record_format": 1, "rows": [plan.to_dict()]}))
     measured = rows_of(record)["fast"].step_seconds
-    text = write_sweep_page(record, folder / "track").read_text()
+    text = write_lab_page(record, folder / "track").read_text()
     assert f"| fast | v6e-1 | 500.0 | {1e3 * measured:,.1f} | {2 * measured:,.2f} | 100 | 1,600 |" in text
 
 

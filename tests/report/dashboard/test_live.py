@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from tomat.report.dashboard.live import MOST_RUNS, LiveLog, LiveLogs
+from tomat.report.dashboard.live import MOST_RUNS, LiveLog, LiveLogs, drawn_curves
 from tomat.report.html.metrics import read_curves
 
 
@@ -61,6 +61,13 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch):
     path.write_text(lines(0, 2003))
     log.read()
     assert len(fed) == 3
+
+
+def test_long_curves_are_thinned_and_keep_their_peaks(tmp_path):
+    peak = json.dumps({"step": 20_000, "train/loss": 99.0}) + "\n"
+    (tmp_path / "metrics.jsonl").write_text(lines(0, 20_000) + peak)
+    curve = drawn_curves(LiveLog(str(tmp_path)).read()[1])["train/loss"]
+    assert len(curve["x"]) == len(curve["y"]) <= 1202 and curve["y"][-1] == 99.0 and curve["x"][0] == 0
 
 
 def test_the_least_recently_asked_for_is_forgotten():

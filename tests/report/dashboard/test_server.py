@@ -191,7 +191,8 @@ def test_names_are_shown_as_text(runs):
 
 def test_what_cannot_be_served_is_refused(capsys):
     refused = {("nowhere",): "nowhere does not exist", ("--host", "0.0.0.0"): "give --token too"}
-    for words, message in (refused | {("--port", "70000"): "a port from 1 to 65535"}).items():
+    refused |= {("--port", "0"): "--port: found '0'", ("--port", "70000"): "a port from 1 to 65535"}
+    for words, message in refused.items():
         assert main(["runs", "serve", *words]) == 2
         told = capsys.readouterr().err
         assert message in told and told.count("\n") == 1

@@ -128,6 +128,12 @@ def test_the_enclosed_volume_nears_the_true_one_with_the_square_of_the_spacing(c
     assert errors[1] < 0.02 and 3 < errors[0] / errors[1] < 5
 
 
+@pytest.mark.parametrize("level", [-0.1, 1.1])
+def test_a_level_that_no_value_passes_has_no_surface(call, level):
+    values = np.random.default_rng(0).random((4, 5, 3))
+    assert not any(map(len, surface(call, values, LEANING, level)))
+
+
 def directions(lattice, axis):
     """The plane's axes in a picture: along the first of its cell vectors, across it, and away from the plane."""
     first, second = np.delete(lattice, axis, axis=0)

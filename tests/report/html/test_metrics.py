@@ -21,8 +21,8 @@ def test_curves_are_the_lines_of_the_log_in_order_of_step(tmp_path_factory, rows
     assert (found.lines, found.unreadable) == (len(rows), 1)
     assert found.steps_done == max((step for step, _ in rows), default=-1) + 1
     for name in NAMES:
-        finite = [(step, values.get(name)) for step, values in rows if values.get(name) == values.get(name, math.nan)]
-        finite = sorted((one for one in finite if one[1] is not None), key=lambda one: one[0])
+        known = [(step, values[name]) for step, values in rows if values.get(name) is not None]
+        finite = sorted((one for one in known if math.isfinite(one[1])), key=lambda one: one[0])
         if not finite:
             assert name not in found.curves
             continue

@@ -19,7 +19,8 @@ OF_A_ROW = (
 
 def log_row(output_dir: str, sweep: str, title: str, row: LabRow, asked: Asked) -> None:
     """Write what is known of a row so far; `asked` is how its sweep was asked for."""
-    ratio, setup, known = row.ratio, row.setup, row.to_dict() | row.setup
+    ratio, setup = row.ratio, row.setup
+    known = setup | row.to_dict()
     figures: dict[str, Any] = {key: known.get(key) for key in OF_A_ROW} | row.mfu
     figures |= {"loss": setup.get("warm_loss"), "windows": len(row.windows), "base": row.base}
     if ratio is not None:

@@ -132,7 +132,8 @@ class MaxBatch:
             if self.setup["memory_source"] == PROCESS and self.config.limits.memory_bytes is None:
                 said = f"{self.setup['devices']} has no memory of its own that would end the search"
                 raise TomatError(f"{said} before this machine's does; give --memory_limit_gib.")
-            path, earlier = record_path(self.tracking_dir, self.name), {}
+            path = record_path(self.tracking_dir, self.name)
+            earlier: dict[str, Search] = {}
             if path.exists():
                 record = read_record(path, MaxBatchRecord, "Delete it and search again.")
                 earlier = {one.key: one for one in record.searches}

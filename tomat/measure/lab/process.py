@@ -7,7 +7,6 @@ does not pay for the imports and starts with a clean device. The server starts w
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import shutil
 import signal
@@ -40,7 +39,7 @@ class RowProcess:
                 folder.mkdir(parents=True, exist_ok=True)
         on_stage("starting")
         began = time.monotonic()
-        self._process, self._connection = _started("serve", request)
+        self._process, self._connection = _started(_serve, request)
         self._watched = psutil.Process(self._process.pid)
         self._deadline = began + self._limits.seconds
         self._stage = "starting"
@@ -122,7 +121,7 @@ class RowProcess:
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
         lines = ["it left no log"]
         with contextlib.suppress(OSError):
-            lines = self._request.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").split("\n")
+            lines = self._request.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
         last = next((line.strip()[:200] for line in reversed(lines) if line.strip()), "it said nothing")
         return RowError(FAILED, f"the process ended with {how}, {self._stage}: {last}")
 
@@ -143,7 +142,7 @@ class RowProcess:
 
 def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
     """`session.describe` in a process of its own."""
-    process, connection = _started("describe", str(config_path), list(words))
+    process, connection = _started(_describe, str(config_path), list(words))
     try:
         said, content = connection.recv()
     except EOFError:
@@ -158,19 +157,30 @@ def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
     return content
 
 
-def _started(name: str, *given: Any) -> tuple[Any, Any]:
-    """A process that runs a function of the session's module, and this end of the connection that it is given."""
+def _started(target: Callable[..., None], *given: Any) -> tuple[Any, Any]:
+    """A process that runs `target`, and this end of the connection that it is given."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([SESSION_MODULE])
     connection, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(name, theirs, *given), daemon=True)
+    process = context.Process(target=target, args=(theirs, *given), daemon=True)
     process.start()
     theirs.close()
     return process, connection
 
 
-def _run(name: str, *given: Any) -> None:
-    """In that process; imported there, so that the lab itself does without JAX."""
-    # Ctrl-C reaches the whole group; the process that asks decides what it means.
+# In that process: the session is imported there, so that the lab itself does without JAX. Ctrl-C reaches the whole
+# group; the process that asks decides what it means.
+
+
+def _describe(connection: Any, config_path: str, words: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    getattr(importlib.import_module(SESSION_MODULE), name)(*given)
+    from tomat.measure.lab.session import describe
+
+    describe(connection, config_path, words)
+
+
+def _serve(connection: Any, request: Request) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from tomat.measure.lab.session import serve
+
+    serve(connection, request)

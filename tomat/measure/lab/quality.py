@@ -121,13 +121,15 @@ def against_base(
 ) -> Against:
     """Hold a row against its base; the windows and the tolerance are those of `SweepConfig`."""
     same_loss = has_loss_of(row, base)
-    differences, pairs = {}, {}
+    pairs = {}
     for key in (*QUALITIES, SPEED):
         mine, theirs = row.values(key), base.values(key)
         pairs[key] = {seed: (mine[seed], theirs[seed]) for seed in sorted(mine.keys() & theirs.keys())}
-    for key in (key for key in QUALITIES if key != LOSS or same_loss):
+    differences = {}
+    for key in QUALITIES:
         found = difference_of([mine - theirs for mine, theirs in pairs[key].values()])
-        differences |= {} if found is None else {key: found}
+        if found is not None and (key != LOSS or same_loss):
+            differences[key] = found
     speed = ratio_of([mine / theirs for mine, theirs in pairs[SPEED].values()])
     curves = None
     both = sorted(row.losses.keys() & base.losses.keys())
@@ -258,7 +260,8 @@ class Quality:
             "trainer.seed": seed,
             "trainer.jax_config": compile_cache(self.work_dir / "compiled"),
         }
-        own |= {} if self.steps is None else {"trainer.num_train_steps": self.steps}
+        if self.steps is not None:
+            own["trainer.num_train_steps"] = self.steps
         words += override_words(own)
         config = load_config(row.config_path, words, row.words_of)
         return PlannedRun(seed, ("--config_path", str(row.config_path), *words), config)

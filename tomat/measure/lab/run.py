@@ -136,11 +136,13 @@ class Lab:
         return self._started(row)
 
     def _started(self, row: SweepRow) -> RowProcess:
-        began, kept = time.monotonic(), self.rows[row.name]
+        kept = self.rows[row.name]
         name = "".join(letter if letter.isalnum() else "-" for letter in row.name)[:60]
-        label, words = f"{name}-{kept.key[:6]}", override_words(row.overrides)
-        place, by = self.work_dir.absolute(), row.words_of
-        request = Request(str(row.config_path), words, place, label, self.config, words_of=by)
+        request = Request(
+            str(row.config_path), override_words(row.overrides), self.work_dir.absolute(), f"{name}-{kept.key[:6]}",
+            self.config, words_of=row.words_of,
+        )  # fmt: skip
+        began = time.monotonic()
         try:
             process = self.start(request, lambda stage: self.on_row(row.name, stage))
         except BaseException:

@@ -118,7 +118,7 @@ class Session:
         self._energy = None if isinstance(counter, str) else counter
         self._mfu = live_mfu(config, jax.devices()[0].device_kind, jax.device_count())
         per_device = config.trainer.per_device_parallelism
-        self.described = {
+        self._described = {
             "config_hash": name,
             "platform": devices[0].platform,
             **devices_details(found_devices(), config.slice),
@@ -141,9 +141,12 @@ class Session:
             "warm_loss": losses[-1],
             "warm_loss_step": len(losses) - 1,
             "energy_source": counter if isinstance(counter, str) else counter.source,
-            **dict(zip(("peak_memory_bytes", "memory_source"), peak_memory(), strict=True)),
         }
-        """What is known once the step is warm; seconds, bytes, counts."""
+
+    def described(self) -> dict[str, Any]:
+        """What is known once the step is warm; seconds, bytes (up to now), counts."""
+        peak, source = peak_memory()
+        return {**self._described, "peak_memory_bytes": peak, "memory_source": source}
 
     def window(self) -> dict[str, Any]:
         """Time one window of steps, after those that are not counted."""
@@ -263,7 +266,7 @@ def serve(connection: Connection, request: Request) -> None:
 
         session = Session(request, tell)
         wait_until_idle()
-        connection.send(("ready", session.described))
+        connection.send(("ready", session.described()))
         while connection.recv():
             connection.send(("window", session.window()))
     except (EOFError, BrokenPipeError):

@@ -97,11 +97,12 @@ class Listing:
         try:
             files, root = fsspec.core.url_to_fs(url)
             files.invalidate_cache()
-            mark, known = [], self._known.get(url)  # other when one of a run's small files is
+            mark = []  # other when one of a run's small files is
             with explaining_storage(f"{url} cannot be read"):
                 for one in (CONFIG_FILE, METRICS_FILE, HISTORY_FILE, PLAN_FILE):
                     path = own_path(files, root, one)
                     mark.append((files.size(path), files.modified(path)) if files.exists(path) else None)
+            known = self._known.get(url)
             if known is not None and known[0] == mark and time.monotonic() - known[1] < SURVEY_SECONDS:
                 return known[2]
             row = _read_row(name, url)
@@ -130,18 +131,20 @@ def _read_row(name: str, url: str) -> RunRow:
     """A `TomatError` is raised where one of the run's files cannot be read."""
     record = _read_ends(url)
     whole, partial = survey(url, record.temporary_url)
-    summary, ran = summarise(record, whole, len(partial), time.time()), record.ran
+    summary = summarise(record, whole, len(partial), time.time())
+    ran = record.ran
     speeds = {}
     for key in ("tokens_per_second", "step_seconds"):
         values = [row[key] for row in ran.rows[-MFU_STEPS:] if is_figure(row.get(key))]
         speeds[key] = statistics.median(values) if values else None
     files, root = fsspec.core.url_to_fs(url)
-    plan_url, plan = f"{url}/{PLAN_FILE}", {}
+    plan_url = f"{url}/{PLAN_FILE}"
+    plan = {}
     with explaining_storage(f"{plan_url} cannot be read"):
         if files.exists(f"{root}/{PLAN_FILE}"):
             plan = mapping(parse_json(files.cat_file(f"{root}/{PLAN_FILE}"), plan_url))
-    seconds, slice_name = mapping(plan.get("step_seconds")).get("estimate"), plan.get("slice")
-    slice_name = slice_name if isinstance(slice_name, str) else None
+    seconds = mapping(plan.get("step_seconds")).get("estimate")
+    slice_name = plan["slice"] if isinstance(plan.get("slice"), str) else None
     return RunRow(
         name,
         url,
@@ -163,7 +166,9 @@ def _read_ends(url: str) -> RunRecord:
         config = parse_yaml(files.cat_file(f"{root}/{CONFIG_FILE}"), config_url)
     if not isinstance(config, dict):
         raise TomatError(f"{config_url} holds no settings, but {config!r:.80}.")
-    content, written, path = b"", None, f"{root}/{METRICS_FILE}"
+    path = f"{root}/{METRICS_FILE}"
+    content = b""
+    written = None
     with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):
         if files.exists(path):
             modified = files.modified(path)

@@ -83,11 +83,16 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
 
     def one_file(request: Request) -> Response:
         row, name = find(request), request.path_params["file"]
-        with explaining_storage(f"{request.url.path} cannot be read"):
-            path = _own(row, name) if row is not None and name in OPEN_FILES else None
-            if row is None or path is None:
+        if row is None or name not in OPEN_FILES:
+            return _missing("file")
+        with explaining_storage(f"{row.url}/{name} cannot be read"):
+            path = _own(row, name)
+            if path is None:
                 return _missing("file")
-            content = fsspec.core.url_to_fs(row.url)[0].cat_file(path)
+            try:
+                content = fsspec.core.url_to_fs(row.url)[0].cat_file(path)
+            except FileNotFoundError:  # it went meanwhile
+                return _missing("file")
         return Response(content, media_type=OPEN_FILES[name], headers={"Content-Security-Policy": RUN_POLICY})
 
     def runs_json(request: Request) -> Response:

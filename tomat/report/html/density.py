@@ -161,18 +161,20 @@ def _figures_table(shown: Sequence[ShownDensity]) -> Table:
     """Figures of every density, of all of its points."""
     columns = [*map(Column, ("material", "formula", "grid")), Column("electrons", number(4))]
     columns += [Column(f"{which} e/Å³", significant()) for which in ("smallest", "mean", "largest")]
-    if any(one.reference is not None for one in shown):
+    compared = any(one.reference is not None for one in shown)
+    if compared:
         columns += [Column("electrons of the reference", number(4)), Column("its largest e/Å³", significant())]
         columns.append(Column("NMAE", share))
     rows: list[list[Any]] = []
     for one in shown:
         grid, other = one.density, one.reference
         low, mean, high = float(grid.rho.min()), grid.electron_count / grid.volume_a3, float(grid.rho.max())
-        row = [one.name, grid.formula, _sides(grid.grid_shape), grid.electron_count, low, mean, high]
-        of_other = [None] * 3
+        row: list[Any] = [one.name, grid.formula, _sides(grid.grid_shape), grid.electron_count, low, mean, high]
         if other is not None:
-            of_other = [other.electron_count, float(other.rho.max()), nmae(grid.rho, other.rho)]
-        rows.append([*row, *of_other][: len(columns)])
+            row += [other.electron_count, float(other.rho.max()), nmae(grid.rho, other.rho)]
+        elif compared:
+            row += [None] * 3
+        rows.append(row)
     return Table("Figures of all points of the grids", columns, rows)
 
 

@@ -41,6 +41,9 @@ DENSITY_PROGRAMS = ("cell_geometry.js", "density.js")
 DENSITY_KINDS = ("heatmap", "mesh3d", "scatter3d")
 """Kinds of traces that these draw."""
 
+_DTYPES = {"float32": "f4", "float64": "f8", "int32": "i4", "uint8": "u1"}
+"""NumPy's names to those of plotly's typed arrays."""
+
 MOST_ROWS = 2_000
 """Of a table: 10 columns of them are 1 MB."""
 FILTER_FROM = 8
@@ -151,7 +154,7 @@ def typed(values: np.ndarray | Sequence[float]) -> dict[str, Any]:
     if array.dtype == np.int64:
         array = array.astype(np.int32)
     little = array.astype(array.dtype.newbyteorder("<")).tobytes()
-    found = {"dtype": array.dtype.str[1:], "bdata": base64.b64encode(little).decode("ascii")}
+    found = {"dtype": _DTYPES[array.dtype.name], "bdata": base64.b64encode(little).decode("ascii")}
     return found if array.ndim == 1 else found | {"shape": ", ".join(map(str, array.shape))}
 
 

@@ -39,12 +39,13 @@ def page_of(
     Predictions and densities have the reference beside them, and are read by the rules (None: `LOOKED_AT`); a compiled
     program is for chips of a kind.
     """
-    path, read_by = Path(target), rules or LOOKED_AT
+    path = Path(target)
     if "://" not in target and not path.exists():
         raise TomatError(f"{target} does not exist; expected {EXPECTED}.")
-    predicted = (path / LINES_FILE).is_file()
-    if predicted or _is_density(target):
-        return predictions_page(path, reference, read_by) if predicted else density_page(target, reference, read_by)
+    if (path / LINES_FILE).is_file():
+        return predictions_page(path, reference, rules or LOOKED_AT)
+    if _is_density(target):
+        return density_page(target, reference, rules or LOOKED_AT)
     if reference is not None:
         raise TomatError(f"--reference is for a prediction or a density, and {target} is neither; leave it out.")
     if is_run(target):
@@ -58,16 +59,17 @@ def page_of(
         record = read_json(path, "Write it again with --json.")
         keys = set(record) if isinstance(record, Mapping) else set()
         if {"rows", "sweep"} <= keys:
-            from tomat.report.pages.sweep_pages import sweep_report_of
+            from tomat.report.pages.sweep_pages import lab_report_of, sweep_report_of
 
-            return sweep_report_of(path, "measured_with" in keys)
+            return lab_report_of(path) if "measured_with" in keys else sweep_report_of(path)
         if path.name == CALIBRATION_FILE and "rows" in keys:
             from tomat.report.calibration import calibration_report
 
             return calibration_report(Calibration.load(path.parent).rows)
         if "program_key" in keys:
-            unfit = record.get("breakdown") is None
-            return unfit_page(record) if unfit else breakdown_page(load_breakdown(target), "plan", report=record)
+            if record.get("breakdown") is None:
+                return unfit_page(record)
+            return breakdown_page(load_breakdown(target), "plan", report=record)
         if not {"format_version", "ops"} <= keys and "traceEvents" not in keys:
             raise TomatError(f"{target} is a JSON of another kind; expected {EXPECTED}.")
     elif path.is_dir() and not any(path.rglob("*.xplane.pb*")) and not any(path.rglob("*.trace.json*")):

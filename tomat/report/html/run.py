@@ -225,7 +225,8 @@ def nearest_recipe(settings: Mapping[str, Any], paths: Iterable[Path] | None = N
         its = flatten(read_yaml(path))
         beside = {key: (value, settings.get(key)) for key, value in its.items() if key not in ("run_name", "purpose")}
         differing = {key: both for key, both in beside.items() if not _same(*both)}
-        recipes += [Recipe(path.stem, its, differing)] if its else []
+        if its:
+            recipes.append(Recipe(path.stem, its, differing))
 
     def distance(one: Recipe) -> tuple[float, int, str]:
         return len(one.differing) / len(one.settings), -len(one.settings), one.name

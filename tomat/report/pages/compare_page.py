@@ -23,8 +23,7 @@ PARTS = (
     ("waiting_for_data", "of these: the host waiting for data"),
     ("hooks", "of these: hooks after a step"),
 )
-"""The wall-clock, what adds up to it, and what lies inside that; devices compute meanwhile where steps are dispatched
-ahead."""
+"""The wall-clock, what adds up to it, and what lies inside that."""
 COLOURS = ("#2b6cb0", "#dd8a33", "#2f855a", "#c53030", "#8a63b0", "#8c8c3b", "#3d8f93", "#6b7680")
 """One a run, of which there are at most `MOST_RUNS`."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -94,7 +93,8 @@ def breakdown_parts(comparison: Comparison) -> list[Part]:
         return f"{value:,.1f}" if name == "wall" or not wall else f"{value:,.1f} ({percent(value / wall)})"
 
     rows = [(words, *(shown(run, name) for run in comparison.runs)) for name, words in PARTS]
-    said = "Parts add up to the wall-clock from the first step to the last; the host works while steps are dispatched."
+    said = "The parts add up to the wall-clock from the first step to the last. What the host does while steps are "
+    said += "dispatched ahead costs no time of the devices."
     return [Table("", _columns("seconds", comparison), rows), said]
 
 

@@ -268,9 +268,10 @@ def _parameters_table(chips: Mapping[str, Any]) -> Table:
         cells = (f"{value:.3g}" + ("" if off is None else f" ± {off:.1g}") for value, off in known)
         rows.append((name.replace("_", " "), *cells))
     rates = [values.get("collectives") for values in chips.values()]
-    for name in chip_model.LinkRates.__dataclass_fields__ if any(rates) else ():
-        cells = (f"{its[name]:.3g}" if its else None for its in rates)
-        rows.append((f"collectives, {name.replace('_', ' ')}", *cells))
+    if any(rates):
+        for name in chip_model.LinkRates.__dataclass_fields__:
+            cells = (f"{its[name]:.3g}" if its else None for its in rates)
+            rows.append((f"collectives, {name.replace('_', ' ')}", *cells))
     return Table("", [Column("parameter"), *columns(*chips, right=True)], rows)
 
 

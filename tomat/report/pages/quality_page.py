@@ -165,11 +165,10 @@ def _seeds_table(record: Mapping[str, Any]) -> Table:
 def quality_table(record: Mapping[str, Any]) -> Table:
     """The same for the console."""
     shown: list[Shown] = [(Column("row"), itemgetter("name")), (Column("seeds"), lambda row: len(row["figures"]))]
-    shown += [(Column("tok/s against base"), _ratio), (Column("loss - base"), _less("", LOSS)[1])]
+    shown += [(Column("tok/s against base"), _ratio), (Column("loss - base"), lambda row: _difference(row, LOSS))]
     if _with_curves(record):
-        shown.append((Column("largest difference"), _distance("", "largest_relative_difference")[1]))
-        shown.append((Column("over noise"), OVER_NOISE[1]))
-    shown.append((Column("NMAE - base, points"), lambda row: _less("", _deciding(row))[1](row)))
+        shown += [_distance("largest difference", "largest_relative_difference"), OVER_NOISE]
+    shown.append((Column("NMAE - base, points"), lambda row: _difference(row, _deciding(row))))
     return Table.of(record["title"] or record["sweep"], record["rows"], [*shown, (Column("verdict"), _verdict)])
 
 
@@ -192,16 +191,16 @@ def _mean(heading: str, key: str, show: Callable[[float], str]) -> Shown:
 
 
 def _less(heading: str, key: str) -> Shown:
+    return Column(heading, right=True), lambda row: _difference(row, key)
+
+
+def _difference(row: Row, key: str) -> str | None:
     """A figure less the base's with its interval; of a fraction in points."""
+    found = (row["against_base"] or {}).get("differences", {}).get(key)
+    if found is None:
+        return None
     scale, digits = (1.0, 4) if key == LOSS else (100.0, 2)
-
-    def less(row: Row) -> str | None:
-        found = (row["against_base"] or {}).get("differences", {}).get(key)
-        if found is None:
-            return None
-        return ranged(found["mean"], found["low"], found["high"], lambda value: signed(scale * value, digits))
-
-    return Column(heading, right=True), less
+    return ranged(found["mean"], found["low"], found["high"], lambda value: signed(scale * value, digits))
 
 
 def _distance(heading: str, key: str) -> Shown:

@@ -301,12 +301,13 @@ def write_index(docs_dir: Path) -> Path:
     sweeps = []
     for path in sorted((docs_dir / SWEEPS_DIR).glob("*.json")):
         sweep = read_typed(path, SweepEntry, "Delete it and run the sweep again.")
-        n_planned, page = len(sweep.rows), _page_of(docs_dir, f"{sweep.sweep}.md").relative_to(docs_dir).as_posix()
+        page = _page_of(docs_dir, f"{sweep.sweep}.md").relative_to(docs_dir).as_posix()
+        n_planned = len(sweep.rows)
         said = str(sweep.n_rows) if n_planned == sweep.n_rows else f"{n_planned} of {sweep.n_rows} planned"
         sweeps.append((Link(sweep.title, page), said, sweep.n_fitting, sweep.ranking[0] if sweep.n_fitting else None))
     if sweeps:
-        heads = Column("sweep"), Column("rows", right=True), Column("fit"), Column("best MFU")
-        sections.append(Section("Sweeps", [Table("", heads, sweeps)], "sweeps", owns_heading=True))
+        of_sweeps = Column("sweep"), Column("rows", right=True), Column("fit"), Column("best MFU")
+        sections.append(Section("Sweeps", [Table("", of_sweeps, sweeps)], "sweeps", owns_heading=True))
     return update_page(docs_dir / INDEX_FILE, Report("Runs and plans", sections))
 
 

@@ -42,8 +42,8 @@ def log_sections(log: Log) -> list[Section]:
     for entry in log.entries:
         began = entry.began[:10] or "no date"
         if entry.kind == RUN:
-            marker, heading = _marker("run", f"{entry.name} {entry.began}", entry.name), f"{began}: {entry.name}"
-            sections.append(Section(heading, run_parts(entry), marker, NOTES, owns_heading=True))
+            marker = _marker("run", f"{entry.name} {entry.began}", entry.name)
+            sections.append(Section(f"{began}: {entry.name}", run_parts(entry), marker, NOTES, owns_heading=True))
         elif (rows := sweeps.pop(str(entry.sweep), None)) is not None:
             marker = _marker("lab", str(entry.sweep), str(entry.sweep))
             heading = f"{began}: {entry.sweep} (rows of a step)"
@@ -56,17 +56,19 @@ def run_parts(entry: Entry) -> list[Part]:
     purpose, status = str(entry.about("purpose") or UNKNOWN), entry.status.upper()
     facts: dict[str, Cell] = {"goal": purpose, "instance": instance(entry)}
     facts["result"] = f"{status}: {entry.detail}" if entry.detail else status
-    lines, results = [], results_table(entry.figures)
+    lines = []
     if recipe := entry.about("recipe"):
         configuration = entry.about("configuration")
         lines.append(f"recipe: `{recipe}`" + (f", configuration `{configuration}`" if configuration else ""))
     for key, value in mapping(entry.about("settings")).items():
-        written = yaml.safe_dump(value, default_flow_style=True, width=1000)
-        lines.append(f"`{key}`: {written.removesuffix('\n').removesuffix('\n...')}")
+        written = yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
+        lines.append(f"`{key}`: {written}")
     if entry.setup:
         lines.append("in all: " + ", ".join(f"{key} {value}" for key, value in entry.setup.items()))
     parts: list[Part] = [Facts(facts), *(["Configuration:", Items(lines)] if lines else [])]
-    parts += [*_commands([entry]), *([results] if results else [])]
+    parts += _commands([entry])
+    if results := results_table(entry.figures):
+        parts.append(results)
     if len(entry.pieces) > 1:
         starts = [f"step {piece.step} ({piece.time[:19].replace('T', ' ')})" for piece in entry.pieces]
         parts.append(f"In {counted(len(starts), 'piece')}, from {', '.join(starts)}.")
@@ -117,9 +119,13 @@ def common_settings(rows: Sequence[Entry]) -> dict[str, Any]:
 
 def instance(entry: Entry) -> str:
     """Devices, host and code of the newest piece that says."""
-    host, processors, commit = map(entry.about, ("host", "processors", "commit"))
-    machine = f"host {host}" + (f" with {counted(processors, 'processor')}" if processors else "") if host else ""
-    return ", ".join(filter(None, (_ran_on(entry), machine, f"commit {commit}" if commit else ""))) or UNKNOWN
+    words = [_ran_on(entry)]
+    if host := entry.about("host"):
+        processors = entry.about("processors")
+        words.append(f"host {host}" + (f" with {counted(processors, 'processor')}" if processors else ""))
+    if commit := entry.about("commit"):
+        words.append(f"commit {commit}")
+    return ", ".join(filter(None, words)) or UNKNOWN
 
 
 def _ran_on(entry: Entry) -> str:
@@ -142,13 +148,7 @@ def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> list[Part]:
         name = entry.name if entry.kind == RUN else f"{entry.sweep}: {entry.name}"
         own = settings_cell(mapping(entry.about("settings")), common.get(str(entry.sweep), {}))
         what = entry.began[:16].replace("T", " ") or None, name, _ran_on(entry) or None, own
-        found = entry.figures
-        loss = found.get("validation_loss", found.get("last_loss")) if entry.kind == RUN else None
-        error = found.get("free_running_nmae", found.get("held_out_nmae_median")) if entry.kind == RUN else None
-        peak = found.get("peak_memory_bytes") if entry.kind == LAB else None
-        said = "" if loss is None else f"loss {loss:.4f}", "" if error is None else f"NMAE {percent(error, 2)}"
-        result = ", ".join(filter(None, said)) if peak is None else f"{peak / 2**20:,.0f} MiB"
-        body.append((*what, result or None, found.get("tokens_per_second_median"), entry.status))
+        body.append((*what, _result(entry), entry.figures.get("tokens_per_second_median"), entry.status))
     heads = columns("began (UTC)", "name", "device", "differs from the recipe", "result")
     parts: list[Part] = [Table("", [*heads, Column("tok/s", number(0)), Column("status")], body)]
     if any(common.values()):
@@ -156,6 +156,18 @@ def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> list[Part]:
     if log.damaged_lines:
         parts.append(f"{counted(log.damaged_lines, 'line')} of the log could not be read and count for nothing.")
     return parts + [f"`{url}` could not be read: {reason}" for url, reason in log.unreadable.items()]
+
+
+def _result(entry: Entry) -> str | None:
+    figures = entry.figures
+    if entry.kind == LAB:
+        peak = figures.get("peak_memory_bytes")
+        return None if peak is None else f"{peak / 2**20:,.0f} MiB"
+    loss = figures.get("validation_loss", figures.get("last_loss"))
+    error = figures.get("free_running_nmae", figures.get("held_out_nmae_median"))
+    said = [] if loss is None else [f"loss {loss:.4f}"]
+    said += [] if error is None else [f"NMAE {percent(error, 2)}"]
+    return ", ".join(said) or None
 
 
 def _commands(entries: Sequence[Entry]) -> list[Part]:

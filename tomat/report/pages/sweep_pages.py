@@ -22,31 +22,35 @@ from tomat.report.pages.report import write_index
 from tomat.report.sweep import measured_report, planned_report
 
 
-def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path, epoch_rows: int | None = None) -> Path:
-    """Write (or bring up to date) the page of a sweep of plans, its figures and the index, or of a measured sweep
-    (`epoch_rows`: see `measured_report`); nothing where the markers of one of them are broken."""
-    name, index, measured = record["sweep"], tracking_dir / INDEX_FILE, "measured_with" in record
-    if measured:
-        plans = rows_on_record(plans_path(tracking_dir, name))
-        report = measured_report(typed(record, SweepRecord[LabRow], "the record", LAB_REMEDY), plans, epoch_rows)
-    else:
-        if index.exists():
-            find_sections(read_document(index), str(index))
-        beside = rows_of_record(lab_path(tracking_dir, name))
-        report = planned_report(typed(record, SweepRecord[RowRecord], "the record", REMEDY), beside)
-    page = update_page(tracking_dir / f"{name}.md", report, tracking_dir / FIGURES_DIR)
-    if not measured:
-        write_index(tracking_dir)
+def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
+    """Write (or bring up to date) the page of a sweep of plans, its figures and the index; nothing where the markers of
+    one of them are broken."""
+    index = tracking_dir / INDEX_FILE
+    if index.exists():
+        find_sections(read_document(index), str(index))
+    measured = rows_of_record(lab_path(tracking_dir, record["sweep"]))
+    report = planned_report(typed(record, SweepRecord[RowRecord], "the record", REMEDY), measured)
+    page = update_page(tracking_dir / f"{record['sweep']}.md", report, tracking_dir / FIGURES_DIR)
+    write_index(tracking_dir)
     return page
 
 
-def sweep_report_of(path: Path, measured: bool) -> Report:
-    """What a record says, of plans or of measurements, with those of the other kind in its tracking folder beside."""
-    in_place = path.parent.name == (LAB_DIR if measured else SWEEPS_DIR)
-    if measured:
-        record = read_lab(path, SweepRecord[LabRow])
-        plans = plans_path(path.parent.parent, record["sweep"])
-        return measured_report(record, rows_on_record(plans) if in_place else {})
+def write_lab_page(record: Mapping[str, Any], tracking_dir: Path, epoch_rows: int | None = None) -> Path:
+    """Write (or bring up to date) the page of a measured sweep and its figures; `epoch_rows`: see `measured_report`."""
+    plans = rows_on_record(plans_path(tracking_dir, record["sweep"]))
+    report = measured_report(typed(record, SweepRecord[LabRow], "the record", LAB_REMEDY), plans, epoch_rows)
+    return update_page(tracking_dir / f"{record['sweep']}.md", report, tracking_dir / FIGURES_DIR)
+
+
+def lab_report_of(path: Path) -> Report:
+    """What a lab's record says, beside the plans of its tracking folder."""
+    record = read_lab(path, SweepRecord[LabRow])
+    beside = path.parent.name == LAB_DIR
+    return measured_report(record, rows_on_record(plans_path(path.parents[1], record["sweep"])) if beside else {})
+
+
+def sweep_report_of(path: Path) -> Report:
+    """What the record of a sweep of plans says, beside the measurements of its tracking folder."""
     record = read_record(path, SweepRecord[RowRecord], REMEDY)
-    measurements = lab_path(path.parent.parent, record["sweep"])
-    return planned_report(record, rows_of_record(measurements) if in_place else {})
+    beside = path.parent.name == SWEEPS_DIR
+    return planned_report(record, rows_of_record(lab_path(path.parents[1], record["sweep"])) if beside else {})

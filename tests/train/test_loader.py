@@ -320,16 +320,6 @@ def test_a_resumed_run_sees_what_an_unbroken_one_saw(shards: ShardSet, mesh: jax
         np.testing.assert_array_equal(batches(step, 2, ahead=step % 4), unbroken[step : step + 2])
 
 
-def test_processes_that_ask_for_their_share_see_the_same_batches(shards: ShardSet) -> None:
-    whole = fetch(ShardDataset(shards, SHUFFLE, seed=6), range(100, 132))
-    for process in range(2):
-        dataset = ShardDataset(shards, SHUFFLE, seed=6)
-        # This one has been elsewhere before.
-        fetch(dataset, range(40 * process, 40 * process + 8))
-        share = range(100 + 16 * process, 116 + 16 * process)
-        np.testing.assert_array_equal(fetch(dataset, share), whole[16 * process : 16 * process + 16])
-
-
 def test_a_shorter_sequence_is_the_beginning_of_the_row(shards: ShardSet, reference: np.ndarray) -> None:
     dataset = ShardDataset(shards, BlockShuffleConfig(perm_type="none"), seq_len=20)
     assert dataset.position_axis.size == 20

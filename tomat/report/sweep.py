@@ -297,8 +297,9 @@ def pareto_parts(
     scale: float = 1.0,
     crosses: Mapping[int, SweptRow] | None = None,
 ) -> list[Part]:
-    """Speed (what it is, and what makes its unit of a row's) against memory: the figure, and which rows no other beats
-    in both. `bars` says what the ranges are; `crosses` has rows that do not fit, by their places in the ranking."""
+    """Speed against memory: the figure, and which rows no other beats in both. `speed` says what it is, and times
+    `scale` a row's is in its unit; `bars` says what the ranges are; `crosses` has rows that do not fit, by their places
+    in the ranking."""
     points = [(place, row, row.speed) for place, row in enumerate(ranked(rows), 1) if row.speed is not None]
     if not points:
         return ["No row has an answer."]

@@ -58,7 +58,7 @@ class Session:
         on_stage("reading the configuration", None)
         config = load_config(request.config_path, request.words, request.words_of)
         # Named before what the lab sets, so that two rows of one setting have one hash.
-        name = config_hash(config)
+        own_hash = config_hash(config)
         # The same step, with nothing left behind but what it compiled.
         jax_config = {**config.trainer.jax_config, **compile_cache(request.work_dir / "compiled")}
         trainer = dataclasses.replace(config.trainer, jax_config=jax_config)
@@ -109,17 +109,20 @@ class Session:
         first_step_seconds = time.monotonic() - began
         on_stage("warming up", source)
         losses += self._take(request.config.warmup_steps)
-        self._settle_steps, self._window_steps = request.settle_steps, request.config.steps or 0
-        if not self._window_steps:  # of the warm-up the first half may still be slow
+        self._settle_steps = request.settle_steps
+        if request.config.steps:
+            self._window_steps = request.config.steps
+        else:  # of the warm-up the first half may still be slow
             late = statistics.median(self._times[len(self._times) // 2 :])
             self._window_steps = max(2, round(request.config.window_seconds / max(late, 1e-6)))
-        devices, shuffle = jax.local_devices(), config.data.shuffle
+        devices = jax.local_devices()
         counter = energy_counter(devices[0].platform, [device.local_hardware_id or 0 for device in devices])
         self._energy = None if isinstance(counter, str) else counter
         self._mfu = live_mfu(config, jax.devices()[0].device_kind, jax.device_count())
         per_device = config.trainer.per_device_parallelism
+        shuffle = config.data.shuffle
         self._described = {
-            "config_hash": name,
+            "config_hash": own_hash,
             "platform": devices[0].platform,
             **devices_details(found_devices(), config.slice),
             "batch_sequences": config.batch_size,

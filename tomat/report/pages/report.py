@@ -192,18 +192,23 @@ def _figures(report: Mapping[str, Any]) -> Table:
     names = [("step_seconds", "step time", seconds)]
     names += [(one.key, f"{one.name} ({one.source})" if one.source else one.name, percent) for one in UTILISATIONS]
     names += [("tokens_per_second_per_chip", "tokens/s/chip", count), ("tokens_per_second", "tokens/s", count)]
-    measured, ranges = "step_seconds_p10" in report, report.get("ranges")
-    heads = ("median", "p10", "p90") if measured else ("value",) if ranges is None else ("planned", "from", "to")
+    spread: tuple[str, ...] = ()
+    if "step_seconds_p10" in report:
+        spread = "median", "p10", "p90"
+    elif "ranges" in report:
+        spread = "planned", "from", "to"
     rows = []
     for key, words, show in names:
-        span = (ranges or {}).get(key) or {}
-        values = [report.get(key), span.get("low"), span.get("high")]
-        if measured:
-            values[1:] = [report.get(f"{key}_p10"), report.get(f"{key}_p90")]
-        if values[0] is not None or key == "step_seconds":
-            shown = (None if value is None else show(value) for value in values[: len(heads)])
-            rows.append((words, *shown))
-    return Table("", [Column("figure"), *columns(*heads, right=True)], rows)
+        if report.get(key) is None and key != "step_seconds":
+            continue
+        values = [report.get(key)]
+        if "p10" in spread:
+            values += [report.get(f"{key}_p10"), report.get(f"{key}_p90")]
+        elif spread:
+            span = report["ranges"].get(key) or {}
+            values += [span.get("low"), span.get("high")]
+        rows.append((words, *(None if value is None else show(value) for value in values)))
+    return Table("", [Column("figure"), *columns(*(spread or ("value",)), right=True)], rows)
 
 
 def memory_part(breakdown: Breakdown | None) -> Part:

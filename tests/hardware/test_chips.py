@@ -125,6 +125,11 @@ def devices_of(name: str) -> FoundDevices:
     return FoundDevices(slice_.chip.device_kinds[0], slice_.n_devices, slice_.n_hosts)
 
 
+def test_no_name_is_of_two_chips():
+    names = [kind.lower() for chip in CHIPS.values() for kind in chip.device_kinds]
+    assert len(names) == len(set(names))
+
+
 @pytest.mark.parametrize("name", [*TPU_SLICES, "h100", "h100x8", "h200x16", "gb200x4"])
 def test_devices_are_their_slice_and_no_other(name):
     found = devices_of(name)

@@ -92,8 +92,12 @@ class StepWork:
 
         Each but Levanter's is the time that the products take at the peak for their operands, over that of the step.
         """
-        counted = {"mfu_full": self.full, "mfu_causal": self.causal, "mfu_useful": self.useful_products}
-        counted["hfu"] = self.executed
+        counted = {
+            "mfu_full": self.full,
+            "mfu_causal": self.causal,
+            "mfu_useful": self.useful_products,
+            "hfu": self.executed,
+        }
         least = {key: products.least_seconds(self.operands, chip.peak_of) for key, products in counted.items()}
         least["mfu_levanter"] = self.flops_levanter / chip.peak_of("bf16")
         return {key: least[key] / (seconds * n_devices) for key in MFU_KEYS}
@@ -209,17 +213,20 @@ class RunTimes:
                 f"none of the {len(rows)} rows of the log has step_seconds; expected the metrics.jsonl of a tomat run."
             )
         steady = tuple(float(row["step_seconds"]) for row in timed if _seconds(row, "compile_seconds") == 0)
-        # Of a step that compiled all along, nothing says how long it would have taken otherwise.
-        left = [row["step_seconds"] - _seconds(row, "compile_seconds") for row in timed]
-        shortest = min([seconds for seconds in left if seconds > 0], default=min(row["step_seconds"] for row in timed))
-        typical = median(steady) if steady else shortest
+        if steady:
+            typical = median(steady)
+        else:
+            # Of a step that compiled all along, nothing says how long it would have taken otherwise.
+            shortest = min(_seconds(row, "step_seconds") for row in timed)
+            left = [_seconds(row, "step_seconds") - _seconds(row, "compile_seconds") for row in timed]
+            typical = min([seconds for seconds in left if seconds > 0], default=shortest)
         parts: dict[str, float] = {part: 0.0 for part in WALL_PARTS}
         wall = steps = 0.0
         for row in timed:
             step, compiled = _seconds(row, "step_seconds"), _seconds(row, "compile_seconds")
             evaluation, checkpoint = _seconds(row, "eval_seconds"), _seconds(row, "checkpoint_seconds")
-            profiler, hooks = _seconds(row, "profiler_seconds"), _seconds(row, "throughput/hook_time")
-            loading = _seconds(row, "throughput/loading_time")
+            profiler = _seconds(row, "profiler_seconds")
+            loading, hooks = _seconds(row, "throughput/loading_time"), _seconds(row, "throughput/hook_time")
             in_step = min(compiled, max(0.0, step - typical))
             in_evaluation = min(compiled - in_step, evaluation)
             row_wall = _seconds(row, "wall_seconds") or step + loading + checkpoint + max(hooks, evaluation + profiler)

@@ -139,6 +139,13 @@ def test_breakdowns_of_before_have_no_windows():
     assert Breakdown.from_dict(content).windows == ()
 
 
+def test_a_trace_without_marks_and_executions_is_refused():
+    trace = trace_of(4, {}, "host")
+    trace.hosts[0].host_steps.clear()
+    with pytest.raises(TomatError, match="no step markers and no program executions"):
+        breakdown_from_trace(trace)
+
+
 def test_another_program_may_be_asked_for():
     trace = trace_of(6, {n: (EVAL, 2, 1) for n in (0, 1, 2)}, "nowhere")
     found = breakdown_from_trace(trace, program=EVAL)

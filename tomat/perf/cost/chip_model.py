@@ -135,8 +135,11 @@ class WorkTable:
     def __init__(self, works: Sequence[KernelWork], bandwidth: float) -> None:
         """The kernels in order; `bandwidth` as of `core_bandwidth`."""
         self.n = len(works)
-        copies = [(number, copy, times) for number, work in enumerate(works) for copy, times in work.copies]
-        rows = [(number, copy.written, copy.size_bytes, times) for number, copy, times in copies]
+        rows = [
+            (number, copy.written, copy.size_bytes, times)
+            for number, work in enumerate(works)
+            for copy, times in work.copies
+        ]
         columns = np.array(rows, np.float64).reshape(-1, 4).T
         self.kernel, self.written = columns[0].astype(int), columns[1] > 0
         size, times = columns[2:]
@@ -257,11 +260,16 @@ class ChipModel:
 
     def notes(self) -> tuple[str, ...]:
         """What the reader of an estimate must know of the model."""
-        start, rings = 1e6 * self.links.start_seconds, self.links.ring_efficiency
-        borrowed = f"no kernels of {self.chip} are on record: what it reaches of its rates is taken from another chip"
-        measured = f"collectives by `tomat bench chip`: {start:.3g} us to start, rings at {rings:.0%} of the links"
-        said = ((self.borrowed, borrowed), (self.links != ASSUMED_RATES, measured))
-        return tuple(text for holds, text in said if holds)
+        said = []
+        if self.borrowed:
+            kernels = f"no kernels of {self.chip} are on record"
+            said.append(f"{kernels}: what it reaches of its rates is taken from another chip")
+        if self.links != ASSUMED_RATES:
+            start = f"{1e6 * self.links.start_seconds:.3g} us to start"
+            said.append(
+                f"collectives by `tomat bench chip`: {start}, rings at {self.links.ring_efficiency:.0%} of the links"
+            )
+        return tuple(said)
 
     @staticmethod
     def load(tracking_dir: Path | None, chip: Chip) -> ChipModel:
@@ -272,7 +280,7 @@ class ChipModel:
         how = "Restore it, or delete it and write it again with tomat plan --calibrate --kernels FILE."
         found = [read_typed(path, _Record, how).chips for path in reversed(record_files(tracking_dir))]
         fitted = {name: one for chips in found for name, one in chips.items() if one.fitted}
-        links = {name: one.collectives for chips in found for name, one in chips.items() if one.collectives}
+        links = {name: one.collectives for chips in found for name, one in chips.items() if one.collectives is not None}
         operations: dict[str, dict[str, ErrorsOnRecord]] = {}
         for name, one in fitted.items():
             for operation, errors in one.operations.items():

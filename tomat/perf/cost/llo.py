@@ -90,8 +90,8 @@ class TransferReader:
         for bundle, match, window in self._found:
             written = match["kind"] == "vmem_to_hbm"
             if match["kind"] == "general":
-                written, target_in_core = (code.in_core(match[end]) for end in ("source", "target"))
-                if written and target_in_core:  # neither end of it is in HBM
+                written = code.in_core(match["source"])
+                if written and code.in_core(match["target"]):  # neither end of it is in HBM
                     continue
             element = window.get("element", (0,))[0]
             base, bounds = window.get("base_bounds", ()), window.get("window_bounds", ())
@@ -102,7 +102,8 @@ class TransferReader:
             share: float | None = 1.0
             if predicate:
                 share, _ = code.share(predicate, bool(match["negated"]), trips, grid)
-                share = code.changed_share(predicate, grid) if share is None else share
+                if share is None:
+                    share = code.changed_share(predicate, grid)
             if size:
                 found.setdefault(bundle, []).append(Transfer(written, size, share))
         return found
@@ -254,8 +255,9 @@ def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
                 current = int(match[1], 16)
                 builder.n_bundles = max(builder.n_bundles, current + 1)
             builder.add(current, line)
-            for number in REGION_START.findall(line) if "region " in line else ():
-                builder.starts.setdefault(int(number), current)
+            if "region " in line:
+                for number in REGION_START.findall(line):
+                    builder.starts.setdefault(int(number), current)
             builder.branches(current + 1 + BRANCH_DELAY_SLOTS, line)
     if not builder.n_bundles:
         raise TomatError(f"{bundles}: no VLIW bundles. Expected lines such as `0x1a   :  {{ ... }}`.")
@@ -265,7 +267,8 @@ def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
     if len(rows) < 4 or "UTILIZATION" not in rows[3]:
         raise TomatError(f"{utilisation}: expected the slots' names, their capacities and one row a bundle.")
     units = tuple(name.strip() for name in rows[1].split(","))
-    capacity, *filled = (tuple(int(n) for n in row.split()) for row in (rows[2], *filter(str.strip, rows[4:])))
+    capacity = tuple(int(n) for n in rows[2].split())
+    filled = [tuple(int(n) for n in row.split()) for row in rows[4:] if row.strip()]
     if filled and len(filled) != builder.n_bundles:
         found = f"{builder.n_bundles} bundles, but {len(filled)} rows in its utilisation file"
         raise TomatError(f"{bundles}: {found}. The dump is incomplete; compile again.")
@@ -321,16 +324,19 @@ class ScheduleBuilder:
         """Takes note of what a line of a bundle does, but for its branches. `bundle` is its number, or the first of its
         region; `order` as of `ScalarCode.add`."""
         self._code.add(bundle, line, order)
-        for forms, unit in _PRODUCT.findall(line) if "vmatmul" in line else ():
-            self._products.setdefault(bundle, [0] * N_MXU)[int(unit)] += product_cycles(forms)
+        if "vmatmul" in line:
+            for forms, unit in _PRODUCT.findall(line):
+                cycles = self._products.setdefault(bundle, [0] * N_MXU)
+                cycles[int(unit)] += product_cycles(forms)
         self._transfers.line(bundle, line)
         if not self._grid and "iteration_bounds" in line and (bounds := _GRID.search(line)):
             self._grid = tuple(int(n) for n in bounds[1].split(",") if n.strip())
 
     def branches(self, after: int, line: str) -> None:
         """Takes note of the branches in a line; `after` is the bundle that follows their delay slots."""
-        for negated, predicate, target in _BRANCH.findall(line) if BRANCH in line else ():
-            self._branches.append((after, bool(negated), predicate, int(target)))
+        if BRANCH in line:
+            for negated, predicate, target in _BRANCH.findall(line):
+                self._branches.append((after, bool(negated), predicate, int(target)))
 
     def schedule(
         self, units: tuple[str, ...] = (), capacity: tuple[int, ...] = (), rows: Sequence[tuple[int, ...]] = ()

@@ -197,7 +197,8 @@ def saved_value(program: HloProgram, instruction: Instruction, shape_index: Any 
     """
     fused, value = None, instruction
     if instruction.opcode == "fusion":
-        fused, root = instruction, program.root(instruction.called_ids[0])
+        fused = instruction
+        root = program.root(instruction.called_ids[0])
         if root is not None and root.opcode == "tuple":
             root = program.operands(root)[shape_index[0]] if shape_index else None
         if root is None:
@@ -276,8 +277,11 @@ class MemoryReport:
 
     def by_kind(self) -> dict[str, int]:
         """What `required_bytes` is made of, by kind; the kinds that the compiler did not tell are the rest."""
-        sizes = (self.argument_bytes, self.output_bytes, self.temporary_bytes)
-        known = dict(zip(("arguments", "outputs", "temporaries"), sizes, strict=True))
+        known = {
+            "arguments": self.argument_bytes,
+            "outputs": self.output_bytes,
+            "temporaries": self.temporary_bytes,
+        }
         kinds = {name: size for name, size in known.items() if size}
         rest = self.required_bytes - sum(kinds.values())
         name = "constants" if None not in known.values() else "others"

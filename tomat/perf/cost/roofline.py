@@ -113,7 +113,8 @@ def matrix_products(program: HloProgram, instruction: Instruction) -> list[Matri
             products.append(MatrixProduct(batch, left.elements // held, right.elements // held, k, bits, operands))
             continue
         numbers = inner.proto.convolution_dimension_numbers
-        batch, n = 1, right.dims[numbers.kernel_output_feature_dimension]
+        n = right.dims[numbers.kernel_output_feature_dimension]
+        batch = 1
         for axis, window in enumerate(inner.proto.window.dimensions):
             size_in = left.dims[numbers.input_spatial_dimensions[axis]]
             size_out = inner.shape.dims[numbers.output_spatial_dimensions[axis]]
@@ -200,10 +201,11 @@ def vpu_seconds(program: HloProgram, instruction: Instruction, chip: Chip) -> fl
         return 0.0
     arithmetic = transcendental = 0.0
     for inner in program.inner(instruction):
-        if inner.opcode in TRANSCENDENTAL:
+        if inner.opcode in ELEMENTWISE:
+            arithmetic += padded_elements(inner.proto.shape)
+        elif inner.opcode in TRANSCENDENTAL:
             transcendental += padded_elements(inner.proto.shape)
-        elif inner.opcode in ELEMENTWISE or inner.opcode == "reduce":
-            array = program.operands(inner)[0] if inner.opcode == "reduce" else inner
-            arithmetic += padded_elements(array.proto.shape)
+        elif inner.opcode == "reduce":
+            arithmetic += padded_elements(program.operands(inner)[0].proto.shape)
     register = SUBLANES * LANES * (chip.n_cores or 1) / chip.jax_devices_per_chip * chip.clock_hz
     return max(arithmetic / VECTOR_SLOTS, transcendental / TRANSCENDENTAL_SLOTS) / register

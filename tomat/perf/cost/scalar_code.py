@@ -197,14 +197,16 @@ class ScalarCode:
                 predicate = _folded(("pneg", predicate))
             return ("select", predicate, self._argument(arguments[1], depth), self._argument(match[3], depth))
         values = [self._argument(a, depth) for a in arguments]
-        base = ".".join(operation.split(".")[: 2 if operation.startswith("scmp") else 1])
+        base = ".".join(operation.split(".")[:2]) if operation.startswith("scmp") else operation.split(".")[0]
         if operation == "scalar_select" and len(values) == 3:
             return ("select", *values)
         if len(values) == 2 and base in _BINARY:
             return _folded((base, *values))
         if len(values) == 1 and base in ("smov", "pmov"):
             return values[0]
-        return _folded((base, *values)) if len(values) == 1 and base == "pneg" else UNKNOWN
+        if len(values) == 1 and base == "pneg":
+            return _folded((base, values[0]))
+        return UNKNOWN
 
     def _argument(self, text: str, depth: int) -> Expression:
         match = re.fullmatch(r"%([sp]\d+)_[sp]\d+", text)
@@ -335,9 +337,10 @@ class ScalarCode:
         if len(scalars) != 1 or len(symbols) != 2:
             return None
         one, two, five = (self.trip_count(first_bundle, predicate, negated, (scalars[0], n)) for n in (1, 2, 5))
-        if one is None or two is None or five is None or five != one + 4 * (two - one):
+        if one is None or two is None or five is None:
             return None
-        return scalars[0].index, 2 * one - two, two - one
+        slope = two - one
+        return (scalars[0].index, one - slope, slope) if five == one + 4 * slope else None
 
     def entered_for(self, predicate: str, negated: bool) -> tuple[int, ...] | None:
         """For which of the values 0 to 3 of one element of a prefetched operand, a block of a mask, a predicate holds;

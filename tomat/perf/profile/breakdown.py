@@ -368,4 +368,6 @@ def _sum_if_known(rows: Sequence[tuple[float | None, float]]) -> float | None:
 
 
 def _fraction(amount: float | None, seconds: float, peak: float | None) -> float | None:
-    return None if amount is None or not peak or seconds <= 0 else amount / seconds / peak
+    if amount is None or not peak or seconds <= 0:
+        return None
+    return amount / seconds / peak

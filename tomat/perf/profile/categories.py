@@ -177,8 +177,10 @@ def _category(opcode: str, inner: frozenset[str], part: Part, direction: Directi
         return Category.EMBEDDING
     if work and work <= MOVEMENT:
         return Category.COPIES
-    if part in (Part.OPTIMIZER, Part.LOSS):
-        return Category.OPTIMIZER if part == Part.OPTIMIZER else Category.LOSS
+    if part == Part.OPTIMIZER:
+        return Category.OPTIMIZER
+    if part == Part.LOSS:
+        return Category.LOSS
     if part == Part.ATTENTION_CORE or ATTENTION_CALLS.search(target):
         return Category.ATTENTION_BACKWARD if direction == Direction.BACKWARD else Category.ATTENTION_FORWARD
     if work & {"dot", "convolution", "ragged-dot", "scaled-dot"} or MATMUL_CALLS.search(target):

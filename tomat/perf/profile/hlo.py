@@ -102,11 +102,17 @@ class Instruction:
     @staticmethod
     def read(proto: Any, computation_id: int) -> Instruction:
         """Of a decoded `HloInstructionProto`."""
-        operands, called = tuple(proto.operand_ids), tuple(proto.called_computation_ids)
-        scope, frame, target = proto.metadata.op_name, proto.metadata.stack_frame_id, proto.custom_call_target
-        shape = _shape(proto.shape)
         return Instruction(
-            proto.name, proto.opcode, shape, scope, frame, operands, called, target, computation_id, proto
+            name=proto.name,
+            opcode=proto.opcode,
+            shape=_shape(proto.shape),
+            op_name=proto.metadata.op_name,
+            frame_id=proto.metadata.stack_frame_id,
+            operand_ids=tuple(proto.operand_ids),
+            called_ids=tuple(proto.called_computation_ids),
+            custom_call_target=proto.custom_call_target,
+            computation_id=computation_id,
+            proto=proto,
         )
 
     @cached_property
@@ -142,10 +148,12 @@ class HloProgram:
         self.memory_bytes: dict[str, int] = {}
         """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
         for allocation in buffer_assignment.buffer_allocations if buffer_assignment is not None else ():
+            if allocation.is_thread_local:
+                continue
             kind = "constant" if allocation.is_constant else "temporary"
-            kind = "parameter" if allocation.is_entry_computation_parameter else kind
-            if not allocation.is_thread_local:
-                self.memory_bytes[kind] = self.memory_bytes.get(kind, 0) + allocation.size
+            if allocation.is_entry_computation_parameter:
+                kind = "parameter"
+            self.memory_bytes[kind] = self.memory_bytes.get(kind, 0) + allocation.size
         self._frames: dict[int, tuple[Frame, ...]] = {}
 
     @cached_property
@@ -220,8 +228,9 @@ class HloProgram:
         frames = self.frames(instruction)
         for frame in (*(f for f in frames if not LIBRARY_FILES.search(f.file)), *frames[:1]):
             # From its package on: what stands after `site-packages/`, else the last three components.
-            inside, found = frame.file.partition("site-packages/")[1:]
-            path = found if inside else "/".join(frame.file.split("/")[-3:]).lstrip("/")
+            path = "/".join(frame.file.split("/")[-3:]).lstrip("/")
+            if "site-packages/" in frame.file:
+                path = frame.file.split("site-packages/", 1)[1]
             return f"{path}:{frame.line}"
         return ""
 

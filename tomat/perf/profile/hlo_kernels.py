@@ -28,8 +28,9 @@ def origin(
     """The instruction that makes a value, and which element of its tuple that is.
 
     An element of a loop's tuple comes from before the loop where the body returns it as it got it, itself through any
-    number of inner loops. What a loop changes ends at the loop's parameter, or at the loop itself. `open_loops` are
-    loops (instruction ids) whose bodies are being looked at: their parameters are where it ends.
+    number of inner loops. What a loop changes ends at the loop's parameter, or at the loop itself. `path` is the
+    element of the instruction's tuple, empty for an array. `open_loops` are loops (instruction ids) whose bodies are
+    being looked at: their parameters are where it ends.
     """
     while True:
         operands = program.operands(instruction)
@@ -51,7 +52,8 @@ def origin(
             callers = program.callers.get(instruction.computation_id, [])
             if len(callers) != 1 or callers[0].proto.id in open_loops:
                 return instruction, path
-            caller, given = callers[0], program.operands(callers[0])
+            caller = callers[0]
+            given = program.operands(caller)
             if caller.opcode == "while":
                 if not _handed_on(program, caller, path, open_loops):
                     return instruction, path

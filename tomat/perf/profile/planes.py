@@ -57,17 +57,20 @@ class GpuExecutions:
         wanted = {kernel[0] for kernel in kernels}
         spans = {line: _outermost(found) for line, found in self._spans.items()}
         apart = not spans.keys() & self._launches.keys()
+        # Of each correlation id the execution that launched it, as (line, number) of its annotation.
         execution: dict[int, tuple[int, int]] = {}
-        """Of each correlation id the execution that launched it, as (line, number) of its annotation."""
         for line, launches in self._launches.items():
             mine = [launch for launch in launches if launch[1] in wanted]
             starts = np.array([start for start, _ in mine], dtype=np.int64)
             # Where launches have lines of their own: the thread whose annotations hold the most of them.
-            places = {}
-            for thread in spans.keys() if apart else spans.keys() & {line}:
-                place = np.searchsorted(spans[thread][:, 0], starts, side="right") - 1
-                running = (place >= 0) & (starts <= spans[thread][np.maximum(place, 0), 1])
-                places[thread] = np.where(running, place, -1)
+            candidates = spans.keys() if apart else spans.keys() & {line}
+            places: dict[int, np.ndarray] = {}
+            for candidate in candidates:
+                span = spans[candidate]
+                # The last one that begins before each launch, -1 where that has ended or there is none.
+                last = np.searchsorted(span[:, 0], starts, side="right") - 1
+                running = (last >= 0) & (starts <= span[np.maximum(last, 0), 1])
+                places[candidate] = np.where(running, last, -1)
             thread = max(places, key=lambda one: (int((places[one] >= 0).sum()), -one), default=None)
             if thread is not None:
                 for (_, correlation_id), place in zip(mine, places[thread].tolist(), strict=True):
@@ -141,8 +144,8 @@ class Plane:
         """What an event of a host's thread is, `op`, `step` or `span`: as the first event with its metadata."""
         if event.metadata_id not in self._roles:
             stats = self.event_stats(event)
-            role = "step" if "step_num" in stats else "span"
-            self._roles[event.metadata_id] = "op" if "hlo_op" in stats else role
+            role = "op" if "hlo_op" in stats else "step" if "step_num" in stats else "span"
+            self._roles[event.metadata_id] = role
         return self._roles[event.metadata_id]
 
     def placed(self, line: Any) -> Iterator[tuple[Any, int, int]]:

@@ -43,9 +43,10 @@ def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str
     ):
         if not marks:
             continue
-        found = _windows(marks, device, runs)
         if marks is host.host_steps and _dispatched_ahead(marks, runs):
             found = "they say when steps were dispatched, which was while others ran"
+        else:
+            found = _windows(marks, device, runs)
         if isinstance(found, str):
             refused.append(f"{name}: {found}")
             continue
@@ -160,19 +161,25 @@ def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy:
     steady = kinds == WindowKind.STEADY
     first = int(spans[0, 0])
     gaps = [(int(start), int(end)) for start, end in _without(spans[kinds == WindowKind.GAP], host_busy)]
-    name, figures = f"{device.host} {device.name}", np.stack([spans[:, 0] - first, spans[:, 1] - spans[:, 0], net], 1)
     rows = tuple(
-        WindowRow(name, begin, whole, step, steps=1, kind=str(kind))
-        for (begin, whole, step), kind in zip((figures / PS_PER_SECOND).tolist(), kinds, strict=True)
+        WindowRow(
+            device=f"{device.host} {device.name}",
+            start_seconds=float(start - first) / PS_PER_SECOND,
+            seconds=float(end - start) / PS_PER_SECOND,
+            step_seconds=float(one_net) / PS_PER_SECOND,
+            steps=1,
+            kind=str(kind),
+        )
+        for (start, end), one_net, kind in zip(spans, net, kinds, strict=True)
     )
     other_rows = []
     for program, intervals in others.items():
         covered = _covered(intervals, spans)
         if covered.any():
-            starts = [run.start_ps for run in device.modules if run.program == program]
-            executions = sum(spans[0, 0] <= start < spans[-1, 1] for start in starts)
+            runs = [run.start_ps for run in device.modules if run.program == program]
+            executions = len([start for start in runs if spans[0, 0] <= start < spans[-1, 1]])
             total = float(covered.sum()) / PS_PER_SECOND
-            other_rows.append(OtherRow(program, int(executions), total, int((covered > 0).sum())))
+            other_rows.append(OtherRow(program, executions, total, int((covered > 0).sum())))
     if extra_idle.any():
         n_gaps = int((extra_idle > 0).sum())
         other_rows.append(OtherRow(HOST_GAP, n_gaps, float(extra_idle.sum()) / PS_PER_SECOND, n_gaps))

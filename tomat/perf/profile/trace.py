@@ -46,11 +46,13 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
     for plane in space.planes:
         on_device = DEVICE_PLANE.match(plane.name) is not None
         times[on_device] += [line.timestamp_ns for line in plane.lines if line.events]
-    planes = [Plane(host, proto, min(times[True] or times[False], default=0)) for proto in space.planes]
+    origin_ns = min(times[True] or times[False], default=0)
+    planes = [Plane(host, proto, origin_ns) for proto in space.planes]
     for plane in planes:
         if plane.name == "Task Environment":
             start, stop = (as_integer(plane.stats.get(f"profile_{end}_time")) for end in ("start", "stop"))
-            host.session_ns = (start, stop) if 0 < start <= stop else None
+            if 0 < start <= stop:
+                host.session_ns = (start, stop)
         if plane.name == "/host:metadata":
             for key, metadata in plane.proto.event_metadata.items():
                 _read_program(plane, key, metadata, host)

@@ -150,8 +150,13 @@ def _add_others(others: dict[str, OtherRow], judged: JudgedWindows, host: HostTr
         activity = before.host_activity
         if row.name == HOST_GAP and judged.longest_gap and not activity:
             activity = _host_activity(host, *judged.longest_gap)
-        executions, seconds = before.executions + row.executions / n_devices, before.seconds + row.seconds / n_devices
-        others[row.name] = OtherRow(row.name, executions, seconds, before.windows + row.windows / n_devices, activity)
+        others[row.name] = OtherRow(
+            row.name,
+            before.executions + row.executions / n_devices,
+            before.seconds + row.seconds / n_devices,
+            before.windows + row.windows / n_devices,
+            activity,
+        )
 
 
 def _known(kind: OpKind, trace: Trace, cache: dict[int, tuple[dict[str, Classified], list[str]]]) -> tuple[OpRow, bool]:
@@ -165,9 +170,11 @@ def _known(kind: OpKind, trace: Trace, cache: dict[int, tuple[dict[str, Classifi
         if opcode:
             target = kind.name if opcode == "custom-call" else ""
             verdict = classify(opcode, frozenset({_inner_opcode(kind, opcode)}), evidence, target)
-        row = OpRow(kind.name, kind.program, opcode, verdict.category, verdict.part, verdict.direction, 0.0, 0.0)
-        stated = {"flops": kind.flops, "hbm_bytes": kind.bytes_accessed}
-        return replace(row, **stated, op_name=kind.op_name, source=kind.source), False
+        row = OpRow(
+            kind.name, kind.program, opcode, verdict.category, verdict.part, verdict.direction, 0.0, 0.0,
+            flops=kind.flops, hbm_bytes=kind.bytes_accessed, op_name=kind.op_name, source=kind.source,
+        )  # fmt: skip
+        return row, False
     with sound_parts(program):
         instruction = program.by_name[kind.name]
         if id(program) not in cache:
@@ -191,8 +198,10 @@ def _opcode(kind: OpKind) -> str:
     by_name = _first_match(KERNEL_NAME_OPCODES, kind.name + kind.long_name)
     if found := _first_match(HLO_CATEGORY_OPCODES, kind.hlo_category) or by_name:
         return found
-    if kind.op_name or not kind.program:
-        return "fusion" if kind.op_name else ""
+    if kind.op_name:
+        return "fusion"
+    if not kind.program:
+        return ""
     # XLA names an instruction after its opcode and number (`dot.151`, a GPU's kernel `dot_151`) unless a kernel or a
     # user named it.
     base = re.sub(r"([._]\d+|\.clone|\.remat)+$", "", kind.name).removeprefix("wrapped_")
@@ -230,17 +239,26 @@ def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps
     def name(k: int) -> str:
         return device.kinds[k].name if k >= 0 else "(start of the trace)"
 
-    totals = [
-        (float(length[found].sum()), name(before), name(after), found) for (before, after), found in groups.items()
+    rows = [
+        (float(length[members].sum()), name(before), name(after), members)
+        for (before, after), members in groups.items()
     ]
-    rows = []
-    for total, before, after, members in sorted(totals, key=lambda row: (-row[0], row[1], row[2]))[:MAX_GAP_ROWS]:
-        longest = members[0]
+    rows.sort(key=lambda row: (-row[0], row[1], row[2]))
+    found = []
+    for total, before, after, members in rows[:MAX_GAP_ROWS]:
+        longest = members[0]  # by the order above
         if total > 0:
-            activity = _host_activity(host, int(gaps.start_ps[longest]), int(gaps.end_ps[longest]))
-            seconds, most = total / n_steps / PS_PER_SECOND, float(length[longest]) / PS_PER_SECOND
-            rows.append(GapRow(before, after, len(members) / n_steps, seconds, most, activity))
-    return rows
+            found.append(
+                GapRow(
+                    before=before,
+                    after=after,
+                    occurrences=len(members) / n_steps,
+                    seconds=total / n_steps / PS_PER_SECOND,
+                    longest_seconds=float(length[longest]) / PS_PER_SECOND,
+                    host_activity=_host_activity(host, int(gaps.start_ps[longest]), int(gaps.end_ps[longest])),
+                )
+            )
+    return found
 
 
 def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:

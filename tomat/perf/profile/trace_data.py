@@ -173,7 +173,8 @@ def main_program(devices: list[DeviceTrace], program: str | None = None) -> str:
     than once, and that takes longest each time: evaluations and what is logged may take more than the steps of a trace.
     """
     seconds = _seconds_by_program(devices, in_marks=True)
-    seconds = seconds if any(seconds.values()) else _seconds_by_program(devices, in_marks=False)
+    if not any(seconds.values()):
+        seconds = _seconds_by_program(devices, in_marks=False)
     named = {name: total for name, total in seconds.items() if name and total > 0} or seconds
     if not named:
         return ""

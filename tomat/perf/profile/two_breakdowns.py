@@ -106,5 +106,14 @@ def compare_breakdowns(a: Breakdown, b: Breakdown, warn_percent: float = 2.0, fa
         notes.append(f"{a.source} against {b.source}: one is measured, the other predicted")
     for name, one in (("A", a), ("B", b)):
         notes += [f"not in the step of {name}: {text}" for text in what_else_ran(one)]
-    percent, verdict = growth(b.step_seconds - a.step_seconds)
-    return Comparison(a.title, b.title, a.step_seconds, b.step_seconds, percent, tuple(rows), verdict, tuple(notes))
+    step_growth, step_verdict = growth(b.step_seconds - a.step_seconds)
+    return Comparison(
+        a=a.title,
+        b=b.title,
+        a_step_seconds=a.step_seconds,
+        b_step_seconds=b.step_seconds,
+        step_growth_percent=step_growth,
+        rows=tuple(rows),
+        step_verdict=step_verdict,
+        notes=tuple(notes),
+    )

@@ -78,8 +78,9 @@ def guard_updates(optimizer: optax.GradientTransformation, config: GuardsConfig)
     ) -> tuple[optax.Updates, GuardedState]:
         loss = jnp.asarray(extra_args["loss"], jnp.float32)
         new_updates, new_inner = inner.update(updates, state.inner, params, **extra_args)
+        norm = jnp.asarray(optax.global_norm(new_updates))
         limit = spike_limit(state.losses, state.accepted, config)
-        wrong = [~jnp.isfinite(loss), ~jnp.isfinite(jnp.asarray(optax.global_norm(new_updates))), loss > limit]
+        wrong = [~jnp.isfinite(loss), ~jnp.isfinite(norm), loss > limit]
         verdict = jnp.select(wrong, [1, 2, 3], default=0).astype(jnp.int32)
         bad = verdict > 0
         losses = jnp.where(bad, state.losses, state.losses.at[state.accepted % SPIKE_HISTORY].set(loss))

@@ -147,23 +147,8 @@ class StopRequest:
             os.close(write_end)
 
     def poll_notices(self, poll_seconds: float) -> None:
-        """From now on ask the machine's metadata server, in a thread, until it announces something that it did not
-        announce at the start; that counts as a first SIGTERM."""
-
-        def poll() -> None:
-            known = {key: instance_metadata(key) for key in NOTICES}
-            while not self._closed.wait(poll_seconds):
-                for key, ends in NOTICES.items():
-                    value = instance_metadata(key)
-                    if value in ends and value != known[key]:
-                        self._signals_allowed += 1  # the one below; that of the machine going down may follow
-                        self._ask(f"{key} {value}")
-                        os.kill(os.getpid(), signal.SIGTERM)
-                        return
-                    if value is not None:
-                        known[key] = value
-
-        threading.Thread(target=poll, name="notices", daemon=True).start()
+        """From now on ask the machine's metadata server for a notice, in a thread; one counts as a first SIGTERM."""
+        threading.Thread(target=self._poll_notices, args=(poll_seconds,), name="notices", daemon=True).start()
 
     def take_over(self) -> None:
         """Install the handlers; again after a library has put its own in their place."""
@@ -197,36 +182,56 @@ class StopRequest:
         waiter.start()
         while not self._closed.is_set():
             for number in os.read(read_end, 64):
-                now = time.monotonic()
-                if number == signal.SIGTERM:
-                    self._signals += 1
-                    self._ask("SIGTERM")
-                    if self._signals > self._signals_allowed:
-                        _leave(STOPPED_STATUS, "a second SIGTERM: leaving at once")
-                elif number != signal.SIGINT or signal.getsignal(signal.SIGINT) != self._on_signal:
+                if number == signal.SIGINT and signal.getsignal(signal.SIGINT) == self._on_signal:
+                    self._count_interrupt()
+                if number != signal.SIGTERM:
                     continue
-                elif self._interrupted_at is None:
-                    self._interrupted_at = now
-                    self._ask(CTRL_C)
-                    if self._deferred:
-                        message = "Ctrl-C: the step is finished and saved first; again, and the process ends at once"
-                        print(message, file=sys.stderr, flush=True)
-                elif now - self._interrupted_at > SAME_PRESS_SECONDS:
-                    message = "a second Ctrl-C: leaving at once; the run goes on from its last whole checkpoint"
-                    _leave(INTERRUPTED_STATUS, message)
+                self._signals += 1
+                self._ask("SIGTERM")
+                if self._signals > self._signals_allowed:
+                    _leave(STOPPED_STATUS, "a second SIGTERM: leaving at once")
+
+    def _count_interrupt(self) -> None:
+        now = time.monotonic()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+            self._ask(CTRL_C)
+            if self._deferred:
+                message = "Ctrl-C: the step is finished and saved first; again, and the process ends at once"
+                print(message, file=sys.stderr, flush=True)
+        elif now - self._interrupted_at > SAME_PRESS_SECONDS:
+            _leave(
+                INTERRUPTED_STATUS, "a second Ctrl-C: leaving at once; the run goes on from its last whole checkpoint"
+            )
 
     def _watch_grace(self) -> None:
         while not self._closed.wait(min(0.2, max(self.remaining_seconds, 0.01))):
             if self.remaining_seconds > 0 or self.cause == CTRL_C:
                 continue
-            what = "no step was left unsaved"
-            if self.unsaved:
-                what = "the last step was not saved in time; the run goes on from its last whole checkpoint"
+            what = (
+                "the step and its checkpoint were not done in time; the run goes on from its last whole checkpoint"
+                if self.unsaved
+                else "no step was left unsaved"
+            )
             message = f"{self.cause}: {self.grace_seconds:.0f} s of grace are over: {what}"
             if self.on_overrun is not None:
                 with contextlib.suppress(Exception):  # whatever happens, the process must end now
                     self.on_overrun(message)
             _leave(STOPPED_STATUS, message)
+
+    def _poll_notices(self, poll_seconds: float) -> None:
+        """Ask the metadata server until it announces something that it did not announce at the start."""
+        known = {key: instance_metadata(key) for key in NOTICES}
+        while not self._closed.wait(poll_seconds):
+            for key, ends in NOTICES.items():
+                value = instance_metadata(key)
+                if value in ends and value != known[key]:
+                    self._signals_allowed += 1  # the one below; that of the machine going down may follow
+                    self._ask(f"{key} {value}")
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+                if value is not None:
+                    known[key] = value
 
 
 def _leave(status: int, message: str) -> None:

@@ -171,7 +171,7 @@ def test_survey(tried, tmp_path):
     content, store = whole.to_bytes(), Store(tmp_path)
 
     def parse(damaged: bytes) -> UnitSurvey:
-        store.write(unit.part("json"), damaged)
+        store.write(unit.part("record"), damaged)
         return unit_survey(store, unit)
 
     check(tried, "survey", content, parse, damaged_json(content.decode()), 250, lambda found: found == whole)

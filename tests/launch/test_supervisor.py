@@ -150,6 +150,11 @@ def test_the_hosts_end_together(statuses, ending):
     assert _judge(statuses)[0] is ending
 
 
+def test_waits_double_up_to_the_longest():
+    policy = RestartPolicy(backoff_seconds=30, max_backoff_seconds=900)
+    assert [policy.wait_seconds(n) for n in (1, 2, 3, 9, 2000)] == [30, 60, 120, 900, 900]
+
+
 def test_the_verb_runs_what_it_prints_and_writes_figures(world, capsys):
     """Through the command line: the same commands, dry and executed."""
     from tomat.app.cli import main

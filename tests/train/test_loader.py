@@ -118,6 +118,14 @@ def test_windows_tile_the_epoch_and_keep_to_their_blocks(
     assert max(sizes) <= window_blocks and max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.parametrize("perm_type", ["feistel", "none", "full"])
+def test_rows_have_the_shape_of_their_positions(perm_type) -> None:
+    index = ShuffledIndex(20, BlockShuffleConfig(4, 2, perm_type), seed=0)
+    rows = index(np.arange(60))
+    np.testing.assert_array_equal(index(np.arange(60).reshape(15, 4)), rows.reshape(15, 4))
+    assert index(np.array(33)) == rows[33]
+
+
 def test_epochs_and_seeds_shuffle_anew() -> None:
     rows = 10_007
     index = ShuffledIndex(rows, BlockShuffleConfig(64, 16), seed=0)

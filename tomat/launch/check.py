@@ -213,5 +213,6 @@ def local_changes() -> list[str]:
     if found.returncode != 0:
         return ["this folder is no git checkout; `tomat launch` sends the commit that is checked out."]
     changed = len(found.stdout.splitlines())
-    sent = "file(s) differ from the last commit, which is what is sent; commit them or give --allow_dirty."
-    return [f"{changed} {sent}"] if changed else []
+    if not changed:
+        return []
+    return [f"{changed} file(s) differ from the last commit, which is what is sent; commit them or give --allow_dirty."]

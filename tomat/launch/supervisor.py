@@ -166,20 +166,20 @@ class Supervisor:
         ready = self._machine()
         if ready is not None:
             return ready
-        steps = [*([] if self._installed else [*self.launch.pack, *self.launch.install]), self.launch.start]
         if "running" in self._statuses():
             self._say("the training is running already; watching it")
-            steps = []
-        for command in steps:
-            if (result := self.run(command)).ok:
-                continue
-            if command in self.launch.pack:
-                self._give_back()
-                raise TomatError(f"`{command.line}` ended with status {result.status}: {result.last_line}.")
-            if (state := self._state(self.launch.machine_state)) in LOST_STATES:
-                return Ending.MACHINE_LOST, f"the slice is {state}"
-            return Ending.FAILED, f"cannot {command.purpose}: {result.last_line}"
-        self._installed |= bool(steps)
+        else:
+            steps = [] if self._installed else [*self.launch.pack, *self.launch.install]
+            for command in (*steps, self.launch.start):
+                if (result := self.run(command)).ok:
+                    continue
+                if command in self.launch.pack:
+                    self._give_back()
+                    raise TomatError(f"`{command.line}` ended with status {result.status}: {result.last_line}.")
+                if (state := self._state(self.launch.machine_state)) in LOST_STATES:
+                    return Ending.MACHINE_LOST, f"the slice is {state}"
+                return Ending.FAILED, f"cannot {command.purpose}: {result.last_line}"
+            self._installed = True
         self._logs_at = time.monotonic()
         ending, why = self._watch(attempt)
         if ending is not Ending.MACHINE_LOST:
@@ -255,11 +255,12 @@ class Supervisor:
             if state in LOST_STATES:
                 return Ending.MACHINE_LOST, f"the slice is {state}"
             statuses = self._statuses() if state == "READY" else []
-            silent = 0 if statuses else silent + 1
-            if silent >= self.policy.unreachable_polls:
-                return Ending.FAILED, f"the slice is {state}, and no host answered {silent} times in a row"
-            if silent:
+            if not statuses:
+                silent += 1
+                if silent >= self.policy.unreachable_polls:
+                    return Ending.FAILED, f"the slice is {state}, and no host answered {silent} times in a row"
                 continue
+            silent = 0
             if "running" not in statuses:
                 return _judge(statuses)
             if set(statuses) != {"running"}:

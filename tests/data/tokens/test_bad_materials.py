@@ -81,11 +81,12 @@ def no_waits(monkeypatch):
     return waits
 
 
-def test_whatever_a_reader_raises_is_a_skip(tmp_path, retokenize_config, monkeypatch, no_waits):
-    monkeypatch.setattr(io, "_reader", Reader(KeyError("Xx")))
+@pytest.mark.parametrize("error", [KeyError("Xx"), OSError(errno.EIO, "Input/output error")], ids=repr)
+def test_whatever_a_reader_raises_is_a_skip(tmp_path, retokenize_config, monkeypatch, no_waits, error):
+    monkeypatch.setattr(io, "_reader", Reader(error))
     manifest = retokenize(retokenize_config(tmp_path / "set", **ALLOWED), PoolRunner(1)).manifest
     ((name, reason),) = [(each.material_id, each.reason) for each in manifest.skipped]
-    assert name == "mp-1" and "mp-1.zarr cannot be read" in reason and "KeyError" in reason
+    assert name == "mp-1" and "mp-1.zarr cannot be read" in reason and type(error).__name__ in reason
 
 
 def test_memory_that_runs_out_in_a_zarr_group_is_no_fault_of_it(tmp_path, retokenize_config, monkeypatch, capsys):
@@ -101,7 +102,7 @@ def test_memory_that_runs_out_in_a_zarr_group_is_no_fault_of_it(tmp_path, retoke
         retokenize(config, PoolRunner(1))
     again = ["codec", "fit", "--input", folder, "--bins", "20", "--output", str(tmp_path / "other.json")]
     assert main(again) == 2
-    assert "Memory ran out while mp-0 was added" in capsys.readouterr().err
+    assert "Memory ran out at mp-0: " in capsys.readouterr().err
     words = ["tokenize", "--input", folder, "--layout", "v3-p7", "--codec", str(codec)]
     assert main([*words, "--output", str(tmp_path / "tokens")]) == 2
     assert "Memory ran out while mp-0 (material mp-0) was surveyed" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import hashlib
 import os
 import socket
 import subprocess
+import sys
 
 import pytest
 from tiny_run import tomat
@@ -16,10 +17,27 @@ WORDS = ["--layout", "v3-p7", "--bins", "300", "--patches_per_material", "24", "
 FROM_BUCKET = ["retokenize", "--input", "gs://bucket/rho_gga", *WORDS, "--output"]
 
 
-def run(environment, *words, status=0):
+STOPPED = """
+import sys
+from tomat.app.cli import main
+from tomat.data.tokens.writer import ChunkWriter
+
+write = ChunkWriter.write
+
+def stop_at_the_second(self, chunk, rows):
+    if chunk:
+        sys.exit(3)
+    write(self, chunk, rows)
+
+ChunkWriter.write = stop_at_the_second
+main(sys.argv[1:])
+"""
+
+
+def run(environment, *words, status=0, command=None):
     """Run a verb in a process of its own: TensorStore and gcsfs read the address of the service once."""
     done = subprocess.run(
-        tomat(*words),
+        tomat(*words) if command is None else [*command, *map(str, words)],
         env={**os.environ, **environment, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
@@ -89,7 +107,11 @@ def test_other_region_needs_consent_and_a_set_there_is_that_of_a_folder(tmp_path
     error = run(bucket.environment, *FROM_BUCKET, "gs://elsewhere/set", status=2)
     assert "input (gs://bucket/rho_gga) in us-east5, output (gs://elsewhere/set) in europe-west4" in error
     assert not [name for name, _ in bucket.stored if name == "elsewhere"]
-    run(bucket.environment, *FROM_BUCKET, "gs://elsewhere/set", "--allow_cross_region")
+    # Stopped in the middle of the chunks, and started again.
+    words = [*FROM_BUCKET, "gs://elsewhere/set", "--allow_cross_region"]
+    run(bucket.environment, *words, status=3, command=[sys.executable, "-c", STOPPED])
+    assert [name for at, name in bucket.stored if at == "elsewhere" and "/progress/" in name]
+    run(bucket.environment, *words)
     # The objects are the files of a set in a folder.
     run(bucket.environment, *FROM_BUCKET, tmp_path / "set", "--allow_cross_region")
     stored = {

@@ -133,8 +133,8 @@ def test_verify_of_other_sets_asks_where_the_densities_lie(shards, capsys):
         run("shards", "verify", shards, "--accept", "zeros")
 
 
-def test_flags_that_could_do_nothing_are_refused(tmp_path, shards):
-    flags = ["--species", "Na"]
+@pytest.mark.parametrize("flags", [["--species", "Na"], ["--accept", "zeros"]])
+def test_flags_that_could_do_nothing_are_refused(tmp_path, shards, flags):
     codec = ["--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--output", tmp_path / "out"]
     with pytest.raises(TomatError, match="are for --input; they say nothing of the embedded densities. Leave them out"):
         run("tokenize", "--demo", "train", *codec, *flags)

@@ -214,15 +214,25 @@ def _tokenized(
     held = set(recorded.validation_formulas)
     formulas = {each.name: each.formula for each in recorded.materials}
     learnt = [each for each in recorded.materials if each.formula not in held]
-    names = {"train": [each.name for each in learnt]}
-    names["validation"] = [name for name, formula in formulas.items() if formula in held]
+    names = {
+        "train": [each.name for each in learnt],
+        "validation": [name for name, formula in formulas.items() if formula in held],
+    }
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS if names[split]}
     if not all(plan is not None and plan.complete for plan in plans.values()):
         codec, promolecule = _fit(folder, request, learnt, reader, potcars)
         # The survey knows all of the densities that the codec is fitted to; none of their voxels lies outside it.
-        sizes = [(each.name, each.grid_shape, sum(each.atoms.values()), each.electrons) for each in learnt]
-        structures = Structures.of(each.crystal for each in learnt)
-        surveyed = Findings(UnitSurvey(tuple(Surveyed(*size, clipped_voxels=0) for size in sizes)), structures)
+        found = tuple(
+            Surveyed(
+                material_id=each.name,
+                grid_shape=each.grid_shape,
+                n_atoms=sum(each.atoms.values()),
+                n_electrons=each.electrons,
+                clipped_voxels=0,
+            )
+            for each in learnt
+        )
+        surveyed = Findings(UnitSurvey(found), Structures.of(each.crystal for each in learnt))
         for split in plans:
             plans[split] = write_shards(
                 folder / split,
@@ -247,14 +257,15 @@ def _tokenized(
             f"{folder} was tokenized with {bins:,} density ids, data.n_density_tokens allows {request.most_bins:,}; "
             "use another --run_name."
         )
-    kinds = {split: sorted({formulas[name] for name in of}) for split, of in splits.items()}
-    learn, *out = (
-        f"{counted(len(of), 'material')} of {counted(len(kinds[split]), 'composition')}" for split, of in splits.items()
-    )
-    kept = kinds.get("validation", [])
-    shown = ", ".join(kept[:8]) + (", ..." if len(kept) > 8 else "")
-    rest = f"{out[0]} held out ({shown})" if kept else "nothing held out"
-    console.print(f"{learn} to learn from, {rest}; {bins:,} bins", soft_wrap=True)
+    compositions = {split: sorted({formulas[name] for name in splits[split]}) for split in splits}
+    words = {
+        split: f"{counted(len(splits[split]), 'material')} of {counted(len(compositions[split]), 'composition')}"
+        for split in splits
+    }
+    rest = "nothing held out"
+    if out := compositions.get("validation"):
+        rest = f"{words['validation']} held out ({', '.join(out[:8])}{', ...' if len(out) > 8 else ''})"
+    console.print(f"{words['train']} to learn from, {rest}; {bins:,} bins", soft_wrap=True)
     return FolderData(folder, splits, bins, formulas, reader)
 
 

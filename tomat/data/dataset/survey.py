@@ -97,12 +97,16 @@ class Material:
 
 def file_sha256(path: str) -> str:
     """Of all that decides what is read of a density: its bytes, and those of the files that may name its elements."""
-    digest, first = hashlib.sha256(), Path(path)
+    digest = hashlib.sha256()
+    first = Path(path)
     try:
-        places = sorted(each for each in first.rglob("*") if each.is_file()) if first.is_dir() else [first]
-        if not first.is_dir() and first.name.split(".")[0] in OF_A_CALCULATION:
-            beside = [first.with_name(f"{name}{end}") for name in NEIGHBOURS for end in ("", ".gz")]
-            places += [each for each in beside if each.is_file()]
+        if first.is_dir():
+            places = sorted(each for each in first.rglob("*") if each.is_file())
+        else:
+            places = [first]
+            if first.name.split(".")[0] in OF_A_CALCULATION:
+                beside = [first.with_name(f"{name}{end}") for name in NEIGHBOURS for end in ("", ".gz")]
+                places += [each for each in beside if each.is_file()]
         for place in places:
             digest.update(place.name.encode() + b"\0")
             with place.open("rb") as file:

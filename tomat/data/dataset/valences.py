@@ -93,7 +93,8 @@ def choose_valences(
                 said = "; ".join(f"{symbol_of(z)} {stated[z][0]:g} in {stated[z][1]}" for z in row if z in stated)
                 raise TomatError(
                     f"valence electrons: {material.name} holds {material.electrons:.6g}, and has {expected:g} with "
-                    f"ZVAL of the POTCARs ({said}). Put that of these calculations there, or take one of both away."
+                    f"ZVAL of the POTCARs ({said}). Put there the POTCAR of these calculations, or take it or that "
+                    "density away."
                 )
     by_source: dict[str, list[str]] = {}
     for z in elements:

@@ -11,7 +11,6 @@ from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
 from tomat.data.density.demo.embedded import SPLITS, demo_materials, load_demo
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.pipeline.config import ShardSettings
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.writer import read_plan, stored_promolecule
 
@@ -50,9 +49,16 @@ def write_demo_shards(
         place = folder / split
         # A set that is there keeps its own, or goes on without, if it is from before there were such.
         promolecule = fit_demo_promolecule() if plan is None else stored_promolecule(Store(place), plan)
-        settings: ShardSettings = {"layout": layout, "patches_per_material": patches_per_material, "seed": SEED}
-        settings["promolecule"] = promolecule
-        write_shards(place, names[split], load_demo, codec=codec, **settings)
+        write_shards(
+            place,
+            names[split],
+            load_demo,
+            layout=layout,
+            codec=codec,
+            patches_per_material=patches_per_material,
+            seed=SEED,
+            promolecule=promolecule,
+        )
 
 
 @cache

@@ -170,14 +170,14 @@ def encode_sequence(
 class DecodedSequence:
     """What a sequence says."""
 
-    grid_shape: PatchShape
+    grid_shape: tuple[int, int, int]
     lattice_parameters: tuple[float, float, float, float, float, float]
     """a, b, c in angstrom, in steps of 0.05; alpha, beta, gamma in degrees, in steps of 0.2."""
     atomic_numbers: np.ndarray
     frac_coords: np.ndarray
     """float64 [n_atoms, 3], in [0, 1): relative to the patch's first voxel in version 3, to the cell in version 2."""
     patch_shape: PatchShape
-    offset: PatchShape | None
+    offset: tuple[int, int, int] | None
     """First voxel of the patch in version 2; version 3 does not tell."""
     density_tokens: np.ndarray
     """int64 [px, py, pz], or [px, py, pz, 2] for two tokens a voxel: ids of the codec, starting from 0."""
@@ -240,7 +240,7 @@ class _Reader:
         self.expect(start + 1)
         return values
 
-    def triple(self, start: int) -> PatchShape:
+    def triple(self, start: int) -> tuple[int, int, int]:
         x, y, z = self.block(start, 3).tolist()
         return x, y, z
 
@@ -256,15 +256,16 @@ def decode_sequence(
     if min(grid_shape) < 1:
         raise TomatError(f"The sequence is damaged: it has a grid of {' x '.join(map(str, grid_shape))} voxels.")
     a, b, c, alpha, beta, gamma = read.block(v.LATTICE_START, 6).tolist()
-    lattice = (a * LENGTH_STEP_A, b * LENGTH_STEP_A, c * LENGTH_STEP_A)
+    lengths = (a * LENGTH_STEP_A, b * LENGTH_STEP_A, c * LENGTH_STEP_A)
     angles = (alpha * ANGLE_STEP_DEGREES, beta * ANGLE_STEP_DEGREES, gamma * ANGLE_STEP_DEGREES)
     numbers = read.block(v.ATOMS_START, None, v.ELEMENT_START, v.INTEGER_START, "an element") + 1
     n_ids = len(numbers) * 3 * TOKENS_PER_COORDINATE
     positions = read.block(v.POSITIONS_START, n_ids, v.POSITION_START, v.DENSITY_START, "a coordinate")
     frac_coords = decode_positions(positions.reshape(len(numbers), 3, TOKENS_PER_COORDINATE))
-    patch_shape, offset = layout.default_shape, None
+    patch_shape = layout.default_shape
     if layout.version == "v2" or read.next_is(v.SHAPE_START):
         patch_shape = read.triple(v.SHAPE_START)
+    offset = None
     if layout.version == "v2":
         offset = read.triple(v.OFFSET_START)
         at = read.place
@@ -272,14 +273,23 @@ def decode_sequence(
         if read.triple(v.HIGH_START) != last:
             read.place = at
             read.fail(f"HI with the patch's last voxel {last}")
-    n_ids, end = prod(patch_shape) * layout.tokens_per_voxel, v.DENSITY_START + codec.n_density_tokens
-    density = read.block(v.DENSITY_BLOCK_START, n_ids, v.DENSITY_START, end, "a density token")
+    n_density = prod(patch_shape) * layout.tokens_per_voxel
+    end = v.DENSITY_START + codec.n_density_tokens
+    density = read.block(v.DENSITY_BLOCK_START, n_density, v.DENSITY_START, end, "a density token")
     read.expect(v.EOS)
     read.take(len(read.ids) - read.place, v.PAD, v.PAD + 1, "padding")
     density = density.reshape(patch_shape if layout.tokens_per_voxel == 1 else (*patch_shape, layout.tokens_per_voxel))
-    values = codec.decode(density, decoder)
-    cell = (*lattice, *angles)
-    return DecodedSequence(grid_shape, cell, numbers, frac_coords, patch_shape, offset, density, values, codec.unit)
+    return DecodedSequence(
+        grid_shape=grid_shape,
+        lattice_parameters=(*lengths, *angles),
+        atomic_numbers=numbers,
+        frac_coords=frac_coords,
+        patch_shape=patch_shape,
+        offset=offset,
+        density_tokens=density,
+        values=codec.decode(density, decoder),
+        unit=codec.unit,
+    )
 
 
 def tiling_anchors(grid_shape: Sequence[int], patch_shape: Sequence[int]) -> np.ndarray:

@@ -69,10 +69,11 @@ class KeyedPermutation:
             raise ValueError(f"a permutation key is an integer in [0, 2**128), got {key}; make one with derive_key")
         self.n = n
         words = np.random.Philox(key=key)
-        self._tables: tuple[np.ndarray, np.ndarray] | None = None
+        self._table: np.ndarray | None = None
+        self._inverse_table: np.ndarray | None = None
         if n <= TABLE_SIZE:
-            table = np.argsort(np.asarray(words.random_raw(n)), kind="stable").astype(np.int64)
-            self._tables = table, np.argsort(table, kind="stable").astype(np.int64)
+            self._table = np.argsort(np.asarray(words.random_raw(n)), kind="stable").astype(np.int64)
+            self._inverse_table = np.argsort(self._table, kind="stable").astype(np.int64)
             return
         root = math.isqrt(n - 1) + 1
         self._left_size = np.uint64(root)
@@ -81,19 +82,19 @@ class KeyedPermutation:
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
         """Image of every index: int64 of the same shape. `indices`: integers in [0, n), any shape."""
-        return self._map(indices, inverse=False)
+        return self._map(indices, self._table, inverse=False)
 
     def inverse(self, images: np.ndarray) -> np.ndarray:
         """The indices that `__call__` sends to `images`: `p.inverse(p(i)) == i`. Same arguments, errors and cost."""
-        return self._map(images, inverse=True)
+        return self._map(images, self._inverse_table, inverse=True)
 
-    def _map(self, indices: np.ndarray, inverse: bool) -> np.ndarray:
+    def _map(self, indices: np.ndarray, table: np.ndarray | None, inverse: bool) -> np.ndarray:
         indices = np.asarray(indices)
         if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= self.n):
             found = f"{int(indices.min())} to {int(indices.max())}"
             raise IndexError(f"indices of this permutation lie in [0, {self.n}), got {found}")
-        if self._tables is not None:
-            return self._tables[inverse][indices.astype(np.int64)]
+        if table is not None:
+            return table[indices.astype(np.int64)]
         flat = indices.astype(np.uint64).ravel()
         out = np.empty(flat.shape, dtype=np.int64)
         for start in range(0, flat.size, _STRIP):
@@ -173,6 +174,18 @@ class BlockShuffleConfig:
             raise TomatError(f"shuffle.perm_type is '{self.perm_type}'; expected feistel, none or full.")
 
 
+@dataclass(frozen=True)
+class _Epoch:
+    """The block shuffle of one epoch."""
+
+    block_order: KeyedPermutation
+    """Slot in the epoch -> block."""
+    tail_slot: int
+    """Slot of the block that has fewer rows than the others; one past the last slot if there is none."""
+    window_rows: np.ndarray
+    """int64 [windows + 1]: offset in the epoch at which each window begins; ends with the number of rows."""
+
+
 class ShuffledIndex:
     """The row at every position of a run. Positions count rows since the start of the first epoch, without end.
 
@@ -198,6 +211,7 @@ class ShuffledIndex:
         # each batch of 128 by itself took 2.8 us a row in NumPy calls.
         self._epoch = lru_cache(maxsize=2)(self._make_epoch)
         self._window_rows = lru_cache(maxsize=4)(self._make_window_rows)
+        self._full_order = lru_cache(maxsize=2)(self._make_full_order)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Rows at the given positions: int64 of the same shape, in [0, rows)."""
@@ -209,15 +223,11 @@ class ShuffledIndex:
             return offsets
         out = np.empty_like(offsets)
         for epoch in np.unique(epochs).tolist():
-            here = np.flatnonzero(epochs == epoch)
-            order, _, bounds = self._epoch(epoch)
+            here = epochs == epoch
             if self.config.perm_type == "full":
-                out[here] = order(offsets[here])
-                continue
-            windows = np.searchsorted(bounds, offsets[here], side="right") - 1
-            for window in np.unique(windows).tolist():
-                there = here[windows == window]
-                out[there] = self._window_rows(epoch, window)[offsets[there] - bounds[window]]
+                out[here] = self._full_order(epoch)(offsets[here])
+            else:
+                out[here] = self._epoch_rows(epoch, offsets[here])
         return out
 
     def window_at(self, position: int) -> tuple[int, int]:
@@ -226,39 +236,49 @@ class ShuffledIndex:
         The window of `none` is a stretch of `IN_ORDER_WINDOW_BLOCKS` blocks, that of `full` the epoch.
         """
         epoch, offset = divmod(position, self.rows)
-        if self.config.perm_type == "none":
+        if self.config.perm_type == "full":
+            start, stop = 0, self.rows
+        elif self.config.perm_type == "none":
             stretch = IN_ORDER_WINDOW_BLOCKS * self._block_rows
             start = offset // stretch * stretch
             stop = min(start + stretch, self.rows)
         else:
-            _, _, bounds = self._epoch(epoch)
+            bounds = self._epoch(epoch).window_rows
             window = int(np.searchsorted(bounds, offset, side="right")) - 1
             start, stop = int(bounds[window]), int(bounds[window + 1])
         return epoch * self.rows + start, epoch * self.rows + stop
 
+    def _epoch_rows(self, epoch: int, offsets: np.ndarray) -> np.ndarray:
+        """Rows at offsets int64[k] of one epoch of the block shuffle."""
+        bounds = self._epoch(epoch).window_rows
+        windows = np.searchsorted(bounds, offsets, side="right") - 1
+        rows = np.empty_like(offsets)
+        for window in np.unique(windows).tolist():
+            here = windows == window
+            rows[here] = self._window_rows(epoch, window)[offsets[here] - bounds[window]]
+        return rows
+
     def _make_window_rows(self, epoch: int, window: int) -> np.ndarray:
         """Rows int64 of one window, in the order of their positions."""
-        block_order, tail_slot, bounds = self._epoch(epoch)
-        size = int(bounds[window + 1] - bounds[window])
+        order = self._epoch(epoch)
+        size = int(order.window_rows[window + 1] - order.window_rows[window])
         places = KeyedPermutation(size, derive_key(self.seed, "window", epoch, window))(np.arange(size))
         # Number the rows as if the short block were whole: a row behind it moves up by what the block lacks.
         first_slot = self._window_slots[window]
-        if tail_slot >= first_slot:
-            tail_end = (tail_slot - first_slot + 1) * self._block_rows - self._missing
+        if order.tail_slot >= first_slot:
+            tail_end = (order.tail_slot - first_slot + 1) * self._block_rows - self._missing
             places += np.where(places >= tail_end, self._missing, 0)
         slots, rows_in_block = np.divmod(places, self._block_rows)
-        return block_order(slots + first_slot) * self._block_rows + rows_in_block
+        return order.block_order(slots + first_slot) * self._block_rows + rows_in_block
 
-    def _make_epoch(self, epoch: int) -> tuple[KeyedPermutation, int, np.ndarray]:
-        """The order of an epoch's rows where they are shuffled as a whole. Of the block shuffle slot -> block, the slot
-        of the block with fewer rows than the others (one past the last if there is none), and the offsets at which
-        windows begin, int64 [windows + 1], which end with the number of rows."""
-        if self.config.perm_type == "full":
-            return KeyedPermutation(self.rows, derive_key(self.seed, "full", epoch)), 0, np.array([0, self.rows])
+    def _make_epoch(self, epoch: int) -> _Epoch:
         block_order = KeyedPermutation(self._blocks, derive_key(self.seed, "blocks", epoch))
         bounds = self._window_slots * self._block_rows
         tail_slot = self._blocks
         if self._missing:
             tail_slot = int(block_order.inverse(np.array([self._blocks - 1]))[0])
             bounds = bounds - np.where(self._window_slots > tail_slot, self._missing, 0)
-        return block_order, tail_slot, bounds
+        return _Epoch(block_order, tail_slot, bounds)
+
+    def _make_full_order(self, epoch: int) -> KeyedPermutation:
+        return KeyedPermutation(self.rows, derive_key(self.seed, "full", epoch))

@@ -116,10 +116,10 @@ def write_grids(folder: Path, n_materials: int) -> tuple[ShardJob, SurveyUnit]:
 def start_set(job: ShardJob, surveyed: SurveyUnit) -> tuple[Planned, list[WriteUnit], Callable[[WriteUnit], int]]:
     """Plan the set of what has been surveyed and begin it; what is left to write, by chunk, and what writes it."""
     store = Store(job.output, job.storage_tries)
-    new = plan_set(job, [stored_findings(job, store, surveyed, unit_survey(store, surveyed))])
-    start_shards(store, *new)
-    units = write_units(new[0], surveyed.materials, range(new[0].n_chunks))
-    return new, units, unit_writer(store, job.storage_tries)
+    planned = plan_set(job, [stored_findings(job, store, surveyed, unit_survey(store, surveyed))])
+    start_shards(store, *planned)
+    units = write_units(planned.plan, surveyed.materials, range(planned.plan.n_chunks))
+    return planned, units, unit_writer(store, job.storage_tries)
 
 
 def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:

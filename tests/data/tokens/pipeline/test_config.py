@@ -24,6 +24,7 @@ PLACES = ["--input", "in", "--output", "out"]
         *(([*PLACES, "--valences", text], "valences") for text in ("{Si: .nan}", "{Si: -4}", "{Si: true}", "{Xx: 4}")),
         *(([*PLACES, "--max_skipped", text], "max_skipped") for text in (".nan", "-0.1", "1.5")),
         *(([*PLACES, "--electron_tolerance", text], "electron_tolerance") for text in (".nan", "0", "1.5")),
+        *(([*PLACES, "--max_clipped_share", text], "max_clipped_share") for text in (".nan", "-0.1", "1.5")),
         ([*PLACES, "--valences", "{Si: 400}"], "valences says 400"),
     ],
 )

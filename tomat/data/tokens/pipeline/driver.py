@@ -86,16 +86,18 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
     if config.codec is not None and job.codec is not None:
         check_codec(job.layout, job.codec)
     check_request(config, job, store, started, materials)
-    plan, surveyed, began = read_plan(store), 0, time.monotonic()
+    plan = read_plan(store)
+    surveyed = 0
+    began = time.monotonic()
     if plan is None:
-        new, surveyed = _survey_in_store(config, job, store, materials, runner)
-        start_shards(store, *new)
-        plan = new[0]
+        planned, surveyed = _survey_in_store(config, job, store, materials, runner)
+        start_shards(store, *planned)
+        plan = planned.plan
     else:
         _go_on(job, store, plan)
-    survey_seconds, began = time.monotonic() - began, time.monotonic()
+    begun = time.monotonic()
     rows = _write_rows(job, store, plan, materials, runner, read_again=False)
-    written = WrittenSet(finalise(store), surveyed, rows, survey_seconds, time.monotonic() - began)
+    written = WrittenSet(finalise(store), surveyed, rows, begun - began, time.monotonic() - begun)
     store.delete(SURVEY_PREFIX)
     return written
 
@@ -121,7 +123,8 @@ def write_shards(
     # A chunk boundary inside a material must not read it twice.
     read = lru_cache(maxsize=2)(get_grid)
     materials = [Material(name, f"material {name}", get_grid=read) for name in material_ids]
-    plan, found = read_plan(store), [] if surveyed is None else [surveyed]
+    plan = read_plan(store)
+    found = [] if surveyed is None else [surveyed]
 
     def look(unit: SurveyUnit) -> int:
         found.append(look_at(job, unit))
@@ -130,9 +133,9 @@ def write_shards(
     if plan is None:
         if surveyed is None:
             _run_with_bar(runner, look, survey_units(materials), "Surveying materials", len(materials))
-        new = plan_set(job, found)
-        start_shards(store, *new)
-        plan = new[0]
+        planned = plan_set(job, found)
+        start_shards(store, *planned)
+        plan = planned.plan
     else:
         # The grids, which are not read yet, are no part of what a set is known by.
         rows = [(material.material_id, (1, 1, 1)) for material in materials]
@@ -214,8 +217,12 @@ def request_identity(config: RetokenizeConfig, job: ShardJob, materials: Sequenc
         "layout": config.sequence_layout.to_dict(),
         "codec": fitted if config.codec is None or job.codec is None else job.codec.sha256,
         "promolecule": job.promolecule.sha256 if job.promolecule else "fit" if job.fits_promolecule else None,
-        **{key: getattr(config, key) for key in ("patches_per_material", "seed", "split", "block_rows")},
-        **{key: getattr(config, key) for key in ("electron_tolerance", "max_clipped_share")},
+        "patches_per_material": config.patches_per_material,
+        "seed": config.seed,
+        "split": config.split,
+        "block_rows": config.block_rows,
+        "electron_tolerance": config.electron_tolerance,
+        "max_clipped_share": config.max_clipped_share,
         "valences": dict(sorted(config.valences.items())),
         # Only where given: sets from before these settings stay the same request.
         **({"species": list(config.species)} if config.species else {}),
@@ -234,7 +241,7 @@ def _survey_in_store(
     surveys = {
         unit.index: unit_survey(store, unit)
         for unit in units
-        if unit.part("json").removeprefix(SURVEY_PREFIX) in records
+        if unit.part("record").removeprefix(SURVEY_PREFIX) in records
     }
     # A unit with skipped materials is looked at again: they may have been repaired since. So is an older one, in which
     # voxels outside the codec were not counted, or which left no structures and sums.
@@ -245,7 +252,8 @@ def _survey_in_store(
         or surveys[unit.index].skipped
         or not (job.codec is None or all(each.outside_codec for each in surveys[unit.index].materials))
     ]
-    n, n_left = len(materials), sum(len(unit.materials) for unit in left)
+    n = len(materials)
+    n_left = sum(len(unit.materials) for unit in left)
     _run_with_bar(runner, partial(survey_unit, job), left, "Surveying materials", n, done=n - n_left)
     surveys |= {unit.index: unit_survey(store, unit) for unit in left}
     skipped = [f"{name}: {reason}" for unit in units for name, reason in surveys[unit.index].skipped]

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from io import BytesIO
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -52,6 +52,14 @@ UNITS_AIMED_AT = 128
 """Units of a small set: a few for each core of one machine, each with a histogram of some megabytes to write."""
 
 
+_ENDINGS = {
+    "record": "json",
+    "structures": "structures.npz",
+    "histogram": "npz",
+    "promolecule": "promolecule.npz",
+}
+
+
 @dataclass(frozen=True)
 class SurveyUnit:
     """Materials that are surveyed together."""
@@ -59,14 +67,14 @@ class SurveyUnit:
     index: int
     materials: tuple[Material, ...]
 
-    def part(self, kind: Literal["json", "structures.npz", "npz", "promolecule.npz"]) -> str:
-        """The object that keeps a part of what was found: the record, the structures, the histogram, the sums."""
-        return f"{SURVEY_PREFIX}{self.index:06d}.{kind}"
+    def part(self, name: Literal["record", "structures", "histogram", "promolecule"]) -> str:
+        """The object that keeps a part of what was found."""
+        return f"{SURVEY_PREFIX}{self.index:06d}.{_ENDINGS[name]}"
 
     def parts(self, job: ShardJob) -> list[str]:
-        fitted = [self.part("npz")] if job.codec is None else []
-        fitted += [self.part("promolecule.npz")] if job.fits_promolecule else []
-        return [self.part("json"), self.part("structures.npz"), *fitted]
+        fitted = [self.part("histogram")] if job.codec is None else []
+        fitted += [self.part("promolecule")] if job.fits_promolecule else []
+        return [self.part("record"), self.part("structures"), *fitted]
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,8 @@ def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
     skipped: list[tuple[str, str]] = []
     with reading(unit.materials, job.storage_tries) as read:
         for material in unit.materials:
-            name, outside = material.material_id, None
+            name = material.material_id
+            outside = None
             try:
                 grid = read(name)
                 if job.electron_tolerance is not None:
@@ -177,13 +186,20 @@ def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
                 # A codec that is fitted to these very densities has none of their voxels outside.
                 if job.codec is not None:
                     outside = clipped_of(grid, job.codec, name, job.max_clipped_share)
+                surveyed = Surveyed(
+                    material_id=name,
+                    grid_shape=grid.grid_shape,
+                    n_atoms=len(grid.atomic_numbers),
+                    n_electrons=round(grid.electron_count, 4),
+                    clipped_voxels=grid.clipped_voxels,
+                    outside_codec=outside,
+                )
                 crystal = Crystal.of(grid)
                 if promolecule is not None:
                     promolecule.add(grid)
                 if histogram is not None:
                     histogram.add(grid.rho)
-                electrons, n_atoms = round(grid.electron_count, 4), len(grid.atomic_numbers)
-                found.append(Surveyed(name, grid.grid_shape, n_atoms, electrons, grid.clipped_voxels, outside))
+                found.append(surveyed)
                 crystals.append(crystal)
             except RetryableError:
                 raise
@@ -204,19 +220,20 @@ def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
     """Survey the materials of a unit, and leave the findings in the output. Returns the number of materials."""
     found = look_at(job, unit)
     store = Store(job.output, job.storage_tries)
-    store.write(unit.part("structures.npz"), found.structures.to_bytes())
+    store.write(unit.part("structures"), found.structures.to_bytes())
     if found.promolecule is not None:
-        store.write(unit.part("promolecule.npz"), found.promolecule.to_bytes())
+        store.write(unit.part("promolecule"), found.promolecule.to_bytes())
     if found.histogram is not None:
-        store.write(unit.part("npz"), found.histogram.to_bytes())
+        store.write(unit.part("histogram"), found.histogram.to_bytes())
     # Last: the record says that the others are there.
-    store.write(unit.part("json"), found.survey.to_bytes())
+    store.write(unit.part("record"), found.survey.to_bytes())
     return len(unit.materials)
 
 
 def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
     """The record that `survey_unit` left."""
-    content, source = store.read(unit.part("json")), store.url + unit.part("json")
+    content = store.read(unit.part("record"))
+    source = store.url + unit.part("record")
     if content is None:
         raise TomatError(f"{source} is gone although its unit was surveyed. Run the command again.")
     again = "Remove this file and run the same command again; it surveys its materials again."
@@ -232,7 +249,7 @@ def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
 
 def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitSurvey) -> Findings:
     """What `survey_unit` left of a unit, whose record is read already."""
-    again = f"Remove {store.url}{unit.part('json')} and run the same command again; it surveys these materials again."
+    again = f"Remove {store.url}{unit.part('record')} and run the same command again; it surveys these materials again."
 
     def part(name: str) -> tuple[bytes, str]:
         if (content := store.read(name)) is None:
@@ -240,18 +257,23 @@ def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitS
         return content, store.url + name
 
     names = [material.material_id for material in survey.materials]
-    structures = Structures.from_bytes(*part(unit.part("structures.npz")), names, again)
+    structures = Structures.from_bytes(*part(unit.part("structures")), names, again)
     histogram = promolecule = None
     if job.codec is None:
-        content, source = part(unit.part("npz"))
+        content, source = part(unit.part("histogram"))
         histogram = DensityHistogram.load(BytesIO(content), source, again)
     if job.fits_promolecule:
-        promolecule = PromoleculeFit.from_bytes(*part(unit.part("promolecule.npz")), again)
+        promolecule = PromoleculeFit.from_bytes(*part(unit.part("promolecule")), again)
     return Findings(survey, structures, histogram, promolecule)
 
 
-Planned = tuple[ShardManifest, DensityCodec, Structures, Promolecule | None]
-"""A shard set before its first row, as `start_shards` takes it."""
+class Planned(NamedTuple):
+    """A shard set before its first row, as `start_shards` takes it."""
+
+    plan: ShardManifest
+    codec: DensityCodec
+    structures: Structures
+    promolecule: Promolecule | None
 
 
 def plan_set(job: ShardJob, findings: Iterable[Findings]) -> Planned:
@@ -279,7 +301,7 @@ def plan_set(job: ShardJob, findings: Iterable[Findings]) -> Planned:
         structures_sha256=structures.sha256,
         promolecule_sha256=promolecule and promolecule.sha256,
     )
-    return plan, codec, structures, promolecule
+    return Planned(plan, codec, structures, promolecule)
 
 
 def write_units(plan: ShardManifest, materials: Sequence[Material], missing: Sequence[int]) -> list[WriteUnit]:

@@ -240,7 +240,7 @@ def study(
 
 
 def density_of_run(path: Path, crystal: Crystal, grid_shape: tuple[int, int, int]) -> DensityGrid:
-    """The density of a `charge-density.dat` on a grid of the crystal's cell that holds all of its vectors."""
+    """The density of a `charge-density.dat`, e/Å³, on a grid of the crystal's cell that holds all of its vectors."""
     vectors, coefficients = read_coefficients(path)
     spectrum = np.zeros(grid_shape, np.complex128)
     if vectors.gamma_only:

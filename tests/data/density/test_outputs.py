@@ -188,14 +188,15 @@ def test_a_charge_density_of_quantum_espresso_is_on_the_vectors_of_its_run(tmp_p
     miller = np.array([[0, 0, 0], [0, -1, 0], [2, 0, 0], [0, 0, 1], [0, 1, 0], [1, 1, 1]], np.int32)
     template = tmp_path / "charge-density.dat"
 
-    def write_template(n_spin):
+    def write_template(n_spin, factor=1.0):
         with FortranFile(template, "w") as file:
-            for record in (np.array([0, 6, n_spin], np.int32), reciprocal, miller, np.zeros(6, np.complex128)):
+            for record in (np.array([0, 6, n_spin], np.int32), reciprocal * factor, miller, np.zeros(6, np.complex128)):
                 file.write_record(record)
 
-    write_template(2)
-    with pytest.raises(TomatError, match="has 2 spin components"):
-        read_reciprocal_list(template)
+    for n_spin, factor, message in ((2, 1, "has 2 spin components"), (1, 1e300, "vectors"), (1, np.nan, "vectors")):
+        write_template(n_spin, factor)
+        with pytest.raises(TomatError, match=message):
+            read_reciprocal_list(template)
     write_template(1)
     x, y, z = np.meshgrid(*(np.arange(n) / n for n in (5, 6, 7)), indexing="ij")
     waves = 0.2 * np.cos(2 * np.pi * 2 * x) + 0.1 * np.sin(2 * np.pi * y) + 0.05 * np.cos(2 * np.pi * z + 1.0)

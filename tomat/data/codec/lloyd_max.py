@@ -189,7 +189,8 @@ def fit_lloyd_max(
             f"The densities have {len(fine.bins):,} distinct values above zero (fine bins of 1.2e-4 and less), too few "
             f"for {n_bins:,} bins. Fit to more densities, or ask for at most {len(fine.bins) + 1:,} bins."
         )
-    smallest, total = fine_bin_edges(np.array([FIRST_NORMAL_BIN])), float(histogram.sums.sum())
+    smallest = fine_bin_edges(np.array([FIRST_NORMAL_BIN]))
+    total = float(histogram.sums.sum())
     codecs: dict[str, LloydMaxCodec] = {}
     report: dict[str, Any] = {"n_voxels": histogram.n_voxels, "counts": [], "iterations": {}, "nmae_floor": {}}
     for each in OBJECTIVES:

@@ -28,7 +28,10 @@ class FineBins:
     def __init__(self, histogram: DensityHistogram) -> None:
         self.bins = np.flatnonzero(histogram.counts)
         """int64 [m]: their numbers."""
-        self.counts, self.sums = histogram.counts[self.bins], histogram.sums[self.bins]
+        self.counts = histogram.counts[self.bins]
+        """int64 [m]."""
+        self.sums = histogram.sums[self.bins]
+        """float64 [m]."""
         self.lower = fine_bin_edges(self.bins).astype(np.float64)
         """float64 [m]: lower edges."""
         above = fine_bin_edges(np.minimum(self.bins + 1, N_FINE_BINS - 1)).astype(np.float64)

@@ -110,7 +110,8 @@ def check_atoms_on_density(
     found = misfit_of(values, crystal)
     if found is None:
         return
-    source, remedy = crystal.name, "`--accept atoms` reads it as it is."
+    source = crystal.name
+    remedy = "`--accept atoms` reads it as it is."
     if found.share > LEAST_GAIN:
         for words, other, moved in _other_readings(values, crystal):
             again = misfit_of(other, moved)
@@ -173,7 +174,8 @@ def _fault(meaning: Reading, held: dict[int, tuple[float, float, float]]) -> str
     """What one meaning of the count cannot explain, in words; empty if it explains all."""
     for z in meaning.with_cores:
         expected = thomas_fermi_electrons(z, CORE_SPHERE_A)
-        if z > 10 and (core := held[z][2]) < LEAST_CORE_SHARE * expected:
+        _, _, core = held[z]
+        if z > 10 and core < LEAST_CORE_SHARE * expected:
             return (
                 f"{meaning.words()} would be all electrons, but {symbol_of(z)} has {core:.2g} within "
                 f"{CORE_SPHERE_A:g} A, its shells {expected:.2g}"

@@ -59,12 +59,14 @@ def density_of(
     crystal = Crystal(lattice, atomic_numbers, frac_coords, source)
     in_e_per_a3: tuple[Reading, ...] = ()
     if cube:
-        found, allowed = float(np.mean(values, dtype=np.float64)), earned_tolerance(values, lattice, cube=True)
+        found = float(np.mean(values, dtype=np.float64))
+        allowed = earned_tolerance(values, lattice, cube=True)
         in_e_per_a3 = _meanings(found * BOHR_A**3, allowed, atomic_numbers, rules.valences)
         # All electrons count for nothing here: on a grid like these their sum is a matter of chance.
         as_is = [each for each in _meanings(found, allowed, atomic_numbers, rules.valences) if not each.with_cores]
         if in_e_per_a3 and not as_is and "cube_e_per_a3" in rules.accept:
-            values, in_e_per_a3 = values * BOHR_A**3, ()
+            values = values * BOHR_A**3
+            in_e_per_a3 = ()
     check_rho_times_volume(values, crystal, partial=partial, cube=cube)
     if "zeros" not in rules.accept:
         check_zeros(values, source)
@@ -232,13 +234,15 @@ def check_electron_count(
             f"{start} {off:.2g} off a whole number, expected {allowed:.2g} at most.{damaged} `--accept {flag}` reads "
             "it as it is."
         )
-    below, above = ([each for each in known if (each.electrons > found) == more] for more in (False, True))
+    below = [each for each in known if each.electrons < found]
+    above = [each for each in known if each.electrons > found]
     nearest = " and ".join(each.words() for each in below[-1:] + above[:1])
     start += " a count" if cause else ""
+    unknown = "" if cause else " Atoms are missing, or it holds another quantity, such as cores or spins."
     raise TomatError(
-        f"{start} which no pseudopotentials in use for these {len(atomic_numbers)} atoms give; nearest are {nearest}. "
-        "Atoms are missing, it holds another quantity, or the cell is charged: give --valences where yours are others; "
-        "`--accept electrons` reads it as it is."
+        f"{start} which no pseudopotentials in use for these {len(atomic_numbers)} atoms give; nearest are {nearest}."
+        f"{unknown} Give --valences where yours are others; `--accept electrons` reads it as it is, such as a charged "
+        "cell."
     )
 
 
@@ -280,7 +284,8 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Seque
 def unit_hint(reading: Reading) -> str:
     """What is said of a cube whose values are in another unit."""
     return (
-        f"this cube is in e/Å³, not in e/bohr^3: so it holds {reading.words()}, `--accept cube_e_per_a3` reads it so."
+        f"this cube is in e/Å³, not in e/bohr^3: so it holds {reading.words()}, and `--accept cube_e_per_a3` reads it "
+        "so."
     )
 
 

@@ -197,8 +197,11 @@ def _next_line(text: limits.BoundedText, longest: int) -> bytes:
 
 def _grid_line(line: bytes) -> tuple[int, int, int] | None:
     """The sides in a line of three whole numbers; None for another line."""
-    sides = [int(word) for word in line.split() if word.isdigit() and len(word) < 10]
-    return (sides[0], sides[1], sides[2]) if len(sides) == len(line.split()) == 3 else None
+    words = line.split()
+    if len(words) != 3 or not all(word.isdigit() and len(word) < 10 for word in words):
+        return None
+    nx, ny, nz = (int(word) for word in words)
+    return nx, ny, nz
 
 
 def _sides(shape: tuple[int, int, int]) -> str:

@@ -48,7 +48,8 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
     if header.ghosts:
         _log.warning("%s has %d ghost atom(s) (Z = 0), which are left out.", source, header.ghosts)
     values *= abs(float(np.linalg.det(header.lattice))) / BOHR_A**3
-    name, nuclei = material_id or Path(source).name, header.numbers > 0
+    name = material_id or Path(source).name
+    nuclei = header.numbers > 0
     atoms = header.lattice, header.numbers[nuclei], header.coords[nuclei]
     return density_of(values, *atoms, source=source, material_id=name, rules=rules, partial=partial, cube=True)
 

@@ -61,8 +61,8 @@ def read_coefficients(path: str | os.PathLike[str]) -> tuple[ReciprocalList, np.
             miller = np.reshape(file.read_record("i4"), (n_vectors, 3))
             coefficients = np.reshape(file.read_record("c16"), n_vectors)
             # NaN is refused too: it is not below anything.
-            flat = not np.abs(np.linalg.det(reciprocal)) > SMALLEST_VOLUME
-            if flat or not (np.abs(reciprocal) < LARGEST_RECIPROCAL).all():
+            plausible = (np.abs(reciprocal) < LARGEST_RECIPROCAL).all()
+            if not plausible or not np.abs(np.linalg.det(reciprocal)) > SMALLEST_VOLUME:
                 raise ValueError(f"reciprocal vectors {reciprocal.tolist()}; expected three of a cell, in 1/bohr")
             if miller.min() < -LARGEST_INDEX or miller.max() > LARGEST_INDEX:
                 raise ValueError(f"Miller indices up to {miller.max()} and down to {miller.min()}")

@@ -89,7 +89,8 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
     if filling > LARGEST_FILLING:
         raise TomatError(
             f"{found}, spheres of covalent radius fill it {filling:.2g} times; expected {LARGEST_FILLING:g} at most. "
-            f"Are lengths in A taken for bohr (in a cube, write its numbers of voxels as negative)? {hint}"
+            "Are lengths in A taken for bohr (in a cube, write its numbers of voxels as negative)? "
+            "`--accept distances` reads it as it is."
         )
     first, second, distance_a = _neighbours(lattice, frac_coords)
     sums = radii[first] + radii[second]

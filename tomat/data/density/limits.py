@@ -183,7 +183,10 @@ def finite_numbers(line: bytes) -> list[float] | None:
 def with_e(line: bytes) -> bytes:
     """A line of numbers with their exponents as other languages read them; as it is if it has others."""
     found = _numbers(line)
-    return line if found is None else found[0]
+    if found is None:
+        return line
+    spelt, _ = found
+    return spelt
 
 
 def without_padding(values: np.ndarray, n_values: int, per_line: int) -> np.ndarray:
@@ -223,7 +226,8 @@ def parsed(lines: bytes, source: str, what: str, kind: str) -> np.ndarray:
     if found is None:
         word = next((word for word in lines.split() if _numbers(word) is None), b"")[:40].decode("latin-1")
         raise TomatError(f"{source} is not a complete {kind}: found {word!r} among the values of the {what}.")
-    return found[1]
+    _, values = found
+    return values
 
 
 def _as_fortran(text: bytes) -> Iterator[bytes]:

@@ -133,23 +133,30 @@ def _replacing(target: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
-        folder, lock = target.parent, None
-        while lock is None:
-            folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=WRITING))
-            # Another process may take it for a leftover before it is locked; some network file systems have no locks.
-            with contextlib.suppress(BlockingIOError, FileNotFoundError):
-                lock = _lock(folder, needed=False)
-                if not folder.exists():
-                    os.close(lock)
-                    lock = None
-        try:
+        with _writing_folder(target.parent) as folder:
             yield folder / target.name
             _exchange(folder / target.name, target)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror or first_line(error)}.") from error
+
+
+@contextlib.contextmanager
+def _writing_folder(parent: Path) -> Iterator[Path]:
+    """A folder to write into, of a name of its own, locked for as long as it is written into."""
+    lock = None
+    while lock is None:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=WRITING))
+        # Another process may take it for a leftover before it is locked; some network file systems have no locks.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock = _lock(folder, needed=False)
+            if not folder.exists():
+                os.close(lock)
+                lock = None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def _lock(folder: Path, *, needed: bool = True) -> int:

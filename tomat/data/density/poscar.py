@@ -200,12 +200,14 @@ def _groups(text: limits.BoundedText) -> tuple[tuple[str, ...] | None, tuple[int
     symbols: list[str] = []
     counts: list[int] = []
     line = _line(text, "species or counts").strip()
-    while line[:1].isalpha() and len(symbols) <= MOST_GROUPS:
+    while line[:1].isalpha():
         for word in line.split():
             # `Mg` of `Mg`, `Mg_pv` and `Mg_pv/f474ac0d`.
             symbols.append(re.split(r"[/_.]", word.decode("latin-1"), maxsplit=1)[0])
             if symbols[-1] not in SYMBOLS:
                 raise TomatError(f"{source}: the species line names {_shown(word)}, which is no element.")
+        if len(symbols) > MOST_GROUPS:
+            raise TomatError(f"{source}: found more than {MOST_GROUPS} species; the file is damaged.")
         line = _line(text, "counts").strip()
     while line[:1].isdigit():
         for word in line.split():

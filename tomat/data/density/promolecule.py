@@ -169,11 +169,7 @@ class Promolecule:
                 {atomic_number(s): np.array(c, np.float64) for s, c in values["coefficients_e_per_a3"].items()},
                 values["n_materials"],
                 {atomic_number(s): float(electrons) for s, electrons in values["valence_electrons"].items()},
-                {
-                    (atomic_number(one), atomic_number(other)): float(distance)
-                    for words, distance in values["shortest_distance_a"].items()
-                    for one, other in [words.split("-")]
-                },
+                {_pair(words): float(distance) for words, distance in values["shortest_distance_a"].items()},
                 float(values["spacing_a"]),
                 float(values["void_radius_a"]) if "void_radius_a" in values else None,
             )
@@ -193,6 +189,11 @@ class Promolecule:
             reason = getattr(error, "strerror", None) or error
             raise TomatError(f"Cannot read the promolecule {path}: {reason}. {_AGAIN}") from error
         return cls.from_text(text, str(path))
+
+
+def _pair(words: str) -> tuple[int, int]:
+    first, second = words.split("-")
+    return atomic_number(first), atomic_number(second)
 
 
 @dataclass

@@ -140,7 +140,8 @@ def _open_group(text: str) -> Any:
 
 
 def _json_attribute(attributes: Mapping[str, Any], key: str, text: str) -> dict[str, Any]:
-    value, wrong = attributes.get(key), "missing or not an object"
+    value = attributes.get(key)
+    wrong = "missing or not an object"
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:

@@ -82,6 +82,7 @@ WRONG = [
     ("mfu CONFIG --step_seconds 2 --slice v6e-5", "slice 'v6e-5' is not known"),
     ("launch CONFIG", "--zone is missing"),
     ("retokenize --output x --patches 3", "did you mean patches_per_material?"),
+    ("export --run RUN --output configs", "--output configs is there already"),
     ("bench preemption --kills 3", "`tomat bench preemption` is now `python profiling/preemption_soak.py`"),
     ("", "required: VERB"),
 ]

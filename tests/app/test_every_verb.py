@@ -179,6 +179,18 @@ def test_what_is_in_the_way_is_one_line(tmp_path, capfd):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "x.json"]
 
 
+def test_a_limit_of_the_system_leaves_what_was_there(tmp_path):
+    """As a quota does it: no file may grow."""
+    report = tmp_path / "x.json"
+    report.write_text("before")
+    limited = subprocess.run(
+        ["bash", "-c", 'ulimit -f 0; exec "$@"', "-", *tomat("tokens", "layouts", "--json", report)],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert limited.returncode == 2 and one_line(limited.stderr), limited.stderr
+    assert report.read_text() == "before" and [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
 @full_device
 @pytest.mark.parametrize("words", [["--json", "-"], []])
 def test_standard_output_that_takes_no_more_is_one_line(words):

@@ -91,8 +91,8 @@ def _run_eval(args: argparse.Namespace) -> int:
     from tomat.predict.inference.trained import load_trained
 
     own = {"autoregressive": {"choice": Choice("sampled" if drawn else "median", **drawn), **cache}}
-    names = ("patches_per_material", "whole_cell", "seed", "batch_size")
-    config = TeacherForcedConfig(**{name: getattr(args, name) for name in names})
+    flags = ("patches_per_material", "whole_cell", "seed", "batch_size")
+    config = TeacherForcedConfig(**{flag: getattr(args, flag) for flag in flags})
     run = load_trained(args.run_dir, args.step, packed=True)
     names, load, materials_from = _materials(args, run.config)
     predictors = {decoder: RunPredictor(run, decoder=decoder, **own.get(decoder, {})) for decoder in decoders}

@@ -33,9 +33,9 @@ def _run_mfu(args: argparse.Namespace) -> int:
     from tomat.train.settings.keys import check_words
 
     run, seconds = args.run_dir, args.step_seconds
-    both = (args.config_path is None) == (run is None)
+    none_or_both = (args.config_path is None) == (run is None)
     refuse(
-        (both, "give --config_path with --slice and --step_seconds, or --run with a run's folder."),
+        (none_or_both, "give --config_path with --slice and --step_seconds, or --run with a run's folder."),
         (run and seconds, "--step_seconds does not go with --run, whose log has the step times."),
         (not run and not seconds, "--step_seconds is missing: the measured duration of a step, such as 2.08."),
     )
@@ -101,10 +101,14 @@ def _print(result: dict[str, Any]) -> None:
             )
     if "wall_seconds_by_part" not in result:
         return
-    wall, lost, rows = result["wall_seconds"], result.get("wall_mfu_full_lost", {}), []
+    wall = result["wall_seconds"]
+    lost = result.get("wall_mfu_full_lost", {})
+    headings = ("seconds", "share", "MFU lost, points") if lost else ("seconds", "share")
+    rows = []
     for part, seconds in result["wall_seconds_by_part"].items():
         cells = [part.replace("_", " "), f"{seconds:,.2f}", f"{100 * seconds / wall:.1f} %"]
-        rows.append([*cells, f"{100 * lost[part]:.2f}" if part in lost else ""][: 4 if lost else 3])
-    headings = ("seconds", "share", "MFU lost, points")[: 3 if lost else 2]
+        if lost:
+            cells.append(f"{100 * lost[part]:.2f}" if part in lost else "")
+        rows.append(cells)
     columns = [Column("part"), *(Column(heading, right=True) for heading in headings)]
     show(Table(f"{wall:,.1f} s of wall-clock time", columns, rows))

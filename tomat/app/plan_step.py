@@ -142,7 +142,8 @@ def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
     if args.docs:
         from tomat.train.settings.config import config_hash
 
-        figures, config = None, plan.config
+        config = plan.config
+        figures = None
         if plan.step is not None and plan.step_seconds is not None:
             figures = step_report(plan.work, plan.slice_, plan.step_seconds.estimate)
             spans = {"step_seconds": plan.step_seconds, **plan.utilisation}

@@ -43,6 +43,10 @@ least recently used are removed. No variable of this environment decides the ste
 """
 
 DEFAULT_TRACKING_DIR = Path("docs/tracking")
+OF_A_CELL = ("grid", "atoms", "structure", "rounds", "kv_cache_dtype")
+"""Flags that go with `--decode` alone."""
+OF_A_STEP = ("sweep", "max_batch", "calibrate", "record", "docs", "emit", "executable", "codec")
+"""Flags that do not go with `--decode`."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -114,16 +118,16 @@ def _run_plan(args: argparse.Namespace) -> int:
         if len(words) != 2:
             raise TomatError(f"compare takes two plans, profiles or breakdowns, got {len(words)}: {' '.join(words)}.")
         return compare_targets(args, *words)
-    of_cell = [name for name in ("grid", "atoms", "structure", "rounds", "kv_cache_dtype") if getattr(args, name)]
-    others = ("sweep", "max_batch", "calibrate", "record", "docs", "emit", "executable", "codec")
-    without = [name for name in others if getattr(args, name)]
-    rows, chips, decodes = ", ".join(args.row), ", ".join(args.chip), args.decode is not None
+    decodes = args.decode is not None
+    of_cell = next((name for name in OF_A_CELL if getattr(args, name)), None)
+    of_step = next((name for name in OF_A_STEP if getattr(args, name)), None)
+    row, chip = (next(iter(names), None) for names in (args.row, args.chip))
     refuse(
-        (rows and args.sweep is None, f"--row {rows} is a row of a sweep; give its file with --sweep."),
+        (args.row and args.sweep is None, f"--row {row} is a row of a sweep; give its file with --sweep."),
         (args.kernels is not None and not args.calibrate, "--kernels is for --calibrate; give both."),
-        (chips and args.kernels is None, f"--chip {chips} chooses rows of --kernels; give its file."),
-        (of_cell and not decodes, f"--{' --'.join(of_cell[:1])} is for --decode; give both."),
-        (decodes and without, f"--decode plans a cell, which has no --{' --'.join(without[:1])}; leave one out."),
+        (args.chip and args.kernels is None, f"--chip {chip} chooses rows of --kernels; give its file."),
+        (of_cell and not decodes, f"--{of_cell} is for --decode; give both."),
+        (decodes and of_step, f"--decode plans a prediction, which has no --{of_step}; leave one of them out."),
         (decodes and args.grid is None, "--decode needs the voxels of the cell; give --grid NX NY NZ."),
         (
             decodes and (args.atoms is None) == (args.structure is None),
@@ -166,13 +170,14 @@ def _calibrate(args: argparse.Namespace) -> int:
     if args.kernels is not None:
         from tomat.report.pages.kernels_page import calibrate_kernels
 
-        limits = {"workers": args.workers, "cache_dir": args.cache_dir, "chips": args.chip}
-        record = calibrate_kernels(args.kernels, tracking_dir, **limits)
+        kept = {"cache_dir": args.cache_dir, "chips": args.chip}
+        record = calibrate_kernels(args.kernels, tracking_dir, workers=args.workers, **kept)
     else:
         from tomat.app.plan_step import compile_arguments
         from tomat.report.pages.calibration_page import calibrate
 
-        added, how = [] if args.record is None else _measurements(args.record), compile_arguments(args)
+        added = [] if args.record is None else _measurements(args.record)
+        how = compile_arguments(args)
         with Stages() as stages:
             record = calibrate(tracking_dir, added=added, only_new=not args.calibrate, on_stage=stages.show, **how)
     write_report(args.json, record)

@@ -151,8 +151,8 @@ def _run_predict(args: argparse.Namespace) -> int:
         def on_patches(done: int, total: int) -> None:
             bar.update(patches, completed=done, total=total, visible=True)
 
-        said = {"on_start": on_start, "on_line": on_line, "on_patches": on_patches}
-        outcome = predict_structures(predictor, files, settings, **said)
+        told = {"on_start": on_start, "on_line": on_line, "on_patches": on_patches}
+        outcome = predict_structures(predictor, files, settings, **told)
         bar.update(structures, description="structures", completed=len(files))
     ignored |= outcome.ignored
     failed, skipped = outcome.failed, outcome.skipped

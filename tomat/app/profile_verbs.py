@@ -74,12 +74,12 @@ class _FormHelp(argparse.Action):
 
 def _run_profile(args: argparse.Namespace) -> int:
     """Where the cycles of a step went, from a profile or a compiled program."""
-    form, *words = args.target
-    if form == "compare":
+    target, *words = args.target
+    if target == "compare":
         if len(words) != 2:
             raise TomatError(f"compare takes two profiles or breakdowns, got {len(words)}: {' '.join(words)}.")
         return compare_targets(args, *words)
-    if form == "index":
+    if target == "index":
         if len(words) != 1:
             raise TomatError("index takes one folder, such as docs/tracking.")
         if not Path(words[0]).is_dir():
@@ -99,11 +99,11 @@ def _run_profile(args: argparse.Namespace) -> int:
         from tomat.perf.profile.xprof_check import check_against_xprof, require_xprof
 
         require_xprof()  # before the seconds that reading the trace takes
-    breakdown = load_breakdown(form, device_kind=args.device_kind, session=args.session, program=args.program)
+    breakdown = load_breakdown(target, device_kind=args.device_kind, session=args.session, program=args.program)
     print_breakdown(breakdown, args.top)
     report = breakdown.to_dict()
     if args.xprof:
-        report["xprof"] = check = check_against_xprof(Path(profile_place(form)))
+        report["xprof"] = check = check_against_xprof(Path(profile_place(target)))
         console.print(
             f"xprof: self time {check['xprof_self_seconds']:.9f} s over {check['n_operations']} operations, tomat "
             f"{check['tomat_self_seconds']:.9f} s; largest difference of one operation "
@@ -115,7 +115,7 @@ def _run_profile(args: argparse.Namespace) -> int:
 
         of_the_run = {name: getattr(args, name) for name in ("run_name", "baseline", "commit", "date")}
         kind = "measured" if breakdown.source == "trace" else "predicted"
-        console.print(f"wrote {write_run_page(Path(form), args.docs, breakdown, kind=kind, **of_the_run)}")
+        console.print(f"wrote {write_run_page(Path(target), args.docs, breakdown, kind=kind, **of_the_run)}")
     return 0
 
 

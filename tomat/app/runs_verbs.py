@@ -187,9 +187,10 @@ def _run_compare(args: argparse.Namespace) -> int:
 
     with console.status("reading the runs"):
         comparison = compare_runs(args.runs)
-    parts, lines = compare_page.breakdown_parts(comparison), compare_page.sparklines(comparison)
+    parts = compare_page.breakdown_parts(comparison)
+    lines = [f"{line} {name}" for name, line in compare_page.sparklines(comparison)]
     scale = f"training loss of {len(comparison.common_steps):,} common steps, one scale"
-    lines = [f"{line} {name}" for name, line in lines] + [scale if lines else "the runs share no step that has a loss"]
+    lines.append(scale if lines else "the runs have no step in common that has a loss")
     show(compare_page.settings_part(comparison), compare_page.figures_table(comparison), *parts, *lines)
     for reason in comparison.not_comparable:
         console.print(Text.assemble(("losses cannot be compared:", "yellow"), f" {reason}"))

@@ -75,12 +75,12 @@ def parts(text: str) -> dict[str, int | None]:
 
 
 def _run_write(args: argparse.Namespace) -> int:
-    from tomat.predict.weights.folder import Compression
-
     if args.output.exists():
         raise TomatError(f"--output {args.output} is there already; give another folder, or remove it.")
     compression = None
     if args.bits is not None:
+        from tomat.predict.weights.folder import Compression
+
         # What the flags ask for, checked before the run is loaded.
         scheme = args.scheme or ("affine" if args.bits == 8 else "lut")
         bits = {part: args.bits if own is None else own for part, own in args.what.items()}

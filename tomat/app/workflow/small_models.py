@@ -64,7 +64,8 @@ COLUMNS = (
 
 def models_table(models: Sequence[SmallModel]) -> Table:
     """Models beside the first of them."""
-    first, rows = models[0], []
+    first = models[0]
+    rows = []
     for one in models:
         of_float32 = (one.disk_bytes / one.float32_bytes, one.memory_bytes / one.float32_bytes)
         alone = (one.free_running_nmae, one.free_running_nmae / first.free_running_nmae)
@@ -175,8 +176,8 @@ def _measured(folder: Path) -> tuple[float, float, float, int]:
         return typed(figures, _Spread, f"{name} of {path}", remedy)["median"]
 
     seconds = sorted(each["seconds"] for each in typed(cells, _Cells, f"free_running of {path}", remedy)["materials"])
-    nmae = median(report, "teacher_forced_nmae_median"), median(cells, "free_running_nmae")
-    return *nmae, seconds[len(seconds) // 2], len(seconds)
+    teacher_forced = median(report, "teacher_forced_nmae_median")
+    return teacher_forced, median(cells, "free_running_nmae"), seconds[len(seconds) // 2], len(seconds)
 
 
 def _how(folder: Path) -> str:

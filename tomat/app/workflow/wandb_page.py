@@ -63,8 +63,8 @@ def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
     end_wandb(wandb)
     if not failed and not thread.is_alive():
         return True
-    why = f"no answer in {wandb.background_finish_timeout:g} s"
-    why = f"{type(failed[0]).__name__}: {failed[0]}" if failed else why
+    silent = f"no answer in {wandb.background_finish_timeout:g} s"
+    why = f"{type(failed[0]).__name__}: {failed[0]}" if failed else silent
     console.print(
         f"warning: the pages of the run are not in W&B ({why}). Later: `wandb artifact put --type {ARTIFACT_TYPE} "
         f"--name {wandb.project}/{config.run_name}-page {run_dir / layout.HTML_FILE}`",

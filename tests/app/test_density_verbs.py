@@ -121,6 +121,26 @@ def test_wrong_words_are_refused(tmp_path, polarised, grid, capsys):
     assert not list(tmp_path.glob("x*"))
 
 
+def test_species_are_for_the_files_of_a_folder_that_name_none_and_ghosts_are_said(tmp_path, grid, capsys):
+    for name, numbers in (("a", [11, 9]), ("b", [12, 8])):
+        each = DensityGrid(grid.rho, grid.lattice, np.array(numbers), grid.frac_coords, name)
+        write_density(each, tmp_path / "in" / f"{name}.CHGCAR", "chgcar")
+    nameless = tmp_path / "in" / "a.CHGCAR"
+    nameless.write_text(nameless.read_text().replace("Na   F    \n", "", 1))
+    words = "convert", "--input", tmp_path / "in", "--output", tmp_path / "out", "--format", "cube"
+    assert density(*words) == 1 and density(*words, "--species", "Na", "F") == 0
+    found = {name: open_density(tmp_path / "out" / f"{name}.cube").atomic_numbers.tolist() for name in "ab"}
+    assert found == {"a": [11, 9], "b": [12, 8]}
+    cube = tmp_path / "out" / "a.cube"
+    lines = cube.read_text().splitlines()
+    lines[2] = lines[2].replace("2", "3", 1)
+    cube.write_text("\n".join([*lines[:8], "0 0.0 1.0 1.0 1.0", *lines[8:]]) + "\n")
+    capsys.readouterr()
+    assert density("show", cube) == 0 and "ghost atoms 1 (Z = 0), left out" in told(capsys)
+    assert density("convert", "--input", cube, "--output", tmp_path / "CHGCAR") == 0
+    assert "1 ghost atom(s) (Z = 0) not kept" in told(capsys)
+
+
 def test_two_files_are_compared(tmp_path, polarised, grid, capsys):
     scaled = DensityGrid(grid.rho * 1.05, grid.lattice, grid.atomic_numbers, grid.frac_coords, "scaled")
     write_density(scaled, tmp_path / "scaled.cube", "cube")

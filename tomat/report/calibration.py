@@ -120,5 +120,5 @@ def _models_parts(rows: Sequence[CalibrationRow], models: Mapping[str, ModelTabl
             measured = row.measured.get("step_seconds")
             parts.append(Heading(row.name + (f": measured {seconds(measured)}" if measured else "")))
             parts.append(Table("", heads, body, ("sum", *total)))
-    said = "`compiler` (XLA's own cycles) and `roofline` say nothing of Pallas kernels, `schedule` nothing of waiting."
-    return [*parts, said]
+    said = "`compiler` (XLA's own cycles) and `roofline` say nothing of Pallas kernels; "
+    return [*parts, f"{said}`schedule` alone says nothing of waiting for memory."]

@@ -50,17 +50,18 @@ ASIDE = 1.035
 """Factor in chips between the bars of two lines, which would cover each other."""
 
 PLANNED_LEGEND = (
-    "Planned, not measured. HBM: of a chip. Intervals are those of a step's parts (`kernels.md`); the error is mostly "
-    "common to the rows of one model, so their order is surer than their figures. Without timings: the share of the "
-    f"step on kernels that no such chip has timed the like of ({UNKNOWN}: planned before that was kept)."
+    "Planned, not measured. HBM: of one chip, required and available. Intervals are those of a step's parts "
+    "(`kernels.md`); the error is mostly common to the rows of one model, so their order is surer than their figures. "
+    f"Without timings: the share of the step on kernels that no such chip has timed the like of ({UNKNOWN}: "
+    "planned before that was kept)."
 )
 WINDOW_LEGEND = "A sliding window lowers the work that MFU counts, too: compare such rows by tokens/s."
 MEASURED_LEGEND = (
     "tok/s and step: median of the windows, whose range is least and most. accum: microbatches of a step. ahead: steps "
-    "dispatched before a loss is read. shuffle: rows of its window. compile: lowering and compiling, cached: as later "
-    "starts do it. mem peak: {memory}. loss: after the warm-up, as long in every row. against base: tokens a second "
-    "over the base's, mean of pairs of windows beside each other, with its 95 % interval, by the windows or by what "
-    "starts of a row differ by, whichever is wider; within noise where that holds 1."
+    "dispatched before a loss is read. shuffle: rows of a window of the shuffle. compile: lowering and compiling, "
+    "cached: as later starts do it. mem peak: {memory}. loss: after the warm-up, as long in every row. against base: "
+    "tokens a second over the base's, mean of pairs of windows beside each other, with its 95 % interval, by the "
+    "windows or by what starts of a row differ by, whichever is wider; within noise where that holds 1."
 )
 MEMORY_SOURCES = {
     "device": "of the fullest device",

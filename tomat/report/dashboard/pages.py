@@ -28,11 +28,11 @@ RUN_BODY = """<p><a href="/">All runs</a></p>
 
 
 FIGURES: tuple[tuple[Column, Callable[[RunRow], Cell]], ...] = (
-    (Column("loss", number(4)), lambda row: row.summary and row.summary.last_loss),
-    (Column("validation", number(4)), lambda row: row.summary and row.summary.validation_loss),
+    (Column("training loss", number(4)), lambda row: row.summary and row.summary.last_loss),
+    (Column("validation loss", number(4)), lambda row: row.summary and row.summary.validation_loss),
     (Column("tokens/s", number(0)), lambda row: row.tokens_per_second),
     (Column("step, s", significant()), lambda row: row.step_seconds),
-    (Column("planned, s", significant()), lambda row: row.planned_step_seconds),
+    (Column("planned step, s", significant()), lambda row: row.planned_step_seconds),
     (Column("step / plan", number(2)), lambda row: row.measured_over_planned),
     (Column("MFU", share), lambda row: row.summary and row.summary.mfu),
     (Column("ran on"), lambda row: row.summary and row.summary.devices),

@@ -142,9 +142,10 @@ def _quality_parts(record: Mapping[str, Any]) -> list[Part]:
             shown += [_mean(heading, key, SHARE), _less("- base", key)]
     rows = [row for row in record["rows"] if not row.get("exact")]
     legend = (
-        "Means over seeds; against base: tokens a second over the base's, - base: less the base's "
-        f"({record['loss_unit']}, or points), of pairs, with Student's 95 % interval. Within noise: it holds 1 or 0. "
-        "The first error that there is judges, else the loss; what others say stands behind, one in twenty by chance. "
+        "Means over seeds. against base: tokens a second over the base's, - base: less the base's (losses in "
+        f"{record['loss_unit']}, errors in percentage points); means of the pairs with Student's 95 % interval. "
+        "Within noise: the interval holds 1, or 0. The verdict on quality is by the first error that there is, else "
+        "by the loss; what other figures say, if not the same, stands behind it; one in twenty is chance. "
         "loss: on what was set aside, at the end; losses of another kind are not compared."
     )
     return [Table.of("", rows, [*shown, (Column("verdict"), _verdict)]), legend]

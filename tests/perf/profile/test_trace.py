@@ -118,6 +118,15 @@ def test_a_chrome_trace(tmp_path):
     assert len(device.steps) == len(device.modules) == 1
 
 
+@pytest.mark.parametrize("text", ['{"traceEvents": [', '{"other": 1}', '{"traceEvents": [1, 2]}'])
+def test_damaged_chrome_traces(tmp_path, text):
+    (tmp_path / "x.trace.json").write_text(text)
+    (tmp_path / "y.trace.json.gz").write_bytes(gzip.compress(text.encode() * 40)[:30])
+    for name in ("x.trace.json", "y.trace.json.gz"):
+        with pytest.raises(TomatError, match=name):
+            load_trace(tmp_path / name)
+
+
 def chrome_file(tmp_path, change):
     """Four steps of 10 us, every 20 us, after `change` of the list of events."""
     events = [event for event in chrome_events(True) if event["ph"] == "M"]

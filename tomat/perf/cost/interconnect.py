@@ -187,7 +187,8 @@ def collective_seconds(
     if opcode in ("collective-permute", "collective-broadcast", "all-to-all", "ragged-all-to-all"):
         if opcode == "collective-permute":
             pairs = [(p.source, p.target) for p in collective.proto.source_target_pairs if p.source != p.target]
-            size, members = float(operand_bytes), len({p for pair in pairs for p in pair})
+            members = len({p for pair in pairs for p in pair})
+            size = float(operand_bytes)
         else:
             groups = participants(program, collective.proto)
             members = max(len(group) for group in groups)
@@ -309,8 +310,9 @@ class _Timeline:
         operands = self.program.operands(instruction)
         while operands and operands[0].opcode.endswith("-update"):
             operands = self.program.operands(operands[0])
-        known = bool(operands) and collective_of(self.program, operands[0]) is not None
-        return operands[0].name if known else None
+        if not operands or collective_of(self.program, operands[0]) is None:
+            return None
+        return operands[0].name
 
     def _compute(self, instruction: Instruction) -> float:
         """Seconds of what is no collective: loops times their trips, the mean of a conditional's branches."""

@@ -112,8 +112,8 @@ def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
     buffers.sort(key=lambda b: (-b.hbm_bytes, b.instruction))
     held = arguments + outputs + constants + live
     # The live bytes along the schedule, at most `STRETCHES` of them: of each stretch its largest.
-    size = -(-len(levels) // STRETCHES) or 1
-    stretches = (range(at, min(at + size, len(levels))) for at in range(0, len(levels), size))
+    length = -(-len(levels) // STRETCHES) or 1
+    stretches = (range(at, min(at + length, len(levels))) for at in range(0, len(levels), length))
     tops = [max(stretch, key=levels.__getitem__) for stretch in stretches]
     rest = held - max(levels, default=0)  # in use all the time
     return {
@@ -179,9 +179,18 @@ def _described(program: HloProgram, logical: dict[int, Any], ids: list[int], siz
     telling = [c for c in candidates if program.source(c[3])] or candidates
     # A buffer that a loop fills is told by what is stored in it rather than by the operation that reserved it.
     stored = [c for c in telling if c[3] is not c[0]] or telling
-    made, written, shape, value = stored[0]
-    source = program.source(value)
-    return [Buffer(size, shape.byte_count(), shape_text(written), made.name, made.opcode, value.op_name, source)]
+    instruction, written, shape, value = stored[0]
+    return [
+        Buffer(
+            hbm_bytes=size,
+            logical_bytes=shape.byte_count(),
+            shape=shape_text(written),
+            instruction=instruction.name,
+            opcode=instruction.opcode,
+            op_name=value.op_name,
+            source=program.source(value),
+        )
+    ]
 
 
 _PASSING = frozenset(

@@ -108,9 +108,7 @@ def path_components(op_name: str) -> list[str]:
 
 def part_of(op_name: str, frames: tuple[Frame, ...]) -> Part:
     """The part of the model that a scope path and call stack speak of."""
-    rules = ((frame, *rule) for frame in frames for rule in FRAME_RULES)
-    found = (part for frame, file, name, part in rules if file.search(frame.file) and name.search(frame.function))
-    framed = next(found, Part.OUTSIDE)
+    framed = _part_of_frames(frames)
     if framed in EARLY_PARTS:
         return framed
     components = path_components(op_name)
@@ -119,6 +117,14 @@ def part_of(op_name: str, frames: tuple[Frame, ...]) -> Part:
             if pattern.search(component):
                 return part
     return framed
+
+
+def _part_of_frames(frames: tuple[Frame, ...]) -> Part:
+    for frame in frames:
+        for file, function, part in FRAME_RULES:
+            if file.search(frame.file) and function.search(frame.function):
+                return part
+    return Part.OUTSIDE
 
 
 def direction_of(op_name: str) -> Direction:

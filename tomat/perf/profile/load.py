@@ -32,8 +32,9 @@ def load_breakdown(
                 warnings.simplefilter("ignore")  # the refusal says it
                 roofs = Roofs.of_device_kind(device_kind or "")
             if not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
-                why = f"no peak flops and bandwidth are known of --device_kind '{device_kind}'"
-                found = why if device_kind else "a compiled program does not say which chip it is for"
+                found = "a compiled program does not say which chip it is for"
+                if device_kind:
+                    found = f"no peak flops and bandwidth are known of --device_kind '{device_kind}'"
                 raise TomatError(f"{target}: {found}; give --device_kind, such as 'TPU v6 lite'.")
             with sound_parts(hlo):
                 return breakdown_from_program(hlo, device_kind=roofs.device_kind)

@@ -199,18 +199,18 @@ def _session_files(origin: str, files: list[str], session: str | None, notes: li
         for file in sorted(files):
             if file.endswith(suffixes):
                 sessions.setdefault(str(Path(file).parent), []).append(file)
-        by_age = sorted(sessions, key=lambda folder: (natural_order(Path(folder).name), natural_order(folder)))
+        if not sessions:
+            continue
         if session is not None:
             chosen = next((folder for folder in sessions if Path(folder).name == session), None)
-            if sessions and chosen is None:
+            if chosen is None:
                 names = ", ".join(sorted(Path(folder).name for folder in sessions))
                 raise TomatError(f"{origin}: no session {session!r}. Sessions there: {names}.")
         else:
-            chosen = by_age[-1] if by_age else None
-            if chosen is not None and len(sessions) > 1:
+            chosen = max(sessions, key=lambda folder: (natural_order(Path(folder).name), natural_order(folder)))
+            if len(sessions) > 1:
                 notes.append(f"{len(sessions)} sessions found, the newest by its name ({Path(chosen).name}) is read")
-        if chosen is not None:
-            return sessions[chosen]
+        return sessions[chosen]
     raise TomatError(
         f"{origin}: no *{XPLANE_SUFFIX} file beneath it. A JAX profile directory has "
         f"{SESSION_GLOB}/<host>{XPLANE_SUFFIX}; was the profiler on, and did the run reach its start step?"

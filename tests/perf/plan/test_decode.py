@@ -72,7 +72,10 @@ class Compiler:
         capacity, parameters = 32 * 2**30, 2**30
         required = parameters + decode.patches // self.devices * self.per_patch_bytes
         memory = MemoryReport(required <= capacity, required, capacity, argument_bytes=parameters)
-        return SimpleNamespace(fits=memory.fits, memory=memory)
+        result = {"compile_seconds": 1.0}
+        return SimpleNamespace(
+            fits=memory.fits, memory=memory, compiler="libtpu 0", key="key", cached=False, result=result
+        )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_a_patch_that_does_not_fit_is_an_answer(monkeypatch):
     monkeypatch.setattr(decode, "compile_step", compiler)
     slice_ = slice_named("v6e-1")
     plan = plan_decoder(CONFIG, slice_, cell_of(CONFIG, (128, 128, 128), 48), "parallel", 2)
-    assert not plan.fits and plan.step is None
+    assert not plan.fits and plan.step is None and plan.to_dict()["cell_seconds"] is None
     assert [size for size, _ in compiler.asked] == [16, 8, 4, 2, 1] and plan.batch.rounds == 2
     with pytest.raises(TomatError, match="density_dropout 0"):
         plan_decoder(dataclasses.replace(CONFIG, density_dropout=0.0), slice_, plan.cell, "parallel")

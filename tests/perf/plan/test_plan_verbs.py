@@ -130,7 +130,7 @@ def test_the_step_of_a_distillation_is_refused_before_anything_is_started(words,
     words += ["--distillation", "{teacher: runs/demo, quantised: demo-2bit}", "--sharding", "replicated"]
     assert main(words) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "has distillation, whose step only `tomat train` builds" in said
+    assert all(name in said for name in ("distillation", "demo-2bit", "runs/demo", "`tomat train`"))
     assert "--distillation null" in said and not (tmp_path / "cache").exists()
 
 

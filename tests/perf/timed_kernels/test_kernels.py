@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import inspect
 import json
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tomat.hardware.chips import slice_named
 from tomat.perf.cost.llo import OpSchedule, Region
 from tomat.perf.plan.compile.topology import OtherLibtpu, compiler_version
 from tomat.perf.timed_kernels.compile import SCHEDULE_FILE, SMALLEST_SLICES, CompiledKernel, compile_kernels
-from tomat.perf.timed_kernels.programs import FORMULAS, RAGGED, _bound
+from tomat.perf.timed_kernels.programs import DEFAULTS_OF, FORMULAS, RAGGED, _bound
 from tomat.perf.timed_kernels.timings import COLUMNS, KernelTiming, read_timings
 from tomat.report.pages.kernels_page import calibrate_kernels, timed_program
 
@@ -201,6 +202,18 @@ def test_every_operation_of_the_data_has_a_program_or_is_known_to_have_none_and_
     ops = {row.op for row in read_timings(TIMINGS)[0]}
     assert not ops - OPS.keys() - set(RAGGED) - set(FORMULAS)
     assert {slice_named(name).chip.name for name in SMALLEST_SLICES.values()} == {chip.name for chip in TPUS}
+
+
+def test_a_backward_pass_has_the_defaults_of_its_forward_call_for_what_its_row_leaves_out():
+    rows = [row for row in read_timings(TIMINGS)[0] if row.op in DEFAULTS_OF]
+    assert {row.op for row in rows} == DEFAULTS_OF.keys()
+    for row in rows:
+        operation, arguments = _bound(row)
+        inspect.signature(operation._fwd).bind(**arguments, config=None)
+        defaults = {"bias": None, "logits_soft_cap": None, "dropout_mask": None, "dropout_rate": 0.0}
+        left_out = defaults.keys() - row.arguments.keys()
+        assert left_out and all(arguments[name] == defaults[name] for name in left_out)
+        assert arguments["logits_scale"] == row.arguments["logits_scale"]
 
 
 def test_the_backward_pass_of_attention_is_the_gradient():

@@ -84,7 +84,7 @@ def test_the_fastest_line_and_its_lead_stand_against_the_interval(quick, lead, w
     # Of three, the next and not the last.
     rows = [row("last", "c", 64, 2.0), row("slow", "fsdp", 64, 1.25), row("quick", "zero1", 64, **quick)]
     (found,) = contests(rows)
-    assert found.lead[0] == pytest.approx(lead, abs=1e-3) and words in found.sentence
+    assert found.lead == pytest.approx(lead, abs=1e-3) and words in found.sentence
     assert found.sentence.startswith("64 chips, 512 sequences of 8,192: ")
 
 
@@ -97,7 +97,7 @@ def test_what_does_not_fit_takes_no_part_and_is_named():
         ([large, failed], ": `zero1` does not fit, `fsdp` failed."),
     ):
         (found,) = contests(rows)
-        assert found.sentence.endswith(words) and found.lead == (None, None)
+        assert found.sentence.endswith(words) and found.lead is found.against_interval is None
 
 
 def test_only_the_same_chips_and_batch_are_compared_and_a_row_of_two_lines_once():

@@ -139,18 +139,18 @@ def fit_collectives(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
             continue
         seconds = np.array([row["seconds_median"] for row in of_kind])
         moved = np.array([row["bytes_moved_per_device"] for row in of_kind])
-        line, errors = np.polyfit(moved, seconds, 1, w=1 / seconds), None
+        per_byte, start = np.polyfit(moved, seconds, 1, w=1 / seconds).tolist()
+        per_byte_error = start_error = None
         if len(of_kind) > 2:
-            line, covariance = np.polyfit(moved, seconds, 1, w=1 / seconds, cov=True)
-            errors = np.sqrt(np.diag(covariance)).tolist()
-        per_byte, start = line.tolist()
+            _, covariance = np.polyfit(moved, seconds, 1, w=1 / seconds, cov=True)
+            per_byte_error, start_error = np.sqrt(np.diag(covariance)).tolist()
         residuals = (start + per_byte * moved) / seconds - 1.0
         rated = per_byte > 0
         fits[kind] = {
             "start_seconds": start,
-            "start_seconds_error": errors and errors[1],
+            "start_seconds_error": start_error,
             "bytes_per_second": 1.0 / per_byte if rated else None,
-            "bytes_per_second_error": errors[0] / per_byte**2 if rated and errors else None,
+            "bytes_per_second_error": per_byte_error / per_byte**2 if rated and per_byte_error is not None else None,
             "relative_error_rms": float(np.sqrt(np.mean(np.square(residuals)))),
             "relative_error_largest": float(np.max(np.abs(residuals))),
         }

@@ -67,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
             source = folder / "largest_in"
             write_zarr(lattice_of_gaussians(LARGEST_GRID, 88, 0, "largest"), source / "largest.zarr")
             config = RetokenizeConfig(input=str(source), output=str(folder / "largest_out"))
-            alone = partial(_retokenize_alone, config), "the worker on the largest grid", "leave out --largest"
-            figures |= {"largest_grid_voxels": prod(LARGEST_GRID), "largest_peak_rss_bytes": in_own_process(*alone)}
+            work = partial(_retokenize_alone, config)
+            peak = in_own_process(work, "the worker on the largest grid", "leave out --largest")
+            figures |= {"largest_grid_voxels": prod(LARGEST_GRID), "largest_peak_rss_bytes": peak}
     show_figures(figures)
     write_report(args.json, figures)
     return 0
@@ -151,8 +152,9 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
 
     figures |= rates("numpy_searchsorted_patches", PATCHES, plain_encode)
     write, plain = (figures[f"{what}_patches_per_cpu_second"] for what in ("write", "numpy_searchsorted"))
-    voxels = TRAINING_MATERIALS * TRAINING_MEDIAN_VOXELS
-    seconds = voxels * PATCHES / SIDE**3 / write + voxels / figures["survey_voxels_per_cpu_second"]
+    training_voxels = TRAINING_MATERIALS * TRAINING_MEDIAN_VOXELS
+    seconds = training_voxels * PATCHES / SIDE**3 / write
+    seconds += training_voxels / figures["survey_voxels_per_cpu_second"]
     return {
         "grid_voxels": SIDE**3,
         "materials": n_materials,

@@ -98,9 +98,12 @@ class CalibrationRow:
     def checked(self, where: str) -> CalibrationRow:
         """This row, if its figures can be. `where` is the file it is from, for the error."""
         row = f"{where}: {self.name!r}"
-        for figures, place in ((self.measured, f"{row}, measured"), (self.predicted, f"{row}, predicted")):
+        given = {f"{row}, measured": self.measured}
+        if self.predicted:  # else it was not planned yet
+            given[f"{row}, predicted"] = self.predicted
+        for place, figures in given.items():
             fits = figures.get("fits")
-            if not isinstance(fits, bool) and (figures or figures is self.measured):
+            if not isinstance(fits, bool):
                 raise TomatError(f"{place}: fits is {fits!r}; expected true or false, whether the step fits.")
             for key, value in figures.items():
                 if key == "fits":
@@ -115,11 +118,13 @@ class CalibrationRow:
                     raise TomatError(f"{place}: {key} is {value!r}; expected {expected}. Correct it, or drop the row.")
         for found, planned in COMPARED:
             if self.measured.get(found) and self.predicted.get(planned):
-                was, said, unit = self.measured[found], self.predicted[planned], BOUNDS[found][2].split()[0]
-                if not 1 / RATIO <= was / said <= RATIO:
+                ratio = self.measured[found] / self.predicted[planned]
+                if not 1 / RATIO <= ratio <= RATIO:
+                    unit = BOUNDS[found][2].split()[0]
+                    times = f"{ratio:.3g} times the {self.predicted[planned]:.4g} {unit} that were planned"
                     raise TomatError(
-                        f"{row}: measured {found} is {was:g}, {was / said:.3g} times the {said:.4g} {unit} that were "
-                        f"planned: a slip of units. Correct the figure (it is in {unit}), or take the row out."
+                        f"{row}: measured {found} is {self.measured[found]:g}, {times}: a slip of units. "
+                        f"Correct the figure (it is in {unit}), or take the row out."
                     )
         if unmeasured := sorted(set(self.doubted) - (set(SHARES) & set(self.measured))):
             raise TomatError(
@@ -159,10 +164,11 @@ class Calibration:
     def notes(self, chip: str) -> tuple[str, ...]:
         """What the reader of an estimate must know of the parts of a step that no plan can see."""
         ratios = self.step_ratios(chip)
-        known = f"no pod of {chip} is on record to say how much"
         if ratios:
-            known = f"with them {counted(len(ratios), 'pod')} on record took {min(ratios):.2f} to {max(ratios):.2f} of "
-            known += "what was planned"
+            took = f"took {min(ratios):.2f} to {max(ratios):.2f} of what was planned"
+            known = f"with them {counted(len(ratios), 'pod')} on record {took}"
+        else:
+            known = f"no pod of {chip} is on record to say how much"
         unseen = "the host's gap between steps, waiting of chips for each other and a clock below nominal come on top"
         return (f"times are estimates; {unseen}: {known}",)
 
@@ -192,8 +198,8 @@ def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[st
     rows = []
     for one in data.measurements:
         doubted = {key: " ".join(why.split()) for key, why in one.doubted.items()}
-        said = {"source": " ".join(one.source.split()), "doubted": doubted}
-        rows.append(CalibrationRow(slice="", **vars(one) | said).checked(str(path)))
+        on_one_line = {"source": " ".join(one.source.split()), "doubted": doubted}
+        rows.append(CalibrationRow(slice="", **{**vars(one), **on_one_line}).checked(str(path)))
     return rows, [" ".join(note.split()) for note in data.notes]
 
 

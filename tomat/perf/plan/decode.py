@@ -109,7 +109,6 @@ class DecoderPlan:
     def to_dict(self) -> dict[str, Any]:
         """For a JSON report: bytes, seconds, fractions; all of one device."""
         step = self.step
-        seconds = {key: step and asdict(Interval.of(step, n)) for key, n in (("batch", 1), ("cell", self.batches))}
         return {
             "decoder": self.batch.decoder,
             "rounds": self.batch.rounds,
@@ -119,8 +118,8 @@ class DecoderPlan:
             "patches_at_a_time": self.batch.patches,
             "patches_at_a_time_per_device": self.batch.patches // data_axis_size(self.config, self.slice_.n_devices),
             "batches": self.batches,
-            "batch_seconds": seconds["batch"],
-            "cell_seconds": seconds["cell"],
+            "batch_seconds": asdict(Interval.of(step)) if step is not None else None,
+            "cell_seconds": asdict(Interval.of(step, self.batches)) if step is not None else None,
             "bound": step.supports[0].kind if step is not None else None,
             **program_dict(self.compiled, step),
         }

@@ -135,9 +135,14 @@ def estimated(
     compiled: CompiledStep, slice_: Slice, model: ChipModel, title: str, notes: tuple[str, ...]
 ) -> StepEstimate:
     """The cycle models on a compiled program that fits."""
-    program, memory = compiled.program, compiled.memory.by_kind()
     return estimate_step(
-        program, compiled.schedules, slice_, title=title, model=model, notes=notes, memory_bytes=memory
+        compiled.program,
+        compiled.schedules,
+        slice_,
+        title=title,
+        model=model,
+        notes=notes,
+        memory_bytes=compiled.memory.by_kind(),
     )
 
 
@@ -176,5 +181,13 @@ def make_plan(
     work = step_work(config, "tpu")
     calibration = Calibration.load(Path(config.tracking_dir))
     model = ChipModel.load(Path(config.tracking_dir), slice_.chip)
-    how = {"cache_dir": cache_dir, "limits": limits, "value_table": value_table, "executable": executable}
-    return Plan(config, slice_, compile_step(config, slice_, on_stage=on_stage, **how), calibration, model, work)
+    compiled = compile_step(
+        config,
+        slice_,
+        cache_dir=cache_dir,
+        limits=limits,
+        value_table=value_table,
+        executable=executable,
+        on_stage=on_stage,
+    )
+    return Plan(config, slice_, compiled, calibration, model, work)

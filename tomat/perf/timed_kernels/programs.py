@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -202,16 +202,18 @@ def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
         with jax.sharding.use_abstract_mesh(mesh):
             if timing.op in FORMULAS:
                 function, arrays = formula(timing)
-            else:
-                operation, arguments = _bound(timing)
-                function, arrays = benchmarking.standardize_function(operation, kwargs=arguments, seed=None)
-            placed = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
-            # tokamax's takes its arrays as one list.
-            return jax.jit(function).lower(*(placed if timing.op in FORMULAS else [placed]))
+                return jax.jit(function).lower(*_placed(arrays, sharding))
+            operation, arguments = _bound(timing)
+            function, arrays = benchmarking.standardize_function(operation, kwargs=arguments, seed=None)
+            return jax.jit(function).lower(_placed(arrays, sharding))
     except TomatError:
         raise
     except Exception as error:  # whatever the operation and JAX raise while tracing
         raise TomatError(f"it cannot be lowered: {first_line(error)}") from error
+
+
+def _placed(arrays: Iterable[Any], sharding: Any) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
 
 
 def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
@@ -221,7 +223,8 @@ def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
     own: dict[str, Any] = {"supported_on": lambda self, device: True}
     if timing.op == "dot_product_attention_vjp":  # the one operation whose own JAX 0.11 refuses
         own["_fwd"] = attention_backward(there, class_of("dot_product_attention"))
-    cls, arguments = type(there.__name__, (there,), own), dict(timing.arguments)
+    cls = type(there.__name__, (there,), own)
+    arguments = dict(timing.arguments)
     precision = arguments.get("precision")
     if isinstance(precision, list) and all(isinstance(pair, list) for pair in precision):
         # Of tokamax's first versions, which have no presets.
@@ -234,7 +237,9 @@ def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
         raise TomatError(f"tokamax refuses its arguments: {first_line(error)}") from None
     defaults: dict[str, Any] = {}
     if timing.op in DEFAULTS_OF:
-        demanded, absent = inspect.signature(operation._fwd).parameters, inspect.Parameter.empty
+        # What the call of the forward pass has for arguments that a backward pass demands.
+        absent = inspect.Parameter.empty
+        demanded = inspect.signature(operation._fwd).parameters
         forward = inspect.signature(class_of(DEFAULTS_OF[timing.op]).bind).parameters
         left_out = [name for name in forward if name in demanded and demanded[name].default is absent]
         defaults = {name: forward[name].default for name in left_out if forward[name].default is not absent}

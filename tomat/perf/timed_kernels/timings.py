@@ -127,12 +127,12 @@ def _timing(row: Mapping[str, str], line: int, memory_unit_bytes: int) -> Kernel
         raise TomatError(f"chip {row['chip']!r} is not known; expected one of {', '.join(known)}")
     arguments, settings = (_object(row[name], name) for name in ("shapes", "settings"))
     check_arrays(arguments)
-    names = "ms_min", "ms_median", "ms_max"
-    low, median, high = times = [_number(row[name], name) for name in names]
-    for name, time in zip(names, times, strict=True):
-        if not SHORTEST_MS <= time <= LONGEST_MS:
+    milliseconds = {name: _number(row[name], name) for name in ("ms_min", "ms_median", "ms_max")}
+    for name, value in milliseconds.items():
+        if not SHORTEST_MS <= value <= LONGEST_MS:
             expected = f"milliseconds, {SHORTEST_MS} to {LONGEST_MS:,.0f}"
             raise TomatError(f"{name} is {row[name]}; expected {expected}: is it in another unit?")
+    low, median, high = milliseconds.values()
     if not low <= median <= high:
         raise TomatError(f"ms_min, ms_median and ms_max are {low}, {median} and {high}; expected them in this order")
     runs = _number(row["runs"], "runs")

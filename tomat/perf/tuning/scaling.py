@@ -69,17 +69,24 @@ class Contest:
         return [row for row in self.rows if tokens_per_second(row)]
 
     @property
-    def lead(self) -> tuple[float, str] | tuple[None, None]:
-        """Tokens/s of the fastest over those of the next, less 1, and how that stands against the wider of their two
-        intervals; without a next (None, None)."""
+    def lead(self) -> float | None:
+        """Tokens/s of the fastest over those of the next, less 1; None without a next."""
         if len(self.timed) < 2:
-            return None, None
+            return None
+        first, second = (row.estimate("tokens_per_second_per_chip") for row in self.timed[:2])
+        return first / second - 1
+
+    @property
+    def against_interval(self) -> str | None:
+        """How the lead stands against the wider of the two intervals of tokens/s; None without a next."""
+        if len(self.timed) < 2:
+            return None
         first, second = (row.tokens_per_second_per_chip or {} for row in self.timed[:2])
         widths = [rate["high"] - rate["low"] for rate in (first, second)]
+        if not all(widths):
+            return "with an error that is not known"
         within = first["estimate"] - second["estimate"] < max(widths)
-        against = "within the interval" if within else "beyond the interval"
-        known = against if all(widths) else "with an error that is not known"
-        return first["estimate"] / second["estimate"] - 1, known
+        return "within the interval" if within else "beyond the interval"
 
     @property
     def sentence(self) -> str:
@@ -88,14 +95,14 @@ class Contest:
         rest = [f"{_lines_of(row)} {_without(row)}" for row in self.rows if row not in timed]
         if not timed:
             return f"{where}{', '.join(rest)}."
-        lead, against = self.lead
+        lead = self.lead
         if lead is None:
             said = f"{_lines_of(timed[0])} is the only line" + (" with a step time" if rest else "")
         elif lead < SAME:
             said = f"{_lines_of(timed[0])} is as fast as {_lines_of(timed[1])} ({percent(lead)} more tokens/s)"
         else:
             said = f"{_lines_of(timed[0])} is the fastest, {percent(lead)} more tokens/s than "
-            said += f"{_lines_of(timed[1])}, {against}"
+            said += f"{_lines_of(timed[1])}, {self.against_interval}"
         return where + "; ".join([said, *rest]) + "."
 
 
@@ -169,7 +176,8 @@ def scaling_record(rows: Sequence[RowRecord]) -> dict[str, Any]:
                 "row": one.timed[0].name,
                 "lines": list(one.timed[0].lines),
                 "next_row": one.timed[1].name if len(one.timed) > 1 else None,
-                **dict(zip(("lead", "against_interval"), one.lead, strict=True)),
+                "lead": one.lead,
+                "against_interval": one.against_interval,
             }
             for one in contests(rows)
             if one.timed
@@ -202,9 +210,8 @@ def sequences_per_chip(row: RowRecord) -> float | None:
 
 def _listed(counts: Sequence[int]) -> str:
     *first, last = counts
-    return (
-        f"{', '.join(f'{count:,}' for count in first)} and {counted(last, 'chip')}" if first else counted(last, "chip")
-    )
+    before = f"{', '.join(f'{count:,}' for count in first)} and " if first else ""
+    return before + counted(last, "chip")
 
 
 def _lines_of(row: RowRecord) -> str:

@@ -96,9 +96,15 @@ class _Compiler:
         except TomatError as error:
             trial = Trial(dimension, overrides, None, error=str(error))
         else:
-            memory, seconds = step.memory, float(step.result.get("compile_seconds", 0.0))
-            sizes = memory.required_bytes, memory.capacity_bytes
-            trial = Trial(dimension, overrides, step.fits, *sizes, seconds, step.cached)
+            trial = Trial(
+                dimension,
+                overrides,
+                step.fits,
+                step.memory.required_bytes,
+                step.memory.capacity_bytes,
+                float(step.result.get("compile_seconds", 0.0)),
+                step.cached,
+            )
         self.trials.append(trial)
         return trial
 
@@ -131,7 +137,9 @@ def nearest_fits(
         # One compile stays for each dimension to come, so that a long one does not hide the others.
         reserve = len(dimensions) - place - 1
         for overrides in candidates:
-            if compiler.compiles >= MAX_COMPILES - reserve or compiler.attempt(by, dimension, overrides).fits:
+            if compiler.compiles >= MAX_COMPILES - reserve:
+                break
+            if compiler.attempt(by, dimension, overrides).fits:
                 break
     ends = [candidates[-1] for dimension, candidates in dimensions if dimension != BATCH]
     if len(ends) > 1 and compiler.compiles < MAX_COMPILES and not any(trial.fits for trial in compiler.trials):
@@ -153,17 +161,16 @@ def _dimensions(config: TrainConfig, slice_: Slice, memory: MemoryReport) -> lis
         fixed = memory.argument_bytes or 0
         return fixed + (memory.required_bytes - fixed) * scale <= HOPELESS * memory.capacity_bytes
 
-    now = size = microbatch if microbatch > 0 else whole
-    smaller = []
-    while size > 1:  # the largest divisor of the whole up to half of the one before
-        size = next(n for n in range(size // 2, 0, -1) if whole % n == 0)
-        smaller.append(size)
-    # A configured microbatch decides the memory, whatever the batch.
-    halved = [whole >> n for n in range(1, whole.bit_length())] if microbatch <= 0 else []
-    batches = [size * shards for size in halved]
+    now = microbatch if microbatch > 0 else whole
+    smaller = [now]
+    while smaller[-1] > 1:  # the largest divisor of the whole up to half of the one before
+        smaller.append(next(n for n in range(smaller[-1] // 2, 0, -1) if whole % n == 0))
+    batches = []
+    if microbatch <= 0:  # else it decides the memory, whatever the batch
+        batches = [shards * (whole >> n) for n in range(1, whole.bit_length())]
     finer = SHARDINGS[SHARDINGS.index(config.sharding) + 1 :]
     return [
-        (MICROBATCH, [{"trainer.per_device_parallelism": size} for size in smaller if could_fit(size / now)]),
+        (MICROBATCH, [{"trainer.per_device_parallelism": size} for size in smaller[1:] if could_fit(size / now)]),
         (CHECKPOINTING, [{"model.gradient_checkpointing": name} for name in _heavier_policies(config)]),
         (SHARDING, [{"sharding": name} for name in finer] if shards > 1 else []),
         (BATCH, [{"trainer.train_batch_size": s} for s in batches if could_fit(s / config.batch_size)]),
@@ -222,7 +229,8 @@ class LargestBatch:
             "policy": self.policy if isinstance(self.policy, str | bool) else str(self.policy),
             "unit_sequences": self.unit_sequences,
             "batch_sequences": self.batch_sequences,
-            **{name: trial and trial.to_dict() for name, trial in (("fits", self.fits), ("next_up", self.next_up))},
+            "fits": self.fits.to_dict() if self.fits else None,
+            "next_up": self.next_up.to_dict() if self.next_up else None,
             "trials": [trial.to_dict() for trial in self.trials],
             "stopped_by": self.stopped_by,
         }
@@ -257,7 +265,8 @@ def largest_batch(
         overrides = {} if policy == now else {"model.gradient_checkpointing": policy}
         compiler = _Compiler(config, slice_, on_try)
         known: dict[int, Trial] = {}  # by their units
-        stopped_by, units = "", next_size({}, max(config.batch_size // unit, 1), cap, None)
+        stopped_by = ""
+        units: int | None = min(max(config.batch_size // unit, 1), cap)
         while units is not None:
             if compiler.compiles >= MAX_BATCH_COMPILES:
                 stopped_by = f"{MAX_BATCH_COMPILES} compiles"

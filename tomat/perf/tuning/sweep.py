@@ -105,7 +105,8 @@ def plan_rows(
         known = earlier.get(row.name)
         if known and row.slice in (None, known.slice) and known.overrides == to_jsonable(row.overrides):
             rows[row.name] = dataclasses.replace(known, lines=row.lines)  # no part of what was planned
-    lock, stopping = threading.Lock(), threading.Event()
+    lock = threading.Lock()
+    stopping = threading.Event()
 
     def work(row: SweepRow) -> None:
         if stopping.is_set():

@@ -179,14 +179,14 @@ def _sweep_of(values: Mapping[str, Any], path: Path) -> SweepConfig:
         raise TomatError(f"{path}: more than one row is called {twice[0]!r}; names tell rows apart.")
     _check_lines(rows, path)
     bases = {row.name: row.base or keys.get("base") or names[0] for row in rows}
-    for row, base in bases.items():
+    for name_of_row, base in bases.items():
         if base not in names:
             listed = ", ".join(names)
-            raise TomatError(f"{path}: row {row!r} has the base {base!r}, which is no row; rows: {listed}.")
+            raise TomatError(f"{path}: row {name_of_row!r} has the base {base!r}, which is no row; rows: {listed}.")
     based = tuple(replace(row, base=None if bases[row.name] == row.name else bases[row.name]) for row in rows)
     introduction = str(keys.get("introduction", "")).strip()
+    own = {key: keys[key] for key in EXACT_KEYS if key in keys}
     try:
-        own = {key: keys[key] for key in EXACT_KEYS if key in keys}
         return SweepConfig(name, based, keys.get("title") or name, introduction, **own)
     except TomatError as error:
         raise TomatError(f"{path}: {error}") from None

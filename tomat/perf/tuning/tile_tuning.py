@@ -142,7 +142,8 @@ def tune(
         key = request_key([request, compiler_version(), record_digest()], CHILD_MODULE)
         kept = open_result(open_cache(cache_dir) / key)
         if kept is None:
-            slice_, tell = slice_named(shape.slice_name), partial(console.print, highlight=False)
+            tell = partial(console.print, highlight=False)
+            slice_ = slice_named(shape.slice_name)
             kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits or Limits(), on_removed=tell)
         kept.lock.close()
         rows.append({**candidate, **kept.result})

@@ -289,7 +289,8 @@ def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, c
     """
     while not any((work / LLO_DUMP).glob("*final_*")):
         time.sleep(0.1)
-    seconds, assignment = time.perf_counter() - began, _buffer_assignment(work)
+    seconds = time.perf_counter() - began
+    assignment = _buffer_assignment(work)
     if assignment is None:
         return  # not this compiler's way any more: the whole compile answers
     memory = memory_of_compiled(assignment, capacity).to_dict()

@@ -173,31 +173,39 @@ def _watched(child: subprocess.Popen[str], limits: Limits, on_stage: Callable[[s
     import psutil
 
     last: dict[str, Any] = {"stage": "starting"}
-    began, process = time.monotonic(), psutil.Process(child.pid)
+    began = time.monotonic()
+    process = psutil.Process(child.pid)
     for stage in stages_of(child, POLL_SECONDS):
         if stage is not None:
             last = stage
             if stage["stage"] not in (DONE, REFUSED):
                 on_stage(stage["stage"])
         try:
-            used, seconds = process.memory_info().rss, time.monotonic() - began
+            used = process.memory_info().rss
         except psutil.Error:  # it has ended
             continue
+        seconds = time.monotonic() - began
         if used > limits.memory_bytes:
             raise TomatError(
                 f"the compile used {used / GIB:.1f} GiB of this machine's memory while {last['stage']}, above the "
                 f"limit of {limits.memory_bytes / GIB:.1f} GiB; raise --memory_limit_gib."
             )
         if seconds > limits.seconds:
-            said = f"longer than {limits.seconds:.0f} s while {last['stage']}"
-            raise TomatError(f"the compile took {said}; raise --time_limit_seconds.")
+            raise TomatError(
+                f"the compile took longer than {limits.seconds:.0f} s while {last['stage']}; raise "
+                "--time_limit_seconds."
+            )
     return last
 
 
 def dump_flags(work: Path) -> tuple[list[str], list[str]]:
     """(libtpu, XLA) flags that make the compiler leave what is read here, and change nothing in the program."""
-    named = "--xla_dump_hlo_module_re=train_step|decode_"
-    return final_bundles_flags(work / LLO_DUMP), [f"--xla_dump_to={work / XLA_DUMP}", "--xla_dump_hlo_as_proto", named]
+    xla = [
+        f"--xla_dump_to={work / XLA_DUMP}",
+        "--xla_dump_hlo_as_proto",
+        "--xla_dump_hlo_module_re=train_step|decode_",
+    ]
+    return final_bundles_flags(work / LLO_DUMP), xla
 
 
 def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> None:

@@ -188,27 +188,3 @@ def test_electrons_at_odds_end_show_and_convert(tmp_path, capsys):
     capsys.readouterr()
     assert density("show", tmp_path / "good.cube") == 2
     assert "-10 off what the valences given" in " ".join(capsys.readouterr().err.split())
-
-
-def test_species_are_for_the_files_of_a_folder_that_name_none(tmp_path, grid):
-    swapped = DensityGrid(grid.rho, grid.lattice, np.array([12, 8]), grid.frac_coords, "MgO")
-    for name, each in (("a", grid), ("b", swapped)):
-        write_density(each, tmp_path / "in" / f"{name}.CHGCAR", "chgcar")
-    text = (tmp_path / "in" / "a.CHGCAR").read_text()
-    (tmp_path / "in" / "a.CHGCAR").write_text(text.replace("Na   F    \n", "", 1))
-    words = "convert", "--input", tmp_path / "in", "--output", tmp_path / "out", "--format", "cube"
-    assert (density(*words), density(*words, "--species", "Na", "F")) == (1, 0)
-    found = {name: open_density(tmp_path / "out" / f"{name}.cube").atomic_numbers.tolist() for name in "ab"}
-    assert found == {"a": [11, 9], "b": [12, 8]}
-
-
-def test_ghost_atoms_are_shown_and_said(tmp_path, grid, capsys):
-    write_density(grid, tmp_path / "a.cube", "cube")
-    lines = (tmp_path / "a.cube").read_text().splitlines()
-    lines[2] = lines[2].replace("2", "3", 1)
-    (tmp_path / "a.cube").write_text("\n".join([*lines[:8], "0 0.0 1.0 1.0 1.0", *lines[8:]]) + "\n")
-    assert density("show", tmp_path / "a.cube", "--json", tmp_path / "r.json") == 0
-    assert json.loads((tmp_path / "r.json").read_text())["densities"][0]["ghost_atoms"] == 1
-    assert density("convert", "--input", tmp_path / "a.cube", "--output", tmp_path / "CHGCAR") == 0
-    words = told(capsys)
-    assert "ghost atoms 1 (Z = 0), left out" in words and "1 ghost atom(s) (Z = 0) not kept" in words

@@ -304,7 +304,7 @@ def test_every_key_acts_or_is_refused_or_is_read():
         )
 
     assert {key for key in keys - set(listed) if not is_read(key)} == SHOWN, "nothing reads these"
-    assert not is_read("guards.seed"), "or any name that is read somewhere would do"
+    assert not is_read("compiler.seed"), "or any name that is read somewhere would do"
 
 
 LEARNT = (
@@ -647,6 +647,7 @@ def test_each_setting_of_a_schedule_acts(kind):
         ["--trainer.steps_per_eval", "0"],
         ["--trainer.max_eval_batches", "-1"],
         ["--trainer.per_device_parallelism", "0"],
+        ["--trainer.checkpointer.keep_last_temporary_checkpoints", "0"],
         ["--optimizer.learning_rate", ".nan"],
         ["--optimizer.learning_rate", ".inf"],
         ["--optimizer.learning_rate", "-1e-3"],

@@ -115,8 +115,8 @@ class RunCheckpointer(Checkpointer):
                 commit_callback()
             # Those that were never whole, now that a newer one is.
             paths, self._partial = self._partial, []
-            for partial in paths if jax.process_index() == 0 else ():
-                if partial != path:
+            for partial in paths:
+                if jax.process_index() == 0 and partial != path:
                     try:
                         remove(partial)
                     except OSError as error:  # they cost space and nothing else

@@ -107,7 +107,8 @@ def live_mfu(config: TrainConfig, device_kind: str, n_devices: int) -> LiveMfu:
 
     An unknown chip, or a model whose FLOPs are not known, warns; the run then logs no MFU.
     """
-    chip, work = chip_for_device_kind(device_kind), None
+    chip = chip_for_device_kind(device_kind)
+    work = None
     if chip is not None:
         try:
             work = step_work(config, "tpu" if device_kind.startswith("TPU") else "gpu")

@@ -69,6 +69,16 @@ class Parent:
 
 
 @dataclass(frozen=True)
+class RecordedData:
+    """Which data a run was trained on: at the place that its configuration names another set may lie by now."""
+
+    whose: str
+    """Names the run in errors, such as "run 'a'"."""
+    contents: Contents | None
+    """None: an earlier version left no record of them, and they are compared with nothing."""
+
+
+@dataclass(frozen=True)
 class Start:
     """What was asked for, and what was found of the run before its data were opened; once it is settled, also what the
     run begins with, the same on every process."""
@@ -81,9 +91,8 @@ class Start:
     """Those that do."""
     parent: Parent | None = None
     """None for a run that has checkpoints of its own, or begins with fresh weights."""
-    data: tuple[str, Contents | None] | None = None
-    """Whose data these must be, such as "run 'a'", and their content, None where an earlier version left no record of
-    it; None for a run that begins with data of its choice."""
+    data: RecordedData | None = None
+    """What the data must be; None for a run that begins with data of its choice."""
     newest: Checkpoint | None = None
     """The newest whole checkpoint of the run, as far as the sizes of its files say."""
     events: tuple[Event, ...] = ()
@@ -107,15 +116,17 @@ class Start:
         if self.newest is not None and (self.run_dir / CODEC_FILE).exists():
             _refuse_codec(str(self.run_dir), datasets.codec, f"run '{self.config.run_name}'")
         changed: Changes = {}
-        if self.data is not None and (recorded := self.data[1]) is not None:
-            # The configuration names a place, where another set may lie by now.
+        if self.data is not None and self.data.contents is not None:
             lines = {}
             for key, now in datasets.contents.items():
-                if (was := recorded.get(key)) != now:
-                    place, hashes = datasets.by_key[key], [(one or "none")[:12] for one in (now, was)]
-                    lines[key] = f"{key} ({place and place.url}): content {hashes[0]}, expected {hashes[1]}"
-                    changed[key] = (was, now)
-            _refuse_unnamed(f"{self.data[0]} was trained on other data than lie there now", lines, self.allow_change)
+                before = self.data.contents.get(key)
+                if before != now:
+                    shards = datasets.by_key[key]
+                    place = "none" if shards is None else shards.url
+                    lines[key] = f"{key} ({place}): content {(now or 'none')[:12]}, expected {(before or 'none')[:12]}"
+                    changed[key] = (before, now)
+            what = f"{self.data.whose} was trained on other data than lie there now"
+            _refuse_unnamed(what, lines, self.allow_change)
         if self.parent is not None:
             _refuse_codec(self.parent.url, datasets.codec, str(self.parent))
         own, partial, parent = None, (), self.parent
@@ -190,10 +201,10 @@ class Start:
         for key, (before, after) in changes.items():
             console.print(f"changed, as --allow_change permits: {key}: {before!r} -> {after!r}")
             history.append_event(self.run_dir, "allow_change", self.first_step, key=key, old=before, new=after)
-        if self.data is not None and self.data[1] is None:
+        if self.data is not None and self.data.contents is None:
             warn(
-                f"{self.data[0]} has no record of its data's content, as an earlier version left it: whether they are "
-                "the same data could not be checked. They are recorded now."
+                f"{self.data.whose} has no record of its data's content, as an earlier version left it: whether they "
+                "are the same data could not be checked. They are recorded now."
             )
         if history.recorded_contents(history.read_events(self.run_dir)) != datasets.contents:
             names = {key.removeprefix("data."): sha256 for key, sha256 in datasets.contents.items()}
@@ -207,7 +218,8 @@ class Start:
             changed = {key: {"old": before, "new": after} for key, (before, after) in self.changes.items()}
             details: dict[str, Any] = {"parent": parent.asked, "checkpoint": source.path, "changes": changed}
         else:
-            name, weights, warmup = "warm_start", checkpoints.weights_kind(source.path), self.config.optimizer.warmup
+            name = "warm_start"
+            weights, warmup = checkpoints.weights_kind(source.path), self.config.optimizer.warmup
             console.print(
                 f"warm start: the weights of {source.path} ({weights}), a fresh optimizer, step 0, warm-up {warmup}."
             )
@@ -266,7 +278,7 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
             )
         console.print(f"run '{name}' was started warm from {asked_weights} when it began; this resumes it.")
     if newest is not None:
-        return replace(plan, data=(f"run '{name}'", history.recorded_contents(events)))
+        return replace(plan, data=RecordedData(f"run '{name}'", history.recorded_contents(events)))
     if warmed is not None:
         # Killed before its first checkpoint: with the same weights again, never silently without them.
         return _plan_warm_start(plan, str(warmed["source"]), str(warmed["checkpoint"]))
@@ -344,8 +356,9 @@ def _plan_fork(plan: Start, parent: str, step: int | None, begun: Event | None) 
         checkpoint = checkpoints.find_checkpoint(str(begun["checkpoint"]))
     else:
         checkpoint = checkpoints.find_checkpoint(url, step, temporary_url)
-    data = f"run '{parent}', to be forked,", history.recorded_contents(history.read_events(url))
-    return replace(plan, changes=changes, parent=Parent("state", parent, url, temporary_url, checkpoint), data=data)
+    taken = Parent("state", parent, url, temporary_url, checkpoint)
+    data = RecordedData(f"run '{parent}', to be forked,", history.recorded_contents(history.read_events(url)))
+    return replace(plan, changes=changes, parent=taken, data=data)
 
 
 def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:

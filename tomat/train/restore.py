@@ -108,13 +108,15 @@ def load_weights(
         ValueError, KeyError, FileNotFoundError: The checkpoint holds another model.
     """
     kind, stored = weights_kind(checkpoint), _as_stored(config, checkpoint)
-    wanted, found = (eqx.filter_eval_shape(model_initialiser(one, jax.random.PRNGKey(0))) for one in (config, stored))
     subpath = "model_averaging/model" if kind == AVERAGED else "model"
 
-    def load() -> LmHeadModel:
-        return load_checkpoint(found, checkpoint, subpath=subpath, axis_mapping=axis_mapping, mesh=mesh)
+    def shapes(of: TrainConfig) -> LmHeadModel:
+        return eqx.filter_eval_shape(model_initialiser(of, jax.random.PRNGKey(0)))
 
-    return load() if stored is config else rearrange(load(), wanted, axis_mapping, mesh), kind
+    def load() -> LmHeadModel:
+        return load_checkpoint(shapes(stored), checkpoint, subpath=subpath, axis_mapping=axis_mapping, mesh=mesh)
+
+    return load() if stored is config else rearrange(load(), shapes(config), axis_mapping, mesh), kind
 
 
 def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> Any:

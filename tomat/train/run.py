@@ -99,10 +99,12 @@ def train(
             trainer_config.load_checkpoint = start.source is not None
             trainer_config.load_checkpoint_path = None if start.source is None else start.source.path
             tables = run_tables(datasets, environment_of(config.model))
+            if tables is not None and start.first_step > 0:
+                _check_promolecule(datasets, folder)
             subject = None if open_subject is None else open_subject(config, datasets)
             if subject is not None:
                 refuse_differences(config, subject.record)
-            _refuse_another_begin(datasets, subject, start, folder)
+                _check_subject(subject, start, folder)
             trainer = run.enter_context(
                 build_trainer(config, trainer_config, value_table(datasets.codec), tables, subject)
             )
@@ -143,23 +145,31 @@ def _contents(datasets: Datasets) -> dict[str, object]:
     }
 
 
-def _refuse_another_begin(datasets: Datasets, subject: Subject | None, start: Start, folder: RunFolder) -> None:
-    """Refuse to go on with another sum of atoms, another teacher or another begin than the model has learnt with, and
-    weights that there is no place for."""
-    if subject is not None and start.weights is not None:
-        raise TomatError("--warm_start does not go with distillation, which begins with distillation.quantised.")
-    if start.first_step == 0:
+def _check_promolecule(datasets: Datasets, folder: RunFolder) -> None:
+    """Refuse to go on with another sum of atoms than the one that the model has learnt to correct."""
+    path, now = folder.path / PROMOLECULE_FILE, datasets.train.promolecule
+    if now is None or not path.exists():
         return
-    now = {} if subject is None else dict(subject.record)
-    before = last_event(read_events(folder.path), SUBJECT_EVENT) or now
-    path, promolecule = folder.path / PROMOLECULE_FILE, datasets.train.promolecule
-    if environment_of(folder.config.model) is not None and promolecule is not None and path.exists():
-        now, before = now | {"promolecule": promolecule.sha256}, before | {"promolecule": Promolecule.load(path).sha256}
-    for key, value in now.items():
-        if before.get(key) != value:
+    before = Promolecule.load(path)
+    if before.sha256 != now.sha256:
+        raise TomatError(
+            f"run '{folder.config.run_name}' learnt with the promolecule {before.sha256[:12]} ({path}) and "
+            f"{datasets.train.url} has {now.sha256[:12]}; use the set that it was trained on, or another run_name."
+        )
+
+
+def _check_subject(subject: Subject, start: Start, folder: RunFolder) -> None:
+    """Refuse to go on with another teacher or another begin than the run had, and weights that it has no place for."""
+    if start.weights is not None:
+        raise TomatError("--warm_start does not go with distillation, which begins with distillation.quantised.")
+    begun = last_event(read_events(folder.path), SUBJECT_EVENT)
+    if begun is None or start.first_step == 0:
+        return
+    for key, now in subject.record.items():
+        if begun.get(key) != now:
             raise TomatError(
-                f"run '{folder.config.run_name}' began with {key} {before.get(key)} and finds {value} now; put back "
-                "what it began with, or use another run_name."
+                f"run '{folder.config.run_name}' began with {key} {begun.get(key)} and finds {now} now; put back what "
+                "it began with, or use another run_name."
             )
 
 

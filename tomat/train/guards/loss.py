@@ -147,8 +147,8 @@ class BadLossGuard:
         loss = float(info.loss)
         losses, accepted = (jnp.asarray(np.asarray(x)) for x in info.state.opt_state[1:3])
         limit = float(spike_limit(losses, accepted, config))
-        first, manifest = step * self.folder.config.batch_size, self.shards.manifest
-        rows = self.dataset.index(np.arange(first, first + self.folder.config.batch_size))
+        batch_size, manifest = self.folder.config.batch_size, self.shards.manifest
+        rows = self.dataset.index(np.arange(step * batch_size, (step + 1) * batch_size))
         materials = sorted({manifest.materials[i].material_id for i in manifest.material_indices(rows).tolist()})
         stops = config.on_bad_loss == "stop" or in_row > config.max_skips
         self.folder.record(
@@ -175,6 +175,7 @@ class BadLossGuard:
             )
         relax = "a larger --guards.spike_factor (0: none), or " if verdict == 3 else ""
         raise TomatError(
-            f"{found}. The checkpoints under {self.checkpoints} are from before. The batch's materials: {named}. To "
-            f"pass over it, run again with --guards.on_bad_loss skip; otherwise with {relax}another learning rate."
+            f"{found}. The state after it was not saved; the checkpoints under {self.checkpoints} are from before. "
+            f"The batch's materials: {named}. To pass over this batch, run again with --guards.on_bad_loss skip; "
+            f"otherwise with {relax}another learning rate."
         )

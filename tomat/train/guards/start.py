@@ -110,7 +110,8 @@ def storage_clock_skew(now: Callable[[], float] = time.time) -> float | None:
 
     The server is the one of `STORAGE_EMULATOR_HOST`, as in Google's own libraries, where that is set.
     """
-    before, host = now(), os.environ.get("STORAGE_EMULATOR_HOST", STORAGE_HOST)
+    host = os.environ.get("STORAGE_EMULATOR_HOST", STORAGE_HOST)
+    before = now()
     with contextlib.suppress(OSError, ValueError):
         try:
             with urllib.request.urlopen(f"{host}/", timeout=CLOCK_TIMEOUT_SECONDS) as answer:
@@ -166,12 +167,16 @@ def full_storage_cause(error: BaseException) -> BaseException | None:
     """The error among `error` and what led to it that says a disk or a quota is full; None where none does."""
     seen = _causes(error)
     # The operating system's own error names the file; what quotes it in its text comes second.
-    found = [item for item in seen if getattr(item, "errno", None) in FULL_ERRNOS]
     for item in seen:
-        # XLA says RESOURCE_EXHAUSTED too, of a device's memory; that is no storage, and its own text is the better one.
-        if not isinstance(item, TomatError | jax.errors.JaxRuntimeError):
-            found += [item] if any(words in str(item).lower() for words in FULL_WORDS) else []
-    return found[0] if found else None
+        if getattr(item, "errno", None) in FULL_ERRNOS:
+            return item
+    # XLA says RESOURCE_EXHAUSTED too, of a device's memory; that is no storage, and its own text is the better one.
+    for item in seen:
+        if isinstance(item, TomatError | jax.errors.JaxRuntimeError):
+            continue
+        if any(words in str(item).lower() for words in FULL_WORDS):
+            return item
+    return None
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -102,7 +102,8 @@ def parse_events(text: str) -> tuple[list[Event], tuple[int, ...]]:
 
 def parse_log(text: str) -> tuple[list[Row], tuple[int, ...]]:
     """The lines of a `log.jsonl`, as `parse_metrics`."""
-    names, rows = ("time", "kind", "name", "event"), map(_json_object, text.splitlines())
+    names = ("time", "kind", "name", "event")
+    rows = map(_json_object, text.splitlines())
     return _parsed(row if all(isinstance(row.get(name), str) for name in names) else {} for row in rows)
 
 

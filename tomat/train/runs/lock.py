@@ -147,7 +147,8 @@ class Lease(RunLock):
     def acquire(self) -> None:
         """Get the lease, waiting for an old one to end, and renew it from now on in a thread."""
         first: bytes | None = None
-        since, limit = time.monotonic(), f"{self._lease_seconds:.0f} s"
+        since = time.monotonic()
+        limit = f"{self._lease_seconds:.0f} s"
         while True:
             found = self._read()
             generation = found.stamp.generation

@@ -1,6 +1,5 @@
 """What a run has come to, from its log of steps, its history and its evaluation: its figures, and one line of them."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +55,7 @@ def run_figures(
     figures["wall_seconds"] = sum(_values(rows, "wall_seconds"))
     rates = [row for row in rows if is_figure(row.get("tokens_per_second")) and is_figure(row.get("step_seconds"))]
     tokens = sum(row["tokens_per_second"] * row["step_seconds"] for row in rates)
-    if math.isfinite(tokens):  # or damage made the figures so large
+    if is_figure(tokens):  # or damage made the figures so large
         figures["tokens"] = round(tokens)
     for name, path in HELD_OUT.items():
         found: Any = evaluation
@@ -156,7 +155,8 @@ def outcome(record: RunRecord, run_url: str, now_utc: float) -> tuple[RunSummary
 
 def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc: float) -> RunSummary:
     """Put a run into one line: `whole` is its newest whole checkpoint, `partial` how many are not whole."""
-    figures, mfus = run_figures(record.rows, {}), _values(record.ran.rows[-MFU_STEPS:], "mfu_full")
+    losses, validations = _values(record.rows, "train/loss"), _values(record.rows, "eval/validation/loss")
+    mfus = _values(record.ran.rows[-MFU_STEPS:], "mfu_full")
     done = max((row["step"] for row in record.rows), default=-1) + 1
     state, detail = run_state(record, done, whole, now_utc)
     survived, last = 0, None
@@ -173,9 +173,9 @@ def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc
         state_detail=detail,
         last_whole_step=whole.step if whole is not None else None,
         partial_checkpoints=partial,
-        first_loss=figures.get("first_loss"),
-        last_loss=figures.get("last_loss"),
-        validation_loss=figures.get("validation_loss"),
+        first_loss=losses[0] if losses else None,
+        last_loss=statistics.fmean(losses[-LAST_STEPS:]) if losses else None,
+        validation_loss=validations[-1] if validations else None,
         mfu=statistics.median(mfus) if mfus else None,
         survived=survived,
         devices=devices_sentence(last_devices(record.events), record.asked_slice),

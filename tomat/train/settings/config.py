@@ -86,16 +86,17 @@ class TrainConfig(RunSchema):
         if self.batch_size < 1 or self.batch_size % unit:
             raise TomatError(
                 f"trainer.train_batch_size is {self.batch_size}; expected a multiple of {unit}{where}, which is "
-                f"{data_axis_size} device(s) on the data axis times a microbatch of {microbatch}. Change one of them."
+                f"{data_axis_size} device(s) on the data axis times a microbatch of {microbatch} each. Change the "
+                "batch, trainer.per_device_parallelism or the slice."
             )
 
     def check_step(self) -> None:
         """Refuse a run whose step cannot be built from its configuration alone."""
         if self.distillation is not None:
-            of = f"{self.distillation.quantised} and its teacher {self.distillation.teacher}"
             raise TomatError(
-                f"run '{self.run_name}' has distillation, whose step only `tomat train` builds, of {of}. "
-                "Give --distillation null for the step of the model alone."
+                f"run '{self.run_name}' has distillation, whose step also needs {self.distillation.quantised} and the "
+                f"teacher {self.distillation.teacher}: only `tomat train` builds it. Give --distillation null for the "
+                "step of the model alone."
             )
 
     def model_config(self) -> LmConfig:

@@ -97,8 +97,11 @@ class CheckpointerSettings:
     """Of those of `save_interval`."""
 
     def __post_init__(self) -> None:
-        # With 0 a checkpoint is removed as soon as it is complete, and a killed run has none to continue from.
-        check_range("trainer.checkpointer.", self, keep_last_temporary_checkpoints=1)
+        if not self.keep_last_temporary_checkpoints >= 1:
+            raise TomatError(
+                f"trainer.checkpointer.keep_last_temporary_checkpoints is {self.keep_last_temporary_checkpoints}; "
+                "expected at least 1: with 0 each is removed once it is whole, and a killed run has none to go on from."
+            )
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def open_shards(place: str | Path) -> ShardSet:
     store = Store(place)
     content = store.read(MANIFEST_NAME)
     if content is None:
-        raise TomatError(f"{store.url} holds no shard set, no {MANIFEST_NAME}. Write one with `tomat tokenize`.")
+        raise TomatError(f"{store.url} holds no shard set (no {MANIFEST_NAME}). Write one with `tomat tokenize`.")
     manifest = parse_manifest(content, store.url + MANIFEST_NAME)
     if not manifest.complete:
         written = len(store.names(PROGRESS_PREFIX))

@@ -13,7 +13,7 @@ PLACES = ["--input", "in", "--output", "out"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--output", "out"], "give one to every source"),
+        (["--output", "out"], "every other source needs one"),
         (["--input", "in"], "There is no output"),
         ([*PLACES, "--layout", "v9"], "There is no layout 'v9'"),
         ([*PLACES, "--patches", "3"], "fields `patches` are not valid"),

@@ -91,7 +91,8 @@ class RetokenizeConfig:
             raise TomatError("There is no output; give a folder or gs:// URL with --output.")
         if bool(self.input) == (self.source == "embedded"):
             raise TomatError(
-                f"The source is '{self.source}' and the input {self.input!r}; give one to every source but 'embedded'."
+                f"The source is '{self.source}' and the input {self.input!r}; the embedded densities take no --input, "
+                "every other source needs one."
             )
         if self.split_file is not None and self.filelist is None:
             raise TomatError("split_file is set, but filelist, which its indices count in, is not; set both.")
@@ -110,8 +111,8 @@ class RetokenizeConfig:
             raise TomatError(f"promolecule is {self.promolecule}; layout {self.layout} goes with none. Leave it out.")
         if self.fits_codec and self.split not in ("train", ""):
             raise TomatError(
-                f"The split is '{self.split}', and a codec is fitted to training data alone: give the training set's, "
-                "--codec TRAINING_SET/codec.json."
+                f"The split is '{self.split}' and no codec is given. A codec is fitted to training data alone: give "
+                "the training set's, --codec TRAINING_SET/codec.json."
             )
 
     @property

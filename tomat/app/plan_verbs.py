@@ -124,6 +124,10 @@ def _run_plan(args: argparse.Namespace) -> int:
     row, chip = (next(iter(names), None) for names in (args.row, args.chip))
     refuse(
         (args.row and args.sweep is None, f"--row {row} is a row of a sweep; give its file with --sweep."),
+        (
+            args.sweep is not None and (args.calibrate or args.record is not None),
+            "--sweep plans the rows of a file; leave out --calibrate and --record, or leave out --sweep.",
+        ),
         (args.kernels is not None and not args.calibrate, "--kernels is for --calibrate; give both."),
         (args.chip and args.kernels is None, f"--chip {chip} chooses rows of --kernels; give its file."),
         (of_cell and not decodes, f"--{of_cell} is for --decode; give both."),

@@ -139,6 +139,7 @@ def test_the_step_of_a_distillation_is_refused_before_anything_is_started(words,
     [
         (["--kernels", "small.yaml"], "--kernels is for --calibrate"),
         (["--calibrate", "--chip", "v6e"], "--chip v6e chooses rows of --kernels"),
+        (["--sweep", "small.yaml", "--calibrate"], "--sweep plans the rows of a file; leave out --calibrate"),
         (["--row", "big"], "--row big is a row of a sweep; give its file with --sweep"),
         (["--grid", "8", "8", "8"], "--grid is for --decode"),
         (["--decode"], "give --grid NX NY NZ"),

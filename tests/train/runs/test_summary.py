@@ -110,5 +110,6 @@ def test_losses_that_are_no_numbers_are_left_out():
     assert figures["last_loss"] == pytest.approx(4.0) and figures["held_out_nmae_median"] == 0.05
     assert (figures["validation_loss"], figures["validation_loss_best"]) == (4.5, 4.0)
     assert run_figures([], {}) == {"wall_seconds": 0, "tokens": 0}
-    for huge in (1e300, 10**300):  # as damage makes them
-        assert "tokens" not in run_figures([row(0, tokens_per_second=huge, step_seconds=huge)], {})
+    for huge in (1.7e308, 10**308):  # as damage makes them
+        damaged = {key: huge for key in rows[0] if key != "step"}
+        assert run_figures([{"step": step, **damaged} for step in range(20)] + [row(20)], {})["last_loss"] == -15.0

@@ -170,8 +170,9 @@ class BadLossGuard:
             return
         if config.on_bad_loss == "skip":
             raise TomatError(
-                f"{found}: {in_row} bad steps in a row; guards.max_skips is {config.max_skips}. Materials: {named}. "
-                "Model and optimizer are as before them: lower the learning rate, or go back to an earlier checkpoint."
+                f"{found}: {in_row} bad steps in a row; guards.max_skips is {config.max_skips}. Model and optimizer "
+                f"are as before the first of them. The batch's materials: {named}. It is not a single batch: lower the "
+                "learning rate, or go back to an earlier checkpoint."
             )
         relax = "a larger --guards.spike_factor (0: none), or " if verdict == 3 else ""
         raise TomatError(

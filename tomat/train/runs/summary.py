@@ -19,6 +19,8 @@ LAST_STEPS = 10
 """Whose mean is the last loss."""
 MFU_STEPS = 50
 """Last steps whose median MFU is shown of a run."""
+LARGEST_FIGURE = 1e300
+"""Of a log: a larger one is damage, and sums of smaller ones are finite."""
 SPEEDS = ("step_seconds", "tokens_per_second", "mfu_full")
 HELD_OUT = {
     "held_out_nmae_median": ("over_materials", "teacher_forced_nmae_median"),
@@ -54,7 +56,7 @@ def run_figures(
             figures[f"{key}_median"] = statistics.median(values)
     figures["wall_seconds"] = sum(_values(rows, "wall_seconds"))
     rates = [row for row in rows if is_figure(row.get("tokens_per_second")) and is_figure(row.get("step_seconds"))]
-    tokens = sum(row["tokens_per_second"] * row["step_seconds"] for row in rates)
+    tokens = sum(float(row["tokens_per_second"]) * float(row["step_seconds"]) for row in rates)
     if is_figure(tokens):  # or damage made the figures so large
         figures["tokens"] = round(tokens)
     for name, path in HELD_OUT.items():
@@ -220,4 +222,4 @@ def _is_preemption(event: Event) -> bool:
 
 def _values(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     """The rows' figures of one name; one that was not finite is null in the log."""
-    return [row[key] for row in rows if is_figure(row.get(key))]
+    return [row[key] for row in rows if is_figure(row.get(key)) and abs(row[key]) <= LARGEST_FIGURE]

@@ -318,6 +318,16 @@ def test_configuration_survives_its_plain_values(values):
     assert draccus.decode(LmConfig, plain) == config
 
 
+def test_packed_sequences_do_not_see_each_other():
+    model, tokens = build(decoder(128, **BACKENDS["jax_flash"])), random_tokens(128)
+    ids = hax.named(np.repeat([0, 1], [50, 78]), "position")
+    mask = AttentionMask.causal(segment_ids=(ids, ids))
+    activations = eqx.filter_jit(lambda tokens: model.activations(tokens, attn_mask=mask).array)
+    before, after = activations(tokens), activations(with_token_changed(tokens, 10))
+    np.testing.assert_array_equal(before[:, 50:], after[:, 50:])
+    assert (before[:, 49] != after[:, 49]).any()
+
+
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_the_embedding_is_added_to_the_input_of_every_layer(scan_layers):
     config = decoder(embedding_skip=0.25, scan_layers=scan_layers, attn_backend=AttentionBackend.VANILLA)

@@ -47,6 +47,17 @@ def test_a_number_is_within_half_a_scale(seed, exponent):
     assert (np.abs(codes.array).max(axis=1) == LARGEST_CODE).all()
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000), st.integers(-20, 20))
+def test_what_8_bits_hold_comes_back_exactly(seed, exponent):
+    whole = np.random.default_rng(seed).integers(-LARGEST_CODE, LARGEST_CODE + 1, (8, 16))
+    whole[:, 3], whole[5] = LARGEST_CODE, 0
+    exact = (whole * 2.0**exponent).astype(np.float32)
+    codes, scales = quantised(hax.named(jnp.asarray(exact), VECTOR_AXES))
+    np.testing.assert_array_equal(codes.array, whole)
+    np.testing.assert_array_equal(codes.array * scales.array[:, None], exact)
+
+
 @pytest.mark.parametrize("length", [5, TILE_POSITIONS, 2 * TILE_POSITIONS, 3 * TILE_POSITIONS + 7])
 def test_what_attention_reads_is_within_the_bound_of_the_rounding(length):
     """A score moves by at most e = sum |q| x half a key's scale; so every weight by a factor between e^-2e and e^2e,

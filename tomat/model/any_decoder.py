@@ -19,14 +19,16 @@ def build_mask(config: LmConfig) -> AttentionMask:
     """The attention mask of a decoder: causal, with the sliding window of its configuration."""
     if isinstance(config, DensityDecoderConfig):
         return AttentionMask.causal(sliding_window=config.window)
-    window, kind = getattr(config, "sliding_window", None), config.get_choice_name(type(config))
-    off = window is None or getattr(config, "use_sliding_window", True) is False
-    if off or kind in ("olmo3", "snowball"):  # these mask for themselves, by layer
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
         return AttentionMask.causal()
-    if kind not in ("qwen3", "mistral"):  # one window for all layers, which Levanter accepts and does not apply
-        said = f"model.type {kind} has sliding_window {window}, which Levanter does not apply layer by layer"
-        raise TomatError(f"{said}; unset it, or use model.type density_decoder.")
-    return AttentionMask.causal(sliding_window=window)
+    kind = config.get_choice_name(type(config))
+    if kind in ("olmo3", "snowball"):  # these mask for themselves, by layer
+        return AttentionMask.causal()
+    if kind in ("qwen3", "mistral"):  # one window for all layers, which Levanter accepts and does not apply
+        return AttentionMask.causal(sliding_window=window)
+    said = f"model.type {kind} has sliding_window {window}, which Levanter does not apply layer by layer"
+    raise TomatError(f"{said}; unset it, or use model.type density_decoder.")
 
 
 def causal_activations(

@@ -23,7 +23,6 @@ from levanter.layers.attention import AttentionMask
 
 from tomat.base.errors import TomatError
 from tomat.base.ports.levanter import flash_attention_backward, flash_attention_forward
-from tomat.hardware.executed import MAX_FLASH_BLOCK
 from tomat.model.splash import ATTENTION_OUTPUT, LANES, flatten_group, largest_divisor
 
 MAX_QUERY_BLOCKS = 16
@@ -152,6 +151,8 @@ def flash_attention(
 
 def flash_block(seq_len: int, block_size: int | None) -> int:
     """Positions per block of `flash_attention`; None: the largest divisor of the sequence length up to 1,024."""
+    from tomat.hardware.executed import MAX_FLASH_BLOCK
+
     if block_size is not None:
         if block_size < 1 or seq_len % block_size:
             said = f"model.flash_attention_block_size is {block_size} and the sequence length is {seq_len}"

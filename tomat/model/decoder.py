@@ -26,7 +26,6 @@ from levanter.models.qwen import Qwen3Config
 
 from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
-from tomat.hardware.executed import COMPUTE_BYTES
 from tomat.model.attention import BACKENDS, DensityAttention, DensityAttentionConfig, can_join, joined_product, parts
 from tomat.model.causal_blocks import MAX_QUERY_BLOCKS, flash_block
 from tomat.model.checkpoint_policies import (
@@ -133,11 +132,11 @@ class DensityDecoderConfig(Qwen3Config):
     def _impossible(self) -> Iterator[tuple[object, str]]:
         """What cannot be, and whether it is; each may rely on those before it."""
         heads, kv_heads, layers, window = self.num_heads, self.num_kv_heads, self.num_layers, self.sliding_window
-        found = f"num_heads is {heads} and num_kv_heads is {kv_heads}"
-        yield heads % kv_heads, f"{found}; expected num_heads to be a multiple of num_kv_heads"
+        both_heads = f"num_heads is {heads} and num_kv_heads is {kv_heads}"
+        yield heads % kv_heads, f"{both_heads}; expected num_heads to be a multiple of num_kv_heads"
         if self.head_dim is None:
-            found = f"hidden_dim is {self.hidden_dim} and num_heads is {heads}"
-            yield self.hidden_dim % heads, f"{found}; expected a multiple of num_heads, or head_dim set"
+            width = f"hidden_dim is {self.hidden_dim} and num_heads is {heads}"
+            yield self.hidden_dim % heads, f"{width}; expected a multiple of num_heads, or head_dim set"
         size = self.actual_head_size
         yield size % 2, f"head_dim: the head size is {size}; the rotary embedding expects an even one"
         yield window is not None and window < 1, f"sliding_window is {window}; expected at least 1, or null for none"
@@ -150,30 +149,34 @@ class DensityDecoderConfig(Qwen3Config):
         policy, mlp = self.checkpoint_policy, self.save_mlp_layers  # refuses an unknown policy
         yield not 0 <= mlp <= layers, f"save_mlp_layers is {mlp}; expected 0 to num_layers, {layers}"
         all_keep = mlp and keeps_mlp_projections(policy)
-        found = f"save_mlp_layers is {mlp}"
-        same = f"{found} and scan_layers is true, where all layers keep the same"
+        same = f"save_mlp_layers is {mlp} and scan_layers is true, where all layers keep the same"
         yield mlp and self.scan_layers, f"{same}: set scan_layers: false, or gradient_checkpointing: save_attention_mlp"
-        yield all_keep, f"{found}, and all layers keep that by gradient_checkpointing; leave out one"
+        yield all_keep, f"save_mlp_layers is {mlp}, and all layers keep that by gradient_checkpointing; leave out one"
 
-        found, splash = f"whole_head is set and sliding_window is {window}", "unset, which takes the splash kernels"
-        windowed = self.whole_head is not None and window is not None
-        yield windowed, f"{found}; its kernels have no window: leave model.whole_head {splash}"
-        unrotated = self.whole_head is None and self.qk_rotary.kernel == "attention"
-        found = "qk_rotary.kernel is attention and model.whole_head is not set; only its kernels rotate"
-        yield unrotated, f"{found}: set model.whole_head ({{}} for its own sizes), or qk_rotary.kernel: pallas"
-        found = f"value_mix is {self.value_mix}"
-        yield not 0 <= self.value_mix <= 1, f"{found}; expected a share, 0 (none) to 1"
-        no_second = self.value_mix and layers == 1
-        yield no_second, f"{found} and num_layers is 1; there is no layer after the first to mix into"
+        windowed = f"whole_head is set and sliding_window is {window}; its kernels have no window"
+        yield (
+            self.whole_head is not None and window is not None,
+            f"{windowed}: leave model.whole_head unset, which takes the splash kernels",
+        )
+        unrotated = "qk_rotary.kernel is attention and model.whole_head is not set; only its kernels rotate"
+        yield (
+            self.whole_head is None and self.qk_rotary.kernel == "attention",
+            f"{unrotated}: set model.whole_head ({{}} for its own sizes), or qk_rotary.kernel: pallas",
+        )
+        mix = self.value_mix
+        yield not 0 <= mix <= 1, f"value_mix is {mix}; expected a share, 0 (none) to 1"
+        one_layer = f"value_mix is {mix} and num_layers is 1"
+        yield mix and layers == 1, f"{one_layer}; there is no layer after the first to mix into"
         paired = self.paired_heads
         yield paired and kv_heads % 2, f"paired_heads is true and num_kv_heads is {kv_heads}; expected an even number"
         both = f"and sliding_window is {window}; leave out the one or the other"
         yield paired and window is not None, f"paired_heads is true {both}"
-        found = f"query_blocks is {blocks}"
-        yield not 1 <= blocks <= MAX_QUERY_BLOCKS, f"{found}; expected 1 to {MAX_QUERY_BLOCKS}"
-        other = blocks > 1 and backend != AttentionBackend.VANILLA
-        found = f"{found} and attn_backend is {backend or 'not set'}; blocks of queries are those of vanilla"
-        yield other, f"{found}: set model.attn_backend: vanilla, or leave query_blocks out"
+        yield not 1 <= blocks <= MAX_QUERY_BLOCKS, f"query_blocks is {blocks}; expected 1 to {MAX_QUERY_BLOCKS}"
+        other = f"query_blocks is {blocks} and attn_backend is {backend or 'not set'}"
+        yield (
+            blocks > 1 and backend != AttentionBackend.VANILLA,
+            f"{other}; blocks of queries are those of vanilla: set model.attn_backend: vanilla, or leave them out",
+        )
         yield blocks > 1 and window is not None, f"query_blocks is {blocks} {both}"
 
     def _check_kernels(self, positions: int) -> None:
@@ -183,6 +186,8 @@ class DensityDecoderConfig(Qwen3Config):
                 if self.whole_head is None:
                     self.splash.for_sequence(positions)
                 else:
+                    from tomat.hardware.executed import COMPUTE_BYTES
+
                     rotate = self.qk_rotary.kernel == "attention"
                     self.whole_head.tiles(positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
             if positions and self.attn_backend == AttentionBackend.JAX_FLASH:

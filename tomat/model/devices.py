@@ -12,10 +12,11 @@ import jax
 
 from tomat.base.ports.jax import kinds_of_cluster
 from tomat.base.reporting import console
-from tomat.hardware.chips import FoundDevices
 
 if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
     from levanter.distributed import DistributedConfig
+
+    from tomat.hardware.chips import FoundDevices
 
 DEVICES = Path("/dev")
 TPU_DEVICE_FILES = ("accel[0-9]*", "vfio/[0-9]*")
@@ -40,6 +41,8 @@ def ignore_absent_tpu() -> None:
 
 def found_devices() -> FoundDevices:
     """All devices of the run; once the processes have joined."""
+    from tomat.hardware.chips import FoundDevices
+
     kinds = sorted({device.device_kind for device in jax.devices()})
     return FoundDevices(", ".join(kinds), jax.device_count(), jax.process_count())
 

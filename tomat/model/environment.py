@@ -162,17 +162,20 @@ def filled(
 ) -> PatchAtoms:
     """One patch's atoms in arrays of the sizes of `room`, on the host."""
     n, kinds = len(numbers), np.unique(numbers)
-    for knob, found, most, needed in (
+    for knob, near, most, needed in (
         ("max_atoms", f"{n} atoms", room.atoms, -(-n // 16) * 16 if n > room.atoms else 0),
         ("max_elements", f"{len(kinds)} elements", room.elements, len(kinds)),
     ):
         if needed > most:
-            said = f"a patch of {name} of {prod(patch_shape):,} voxels has {found} near it and model.environment.{knob}"
+            said = f"a patch of {name} of {prod(patch_shape):,} voxels has {near} near it and model.environment.{knob}"
             raise TomatError(f"{said} is {most}; set it to {needed} or more.")
-    found = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes().items()}
-    found["positions"][:n], found["numbers"][:n], found["kinds"][: len(kinds)] = positions, numbers, kinds
-    found["steps"][:], found["shape"][:] = steps, patch_shape
-    return PatchAtoms.of(found)
+    arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes().items()}
+    arrays["positions"][:n] = positions
+    arrays["numbers"][:n] = numbers
+    arrays["kinds"][: len(kinds)] = kinds
+    arrays["steps"][:] = steps
+    arrays["shape"][:] = patch_shape
+    return PatchAtoms.of(arrays)
 
 
 def stacked_atoms(patches: Sequence[PatchAtoms]) -> dict[str, np.ndarray]:

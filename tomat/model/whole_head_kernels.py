@@ -289,10 +289,15 @@ def _attend(tiles: Tiles, q_ref, k_ref, v_ref, out_ref, lse_ref, top_ref, sum_re
 
 
 def _backward_kernel(tiles: Tiles, rotate: bool, q_ref, k_ref, v_ref, by_out_ref, out_ref, lse_ref, *refs) -> None:
-    *refs, taken_off_ref, q_acc, k_acc, v_acc = refs
-    # `[2, 1, D]` and `[S, D]`, what turns queries, keys and gradients, and `[2, 8, D]`, their weights' gradients.
-    given: Any = refs if rotate else (None, None, *refs, None)
-    weights_ref, table_ref, by_q_ref, by_k_ref, by_v_ref, by_weights_ref = given
+    *arrays, taken_off_ref, q_acc, k_acc, v_acc = refs
+    # What turns queries, keys and gradients, `[2, 1, D]` and `[S, D]`, and the gradients of its weights, `[2, 8, D]`.
+    weights_ref: Any = None
+    table_ref: Any = None
+    by_weights_ref: Any = None
+    if rotate:
+        weights_ref, table_ref, by_q_ref, by_k_ref, by_v_ref, by_weights_ref = arrays
+    else:
+        by_q_ref, by_k_ref, by_v_ref = arrays
     S = q_acc.shape[0]
     block, keys = tiles.block_bwd, tiles.keys_bwd
     group = pl.program_id(2)

@@ -105,3 +105,14 @@ def test_a_damaged_report_is_refused_by_name(result, tmp_path, change, message):
     (tmp_path / "e.json").write_text(json.dumps(content))
     with pytest.raises(TomatError, match=f"e.json .*{message}"):
         read_report(tmp_path / "e.json")
+
+
+def test_a_damaged_line_of_finished_materials_is_refused(result, tmp_path):
+    path = tmp_path / "e.json.partial"
+    for row in result.materials:
+        PartialResults(path, SETTINGS).add(row)
+    damaged = path.read_text().replace('"lorenzo_nmae": 0.015', '"lorenzo_nmae": NaN')
+    path.write_text(damaged)
+    with pytest.raises(TomatError, match="e.json.partial, line 3, is damaged: lorenzo_nmae .* Delete the file"):
+        PartialResults(path, SETTINGS)
+    assert path.read_text() == damaged

@@ -175,6 +175,15 @@ def example(n_bins: int, seed: int, voxels: int = 5):
     return logits.astype(np.float32), medians, reference
 
 
+def test_median_at_exactly_one_half_is_the_lower_bin():
+    # Powers of two: no rounding, so the rule itself is seen.
+    weights = np.zeros((3, 260), dtype=np.float32)
+    weights[0, [3, 200]] = 1  # CDF reaches 1/2 at bin 3
+    weights[1, [3, 7, 200]] = 1, 2, 1  # 1/4, 3/4, 1
+    weights[2, [127, 128]] = 1  # the half lies at the end of a group
+    np.testing.assert_array_equal(quantile_bin(jnp.asarray(weights), 0.5), [3, 7, 127])
+
+
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(SIZES), st.integers(0, 2**31))
 def test_median_decoder_minimises_the_expected_absolute_error(n_bins, seed):

@@ -51,6 +51,14 @@ def test_a_structure_is_what_was_written(tmp_path, structure, name):
     assert formula(crystal) == "F1 Na1"
 
 
+def test_the_values_of_a_chgcar_are_not_read(tmp_path, structure):
+    path = tmp_path / "CHGCAR"
+    Chgcar(structure, {"total": np.ones((2, 2, 2))}).write_file(str(path))
+    head, _, _ = path.read_text().partition("   2   2   2\n")
+    path.write_text(head + "   2   2   2\n noise\n")
+    same(read_structure(path)[0], structure)
+
+
 def test_extended_xyz_has_a_lattice_and_plain_xyz_is_a_molecule(tmp_path, structure):
     lattice = " ".join(f"{each:.12f}" for each in structure.lattice.matrix.ravel())
     rows = [f"0.5 {site.specie} " + " ".join(f"{each:.12f}" for each in site.coords) for site in structure]

@@ -88,7 +88,7 @@ class LossConfig:
             if getattr(self, name) not in get_args(kind):
                 expected = ", ".join(get_args(kind))
                 raise TomatError(f"loss.{name} is {getattr(self, name)!r}; expected one of {expected}.")
-        use, weight = "Use loss.kind: cross_entropy", self.z_loss_weight
+        use = "Use loss.kind: cross_entropy"
         for name, above, expected in (
             ("target_sigma", True, f"a positive number. {use} for a target without width"),
             ("emd_weight", True, f"a positive number (nats per e/Å³). {use} to leave the EMD out"),
@@ -97,13 +97,17 @@ class LossConfig:
             ("block_positions", True, "at least 1"),
         ):
             value = getattr(self, name)
-            if not (math.isfinite(value) and (value > 0 or (value == 0 and not above))):
+            enough = value > 0 if above else value >= 0
+            if not (math.isfinite(value) and enough):
                 raise TomatError(f"loss.{name} is {value}; expected {expected}.")
-        if self.kernel == "pallas" and (weight > 0 or self.kind == "crps"):
-            found = f"z_loss_weight is {weight}" if weight > 0 else "kind is crps"
-            raise TomatError(f"loss.{found}, which the pallas kernel does not have. Set loss.kernel: xla.")
+        if self.kernel == "pallas" and self.z_loss_weight > 0:
+            said = f"loss.z_loss_weight is {self.z_loss_weight}, and the pallas kernel has no z-loss"
+            raise TomatError(f"{said}. Set loss.kernel: xla, or loss.z_loss_weight: 0.")
+        if self.kernel == "pallas" and self.kind == "crps":
+            said = "loss.kind is crps, a cumulative sum over all bins, which the pallas kernel does not have"
+            raise TomatError(f"{said}. Set loss.kernel: xla.")
         plain = self.kind == "cross_entropy" and self.vocabulary == "full"
-        if self.kernel == "levanter" and not (plain and self.preamble_weight == weight == 0):
+        if self.kernel == "levanter" and not (plain and self.preamble_weight == self.z_loss_weight == 0):
             raise TomatError(
                 "loss.kernel levanter is Levanter's cross-entropy over the whole vocabulary. Set loss.kind: "
                 "cross_entropy, loss.vocabulary: full, no preamble_weight and no z_loss_weight, or loss.kernel: xla."

@@ -36,7 +36,7 @@ def teacher_divergence(
     """
     start, end = target.density_start, target.density_end
     hidden, t_hidden = (plain(states, ("batch", "position", "embed")) for states, _ in (student, teacher))
-    head, t_head = (plain(each[1], ("vocab", "embed")).astype(each[0].dtype) for each in (student, teacher))
+    head, t_head = (plain(rows, ("vocab", "embed")).astype(states.dtype) for states, rows in (student, teacher))
     if head.shape[0] != t_head.shape[0]:
         said = f"the teacher's head has {t_head.shape[0]:,} rows and the student's {head.shape[0]:,}"
         raise TomatError(f"{said}; expected the same vocabulary.")

@@ -137,24 +137,26 @@ def is_trained(settings: DistillationConfig, name: str, stored: StoredWeights) -
 
 def _check_teacher(config: TrainConfig, datasets: Datasets, teacher: LoadedRun) -> None:
     """Refuse a teacher whose distributions are over other ids, or that reads something else."""
-    place, theirs, its, own = settings_of(config).teacher, teacher.config, teacher.codec, datasets.codec
-    if its.sha256 != own.sha256:
-        found = [f"{codec.sha256[:12]} ({codec.n_density_tokens} density ids)" for codec in (its, own)]
-        said = f"the teacher {place} has codec {found[0]} and the data {found[1]}, where an id is another density"
+    place, theirs = settings_of(config).teacher, teacher.config
+    if teacher.codec.sha256 != datasets.codec.sha256:
+        its, own = (
+            f"{each.sha256[:12]} ({each.n_density_tokens} density ids)" for each in (teacher.codec, datasets.codec)
+        )
+        said = f"the teacher {place} has codec {its} and the data {own}, where an id is another density"
         raise TomatError(f"{said}. Give a teacher of the data's codec.")
-    read, given = environment_of(theirs.model), environment_of(config.model)
-    theirs_basis, own_basis = read and read.basis, given.basis if read and given else None
-    mine = datasets.train.promolecule
+    read = environment_of(theirs.model)
+    given = environment_of(config.model) if read is not None else None  # a student may read what its teacher does not
     for key, one, other in (
         ("data.vocabulary_rows", theirs.data.model_vocabulary, config.data.model_vocabulary),
         ("data.layout", theirs.data.layout, config.data.layout),
-        ("model.environment.basis", theirs_basis, own_basis),
+        ("model.environment.basis", read and read.basis, given and given.basis),
     ):
         if one != other:
             raise TomatError(f"the teacher {place} has {key} {one} and the run {other}; expected the same.")
     if theirs.seq_len < config.seq_len:
         said = f"the teacher {place} reads {theirs.seq_len} tokens, the run {config.seq_len}"
         raise TomatError(f"{said}; expected at least as many.")
+    mine = datasets.train.promolecule
     if read and (teacher.promolecule is None or mine is None or teacher.promolecule.sha256 != mine.sha256):
         said = f"the teacher {place} has learnt with another promolecule than that of {datasets.train.url}"
         raise TomatError(f"{said}; expected the same.")

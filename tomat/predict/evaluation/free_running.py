@@ -66,8 +66,8 @@ class FreeRunningResult(Evaluation):
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        sampled = self.materials[0].spread_share is not None
-        return (*COLUMNS, *((("spread", "spread_share"),) if sampled else ()), ("seconds", "seconds"))
+        sampled = () if self.materials[0].spread_share is None else (("spread", "spread_share"),)
+        return (*COLUMNS, *sampled, ("seconds", "seconds"))
 
     @property
     def spread_says(self) -> dict[str, float] | None:
@@ -90,7 +90,7 @@ class FreeRunningResult(Evaluation):
         return {
             "label": FREE_RUNNING,
             "settings": dict(self.settings),
-            "over_materials": {name: asdict(self.spread(name)) for _, name in self.columns[:-1]},
+            "over_materials": {name: asdict(self.spread(name)) for _, name in self.columns if name != "seconds"},
             "spread_says": self.spread_says,
             "materials": [asdict(material) for material in self.materials],
         }

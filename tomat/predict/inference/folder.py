@@ -191,20 +191,29 @@ def predict_structures(
         for index, file in enumerate(files):
             before = done.get(file.name)
             found = failing_alone(index, file, partial(_looked_at, predictor, file, settings, augmentation, before))
-            if isinstance(found, tuple):
+            if isinstance(found, _Todo):
                 missing[index] = found
             elif found is not None:
                 keep(index, found, there_before=True)
         for index, todo in missing.items():
-            step = partial(_predict, predictor, *todo, settings, augmentation, on_patches)
+            step = partial(_predict, predictor, todo, settings, augmentation, on_patches)
             line = failing_alone(index, files[index], step)
             if line is not None:
                 keep(index, line)
     return Outcome([lines[index] for index in sorted(lines)], skipped, ignored)
 
 
-_Todo = tuple[Crystal, list[str], "ReciprocalList | None", Line]
-"""A structure that was read and found good, what its reader said, what `qe` is written from, and its line so far."""
+@dataclass(frozen=True, eq=False)
+class _Todo:
+    """A structure that was read and found good."""
+
+    crystal: Crystal
+    notes: list[str]
+    """What its reader said."""
+    vectors: ReciprocalList | None
+    """What `qe` is written from."""
+    line: Line
+    """What is known before the prediction."""
 
 
 def _looked_at(
@@ -259,39 +268,38 @@ def _looked_at(
         "inputs_sha256": inputs_sha256,
         **settings.recorded,
     }
-    return crystal, notes, vectors, line
+    return _Todo(crystal, notes, vectors, line)
 
 
 def _predict(
     predictor: Predictor,
-    crystal: Crystal,
-    notes: list[str],
-    vectors: ReciprocalList | None,
-    line: Line,
+    todo: _Todo,
     settings: Settings,
     augmentation: Augmentation | None,
     on_patches: OnPatches | None,
 ) -> Line:
+    crystal, asked = todo.crystal, todo.line
     prediction = predictor.predict(
-        crystal, tuple(line["grid"]), electrons=line["electrons"], accept=settings.accept, on_patches=on_patches
+        crystal, tuple(asked["grid"]), electrons=asked["electrons"], accept=settings.accept, on_patches=on_patches
     )
     started = time.monotonic()
     metadata = {"predictor": predictor.identity, **settings.recorded}
     # Before the density, by which a structure is known to be done.
-    target, spread = settings.output / line["output"], settings.output / f"{line['name']}{SPREAD_SUFFIX}"
+    target = settings.output / asked["output"]
+    spread = settings.output / f"{asked['name']}{SPREAD_SUFFIX}"
     if prediction.spread is not None:
         write_spread(dataclasses.replace(prediction, rho=prediction.spread), spread)
     else:
         spread.unlink(missing_ok=True)
-    write_density(prediction, target, settings.form, augmentation=augmentation, vectors=vectors, metadata=metadata)
-    flags = [*prediction.flags, *({"kind": "file", "text": f"{line['structure']}: {note}"} for note in notes)]
+    write_density(prediction, target, settings.form, augmentation=augmentation, vectors=todo.vectors, metadata=metadata)
+    flags = [*prediction.flags, *({"kind": "file", "text": f"{asked['structure']}: {note}"} for note in todo.notes)]
     if augmentation is not None:
         apart = augmentation.crystal.frac_coords - crystal.frac_coords
         apart_a = float(np.linalg.norm((apart - np.round(apart)) @ crystal.lattice, axis=1).max())
         if apart_a > DISTANCE_TOLERANCE_A:
             text = f"the augmentation occupancies are of atoms up to {apart_a:.3f} A from these"
             flags.append({"kind": "augmentation", "distance_a": apart_a, "text": text})
-    line = line | {
+    line = asked | {
         "seconds": prediction.seconds,
         "write_seconds": time.monotonic() - started,
         "electrons_before": prediction.electrons_before,

@@ -100,8 +100,7 @@ def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str
     for given in paths:
         place = Path(given)
         if place.is_dir():
-            shown = [each for each in place.rglob("*") if "/." not in f"/{each.relative_to(place)}"]
-            inside = sorted(str(each) for each in shown if each.is_file())
+            inside = sorted(str(each) for each in place.rglob("*") if each.is_file() and not _hidden(each, place))
             taken = [each for each in inside if _reader(each, named=False) is not None]
             ignored |= {each: "its name is that of no structure" for each in inside if each not in set(taken)}
             if not taken:
@@ -161,8 +160,8 @@ def read_structure(
     except COMPRESSION_ERRORS as error:
         raise TomatError(f"cannot read {source}: {first_line(error)}") from error
     except Exception as error:  # of any reader of pymatgen; all mean that this file cannot be read
-        said = f"{source} cannot be read as a structure ({type(error).__name__}"
-        raise TomatError(f"{said}: {first_line(error)}); it is damaged, or holds something else.") from error
+        said = f"{source} cannot be read as a structure ({type(error).__name__}: {first_line(error)})"
+        raise TomatError(f"{said}; it is damaged, or holds something else.") from error
     crystal = Crystal(lattice, numbers, coords, name or structure_name(source))
     check_atom_count(len(crystal.atomic_numbers), source)
     if "distances" not in rules.accept:
@@ -351,6 +350,10 @@ def _molecule(source: str) -> TomatError:
         f"{source} has no lattice: it is a molecule. tomat predicts crystals; models that have not learnt from vacuum "
         "fill a box around a molecule with charge."
     )
+
+
+def _hidden(path: Path, below: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(below).parts)
 
 
 def _unpacked(name: str) -> str:

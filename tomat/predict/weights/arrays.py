@@ -44,7 +44,8 @@ SMALLEST_MATRIX = 1024
 
 def named_arrays(model: LmHeadModel) -> dict[str, np.ndarray]:
     """Every array of a model by name, as it is computed with; layers one by one."""
-    environment, found = getattr(model, "environment", None), {}
+    environment = getattr(model, "environment", None)
+    found = {}
     if environment is not None:
         # Haliax 0.2.227 names no array inside a tuple, as the layers of the environment's network are.
         model = dataclasses.replace(cast(Any, model), environment=None)

@@ -109,7 +109,8 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
     rows = []
     for row in report["cells"]:
         starts = row["starts"]
-        errors, times = (starts[one].get("nmae") for one in others), (starts[one]["cpu_seconds"] for one in COLUMNS)
+        errors = (starts[one].get("nmae") for one in others)
+        times = (starts[one]["cpu_seconds"] for one in COLUMNS)
         first = row["material_id"], row["converged_from_embedded_nmae"]
         rows.append((*first, *errors, *times, starts["prediction"].get("prediction_seconds")))
     said = (

@@ -51,7 +51,9 @@ def test_savings_are_shares_of_cells_where_both_converged(report, tmp_path):
     assert saved == {"median": pytest.approx(0.5), "min": pytest.approx(0.4), "max": pytest.approx(0.6), "cells": 2}
     assert against["against_promolecule"]["iterations_saved"]["median"] == pytest.approx(0.125)
     assert against["against_promolecule"]["cpu_seconds_saved"]["cells"] == 3
-    assert "Against own start: 50.0 % of the iterations saved, median of 2 cells" in "\n".join(savings(report))
+    told = "\n".join(savings(report))
+    assert "Against own start: 50.0 % of the iterations saved, median of 2 cells" in told
+    assert "at least 25 %, is reached" in told and "more than 0, is reached" in told
     # The page has every cell and reason, and keeps what people wrote.
     page = tmp_path / "page.md"
     write_page(report, page)
@@ -60,6 +62,9 @@ def test_savings_are_shares_of_cells_where_both_converged(report, tmp_path):
     page.write_text(text)
     write_page(report, page)
     assert page.read_text() == text and len(table(report).rows) == 3
+    for each in report["cells"]:
+        each["starts"]["prediction"]["iterations"] = 8
+    assert "more than 0, is missed" in "\n".join(savings(report | {"over_cells": over_cells(report["cells"])}))
 
 
 def test_cells_of_a_compound_are_one_observation():

@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 MOST_KEPT_BYTES = 900 * 2**20
-MOST_GROWN_BYTES = {"pieces": 60 * 2**20, "programs": 250 * 2**20}
+MOST_GROWN_BYTES = {"pieces": 60 * 2**20, "programs": 150 * 2**20}
 _kept_bytes = {"pieces": 0, "programs": 0}
 
 

@@ -129,14 +129,14 @@ def test_flags_are_printed_with_underscores_and_taken_with_dashes():
 
 
 def test_a_report_on_standard_output_is_alone_there(tmp_path):
-    command = tomat("tokens", "layouts", "--atoms", 4, "--json")
+    command = tomat("demo-data", "show", "--json")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     runs = [
         subprocess.run([*command, where], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
         for where in ("-", "figures.json")
     ]
     assert json.loads(runs[0].stdout) == json.loads((tmp_path / "figures.json").read_text())
-    assert "Voxels in 8,192 tokens" in runs[0].stderr and "Voxels in 8,192 tokens" in runs[1].stdout
+    assert "LiF-rock-salt" in runs[0].stderr and "LiF-rock-salt" in runs[1].stdout
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 
 

@@ -174,7 +174,7 @@ def test_what_is_in_the_way_is_one_line(tmp_path, capfd):
     for target in (tmp_path / "file" / "x.json", tmp_path / "folder" / "x.json"):
         with pytest.raises(TomatError, match="x.json cannot be written"):
             write_json(target, {})
-        assert main(["tokens", "layouts", "--atoms", "4", "--json", str(target)]) == 2
+        assert main(["demo-data", "show", "--json", str(target)]) == 2
         assert one_line(capfd.readouterr().err)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "x.json"]
 
@@ -184,7 +184,7 @@ def test_a_limit_of_the_system_leaves_what_was_there(tmp_path):
     report = tmp_path / "x.json"
     report.write_text("before")
     limited = subprocess.run(
-        ["bash", "-c", 'ulimit -f 0; exec "$@"', "-", *tomat("tokens", "layouts", "--json", report)],
+        ["bash", "-c", 'ulimit -f 0; exec "$@"', "-", *tomat("demo-data", "show", "--json", report)],
         capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert limited.returncode == 2 and one_line(limited.stderr), limited.stderr
@@ -195,9 +195,7 @@ def test_a_limit_of_the_system_leaves_what_was_there(tmp_path):
 @pytest.mark.parametrize("words", [["--json", "-"], []])
 def test_standard_output_that_takes_no_more_is_one_line(words):
     with FULL.open("w") as full:
-        done = subprocess.run(
-            tomat("tokens", "layouts", "--atoms", "4", *words), stdout=full, stderr=subprocess.PIPE, text=True
-        )
+        done = subprocess.run(tomat("demo-data", "show", *words), stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2 and one_line(done.stderr) and "No space left" in done.stderr, done.stderr
 
 
@@ -205,7 +203,7 @@ def test_a_name_that_is_no_text_is_shown(tmp_path):
     name = os.fsdecode(b"x\xff.cube")
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from tomat.app.cli import main; from tomat.base.reporting import console\n"
-         "main(['tokens', 'layouts', '--atoms', '4']); console.print(sys.argv[1])", name],
+         "main(['demo-data', 'show']); console.print(sys.argv[1])", name],
         capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0 and r"x\udcff.cube" in done.stdout, done.stderr

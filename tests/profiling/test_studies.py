@@ -39,6 +39,7 @@ def test_a_verb_of_before_says_which_study_it_is_now(capsys):
     for words, study in (
         (["demo-data", "build", "--only", "x"], "embedded_set"),
         (["shards", "import", "old"], "import_first_generation"),
+        (["tokens", "layouts", "--atoms", "4"], "layout_use"),
         (["bench", "profile", "--hlo", "x.hlo.pb"], "parse_speed"),
     ):
         assert main(words) == 2

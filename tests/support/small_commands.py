@@ -116,7 +116,6 @@ def small_commands(place: Path, word: str) -> dict[str, list[str]]:
             "--max_clipped_share", "1",
         ],
         "tokens show": ["tokens", "show", shards],
-        "tokens layouts": ["tokens", "layouts", "--atoms", "4"],
         "shards info": ["shards", "info", shards],
         "shards verify": ["shards", "verify", shards],
         "predict": [*predict, "--output", str(place / f"{word}-out")],

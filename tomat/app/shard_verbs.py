@@ -5,15 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import add_report, add_verb, add_verbs, count, positive_int, whole_number
+from tomat.base.arguments import add_report, add_verb, add_verbs, count, whole_number
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.records import typed
-from tomat.base.report.model import Column, Facts, Table
+from tomat.base.report.model import Facts
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, counted, is_or_are, write_report
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
@@ -40,7 +39,8 @@ NO_CHECKSUM = "no checksum of its own: written before manifests had one"
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat tokens` and `tomat shards`."""
-    verbs = add_verbs(subparsers, "tokens", "look at sequences")
+    moved = {"layouts": "`python profiling/layout_use.py` in a checkout of tomat, `docs/guides/layouts.md` its tables"}
+    verbs = add_verbs(subparsers, "tokens", "look at sequences", moved)
     show = add_verb(verbs, "show", "a sequence in words", _run_show)
     show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")
     show.add_argument("--row", type=count, default=0, help="row of the shard set (default: %(default)s)")
@@ -52,14 +52,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     show.add_argument("--codec", type=Path, metavar="FILE", help="codec for --input")
     show.add_argument("--voxels", type=count, default=8, help="voxels to spell out (default: %(default)s)")
     show.add_argument("--raw", action="store_true", help="also every token by name")
-
-    layouts = add_verb(verbs, "layouts", "how much of a context is density", _run_layouts)
-    layouts.add_argument("--context", type=positive_int, default=8192, help="tokens (default: %(default)s)")
-    text = "of the materials (default: 1 4 12 29 88)"
-    layouts.add_argument("--atoms", type=positive_int, nargs="+", default=[1, 4, 12, 29, 88], help=text)
-    text = "smallest side of packed cubes, in voxels (default: %(default)s, half an angstrom)"
-    layouts.add_argument("--smallest_side", type=positive_int, default=8, help=text)
-    add_report(layouts, "write the figures; shares are fractions")
 
     moved = {"import": "`python profiling/import_first_generation.py` in a checkout of tomat"}
     verbs = add_verbs(subparsers, "shards", "look at a shard set", moved)
@@ -117,39 +109,6 @@ def _run_show(args: argparse.Namespace) -> int:
             words = f"PAD x {len(names)}" if names[0] == "PAD" else "  ".join(names)
             print(f"{place:6d}  {words}")
     return 0
-
-
-def _run_layouts(args: argparse.Namespace) -> int:
-    """Show, for materials of given numbers of atoms, the patch of each layout of a context, its share of the context,
-    and the same for several cubes packed into one context, which no layout does."""
-    from tomat.data.tokens.context_use import context_table
-
-    rows = context_table(args.context, args.atoms, args.smallest_side)
-    made = [["preamble, tokens", *(f"{row['preamble_tokens']:,}" for row in rows)]]
-    made += [[name, *(_cell(row["layouts"][name]) for row in rows)] for name in rows[0]["layouts"]]
-    made.append(["wider box", *(_cell(row["wide_box"]) for row in rows)])
-    for shared, words in ((True, "one preamble"), (False, "a preamble each")):
-        alike = [[each for each in row["packed"] if each["shared_preamble"] == shared] for row in rows]
-        best = (max(some, key=itemgetter("voxels"), default=None) for some in alike)
-        made.append([f"packed cubes, {words}", *map(_cell, best)])
-    for name, use in rows[0]["layouts"].items():
-        if "voxels_without_preamble" in use:
-            cells = (f"{row['layouts'][name]['voxels_without_preamble']:,}" for row in rows)
-            made.append([f"{name} with no preamble at all", *cells])
-    title = f"Voxels in {args.context:,} tokens, their share of the context, and how many of them have\n"
-    title += "their seven preceding neighbours in the patch too"
-    show(Table(title, [Column("atoms"), *(Column(str(row["n_atoms"]), right=True) for row in rows)], made))
-    write_report(args.json, {"context_tokens": args.context, "smallest_packed_side": args.smallest_side, "rows": rows})
-    return 0
-
-
-def _cell(use: dict[str, Any] | None) -> str:
-    if use is None:
-        return "-"
-    shapes = use["patch_shapes_voxels"]
-    words = " x ".join(map(str, shapes[0])) if len(shapes) == 1 else " + ".join(f"{shape[0]}^3" for shape in shapes)
-    share, neighbours = 100 * use["voxel_share"], 100 * use["neighbour_share"]
-    return f"{words}\n{use['voxels']:,} = {share:.1f} %\n({neighbours:.1f} %)"
 
 
 def _run_info(args: argparse.Namespace) -> int:

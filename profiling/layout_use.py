@@ -4,13 +4,21 @@ Packing is not built; it is counted here, and at its best: cubes of whatever sid
 vocabulary allows, the largest cube's size the layout's own.
 """
 
+import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement, product
 from math import prod
+from operator import itemgetter
 from typing import Any
 
+from tomat.app.cli import main
+from tomat.base.arguments import Parser, add_flag, add_report, positive_int
 from tomat.base.errors import TomatError
+from tomat.base.report.model import Column, Table
+from tomat.base.report.terminal import show
+from tomat.base.reporting import write_report
 from tomat.data.tokens.layouts import (
     BLOCK_OF_THREE,
     FIXED_TOKENS,
@@ -111,3 +119,51 @@ def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> lis
             }
         )
     return rows
+
+
+def build_parser() -> Parser:
+    """The flags of this script."""
+    parser = Parser(prog="python profiling/layout_use.py", description="How much of a context is density, by layout.")
+    add_flag(parser, "--context", 8192, "tokens", type=positive_int)
+    atoms, text = [1, 4, 12, 29, 88], "of the materials (default: 1 4 12 29 88)"
+    parser.add_argument("--atoms", type=positive_int, nargs="+", default=atoms, help=text)
+    add_flag(parser, "--smallest_side", 8, "of packed cubes, in voxels; 8 are half an angstrom", type=positive_int)
+    add_report(parser, "write the figures; shares are fractions")
+    parser.set_defaults(run=run)
+    parser.examples = (f"{parser.prog} --context 4608 --atoms 2 8 32",)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show, for materials of given numbers of atoms, the patch of each layout of a context, its share of the context,
+    and the same for several cubes packed into one context, which no layout does."""
+    rows = context_table(args.context, args.atoms, args.smallest_side)
+    made = [["preamble, tokens", *(f"{row['preamble_tokens']:,}" for row in rows)]]
+    made += [[name, *(_cell(row["layouts"][name]) for row in rows)] for name in rows[0]["layouts"]]
+    made.append(["wider box", *(_cell(row["wide_box"]) for row in rows)])
+    for shared, words in ((True, "one preamble"), (False, "a preamble each")):
+        alike = [[each for each in row["packed"] if each["shared_preamble"] == shared] for row in rows]
+        best = (max(some, key=itemgetter("voxels"), default=None) for some in alike)
+        made.append([f"packed cubes, {words}", *map(_cell, best)])
+    for name, use in rows[0]["layouts"].items():
+        if "voxels_without_preamble" in use:
+            cells = (f"{row['layouts'][name]['voxels_without_preamble']:,}" for row in rows)
+            made.append([f"{name} with no preamble at all", *cells])
+    title = f"Voxels in {args.context:,} tokens, their share of the context, and how many of them have\n"
+    title += "their seven preceding neighbours in the patch too"
+    show(Table(title, [Column("atoms"), *(Column(str(row["n_atoms"]), right=True) for row in rows)], made))
+    write_report(args.json, {"context_tokens": args.context, "smallest_packed_side": args.smallest_side, "rows": rows})
+    return 0
+
+
+def _cell(use: dict[str, Any] | None) -> str:
+    if use is None:
+        return "-"
+    shapes = use["patch_shapes_voxels"]
+    words = " x ".join(map(str, shapes[0])) if len(shapes) == 1 else " + ".join(f"{shape[0]}^3" for shape in shapes)
+    share, neighbours = 100 * use["voxel_share"], 100 * use["neighbour_share"]
+    return f"{words}\n{use['voxels']:,} = {share:.1f} %\n({neighbours:.1f} %)"
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser=build_parser()))

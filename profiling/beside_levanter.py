@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from decode_speed import said, spread_of
 from haliax import Axis
 from jaxtyping import PRNGKeyArray
 from levanter.callbacks import StepInfo
@@ -34,7 +35,6 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
 from tomat.data.tokens.shards import ShardSet
 from tomat.data.tokens.vocabulary import PAD
-from tomat.measure.bench.decode import said, spread_of
 from tomat.model.any_decoder import environment_of
 from tomat.model.decoder import DensityDecoderConfig, parameter_count
 from tomat.train.datasets import Datasets, open_datasets, value_table

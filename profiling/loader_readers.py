@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from own_process import in_own_process
 from rich.table import Table
 
 from tomat.app.cli import main
@@ -25,7 +26,6 @@ from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.tokens.layouts import LAYOUTS
 from tomat.data.tokens.pipeline.driver import write_shards
-from tomat.measure.bench.processes import in_own_process
 
 LAYOUT_NAME = "v3-p19"
 N_MATERIALS = 32

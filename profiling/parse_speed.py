@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from own_process import in_own_process
+
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, existing_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.memory import peak_memory_bytes
 from tomat.base.reporting import console, write_report
-from tomat.measure.bench.processes import in_own_process
 
 GOAL_SECONDS, GOAL_BYTES = 10.0, 2 * 10**9
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tokenize_speed import show_figures
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, count, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
 from tomat.measure.bench.processes import tomat_command
-from tomat.measure.bench.tokenize import show_figures
 
 ARGUMENTS = ("--source", "embedded", "--split", "validation", "--layout", "v2-p14", "--patches_per_material", "96")
 """A set of some seconds, with a codec that needs no fit. 96 patches of each of 10 materials: of its 15 chunks of 64

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenize_speed import show_figures, start_set, write_grids
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
 from tomat.data.tokens.pipeline.stages import WriteUnit, survey_unit
-from tomat.measure.bench.tokenize import show_figures, start_set, write_grids
 
 UNIT_MATERIALS = 128
 """Materials written for one unit: two to three seconds on one core. In a large set a unit has up to 256."""

@@ -83,11 +83,12 @@ def test_the_list_of_rooms_is_the_list_of_folders():
     # A wing that is no room is a folder of rooms; tomat itself offers names of several.
     wings = no_room - {"tomat"}
     assert not [module for module in wings if MODULES[module].read_text(encoding="utf-8").count("import ")]
-
-
-def test_the_rooms_of_a_wing_stand_together():
+    # The rooms of a wing stand together, and the page's tree has the wings in the same order.
     order = [room.partition("/")[0] for room in rooms()]
     assert len([wing for wing, before in zip(order, [None, *order], strict=False) if wing != before]) == len(WINGS)
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = text[text.index("\ntomat/  ") : text.index("\ntokenize/  ")]
+    assert re.findall(r"^  (\w+)/ ", tree, flags=re.MULTILINE) == list(dict.fromkeys(order))
 
 
 def test_a_room_imports_only_rooms_before_it():
@@ -160,14 +161,6 @@ def test_files_that_code_and_guides_name_exist():
     assert not missing
 
 
-def test_the_tree_of_the_architecture_is_the_tree():
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    tree = text[text.index("\ntomat/  ") : text.index("\ntokenize/  ")]
-    assert re.findall(r"^  (\w+)/ ", tree, flags=re.MULTILINE) == list(
-        dict.fromkeys(r.partition("/")[0] for r in rooms())
-    )
-
-
 def test_files_that_the_wheel_takes_from_outside_exist():
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)
@@ -179,29 +172,12 @@ def test_files_that_the_wheel_takes_from_outside_exist():
     assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_what_tests_import_by_its_bare_name_is_no_package_and_there_once():
-    names = [path.stem for name in ("profiling", "tests/support") for path in (ROOT / name).glob("*.py")]
-    assert not {*names} & {*packages_distributions(), "tomat"}
-    assert len({*names}) == len(names) > 10
-
-
-def test_a_training_configuration_is_called_by_its_type():
-    """`config: Any` hides which keys a function reads."""
-    untyped = [
-        f"{module}:{node.lineno}"
-        for module, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.arg) and node.arg == "config" and node.annotation is not None
-        if ast.unparse(node.annotation) == "Any"
-    ]
-    assert not untyped
-
-
-def test_folders_of_scripts_are_no_packages():
-    """An `__init__.py` there would shadow the standard library's `tokenize` and `profiling`. Tests import what lies in
-    `profiling` by its bare name."""
+def test_what_is_imported_by_its_bare_name_is_no_package_and_there_once():
+    """An `__init__.py` there would shadow the standard library's `tokenize` and `profiling`."""
     assert not [path for name in ("tokenize", "profiling") for path in (ROOT / name).rglob("__init__.py")]
-    assert not {path.stem for path in (ROOT / "profiling").glob("*.py")} & sys.stdlib_module_names
+    names = [path.stem for name in ("profiling", "tests/support") for path in (ROOT / name).glob("*.py")]
+    assert not {*names} & {*packages_distributions(), *sys.stdlib_module_names, "tomat"}
+    assert len({*names}) == len(names) > 10
 
 
 @cache

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from small_commands import VERBS, required_words
 from small_promolecule import promolecule, skewed
-from tiny_run import tomat
 
-from tomat.app.cli import build_parser
+from tomat.app.cli import build_parser, main
 from tomat.base.arguments import report_file
 from tomat.base.overrides import parse_overrides
+from tomat.base.reporting import json_on_standard_output
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("jax", "levanter", "pymatgen", "scipy", "matplotlib", "numpy")
@@ -83,6 +83,10 @@ WRONG = [
     ("launch CONFIG", "--zone is missing"),
     ("retokenize --output x --patches 3", "did you mean patches_per_material?"),
     ("export --run RUN --output configs", "--output configs is there already"),
+    ("small_models --run x", "`tomat small_models` is now `python profiling/small_models.py`"),
+    ("demo-data build --only x", "profiling/embedded_set.py"),
+    ("shards import old", "profiling/import_first_generation.py"),
+    ("tokens layouts --atoms 4", "profiling/layout_use.py"),
     ("bench preemption --kills 3", "`tomat bench preemption` is now `python profiling/preemption_soak.py`"),
     ("", "required: VERB"),
 ]
@@ -104,9 +108,11 @@ def test_wrong_words_are_one_line_before_anything_heavy(words, message, refusals
     assert not loaded - {"numpy"}
 
 
-def test_every_argument_of_every_verb_says_what_it_is():
+def test_every_argument_of_every_verb_says_what_it_is_and_has_underscores():
     for words, parser in LEAVES.items():
         assert parser.description, words
+        flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+        assert not [flag for flag in flags if "-" in flag[2:]], words
         for action in parser._actions:
             # A default alone does not say what it is the default of.
             said = re.sub(r"\(?defaults?:?.*?(\)|$)", "", action.help or "")
@@ -114,10 +120,7 @@ def test_every_argument_of_every_verb_says_what_it_is():
             assert action.dest != "json" or action.type is report_file, words
 
 
-def test_flags_are_printed_with_underscores_and_taken_with_dashes():
-    for words, parser in LEAVES.items():
-        flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
-        assert not [flag for flag in flags if "-" in flag[2:]], words
+def test_flags_are_taken_with_dashes():
     parser = build_parser()
     for spelt in ("--patches-per-material", "--patches_per_material", "--patches-per_material"):
         args, _ = parser.parse_known_args(["eval", "--run", str(ROOT / RUN), spelt, "3", "--batch-size=2"])
@@ -128,24 +131,17 @@ def test_flags_are_printed_with_underscores_and_taken_with_dashes():
     assert parser.parse_known_args(["demo_data", "show", "demo_data"])[0].material_id == "demo_data"
 
 
-def test_a_report_on_standard_output_is_alone_there(tmp_path):
-    command = tomat("demo-data", "show", "--json")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    runs = [
-        subprocess.run([*command, where], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
-        for where in ("-", "figures.json")
-    ]
-    assert json.loads(runs[0].stdout) == json.loads((tmp_path / "figures.json").read_text())
-    assert "LiF-rock-salt" in runs[0].stderr and "LiF-rock-salt" in runs[1].stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
-
-
-def test_child_processes_do_not_write_between_the_json(capfd):
-    from tomat.base.reporting import json_on_standard_output
-
-    with json_on_standard_output() as report:
+def test_a_report_on_standard_output_is_alone_there(tmp_path, capfd):
+    words = ["demo-data", "show", "--json"]
+    assert main([*words, "-"]) == main([*words, str(tmp_path / "figures.json")]) == 0
+    told = capfd.readouterr()
+    report, end = json.JSONDecoder().raw_decode(told.out)
+    assert report == json.loads((tmp_path / "figures.json").read_text())
+    assert "LiF-rock-salt" in told.err and "LiF-rock-salt" in told.out[end:]
+    # Nor do child processes write between the JSON.
+    with json_on_standard_output() as file:
         subprocess.run([sys.executable, "-c", "print('of a child')"], check=True)
-        report.write_text('{"a": 1}\n')
+        file.write_text('{"a": 1}\n')
     told = capfd.readouterr()
     assert told.out == '{"a": 1}\n' and told.err == "of a child\n"
 

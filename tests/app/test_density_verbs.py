@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from small_promolecule import skewed
 
+from tomat.app import density_verbs, predict_verbs
 from tomat.app.cli import main
 from tomat.data.density.demo.embedded import load_stored
 from tomat.data.density.geometry import BOHR_A
@@ -13,8 +14,7 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import open_density
 from tomat.data.density.outputs import FORMATS, write_density
 
-NAMES = ("CHGCAR", "a.cube", "a.zarr", "a.json.gz")
-MORE_NAMES = ("a.CHGCAR.gz", "a.cube.gz", "a.json", "a.vasp")
+NAMES = ("CHGCAR", "a.cube.gz", "a.zarr", "a.json.gz")
 
 
 def density(*words: object) -> int:
@@ -33,12 +33,12 @@ def grid() -> DensityGrid:
     return DensityGrid(rho, structure.lattice.matrix, np.array([11, 9]), structure.frac_coords, "NaF")
 
 
-@pytest.mark.parametrize("first", NAMES)
+@pytest.mark.parametrize("first", NAMES[:2])
 def test_every_format_becomes_every_other_and_back(tmp_path, first):
     """To 1e-6 of the largest value, and as exact in electrons."""
     assert density("convert", "--demo", "AlP-zinc-blende-ideal", "--output", tmp_path / "in" / first) == 0
     truth = load_stored("AlP-zinc-blende-ideal")
-    for second in (*(name for name in NAMES if name != first), *(MORE_NAMES if first == "a.zarr" else ())):
+    for second in NAMES:
         there = tmp_path / "there" / second
         assert density("convert", "--input", tmp_path / "in" / first, "--output", there) == 0
         back = tmp_path / "back" / first
@@ -86,10 +86,9 @@ def test_a_picture_is_of_one_density(tmp_path, polarised, grid, capsys):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     write_density(grid, polarised / "b.cube", "cube")
     assert density("show", polarised, "--picture", tmp_path / "a.png") == 2
-    assert density("show", polarised / "CHGCAR", "--picture", tmp_path / "a.bmp") == 2
     assert density("show", tmp_path / "calc" / "POTCAR") == 2
     errors = capsys.readouterr().err
-    assert "--picture draws one density, and 2 were found" in errors and "cannot draw to" in errors
+    assert "--picture draws one density, and 2 were found" in errors
     assert "POTCAR is there, but its name is of no known kind" in errors
 
 
@@ -119,6 +118,7 @@ def test_wrong_words_are_refused(tmp_path, polarised, grid, capsys):
     ):
         assert density("convert", *words) == 2 and message in capsys.readouterr().err
     assert not list(tmp_path.glob("x*"))
+    assert tuple(FORMATS) == (*density_verbs.FORMATS, "qe") == predict_verbs.FORMATS
 
 
 def test_species_are_for_the_files_of_a_folder_that_name_none_and_ghosts_are_said(tmp_path, grid, capsys):
@@ -152,39 +152,26 @@ def test_two_files_are_compared(tmp_path, polarised, grid, capsys):
     assert density("compare", polarised / "CHGCAR", tmp_path / "nothing") == 2
 
 
-def test_the_formats_of_the_verb_are_those_without_a_calculation_and_of_predictions_all():
-    from tomat.app import density_verbs, predict_verbs
-
-    assert tuple(FORMATS) == (*density_verbs.FORMATS, "qe") == predict_verbs.FORMATS
-
-
 def test_electrons_at_odds_end_show_and_convert(tmp_path, capsys):
     cell = load_stored("GaAs-zinc-blende-ideal")
-    write_density(cell, tmp_path / "good.cube", "cube")
-    charged = DensityGrid(cell.rho * (9 / 8), cell.lattice, cell.atomic_numbers, cell.frac_coords)
-    write_density(charged, tmp_path / "charged.cube", "cube")
-    other_unit = DensityGrid(cell.rho / BOHR_A**3, cell.lattice, cell.atomic_numbers, cell.frac_coords)
-    write_density(other_unit, tmp_path / "unit.cube", "cube")
-    for name, words in (("charged", "9.0000 electrons, which no pseudo"), ("unit", "this cube is in e/Å³")):
+    for name, factor in (("good", 1.0), ("charged", 9 / 8), ("unit", BOHR_A**-3)):
+        each = DensityGrid(cell.rho * factor, cell.lattice, cell.atomic_numbers, cell.frac_coords)
+        write_density(each, tmp_path / f"{name}.cube", "cube")
+    for name, rule, words in (
+        ("charged", "electrons", "9.0000 electrons, which no pseudo"),
+        ("unit", "cube_e_per_a3", "this cube is in e/Å³"),
+    ):
         path, target = tmp_path / f"{name}.cube", tmp_path / f"{name}.CHGCAR"
-        assert density("show", path) == 2
-        assert density("convert", "--input", path, "--output", target) == 2
-        assert " ".join(capsys.readouterr().err.split()).count(words) == 2
-        assert not target.exists()
-    target = tmp_path / "out.CHGCAR"
-    assert density("convert", "--input", tmp_path / "charged.cube", "--accept", "electrons", "--output", target) == 0
-    assert density("convert", "--input", tmp_path / "unit.cube", "--accept", "cube_e_per_a3", "--output", target) == 0
-    assert open_density(target).electron_count == pytest.approx(8, abs=1e-4)
+        convert = ("convert", "--input", path, "--output", target)
+        assert density("show", path) == density(*convert) == 2
+        assert " ".join(capsys.readouterr().err.split()).count(words) == 2 and not target.exists()
+        assert density(*convert, "--accept", rule) == 0
     # In a folder the others are shown, and the one at odds is named.
+    (tmp_path / "charged.CHGCAR").unlink()
     assert density("show", tmp_path, "--accept", "cube_e_per_a3") == 1
     words = told(capsys)
     assert "charged.cube: 9.0000 electrons" in words and "3 read, 1 failed" in words
     assert "one function an element around them leaves 6" in words
-    # Valences that are given, or of a POTCAR beside, are the only ones.
-    given = ("--valences", "Ga=13,As=5")
-    assert density("convert", "--input", tmp_path / "good.cube", *given, "--output", tmp_path / "no.zarr") == 2
+    # Valences that are given are the only ones.
     assert density("show", tmp_path / "charged.cube", "--valences", "Ga=4,As=5") == 0
-    (tmp_path / "POTCAR").write_text(" VRHFIN =Ga: s2p1\n ZVAL = 13.000\n VRHFIN =As: s2p3\n ZVAL = 5.000\n")
-    capsys.readouterr()
-    assert density("show", tmp_path / "good.cube") == 2
-    assert "-10 off what the valences given" in " ".join(capsys.readouterr().err.split())
+    assert density("show", tmp_path / "good.cube", "--valences", "Ga=13,As=5") == 2

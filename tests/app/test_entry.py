@@ -51,9 +51,6 @@ with interruptible():
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr.splitlines()) == (INTERRUPTED_STATUS, ["stopped by the user"])
-
-
-def test_the_handler_goes_with_the_command(capsys):
+    # The handler goes with the command.
     before = signal.getsignal(signal.SIGINT)
-    assert main(["nothing"]) == 2
-    assert signal.getsignal(signal.SIGINT) is before
+    assert main(["nothing"]) == 2 and signal.getsignal(signal.SIGINT) is before

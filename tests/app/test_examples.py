@@ -21,18 +21,15 @@ NOT_RUN = {
     "train --data.source folder": "trains a second time; tests/app/workflow/test_folder_run.py does",
     "eval": "takes two minutes of processor time, of which most is compiling",
     "predict --run": "compiles for 20 s; tests/predict/weights/test_folder.py predicts with a run",
-    "small-models": "evaluates for minutes",
     "runs serve": "serves until it is stopped; tests/report/dashboard/test_server.py asks it",
     "page plan.json": "needs a plan, which takes the TPU compiler; tests/report/html has the page of one",
     "plan": "needs the TPU compiler and minutes",
     "launch": "sends the commit of a checkout, which the folder is not; tests/launch runs it",
     "lab": "measures for minutes",
-    "bench tokenize": "measures for minutes",
     "bench loss-tiles": "needs the TPU compiler and minutes",
     "bench attention-tiles": "needs the TPU compiler and minutes",
     "bench chip": "measures for minutes",
     "bench numerics": "trains for minutes",
-    "bench decode": "compiles for 40 s",
 }
 """Why, by the words that an example begins with."""
 
@@ -41,23 +38,16 @@ def why_not(line: str) -> str | None:
     return next((why for words, why in NOT_RUN.items() if f"{line} ".startswith(f"tomat {words} ")), None)
 
 
-def words_of(line: str) -> list[str]:
-    return shlex.split(line, comments=True)[1:]
-
-
 def test_the_help_of_every_verb_ends_with_its_examples():
     parser, shown = build_parser(), []
     for line in LINES:
-        verb = parser.verb_of(words_of(line))
+        verb = parser.verb_of(shlex.split(line, comments=True)[1:])
         assert verb.format_help().rstrip().endswith("\n  " + "\n  ".join(verb.examples)), line
         shown += [verb.prog, *verb.prog.split(" ")[:-1]] if line in verb.examples else []
     verbs = {verb.prog for verb in VERBS.values()}
     assert verbs <= set(shown), f"without an example: {sorted(verbs - set(shown))}"
     assert max(map(len, LINES)) <= 110
-
-
-def test_every_reason_is_of_an_example():
-    assert [words for words in NOT_RUN if not any(f"{line} ".startswith(f"tomat {words} ") for line in LINES)] == []
+    assert all(any(f"{line} ".startswith(f"tomat {words} ") for line in LINES) for words in NOT_RUN)
 
 
 def beside(folder: Path) -> dict[str, Callable[[], object]]:
@@ -82,7 +72,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capfd):
             continue
         for begin in [begin for begin in prepare if line.startswith(f"tomat {begin}")]:
             prepare.pop(begin)()
-        words = words_of(line)
+        words = shlex.split(line, comments=True)[1:]
         status = main([*words, *(tiny_run(1, 1) if words[0] == "train" else [])])
         told = capfd.readouterr()
         if status != 0:

@@ -77,6 +77,10 @@ def test_a_lab_that_cannot_begin_says_so_and_keeps_the_record(tmp_path, work, ca
     with alone_in(work):
         assert main(words("run", tmp_path, sweep, "--again")) == 2
     assert "another" in capsys.readouterr().err and record.read_text() == "kept"
+    sweep.write_text(json.dumps(json.loads(sweep.read_text()) | {"overrides": ["--data.layuot", "v3-p7"]}))
+    assert main(words("run", tmp_path, sweep)) == 2
+    said = capsys.readouterr().err
+    assert "no setting; did you mean data.layout?" in said and said.count("\n") == 1
 
 
 def test_the_largest_batch_is_searched_with_real_steps(tmp_path, work):
@@ -117,12 +121,3 @@ def alive_in(group: int) -> list[psutil.Process]:
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def test_a_sweep_that_cannot_be_measured_is_one_line(tmp_path, capsys):
-    path = sweep_file(tmp_path, [{"name": "a"}])
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"overrides": ["--data.layuot", "v3-p7"]}))
-    assert main(words("run", tmp_path, path)) == 2
-    said = capsys.readouterr().err
-    assert "no setting; did you mean data.layout?" in said and said.count("\n") == 1
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]

@@ -40,17 +40,15 @@ def test_each_operation_may_have_a_compiler_of_its_own(other, tmp_path):
 
 
 def test_the_script_reads_its_flags_before_anything_is_compiled(other, tmp_path, monkeypatch, capsys):
-    parser = build_parser()
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "timings.csv"
-    file.write_text("chip\n")
-    words = ["--kernels", str(file), "--tracking_dir", str(tmp_path / "tracking")]
-    assert main([*words, "--libtpu", str(tmp_path)], parser) == 2
-    assert "holds no libtpu" in capsys.readouterr().err
-    assert main([*words, "--libtpu", str(other)], parser) == 2
-    told = capsys.readouterr().err
-    assert str(file) in told and told.count("\n") == 1
-    words[1] = str(TIMINGS)
-    assert main([*words, "--libtpu", f"of_nobody={other}"], parser) == 2
-    assert "--libtpu names the operation of_nobody; the rows are of chunked_xla_" in capsys.readouterr().err
+    (tmp_path / "timings.csv").write_text("chip\n")
+    for kernels, libtpu, message in (
+        ("timings.csv", tmp_path, "holds no libtpu"),
+        ("timings.csv", other, "timings.csv"),
+        (str(TIMINGS), f"of_nobody={other}", "--libtpu names the operation of_nobody; the rows are of chunked_xla_"),
+    ):
+        words = ["--kernels", kernels, "--tracking_dir", "tracking", "--libtpu", str(libtpu)]
+        assert main(words, build_parser()) == 2
+        told = capsys.readouterr().err
+        assert message in told and told.count("\n") == 1
     assert not (tmp_path / "tracking").exists()

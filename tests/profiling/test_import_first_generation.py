@@ -29,7 +29,7 @@ def product_codec():
     return fit_lloyd_max(histogram, 256)
 
 
-def write(folder, layout, codec, name="lmq", shuffled=False, unpadded=True):
+def write(folder, layout, codec, name="lmq", shuffled=False):
     """A set as the first generation left it: files of unpadded rows, a material's rows together."""
     folder.mkdir()
     names, rows = [], []
@@ -40,7 +40,7 @@ def write(folder, layout, codec, name="lmq", shuffled=False, unpadded=True):
         names += [material] * count
     if shuffled:
         names = names[1:] + names[:1]
-    lists = [row[row != PAD].astype(np.int32) if unpadded else row.astype(np.int32) for row in rows]
+    lists = [row[row != PAD].astype(np.int32) for row in rows]
     for part, (start, stop) in enumerate([(0, 6), (6, 19)]):
         columns = {"task_id": names[start:stop], "input_ids": pa.array(lists[start:stop], pa.list_(pa.int32()))}
         pq.write_table(pa.table(columns), folder / f"shard-{part:05d}.parquet")
@@ -52,9 +52,8 @@ def write(folder, layout, codec, name="lmq", shuffled=False, unpadded=True):
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("unpadded", [True, False])
-def test_rows_are_taken_over(tmp_path, product_codec, unpadded):
-    rows = write(tmp_path / "old", LAYOUTS["v3"], product_codec, unpadded=unpadded)
+def test_rows_are_taken_over(tmp_path, product_codec):
+    rows = write(tmp_path / "old", LAYOUTS["v3"], product_codec)
     import_first_generation(tmp_path / "old", tmp_path / "new", LAYOUTS["v3"], product_codec, block_rows=8)
     shards = open_shards(tmp_path / "new")
     np.testing.assert_array_equal(shards.read_rows(0, 19), rows)
@@ -96,6 +95,12 @@ def test_stopped_and_started_again(tmp_path, product_codec):
         ("layout", "patches of 4 voxels a side, layout v3-p7 of 7"),
         ("no meta", "is no data set of the first generation"),
         ("path", "'../evil'; expected a name"),
+        ({"task_id": [1, 2]}, "shard-00000.parquet"),
+        ({"task_id": [None, "mp-1"]}, "shard-00000.parquet"),
+        ({"input_ids": [[1.5], [2.5]]}, "shard-00000.parquet"),
+        ({"input_ids": [[1, None], [1]]}, "shard-00000.parquet"),
+        ({"input_ids": [[], []]}, "expected BOS to EOS"),
+        ({"input_ids": [[-1], [2**40]]}, "expected BOS to EOS|shard-00000.parquet"),
     ],
 )
 def test_what_cannot_be_imported(tmp_path, product_codec, change, message):
@@ -108,17 +113,9 @@ def test_what_cannot_be_imported(tmp_path, product_codec, change, message):
         rows = pq.read_table(tmp_path / "old" / "shard-00000.parquet")
         names = pa.array(["../evil"] * rows.num_rows)
         pq.write_table(rows.set_column(0, "task_id", names), tmp_path / "old" / "shard-00000.parquet")
+    elif isinstance(change, dict):
+        table = pa.table({"task_id": ["mp-1", "mp-2"], "input_ids": [[1, 2], [1, 2]]} | change)
+        pq.write_table(table, tmp_path / "old" / "shard-00000.parquet")
     with pytest.raises(TomatError, match=message):
         import_first_generation(tmp_path / "old", tmp_path / "new", layout, given)
     assert not (tmp_path / "new").exists()
-
-
-def test_rows_of_other_types_are_refused(tmp_path, product_codec):
-    write(tmp_path / "old", LAYOUTS["v3"], product_codec)
-    names = [[1, 2], [None, "mp-1"]]
-    ids = [[1, 2], [None, [1]], [[1, None], [1]], [[1.5], [2.5]], [["a"], ["b"]], [[], []], [[-1], [2**40]]]
-    for change in [*({"task_id": each} for each in names), *({"input_ids": each} for each in ids)]:
-        table = pa.table({"task_id": ["mp-1", "mp-2"], "input_ids": [[1, 2], [1, 2]]} | change)
-        pq.write_table(table, tmp_path / "old" / "shard-00000.parquet")
-        with pytest.raises(TomatError, match="shard-00000.parquet|expected BOS to EOS"):
-            import_first_generation(tmp_path / "old", tmp_path / "new", LAYOUTS["v3"], product_codec)

@@ -33,15 +33,3 @@ def test_a_study_refuses_in_one_line_and_says_what_its_flags_are(study, capsys):
     assert "json" in {action.dest for action in parser._actions}
     for line in parser.examples:
         assert parser_without_files(parser).parse_args(shlex.split(line.removeprefix(parser.prog)))
-
-
-def test_a_verb_of_before_says_which_study_it_is_now(capsys):
-    for words, study in (
-        (["demo-data", "build", "--only", "x"], "embedded_set"),
-        (["shards", "import", "old"], "import_first_generation"),
-        (["tokens", "layouts", "--atoms", "4"], "layout_use"),
-        (["bench", "profile", "--hlo", "x.hlo.pb"], "parse_speed"),
-    ):
-        assert main(words) == 2
-        told = capsys.readouterr().err
-        assert f"profiling/{study}.py" in told and told.count("\n") == 1

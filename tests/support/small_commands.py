@@ -20,7 +20,6 @@ TOO_LONG = {
     "eval": "evaluates a model",
     "export": "loads a model",
     "compress": "loads a model",
-    "small-models": "evaluates models",
     "plan": "needs the TPU compiler and minutes",
     "launch": "tests/launch runs it",
     "runs serve": "serves until it is stopped",

@@ -2,23 +2,25 @@
 
 import argparse
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 
-from tomat.base.arguments import add_flag, add_report, config_file, count, output_file, positive_float, positive_int
+from tomat.base.arguments import add_flag, add_report, config_file, output_file, positive_float, positive_int
 from tomat.model.loss.config import LOSS_KINDS
 from tomat.model.tiles import LOSS_NAMES
 
 MODULES = {
-    "tokenize": "tomat.measure.bench.tokenize",
     "loss-tiles": "tomat.measure.bench.tiles",
     "attention-tiles": "tomat.measure.bench.tiles",
     "chip": "tomat.measure.bench.chip",
     "numerics": "tomat.app.workflow.quality",
-    "decode": "tomat.measure.bench.decode",
 }
 """Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""
 
 STUDIES = {
+    "tokenize": "profiling/tokenize_speed.py",
+    "tokenise": "profiling/tokenize_speed.py",
+    "decode": "profiling/decode_speed.py",
     "profile": "profiling/parse_speed.py",
     "loader": "profiling/loader_readers.py",
     "loss": "profiling/loss_memory.py",
@@ -43,36 +45,18 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     benches = whole.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, dest="benchmark")
 
     parser = benches.add_parser(
-        "tokenize",
-        help="speed and memory of re-tokenizing",
-        description="Patches and voxels a second of re-tokenizing by one worker, the parts of its work alone, and its "
-        "memory. Two workers against one: `profiling/retokenize_workers.py`; kills: `profiling/retokenize_kills.py`.",
-    )
-    add_flag(parser, "--materials", 24, "grids of 100^3", type=count)
-    parser.add_argument("--largest", action="store_true", help="also the memory of a worker on 448 x 448 x 110")
-    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
-
-    parser = benches.add_parser(
         "loss-tiles",
         help="tune the tiles of the Pallas loss with the TPU compiler",
         description="Compile value and gradients of the loss for one chip of a slice, as XLA's loss in blocks and as "
         "the Pallas loss with different tiles, and compare the times that the compiler's schedules give. Needs "
         "libtpu, no TPU; one or more minutes a candidate. Compiled programs are kept and found again.",
     )
-    add_flag(parser, "--slice", "v6e-1", "one chip of it")
     add_flag(parser, "--kind", "cross_entropy", "the formula", choices=LOSS_KINDS)
-    add_flag(parser, "--batch", 8, "sequences on one device", type=positive_int)
-    add_flag(parser, "--positions", 8192, "tokens per sequence", type=positive_int)
-    add_flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
     add_flag(parser, "--density_tokens", 16384, "density bins", type=positive_int)
-    add_flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
     add_flag(parser, "--vocabulary", "full", "ids of the softmax", choices=["density", "full"])
-    text = f"a candidate; may be repeated (default: {' '.join(DEFAULT_TILES)})"
-    parser.add_argument("--tiles", action="append", metavar=",".join(LOSS_NAMES), help=text)
-    parser.set_defaults(default_tiles=DEFAULT_TILES)  # as the default of --tiles, it would be added to
     blocks = "blocks of XLA's loss to compare with"
     add_flag(parser, "--block_positions", [64, 128, 256, 512], blocks, type=positive_int, nargs="*")
-    _add_compiling(parser, "loss-tiles")
+    _add_tuning(parser, "loss-tiles", DEFAULT_TILES, ",".join(LOSS_NAMES))
 
     parser = benches.add_parser(
         "attention-tiles",
@@ -82,19 +66,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "compiler's schedules give. Needs libtpu, no TPU; one to three minutes a candidate. What was compiled is kept, "
         "and found again.",
     )
-    add_flag(parser, "--slice", "v6e-1", "one chip of it")
-    add_flag(parser, "--batch", 8, "sequences on the chip", type=positive_int)
-    add_flag(parser, "--positions", 8192, "tokens of a sequence", type=positive_int)
-    add_flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
     add_flag(parser, "--num_heads", 4, "heads of the queries", type=positive_int)
     add_flag(parser, "--num_kv_heads", 4, "heads of keys and values", type=positive_int)
-    add_flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
-    text = "a candidate of model.whole_head; may be repeated (default: " + " ".join(DEFAULT_ATTENTION_TILES) + ")"
-    parser.add_argument("--tiles", action="append", metavar="BLOCK,ROWS,BLOCK_BWD,KEYS_BWD", help=text)
-    parser.set_defaults(default_tiles=DEFAULT_ATTENTION_TILES)  # as the default of --tiles, it would be added to
     blocks = "tiles of the splash kernels to compare with"
     add_flag(parser, "--splash_blocks", [1024], blocks, type=positive_int, nargs="*")
-    _add_compiling(parser, "attention-tiles")
+    _add_tuning(parser, "attention-tiles", DEFAULT_ATTENTION_TILES, "BLOCK,ROWS,BLOCK_BWD,KEYS_BWD")
 
     parser = benches.add_parser(
         "chip",
@@ -125,21 +101,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--docs", action="store_true", help="write the page into the tracking folder")
     add_flag(parser, "--tracking_dir", Path("docs/tracking"), "tracking folder, for --docs", type=Path, metavar="DIR")
 
-    parser = benches.add_parser(
-        "decode",
-        help="autoregressive decoding with the cache against without; parallel against autoregressive",
-        description="Tokens a second of the autoregressive decoder, with its cache and with a forward pass for each "
-        "token, in turn, and the seconds that each of the two decoders takes for a cell. Weights "
-        "are fresh: speed does not depend on them.",
-    )
-    text = "configuration of the model and its patches, with model.environment; a file or the name of one that ships"
-    add_flag(parser, "--config_path", "demo", text, type=config_file("train"), metavar="FILE")
-    add_flag(parser, "--batch", 1, "patches at a time, with the cache and without", type=positive_int)
-    add_flag(parser, "--grid", 28, "voxels along each side of the cell that both decoders predict", type=positive_int)
-    add_flag(parser, "--rounds", 5, "turns of each", type=positive_int)
-    text = "decode beside it, in the same turns, with keys and values kept in this type"
-    parser.add_argument("--kv_cache_dtype", choices=("int8",), help=text)
-
     for bench in benches.choices.values():
         add_report(bench, "write the figures to FILE", run=run)
 
@@ -149,8 +110,16 @@ def run(args: argparse.Namespace) -> int:
     return importlib.import_module(MODULES[args.benchmark]).run(args)
 
 
-def _add_compiling(parser: argparse.ArgumentParser, name: str) -> None:
-    """Cache and limits of the candidates of a tuning, and whether its best goes into the table."""
+def _add_tuning(parser: argparse.ArgumentParser, name: str, tiles: Sequence[str], sizes: str) -> None:
+    """The shape and the candidates of a tuning, cache and limits, and whether its best goes into the table."""
+    add_flag(parser, "--slice", "v6e-1", "one chip of it")
+    add_flag(parser, "--batch", 8, "sequences on the chip", type=positive_int)
+    add_flag(parser, "--positions", 8192, "tokens of a sequence", type=positive_int)
+    add_flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
+    add_flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
+    text = f"a candidate; may be repeated (default: {' '.join(tiles)})"
+    parser.add_argument("--tiles", action="append", metavar=sizes, help=text)
+    parser.set_defaults(default_tiles=tiles)  # as the default of --tiles, it would be added to
     parser.add_argument("--cache_dir", type=Path, help=f"folder of compiled programs (default: ~/.cache/tomat/{name})")
     add_flag(parser, "--time_limit_seconds", 1800.0, "longest compile", type=positive_float)
     add_flag(parser, "--memory_limit_gib", 16.0, "most memory of this machine", type=positive_float)

@@ -27,7 +27,7 @@ VERBS = {
     "tomat.app.shard_verbs": ("tokens", "shards"),
     "tomat.app.train_verbs": ("train",),
     "tomat.app.predict_verbs": ("predict",),
-    "tomat.app.weights_verbs": ("export", "compress", "small-models"),
+    "tomat.app.weights_verbs": ("export", "compress"),
     "tomat.app.eval_verbs": ("eval",),
     "tomat.app.mfu_verbs": ("mfu",),
     "tomat.app.profile_verbs": ("profile",),
@@ -42,6 +42,8 @@ VERBS = {
 DISK_ERRNOS = FULL_ERRNOS | {errno.EIO, errno.EROFS}
 EXAMPLES = Path(__file__).with_name("examples.txt")
 """What the help of each verb ends with."""
+MOVED = {"small-models": "`python profiling/small_models.py` in a checkout of tomat"}
+"""Verb of before -> the study that it has become."""
 
 
 def build_parser(words: Sequence[str] = ()) -> Parser:
@@ -54,6 +56,7 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
     )
     text = "print the version and exit"
     parser.add_argument("--version", action="version", version=f"tomat {__version__}", help=text)
+    parser.moved = MOVED
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     named = [module for module, verbs in VERBS.items() if words and spelt_today(words[0]) in verbs]
     for module in named or VERBS:

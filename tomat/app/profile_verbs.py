@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from tomat.base.arguments import add_verb, count, percent, report_file
 from tomat.base.errors import TomatError
@@ -12,20 +11,17 @@ EPILOG = """\
 forms:
   tomat profile PROFILE              a JAX profile directory (local or gs://), *.xplane.pb, Chrome/Perfetto JSON,
                                      a run's folder, or an XLA HLO module (text or proto)
-  tomat profile compare A B          two of those, or breakdowns written by --json; exit status 1 if B regresses
+  tomat profile compare A B          two of those, plans, or breakdowns written by --json; exit status 1 if the step or
+                                     a category of B took longer than in A by --fail_percent of A's step
   tomat profile index DOCS           rewrite the table of runs in DOCS (such as docs/tracking)
-
-`tomat profile compare --help` and `tomat profile index --help` tell of those alone.
 """
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `tomat profile`."""
     text = "where the cycles of a step went, from a profile or a compiled program"
-    shown = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter, "add_help": False}
+    shown = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = add_verb(subparsers, "profile", text, _run_profile, **shown)
-    text = "show this help, or that of the form before it, and exit"
-    parser.add_argument("-h", "--help", action=_FormHelp, help=text)
     parser.add_argument("target", nargs="+", metavar="PROFILE", help="see the forms below")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the breakdown or comparison")
     parser.add_argument("--top", type=count, default=15, help="operations to print (default 15)")
@@ -41,35 +37,6 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--date", default="", help="ISO date of the run (with --docs)")
     parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
     parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: growth of A's step that fails")
-
-
-class _FormHelp(argparse.Action):
-    """`--help` after `compare` or `index` says what that form takes. Forms are words, since a profile is one too."""
-
-    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, **options)
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
-        form = (getattr(namespace, "target", None) or [""])[0]
-        shown = argparse.ArgumentParser(f"{parser.prog} {form}")
-        if form == "index":
-            shown.description = "Rewrite the table of all runs."
-            shown.add_argument("DOCS", help="the tracking folder, such as docs/tracking")
-        elif form == "compare":
-            shown.description = (
-                "Compare two steps, category by category, largest change first. Exit status 1 if the step, or a "
-                "category, of B took so much longer than in A that it fails."
-            )
-            for name in ("A", "B"):
-                shown.add_argument(name, help="a profile, a compiled program, a plan, or a breakdown that --json wrote")
-            shown.add_argument("--warn_percent", metavar="P", help="growth, in %% of A's step, that warns (default 2)")
-            shown.add_argument("--fail_percent", metavar="P", help="growth, in %% of A's step, that fails (default 5)")
-            shown.add_argument("--device_kind", help="JAX's name of the chip, where an input does not hold it")
-            shown.add_argument("--json", metavar="FILE", help="write the comparison")
-        else:
-            shown = parser
-        shown.print_help()
-        parser.exit()
 
 
 def _run_profile(args: argparse.Namespace) -> int:

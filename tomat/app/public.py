@@ -104,8 +104,10 @@ def _config(config: TrainConfig | str | os.PathLike[str], overrides: Sequence[st
 
 
 def _work(config: TrainConfig, platform: str, atoms: int | None) -> StepWork:
+    from tomat.model.devices import ignore_absent_tpu
     from tomat.train.mfu import TYPICAL_ATOMS, step_work
 
+    ignore_absent_tpu()
     # The layout itself refuses atoms beside which not one voxel fits; some layouts cut the sequence instead.
     layout = config.data.sequence_layout
     if atoms is not None and layout.preamble_tokens(atoms, layout.default_shape) >= config.seq_len:

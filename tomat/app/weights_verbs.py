@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tomat.base.arguments import add_flag, add_report, add_verb, count, positive_int, run_folder
+from tomat.base.arguments import add_flag, add_report, count, positive_int, run_folder
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.terminal import show
@@ -49,16 +49,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument("--licence", metavar="TEXT", help="of the weights, for the card")
         add_report(parser, "write the sizes", run=_run_write)
     export.set_defaults(bits=None)
-    text = "a run beside its folders in few bits: sizes, errors, seconds; writes the page of them"
-    compare = add_verb(subparsers, "small-models", text, _run_compare)
-    compare.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help="the run")
-    text = "folders of weights, and distilled runs, to compare with it"
-    compare.add_argument("--folders", nargs="+", type=run_folder, required=True, metavar="DIR", help=text)
-    compare.add_argument("--page", type=Path, metavar="FILE", help="page to write, docs/tracking/small-models.md")
-    compare.add_argument("--about", default="", metavar="TEXT", help="how and where it was measured, for the page")
-    text = "copy each folder in few bits here, named by its result"
-    compare.add_argument("--keep", type=Path, metavar="DIR", help=text)
-    add_report(compare)
 
 
 def parts(text: str) -> dict[str, int | None]:
@@ -120,28 +110,6 @@ def _run_write(args: argparse.Namespace) -> int:
             on_array=lambda name: bar.advance(task),
         )
     _say(args, written, "" if compression is None else f", {compression}")
-    return 0
-
-
-def _run_compare(args: argparse.Namespace) -> int:
-    """Sizes on disk and in memory, errors and seconds of a run and of its folders in few bits, before and after
-    distillation. A folder without evaluation.json is evaluated first, as at the end of its run."""
-    from tomat.app.workflow import small_models
-
-    models = []
-    folders = [args.run_dir, *args.folders]
-    for folder in folders:
-        console.print(f"measuring {folder}", highlight=False)
-        small_models.measure(folder)
-        models.append(small_models.small_model(folder))
-    show(small_models.models_table(models))
-    if args.page is not None:
-        small_models.write_small_models_page(models, args.page, args.about)
-        console.print(f"page: {args.page}")
-    if args.keep is not None:
-        for folder, model in zip(folders[1:], models[1:], strict=True):
-            console.print(f"kept: {small_models.keep_named(folder, model, args.keep)}", soft_wrap=True)
-    write_report(args.json, {"models": [asdict(model) for model in models]})
     return 0
 
 

@@ -82,7 +82,7 @@ def test_a_folder_is_enough(tmp_path, monkeypatch, capsys):
     assert [path.name for path in (tmp_path / "runs" / "demo").iterdir()] == ["config.yaml"]
 
 
-def test_a_run_is_called_as_its_folder():
+def test_a_run_is_called_as_its_folder(tmp_path):
     folder = ["--data.source", "folder"]
     for words, name in (
         ([*folder, "--data.input", "a/MY_CHGCARS/"], "MY_CHGCARS"),
@@ -93,12 +93,9 @@ def test_a_run_is_called_as_its_folder():
         (["--trainer.num_train_steps", "3"], None),
     ):
         assert parse_overrides(folder_words(DEMO, words)).get("run_name") == name
-
-
-def test_a_configuration_of_a_folder_has_its_own_name(tmp_path):
+    # The configuration of a folder has a name of its own.
     (tmp_path / "own.yaml").write_text("run_name: own\ndata: {source: folder, input: x}\n")
-    words = ["--data.source", "folder", "--data.input", "y"]
-    assert folder_words(tmp_path / "own.yaml", words) == words
+    assert folder_words(tmp_path / "own.yaml", [*folder, "--data.input", "y"]) == [*folder, "--data.input", "y"]
 
 
 def test_wrong_words_are_refused(tmp_path, capsys):

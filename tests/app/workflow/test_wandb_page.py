@@ -11,6 +11,8 @@ from tiny_run import DEMO, tiny_run
 from tomat.app.workflow.wandb_page import KEPT, keep_pages
 from tomat.train.settings.config import load_config
 
+WANDB = "--trackers.wandb"
+
 
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch):
@@ -30,7 +32,7 @@ def config(run_dir, *words):
 
 
 def test_pages_are_one_artifact_of_the_run(run_dir, tmp_path):
-    words = ("--trackers.wandb", json.dumps({"project": "densities", "mode": "offline", "save_code": False}))
+    words = (WANDB, json.dumps({"project": "densities", "mode": "offline", "save_code": False}))
     assert keep_pages(config(run_dir, *words), run_dir)
     [folder] = (tmp_path / "dir").rglob("offline-run-*")
     assert folder.name.endswith("-tiny")  # the id of the run whose curves are there
@@ -58,20 +60,15 @@ sys.exit()
     assert list(run_dir.parents[1].rglob("run-tiny.wandb"))
 
 
-@pytest.mark.parametrize("words", [(), ("--trackers.wandb", "{project: a, mode: disabled}")])
-def test_nothing_is_done_without_wandb(run_dir, words, monkeypatch, tmp_path):
-    monkeypatch.setattr(wandb, "init", None)
-    assert not keep_pages(config(run_dir, *words), run_dir)
-    assert not any((tmp_path / "dir").iterdir())
-
-
 def test_what_fails_is_a_warning(run_dir, monkeypatch, capsys):
-    given = config(run_dir, "--trackers.wandb", "{project: a, mode: offline, background_finish_timeout: 0.2}")
+    given = config(run_dir, WANDB, "{project: a, mode: offline, background_finish_timeout: 0.2}")
 
     def refuse(**settings):
         raise OSError("disk full")
 
     monkeypatch.setattr(wandb, "init", refuse)
+    for words in ((), (WANDB, "{project: a, mode: disabled}")):  # nothing is done without W&B
+        assert not keep_pages(config(run_dir, *words), run_dir) and not capsys.readouterr().out
     assert not keep_pages(given, run_dir)
     told = capsys.readouterr().out
     assert "are not in W&B (OSError: disk full)" in told and "--name a/tiny-page" in told

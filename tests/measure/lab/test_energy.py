@@ -40,41 +40,17 @@ def test_what_tells_none_says_so(tmp_path, monkeypatch):
     assert energy_counter("cuda", [0]) == "nvidia-ml-py is not installed; install it with `uv sync --extra gpu`"
 
 
-class Nvml(SimpleNamespace):
-    """NVML's calls, with two boards."""
-
-    NVMLError = type("NVMLError", (Exception,), {})
-    used = {0: 5000, 1: 7000, "GPU-b": 7000}
-
-    def nvmlInit(self):
-        pass
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        if index not in self.used:
-            raise self.NVMLError("Invalid Argument")
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return uuid
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        return self.used[handle]
-
-
 @pytest.mark.parametrize(("visible", "joules"), [(None, 1.0), ("1", 2.0), ("GPU-b", 4.0)])
 def test_a_gpu_is_the_one_that_jax_has(monkeypatch, visible, joules):
-    nvml = Nvml(used=dict(Nvml.used))
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    used = {0: 5000, 1: 7000, "GPU-b": 7000}
+    found = {"nvmlInit": lambda: None, "nvmlDeviceGetTotalEnergyConsumption": used.__getitem__, "NVMLError": KeyError}
+    found |= {f"nvmlDeviceGetHandleBy{how}": lambda name: (used[name], name)[1] for how in ("Index", "UUID")}
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**found))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert energy_counter("gpu", [5]) == "NVML does not tell: 5"
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     counter = energy_counter("gpu", [0])
     assert isinstance(counter, EnergyCounter)
-    nvml.used = {0: 6000, 1: 9000, "GPU-b": 11000}
+    used |= {0: 6000, 1: 9000, "GPU-b": 11000}
     assert counter.joules() == joules
-
-
-def test_a_gpu_that_nvml_does_not_know_is_a_reason(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert energy_counter("gpu", [5]) == "NVML does not tell: Invalid Argument"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from forked import instead_of_starting
+from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -18,28 +19,15 @@ from tomat.train.runs.history import read_events
 
 STEPS = 20
 SHIPPED = Path(__file__).parents[3] / "configs" / "numerics" / "demo.yaml"
-BASE_YAML = {
-    "preset": "demo",
-    "data": {"source": "embedded", "layout": "v3-p7", "n_density_tokens": 64, "patches_per_material": 2},
-    "model": {"num_layers": 1, "hidden_dim": 32, "intermediate_dim": 64, "num_heads": 2, "num_kv_heads": 2},
-    "optimizer": {"type": "muon", "learning_rate": 2e-2, "adam_lr": 3e-3, "warmup": 0.1},
-    "trainer": {
-        "train_batch_size": 2,
-        "mp": "compute=float32,params=float32,output=float32",
-        "max_eval_batches": 0,
-        "checkpointer": {"save_interval": "1h", "keep": [{"every": 4, "until": None}]},
-    },
-    "evaluation": {"patches_per_material": 1, "picture": False},
-}
-KV_HEADS = ["--model.num_kv_heads", 1]
+HEADS = ["--model.num_heads", 1, "--model.num_kv_heads", 1]
 VARIANTS = {
     "name": "tiny",
-    "overrides": {"trainer.num_train_steps": STEPS},
-    "config_path": "base.yaml",
+    "overrides": [*tiny_run(STEPS, 4), "--evaluation.patches_per_material", 1, "--evaluation.picture", False],
+    "config_path": str(DEMO),
     "window_steps": 5,
     "variants": [
         {"name": "blocks", "exact": True, "reason": "the same sums", "overrides": {"loss.block_positions": 64}},
-        {"name": "one-head", "exact": False, "reason": "wider heads", "overrides": ["--model.num_heads", 1, *KV_HEADS]},
+        {"name": "one-head", "exact": False, "reason": "wider heads", "overrides": HEADS},
     ],
 }
 
@@ -47,7 +35,6 @@ VARIANTS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("numerics")
-    (place / "base.yaml").write_text(yaml.safe_dump(BASE_YAML))
     (place / "tiny.yaml").write_text(yaml.safe_dump(VARIANTS))
     return place
 
@@ -187,13 +174,19 @@ def test_runs_differ_by_variant_and_seed_alone(folder: Path, tmp_path: Path):
     assert base.trainer.seed == heads.trainer.seed == 4 and base.trainer.num_train_steps == 50
     assert (base.model.num_heads, heads.model.num_heads) == (2, 1) and base.data.source == "embedded"
     assert study(folder / "tiny.yaml", tmp_path).plan()["base"][0].config.trainer.num_train_steps == STEPS
+    shipped = study(SHIPPED, tmp_path)
+    runs = shipped.plan()
+    assert {"all-exact", "save-attention", "loss-blocks-64"} <= {row.name for row in shipped.sweep.rows if row.exact}
+    assert runs["1x128"][0].config.model.num_heads == 1
+    # A fraction of the run, so that the schedule scales with its steps.
+    assert 0 < runs[BASE][0].config.optimizer.warmup < 1
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"variants": [{**ONE, "overrides": {"model.sliding_window": 8}}]}, "is called exact, but changes what is"),
-        ({"overrides": {"evaluation.patches_per_material": 0}}, "evaluation.patches_per_material 0; expected embedded"),
+        ({"overrides": tiny_run(STEPS, 4)}, "evaluation.patches_per_material 0; expected embedded"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_it_is_trained(folder: Path, tmp_path: Path, changes, message):
@@ -201,13 +194,3 @@ def test_what_cannot_be_compared_is_refused_before_it_is_trained(folder: Path, t
     path.write_text(yaml.safe_dump({**VARIANTS, **changes}))
     with pytest.raises(TomatError, match=message):
         study(path, tmp_path).plan()
-
-
-def test_the_variants_that_ship_can_be_planned(tmp_path: Path):
-    shipped = study(SHIPPED, tmp_path)
-    runs = shipped.plan()
-    exact = {row.name for row in shipped.sweep.rows if row.exact}
-    assert {"all-exact", "save-attention", "loss-blocks-64"} <= exact
-    assert runs["1x128"][0].config.model.num_heads == 1
-    # A fraction of the run, so that the schedule scales with its steps.
-    assert 0 < runs[BASE][0].config.optimizer.warmup < 1

@@ -27,11 +27,8 @@ def test_a_difference_beyond_the_noise_is_told():
     faster, slower = ratio_of(ratios(rng, 1.2, 8)), ratio_of(ratios(rng, 0.8, 8))
     assert (faster.verdict, slower.verdict) == (FASTER, SLOWER)
     assert faster.low < 1.2 < faster.high and slower.low < 0.8 < slower.high
-
-
-def test_exchanging_row_and_base_inverts_the_interval():
-    there = ratio_of([1.1, 1.3, 1.2])
-    back = ratio_of([1 / 1.1, 1 / 1.3, 1 / 1.2])
+    # Exchanging row and base inverts the interval.
+    there, back = ratio_of([1.1, 1.3, 1.2]), ratio_of([1 / 1.1, 1 / 1.3, 1 / 1.2])
     assert (1 / back.high, 1 / back.mean, 1 / back.low) == pytest.approx((there.low, there.mean, there.high))
 
 
@@ -41,7 +38,7 @@ def sweep_of(rng: np.random.Generator, rows: int, starts: int, of_a_start: float
     return np.exp(logarithms).tolist()
 
 
-@pytest.mark.parametrize(("rows", "starts"), [(1, 2), (3, 2), (20, 2), (5, 4)])
+@pytest.mark.parametrize(("rows", "starts"), [(1, 2), (20, 2), (5, 4)])
 def test_equal_settings_in_processes_that_differ_are_within_noise_in_nineteen_of_twenty(rows, starts):
     rng = np.random.default_rng(2)
     found, of_pairs = [], []

@@ -1,14 +1,11 @@
-"""Processes that benchmarks start: a call in a process of its own, and `tomat` verbs that are watched or killed."""
+"""Processes that studies start: `tomat` verbs that are watched or killed."""
 
 import contextlib
-import multiprocessing
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +13,6 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import STOPPED_STATUS
 
 Process = subprocess.Popen[str]
-
-
-def in_own_process[Result](call: Callable[[], Result], what: str, remedy: str) -> Result:
-    """What `call` (a function of a module, or a `partial` of one) returns in a new process, so that imports and peak
-    memory are its own; `what` names the process in an error, and `remedy` says what to do where memory ran out."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(call).result()
-        except (BrokenProcessPool, MemoryError):
-            raise TomatError(f"{what} did not finish: it was killed, or memory ran out; then {remedy}.") from None
 
 
 def tomat_command(*words: str) -> list[str]:

@@ -24,17 +24,13 @@ from tomat.base.reporting import to_jsonable, write_json, writing
 from tomat.hardware.mfu import MFU_KEYS
 from tomat.measure.lab.messages import DEVICE, MEASURED, READY, LabConfig, Request, RowError
 from tomat.measure.lab.process import RowProcess
-from tomat.measure.lab.record import LabRow, Window, question_key, read_lab, record_path
+from tomat.measure.lab.record import LabRow, Start, Window, question_key, read_lab, record_path
 from tomat.measure.lab.speedup import start_noise
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
 from tomat.perf.tuning.sweep_record import RECORD_FORMAT, KeptRows, ranked
 
-OF_A_START = (
-    "start_seconds", "first_step_seconds", "compile_seconds", "compile_saved_seconds", "compiled_programs",
-    "peak_memory_bytes",
-)  # fmt: skip
-
+OF_A_START = tuple(Start.__annotations__)
 OF_A_WINDOW = (
     "step_seconds", "tokens_per_second", "waiting_for_data_seconds", "others_busy_share", "loss", "step_joules",
 )  # fmt: skip

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decode_speed import fresh_run
 from jax.sharding import NamedSharding, PartitionSpec
 from levanter.tracker import NoopConfig
 from tiny_run import DEMO
 
 from tomat.base.errors import TomatError
-from tomat.measure.bench.decode import fresh_run
 from tomat.perf.plan.compile.compiler import set_jax_options
 from tomat.perf.plan.compile.lowering import DecoderBatch, lower_decoder, lower_step, stand_in_table
 from tomat.predict.inference.autoregressive import decode_autoregressive

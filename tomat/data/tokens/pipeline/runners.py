@@ -21,7 +21,7 @@ DEATHS_IN_A_ROW = 3
 """Pools that may break without one unit being finished in between. A worker that is killed for its memory will be
 killed again."""
 WORKER_MEMORY = "2g"
-"""Of a worker: the largest grid of the Materials Project set takes less than half of it (`tomat bench tokenize`)."""
+"""Of a worker: the largest grid of the Materials Project set takes less than half (`profiling/tokenize_speed.py`)."""
 WORKER_DISK = "4g"
 """Of a worker: nothing but Zephyr's messages lies on it. Fray's default of 64 GB would keep small machines out."""
 MAX_EXECUTION_RETRIES = 3

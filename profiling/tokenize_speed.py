@@ -1,4 +1,4 @@
-"""`tomat bench tokenize`: patches and voxels a second of one worker, and its memory.
+"""Patches and voxels a second of one worker of re-tokenizing, and its memory.
 
 Every figure stands beside what it is compared with, measured in the same run: on a machine that others use too, the
 ratios hold and the absolute figures are a lower bound.
@@ -6,6 +6,7 @@ ratios hold and the absolute figures are a lower bound.
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from own_process import in_own_process
 
+from tomat.app.cli import main
+from tomat.base.arguments import Parser, add_flag, count, report_file
 from tomat.base.memory import peak_memory_bytes
 from tomat.base.report.terminal import show
 from tomat.base.reporting import write_report
@@ -40,7 +44,6 @@ from tomat.data.tokens.pipeline.stages import (
     write_units,
 )
 from tomat.data.tokens.writer import start_shards
-from tomat.measure.bench.processes import in_own_process
 
 SIDE = 100
 LARGEST_GRID = (448, 448, 110)
@@ -55,6 +58,22 @@ TRAINING_MEDIAN_VOXELS = 1.26e6
 CORE_HOUR_USD = 0.0335
 """An assumption, to be replaced by one's own price: about $0.134 an hour for the four vCPUs of an e2-standard-4
 (list: cloud.google.com/compute/vm-instance-pricing). It enters only the projected cost."""
+
+
+def build_parser() -> Parser:
+    """What the script takes."""
+    parser = Parser(
+        prog="python profiling/tokenize_speed.py",
+        description="Patches and voxels a second of re-tokenizing by one worker, the parts of its work alone, and its "
+        "memory. Two workers against one: `profiling/retokenize_workers.py`; kills: `profiling/retokenize_kills.py`.",
+    )
+    add_flag(parser, "--materials", 24, "grids of 100^3", type=count)
+    parser.add_argument("--largest", action="store_true", help="also the memory of a worker on 448 x 448 x 110")
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
+    parser.set_defaults(run=run)
+    parser.examples = (f"{parser.prog} --materials 4",)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -180,3 +199,7 @@ def _retokenize_alone(config: RetokenizeConfig) -> int:
     """Write a set in this process alone; its peak memory, bytes."""
     retokenize(config, PoolRunner(1))
     return peak_memory_bytes()
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser=build_parser()))

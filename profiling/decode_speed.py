@@ -1,8 +1,8 @@
-"""`tomat bench decode`: the autoregressive decoder with and without its cache, beside one in 8 bits; both decoders on a
-whole cell."""
+"""The autoregressive decoder with and without its cache, beside one in 8 bits; both decoders on a whole cell."""
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from math import prod
@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tomat.app.cli import main
+from tomat.base.arguments import Parser, add_flag, config_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.report.terminal import show
 from tomat.base.reporting import counted, write_report
@@ -35,6 +37,27 @@ from tomat.train.settings.config import load_config
 
 GOAL_WITH_CACHE = 20.0
 """Times as many tokens a second."""
+
+
+def build_parser() -> Parser:
+    """What the script takes."""
+    parser = Parser(
+        prog="python profiling/decode_speed.py",
+        description="Tokens a second of the autoregressive decoder, with its cache and with a forward pass for each "
+        "token, in turn, and the seconds that each of the two decoders takes for a cell. Weights are fresh: speed does "
+        "not depend on them.",
+    )
+    text = "configuration of the model and its patches, with model.environment; a file or the name of one that ships"
+    add_flag(parser, "--config_path", "demo", text, type=config_file("train"), metavar="FILE")
+    add_flag(parser, "--batch", 1, "patches at a time, with the cache and without", type=positive_int)
+    add_flag(parser, "--grid", 28, "voxels along each side of the cell that both decoders predict", type=positive_int)
+    add_flag(parser, "--rounds", 5, "turns of each", type=positive_int)
+    text = "decode beside it, in the same turns, with keys and values kept in this type"
+    parser.add_argument("--kv_cache_dtype", choices=("int8",), help=text)
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
+    parser.set_defaults(run=run)
+    parser.examples = (f"{parser.prog} --config_path demo --batch 2 --grid 14 --rounds 1",)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -170,3 +193,7 @@ def said(spread: dict[str, float]) -> str:
         for value in (spread["median"], spread["min"], spread["max"])
     )
     return f"{middle} ({least} to {greatest})"
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser=build_parser()))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from msgspec import Meta
 
+from tomat.app.cli import main
+from tomat.base.arguments import Parser, report_file, run_folder
 from tomat.base.checked_json import parse_checked
 from tomat.base.documents import mapping
 from tomat.base.errors import TomatError
@@ -19,10 +23,49 @@ from tomat.base.records import Amount, typed
 from tomat.base.report.formats import number, share
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Column, Report, Section, Table
-from tomat.base.reporting import to_jsonable, write_json, writing
+from tomat.base.report.terminal import show
+from tomat.base.reporting import console, to_jsonable, write_json, write_report, writing
 
 if TYPE_CHECKING:
     from tomat.predict.weights.quantise import Quantised
+
+
+def build_parser() -> Parser:
+    """What the script takes."""
+    parser = Parser(
+        prog="python profiling/small_models.py",
+        description="Sizes on disk and in memory, errors and seconds of a run and of its folders in few bits, before "
+        "and after distillation. A folder without evaluation.json is evaluated first, as at the end of its run.",
+    )
+    parser.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help="the run")
+    text = "folders of weights, and distilled runs, to compare with it"
+    parser.add_argument("--folders", nargs="+", type=run_folder, required=True, metavar="DIR", help=text)
+    parser.add_argument("--page", type=Path, metavar="FILE", help="page to write, docs/tracking/small-models.md")
+    parser.add_argument("--about", default="", metavar="TEXT", help="how and where it was measured, for the page")
+    text = "copy each folder in few bits here, named by its result"
+    parser.add_argument("--keep", type=Path, metavar="DIR", help=text)
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure what is not measured yet, print, and write what is asked for."""
+    models = []
+    folders = [args.run_dir, *args.folders]
+    for folder in folders:
+        console.print(f"measuring {folder}", highlight=False)
+        measure(folder)
+        models.append(small_model(folder))
+    show(models_table(models))
+    if args.page is not None:
+        write_small_models_page(models, args.page, args.about)
+        console.print(f"page: {args.page}")
+    if args.keep is not None:
+        for folder, model in zip(folders[1:], models[1:], strict=True):
+            console.print(f"kept: {keep_named(folder, model, args.keep)}", soft_wrap=True)
+    write_report(args.json, {"models": [asdict(model) for model in models]})
+    return 0
 
 
 @dataclass(frozen=True)
@@ -200,3 +243,7 @@ def _bits(quantised: dict[str, Quantised]) -> tuple[str, str]:
     most = max(every, key=lambda bits: sum(bits in its for its in by_part.values()))
     others = [f"{part} {'/'.join(map(str, sorted(its)))}" for part, its in sorted(by_part.items()) if its != {most}]
     return f"{', '.join(others)}, rest {most}", schemes
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser=build_parser()))

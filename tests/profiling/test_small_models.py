@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from small_models import keep_named, small_model, write_small_models_page
 from tiny_run import DEMO, tiny_run
 
 from tomat.app.weights_verbs import PARTS
-from tomat.app.workflow.small_models import keep_named, small_model, write_small_models_page
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.codec.histogram import DensityHistogram
@@ -59,6 +59,9 @@ def test_sizes_and_errors_stand_beside_those_of_the_first(folders, tmp_path):
         assert 3 / 32 < few.disk_bytes / few.float32_bytes < 5 / 32
         assert few.memory_bytes == pytest.approx(few.disk_bytes, rel=0.02)
     assert three.seconds_per_cell == 2.0 and three.materials == 3
+    kept = keep_named(folders["three"], three, tmp_path)
+    assert kept.name == "three-nmae5.00" and (kept / "model.safetensors").is_file()
+    assert keep_named(folders["three"], three, tmp_path) == kept
     page = tmp_path / "small.md"
     write_small_models_page([whole, three, mixed], page, "Measured nowhere.")
     text = page.read_text()
@@ -68,14 +71,7 @@ def test_sizes_and_errors_stand_beside_those_of_the_first(folders, tmp_path):
     assert "Mine." in page.read_text() and "mlp 2" not in page.read_text()
 
 
-def test_a_folder_is_kept_under_its_result(folders, tmp_path):
-    model = small_model(folders["three"])
-    kept = keep_named(folders["three"], model, tmp_path)
-    assert kept.name == "three-nmae5.00" and (kept / "model.safetensors").is_file()
-    assert keep_named(folders["three"], model, tmp_path) == kept
-
-
-def test_what_was_not_measured_is_said(folders, tmp_path):
+def test_what_was_not_measured_is_said(tmp_path):
     (tmp_path / "evaluation.json").write_text("{}")
     with pytest.raises(TomatError, match="evaluation.json is damaged: .*--free_running"):
         small_model(tmp_path)

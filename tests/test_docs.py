@@ -237,18 +237,15 @@ def test_the_reference_has_every_module():
 
 def test_a_page_that_loads_something_from_elsewhere_is_told(caplog):
     hooks = loaded(ROOT / "docs" / "reference.py")
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/x.md"))
-    for html, told in (
-        ('<a href="https://jax.dev">JAX</a><script src="x.js"></script><code>src="https://x"</code>', 0),
-        ('<script src="https://cdn.example/x"></script>', 1),
-        ('<link rel="stylesheet" href="//fonts.example/x.css">', 1),
-        ('<img alt="x" src="http://x/y.png">', 1),
-    ):
+    places = "guides/x.md", "notebooks/x.ipynb"
+    page, notebook = (SimpleNamespace(file=SimpleNamespace(src_uri=place)) for place in places)
+    alone = '<a href="https://jax.dev">JAX</a><script src="x.js"></script><code>src="https://x"</code>'
+    foreign = '<script src="https://cdn.example/x"></script>'
+    for html in (alone, foreign, '<link rel="stylesheet" href="//fonts.example/x.css">', '<img src="http://x/y.png">'):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert hooks.on_post_page(html, page=page) == html
-        assert len(caplog.records) == told
+        assert len(caplog.records) == (html != alone)
     # The loader of formulas is left out of notebooks.
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/x.ipynb"))
     html = '<p>a</p><script data-mkdocs-jupyter-mathjax="{&quot;url&quot;: &quot;https://x&quot;}">\nload()\n</script><p>b</p>'
-    assert hooks.on_post_page(html, page=page) == "<p>a</p><p>b</p>"
+    assert hooks.on_post_page(html, page=notebook) == "<p>a</p><p>b</p>"

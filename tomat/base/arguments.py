@@ -47,8 +47,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """As `ArgumentParser` does it, and the examples, a line each whatever the width."""
-        title = "examples:" if len(self.examples) > 1 else "example:"
-        lines = "\n  ".join([title, *self.examples])
+        lines = "\n  ".join(["examples:" if len(self.examples) > 1 else "example:", *self.examples])
         return super().format_help() + (f"\n{lines}\n" if self.examples else "")
 
     # Subparsers are called through this method as well.
@@ -140,9 +139,8 @@ def config_file(kind: str) -> Callable[[str], Path]:
 def run_folder(text: str) -> Path:
     """An argparse type: the local folder of a run."""
     if not os.path.isfile(os.path.join(text, CONFIG_FILE)):
-        raise argparse.ArgumentTypeError(
-            f"{text} is not a run: it has no {CONFIG_FILE}; give a folder that `tomat train` made, such as runs/demo"
-        )
+        give = "give a folder that `tomat train` made, such as runs/demo"
+        raise argparse.ArgumentTypeError(f"{text} is not a run: it has no {CONFIG_FILE}; {give}")
     return Path(text)
 
 

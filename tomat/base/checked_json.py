@@ -1,8 +1,7 @@
-"""JSON files that carry a checksum of their own content.
+"""JSON files that carry a checksum of their own content: a bit that flips in a name or a number leaves valid JSON.
 
-A bit that flips in a name or a number leaves valid JSON. The checksum is over the content, not the bytes, so that a
-file that was only laid out anew still counts as whole. Older files, without one, are read, and whoever reads them
-is told.
+It is over the content, not the bytes, so that a file that was only laid out anew still counts as whole. Older files,
+without one, are read, and whoever reads them is told.
 """
 
 import hashlib

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass
 from functools import cache
 from typing import Any, Literal
@@ -38,22 +38,10 @@ class Meaning:
     """Nothing of tomat's reads it, so that it must keep its default: what to use instead."""
 
 
-def key(
-    default: Any = MISSING,
-    *,
-    factory: Callable[[], Any] | None = None,
-    free: Free | None = None,
-    entries: bool | tuple[str, ...] = False,
-    step: bool = True,
-    host: bool = False,
-    added: bool = False,
-    unused: str | None = None,
-) -> Any:
-    """A field of a configuration with its default and its `Meaning`."""
-    metadata = {Meaning: Meaning(free, entries, step, host, added, unused)}
-    if factory is not None:
-        return dataclasses.field(default_factory=factory, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+def key(default: Any = MISSING, *, factory: Any = MISSING, **meaning: Any) -> Any:
+    """A field of a configuration with its default, or what makes it, and its `Meaning`."""
+    metadata = {Meaning: Meaning(**meaning)}
+    return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
 def meaning_of(field: "Field[Any]") -> Meaning:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
@@ -85,6 +85,12 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def in_common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Keys that all have with the same value; of none, none."""
+    first, *others = settings or [{}]
+    return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
 
 
 def take_out(values: dict[str, Any], dotted: str) -> tuple[bool, Any]:

@@ -32,9 +32,6 @@ def keep_freed_memory() -> None:
     98 to 103 ms; with this it had none, and took 90 to 97. What a thread has beyond a heap of 64 MiB is given back all
     the same: the demo's step kept its 30,000 faults. One heap for all threads (M_ARENA_MAX) would keep that too, and
     made the step of a process that had compiled it 20 % slower.
-
-    Raises:
-        TomatError: The C library is not glibc, or does not take it.
     """
     asked, library = "keep_freed_memory is true, and", platform.libc_ver()[0] or "unknown"
     if library != "glibc":

@@ -64,11 +64,7 @@ def set_by(parts: Sequence[str], source: str, overrides: Mapping[str, Any], word
 
 def read_yaml(config_path: str | Path, kind: str | None = None) -> dict[str, Any]:
     """The keys and values of a YAML file, or of one that ships with tomat under that name; an empty file has none.
-
-    Args:
-        config_path: The file or name.
-        kind: Of the configurations that ship (`shipped.shipped_folder`); None: it is the file of a run, and no name.
-    """
+    `kind` is that of the configurations that ship (`shipped.shipped_folder`); None: no name is looked for."""
     named = named_configuration(str(config_path), kind) if kind is not None else None
     path = named or Path(config_path)
     try:

@@ -6,18 +6,9 @@ import threading
 import time
 from typing import Any
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, ProgressColumn, TextColumn
 
 from tomat.base.reporting import console, plain_console
 
@@ -62,21 +53,20 @@ class SpokenProgress(Progress):
                 self.console.print(line, highlight=False, soft_wrap=True)
 
 
-def progress(*, first: float = FIRST_SECONDS, repeat: float = REPEAT_SECONDS, **columns: str) -> SpokenProgress:
+def progress(**columns: str) -> SpokenProgress:
     """A progress bar with count, elapsed and remaining time; `columns` are further ones, name to text with the task's
-    fields, such as `rate="{task.fields[rate]}"`. Seconds until the `first` line elsewhere than on a terminal, then
-    `repeat`."""
+    fields, such as `rate="{task.fields[rate]}"`."""
     return SpokenProgress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
         *(TextColumn(text, markup=False) for text in columns.values()),
-        TimeElapsedColumn(),
+        bars.TimeElapsedColumn(),
         TextColumn("left"),
-        TimeRemainingColumn(),
+        bars.TimeRemainingColumn(),
         console=console,
-        first=first,
-        repeat=repeat,
+        first=FIRST_SECONDS,
+        repeat=REPEAT_SECONDS,
     )
 
 
@@ -94,13 +84,13 @@ class Stages(SpokenProgress):
 
     def __init__(self, console: Console | None = None, repeat_seconds: float = REPEAT_SECONDS) -> None:
         shown = console or plain_console(stderr=True)
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        columns = (bars.SpinnerColumn(), TextColumn("{task.description}", markup=False), bars.TimeElapsedColumn())
         # Elsewhere than on a terminal it shows nothing, and only keeps what is under way.
         look = {"transient": True, "disable": not shown.is_terminal}
         super().__init__(*columns, console=shown, first=0.0, repeat=repeat_seconds, **look)
         self._began = time.monotonic()
-        self._saying = threading.Lock()
-        self._under_way: dict[str, Task] = {}
+        self._saying = threading.RLock()
+        self._under_way: dict[str, bars.Task] = {}
 
     def stop(self) -> None:
         for what in list(self._under_way):
@@ -110,32 +100,26 @@ class Stages(SpokenProgress):
     def show(self, what: str, stage: str) -> None:
         """Say that `what` is now at `stage`, and how long its last one took; at `done`, nothing of it runs any more."""
         with self._saying:
-            self._finish(what)
+            self.done(what)
             if stage != DONE:
                 self.add_task(f"{what}: {stage}", stage=stage, said=time.monotonic())
                 self._under_way[what] = self.tasks[-1]
             if stage == DONE or self.disable:
-                self._say(f"{what}: {stage}")
+                self.say(f"{what}: {stage}")
 
     def done(self, what: str) -> None:
         """Say how long the last stage of `what` took."""
         with self._saying:
-            self._finish(what)
+            task = self._under_way.pop(what, None)
+            if task is not None:
+                self.remove_task(task.id)
+                if not self.disable:
+                    self.say(f"{task.description} took {task.elapsed:.0f} s")
 
     def say(self, text: str) -> None:
         """Say something else."""
         with self._saying:
-            self._say(text)
-
-    def _finish(self, what: str) -> None:
-        task = self._under_way.pop(what, None)
-        if task is not None:
-            self.remove_task(task.id)
-            if not self.disable:
-                self._say(f"{task.description} took {task.elapsed:.0f} s")
-
-    def _say(self, text: str) -> None:
-        self.console.print(f"[{time.monotonic() - self._began:5.0f} s] {text}", highlight=False, soft_wrap=True)
+            self.console.print(f"[{time.monotonic() - self._began:5.0f} s] {text}", highlight=False, soft_wrap=True)
 
     def _speak(self) -> None:
         while not self._ended.wait(min(POLL_SECONDS, self._repeat / 4)):
@@ -144,4 +128,4 @@ class Stages(SpokenProgress):
                 for what, task in self._under_way.items():
                     if now - task.fields["said"] >= self._repeat:
                         task.fields["said"] = now
-                        self._say(f"{what}: still {task.fields['stage']}, {task.elapsed:.0f} s so far")
+                        self.say(f"{what}: still {task.fields['stage']}, {task.elapsed:.0f} s so far")

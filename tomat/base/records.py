@@ -47,18 +47,11 @@ def typed[T](
     version: tuple[str, int] | None = None,
     extra_keys: bool = True,
 ) -> T:
-    """A value of JSON as the type that it was written from.
+    """A value of JSON as the type that it was written from: a dataclass, a `TypedDict`, or a container of them.
 
-    Args:
-        value: As `parse_json` gives it.
-        kind: A dataclass, a `TypedDict`, or a container of them.
-        origin: The file or URL, named in errors.
-        remedy: A sentence that says what to do about a damaged one.
-        version: The key that holds the format's version, and the version that this tomat reads; None: it has none.
-        extra_keys: Leave out keys that `kind` has not, as later versions may write; False: refuse them.
-
-    Raises:
-        TomatError: Names file, key, what was found and what was expected.
+    An error names the file or URL `origin`, the key, what was found and what was expected, and ends with the `remedy`.
+    `version` is the key that holds the format's version, with that which this tomat reads. Keys that `kind` has not, as
+    later versions may write, are left out or, without `extra_keys`, refused.
     """
 
     def refused(place: str, found: Any, expected: str) -> TomatError:

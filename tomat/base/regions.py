@@ -4,6 +4,7 @@ Reading a bucket from another region costs money by the byte and made a training
 should be a decision.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -36,8 +37,6 @@ METADATA_TIMEOUT_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Place:
-    """A role in the job and where it is."""
-
     role: str
     """`input`, `output` or `worker`; of a run, `training data`, `checkpoints`, `machine`."""
     what: str
@@ -48,23 +47,18 @@ class Place:
 
 def same_region(first: str, second: str) -> bool:
     """True if data between the two stays in a region: the same one, or one that the other consists of."""
-    if first == second:
-        return True
-    for whole, part in ((first, second), (second, first)):
-        if part in DUAL_REGIONS.get(whole, ()) or (whole in MULTI_REGIONS and part.startswith(MULTI_REGIONS[whole])):
-            return True
-    return False
+
+    def is_of(part: str, whole: str) -> bool:
+        return part in DUAL_REGIONS.get(whole, ()) or (whole in MULTI_REGIONS and part.startswith(MULTI_REGIONS[whole]))
+
+    return first == second or is_of(first, second) or is_of(second, first)
 
 
 def bucket_region(url: str) -> str | None:
     """Region of the bucket of a URL, in lower case; None for a folder, and where the bucket does not tell."""
     scheme, separator, rest = url.partition("://")
-    if not separator or scheme == "file":
-        return None
-    if scheme == "s3":
-        return "amazon s3"
-    if scheme not in ("gs", "gcs"):
-        return None
+    if not separator or scheme not in ("gs", "gcs"):
+        return "amazon s3" if separator and scheme == "s3" else None
     import fsspec
 
     # gcsfs logs what it raises, with a traceback; that the region is not known is no news.
@@ -110,20 +104,8 @@ def check_regions(
     remedy: str = "Run where the data is, or add --allow_cross_region.",
 ) -> str | None:
     """Refuse to move the data between regions unless that is allowed; what to say of it then, None when all is in one.
-
-    Args:
-        places: What there is, and where.
-        allow_cross_region: It is allowed.
-        cost: What it costs, a sentence without its full stop.
-        remedy: What to do instead, a sentence.
-    """
-    apart = [
-        (first, second)
-        for i, first in enumerate(places)
-        for second in places[i + 1 :]
-        if not same_region(first.region, second.region)
-    ]
-    if not apart:
+    `cost` says what it costs (without a full stop), `remedy` what to do instead."""
+    if all(same_region(first.region, second.region) for first, second in itertools.combinations(places, 2)):
         return None
     listed = ", ".join(f"{place.role} ({place.what}) in {place.region}" for place in places)
     if not allow_cross_region:

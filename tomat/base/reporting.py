@@ -17,11 +17,8 @@ from tomat.base.errors import PASSING_ERRNOS, RetryableError, TomatError
 
 
 def plain_console(**settings: Any) -> Console:
-    """A console that shows every text as it is, in tables too. Rich's own takes `[...]` and `:...:` of a path, of a
-    purpose or of what another program said for markup, of which it loses letters or ends with an error.
-
-    What is to have a style says so by name: `style=`, or a `rich.text.Text`.
-    """
+    """A console that shows every text as it is, in tables too: Rich's own takes `[...]` and `:...:` of a path or of
+    what another program said for markup, and loses letters of it. A style is named: `style=`, or a `Text`."""
     return Console(markup=False, emoji=False, **settings)
 
 
@@ -99,10 +96,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to; what lies there takes the place of `path` in one step as the block ends without an error.
 
     It has the suffix of `path`, by which libraries choose a format or a compression, and lies on the same disk. The
-    folder of `path` is made where it is missing.
-
-    Raises:
-        TomatError: As `writing`; what was there before is as it was.
+    folder of `path` is made where it is missing. After an error, as of `writing`, what was there before is as it was.
     """
     target = Path(path)
     # A device or a pipe, such as /dev/stdout, is written to; a file in its place would be nobody's wish.
@@ -145,10 +139,8 @@ def write_report(path: Path | None, figures: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def json_on_standard_output() -> Iterator[Path]:
-    """A file for the report of `--json -`: what it holds at the end goes to standard output, and nothing else does.
-
-    Meanwhile everything that is printed, by child processes too, goes to standard error.
-    """
+    """A file for the report of `--json -`: what it holds at the end goes to standard output. Everything that is printed
+    meanwhile, by child processes too, goes to standard error."""
     with tempfile.TemporaryDirectory(prefix="tomat-json-") as folder:
         report = Path(folder) / "report.json"
         sys.stdout.flush()

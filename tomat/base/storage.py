@@ -106,13 +106,8 @@ def explaining_storage(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def storage_error(what: str, error: Exception, remedy: str) -> TomatError:
-    """The error to raise for a place that could not be read or written: a `RetryableError` if it passes.
-
-    Args:
-        what: What could not be done, such as "gs://b/x cannot be read".
-        error: As TensorStore, the operating system or gcsfs raised it.
-        remedy: What to do if the error is one that stays; empty: nothing is said.
-    """
+    """The error to raise for a place that could not be read or written: a `RetryableError` if it passes. `what` could
+    not be done, such as "gs://b/x cannot be read"; the `remedy` is for an error that stays."""
     cause = " ".join(short_message(error).split()).rstrip(".") or type(error).__name__
     if is_passing(error):
         return RetryableError(f"{what}: {cause}. The storage did not answer; try again.")

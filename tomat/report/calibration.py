@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tomat.base.report.formats import number, percent, seconds
-from tomat.base.report.model import Axis, Chart, Column, Heading, Items, Part, Report, Section, Series, Table, equality
+from tomat.base.report.formats import number, percent, seconds, share
+from tomat.base.report.model import Column, Heading, Items, Part, Report, Section, Table, held_against
 from tomat.perf.cost.chip_model import MODELS
 from tomat.perf.plan.calibration import CalibrationRow
 
@@ -64,9 +64,8 @@ def memory_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
         body.append((row.name, pod, needed, plan, planned, planned / needed - 1 if needed and planned else None))
         if needed and planned:
             points.append((row.name, planned, needed, 0.0))
-    gib = number(2)
-    heads = [Column("run"), Column("the pod"), Column("needed, GiB", gib), Column("planned"),
-             Column("needed, GiB", gib), Column("error", number(2, 100.0, " %"))]  # fmt: skip
+    needs = Column("needed, GiB", number(2))
+    heads = [Column("run"), Column("the pod"), needs, Column("planned"), needs, Column("error", share)]
     return [*_compared(points, "HBM of a device", "GiB"), Table("", heads, body)]
 
 
@@ -74,16 +73,12 @@ def _compared(points: Sequence[tuple[str, float, float, float]], what: str, unit
     """Planned against measured, for a browser: name, both figures, the fraction by which the plan may be off."""
     if not points:
         return []
-    planned, measured = [point[1] for point in points], [point[2] for point in points]
-    ratios = [b / a for a, b in zip(planned, measured, strict=True)]
-    texts = [f"{name}: planned {a:.3f} {unit}, measured {b:.3f} {unit}" for name, a, b, _ in points]
+    ratios = [b / a for _, a, b, _ in points]
     ranges = [(a - a * error, a + a * error) for _, a, _, error in points] if any(p[3] for p in points) else ()
-    series = [equality(1.1 * max(*planned, *measured)),
-              Series("measured", planned, measured, "points", texts=texts, x_ranges=ranges)]  # fmt: skip
     said = f"{len(points)} rows; measured over planned from {min(ratios):.3f} to {max(ratios):.3f}. "
     said += "Dotted: equality. Bars: the range expected."
-    x, y = Axis(f"planned {what}, {unit}", from_zero=True), Axis(f"measured {what}, {unit}", from_zero=True)
-    return [Chart(f"Planned against measured: {what}", series, x, y, said, size=(6.0, 5.0))]
+    named = [point[:3] for point in points]
+    return [held_against(f"Planned against measured: {what}", named, unit, what, said, x_ranges=ranges)]
 
 
 def shares_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
@@ -111,14 +106,11 @@ def _models_parts(rows: Sequence[CalibrationRow], models: Mapping[str, ModelTabl
     for row in rows:
         if row.name in models:
             categories = sorted(models[row.name].items(), key=lambda item: -item[1]["estimate"])
-            body = [
-                (name, *(values[model] or None for model in MODELS))
-                for name, values in categories
-                if max(values.values()) > LEAST_SECONDS
-            ]
+            shown = [(name, values) for name, values in categories if max(values.values()) > LEAST_SECONDS]
+            body = [(name, *(values[model] or None for model in MODELS)) for name, values in shown]
             total = [sum(values[model] for _, values in categories) for model in MODELS]
             measured = row.measured.get("step_seconds")
-            parts.append(Heading(row.name + (f": measured {seconds(measured)}" if measured else "")))
-            parts.append(Table("", heads, body, ("sum", *total)))
+            said = f"{row.name}: measured {seconds(measured)}" if measured else row.name
+            parts += [Heading(said), Table("", heads, body, ("sum", *total))]
     said = "`compiler` (XLA's own cycles) and `roofline` say nothing of Pallas kernels; "
     return [*parts, f"{said}`schedule` alone says nothing of waiting for memory."]

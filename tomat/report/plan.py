@@ -30,10 +30,10 @@ def _gib(heading: str) -> Column:
 def memory_parts(memory: MemoryReport) -> list[Part]:
     """Whether a plan fits, what its memory is made of, and what is live when most of it is used."""
     beyond = readable_bytes(abs(memory.headroom_bytes))
+    required, capacity = readable_bytes(memory.required_bytes), readable_bytes(memory.capacity_bytes)
     facts: dict[str, Cell] = {
         "memory": FITS if memory.fits else Verdict(f"does not fit: {beyond} too much", State.BAD),
-        "required": f"{readable_bytes(memory.required_bytes)} of {readable_bytes(memory.capacity_bytes)} of "
-        f"{memory.memory_space.upper()}",
+        "required": f"{required} of {capacity} of {memory.memory_space.upper()}",
         "left": beyond if memory.fits else None,
     }
     kinds = {
@@ -86,9 +86,8 @@ def plan_parts(report: Mapping[str, Any]) -> list[Part]:
         facts["useful tokens/s"] = f"{batch * work['useful_tokens_per_sequence'] / step['estimate']:,.0f}"
     parts: list[Part] = [Facts(facts)]
     rows = [("step", *(seconds(step[key]) for key in SPAN))] if step else []
-    rows += [
-        (one.name, *(percent(report[one.key][key]) for key in SPAN)) for one in UTILISATIONS if report.get(one.key)
-    ]
+    known = (one for one in UTILISATIONS if report.get(one.key))
+    rows += [(one.name, *(percent(report[one.key][key]) for key in SPAN)) for one in known]
     if rows:
         said = "Step and utilisation of the slice's peak, with the range in which they are expected"
         parts.append(Table(said, [Column(""), *columns("estimate", "from", "to", right=True)], rows))
@@ -104,10 +103,8 @@ def plan_parts(report: Mapping[str, Any]) -> list[Part]:
     if kernels := report.get("pallas_kernels"):
         heads = [Column("kernel"), Column("runs", number(0)), Column("a step", seconds)]
         heads += [*columns(*UNITS, show=number(0, 100.0, " %")), Column("bound")]
-        body = []
-        for one in kernels:
-            filled = map(one["slot_utilisation"].get, UNITS)
-            body.append((one["name"], one["executions"], one["seconds_per_step"], *filled, one["bound"]))
+        first = "name", "executions", "seconds_per_step"
+        body = [(*map(one.get, first), *map(one["slot_utilisation"].get, UNITS), one["bound"]) for one in kernels]
         parts.append(Table("Pallas kernels: share of the slots that executed bundles fill", heads, body))
     return parts
 
@@ -116,11 +113,8 @@ def support_table(support: Sequence[Support]) -> Table:
     """Which parts of the step rest on kernels that were timed, and which do not."""
     heads = [Column("kernels bound by"), Column("a step", seconds)]
     heads += columns("share", "error of nine in ten", show=percent)
-    rows = [
-        (part.name, part.seconds_per_step, part.step_share, part.error, part.timed)
-        for part in support
-        if part.step_share > LEAST_SHARE
-    ]
+    shown = (part for part in support if part.step_share > LEAST_SHARE)
+    rows = [(part.name, part.seconds_per_step, part.step_share, part.error, part.timed) for part in shown]
     return Table("What the step rests on", [*heads, Column("timed", right=True)], rows)
 
 
@@ -136,7 +130,6 @@ def trials_part(trials: Sequence[Mapping[str, Any]]) -> Part:
 
 
 def largest_table(found: Sequence[LargestBatch]) -> Table:
-    """The largest batch for each checkpoint policy."""
     rows = []
     for one in found:
         more = one.next_up

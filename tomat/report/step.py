@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tomat.base.report.formats import count, cycles, number, percent, quantity, seconds, signed
+from tomat.base.report.formats import count, number, percent, quantity, seconds, signed
 from tomat.base.report.model import Axis, Cell, Chart, Column, Facts, Series, State, Table, Verdict, columns
 from tomat.perf.profile.breakdown import Breakdown, Category, GroupRow
 from tomat.perf.profile.steady import WindowKind, what_else_ran
@@ -63,7 +63,7 @@ def step_notes(breakdown: Breakdown) -> list[str]:
 
 def groups_table(rows: Sequence[GroupRow], first: str) -> Table:
     """Categories or parts, one row each, and their sum."""
-    heads = [Column(first), Column("occurrences", count), Column("cycles", cycles), Column("time", seconds)]
+    heads = [Column(first), Column("occurrences", count), Column("cycles", number(0)), Column("time", seconds)]
     heads += [Column("share", percent), Column("hidden", seconds), Column("flops", quantity), HBM_BYTES]
     heads += [*columns("of peak flops", "of bandwidth", show=percent), Column("bound")]
     body = [
@@ -81,21 +81,18 @@ def operations_table(breakdown: Breakdown, top: int) -> Table:
     heads = [*columns("operation", "category", "part", "direction"), Column("occurrences", count)]
     heads += [Column("time", seconds), *columns("share", "of peak flops", "of bandwidth", show=percent)]
     heads += [Column("bound"), HBM_BYTES, Column("flops", quantity), *columns("source", "scope")]
-    rows: list[tuple[Cell, ...]] = []
-    for op in ops:
-        row = breakdown.group(op.name, [op])
-        rows.append((
-            op.name, str(op.category), str(op.part), str(op.direction), op.occurrences, op.seconds, row.share,
-            row.flops_fraction, row.bandwidth_fraction, str(row.bound), op.hbm_bytes, op.flops, op.source or None,
-            op.op_name,
-        ))  # fmt: skip
+    rows = [
+        (op.name, str(op.category), str(op.part), str(op.direction), op.occurrences, op.seconds, row.share,
+         row.flops_fraction, row.bandwidth_fraction, str(row.bound), op.hbm_bytes, op.flops, op.source or None,
+         op.op_name)
+        for op, row in ((op, breakdown.group(op.name, [op])) for op in ops)
+    ]  # fmt: skip
     share = percent(sum(op.seconds for op in ops) / breakdown.step_seconds if breakdown.step_seconds else None)
     said = f"The {len(ops)} of {len(breakdown.ops)} operations with the most time, {share} of the step"
     return Table(said, heads, rows)
 
 
 def windows_table(breakdown: Breakdown) -> Table:
-    """The windows of a trace by kind."""
     heads = Column("windows"), Column("count", count), *columns("mean", "p10", "p50", "p90", show=seconds)
     rows = [
         (c.name, c.count, c.mean_seconds, c.p10_seconds, c.p50_seconds, c.p90_seconds) for c in breakdown.step_classes
@@ -124,16 +121,14 @@ def memory_table(breakdown: Breakdown) -> Table:
 
 def comparison_table(result: Comparison) -> Table:
     """Two steps, category by category, the largest difference first."""
-    shown: list[tuple[Column, Any]] = [
-        (Column("category"), lambda row: row.category),
-        (Column("A", seconds), lambda row: row.a_seconds),
-        (Column("B", seconds), lambda row: row.b_seconds),
-        (Column("cycles", lambda value: signed(value, 0)), lambda row: row.delta_cycles),
-        (Column("points", signed), lambda row: row.delta_points),
-        (Column("of A's step", lambda value: f"{signed(value)} %"), lambda row: row.growth_percent_of_step),
-        (Column("verdict"), lambda row: judged(row.verdict)),
-    ]
-    return Table.of(f"{result.a} -> {result.b}", result.rows, shown)
+    heads = [Column("category"), *columns("A", "B", show=seconds), Column("cycles", lambda value: signed(value, 0))]
+    heads += [Column("points", signed), Column("of A's step", lambda value: f"{signed(value)} %"), Column("verdict")]
+    rows = [
+        (row.category, row.a_seconds, row.b_seconds, row.delta_cycles, row.delta_points, row.growth_percent_of_step,
+         judged(row.verdict))
+        for row in result.rows
+    ]  # fmt: skip
+    return Table(f"{result.a} -> {result.b}", heads, rows)
 
 
 def judged(verdict: Judged) -> Verdict:

@@ -23,7 +23,7 @@ from tomat.base.report.model import (
     Series,
     Table,
     columns,
-    equality,
+    held_against,
 )
 from tomat.base.reporting import counted
 from tomat.hardware.mfu import TABLE_UTILISATIONS
@@ -129,7 +129,6 @@ def measured_report(
 
 
 def _how(record: SweepRecord[LabRow]) -> list[Part]:
-    """What was measured, on what, and how."""
     how, overhead, rows = record.get("measured_with", {}), record.get("overhead_seconds_per_start"), record["rows"]
     steps = how.get("steps")
     facts = {
@@ -192,8 +191,9 @@ def planned_table(rows: Sequence[RowRecord]) -> Table:
 
 def planned_ranking(rows: Sequence[RowRecord]) -> Table:
     """The table of the terminal."""
-    shown = *(one.short for one in TABLE_UTILISATIONS), "without timings", "largest category", "verdict"
-    return planned_table(rows).chosen("row", "HBM MiB", "of MiB", "step ms", *shown)
+    shares = (one.short for one in TABLE_UTILISATIONS)
+    shown = "row", "HBM MiB", "of MiB", "step ms", *shares, "without timings", "largest category", "verdict"
+    return planned_table(rows).chosen(*shown)
 
 
 def measured_table(rows: Sequence[LabRow]) -> Table:
@@ -273,8 +273,8 @@ def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
     """Of rows that are one setting: which, and what the comparison makes of them."""
     compared = [row.ratio for row in rows if row.name in names and row.base in names and row.ratio is not None]
     within = sum(ratio.verdict == SAME for ratio in compared)
-    more = f"`{names[0]}` and {len(names) - 1} more"
-    listed = " and ".join(f"`{name}`" for name in names) if len(names) < 4 else more
+    listed = " and ".join(f"`{name}`" for name in names)
+    listed = listed if len(names) < 4 else f"`{names[0]}` and {len(names) - 1} more"
     said = f"{listed} are one setting and differ by noise: of {counted(len(compared), 'comparison')} of it with itself"
     return f"{said}, {within} {'has' if within == 1 else 'have'} 1 in the interval, which 19 of 20 should."
 
@@ -282,21 +282,15 @@ def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
 def front[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:
     """The rows than which no other has more speed and less memory, by memory."""
     found: list[Row] = []
-    best = 0.0
     for row in sorted(rows, key=lambda row: (row.memory_bytes, row.rank)):
-        if row.speed is not None and (not found or row.speed["estimate"] > best):
-            best = row.speed["estimate"]
+        best = found[-1].speed if found else None
+        if row.speed is not None and (best is None or row.speed["estimate"] > best["estimate"]):
             found.append(row)
     return found
 
 
 def pareto_parts(
-    name: str,
-    rows: Sequence[SweptRow],
-    speed: str,
-    bars: str,
-    scale: float = 1.0,
-    crosses: Mapping[int, SweptRow] | None = None,
+    name: str, rows: Sequence[SweptRow], speed: str, bars: str, scale: float = 1.0, crosses: Mapping[int, SweptRow] = {}
 ) -> list[Part]:
     """Speed against memory: the figure, and which rows no other beats in both. `speed` says what it is, and times
     `scale` a row's is in its unit; `bars` says what the ranges are; `crosses` has rows that do not fit, by their places
@@ -304,19 +298,11 @@ def pareto_parts(
     points = [(place, row, row.speed) for place, row in enumerate(ranked(rows), 1) if row.speed is not None]
     if not points:
         return ["No row has an answer."]
-    show = significant(4, scale)
-    memory = [row.memory_bytes / MIB for _, row, _ in points]
-    series = [
-        Series(
-            "rows", memory, [scale * one["estimate"] for *_, one in points], "points", "#2b6cb0",
-            y_ranges=[(scale * one["low"], scale * one["high"]) for *_, one in points],
-            labels=[str(place) for place, *_ in points],
-            texts=[
-                f"{row.name}: {interval_text(one, show)}, {size:,.1f} MiB"
-                for (_, row, one), size in zip(points, memory, strict=True)
-            ],
-        )
-    ]  # fmt: skip
+    memory, show = [row.memory_bytes / MIB for _, row, _ in points], significant(4, scale)
+    said = [f"{row.name}: {interval_text(one, show)}, {row.memory_bytes / MIB:,.1f} MiB" for _, row, one in points]
+    ranges = [(scale * one["low"], scale * one["high"]) for *_, one in points]
+    estimates, labels = [scale * one["estimate"] for *_, one in points], [str(place) for place, *_ in points]
+    series = [Series("rows", memory, estimates, "points", "#2b6cb0", y_ranges=ranges, labels=labels, texts=said)]
     best = front(rows)
     ends = [(row.memory_bytes / MIB, scale * row.speed["estimate"]) for row in best if row.speed is not None]
     series.append(Series("least memory for the speed", *zip(*ends, strict=True), mark="step", colour="#2f855a"))
@@ -349,15 +335,9 @@ def compared_parts(plans: Mapping[str, RowRecord], rows: Sequence[LabRow]) -> li
         Column("measured / planned", number(2)),
         *columns("planned MiB", "measured MiB", show=number(0, 1 / MIB)),
     ]
-    planned, measured = ([1e3 * one[place] for one in body] for place in (2, 3))
-    texts = [f"{one[0]}: planned {1e3 * one[2]:.1f} ms, measured {1e3 * one[3]:.1f} ms" for one in body]
-    series = [equality(max(*planned, *measured)), Series("rows", planned, measured, "points", texts=texts)]
-    axes = Axis("planned step, ms"), Axis("measured step, ms")
-    return [
-        Chart("Planned against measured", series, *axes, COMPARED, size=(6.0, 5.2)),
-        Table("Steps planned and measured", heads, body),
-        COMPARED,
-    ]
+    points = [(one[0], 1e3 * one[2], 1e3 * one[3]) for one in body]
+    chart = held_against("Planned against measured", points, "ms", "step", COMPARED)
+    return [chart, Table("Steps planned and measured", heads, body), COMPARED]
 
 
 def categories_parts(rows: Sequence[RowRecord]) -> list[Part]:
@@ -370,25 +350,22 @@ def categories_parts(rows: Sequence[RowRecord]) -> list[Part]:
     most = {name: max(one[name]["share"] for one in mine if name in one) for name in names}
     kept = sorted((name for name in most if most[name] >= SMALLEST_SHARE), key=lambda name: (-most[name], name))
     labels = [row.name for row in shown]
-    series = [
-        Series(name, [1e3 * one[name]["seconds"] if name in one else 0.0 for one in mine], labels, "bar",
-               COLOURS.get(name, "#8a929b"))
-        for name in names
-    ]  # fmt: skip
+    taken = {name: [1e3 * one[name]["seconds"] if name in one else 0.0 for one in mine] for name in names}
+    series = [Series(name, times, labels, "bar", COLOURS.get(name, "#8a929b")) for name, times in taken.items()]
     said = "Milliseconds of a step by kind of operation, the rows in the order of the ranking; the table has them."
     shares = [Column("row"), Column("step", seconds), *columns(*kept, show=lambda share: percent(share, 0))]
     times = [Column("row"), *columns(*(f"{name}, ms" for name in names), show=number(2, 1e3))]
-    body, taken = [], []
+    body, lasted = [], []
     for row, one in zip(shown, mine, strict=True):
         share, time = ({name: group[key] for name, group in one.items()} for key in ("share", "seconds"))
         body.append((row.name, row.estimate("step_seconds"), *map(share.get, kept)))
-        taken.append((row.name, *map(time.get, names)))
+        lasted.append((row.name, *map(time.get, names)))
     size = (7.0, (200 + 26 * len(shown)) / 80)
     return [
         Chart("The step by kind of operation", series, Axis("ms of a step"), Axis(""), said, size=size),
         Table("", shares, body),
         f"Shares of the step; categories below {percent(SMALLEST_SHARE, 0)} in every row are left out.",
-        Table("Time of a step by kind of operation", times, taken),
+        Table("Time of a step by kind of operation", times, lasted),
     ]
 
 
@@ -415,17 +392,11 @@ def scaling_parts(name: str, rows: Sequence[RowRecord]) -> list[Part]:
     lines = lines_of(rows)
     if not lines:
         return []
-    heads = [
-        *columns("line", "slice"),
-        Column("chips", number(0), right=True),
-        Column("sequences a chip", "{:g}".format, right=True),
-        Column("step", seconds, right=True),
-        Column("tokens/s", number(0), right=True),
-        Column("MFU full", right=True),
-        Column("exposed collectives", number(1, 1e3, " ms"), right=True),
-        Column("of the step", percent, right=True),
-        Column("HBM", right=True),
-    ]
+    shown = {
+        "chips": number(0), "sequences a chip": "{:g}".format, "step": seconds, "tokens/s": number(0), "MFU full": str,
+        "exposed collectives": number(1, 1e3, " ms"), "of the step": percent, "HBM": str,
+    }  # fmt: skip
+    heads = [*columns("line", "slice"), *(Column(heading, show, right=True) for heading, show in shown.items())]
     body = []
     for line, row in ((line, row) for line, points in lines.items() for row in points):
         time = row.estimate("step_seconds") if row.step_seconds else row.status
@@ -433,8 +404,8 @@ def scaling_parts(name: str, rows: Sequence[RowRecord]) -> list[Part]:
         cells = row.slice, row.n_chips, sequences_per_chip(row) or None, time, rate, said
         body.append((line, *cells, *(exposed(row) or (None, None)), required_text(row)))
     parts: list[Part] = [*scaling_charts(name, rows)] if any(row.speed for row in rows if row.lines) else []
-    parts += [Table("", heads, body), Heading("Where communication takes over")]
-    parts.append(Items([crossing.sentence for crossing in crossings(rows)]))
+    takes_over = Items([crossing.sentence for crossing in crossings(rows)])
+    parts += [Table("", heads, body), Heading("Where communication takes over"), takes_over]
     if compared := contests(rows):
         parts += [Heading("The fastest line"), Items([contest.sentence for contest in compared])]
         parts.append("Within the interval: the difference is less than the wider of the two intervals of tokens/s.")
@@ -445,17 +416,15 @@ def scaling_charts(name: str, rows: Sequence[RowRecord]) -> list[Chart]:
     """Tokens a second and MFU of each line over chips."""
     lines = lines_of(rows)
     most = max(row.n_chips or 0 for row in rows if row.lines)
-    rates: list[Series] = []
-    shares: list[Series] = []
+    rates, shares = [], []
     for place, (line, all_points) in enumerate(lines.items()):
         colour = LINE_COLOURS[place % len(LINE_COLOURS)]
         points = [(row.n_chips, row) for row in all_points if row.n_chips]
-        known = [(chips, rate["estimate"]) for chips, row in points if (rate := tokens_per_second(row))]
-        reached = dict(known)
+        reached = {chips: rate["estimate"] for chips, row in points if (rate := tokens_per_second(row))}
         chips = [one for one, _ in points]
         rates.append(Series(line, chips, [reached.get(one) for one in chips], "both", colour))  # None is a gap
-        if known:
-            x, y = known[0]
+        if reached:
+            x, y = next(iter(reached.items()))
             rates.append(Series("", [x, most], [y, y * most / x], colour=colour, dotted=True, named=False))
         aside = ASIDE ** (place - (len(lines) - 1) / 2)
         timed = [(one * aside, row.mfu_full) for one, row in points if row.mfu_full]
@@ -465,10 +434,10 @@ def scaling_charts(name: str, rows: Sequence[RowRecord]) -> list[Chart]:
         if missing := [one * aside for one, row in points if not row.mfu_full]:
             shares.append(Series("", missing, [0] * len(missing), "crosses", colour, named=False))
     x = Axis("chips", log=True, ticks=sorted({row.n_chips for row in rows if row.lines and row.n_chips}))
+    rate, share, size = Axis("tokens/s", log=True), Axis("MFU full, %", from_zero=True), (5.0, 3.8)
     dotted = "Dotted: ideal scaling from a line's first point. Rows that do not fit or failed are left out."
     bars = "Bars: the intervals, drawn beside each other. Crosses on the axis: rows that do not fit or failed."
     return [
-        Chart("Tokens/s over chips", rates, x, Axis("tokens/s", log=True), dotted, f"{name}-scaling.svg", (5.0, 3.8)),
-        Chart("MFU over chips", shares, x, Axis("MFU full, %", from_zero=True), bars, f"{name}-scaling-mfu.svg",
-              (5.0, 3.8)),
-    ]  # fmt: skip
+        Chart("Tokens/s over chips", rates, x, rate, dotted, f"{name}-scaling.svg", size),
+        Chart("MFU over chips", shares, x, share, bars, f"{name}-scaling-mfu.svg", size),
+    ]

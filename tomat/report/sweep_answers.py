@@ -56,8 +56,8 @@ def _answer(row: RowRecord, base: RowRecord | None) -> str:
     changes = [(name, mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}]
     changes.sort(key=lambda change: (-abs(change[1]), change[0]))
     least = SAME * base.estimate("step_seconds")
-    listed = [f"{category} {'+' if change > 0 else '-'}{seconds(abs(change))}"
-              for category, change in changes[:CHANGES_SHOWN] if abs(change) >= least]  # fmt: skip
+    told = ((name, "+" if change > 0 else "-", abs(change)) for name, change in changes[:CHANGES_SHOWN])
+    listed = [f"{name} {sign}{seconds(size)}" for name, sign, size in told if size >= least]
     return f"{said} What changed most, at `{base.name}`'s tokens a step: {', '.join(listed)}." if listed else said
 
 
@@ -97,12 +97,9 @@ def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> list[Part]:
         f"{windowed.narrowest_contraction} elements."
     )
     without = [one for one in rows if one.base == row.name and one.status == FITS and not one.windowed_einsums]
-    for other in ranked(without)[:1]:
-        factor = speedup(other, row)
-        if factor is not None:
-            said += (
-                f" `{other.name}` has none, and {factor:.2f} times the tokens/s of a chip at MFU full {_mfu(other)}."
-            )
+    other = next(iter(ranked(without)), None)
+    if other is not None and (factor := speedup(other, row)) is not None:
+        said += f" `{other.name}` has none, and {factor:.2f} times the tokens/s of a chip at MFU full {_mfu(other)}."
     return [*parts, said]
 
 

@@ -12,7 +12,7 @@ from tomat.base.report.model import Note
 from tomat.base.report.terminal import show, styled
 from tomat.base.reporting import console, readable_bytes
 from tomat.perf.cost.chip_model import Support
-from tomat.perf.cost.memory import MemoryReport, read_memory
+from tomat.perf.cost.memory import read_memory
 from tomat.perf.profile.breakdown import Breakdown
 from tomat.perf.profile.two_breakdowns import Comparison
 from tomat.report.plan import buffers_table, decoders_table, memory_parts, plan_parts, support_table
@@ -51,7 +51,7 @@ def print_plan(report: Mapping[str, Any], top: int) -> None:
     """Memory, cycles, the models side by side, MFU of a `Plan.to_dict()`, with so many operations and buffers."""
     where = f" on {report['slice']}: {report['n_chips']} chips, {report['n_hosts']} host(s), {_made(report)}"
     console.print(Text.assemble((report["run_name"], "bold"), where))
-    _print_memory(read_memory(report["memory"]), top)
+    _print_memory(report["memory"], top)
     if report["breakdown"] is not None:
         print_breakdown(Breakdown.from_dict(report["breakdown"], "the plan"), top)
         show(*plan_parts(report))
@@ -62,7 +62,8 @@ def _made(plan: Mapping[str, Any]) -> str:
     return f"{plan['compiler']}, {how}"
 
 
-def _print_memory(memory: MemoryReport, top: int) -> None:
+def _print_memory(said: Any, top: int) -> None:
+    memory = read_memory(said)
     show(memory_parts(memory)[0])
     if memory.largest and top > 0:
         table = buffers_table(memory, top)
@@ -78,7 +79,7 @@ def print_decoders(report: Mapping[str, Any], top: int) -> None:
         if plan["kv_cache_bytes"] is not None:
             kept = readable_bytes(plan["kv_cache_bytes"])
             console.print(f"keys and values kept: {kept}, kv_cache_dtype {plan['kv_cache_dtype']}")
-        _print_memory(read_memory(plan["memory"]), 0 if plan["fits"] else top)
+        _print_memory(plan["memory"], 0 if plan["fits"] else top)
         if plan["fits"]:
             print_breakdown(Breakdown.from_dict(plan["breakdown"], "the plan"), top)
             show(support_table([Support(**part) for part in plan["rests_on"]]))

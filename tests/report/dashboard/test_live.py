@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from tomat.report.dashboard.live import MOST_RUNS, LiveLog, LiveLogs, drawn_curves
+from tomat.report.dashboard.live import LiveLog, drawn_curves
 from tomat.report.html.metrics import read_curves
 
 
@@ -68,11 +68,3 @@ def test_long_curves_are_thinned_and_keep_their_peaks(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(lines(0, 20_000) + peak)
     curve = drawn_curves(LiveLog(str(tmp_path)).read()[1])["train/loss"]
     assert len(curve["x"]) == len(curve["y"]) <= 1202 and curve["y"][-1] == 99.0 and curve["x"][0] == 0
-
-
-def test_the_least_recently_asked_for_is_forgotten():
-    logs = LiveLogs()
-    first, second = logs.of("0"), logs.of("1")
-    for number in range(1, MOST_RUNS + 1):
-        logs.of(str(number))
-    assert logs.of("1") is second and logs.of("0") is not first

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from functools import cache
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from tomat.predict.evaluation.free_running import COLUMNS
 from tomat.report.html import run as module
 from tomat.report.html.document import page_html
 from tomat.report.html.metrics import read_curves
-from tomat.report.html.run import nearest_recipe, run_page
+from tomat.report.html.run import recipes_beside, run_page
 from tomat.train.runs.history import append_event
 
 MATERIAL = {name: 0.01 * place for place, (_, name) in enumerate(COLUMNS, 1)} | {"seconds": 2.5}
@@ -89,15 +88,13 @@ def test_a_damaged_evaluation_is_refused_in_one_line(run, content, words):
 
 
 def test_a_shipped_configuration_is_nearest_to_itself_and_what_is_changed_is_what_differs(monkeypatch):
-    monkeypatch.setattr(module, "read_yaml", cache(read_yaml))
-    for name, path in shipped_configurations("train").items():
-        settings = flatten(read_yaml(path)) | {"run_name": "another", "seed_of_nothing": 1}
-        found = nearest_recipe(settings)
-        assert found is not None and (found.name, found.differing) == (name, {})
-        key = next(key for key, value in found.settings.items() if type(value) is int)
-        changed = nearest_recipe(settings | {key: 12345}, [path])
-        assert changed is not None and changed.differing == {key: (found.settings[key], 12345)}
-
-
-def test_without_a_shipped_configuration_there_is_no_recipe():
-    assert nearest_recipe({"a": 1}, []) is None
+    shipped = {name: read_yaml(path) for name, path in shipped_configurations("train").items()}
+    monkeypatch.setattr(module, "read_yaml", lambda path: shipped[path.stem])
+    for name, settings in ((name, flatten(its)) for name, its in shipped.items()):
+        beside = recipes_beside(settings | {"run_name": "another", "seed_of_nothing": 1})
+        assert beside[0] == (name, len(settings), {})
+        key = next(key for key, value in settings.items() if type(value) is int)
+        [changed] = [one for one in recipes_beside(settings | {key: 12345}) if one[0] == name]
+        assert changed[2] == {key: (settings[key], 12345)}
+    monkeypatch.setattr(module, "shipped_configurations", lambda kind: {})
+    assert recipes_beside({"a": 1}) == []

@@ -17,9 +17,9 @@ from tomat.base.layout import (
     PREDICTION_FIGURE,
 )
 from tomat.base.report.markdown import markdown
-from tomat.base.report.model import Axis, Chart, Code, Facts, Image, Lines, Link, Note, Part, Quoted, Series
+from tomat.base.report.model import Axis, Chart, Code, Facts, Image, Lines, Link, Note, Part, Series
 from tomat.base.report.svg import chart_svg
-from tomat.base.report.text import plain, without_html
+from tomat.base.report.text import plain
 from tomat.base.reporting import write_text
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.report.run import history_table, results_table
@@ -56,7 +56,7 @@ def write_training_page(
         "sharding": config.sharding,
         "ran on": devices_sentence(last_devices(events), config.slice),
     }
-    sections: list[tuple[str, list[Part]]] = [("", [Quoted(config.purpose), *_origin(events), Facts(setup)])]
+    sections: list[tuple[str, list[Part]]] = [("", [config.purpose, *_origin(events), Facts(setup)])]
     if not result.preempted:
         sections[0][1].append(Facts(browser))
     if rows:
@@ -85,7 +85,7 @@ def write_training_page(
         text += [f"## {heading}"] if heading else []
         text.append(markdown(parts))
     path = folder / PAGE_FILE
-    write_text(path, without_html("\n\n".join(text)) + "\n")
+    write_text(path, "\n\n".join(text) + "\n")
     return path
 
 

@@ -23,9 +23,7 @@ def parse_hlo_text(text: str, longest_seconds: float) -> "subprocess.CompletedPr
     """A process (0.1 s of CPU time) that has read HLO text: the serialised module is its output, or a reason its error.
 
     XLA checks some of it with assertions that end the process: a negative size of a tile in the entry's layout is one.
-
-    Raises:
-        subprocess.TimeoutExpired: It took longer than `longest_seconds`.
+    One that takes longer ends in a `subprocess.TimeoutExpired`.
     """
     command = [sys.executable, "-c", _PARSER]
     return subprocess.run(command, input=text.encode(), capture_output=True, timeout=longest_seconds, check=False)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.base.report.text import without_html
 from tomat.base.reporting import write_text
 
 MARKER = re.compile(r"^<!-- tomat:(begin|end) ([a-z0-9-]+) -->$")
@@ -73,11 +72,7 @@ def read_document(path: Path) -> str:
 
 
 def replace_sections(text: str, contents: Mapping[str, str], origin: str) -> str:
-    """`text` with the named sections' contents replaced; sections that it lacks are appended at its end.
-
-    Whatever the contents were made from, no HTML and no marker of theirs gets into the document.
-    """
-    contents = {name: without_html(content) for name, content in contents.items()}
+    """`text` with the named sections' contents replaced; sections that it lacks are appended at its end."""
     sections = find_sections(text, origin)
     lines = text.splitlines()
     for name in sorted((n for n in contents if n in sections), key=lambda n: -sections[n][0]):

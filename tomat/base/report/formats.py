@@ -38,11 +38,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if abs(value - round(value)) < 0.05 else f"{value:,.1f}"
 
 
-def cycles(value: float | None) -> str:
-    """With thousands separators."""
-    return UNKNOWN if value is None else f"{value:,.0f}"
-
-
 def signed(value: float, digits: int = 2) -> str:
     """With its sign; a value that rounds to zero has a plus."""
     rounded = round(value, digits) + 0.0

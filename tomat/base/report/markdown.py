@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from tomat.base.report import model
 from tomat.base.report.document import empty_section, find_sections, read_document, replace_sections, write_if_changed
@@ -12,15 +13,9 @@ from tomat.base.report.text import code, fenced, inline, plain, prose
 
 
 def update_page(page: Path, report: model.Report, figures: Path | None = None) -> Path:
-    """Write the page of a report, or bring it up to date; what people wrote between its sections stays.
-
-    Nothing is written where the page's markers are broken.
-
-    Args:
-        page: The Markdown file.
-        report: Its named sections are tomat's; a page that is there already gets those that it lacks at its end.
-        figures: Folder of the charts' SVGs, in the page's own or below it; None: the page's own.
-    """
+    """Write the page of a report, or bring it up to date; what people wrote between its named sections stays, and those
+    that the page lacks come at its end. The charts' SVGs go into `figures`, a folder in the page's own or below it;
+    None: the page's own. Nothing is written where the page's markers are broken."""
     folder = page.parent if figures is None else figures
     prefix = "" if folder == page.parent else f"{folder.relative_to(page.parent).as_posix()}/"
     is_new = not page.is_file()
@@ -65,8 +60,6 @@ def _part(part: model.Part, figures: str) -> str:
     match part:
         case str():
             return prose(part)
-        case model.Quoted(text):
-            return plain(text)
         case model.Image(caption, file):
             return f"![{inline(caption)}]({file})"
         case model.Heading(text):
@@ -105,7 +98,7 @@ def _cell(value: model.Cell, column: model.Column) -> str:
         return code(words)
     if column.prose:
         return prose(words)
-    return f"[{inline(words)}]({value.address})" if isinstance(value, model.Link) else inline(words)
+    return f"[{inline(words)}]({quote(value.address, '/:?=&#%')})" if isinstance(value, model.Link) else inline(words)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:

@@ -15,8 +15,6 @@ from tomat.base.report.formats import UNKNOWN
 
 
 class State(StrEnum):
-    """How a verdict is meant."""
-
     GOOD = "good"
     DOUBTFUL = "doubtful"
     BAD = "bad"
@@ -24,8 +22,6 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Words that say how something stands."""
-
     text: str
     state: State
 
@@ -39,8 +35,6 @@ class Code:
 
 @dataclass(frozen=True)
 class Link:
-    """Words that lead somewhere."""
-
     text: str
     address: str
 
@@ -58,8 +52,6 @@ def words_of(value: Cell, show: Callable[[Any], str] = str) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table."""
-
     heading: str
     show: Callable[[Any], str] = str
     """A number as words, with its unit where the heading has none."""
@@ -76,8 +68,6 @@ def columns(*headings: str, show: Callable[[Any], str] = str, right: bool | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values."""
-
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
@@ -124,13 +114,6 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Quoted:
-    """Somebody's words as a paragraph, letter by letter."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Heading:
     """Words above the parts that follow it inside a section."""
 
@@ -147,8 +130,6 @@ class Note:
 
 @dataclass(frozen=True)
 class Items:
-    """Paragraphs with a dot before each."""
-
     texts: Sequence[str]
 
 
@@ -162,16 +143,12 @@ class Lines:
 
 @dataclass(frozen=True)
 class Image:
-    """A picture in a file beside the page."""
-
     caption: str
     file: str
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a chart."""
-
     label: str
     log: bool = False
     from_zero: bool = False
@@ -205,15 +182,8 @@ class Series:
     named: bool = True
 
 
-def equality(top: float) -> Series:
-    """The line on which two figures are equal, from 0 to `top`."""
-    return Series("equal", [0, top], [0, top], colour="#8a929b", dotted=True)
-
-
 @dataclass(frozen=True)
 class Chart:
-    """A drawing of values."""
-
     title: str
     series: Sequence[Series]
     x: Axis
@@ -230,14 +200,12 @@ class Chart:
     """Values of `x` at which a dashed line stands."""
 
 
-Part = str | Quoted | Heading | Note | Items | Lines | Facts | Table | Chart | Image
+Part = str | Heading | Note | Items | Lines | Facts | Table | Chart | Image
 """A text is a paragraph of prose."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """What stands under one heading."""
-
     heading: str
     parts: Sequence[Any] = ()
     """Of kind `Part`; of a page for a browser also what only `report/html` knows."""
@@ -250,13 +218,25 @@ class Section:
     """Whether the heading stands between the markers, so that it is tomat's, and goes where there are no parts."""
 
 
+def held_against(
+    title: str, points: Sequence[tuple[str, float, float]], unit: str, what: str, summary: str, **look: Any
+) -> Chart:
+    """Figures planned and measured (name, planned, measured), each pair a point, beside the line on which both are
+    equal; `look` as of the points (`Series`)."""
+    planned, measured = [one[1] for one in points], [one[2] for one in points]
+    top = 1.1 * max(*planned, *measured)
+    equal = Series("equal", [0, top], [0, top], colour="#8a929b", dotted=True)
+    texts = [f"{name}: planned {a:,.3f} {unit}, measured {b:,.3f} {unit}" for name, a, b in points]
+    x, y = (Axis(f"{which} {what}, {unit}", from_zero=True) for which in ("planned", "measured"))
+    both = [equal, Series("rows", planned, measured, "points", texts=texts, **look)]
+    return Chart(title, both, x, y, summary, size=(6.0, 5.0))
+
+
 VERDICT = Section("Verdict", by_hand="<!-- What to do because of it. The text outside tomat's markers is yours. -->")
 
 
 @dataclass(frozen=True)
 class Report:
-    """A whole document."""
-
     title: str
     sections: Sequence[Section]
     kind: str = ""

@@ -20,7 +20,7 @@ def show(*parts: model.Part | model.Verdict) -> None:
     """Print parts of a report; charts and pictures are for pages."""
     for part in parts:
         match part:
-            case str() | model.Quoted() | model.Heading() | model.Lines():
+            case str() | model.Heading() | model.Lines():
                 text = part if isinstance(part, str) else part.text
                 console.print(text, soft_wrap=True, highlight=False)
             case model.Verdict():

@@ -1,16 +1,12 @@
 """Words that are not tomat's own, such as a run's name or purpose, on a Markdown page: shown as they are.
 
-`plain`, `inline`, `prose`, `code` and `fenced` put them into a page. `without_html` is what everything passes that is
-written between markers: whatever was put into it, it leaves no HTML and no marker in it.
+Every word of a page passes one of these functions, once; so nothing that was put into it is HTML or a marker.
 """
 
 from __future__ import annotations
 
 import re
 
-_FENCE = re.compile(r"(`{3,}(?=[^`]*$)|~{3,})")
-"""What opens a block of code; tomat's own begin where the line does."""
-_OPENS_HTML = re.compile(r"<(?=[A-Za-z/!?])")
 _SPECIAL = re.compile(r"[\\`*\[\]~]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])|(?<!\S)#")
 
 
@@ -56,62 +52,13 @@ def code(text: object) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
+    """Lines as a block of code; one that could be a marker of a section begins with `&lt;`."""
     mark = "`" * _longer_than_runs(text, 3)
-    return f"{mark}{language}\n{text}\n{mark}"
+    lines = (
+        line.replace("<!--", "&lt;!--") if line.lstrip().startswith("<!--") else line for line in text.splitlines()
+    )
+    return "\n".join([f"{mark}{language}", *lines, mark])
 
 
 def _longer_than_runs(text: str, least: int) -> int:
     return max([least, *(len(run) + 1 for run in re.findall("`+", text))])
-
-
-def without_html(markdown: str) -> str:
-    """Markdown in which nothing is HTML or a marker, outside code as inside, and every block of code is closed."""
-    lines: list[str] = []
-    block: list[str] = []
-    fence = ""
-    for line in [*markdown.splitlines(), ""]:
-        opened = None if fence else _FENCE.match(line)
-        if fence:
-            lines.append(line)
-            if re.fullmatch(rf" {{0,3}}{re.escape(fence[0])}{{{len(fence)},}}\s*", line):
-                fence = ""
-        elif opened is None and line.strip():
-            # In a list or a quotation it would depend on the lines around it where such a block ends.
-            block.append(re.sub(r"^([\s>*+\-\d.)]+)(?=```|~~~)", r"\1\\", line))
-        else:
-            lines += _escaped(block)
-            block = []
-            lines.append(_OPENS_HTML.sub("&lt;", line))
-            fence = "" if opened is None else opened.group(1)
-    # The empty line that ended the last block; where a block of code was left open, its end.
-    lines[-1:] = [fence] if fence else []
-    return "\n".join(line.replace("<!--", "&lt;!--") if line.lstrip().startswith("<!--") else line for line in lines)
-
-
-def _escaped(block: list[str]) -> list[str]:
-    """Lines of one paragraph or table whose `<` open no HTML; those in spans of code stay.
-
-    Where a mark of code has no other in its line, or its cell, it depends on the lines around it what is code: then
-    every `<` counts.
-    """
-    # The cells and bars of a table's line, or a line.
-    pieces = [re.split(r"(?<!\\)(\|)", line) if "|" in line else [line] for line in block]
-    parsed = [_spans(piece) for line in pieces for piece in (*line, "\n")]
-    if any(spans is None for spans in parsed):
-        return [_OPENS_HTML.sub("&lt;", line) for line in block]
-    parts = [part if is_code else _OPENS_HTML.sub("&lt;", part) for spans in parsed for is_code, part in spans or ()]
-    return "".join(parts).split("\n")[:-1]
-
-
-def _spans(text: str) -> list[tuple[bool, str]] | None:
-    """A text as parts that are code and that are not; None where a mark of code has no other."""
-    spans, place = [], 0
-    for marks in re.finditer(r"\\.|(`+)", text):
-        if marks.group(1) is None or marks.start() < place:
-            continue
-        closing = re.compile(rf"(?<!`){marks.group(1)}(?!`)").search(text, marks.end())
-        if closing is None:
-            return None
-        spans += [(False, text[place : marks.start()]), (True, text[marks.start() : closing.end()])]
-        place = closing.end()
-    return [*spans, (False, text[place:])]

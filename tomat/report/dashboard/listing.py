@@ -15,15 +15,15 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from tomat.base.documents import is_figure, mapping, parse_json, parse_yaml
+from tomat.base.documents import is_figure, mapping, parse_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, HISTORY_FILE, METRICS_FILE
 from tomat.base.reporting import first_line
 from tomat.base.storage import explaining_storage
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import asked_but_not_found
-from tomat.train.runs.history import parse_metrics, read_history
-from tomat.train.runs.record import RunRecord, find_runs
+from tomat.train.runs.history import parse_metrics, read_events
+from tomat.train.runs.record import RunRecord, find_runs, read_config
 from tomat.train.runs.summary import MFU_STEPS, RunSummary, summarise
 
 PLAN_FILE = "plan.json"
@@ -40,8 +40,6 @@ DAMAGED = "damaged"
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run."""
-
     name: str
     """Of its folder; what it is asked for by."""
     url: str
@@ -128,47 +126,33 @@ def own_path(files: Any, root: str, name: str) -> str:
 
 
 def _read_row(name: str, url: str) -> RunRow:
-    """A `TomatError` is raised where one of the run's files cannot be read."""
     record = _read_ends(url)
     whole, partial = survey(url, record.temporary_url)
     summary = summarise(record, whole, len(partial), time.time())
-    ran = record.ran
-    speeds = {}
+    ran, speeds = record.ran, {}
     for key in ("tokens_per_second", "step_seconds"):
         values = [row[key] for row in ran.rows[-MFU_STEPS:] if is_figure(row.get(key))]
         speeds[key] = statistics.median(values) if values else None
     files, root = fsspec.core.url_to_fs(url)
-    plan_url = f"{url}/{PLAN_FILE}"
-    plan = {}
+    plan_url, plan = f"{url}/{PLAN_FILE}", {}
     with explaining_storage(f"{plan_url} cannot be read"):
         if files.exists(f"{root}/{PLAN_FILE}"):
             plan = mapping(parse_json(files.cat_file(f"{root}/{PLAN_FILE}"), plan_url))
     seconds = mapping(plan.get("step_seconds")).get("estimate")
     slice_name = plan["slice"] if isinstance(plan.get("slice"), str) else None
     return RunRow(
-        name,
-        url,
-        summary.state,
-        summary.state_detail,
-        summary,
-        **speeds,
+        name, url, summary.state, summary.state_detail, summary, **speeds,
         planned_step_seconds=float(seconds) if is_figure(seconds) else None,
         planned_slice=slice_name,
         ran_as_planned=slice_name is not None and not asked_but_not_found(ran.devices, slice_name),
-    )
+    )  # fmt: skip
 
 
 def _read_ends(url: str) -> RunRecord:
     """A run's small files, of a long log the first and the last lines alone."""
+    config = read_config(f"{url}/{CONFIG_FILE}")
     files, root = fsspec.core.url_to_fs(url)
-    config_url = f"{url}/{CONFIG_FILE}"
-    with explaining_storage(f"{config_url} cannot be read"):
-        config = parse_yaml(files.cat_file(f"{root}/{CONFIG_FILE}"), config_url)
-    if not isinstance(config, dict):
-        raise TomatError(f"{config_url} holds no settings, but {config!r:.80}.")
-    path = f"{root}/{METRICS_FILE}"
-    content = b""
-    written = None
+    path, content, written = f"{root}/{METRICS_FILE}", b"", None
     with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):
         if files.exists(path):
             modified = files.modified(path)
@@ -180,5 +164,4 @@ def _read_ends(url: str) -> RunRecord:
                 head = files.cat_file(path, start=0, end=HEAD_BYTES).rpartition(b"\n")[0]
                 content = head + b"\n" + files.cat_file(path, start=size - TAIL_BYTES, end=size).partition(b"\n")[2]
     rows, _ = parse_metrics(content.decode(errors="replace"))
-    events, _ = read_history(url)
-    return RunRecord(url, config, rows, (), events, written)
+    return RunRecord(url, config, rows, (), read_events(url), written)

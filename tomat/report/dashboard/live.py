@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 
 import fsspec
 
@@ -12,8 +11,6 @@ from tomat.base.storage import explaining_storage
 from tomat.report.dashboard.listing import own_path
 from tomat.report.html.metrics import CurveReader, Metrics, kept_points
 
-MOST_RUNS = 8
-"""Runs whose curves are kept; of a million steps and 22 metrics they are 0.35 GB."""
 _SEAM_BYTES = 256
 """Before the place where reading goes on, which must still be there: a resume cuts lines off and writes others."""
 
@@ -22,14 +19,11 @@ class LiveLog:
     """The log of one run."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self._lock = threading.Lock()
+        self.url, self._lock = url, threading.Lock()
         self._start_over()
 
     def _start_over(self) -> None:
-        self._reader = CurveReader()
-        self._offset = 0
-        self._seam = b""
+        self._reader, self._offset, self._seam = CurveReader(), 0, b""
 
     def read(self) -> tuple[str, Metrics]:
         """What the log holds now: a version, which is another one whenever the log is, and the curves. A last line that
@@ -53,22 +47,6 @@ class LiveLog:
                         self._offset += len(line)
                         self._seam = (self._seam + line)[-_SEAM_BYTES:]
             return f"{self._offset}-{written}", self._reader.metrics(written)
-
-
-class LiveLogs:
-    """Logs by URL, the least recently asked for dropped first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._logs: OrderedDict[str, LiveLog] = OrderedDict()
-
-    def of(self, url: str) -> LiveLog:
-        with self._lock:
-            log = self._logs.pop(url, None) or LiveLog(url)
-            self._logs[url] = log
-            while len(self._logs) > MOST_RUNS:
-                self._logs.popitem(last=False)
-            return log
 
 
 def drawn_curves(metrics: Metrics) -> dict[str, dict[str, list[float]]]:

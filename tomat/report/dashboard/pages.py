@@ -19,14 +19,6 @@ LIVE_SECONDS = 5
 """Between two questions of a page."""
 FIRST = ("train/loss", "eval/validation/loss", "tokens_per_second", "step_seconds", "mfu_full")
 """Metrics that are drawn above the others."""
-RUN_BODY = """<p><a href="/">All runs</a></p>
-{links}
-<div id="shown" aria-live="off">{facts}</div>
-<p id="told" class="note" role="status">reading the log, which takes a while of a long one</p>
-<h2>Curves</h2><div id="curves" class="grid"></div>
-<noscript>The curves need JavaScript.</noscript>"""
-
-
 FIGURES: tuple[tuple[Column, Callable[[RunRow], Cell]], ...] = (
     (Column("training loss", number(4)), lambda row: row.summary and row.summary.last_loss),
     (Column("validation loss", number(4)), lambda row: row.summary and row.summary.validation_loss),
@@ -66,10 +58,7 @@ def run_address(name: str) -> str:
 def run_page(row: RunRow, files: Sequence[str]) -> str:
     """One run: what there is to say, its own files that can be opened, its curves, which the page asks for."""
     address = run_address(row.name)
-    link = Markup(' <a href="{}/{}">{}</a>')
-    links = Markup("").join(link.format(address, quote(name), name) for name in files)
-    own = Markup('<p class="note">Its own pages:{}</p>').format(links) if links else ""
-    body = Markup(RUN_BODY).format(links=own, facts=facts_html(facts_of(row)))
+    body = rendered("run.html", address=address, files=files, facts=facts_html(facts_of(row)))
     return _document(row.name, "run", body, address)
 
 
@@ -90,6 +79,5 @@ def order_of(metrics: Metrics) -> list[str]:
 
 
 def _document(title: str, kind: str, body: Markup, address: str = "/") -> str:
-    return rendered(
-        "live.html", title=title, kind=kind, body=body, api=f"/api{address}", seconds=LIVE_SECONDS, version=__version__
-    )
+    shown = {"title": title, "kind": kind, "body": body, "api": f"/api{address}"}
+    return rendered("live.html", **shown, seconds=LIVE_SECONDS, version=__version__)

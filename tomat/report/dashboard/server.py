@@ -13,6 +13,7 @@ import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import lru_cache
 
 import fsspec
 import uvicorn
@@ -30,7 +31,7 @@ from tomat.base.layout import HTML_FILE, LOSS_FIGURE, PAGE_FILE
 from tomat.base.reporting import console, counted, to_jsonable
 from tomat.base.storage import explaining_storage
 from tomat.report.dashboard.listing import Listing, RunRow, own_path
-from tomat.report.dashboard.live import LiveLogs, drawn_curves
+from tomat.report.dashboard.live import LiveLog, drawn_curves
 from tomat.report.dashboard.pages import facts_of, order_of, run_page, runs_page
 from tomat.report.html.document import POLICY, asset, facts_html
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
@@ -40,6 +41,8 @@ LOOPBACK = "127.0.0.1"
 OPEN_FILES = {HTML_FILE: "text/html", PAGE_FILE: "text/plain", LOSS_FIGURE: "image/svg+xml"}
 """Files of a run that can be opened, and as what."""
 ASSETS = importlib.resources.files("tomat.report.dashboard") / "assets"
+MOST_RUNS = 8
+"""Runs whose curves are kept, of those asked for last; of a million steps and 22 metrics they are 0.35 GB."""
 COOKIE = "tomat-token"
 OWN_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src data: blob:; "
@@ -55,12 +58,10 @@ RUN_POLICY = f"{POLICY}; sandbox allow-scripts allow-downloads; frame-ancestors 
 
 
 def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> Starlette:
-    """The application for a folder or URL of runs, as `tomat runs list` takes it.
-
-    It is served at `host`; other names in a request are refused, so that no page elsewhere can have a browser read this
-    one under a name of its own. A request must know the token, if there is one.
-    """
-    listing, logs = Listing(place), LiveLogs()
+    """The application for a folder or URL of runs, as `tomat runs list` takes it. Other names than `host` in a request
+    are refused, so that no page elsewhere can have a browser read this one under a name of its own. A request must know
+    the token, if there is one."""
+    listing, logs = Listing(place), lru_cache(MOST_RUNS)(LiveLog)
     files: dict[str, tuple[Callable[[], str], str]] = {
         "page.css": (lambda: asset("page.css"), "text/css"),
         "page.js": (lambda: asset("page.js"), "text/javascript"),
@@ -103,7 +104,7 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
         if row is None:
             return JSONResponse({"error": "no such run"}, 404)
         found = {"run": to_jsonable(row.to_dict()), "shown_html": facts_html(facts_of(row))}
-        version, metrics = logs.of(row.url).read()
+        version, metrics = logs(row.url).read()
         if version != request.query_params.get("seen"):
             found |= {"version": version, "order": order_of(metrics), "curves": drawn_curves(metrics)}
         return JSONResponse(found)

@@ -76,8 +76,7 @@ def beside(name: str, density: DensityGrid, reference: DensityGrid | None) -> Sh
 
 def kept_density_section(run_url: str) -> Section:
     """The held-out material whose density and prediction a run has kept."""
-    paths = [Path(run_url) / name for name in (REFERENCE_DENSITY, PREDICTED_DENSITY)]
-    parts: list[Any] = [NOTHING_KEPT]
+    paths, parts = [Path(run_url) / name for name in (REFERENCE_DENSITY, PREDICTED_DENSITY)], [NOTHING_KEPT]
     if "://" in run_url:
         parts = ["Densities of a run in a bucket are not fetched; give its local folder."]
     elif all(path.is_file() for path in paths):
@@ -142,15 +141,13 @@ def coarser(values: np.ndarray, most: int) -> np.ndarray:
 
 def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
     """What the page's program is given of one density."""
-    grid, shape = one.density, thinned[0].shape
-    values = dict(zip(("density", "reference"), (typed(one.ravel()) for one in thinned), strict=False))
-    numbers = grid.atomic_numbers.tolist()
+    grid, shape, numbers = one.density, thinned[0].shape, one.density.atomic_numbers.tolist()
     return {
         "name": one.name,
         "shape": list(shape),
         "plane": round(most_structured_plane(one.reference or grid) * shape[2] / grid.grid_shape[2]) % shape[2],
         "lattice": grid.lattice.tolist(),
-        "values": values,
+        "values": dict(zip(("density", "reference"), (typed(one.ravel()) for one in thinned), strict=False)),
         "symbols": [symbol_of(z) for z in numbers],
         "radii_a": [covalent_radius_a(z) for z in numbers],
         "frac_coords": grid.frac_coords.tolist(),
@@ -188,16 +185,16 @@ def density_page(path: str, reference: str | None = None, rules: ReadRules = LOO
     names = (str(Path(*Path(one.rstrip("/")).parts[-2:])) for one in given)
     density, *others = (open_density(one, name, rules) for one, name in zip(given, names, strict=True))
     shown = beside(density.material_id, density, others[0] if others else None)
-    lead = f"{', against '.join(given)}."
-    return _page(density.material_id, "prediction" if others else "density", [shown], [lead], ())
+    kind = "prediction" if others else "density"
+    return _page(density.material_id, kind, [shown], [f"{', against '.join(given)}."], ())
 
 
 def predictions_page(folder: Path, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
     """The page of a folder of predictions; the reference is a density, or a folder of densities that are called as the
     structures were."""
     path = folder / LINES_FILE
-    written = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
-    read = (read_line(line, f"{path}, line {place}") for place, line in written)
+    written = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    read = (read_line(line, f"{path}, line {place}") for place, line in enumerate(written, 1))
     lines = list({str(line["name"]): line for line in read}.values())  # the last line of each structure
     done = [line for line in lines if "error" not in line]
     readable = [line for line in done if line.get("format") not in UNREADABLE]
@@ -217,10 +214,11 @@ def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: Sequence[s
     sections = [Section("", lead)]
     sections += [Section("Density", density_parts(shown))] if shown else []
     sections += [Section("All structures", after)] if after else []
-    figures = []
-    for one in shown:
-        its = {"name": one.name, "electrons": one.density.electron_count, "grid": list(one.density.grid_shape)}
-        figures.append(its | {"has_reference": one.reference is not None})
+    figures = [
+        {"name": one.name, "electrons": one.density.electron_count, "grid": list(one.density.grid_shape),
+         "has_reference": one.reference is not None}
+        for one in shown
+    ]  # fmt: skip
     return Report(title, sections, kind, {"densities": figures})
 
 

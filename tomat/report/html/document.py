@@ -55,7 +55,7 @@ FLUSH_RIGHT = Markup(' class="n"')
 
 @dataclass(frozen=True)
 class Figure:
-    """One drawing of plotly and what it says in words."""
+    """A drawing that only plotly has."""
 
     title: str
     data: Sequence[Mapping[str, Any]]
@@ -125,11 +125,9 @@ def cell_html(value: model.Cell, column: model.Column | None = None) -> Markup:
 
 
 def _cells(columns: Sequence[model.Column], row: Sequence[model.Cell], sides: Sequence[Markup]) -> Markup:
-    cells = []
-    for column, value, side in zip(columns, row, sides, strict=True):
-        key = Markup(' data-v="{}"').format(value) if model.is_number(value) else ""
-        cells.append(Markup("<td{}{}>{}</td>").format(side, key, cell_html(value, column)))
-    return Markup("").join(cells)
+    keys = (Markup(' data-v="{}"').format(value) if model.is_number(value) else "" for value in row)
+    cells = zip(sides, keys, map(cell_html, row, columns), strict=True)
+    return Markup("").join(Markup("<td{}{}>{}</td>").format(*cell) for cell in cells)
 
 
 def label(value: object) -> str:
@@ -166,7 +164,7 @@ def json_script(name: str, value: Any) -> Markup:
 
 def parts_html(parts: Sequence[Any]) -> Markup:
     """Parts of a report; `Markup` as it is. What a page shows besides, it does by plotly's figures."""
-    return Markup("\n").join(_part_html(part) for part in parts)
+    return Markup("\n").join(map(_part_html, parts))
 
 
 def _part_html(part: Any) -> Markup:
@@ -175,8 +173,6 @@ def _part_html(part: Any) -> Markup:
             return part
         case str():
             return paragraph(part)
-        case model.Quoted(text):
-            return Markup("<p>{}</p>").format(text)
         case model.Heading(text):
             return Markup("<h3>{}</h3>").format(prose(text))
         case model.Note(text, warning):
@@ -196,14 +192,12 @@ def page_html(report: model.Report) -> str:
     sections, n_figures, kinds = [], 0, {ALWAYS}
     # A section without parts, such as one that people write in a page of Markdown, would be a heading alone.
     for place, section in enumerate((one for one in report.sections if one.parts), 1):
-        parts = []
-        for part in section.parts:
-            part = plotly_figure(part) if isinstance(part, model.Chart) else part
+        parts = [plotly_figure(part) if isinstance(part, model.Chart) else part for part in section.parts]
+        for at, part in enumerate(parts):
             if isinstance(part, Figure):
                 n_figures += 1
                 kinds |= {trace.get("type", ALWAYS) for trace in part.data}
-                part = _figure_html(f"figure-{n_figures}", part)
-            parts.append(part)
+                parts[at] = _figure_html(f"figure-{n_figures}", part)
         sections.append({"place": place, "heading": section.heading, "html": parts_html(parts)})
     density = any("data-density" in section["html"] for section in sections)
     kinds |= set(DENSITY_KINDS if density else ())
@@ -218,8 +212,7 @@ def page_html(report: model.Report) -> str:
         programs=[Markup(asset(name)) for name in ("page.js", *(DENSITY_PROGRAMS if density else ()))],
         plotly=Markup(plotly_program(frozenset(kinds))),
     )
-    size = len(written.encode("utf-8", errors="backslashreplace"))
-    if size > MOST_BYTES:
+    if (size := len(written.encode("utf-8", errors="backslashreplace"))) > MOST_BYTES:
         most = f"more than the {readable_bytes(MOST_BYTES)} that a browser opens at once"
         raise TomatError(f"the page of {report.title} would have {readable_bytes(size)}, {most}; give less of it.")
     return str(written)
@@ -291,17 +284,5 @@ def _trace(series: model.Series) -> dict[str, Any]:
 
 
 def _figure_html(name: str, figure: Figure) -> Markup:
-    scale = Markup('<label class="scale"><input type="checkbox" data-log="{}"> logarithmic</label>').format(name)
-    return Markup(
-        '<figure class="drawn"><figcaption><b>{title}</b>{scale}</figcaption>'
-        '<div class="plot" id="{name}" data-figure="{name}-data" style="height:{height}px" role="img" '
-        'aria-label="{title}. {summary}"></div><p class="summary">{prose}</p>{data}</figure>'
-    ).format(
-        title=figure.title,
-        scale=scale if figure.scales else "",
-        name=name,
-        height=figure.height,
-        summary=figure.summary,
-        prose=prose(figure.summary),
-        data=json_script(f"{name}-data", {"data": figure.data, "layout": figure.layout}),
-    )
+    data = json_script(f"{name}-data", {"data": figure.data, "layout": figure.layout})
+    return rendered("figure.html", place=name, figure=figure, summary=prose(figure.summary), data=data)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import fsspec
 
-from tomat.base.documents import read_json
+from tomat.base.documents import mapping, read_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, HTML_FILE
 from tomat.base.report.model import Report
@@ -34,18 +33,15 @@ def is_run(target: str) -> bool:
 def page_of(
     target: str, *, reference: str | None = None, device_kind: str | None = None, rules: ReadRules | None = None
 ) -> Report:
-    """The page of whatever the path or URL `target` is (see `EXPECTED`).
-
-    Predictions and densities have the reference beside them, and are read by the rules (None: `LOOKED_AT`); a compiled
-    program is for chips of a kind.
-    """
-    path = Path(target)
+    """The page of whatever the path or URL `target` is (see `EXPECTED`). Predictions and densities have the reference
+    beside them, and are read by the rules (None: `LOOKED_AT`); a compiled program is for chips of a kind."""
+    path, rules = Path(target), rules or LOOKED_AT
     if "://" not in target and not path.exists():
         raise TomatError(f"{target} does not exist; expected {EXPECTED}.")
     if (path / LINES_FILE).is_file():
-        return predictions_page(path, reference, rules or LOOKED_AT)
+        return predictions_page(path, reference, rules)
     if _is_density(target):
-        return density_page(target, reference, rules or LOOKED_AT)
+        return density_page(target, reference, rules)
     if reference is not None:
         raise TomatError(f"--reference is for a prediction or a density, and {target} is neither; leave it out.")
     if is_run(target):
@@ -57,7 +53,7 @@ def page_of(
 
     if path.suffix == ".json" and path.is_file() and not path.name.endswith(".trace.json"):
         record = read_json(path, "Write it again with --json.")
-        keys = set(record) if isinstance(record, Mapping) else set()
+        keys = set(mapping(record))
         if {"rows", "sweep"} <= keys:
             from tomat.report.pages.sweep_pages import lab_report_of, sweep_report_of
 
@@ -90,8 +86,7 @@ def _is_density(target: str) -> bool:
         return not name.endswith(".trace.json.gz")
     if "://" in target:
         return form != ""
-    record = read_json(Path(target), "Write it again.")
-    return isinstance(record, Mapping) and "data" in record
+    return "data" in mapping(read_json(Path(target)))
 
 
 def default_output(target: str) -> Path:

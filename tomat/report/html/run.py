@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -42,9 +41,7 @@ UNITS = {"seconds": "s", "tokens_per_second": "tokens/s", "nats": "nats", "e_per
 def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
     """The page of a run's folder or URL. A run that ends writes its page from the local copies of its small files, and
     its checkpoints may be in a bucket, at `checkpoints_url`; None: in the same place."""
-    config = read_config(f"{run_url}/{CONFIG_FILE}")
-    events = read_events(run_url)
-    metrics = read_curves(run_url)
+    config, events, metrics = read_config(f"{run_url}/{CONFIG_FILE}"), read_events(run_url), read_curves(run_url)
     record = RunRecord(run_url, config, [], (), events, metrics.written_utc)
     whole, partial = survey(checkpoints_url or run_url, record.temporary_url)
     state, detail = run_state(record, metrics.steps_done, whole, time.time())
@@ -72,17 +69,10 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
         *_evaluation_sections(read_evaluation(run_url)),
         kept_density_section(run_url),
         Section("Configuration", _configuration(config)),
+        Section("History", [history_table(events)] if events else ()),
     ]
-    if events:
-        sections.append(Section("History", (history_table(events),)))
-    figures = {
-        "run": record.name,
-        "state": state,
-        "steps_done": metrics.steps_done,
-        "metrics": len(metrics.curves),
-        "log_lines": metrics.lines,
-        "unreadable_log_lines": metrics.unreadable,
-    }
+    figures = {"run": record.name, "state": state, "steps_done": metrics.steps_done, "metrics": len(metrics.curves)}
+    figures |= {"log_lines": metrics.lines, "unreadable_log_lines": metrics.unreadable}
     return Report(record.name, sections, "run", figures)
 
 
@@ -104,9 +94,8 @@ def _headline(metrics: Metrics, record: RunRecord) -> dict[str, str]:
             # Unlike a mean, unmoved by the steps that compile.
             said = "" if len(values) == len(curves[name].values) else f" from step {since:,} on, as it ran last"
             found[words] = f"{np.median(values):,.4g}{unit} (median{said})"
-    if metrics.unreadable:
-        lines = f"{metrics.unreadable:,} of {metrics.lines + metrics.unreadable:,}"
-        found["lines of the log that cannot be read"] = lines
+    if bad := metrics.unreadable:
+        found["lines of the log that cannot be read"] = f"{bad:,} of {metrics.lines + bad:,}"
     return found
 
 
@@ -140,14 +129,11 @@ def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
         kept, values = kept_points(curve.values), curve.values
         mark = "both" if len(kept) <= 60 else "line"
         series.append(Series(name, curve.steps[kept], values[kept], mark))
-        said.append(
-            f"{name}: {values[0]:.4g} at step {curve.steps[0]:,} to {values[-1]:.4g} at step "
-            f"{curve.steps[-1]:,}, least {values.min():.4g}, largest {values.max():.4g}"
-        )
+        first, last = (f"{values[end]:.4g} at step {curve.steps[end]:,}" for end in (0, -1))
+        said.append(f"{name}: {first} to {last}, least {values.min():.4g}, largest {values.max():.4g}")
     unit = next((words for end, words in UNITS.items() if title.endswith(end)), "")
-    positive = all((curve.values > 0).all() for curve in curves.values())
-    summary = "; ".join(said) + "."
-    return Chart(title, series, Axis("step"), Axis(unit), summary, size=(6.0, height), scales=positive)
+    positive, size = all((curve.values > 0).all() for curve in curves.values()), (6.0, height)
+    return Chart(title, series, Axis("step"), Axis(unit), f"{'; '.join(said)}.", size=size, scales=positive)
 
 
 def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
@@ -190,48 +176,31 @@ def _materials(found: Any, columns: tuple[tuple[str, str], ...], caption: str, n
 def _configuration(config: Mapping[str, Any]) -> list[Any]:
     settings = flatten(config)
     parts: list[Any] = []
-    if (recipe := nearest_recipe(settings)) is not None:
+    if recipes := recipes_beside(settings):
+        name, n, differing = recipes[0]
         parts.append(
-            f"The shipped configuration that is nearest is {recipe.name}: of the {len(recipe.settings)} settings "
-            f"that it makes, {len(recipe.differing)} are others here."
+            f"The shipped configuration that is nearest is {name}: of the {n} settings that it makes, "
+            f"{len(differing)} are others here."
         )
-        if recipe.differing:
-            rows = [(Code(key), str(mine), str(theirs)) for key, (theirs, mine) in sorted(recipe.differing.items())]
-            heads = Column("setting"), Column("this run"), Column(recipe.name)
-            parts.append(Table(f"Settings that differ from {recipe.name}", heads, rows))
+        if differing:
+            rows = [(Code(key), str(mine), str(theirs)) for key, (theirs, mine) in sorted(differing.items())]
+            heads = Column("setting"), Column("this run"), Column(name)
+            parts.append(Table(f"Settings that differ from {name}", heads, rows))
     every = [(key, str(value)) for key, value in sorted(settings.items())]
     table = Table(f"{CONFIG_FILE}, every setting", (Column("setting"), Column("value")), every)
     return [*parts, details(f"Every setting ({len(every):,})", table)]
 
 
-class Recipe(NamedTuple):
-    """A shipped configuration beside a run's."""
-
-    name: str
-    settings: Mapping[str, Any]
-    """What it sets, by dotted key."""
-    differing: dict[str, tuple[Any, Any]]
-    """Dotted key -> (of the recipe, of the run), of what the recipe sets otherwise."""
-
-
-def nearest_recipe(settings: Mapping[str, Any], paths: Iterable[Path] | None = None) -> Recipe | None:
-    """The shipped configuration with the smallest share of settings that differ; None where none ships. A run does not
-    record the file that it began with.
-
-    Of several the one that says most: a recipe made of another one agrees with that too.
-    """
+def recipes_beside(settings: Mapping[str, Any]) -> list[tuple[str, int, dict[str, tuple[Any, Any]]]]:
+    """Every shipped configuration: its name, how many settings it makes, and those that a run has otherwise, by dotted
+    key (of the recipe, of the run). That with the smallest share of these is first, since a run does not record the
+    file that it began with; of several the one that says most, as one made of another agrees with that too."""
     recipes = []
-    for path in shipped_configurations("train").values() if paths is None else paths:
+    for name, path in shipped_configurations("train").items():
         its = flatten(read_yaml(path))
         beside = {key: (value, settings.get(key)) for key, value in its.items() if key not in ("run_name", "purpose")}
-        differing = {key: both for key, both in beside.items() if not _same(*both)}
-        if its:
-            recipes.append(Recipe(path.stem, its, differing))
-
-    def distance(one: Recipe) -> tuple[float, int, str]:
-        return len(one.differing) / len(one.settings), -len(one.settings), one.name
-
-    return min(recipes, key=distance, default=None)
+        recipes.append((name, len(its), {key: both for key, both in beside.items() if not _same(*both)}))
+    return sorted(recipes, key=lambda one: (len(one[2]) / one[1], -one[1], one[0]))
 
 
 def _same(one: Any, other: Any) -> bool:

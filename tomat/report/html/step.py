@@ -42,16 +42,13 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
     if (against := step.roofline_chart(breakdown)) is not None:
         sections.append(Section("Against the roofs of the chip", (against,)))
     sections.append(Section("Operations", (step.operations_table(breakdown, len(breakdown.ops)),)))
-    if report:
-        sections.append(Section("Memory", _memory_parts(report["memory"])))
-    elif breakdown.memory_bytes:
-        sections.append(Section("Memory", (step.memory_table(breakdown),)))
+    memory = [step.memory_table(breakdown)] if breakdown.memory_bytes else []
+    sections.append(Section("Memory", _memory_parts(report["memory"]) if report else memory))
     # A breakdown of before kept no windows.
     steps = [step.windows_chart(breakdown) or step.times_chart(breakdown)]
     steps += [step.windows_table(breakdown) if breakdown.step_classes else None]
     steps += [step.waits_table(breakdown) if breakdown.gaps else None]
-    if any(steps):
-        sections.append(Section("Steps and waits", [*filter(None, steps)]))
+    sections.append(Section("Steps and waits", [*filter(None, steps)]))
     title = str(report["run_name"]) if report else breakdown.title
     figures = {"step_seconds": breakdown.step_seconds, "operations": len(breakdown.ops), "title": title}
     return Report(title, sections, kind, figures)
@@ -59,7 +56,7 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
 
 def unfit_page(report: Mapping[str, Any]) -> Report:
     """The page of a plan that does not fit: what fills the memory, and what was tried instead."""
-    facts = Facts({"slice": report.get("slice"), "compiler": report.get("compiler")})
+    facts = Facts({key: report.get(key) for key in ("slice", "compiler")})
     trials = typed(report.get("nearest_fits") or [], list[dict[str, Any]], "the plan's nearest_fits", "Plan again.")
     title = str(report.get("run_name", "a plan"))
     tried = trials_part(trials) if "nearest_fits" in report else "Nothing else was tried."
@@ -115,12 +112,8 @@ def _boxes(breakdown: Breakdown, path_of: Callable[[OpRow], tuple[str, ...]]) ->
     for above, (time, count) in small.items():
         boxes[f"{above}/%small"] = f"{count} short operations", above, 1e3 * time, PARENT
     labels, parents, values, colours = map(list, zip(*boxes.values(), strict=True))
-    trace = {
-        "ids": list(boxes),
-        "labels": labels,
-        "parents": parents,
-        "values": values,
-        "branchvalues": "remainder",
+    trace = {"ids": list(boxes), "labels": labels, "parents": parents, "values": values, "branchvalues": "remainder"}
+    trace |= {
         "marker": {"colors": colours, "line": {"width": 0.5}},
         "textinfo": "label+percent root",
         "textfont": {"color": "#1c2530"},

@@ -33,7 +33,6 @@ SMOOTH_SHARE = 0.02
 
 def write_comparison_page(comparison: Comparison, page: Path) -> Path:
     """Write the page of a comparison, or bring it up to date, and its figure beside it."""
-    notes = "<!-- What was seen. The text outside tomat's markers is yours. -->"
     places = ", ".join(f"{run.name} (`{run.url}`)" for run in comparison.runs)
     comparable: list[Part] = [f"{places}. Same vocabulary, loss and data: their losses can be compared."]
     if comparison.not_comparable:
@@ -45,7 +44,7 @@ def write_comparison_page(comparison: Comparison, page: Path) -> Path:
         Section("Figures", [figures_table(comparison)], "figures"),
         Section("Losses", losses_parts(comparison, page.with_suffix(".svg").name), "losses"),
         Section("Where the time went", breakdown_parts(comparison), "breakdown"),
-        Section("Notes", by_hand=notes),
+        Section("Notes", by_hand="<!-- What was seen. The text outside tomat's markers is yours. -->"),
     )
     return update_page(page, Report(" against ".join(run.name for run in comparison.runs), sections))
 
@@ -68,19 +67,17 @@ def figures_table(comparison: Comparison) -> Table:
 
 def losses_parts(comparison: Comparison, file: str) -> list[Part]:
     """The curves, and means of the training losses over windows of the common steps beside those of the first run."""
-    parts: list[Part] = [losses_chart(comparison, file)] if any(run.losses for run in comparison.runs) else []
+    runs = comparison.runs
+    parts: list[Part] = [losses_chart(comparison, file)] if any(run.losses for run in runs) else []
     if not comparison.common_steps:
-        spans = [
-            f"{run.name}: " + (f"steps {min(run.losses)} to {max(run.losses)}" if run.losses else "none logged")
-            for run in comparison.runs
-        ]
-        return [*parts, f"No step has a loss in every run ({'; '.join(spans)})."]
-    first = comparison.runs[0].name
-    rows = []
+        spans = [f"steps {min(run.losses)} to {max(run.losses)}" if run.losses else "none logged" for run in runs]
+        named = "; ".join(f"{run.name}: {span}" for run, span in zip(runs, spans, strict=True))
+        return [*parts, f"No step has a loss in every run ({named})."]
+    first, rows = runs[0].name, []
     for begin, end, losses in comparison.windows:
         others = (f"{loss:.4f} ({loss - losses[0]:+.4f})" for loss in losses[1:])
         rows.append((f"{begin:,} to {end:,}", f"{losses[0]:.4f}", *others))
-    headings = (first, *(f"{run.name} (less {first})" for run in comparison.runs[1:]))
+    headings = (first, *(f"{run.name} (less {first})" for run in runs[1:]))
     said = f"Means of the training loss over {counted(len(comparison.common_steps), 'common step')}"
     return [*parts, Table(said, [Column("steps"), *columns(*headings, right=True)], rows)]
 
@@ -110,13 +107,9 @@ def sparkline(values: Sequence[float], low: float, high: float) -> str:
 
 def sparklines(comparison: Comparison) -> list[tuple[str, str]]:
     """Each run's training loss over the common steps, all on one scale; nothing where there are none."""
-    every = [loss for _, _, losses in comparison.windows for loss in losses]
-    if not every:
-        return []
-    return [
-        (run.name, sparkline([losses[number] for _, _, losses in comparison.windows], min(every), max(every)))
-        for number, run in enumerate(comparison.runs)
-    ]
+    by_run = list(zip(*(losses for _, _, losses in comparison.windows), strict=True))
+    low, high = (end((end(losses) for losses in by_run), default=0.0) for end in (min, max))
+    return [(run.name, sparkline(losses, low, high)) for run, losses in zip(comparison.runs, by_run, strict=False)]
 
 
 def losses_chart(comparison: Comparison, file: str) -> Chart:

@@ -39,19 +39,16 @@ def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
     for search in searches:
         largest = search.largest
         best = max((one for one in search.probes if one.runs), key=lambda one: one.tokens_per_second or 0, default=None)
-        found = (largest.batch_sequences, largest.microbatch, largest.peak_memory_bytes) if largest else (None,) * 3
+        edge = (largest.batch_sequences, largest.microbatch, largest.peak_memory_bytes) if largest else (None,) * 3
         speed = None if best is None else f"{best.tokens_per_second:,.0f} at {best.batch_sequences}"
         state = "edge found" if search.edge_is_known else "not finished; run it again to go on"
-        body.append((policy_word(search.policy), search.accumulations, *found, speed, search.stopped_by or state))
+        body.append((policy_word(search.policy), search.accumulations, *edge, speed, search.stopped_by or state))
     heads = [*map(Column, ("checkpointing", "accum", "max batch", "microbatch")), Column("memory", MEBIBYTES)]
     table = Table("", [*heads, Column("best t/s", right=True), Column("search")], body)
-    sections = (
-        Section("", [Facts(facts), said, *shared_note(busy, "probes", effect)], "introduction"),
-        Section("Largest", [table], "largest"),
-        Section("Probes", probes_parts(searches), "probes"),
-        VERDICT,
-    )
-    return update_page(tracking_dir / f"{record['name']}.md", Report(f"The largest batch: {record['name']}", sections))
+    first = Section("", [Facts(facts), said, *shared_note(busy, "probes", effect)], "introduction")
+    found, tried = Section("Largest", [table], "largest"), Section("Probes", probes_parts(searches), "probes")
+    report = Report(f"The largest batch: {record['name']}", (first, found, tried, VERDICT))
+    return update_page(tracking_dir / f"{record['name']}.md", report)
 
 
 def probes_table(search: Search) -> Table:

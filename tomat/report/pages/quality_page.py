@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from tomat.base.documents import in_common
 from tomat.base.layout import FIGURES_DIR
-from tomat.base.report.formats import UNKNOWN, number, percent, ranged, signed
+from tomat.base.report.formats import UNKNOWN, number, percent, ranged, share, signed
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import (
     VERDICT,
@@ -43,7 +44,6 @@ ERRORS = {
 """Held-out errors, fractions, and their headings."""
 SPEED, LOSS = "tokens_per_second_median", "validation_loss"
 EMBEDDED = "the embedded training compounds"
-SHARE = number(2, 100.0, " %")
 Row = Mapping[str, Any]
 """Of the record."""
 Shown = tuple[Column, Callable[[Row], Cell]]
@@ -56,10 +56,8 @@ def page_path(tracking_dir: Path, name: str) -> Path:
 
 
 def write_quality_page(record: Mapping[str, Any], tracking_dir: Path, page: Path | None = None) -> Path:
-    """Write (or bring up to date) the page of a study, `page_path` where none is given, and its figures.
-
-    `record` is as `Quality.record` gives it.
-    """
+    """Write (or bring up to date) the page of a study, `page_path` where none is given, and its figures; `record` is as
+    `Quality.record` gives it."""
     page = page or page_path(tracking_dir, record["sweep"])
     sections = [Section("", _introduction(record), "introduction")]
     if _with_curves(record):
@@ -80,7 +78,6 @@ def _with_curves(record: Mapping[str, Any]) -> bool:
 
 
 def _introduction(record: Mapping[str, Any]) -> list[Part]:
-    """What was trained and by what it is judged."""
     materials = max((row["materials"] for row in record["rows"]), key=len, default=[])
     embedded = record["data"] == EMBEDDED
     facts: dict[str, Cell] = {
@@ -90,7 +87,7 @@ def _introduction(record: Mapping[str, Any]) -> list[Part]:
         "data": record["data"],
         "set aside": f"{percent(record['validation_share'], 0)}, seed {record['split_seed']}" if embedded else None,
         "judged by": f"{counted(len(materials), 'material')}: {', '.join(materials) or UNKNOWN}",
-        "every row has": settings_cell(_shared(record)),
+        "every row has": settings_cell(in_common([row["overrides"] for row in record["rows"]])),
     }
     missing = [row["name"] for row in record["rows"] if len(row["figures"]) < len(record["seeds"])]
     if _with_curves(record) and missing:
@@ -139,7 +136,7 @@ def _quality_parts(record: Mapping[str, Any]) -> list[Part]:
     shown += [OVER_NOISE] if with_curves else []
     for key, heading in ERRORS.items():
         if any(_values(row, key) for row in record["rows"]):
-            shown += [_mean(heading, key, SHARE), _less("- base", key)]
+            shown += [_mean(heading, key, share), _less("- base", key)]
     rows = [row for row in record["rows"] if not row.get("exact")]
     legend = (
         "Means over seeds. against base: tokens a second over the base's, - base: less the base's (losses in "
@@ -160,7 +157,7 @@ def _seeds_table(record: Mapping[str, Any]) -> Table:
             body.append((row["name"], seed, *map(figures.get, (SPEED, "last_loss", LOSS, *ERRORS)), reason))
     heads = [Column("row"), Column("seed"), Column("tok/s", number(0))]
     heads += columns("training loss, last 10", "loss, set aside", show=number(4))
-    return Table("", [*heads, *columns(*ERRORS.values(), show=SHARE), Column("")], body)
+    return Table("", [*heads, *columns(*ERRORS.values(), show=share), Column("")], body)
 
 
 def quality_table(record: Mapping[str, Any]) -> Table:
@@ -175,7 +172,7 @@ def quality_table(record: Mapping[str, Any]) -> Table:
 
 def _asked(record: Mapping[str, Any]) -> list[Shown]:
     """The name of a row, and the settings that not all rows have."""
-    shared = _shared(record)
+    shared = in_common([row["overrides"] for row in record["rows"]])
 
     def own(row: Row) -> Cell:
         return settings_cell({key: value for key, value in row["overrides"].items() if key not in shared})
@@ -252,22 +249,16 @@ def _values(row: Row, key: str) -> list[float]:
     return [one[key] for one in row["figures"].values() if key in one]
 
 
-def _shared(record: Mapping[str, Any]) -> dict[str, Any]:
-    first, *others = (row["overrides"] for row in record["rows"])
-    return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
-
-
 def _speed_charts(record: Mapping[str, Any], stem: str) -> list[Chart]:
     """Speed against the first error, a point for each row that has both; none where no row has."""
     series = []
     for row in record["rows"]:
-        against, key = row["against_base"] or {}, _deciding(row)
-        speed, error = against.get("speed"), against.get("differences", {}).get(key)
+        against = row["against_base"] or {}
+        speed, error = against.get("speed"), against.get("differences", {}).get(_deciding(row))
         if speed and error:
-            series.append(
-                Series(row["name"], [speed["mean"]], [100 * error["mean"]], "points",
-                       x_ranges=[(speed["low"], speed["high"])], y_ranges=[(100 * error["low"], 100 * error["high"])])
-            )  # fmt: skip
+            spans = {"x_ranges": [(speed["low"], speed["high"])]}
+            spans["y_ranges"] = [(100 * error["low"], 100 * error["high"])]
+            series.append(Series(row["name"], [speed["mean"]], [100 * error["mean"]], "points", **spans))
     if not series:
         return []
     said = "Speed against error, both held against the base"
@@ -292,12 +283,11 @@ def _curve_charts(record: Mapping[str, Any], stem: str) -> tuple[Chart, Chart]:
         curves.append(Series(f"base, {name} of the seeds", steps, values.tolist(), colour="#000000"))
     said = "dotted: rows that are meant to be exact."
     first, second = "Loss curves", "Relative difference of the loss"
+    axes, size = (Axis(f"loss, {record['loss_unit']}"), Axis(second.lower(), log=True)), (7.0, 3.6)
     return (
-        Chart(first, curves, Axis("step"), Axis(f"loss, {record['loss_unit']}"), f"{first}; {said}",
-              f"{stem}-curves.svg", (7.0, 3.6)),
-        Chart(second, differences, Axis("step"), Axis(second.lower(), log=True), f"{second}; {said}",
-              f"{stem}-differences.svg", (7.0, 3.6)),
-    )  # fmt: skip
+        Chart(first, curves, Axis("step"), axes[0], f"{first}; {said}", f"{stem}-curves.svg", size),
+        Chart(second, differences, Axis("step"), axes[1], f"{second}; {said}", f"{stem}-differences.svg", size),
+    )
 
 
 def _window_means(row: Row) -> np.ndarray:

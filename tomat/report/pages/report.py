@@ -37,13 +37,10 @@ RECORD_MFU_KEYS = (*MFU_KEYS, "tokens_per_second_per_chip", "untimed_step_share"
 
 TOP_OPERATIONS = 20
 NO_PROFILE = "No profile was taken."
-# By whether a trace, rather than a compiled program, lacks it.
-NO_BUFFERS = {
-    True: "How much HBM the step holds is not known: this trace came without XLA's buffer assignment. `tomat plan` "
-    "lists it; `enable_hlo_proto` puts the assignment into `*.xplane.pb` where the backend gives it.",
-    False: "How much HBM the step holds is not in this module, which came without XLA's buffer assignment. The "
-    "`*after_optimizations.hlo.pb` of `--xla_dump_to=DIR --xla_dump_hlo_as_proto` has it.",
-}
+NO_BUFFERS = (
+    "How much HBM the step holds is not known, without XLA's buffer assignment. `tomat plan` lists it; in a trace "
+    "`enable_hlo_proto` puts it, in a module `--xla_dump_to=DIR --xla_dump_hlo_as_proto`, where the backend gives it."
+)
 
 INTRODUCTION = """Every run, plan and reference figure on record. tomat rewrites the table; a run's verdict is the first
 line under `## Verdict` of its page. MFU is a share of the slice's peak for what is multiplied: *full* counts every
@@ -68,9 +65,9 @@ def write_run_page(
     """Write (or bring up to date) the page of one run, its figures, its record and the index in a tracking folder;
     nothing where the markers of one of them are broken.
 
-    `config.yaml` in the run's folder is the setup, which a plan or a foreign trace may lack; `breakdown` is that of its
-    profile, `mfu_report` of `step_report` or `run_report` (`hardware/mfu.py`), `baseline` a run in `docs_dir` to diff
-    the configuration against, `kind` one of `KINDS`. The name is the folder's where none is given.
+    `config.yaml` in the run's folder is the setup, which a plan or a foreign trace may lack; `mfu_report` is that of
+    `step_report` or `run_report` (`hardware/mfu.py`), `baseline` a run in `docs_dir` to diff the configuration against,
+    `kind` one of `KINDS`. The name is the folder's where none is given.
     """
     name = run_name or Path(run_dir).name
     if not RUN_NAME.match(name):
@@ -139,11 +136,9 @@ def setup_facts(record: Mapping[str, Any], breakdown: Breakdown | None) -> Facts
     }
     if breakdown is not None:
         roofs = breakdown.roofs
-        peaks = (
-            f"{quantity(roofs.peak_flops_per_second, 'FLOP/s')} bf16, "
-            f"{quantity(roofs.peak_hbm_bytes_per_second, 'B/s')} HBM, {quantity(roofs.clock_hz, 'Hz')}"
-            f"{' (as the trace states them)' if roofs.stated_by_trace else ''}"
-        )
+        flops, hbm = quantity(roofs.peak_flops_per_second, "FLOP/s"), quantity(roofs.peak_hbm_bytes_per_second, "B/s")
+        stated = " (as the trace states them)" if roofs.stated_by_trace else ""
+        peaks = f"{flops} bf16, {hbm} HBM, {quantity(roofs.clock_hz, 'Hz')}{stated}"
         known = roofs.peak_flops_per_second or roofs.peak_hbm_bytes_per_second
         rows["device"] = f"{roofs.device_kind or 'unknown'}, {breakdown.n_devices} on {breakdown.n_hosts} host(s)"
         rows["profile"] = f"{breakdown.title}, {breakdown.source}, mean of {breakdown.n_steps} step(s)"
@@ -192,30 +187,23 @@ def _figures(report: Mapping[str, Any]) -> Table:
     names = [("step_seconds", "step time", seconds)]
     names += [(one.key, f"{one.name} ({one.source})" if one.source else one.name, percent) for one in UTILISATIONS]
     names += [("tokens_per_second_per_chip", "tokens/s/chip", count), ("tokens_per_second", "tokens/s", count)]
-    spread: tuple[str, ...] = ()
+    heads, ends = ("value",), lambda key: ()
     if "step_seconds_p10" in report:
-        spread = "median", "p10", "p90"
-    elif "ranges" in report:
-        spread = "planned", "from", "to"
+        heads, ends = ("median", "p10", "p90"), lambda key: [report.get(f"{key}_{end}") for end in ("p10", "p90")]
+    elif ranges := report.get("ranges"):
+        heads, ends = ("planned", "from", "to"), lambda key: map((ranges.get(key) or {}).get, ("low", "high"))
     rows = []
     for key, words, show in names:
-        if report.get(key) is None and key != "step_seconds":
-            continue
-        values = [report.get(key)]
-        if "p10" in spread:
-            values += [report.get(f"{key}_p10"), report.get(f"{key}_p90")]
-        elif spread:
-            span = report["ranges"].get(key) or {}
-            values += [span.get("low"), span.get("high")]
-        rows.append((words, *(None if value is None else show(value) for value in values)))
-    return Table("", [Column("figure"), *columns(*(spread or ("value",)), right=True)], rows)
+        if report.get(key) is not None or key == "step_seconds":
+            values = report.get(key), *ends(key)
+            rows.append((words, *(None if value is None else show(value) for value in values)))
+    return Table("", [Column("figure"), *columns(*heads, right=True)], rows)
 
 
 def memory_part(breakdown: Breakdown | None) -> Part:
-    """Bytes of the main program's buffers, from its buffer assignment."""
     if breakdown is None:
         return NO_PROFILE
-    return step.memory_table(breakdown) if breakdown.memory_bytes else NO_BUFFERS[breakdown.source == "trace"]
+    return step.memory_table(breakdown) if breakdown.memory_bytes else NO_BUFFERS
 
 
 def breakdown_parts(breakdown: Breakdown | None, stem: str) -> list[Part]:
@@ -340,9 +328,9 @@ def _page_of(docs_dir: Path, name: str) -> Path:
 
 def read_record(docs_dir: Path, name: str) -> Record:
     """The record of a run."""
-    path = docs_dir / DATA_DIR / f"{name}.json"
-    remedy = "Delete it and write the run's page again."
+    folder, remedy = docs_dir / DATA_DIR, "Delete it and write the run's page again."
+    path = folder / f"{name}.json"
     if not path.exists():
-        known = ", ".join(sorted(p.stem for p in (docs_dir / DATA_DIR).glob("*.json"))) or "none"
-        raise TomatError(f"run {name!r} is not on record in {docs_dir / DATA_DIR}; on record: {known}.")
+        known = ", ".join(sorted(p.stem for p in folder.glob("*.json"))) or "none"
+        raise TomatError(f"run {name!r} is not on record in {folder}; on record: {known}.")
     return read_typed(path, Record, remedy, version=("record_format", RECORD_FORMAT))

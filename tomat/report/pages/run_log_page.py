@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tomat.base.documents import mapping
+from tomat.base.documents import in_common, mapping
 from tomat.base.report.formats import UNKNOWN, number, percent, ranged
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Cell, Code, Column, Facts, Items, Lines, Part, Report, Section, Table, columns
@@ -34,10 +35,9 @@ def write_log_page(log: Log, page: Path) -> Path:
 
 def log_sections(log: Log) -> list[Section]:
     """The contents, then each run and each sweep, with a place for notes below it."""
-    sweeps: dict[str, list[Entry]] = {}
-    for entry in log.entries:
-        if entry.kind == LAB:
-            sweeps.setdefault(str(entry.sweep), []).append(entry)
+    sweeps: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in (one for one in log.entries if one.kind == LAB):
+        sweeps[str(entry.sweep)].append(entry)
     sections = [Section("", _contents(log, sweeps), "contents")]
     for entry in log.entries:
         began = entry.began[:10] or "no date"
@@ -53,9 +53,8 @@ def log_sections(log: Log) -> list[Section]:
 
 def run_parts(entry: Entry) -> list[Part]:
     """One run in the form of a log that is kept by hand."""
-    purpose, status = str(entry.about("purpose") or UNKNOWN), entry.status.upper()
-    facts: dict[str, Cell] = {"goal": purpose, "instance": instance(entry)}
-    facts["result"] = f"{status}: {entry.detail}" if entry.detail else status
+    result = ": ".join(filter(None, (entry.status.upper(), entry.detail)))
+    facts: dict[str, Cell] = {"goal": str(entry.about("purpose") or UNKNOWN), "instance": instance(entry)}
     lines = []
     if recipe := entry.about("recipe"):
         configuration = entry.about("configuration")
@@ -65,7 +64,7 @@ def run_parts(entry: Entry) -> list[Part]:
         lines.append(f"`{key}`: {written}")
     if entry.setup:
         lines.append("in all: " + ", ".join(f"{key} {value}" for key, value in entry.setup.items()))
-    parts: list[Part] = [Facts(facts), *(["Configuration:", Items(lines)] if lines else [])]
+    parts: list[Part] = [Facts(facts | {"result": result}), *(["Configuration:", Items(lines)] if lines else [])]
     parts += _commands([entry])
     if results := results_table(entry.figures):
         parts.append(results)
@@ -111,10 +110,7 @@ def sweep_parts(rows: Sequence[Entry]) -> list[Part]:
 
 def common_settings(rows: Sequence[Entry]) -> dict[str, Any]:
     """Settings that differ from the recipe, and alike in all rows of a sweep; of one row none."""
-    if len(rows) < 2:
-        return {}
-    first, *others = (mapping(entry.about("settings")) for entry in rows)
-    return {key: value for key, value in first.items() if all(key in o and o[key] == value for o in others)}
+    return in_common([mapping(entry.about("settings")) for entry in rows]) if len(rows) > 1 else {}
 
 
 def instance(entry: Entry) -> str:

@@ -256,7 +256,7 @@ def _speed_charts(record: Mapping[str, Any], stem: str) -> list[Chart]:
         against = row["against_base"] or {}
         speed, error = against.get("speed"), against.get("differences", {}).get(_deciding(row))
         if speed and error:
-            spans = {"x_ranges": [(speed["low"], speed["high"])]}
+            spans: dict[str, Any] = {"x_ranges": [(speed["low"], speed["high"])]}
             spans["y_ranges"] = [(100 * error["low"], 100 * error["high"])]
             series.append(Series(row["name"], [speed["mean"]], [100 * error["mean"]], "points", **spans))
     if not series:

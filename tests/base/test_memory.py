@@ -10,24 +10,23 @@ from tomat.base.errors import TomatError
 from tomat.base.memory import keep_freed_memory
 
 HELD = 300 * 2**20
-CHILD = "import sys, psutil; from tomat.base.memory import *; held = bytearray(int(sys.argv[1])); del held; "
-CHILD += "print(peak_memory_bytes(), psutil.Process().memory_info().rss)"
-PARENT = "import subprocess, sys; held = bytearray(int(sys.argv[1])); "
-PARENT += "print(subprocess.run([sys.executable, '-c', *sys.argv[2:]], capture_output=True, text=True).stdout)"
-
-
-def figures_of_a_child(parent_bytes, child_bytes):
-    words = [sys.executable, "-c", PARENT, str(parent_bytes), CHILD, str(child_bytes)]
-    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    return [int(word) for word in printed.split()]
+PEAK = """
+import subprocess, sys
+from tomat.base.memory import peak_memory_bytes
+if sys.argv[1:]:
+    held = bytearray(int(sys.argv[1]))
+    del held
+    subprocess.run([sys.executable, "-c", CODE], check=True)
+print(peak_memory_bytes())
+"""
+PEAK = f"CODE = {PEAK!r}{PEAK}"
 
 
 def test_the_peak_is_what_was_held_though_it_was_given_back():
     """And not what its parent held, as `ru_maxrss` is."""
-    peak, now = figures_of_a_child(0, HELD)
-    empty, _ = figures_of_a_child(HELD, 0)
-    assert HELD < peak < HELD + 2 * empty
-    assert now < HELD and 2 * empty < HELD
+    words = [sys.executable, "-c", PEAK, str(HELD)]
+    child, peak = map(int, subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
+    assert HELD < peak < HELD + 2 * child < 2 * HELD
 
 
 FAULTS = """

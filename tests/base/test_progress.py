@@ -10,9 +10,7 @@ from tomat.base.progress import SpokenProgress, Stages
 from tomat.base.reporting import plain_console
 
 
-def lines_of(
-    seconds: float, *, lines: int = 1000, terminal: bool = False, total: int | None = 1000, first: float = 0.05
-) -> list[str]:
+def lines_of(seconds: float, lines: int = 1000, *, terminal=False, total: int | None = 1000, first=0.05) -> list[str]:
     """What is printed for so many seconds, or until there are so many lines."""
     text = io.StringIO()
     console = plain_console(file=text, width=200, force_terminal=terminal)
@@ -30,11 +28,8 @@ def test_in_a_pipe_long_work_says_how_far_it_is_again_and_again():
     assert all(line.startswith("Compiling [1000] kernels: ") and " of 1,000 after " in line for line in lines)
     counts = [int(line.split(": ")[1].split()[0].replace(",", "")) for line in lines]
     assert len(counts) >= 3 and counts == sorted(set(counts)) and counts[0] < 1000
-
-
-def test_what_has_no_end_known_is_counted_alone():
-    lines = lines_of(30.0, lines=2, total=None)
-    assert lines and all(" of " not in line for line in lines)
+    [line] = lines_of(30.0, lines=1, total=None)
+    assert " of " not in line  # no end is known
 
 
 def test_what_is_over_short_or_on_a_terminal_gets_no_lines():
@@ -65,5 +60,4 @@ def test_a_terminal_gets_how_long_each_stage_took():
     with Stages(plain_console(file=text, width=200, force_terminal=True)) as stages:
         stages.show("200m", "lowering")
         stages.show("200m", "compiling")
-    assert re.search(r"200m: lowering took \d+ s", text.getvalue())
-    assert re.search(r"200m: compiling took \d+ s", text.getvalue())
+    assert re.search(r"200m: lowering took \d+ s(.|\n)*200m: compiling took \d+ s", text.getvalue())

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -49,10 +49,8 @@ def test_a_whole_record_is_what_was_written(tmp_path):
     [
         (record(seconds="1"), "rows[1].seconds is '1'; expected float, got str"),
         (record(seconds=-1), "rows[1].seconds is -1; expected float >= 0"),
-        (record(seconds=math.nan), "rows[1].seconds is nan; expected a number up to 1e+30"),
-        (record(later=[{"deep": math.inf}]), "rows[1].later[0].deep is inf"),
+        (record(later=[{"deep": math.nan}]), "rows[1].later[0].deep is nan; expected a number up to 1e+30"),
         (record(count=10**5000), "rows[1].count is a number of 16610 bits"),
-        (record(count=2**60), "rows[1].count is 1152921504606846976; expected int <="),
         (record(name=["a\nb"]), "rows[1].name is list of 1; expected str"),
         (record(name="bad"), "rows[1] is dict of 2; expected another name"),
         ({"rows": []}, "it is dict of 1; expected an object with the key shares"),
@@ -79,28 +77,19 @@ def test_deep_nesting_does_not_recurse():
         deep = deep[0]
 
 
-def test_keys_of_no_version_are_refused_where_asked():
-    typed(record(later=1), Record, "r.json", "")
+def test_another_version_is_told_from_damage_and_its_keys_are_refused_where_asked():
     with pytest.raises(TomatError, match=r"rows.\[1\].later"):
         typed(record(later=1), Record, "r.json", "", extra_keys=False)
-
-
-@pytest.mark.parametrize("stated", [2, "1", True, None])
-def test_another_version_is_told_from_damage(stated):
-    with pytest.raises(TomatError, match="r.json has format .*; this tomat reads 1"):
-        typed(record() | {"format": stated}, Record, "r.json", "", version=("format", 1))
+    for stated in (2, "1", True, None):
+        with pytest.raises(TomatError, match="r.json has format .*; this tomat reads 1"):
+            typed(record() | {"format": stated}, Record, "r.json", "", version=("format", 1))
 
 
 def test_hashes_are_hexadecimal():
-    @dataclass
-    class Kept:
-        sha256: Sha256
-        of: list[str] = field(default_factory=list)
-
-    assert typed({"sha256": "0" * 64}, Kept, "r.json", "").sha256
+    assert typed(["0" * 64], list[Sha256], "r.json", "")
     for wrong in ("0" * 63, "0" * 65, "g" * 64, "0" * 64 + "\n"):
         with pytest.raises(TomatError):
-            typed({"sha256": wrong}, Kept, "r.json", "")
+            typed([wrong], list[Sha256], "r.json", "")
 
 
 def test_a_signed_text_is_told_from_a_changed_one():

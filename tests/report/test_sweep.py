@@ -23,9 +23,8 @@ def test_a_record_is_a_table_and_a_figure_of_its_rows(place):
     assert sorted(row[1][0] for row in ranking) == sorted(row["name"] for row in record["rows"])
     assert record["title"] in reader.text
     [trace] = [one for figure in reader.figures for one in figure["data"] if one["name"] == "rows"]
-    points = {
-        text.split(": ")[0]: (x, y) for text, x, y in zip(trace["hovertext"], trace["x"], trace["y"], strict=True)
-    }
+    names = [text.split(": ")[0] for text in trace["hovertext"]]
+    points = dict(zip(names, zip(trace["x"], trace["y"], strict=True), strict=True))
     measured = place.startswith("lab")
     for row in record["rows"]:
         name = row["name"]

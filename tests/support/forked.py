@@ -30,22 +30,12 @@ DENSITY_TOKENS = 64
 class Forked:
     """`tomat WORDS` in the background; the methods are those of `subprocess.Popen`.
 
-    Args:
-        words: Verb and options.
-        cwd: Its working folder; that of the tests if none.
-        env: Its environment; that of the tests if none. JAX reads its own variables on import, so they must be theirs.
-        before: Python that the process runs first, or alone if it ends by `sys.exit`.
-        output: Where both its streams go, instead of what `communicate` gives.
+    JAX reads its own variables on import, so those of `env` must be the tests'. `before` is Python that the process
+    runs first, or alone if it ends by `sys.exit`; both its streams go to `output`, or to what `communicate` gives.
     """
 
-    def __init__(
-        self,
-        *words: object,
-        cwd: Path | None = None,
-        env: dict[str, str] | None = None,
-        before: str = "",
-        output: IO[str] | None = None,
-    ):
+    def __init__(self, *words: object, cwd: Path | None = None, env: dict[str, str] | None = None, before: str = "",
+                 output: IO[str] | None = None):  # fmt: skip
         env = dict(os.environ) if env is None else env
         differing = [name for name in env.keys() | os.environ.keys() if env.get(name) != os.environ.get(name)]
         assert not [name for name in differing if name.startswith("JAX_")], differing
@@ -75,11 +65,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Its exit status, when it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: It still runs after `timeout` seconds.
-        """
+        """Its exit status, when it has ended; after `timeout` seconds a `subprocess.TimeoutExpired`."""
         if self.returncode is None and not select.select([self._status], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("tomat", timeout or 0.0)
         return self.poll()
@@ -133,12 +119,8 @@ def instead_of_starting(monkeypatch: "pytest.MonkeyPatch") -> list[Forked]:
 def _server() -> socket.socket:
     """Where requests go; the server ends with this process, which has the only other end."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    subprocess.Popen(
-        [sys.executable, __file__, str(its.fileno())],
-        pass_fds=[its.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+    quiet: dict[str, int] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], **quiet)
     its.close()
     return ours
 

@@ -22,7 +22,6 @@ class HtmlReader(HTMLParser):
         self.ids: list[str] = []
         self.references: list[str] = []
         self.tags: list[str] = []
-        self.clickable: list[str] = []
         self.data: dict[str, Any] = {}
         self.words: list[str] = []
         self.tables: list[list[list[tuple[str, str | None]]]] = []

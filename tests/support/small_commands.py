@@ -74,12 +74,8 @@ def make_run(folder: Path, purpose: str) -> None:
 
 
 def small_commands(place: Path, word: str) -> dict[str, list[str]]:
-    """Words by verb; the files that they read are made below `place`, and what they write goes there.
-
-    Args:
-        place: A folder, which is made.
-        word: Part of every file's name, of the runs' names and purposes.
-    """
+    """Words by verb; the files that they read are made below the folder `place`, and what they write goes there. `word`
+    is part of every file's name, of the runs' names and purposes."""
     place.mkdir(parents=True, exist_ok=True)
     density, codec, atoms, shards = (str(place / f"{word}.{end}") for end in ("cube", "codec", "atoms", "shards"))
     structure = str(place / f"{word}.vasp")

@@ -1,7 +1,5 @@
 """How far long work is, and at which stage: a bar or spinner on a terminal, lines in a pipe, a file or a job's log."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

@@ -1,8 +1,6 @@
 """What is said of the calibration, wherever it is shown: what plans said of steps that pods have taken, beside what
 they took."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from tomat.base.report.formats import number, percent, seconds, share

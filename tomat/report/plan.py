@@ -1,7 +1,5 @@
 """What is said of a plan, wherever it is shown: its memory, what its estimate is made of, and what else was tried."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +127,7 @@ def trials_part(trials: Sequence[Mapping[str, Any]]) -> Part:
     return Table("Nearest changes, each compiled", [Column("change"), _gib("needs"), Column("verdict")], rows)
 
 
-def largest_table(found: Sequence[LargestBatch]) -> Table:
+def largest_table(found: "Sequence[LargestBatch]") -> Table:
     rows = []
     for one in found:
         more = one.next_up

@@ -1,7 +1,5 @@
 """What is said of a run, wherever it is shown: its figures, its history, its evaluations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

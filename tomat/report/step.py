@@ -1,7 +1,5 @@
 """What is said of a step, measured or planned, wherever it is shown: facts, tables and charts of its breakdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any

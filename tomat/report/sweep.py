@@ -1,8 +1,6 @@
 """What is said of a sweep, planned (`tomat plan --sweep`) or measured (`tomat lab run`), wherever it is shown: one
 report of each kind, for a tracking page, a browser and, of its ranking, the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The answers of a sweep: what came of each question, and what keeps a row's MFU where it is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tomat.base.report.formats import UNKNOWN, percent, seconds

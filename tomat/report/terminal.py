@@ -1,7 +1,5 @@
 """Breakdowns, comparisons and plans on the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

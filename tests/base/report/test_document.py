@@ -14,11 +14,6 @@ from tomat.base.report.document import (
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Report, Section
 
-
-def update(path, **contents: str) -> None:
-    update_page(path, Report("Title", [Section("", [words], name) for name, words in contents.items()]))
-
-
 lines = st.lists(st.sampled_from(["text", "", "## Head", "<!-- a note -->", "| a | b |"]), max_size=5)
 
 
@@ -49,15 +44,11 @@ def test_broken_markers_leave_the_document_untouched(tmp_path, text, what):
     path = tmp_path / "x.md"
     path.write_text(text)
     with pytest.raises(TomatError, match=f"x.md:[0-9]+: .*{what}.*was not changed"):
-        update(path, a="new")
+        update_page(path, Report("Title", [Section("", ["new"], "a")]))
     assert path.read_text() == text
 
 
-def test_markers_in_prose_are_prose():
-    assert find_sections("write `tomat:begin NAME` between comments\n", "x") == {}
-
-
-def test_section_text():
-    text = "# T\n## Verdict\n<!-- why -->\nIt was slower.\n\nMore.\n## Next\nx\n"
-    assert section_text(text, "Verdict") == "It was slower.\n\nMore."
-    assert section_text(text, "Absent") == ""
+def test_what_people_wrote_is_theirs():
+    text = "# T\n## Verdict\n<!-- why -->\nIt was slower.\n\nSee `tomat:begin NAME`.\n## Next\nx\n"
+    assert section_text(text, "Verdict") == "It was slower.\n\nSee `tomat:begin NAME`."
+    assert section_text(text, "Absent") == "" and find_sections(text, "x") == {}

@@ -1,6 +1,6 @@
 import pytest
 
-from tomat.base.report.formats import count, percent, quantity, seconds, signed
+from tomat.base.report.formats import count, number, percent, quantity, seconds, signed
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,8 @@ from tomat.base.report.formats import count, percent, quantity, seconds, signed
         (count(1234.0), "1,234"),
         (count(0.25), "0.2"),
         (signed(-0.001), "+0.00"),
+        (number(1, 1e3, " ms")(0.0123), "12.3 ms"),
+        (number()(float("inf")), "inf"),
     ],
 )
 def test_formats(text, expected):

@@ -2,12 +2,11 @@
 
 from xml.etree import ElementTree
 
-import pytest
 from hypothesis import given, settings
-from markdown_reader import hostile, raw_html, read
+from markdown_reader import MARKDOWN, hostile, raw_html, read
 
 from tomat.base import reporting
-from tomat.base.errors import TomatError
+from tomat.base.report.document import empty_section, find_sections, replace_sections
 from tomat.base.report.formats import number
 from tomat.base.report.markdown import markdown, update_page
 from tomat.base.report.model import (
@@ -17,6 +16,7 @@ from tomat.base.report.model import (
     Column,
     Facts,
     Items,
+    Lines,
     Link,
     Note,
     Report,
@@ -45,15 +45,20 @@ def parts(words: str):
 
 
 @settings(max_examples=300, deadline=None)
-@given(hostile)
-def test_words_are_no_html_of_a_page_and_every_letter_of_them_is_seen(words):
-    written = markdown(parts(words))
+@given(hostile, hostile)
+def test_words_are_no_html_and_no_marker_of_a_page_and_every_letter_of_them_is_seen(words, others):
+    more = Table(others, [Column("x"), Column("y", prose=True)], [(Code(others), others)])
+    written = markdown([*parts(words), more, Lines(f"{others}\n{words}", "bash"), "end"])
     assert not raw_html(written)
     seen = read(written)
     assert "".join(words.split()) in "".join(seen.text.split())
     for figure in ("50.00 %", "100.00 %", "fails", "–"):
         assert figure in seen.text
-    assert "script" not in seen.tags
+    page = f"# T\n\n{empty_section('a')}\n\nby hand\n\n{empty_section('b')}\n"
+    page = replace_sections(page, {"a": written}, "x")
+    assert list(find_sections(page, "x")) == ["a", "b"] and replace_sections(page, {"a": written}, "x") == page
+    # A block of code that was left open does not swallow what follows.
+    assert "<p>by hand</p>" in MARKDOWN.render(page)
 
 
 def test_words_are_no_markup_of_the_terminal(monkeypatch, capsys):
@@ -92,14 +97,6 @@ def test_a_page_keeps_what_people_wrote_and_gets_sections_that_it_lacks(tmp_path
     stamps = [path.stat().st_mtime_ns for path in (page, figures / "losses.svg")]
     update_page(page, report("other", Section("Later", ["new"], "later")), figures)
     assert [path.stat().st_mtime_ns for path in (page, figures / "losses.svg")] == stamps
-
-
-def test_a_page_with_broken_markers_is_left_alone_with_its_charts(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- tomat:begin figures -->\n")
-    with pytest.raises(TomatError, match="never ends"):
-        update_page(page, report("x"))
-    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
 
 
 def test_a_chart_is_the_same_bytes_and_names_its_series():

@@ -2,22 +2,12 @@
 
 import json
 
-import numpy as np
-
 from tomat.report.dashboard.live import LiveLog, drawn_curves
 from tomat.report.html.metrics import read_curves
 
 
 def lines(first: int, last: int, shift: float = 0.0) -> str:
     return "".join(json.dumps({"step": n, "train/loss": n % 7 + shift}) + "\n" for n in range(first, last))
-
-
-def assert_same(found, run):
-    from_start = read_curves(str(run))
-    assert list(found.curves) == list(from_start.curves) and found.steps_done == from_start.steps_done
-    for name, curve in found.curves.items():
-        np.testing.assert_array_equal(curve.steps, from_start.curves[name].steps)
-        np.testing.assert_array_equal(curve.values, from_start.curves[name].values)
 
 
 def test_a_log_is_followed_through_everything_that_a_run_does_to_it(tmp_path):
@@ -36,7 +26,8 @@ def test_a_log_is_followed_through_everything_that_a_run_does_to_it(tmp_path):
         path.write_text(text)
         version, found = log.read()
         versions.add(version)
-        assert_same(found, tmp_path)
+        from_start = read_curves(str(tmp_path))
+        assert drawn_curves(found) == drawn_curves(from_start) and found.steps_done == from_start.steps_done
     assert len(versions) == 7
     path.unlink()
     assert not log.read()[1].curves
@@ -61,10 +52,3 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch):
     path.write_text(lines(0, 2003))
     log.read()
     assert len(fed) == 3
-
-
-def test_long_curves_are_thinned_and_keep_their_peaks(tmp_path):
-    peak = json.dumps({"step": 20_000, "train/loss": 99.0}) + "\n"
-    (tmp_path / "metrics.jsonl").write_text(lines(0, 20_000) + peak)
-    curve = drawn_curves(LiveLog(str(tmp_path)).read()[1])["train/loss"]
-    assert len(curve["x"]) == len(curve["y"]) <= 1202 and curve["y"][-1] == 99.0 and curve["x"][0] == 0

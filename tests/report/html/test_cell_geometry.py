@@ -61,28 +61,16 @@ def assert_same_spots(found, expected):
         assert KDTree(others).query(some)[0].max() < 1e-9
 
 
-def balls(shape):
-    """Two Gaussians in the leaning cell, each beyond the other's reach, and the volume where they exceed 0.3."""
-    places = np.stack(np.meshgrid(*[np.arange(n) / n for n in shape], indexing="ij"), -1)
-    values, level, enclosed = np.zeros(shape), 0.3, 0.0
-    for centre, sigma in (((0.27, 0.31, 0.29), 0.55), ((0.71, 0.68, 0.73), 0.42)):
-        for shift in itertools.product((-1, 0, 1), repeat=3):
-            away = (places - centre + shift) @ LEANING
-            values += np.exp(-np.sum(away**2, -1) / (2 * sigma**2))
-        enclosed += 4 / 3 * np.pi * (sigma * np.sqrt(-2 * np.log(level))) ** 3
-    return values, level, enclosed
-
-
-@settings(max_examples=25, deadline=None)
-@given(sides, seeds, leaning)
-def test_a_surface_within_the_cell_is_closed_and_has_one_outside(call, shape, seed, lattice):
+@settings(max_examples=20, deadline=None)
+@given(sides, seeds, leaning, st.sampled_from([0.5, 1.1]))
+def test_a_surface_within_the_cell_is_closed_and_has_one_outside(call, shape, seed, lattice, level):
     values = np.pad(np.random.default_rng(seed).random(shape), [(1, 0)] * 3)
-    vertices, triangles = surface(call, values, lattice, 0.5)
+    vertices, triangles = surface(call, values, lattice, level)
     found = edges(triangles)
     # Every edge is gone through once in each direction: by two triangles whose fronts are on one side.
     assert set(found.values()) <= {1} and all((end, start) in found for start, end in found)
     assert set(triangles.ravel()) == set(range(len(vertices)))
-    assert bool(len(triangles)) == bool(np.any(values > 0.5))
+    assert bool(len(triangles)) == bool(np.any(values > level))
     assert volume(vertices, triangles) >= 0
 
 
@@ -115,25 +103,6 @@ def test_vertices_are_where_the_level_is_passed_between_neighbouring_points(call
     assert_same_spots(vertices, expected)
 
 
-def test_the_enclosed_volume_nears_the_true_one_with_the_square_of_the_spacing(call):
-    errors = []
-    for factor in (1, 2):
-        values, level, true = balls((11 * factor, 12 * factor, 13 * factor))
-        vertices, triangles = surface(call, values, LEANING, level)
-        found = volume(vertices, triangles)
-        errors.append(abs(found - true) / true)
-        # The other side of the level has the same surface, seen from within.
-        inside_out = volume(*surface(call, -values, LEANING, -level))
-        assert inside_out == pytest.approx(-found, rel=1e-9)
-    assert errors[1] < 0.02 and 3 < errors[0] / errors[1] < 5
-
-
-@pytest.mark.parametrize("level", [-0.1, 1.1])
-def test_a_level_that_no_value_passes_has_no_surface(call, level):
-    values = np.random.default_rng(0).random((4, 5, 3))
-    assert not any(map(len, surface(call, values, LEANING, level)))
-
-
 def directions(lattice, axis):
     """The plane's axes in a picture: along the first of its cell vectors, across it, and away from the plane."""
     first, second = np.delete(lattice, axis, axis=0)
@@ -143,11 +112,10 @@ def directions(lattice, axis):
     return np.array([along, up, np.cross(along, up)])
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-@settings(max_examples=8, deadline=None)
-@given(st.data(), sides, seeds, leaning)
-def test_a_slice_is_interpolated_and_ends_with_the_cell(call, axis, data, shape, seed, lattice):
-    plane = data.draw(st.integers(0, shape[axis] - 1))
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from([0, 1, 2]), st.integers(0, 4), sides, seeds, leaning)
+def test_a_slice_is_interpolated_and_ends_with_the_cell(call, axis, plane, shape, seed, lattice):
+    plane %= shape[axis]
     values, item = np.random.default_rng(seed).random(shape), {"shape": shape, "lattice": lattice}
     frame = call("frame", item, axis)
     found = np.array(call("picture", item, values.ravel(), axis, plane, shape), float)  # None becomes NaN
@@ -170,9 +138,11 @@ def test_a_slice_is_interpolated_and_ends_with_the_cell(call, axis, data, shape,
 fractions = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1 - 1e-9, -1e-9]) | st.floats(-0.5, 1.5)
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-@settings(max_examples=100, deadline=None)
-@given(leaning, st.lists(st.tuples(*[fractions] * 3), min_size=1, max_size=4), st.integers(0, 3), st.floats(0.05, 0.6))
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from([0, 1, 2]), leaning, st.lists(st.tuples(*[fractions] * 3), min_size=1, max_size=4),
+    st.integers(0, 3), st.floats(0.05, 0.6),
+)  # fmt: skip
 def test_atoms_near_a_slice_stand_straight_above_it(call, axis, lattice, atoms, plane, near):
     item = {"shape": [4] * 3, "lattice": lattice, "frac_coords": atoms, "symbols": [str(n) for n in range(len(atoms))]}
     found = call("atomsNear", item, axis, plane, near)

@@ -96,6 +96,7 @@ def folder(tmp_path):
         said = {"structure": "POSCAR", "format": "cube", "grid": [6, 5, 4], "electrons": 24.0}
         flags = [{"text": "far from the training"}]
         lines.append(said | {"name": name, "formula": name, "output": f"{name}.cube", "flags": flags})
+    lines[1] |= {"grid": None, "electrons": None}  # a row all the same
     write_density(density(seed=7), truth / "Si.cube", "cube")
     lines.append({"name": "bad", "structure": "POSCAR", "error": "no atoms"})
     (out / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -126,22 +127,5 @@ def test_references_are_found_by_name(folder):
     with pytest.raises(TomatError, match="called as a prediction"):
         predictions_page(folder, str(truth))
 
-
-def test_a_damaged_line_is_refused(folder):
-    with (folder / "predictions.jsonl").open("a") as file:
-        file.write('{"name": "cut off')
-    with pytest.raises(TomatError, match="line 4 is not JSON"):
-        predictions_page(folder)
-
-
-def test_one_file_has_a_page_of_its_own(folder):
     page = density_page(str(folder / "Si.cube"))
     assert page.kind == "density" and len(read_page(page_html(page)).data["density-data"]["items"]) == 1
-
-
-def test_a_line_without_its_figures_is_a_row_all_the_same(folder):
-    lines = (folder / "predictions.jsonl").read_text().splitlines()
-    first = json.loads(lines[0]) | {"grid": None, "atoms": None, "electrons": None}
-    (folder / "predictions.jsonl").write_text("\n".join([json.dumps(first), *lines[1:]]) + "\n")
-    reader = read_page(page_html(predictions_page(folder)))
-    assert [row[0][0] for row in reader.tables[-1]] == ["Si", "<NaCl>", "bad"]

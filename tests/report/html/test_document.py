@@ -1,6 +1,5 @@
 """What every page is made of: text that stays text, data that stay the same, and nothing to load."""
 
-import math
 import re
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from html_reader import HtmlReader, read_page, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from tomat.base.errors import TomatError
 from tomat.base.report.formats import number
@@ -53,13 +51,10 @@ def test_no_data_end_their_element(value):
     assert reader.data == {"name": {"value": value, "end": HOSTILE}}
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.sampled_from([np.float32, np.float64, np.int32, np.uint8]).flatmap(
-        lambda dtype: arrays(dtype, st.sampled_from([(0,), (3,), (2, 3)]))
-    )
-)
-def test_an_array_is_the_same_bits_in_the_page(values):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8])
+@pytest.mark.parametrize("shape", [(0,), (3,), (2, 3)])
+def test_an_array_is_the_same_bits_in_the_page(dtype, shape):
+    values = np.random.default_rng(0).normal(100, 9, shape).astype(dtype)
     found = values_of(typed(values))
     assert found.dtype == values.dtype and found.tobytes() == values.tobytes() and found.shape == values.shape
 
@@ -68,9 +63,6 @@ def test_a_page_beyond_the_limit_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(TomatError, match="more than the"):
         write_page(tmp_path / "page.html", page("x" * 8_000_000))
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(TomatError, match="cannot be written"):
-        (tmp_path / "file").write_text("")
-        write_page(tmp_path / "file" / "page.html", page())
 
 
 def test_the_pages_own_programs_ask_for_no_address_and_no_mouse():
@@ -103,11 +95,6 @@ def test_a_long_table_says_what_it_leaves_out(monkeypatch):
     assert "The first 3 of 5 rows." in reader.text and "sum" in reader.text
 
 
-def test_numbers_are_written_as_asked():
-    assert (number(1, 1e3, " ms")(0.0123), number()(math.inf)) == ("12.3 ms", "inf")
-
-
 def test_what_is_not_known_is_no_fact():
-    reader = HtmlReader(facts_html(Facts({"here": "<yes>", "missing": None, "empty": ""})))
-    assert reader.text == "here<yes>"
+    assert HtmlReader(facts_html(Facts({"here": "<yes>", "missing": None, "empty": ""}))).text == "here<yes>"
     assert facts_html(Facts({"missing": None})) == ""

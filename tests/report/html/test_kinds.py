@@ -18,8 +18,14 @@ def test_each_kind_is_told_by_what_it_is(tmp_path, run, step):
     write_density(density(), tmp_path / "Si.cube", "cube")
     kinds = [page_of(str(path)).kind for path in (run, breakdown, tmp_path / "Si.cube")]
     assert kinds == ["run", "profile", "density"]
-    with pytest.raises(TomatError, match="where a Materials Project charge density has"):
-        page_of(str(tmp_path / "mp.json"))
+    (tmp_path / "empty").mkdir()
+    for name, reference, words in (
+        ("mp.json", None, "where a Materials Project charge density has"),
+        ("empty", None, "a folder of another kind"),
+        (run.name, "x.cube", "--reference is for a prediction"),
+    ):
+        with pytest.raises(TomatError, match=words):
+            page_of(str(tmp_path / name), reference=reference)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +34,6 @@ def test_each_kind_is_told_by_what_it_is(tmp_path, run, step):
         ("nowhere.json", None, "does not exist"),
         ("cut.json", "{", "is not JSON"),
         ("other.json", "{}", "a JSON of another kind"),
-        ("list.json", "[]", "a JSON of another kind"),
         ("profile.json", '{"format_version": 1, "ops": 3}', "profile.json is damaged"),
         ("plan.json", '{"program_key": "x", "breakdown": null}', "the memory of the plan is damaged"),
         ("CHGCAR", "nothing", "CHGCAR"),
@@ -41,14 +46,6 @@ def test_what_is_none_of_them_is_refused_in_one_line(tmp_path, name, content, wo
         path.write_text(content)
     with pytest.raises(TomatError, match=words):
         page_of(str(path))
-
-
-def test_an_empty_folder_and_a_reference_without_a_prediction_are_refused(tmp_path, run):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(TomatError, match="a folder of another kind"):
-        page_of(str(tmp_path / "empty"))
-    with pytest.raises(TomatError, match="--reference is for a prediction"):
-        page_of(str(run), reference="x.cube")
 
 
 def test_a_page_lies_beside_what_it_is_of_or_in_its_folder_and_a_bucket_needs_a_name(tmp_path):

@@ -75,7 +75,6 @@ def test_a_run_without_evaluation_or_log_has_a_page_that_says_so(run):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "is not JSON"),
         ("[1]", "holds a list"),
         ('{"free_running": {"materials": [{"material_id": "Si"}]}}', "no finite figure"),
         ('{"materials": []}', "not a report of `tomat eval --json`"),

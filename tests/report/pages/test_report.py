@@ -5,8 +5,6 @@ import pytest
 import yaml
 
 from tomat.base.errors import TomatError
-from tomat.perf.profile.breakdown import Breakdown, OpRow, Roofs
-from tomat.perf.profile.categories import Category, Direction, Part
 from tomat.report.pages.report import flatten, read_record, write_index, write_run_page
 
 CONFIG = {"run_name": "r1", "preset": "demo", "slice": "v6e-4"}
@@ -22,20 +20,6 @@ RUN_MFU = MFU | {
 }  # fmt: skip
 
 
-def operation(name: str, category: Category, seconds: float) -> OpRow:
-    return OpRow(
-        name, "jit_step", "fusion", category, Part.MLP, Direction.FORWARD, 4.0, seconds, flops=1e9, hbm_bytes=1e6
-    )
-
-
-@pytest.fixture(scope="module")
-def breakdown() -> Breakdown:
-    ops = (operation("fusion.1", Category.MATMUL, 1.5), operation("splash_mha_dq", Category.ATTENTION_BACKWARD, 0.5))
-    return Breakdown(
-        "jit_step", "trace", Roofs("chip"), 2.0, ops, memory_bytes={"parameter": 2**30, "temporary": 2**31}
-    )
-
-
 def run_folder(tmp_path, name="r1", **changes):
     folder = tmp_path / "runs" / name
     folder.mkdir(parents=True)
@@ -47,28 +31,28 @@ def snapshot(docs):
     return {p.relative_to(docs): (p.read_bytes(), p.stat().st_mtime_ns) for p in docs.rglob("*") if p.is_file()}
 
 
-def test_a_page_has_everything_and_twice_changes_nothing(tmp_path, breakdown):
+def test_a_page_has_everything_and_twice_changes_nothing(tmp_path, step):
     run, docs = run_folder(tmp_path), tmp_path / "docs"
-    page = write_run_page(run, docs, breakdown, RUN_MFU, commit="abc123", date="2026-01-02", config_hash="0123")
+    page = write_run_page(run, docs, step, RUN_MFU, commit="abc123", date="2026-01-02", config_hash="0123")
     text = page.read_text()
     for heading in ("Hypothesis", "Setup", "Results", "Verdict", "Next"):
         assert f"\n## {heading}\n" in text
     for line in ("| commit | `abc123` |", "| MFU, full attention", "| MFU, causal attention (MaxText) | 20.0 % |",
                  "| compile | 5.000 s | 20.0 % | 5.00 % |", "figures/r1-shares.svg", "### HBM", "### Top operations",
-                 "| **step** |", "splash_mha_dq", "| parameter | 1.000 GiB |"):  # fmt: skip
+                 "| **step** |", "fusion.2", "| arguments | 0.001 GiB |"):  # fmt: skip
         assert line in text, line
     shares = [float(x) for x in re.findall(r"\| \*\*step\*\* \|.*?\| ([0-9.]+) % \|", text)]
     assert shares == [100.0, 100.0]
     before = snapshot(docs)
-    write_run_page(run, docs, breakdown, RUN_MFU, commit="abc123", date="2026-01-02", config_hash="0123")
+    write_run_page(run, docs, step, RUN_MFU, commit="abc123", date="2026-01-02", config_hash="0123")
     assert snapshot(docs) == before
 
 
 @pytest.mark.parametrize("kind", ["measured", "predicted"])
-def test_a_slice_that_was_asked_for_is_not_taken_for_what_ran(tmp_path, breakdown, kind):
+def test_a_slice_that_was_asked_for_is_not_taken_for_what_ran(tmp_path, step, kind):
     run, docs = run_folder(tmp_path, slice="v6e-16"), tmp_path / "docs"
     ran = {**MFU, "slice": None, "devices_that_ran": "2 x cpu on 1 host", "notes": ["it ran elsewhere"]}
-    page = write_run_page(run, docs, breakdown, ran, kind=kind).read_text()
+    page = write_run_page(run, docs, step, ran, kind=kind).read_text()
     record = read_record(docs, "r1")
     if kind == "predicted":  # a plan is of the slice that it is asked for
         assert record["slice"] == "v6e-16" and "asked for" not in page
@@ -80,12 +64,12 @@ def test_a_slice_that_was_asked_for_is_not_taken_for_what_ran(tmp_path, breakdow
     assert "v6e" not in (docs / "index.md").read_text()
 
 
-def test_hand_written_text_survives_and_its_verdict_is_indexed(tmp_path, breakdown):
+def test_hand_written_text_survives_and_its_verdict_is_indexed(tmp_path, step):
     run, docs = run_folder(tmp_path), tmp_path / "docs"
-    page = write_run_page(run, docs, breakdown, MFU)
+    page = write_run_page(run, docs, step, MFU)
     text = page.read_text().replace("## Verdict\n", "## Verdict\n\nFaster by half.\n\nBecause.\n")
     page.write_text(text.replace("# r1\n", "# r1, the first\n\nA preface.\n"))
-    write_run_page(run, docs, breakdown, {**MFU, "mfu_full": 0.5})
+    write_run_page(run, docs, step, {**MFU, "mfu_full": 0.5})
     after = page.read_text()
     assert "A preface." in after and "Faster by half." in after
     assert "count) | 50.0 % |" in after and "count) | 25.0 %" not in after
@@ -94,9 +78,9 @@ def test_hand_written_text_survives_and_its_verdict_is_indexed(tmp_path, breakdo
     assert "| Faster by half. |" in index
 
 
-def test_the_setup_is_a_diff_against_the_baseline(tmp_path, breakdown):
+def test_the_setup_is_a_diff_against_the_baseline(tmp_path, step):
     docs = tmp_path / "docs"
-    write_run_page(run_folder(tmp_path), docs, breakdown, MFU)
+    write_run_page(run_folder(tmp_path), docs, step, MFU)
     second = run_folder(tmp_path, "r2", trainer={"train_batch_size": 16, "seed": 1})
     page = write_run_page(second, docs, None, None, baseline="r1")
     text = page.read_text()
@@ -107,25 +91,25 @@ def test_the_setup_is_a_diff_against_the_baseline(tmp_path, breakdown):
         write_run_page(second, docs, None, None, baseline="r9")
 
 
-def test_broken_markers_write_nothing_at_all(tmp_path, breakdown):
+def test_broken_markers_write_nothing_at_all(tmp_path, step):
     run, docs = run_folder(tmp_path), tmp_path / "docs"
-    page = write_run_page(run, docs, breakdown, MFU)
+    page = write_run_page(run, docs, step, MFU)
     page.write_text(page.read_text().replace("<!-- tomat:end mfu -->", ""))
     before = snapshot(docs)
     with pytest.raises(TomatError, match="begins inside 'mfu'"):
-        write_run_page(run, docs, breakdown, {**MFU, "mfu_full": 0.9})
+        write_run_page(run, docs, step, {**MFU, "mfu_full": 0.9})
     assert snapshot(docs) == before
     page.unlink()
     (docs / "index.md").write_text("<!-- tomat:begin runs -->\n")
     with pytest.raises(TomatError, match="'runs' never ends"):
-        write_run_page(run, docs, breakdown, MFU)
+        write_run_page(run, docs, step, MFU)
     assert not page.exists()
 
 
-def test_names_and_records_are_checked(tmp_path, breakdown):
+def test_names_and_records_are_checked(tmp_path, step):
     docs = tmp_path / "docs"
     with pytest.raises(TomatError, match="run name is '../x'"):
-        write_run_page(tmp_path, docs, breakdown, None, run_name="../x")
+        write_run_page(tmp_path, docs, step, None, run_name="../x")
     write_run_page(run_folder(tmp_path), docs, None, MFU)
     record = docs / "data" / "r1.json"
     assert read_record(docs, "r1")["config"] == flatten(CONFIG)
@@ -134,24 +118,20 @@ def test_names_and_records_are_checked(tmp_path, breakdown):
         write_index(docs)
 
 
-def test_a_sweep_that_is_not_whole_says_how_many_rows_are_planned(tmp_path):
+@pytest.mark.parametrize(("planned", "said"), [("ab", "2 of 3 planned"), ("abc", "3")])
+def test_a_sweep_that_is_not_whole_says_how_many_rows_are_planned(tmp_path, planned, said):
     """Else the rows that nobody planned yet read as rows that do not fit."""
     (tmp_path / "sweeps").mkdir()
     record = {"title": "A sweep", "sweep": "s", "n_rows": 3, "n_fitting": 2, "ranking": ["a", "b"]}
-    path = tmp_path / "sweeps" / "s.json"
-    path.write_text(json.dumps(record | {"rows": [{"name": "a"}, {"name": "b"}]}))
-    write_index(tmp_path)
-    assert "| [A sweep](s.md) | 2 of 3 planned | 2 | a |" in (tmp_path / "index.md").read_text()
-    path.write_text(json.dumps(record | {"rows": [{"name": name} for name in "abc"]}))
-    write_index(tmp_path)
-    assert "| [A sweep](s.md) | 3 | 2 | a |" in (tmp_path / "index.md").read_text()
+    (tmp_path / "sweeps" / "s.json").write_text(json.dumps(record | {"rows": [{"name": name} for name in planned]}))
+    assert f"| [A sweep](s.md) | {said} | 2 | a |" in write_index(tmp_path).read_text()
 
 
-def test_a_planned_figure_stands_beside_its_range_and_what_of_it_was_never_timed(tmp_path, breakdown):
+def test_a_planned_figure_stands_beside_its_range_and_what_of_it_was_never_timed(tmp_path, step):
     span = {"estimate": 0.5, "low": 0.4, "high": 0.6}
     figures = {"step_seconds": 0.5, "mfu_full": 0.5, "hfu": 0.5, "ranges": {"mfu_full": span, "hfu": span},
                "untimed_step_share": 0.3, "untimed": "30.0 %: Pallas kernels, loss 30.0 %"}  # fmt: skip
-    page = write_run_page(tmp_path / "none", tmp_path, breakdown, figures, run_name="r-plan", kind="predicted")
+    page = write_run_page(tmp_path / "none", tmp_path, step, figures, run_name="r-plan", kind="predicted")
     text = page.read_text()
     assert "| HFU | 50.0 % | 40.0 % | 60.0 % |" in text
     assert "on kernels without timings of this chip: 30.0 %: Pallas kernels, loss 30.0 %." in text

@@ -3,10 +3,8 @@
 import re
 import shlex
 
-from markdown_it import MarkdownIt
-from small_commands import make_run
+from markdown_reader import raw_html
 
-from tomat.app.cli import main
 from tomat.base.report.document import find_sections
 from tomat.report.pages.run_log_page import wrapped, write_log_page
 from tomat.train.runs.run_log import Entry, Log, Piece
@@ -51,6 +49,14 @@ def test_notes_stay_and_the_same_log_changes_nothing(tmp_path):
     text = page.read_text()
     assert "It worked." in text and "| improvement | 3.0000 (60 %) |" in text
     assert text.index("It worked.") < text.index("## 2026-01-05: third") and text.count("**Notes**:") == 3
+    # A purpose cannot break the page or put HTML into it.
+    hostile = "x <!-- tomat:end contents -->\n<!-- tomat:end a -->\n<script>alert(1)</script> | ```\n~~~ `<b>"
+    about = {"command": hostile, "settings": {hostile: hostile}, "purpose": hostile}
+    worst = Entry("run", hostile, None, (Piece("2026-01-06T00:00:00", 0, about),), hostile, hostile, {}, True)
+    for _ in range(2):
+        text = write_log_page(a_log(worst), page).read_text()
+        assert "It worked." in text and len(find_sections(text, "log.md")) == 5
+        assert not [each for each in raw_html(text) if "script" in each or "<b" in each]
 
 
 def test_what_a_sweep_sets_in_all_rows_is_said_once(tmp_path):
@@ -70,22 +76,3 @@ def test_a_wrapped_command_is_the_same_words():
     lines = wrapped(COMMAND).split(" \\\n")
     assert shlex.split(re.sub(r" \\\n\s*", " ", wrapped(COMMAND))) == shlex.split(COMMAND)
     assert all(line.strip().startswith("--") for line in lines[1:])
-
-
-def test_a_purpose_cannot_break_the_page_or_put_html_into_it(tmp_path):
-    """Also of a page that is there already, with notes below its entries."""
-    hostile = "x <!-- tomat:end contents -->\n<!-- tomat:end a -->\n<script>alert(1)</script> | ```\n~~~ `<b>"
-    runs = tmp_path / "runs"
-    make_run(runs / "first", "harmless")
-    assert main(["runs", "log", str(runs)]) == 0
-    page = runs / "log.md"
-    page.write_text(page.read_text().replace("**Notes**:", "**Notes**: mine", 1))
-    make_run(runs / "second", hostile)
-    for _ in range(2):
-        assert main(["runs", "log", str(runs)]) == 0
-        text = page.read_text()
-        assert "mine" in text and len(find_sections(text, "log.md")) == 3
-        tokens = MarkdownIt("commonmark").enable("table").parse(text)
-        html = [each.content for token in tokens for each in (token, *(token.children or ())) if "html" in each.type]
-        assert not [each for each in html if "script" in each or "<b" in each]
-        assert "<script>alert(1)</script>" in "".join(token.content for token in tokens).replace("&lt;", "<")

@@ -47,9 +47,17 @@ def class_of(op: str) -> Any:
 def bound(
     cls: type, fields: Mapping[str, Any], settings: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """An operation with its settings (tiles and layouts), and the arguments of its call, as a file of timings has them,
-    as arrays to be. `fields` are those of the operation that are not its own. A ValueError (pydantic's): tokamax
-    refuses them."""
+    """An operation with its settings, and its arguments as arrays to be.
+
+    Args:
+        cls: Of the operation, or derived from it.
+        fields: Of the operation, where they are not its own.
+        settings: Its tiles and layouts; empty: none are set.
+        arguments: Of its call, as a file of timings has them.
+
+    Raises:
+        ValueError: tokamax refuses them (pydantic's).
+    """
     from tokamax._src import pydantic as adapters
     from tokamax._src.ops.op import _get_arg_spec_adapter
 

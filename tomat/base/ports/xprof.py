@@ -10,9 +10,13 @@ VERSION = "2.24.2"
 
 
 def hlo_stats(files: list[str]) -> list[dict[str, Any]]:
-    """Rows of xprof's table of operations of one session's xplane files, beside which it writes its caches, by the ids
-    of its columns: `hlo_op_name` (`IDLE` stands for no operation), `total_self_time` (us), `occurrences`. None where it
-    finds no device operations."""
+    """Rows of xprof's table of operations, by the ids of its columns; none where it finds no device operations.
+
+    Among them `hlo_op_name` (`IDLE` stands for no operation), `total_self_time` (us) and `occurrences`.
+
+    Args:
+        files: xplane files of one session. xprof writes its caches beside them.
+    """
     from xprof.convert import raw_to_tool_data
 
     with _quiet():

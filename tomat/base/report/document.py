@@ -4,8 +4,6 @@ A section of tomat's stands between ``<!-- tomat:begin NAME -->`` and ``<!-- tom
 line.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures as text: fixed formats and Markdown tables, the same bytes for the same values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

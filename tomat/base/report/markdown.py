@@ -1,7 +1,5 @@
 """A report as Markdown, and as a page that people write in too."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote

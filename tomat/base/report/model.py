@@ -4,8 +4,6 @@ Every word of it is plain text, whoever wrote it: the renderers (`markdown.py`, 
 it, each in one place, and show as code what stands between backticks in prose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -77,7 +75,7 @@ class Table:
     @classmethod
     def of[Thing](
         cls, caption: str, things: Iterable[Thing], cells: Sequence[tuple[Column, Callable[[Thing], Cell]]]
-    ) -> Table:
+    ) -> "Table":
         """A row for each thing; each column with what it shows of one."""
         return cls(caption, [column for column, _ in cells], [[show(one) for _, show in cells] for one in things])
 
@@ -88,7 +86,7 @@ class Table:
         values = [row[place] for row in self.rows]
         return all(value is None or is_number(value) for value in values) and values != []
 
-    def chosen(self, *headings: str) -> Table:
+    def chosen(self, *headings: str) -> "Table":
         """The same with the first column of each of these headings, where there is one; without its caption."""
         names = [column.heading for column in self.columns]
         places = [names.index(heading) for heading in headings if heading in names]

@@ -1,7 +1,5 @@
 """A chart as SVG, drawn by matplotlib: the same bytes for the same chart."""
 
-from __future__ import annotations
-
 import io
 import math
 from typing import TYPE_CHECKING, Any
@@ -32,7 +30,7 @@ def chart_svg(chart: Chart) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def _draw(axes: Axes, chart: Chart) -> None:
+def _draw(axes: "Axes", chart: Chart) -> None:
     left = 0.0
     for series in chart.series:
         label = _label(series.name) if series.named else None
@@ -70,7 +68,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
         axes.legend(frameon=False, fontsize=7)
 
 
-def _draw_line(axes: Axes, series: Series, common: dict[str, Any]) -> None:
+def _draw_line(axes: "Axes", series: Series, common: dict[str, Any]) -> None:
     style: dict[str, Any] = common | ({"lw": 0.5, "alpha": 0.25} if series.faint else {"lw": 1.2})
     if series.mark in ("both", "points"):
         style |= {"marker": "o", "ms": 3.5}

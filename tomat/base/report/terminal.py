@@ -1,7 +1,5 @@
 """A report on the terminal."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -40,7 +38,7 @@ def styled(value: model.Cell, column: model.Column | None = None) -> Text:
     return Text(model.words_of(value, str if column is None else column.show), style)
 
 
-def rich_table(part: model.Table | model.Facts) -> RichTable:
+def rich_table(part: model.Table | model.Facts) -> "RichTable":
     """A table that fits 80 columns: words are folded, headings wrap, figures are whole."""
     from rich.table import Table as RichTable
 

@@ -3,8 +3,6 @@
 Every word of a page passes one of these functions, once; so nothing that was put into it is HTML or a marker.
 """
 
-from __future__ import annotations
-
 import re
 
 _SPECIAL = re.compile(r"[\\`*\[\]~]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])|(?<!\S)#")

@@ -1,7 +1,5 @@
 """The runs of a place as one row each, from the ends of their logs: 200 of them are listed at every look."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import os

@@ -1,7 +1,5 @@
 """The curves of a run that is being written: each look reads what the log has grown by."""
 
-from __future__ import annotations
-
 import threading
 
 import fsspec

@@ -1,7 +1,5 @@
 """The two pages of the dashboard: every run as a row, and one run with its curves."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import quote

@@ -4,8 +4,6 @@ Runs are found by the names that a listing of the place gave, and files of a run
 ever made of what is asked for. Only GET and HEAD are answered.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import importlib.resources

@@ -6,8 +6,6 @@ marching tetrahedra (`assets/cell_geometry.js`), since plotly's own `isosurface`
 are none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ The page forbids itself the network by a content security policy, so that nothin
 plotly holds. Figures are drawn as they come into view, in the colours of the page, light or dark.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import importlib.resources

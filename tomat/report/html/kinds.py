@@ -1,7 +1,5 @@
 """What a path is the page of: a run, a plan, a profile, a sweep, predictions or one density."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import fsspec

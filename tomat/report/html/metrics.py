@@ -1,8 +1,6 @@
 """`metrics.jsonl` as one curve a metric, read line by line (a run of a million steps is no million dictionaries), and
 of a million points some thousands that look the same: no peak and no dip is lost."""
 
-from __future__ import annotations
-
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping

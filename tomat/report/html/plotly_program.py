@@ -9,8 +9,6 @@ first calls `a()`; the last of them registers the kinds, in a list. The list is 
 left can call is left out. Where a plotly to come looks otherwise, the page gets all of it, and is slower.
 """
 
-from __future__ import annotations
-
 import importlib.resources
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """The page of a run: how it went, what it learnt, what it predicts, and with which settings."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The page of a plan or a profile: where the time of a step goes, by module and kind of operation, and its memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

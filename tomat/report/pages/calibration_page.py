@@ -1,7 +1,5 @@
 """`docs/tracking/calibration.md`: the plan beside every measured pod, and how far off it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Runs beside each other as a page: settings, figures, losses over one another, where the time went."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -76,8 +76,11 @@ def calibrate_kernels(
     compiler_of: CompilerOf = lambda op: None,
 ) -> dict[str, Any]:
     """Compile the kernels of a file of timings (of `chips`, or of all), so many at once; write the record and the page
-    of their errors into `tracking_dir`; gives the record. Beside the file may lie what `tomat bench chip` measured of
-    collectives. `compiler_of` an operation is that which its kernels were timed with; None: the installed one."""
+    of their errors into `tracking_dir`; gives the record.
+
+    Beside the file, as `read_timings` takes it, may lie what `tomat bench chip` measured of collectives. `compiler_of`
+    gives such as the kernels of an operation were timed with; None: the installed one.
+    """
     timings, refused = read_timings(file)
     collectives = measured_rates(file)
     present = sorted({timing.chip for timing in timings})
@@ -95,8 +98,8 @@ def calibrate_kernels(
             if kernel.folder is not None:
                 by_chip[kernel.timing.chip].append(timed_program(kernel))
         if not by_chip:
-            first = compiled[0]
-            raise TomatError(f"{file} has no row that can be compiled; line {first.timing.line}: {first.reason}")
+            why = f"line {compiled[0].timing.line}: {compiled[0].reason}"
+            raise TomatError(f"{file} has no row that can be compiled; {why}")
         records = {
             chip: chip_record(chip, kernels, tracking_dir)
             for chip, kernels in bar.track(sorted(by_chip.items()), description="Fitting the chips")
@@ -161,8 +164,10 @@ def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any
 
 
 def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: Path) -> dict[str, Any]:
-    """The parameters that explain a chip's kernels best, and how far off they are on kernels left out of the fit; fewer
-    kernels than `FEWEST_TO_FIT` are judged by the parameters on record."""
+    """The parameters that explain a chip's kernels best, and how far off they are on kernels left out of the fit.
+
+    Fewer kernels than `FEWEST_TO_FIT` are judged by the parameters on record.
+    """
     chip = slice_named(SMALLEST_SLICES[chip_name]).chip
     table = TimedPrograms([(program.timing, program.work) for program in programs], chip_model.core_bandwidth(chip))
     fitted = fit(table) if len(programs) >= FEWEST_TO_FIT else None
@@ -171,10 +176,16 @@ def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: 
     else:
         at = chip_model.ChipModel.load(tracking_dir, chip).parameters
         errors = table.errors(at)
-    deviations = fitted.deviations if fitted is not None else {}
-    parameters = {name: {"value": getattr(at, name), "deviation": deviations.get(name)} for name in chip_model.NAMES}
-    record: dict[str, Any] = {"fitted": fitted is not None, "parameters": parameters, "all": summary(programs, errors)}
-    for group, of in (("operations", [program.timing.op for program in programs]), ("bounds", table.bounds(at))):
+    record: dict[str, Any] = {
+        "fitted": fitted is not None,
+        "parameters": {
+            name: {"value": getattr(at, name), "deviation": fitted.deviations[name] if fitted is not None else None}
+            for name in chip_model.NAMES
+        },
+        "all": summary(programs, errors),
+    }
+    groups = {"operations": [program.timing.op for program in programs], "bounds": table.bounds(at)}
+    for group, of in groups.items():
         record[group] = {}
         for name in sorted(set(of)):
             places = [place for place, its in enumerate(of) if its == name]
@@ -225,8 +236,10 @@ def kernels_report(record: Mapping[str, Any]) -> Report:
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in record["refused"]:
         groups[row["row"], row["reason"]].append(row["line"])
-    most_first = sorted(groups.items(), key=lambda item: -len(item[1]))
-    refused = [(len(lines), name or f"line {lines[0]}", reason) for (name, reason), lines in most_first]
+    refused = [
+        (len(lines), name or f"line {lines[0]}", reason)
+        for (name, reason), lines in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
     without = Table("", columns("rows", "operation", "reason"), refused) if refused else "None."
     sections = (
         Section("", [lead]),

@@ -1,7 +1,5 @@
 """The page of a search for the largest batch: a table of probes to the edge for each policy and accumulation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Rows that are meant to compute the base's numbers (`exact`) have a table of their own.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping
 from operator import itemgetter

@@ -6,8 +6,6 @@ holds the SVGs. Pages that are not made again lie in ``archive/``. Everything is
 clock is read, so writing twice changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

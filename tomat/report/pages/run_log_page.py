@@ -3,8 +3,6 @@
 tomat owns what stands between its markers. The notes below each entry are people's, and stay.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

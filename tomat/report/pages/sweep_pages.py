@@ -1,7 +1,5 @@
 """The pages of sweeps, planned or measured, of what was just made or is on record."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -8,7 +8,7 @@ import pytest
 from tomat.perf.profile.breakdown import Breakdown, GapRow, OpRow, Roofs, StepClass
 from tomat.perf.profile.categories import Category, Direction, Part
 
-BEFORE = Path(__file__).parents[2] / "fixtures" / "before" / "run"
+BEFORE = Path(__file__).parents[1] / "fixtures" / "before" / "run"
 
 
 @pytest.fixture

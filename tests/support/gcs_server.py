@@ -55,30 +55,26 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: "BucketServer"
 
-    def do_GET(self) -> None:
-        self._serve(self.command)
-
-    do_POST = do_PUT = do_DELETE = do_GET
-
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not printed."""
 
-    def _serve(self, method: str) -> None:
-        url = urllib.parse.urlsplit(self.path)
+    def do_GET(self) -> None:
+        url, method = urllib.parse.urlsplit(self.path), self.command
         self.query = dict(urllib.parse.parse_qsl(url.query))
         self.content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.requests[method] += 1
         self.fault = None if "computeMetadata" in url.path else self.server.faults.draw(method, url.path)
         if self.fault in ("429", "503"):
-            self._refuse(int(self.fault), "injected")
-            return
+            return self._refuse(int(self.fault), "injected")
         if self.fault == "drop":
             # Also after the request was carried out: the client cannot know, and has to ask again.
             if self.server.faults.random.random() < 0.5:
                 self._route(method, url.path, silent=True)
             self.close_connection = True
-            return
-        self._route(method, url.path)
+        else:
+            self._route(method, url.path)
+
+    do_POST = do_PUT = do_DELETE = do_GET
 
     def _route(self, method: str, path: str, silent: bool = False) -> None:
         self.silent = silent
@@ -107,11 +103,9 @@ class Handler(BaseHTTPRequestHandler):
             metadata = None if content is None else server.metadata(key)
             if method == "DELETE":
                 if self.query.get("ifGenerationMatch", str(generation)) != str(generation):
-                    self._answer(412)
-                    return
+                    return self._answer(412)
                 server.stored.pop(key, None)
-                self._answer(404 if content is None else 204)
-                return
+                return self._answer(404 if content is None else 204)
         if content is None or method != "GET":
             self._refuse(404, "No such object")
         elif self.query.get("alt") != "media":
@@ -136,8 +130,7 @@ class Handler(BaseHTTPRequestHandler):
         first, end, after = query.get("startOffset", ""), query.get("endOffset", ""), query.get("pageToken", "")
         with self.server.lock:
             if bucket not in self.server.regions:
-                self._refuse(404, "The specified bucket does not exist.")
-                return
+                return self._refuse(404, "The specified bucket does not exist.")
             names = sorted(n for b, n in self.server.stored if b == bucket and n.startswith(prefix))
             items, prefixes, token = [], [], ""
             for name in names:
@@ -193,12 +186,10 @@ class Handler(BaseHTTPRequestHandler):
     def _store(self, bucket: str, name: str, content: bytes) -> None:
         with self.server.lock:
             if bucket not in self.server.regions:
-                self._refuse(404, "The specified bucket does not exist.")
-                return
+                return self._refuse(404, "The specified bucket does not exist.")
             _, generation = self.server.stored.get((bucket, name), (b"", 0))
             if self.query.get("ifGenerationMatch", str(generation)) != str(generation):
-                self._refuse(412, "conditionNotMet")
-                return
+                return self._refuse(412, "conditionNotMet")
             self.server.put(bucket, name, content)
             metadata = self.server.metadata((bucket, name))
         self._answer(200, json.dumps(metadata).encode())
@@ -273,13 +264,9 @@ class BucketServer(ThreadingHTTPServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        address = f"127.0.0.1:{self.server_address[1]}"
-        return {
-            "TENSORSTORE_GCS_HTTP_URL": self.url,
-            "STORAGE_EMULATOR_HOST": self.url,
-            "CLOUD_STORAGE_EMULATOR_ENDPOINT": self.url,
-            **{key: address for key in ("GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT")},
-        }
+        urls = "TENSORSTORE_GCS_HTTP_URL", "STORAGE_EMULATOR_HOST", "CLOUD_STORAGE_EMULATOR_ENDPOINT"
+        hosts = "GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT"
+        return dict.fromkeys(urls, self.url) | dict.fromkeys(hosts, self.url.removeprefix("http://"))
 
 
 @contextmanager

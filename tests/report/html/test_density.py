@@ -14,21 +14,12 @@ from tomat.base.report.model import Report, Section
 from tomat.data.density.io import open_density
 from tomat.data.density.outputs import write_density
 from tomat.predict.evaluation.metrics import nmae
-from tomat.report.html import density as module
-from tomat.report.html.density import (
-    LOOKED_AT,
-    ShownDensity,
-    beside,
-    coarser,
-    density_page,
-    density_parts,
-    predictions_page,
-)
+from tomat.report.html import density as pages
 from tomat.report.html.document import page_html
 
 
 def shown(*items):
-    return read_page(page_html(Report("page", (Section("Density", density_parts(items)),))))
+    return read_page(page_html(Report("page", (Section("Density", pages.density_parts(items)),))))
 
 
 @settings(max_examples=40, deadline=None)
@@ -36,7 +27,7 @@ def shown(*items):
 def test_a_coarser_grid_keeps_the_points_that_it_shares(sides, seed, factor):
     whole = [2 * factor * side for side in sides]
     values = np.random.default_rng(seed).random(whole).astype(np.float32)
-    found = coarser(values, values.size // factor**3)
+    found = pages.coarser(values, values.size // factor**3)
     assert found.dtype == np.float32
     assert np.array_equal(found, values[::factor, ::factor, ::factor])
 
@@ -45,14 +36,14 @@ def test_a_coarser_grid_keeps_the_points_that_it_shares(sides, seed, factor):
 @given(st.tuples(*[st.integers(2, 12)] * 3), st.integers(8, 400), st.integers(0, 9))
 def test_a_coarser_grid_is_small_enough_and_within_the_values(sides, most, seed):
     values = np.random.default_rng(seed).random(sides).astype(np.float32)
-    found = coarser(values, most)
+    found = pages.coarser(values, most)
     assert found.size <= most and values.min() <= found.min() <= found.max() <= values.max()
-    assert np.allclose(coarser(np.full(sides, 0.7), most), 0.7)
+    assert np.allclose(pages.coarser(np.full(sides, 0.7), most), 0.7)
 
 
 def test_a_prediction_beside_its_reference_is_in_the_page_value_by_value():
     prediction, reference = density(seed=1), density(seed=2)
-    reader = shown(beside("<one>", prediction, reference))
+    reader = shown(pages.beside("<one>", prediction, reference))
     [item] = reader.data["density-data"]["items"]
     assert np.array_equal(values_of(item["values"]["density"]), prediction.rho.ravel())
     assert np.array_equal(values_of(item["values"]["reference"]), reference.rho.ravel())
@@ -66,9 +57,9 @@ def test_a_prediction_beside_its_reference_is_in_the_page_value_by_value():
 
 
 def test_alone_a_density_has_one_panel_and_several_share_the_room(monkeypatch):
-    monkeypatch.setattr(module, "MOST_VOXELS", 2 * 30)
+    monkeypatch.setattr(pages, "MOST_VOXELS", 2 * 30)
     first, second = density("first"), density("second", (8, 6, 4))
-    reader = shown(ShownDensity("first", first), ShownDensity("second", second))
+    reader = shown(pages.ShownDensity("first", first), pages.ShownDensity("second", second))
     items = reader.data["density-data"]["items"]
     assert all(len(values_of(item["values"]["density"])) == np.prod(item["shape"]) <= 30 for item in items)
     assert "select" in reader.tags and "Prediction" not in reader.text
@@ -76,14 +67,14 @@ def test_alone_a_density_has_one_panel_and_several_share_the_room(monkeypatch):
 
 
 def test_other_grids_are_put_on_one_and_other_crystals_refused():
-    one = beside("x", density(sides=(6, 5, 4)), density(sides=(8, 5, 4)))
+    one = pages.beside("x", density(sides=(6, 5, 4)), density(sides=(8, 5, 4)))
     assert one.density.grid_shape == (8, 5, 4) and "8 x 5 x 4" in one.note
     other = density()
     moved = type(other)(other.rho, other.lattice * 1.1, other.atomic_numbers, other.frac_coords)
     with pytest.raises(TomatError, match="lattices that differ"):
-        beside("x", other, moved)
+        pages.beside("x", other, moved)
     with pytest.raises(TomatError, match="no density"):
-        density_parts([])
+        pages.density_parts([])
 
 
 @pytest.fixture
@@ -104,11 +95,11 @@ def folder(tmp_path):
 
 
 def read(path):
-    return open_density(path, rules=LOOKED_AT).rho.ravel()
+    return open_density(path, rules=pages.LOOKED_AT).rho.ravel()
 
 
 def test_a_folder_has_a_row_for_each_structure_and_draws_its_densities(folder):
-    reader = read_page(page_html(predictions_page(folder)))
+    reader = read_page(page_html(pages.predictions_page(folder)))
     items = reader.data["density-data"]["items"]
     assert [item["name"] for item in items] == ["Si", "<NaCl>"]
     assert np.array_equal(values_of(items[0]["values"]["density"]), read(folder / "Si.cube"))
@@ -119,13 +110,13 @@ def test_a_folder_has_a_row_for_each_structure_and_draws_its_densities(folder):
 
 def test_references_are_found_by_name(folder):
     truth = folder.parent / "truth"
-    reader = read_page(page_html(predictions_page(folder, str(truth))))
+    reader = read_page(page_html(pages.predictions_page(folder, str(truth))))
     [item] = reader.data["density-data"]["items"]
     assert item["name"] == "Si"
     assert np.array_equal(values_of(item["values"]["reference"]), read(truth / "Si.cube"))
     (truth / "Si.cube").rename(truth / "other.cube")
     with pytest.raises(TomatError, match="called as a prediction"):
-        predictions_page(folder, str(truth))
+        pages.predictions_page(folder, str(truth))
 
-    page = density_page(str(folder / "Si.cube"))
+    page = pages.density_page(str(folder / "Si.cube"))
     assert page.kind == "density" and len(read_page(page_html(page)).data["density-data"]["items"]) == 1

@@ -36,7 +36,7 @@ def kinds_of(program: str) -> set[str]:
         return set(json.loads(context.eval("JSON.stringify(Object.keys(Plotly.PlotSchema.get().traces))")))
 
 
-@pytest.mark.parametrize("kinds", [{"scatter"}, STEP_KINDS, set(DENSITY_KINDS)], ids=["run", "step", "density"])
+@pytest.mark.parametrize("kinds", [STEP_KINDS, set(DENSITY_KINDS)], ids=["step", "density"])
 def test_what_is_left_of_plotly_runs_and_knows_the_kinds_that_were_asked_for(kinds):
     program = plotly_program(frozenset(kinds))
     assert kinds_of(program) == kinds | {"scatter"}

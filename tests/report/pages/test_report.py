@@ -1,5 +1,7 @@
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -7,6 +9,7 @@ import yaml
 from tomat.base.errors import TomatError
 from tomat.report.pages.report import flatten, read_record, write_index, write_run_page
 
+TRACKING = Path(__file__).parents[3] / "docs" / "tracking"
 CONFIG = {"run_name": "r1", "preset": "demo", "slice": "v6e-4"}
 CONFIG |= {"trainer": {"train_batch_size": 8}, "data": {"seq_len": 512}}
 MFU = {
@@ -116,6 +119,12 @@ def test_names_and_records_are_checked(tmp_path, step):
     record.write_text(json.dumps({"record_format": 0}))
     with pytest.raises(TomatError, match="record_format 0; this tomat reads 1"):
         write_index(docs)
+
+
+def test_the_index_lists_the_reference_runs_with_their_page_in_the_archive(tmp_path):
+    for folder in ("data", "archive"):
+        shutil.copytree(TRACKING / folder, tmp_path / folder)
+    assert write_index(tmp_path).read_text().count("(archive/reference-runs.md) | reference |") == 4
 
 
 @pytest.mark.parametrize(("planned", "said"), [("ab", "2 of 3 planned"), ("abc", "3")])

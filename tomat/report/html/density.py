@@ -165,10 +165,9 @@ def _figures_table(shown: Sequence[ShownDensity]) -> Table:
         grid, other = one.density, one.reference
         low, mean, high = float(grid.rho.min()), grid.electron_count / grid.volume_a3, float(grid.rho.max())
         row: list[Any] = [one.name, grid.formula, _sides(grid.grid_shape), grid.electron_count, low, mean, high]
-        if other is not None:
-            row += [other.electron_count, float(other.rho.max()), nmae(grid.rho, other.rho)]
-        elif compared:
-            row += [None] * 3
+        if compared:
+            known = other is not None
+            row += [other.electron_count, float(other.rho.max()), nmae(grid.rho, other.rho)] if known else [None] * 3
         rows.append(row)
     return Table("Figures of all points of the grids", columns, rows)
 

@@ -9,7 +9,7 @@ clock is read, so writing twice changes nothing.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, Required, TypedDict, get_args
 
 from msgspec import Meta
 
@@ -230,18 +230,15 @@ def operations_parts(breakdown: Breakdown | None) -> list[Part]:
     return [f"{found.caption}.", found.chosen(*heads)]
 
 
-class _Named(TypedDict):
-    run: Annotated[str, Meta(pattern=RUN_NAME.pattern)]
-    kind: Kind
-    commit: str
-    config_hash: str
-    config: dict[str, Any]
-
-
-class Record(_Named, total=False):
+class Record(TypedDict, total=False):
     """`data/<run>.json`, as far as it is read again; what older ones lack is absent. It has no checksum, so a figure
     that damage made another figure cannot be seen."""
 
+    run: Required[Annotated[str, Meta(pattern=RUN_NAME.pattern)]]
+    kind: Required[Kind]
+    commit: Required[str]
+    config_hash: Required[str]
+    config: Required[dict[str, Any]]
     date: str | None
     verdict: str | None
     page: str | None

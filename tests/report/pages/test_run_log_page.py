@@ -56,7 +56,7 @@ def test_notes_stay_and_the_same_log_changes_nothing(tmp_path):
     for _ in range(2):
         text = write_log_page(a_log(worst), page).read_text()
         assert "It worked." in text and len(find_sections(text, "log.md")) == 5
-        assert not [each for each in raw_html(text) if "script" in each or "<b" in each]
+        assert not [each for each in raw_html(text) if "<script" in each or "<b" in each]
 
 
 def test_what_a_sweep_sets_in_all_rows_is_said_once(tmp_path):

@@ -1,11 +1,16 @@
-"""`tomat plan --calibrate --kernels` with other versions of the compiler than the installed one.
+"""`tomat plan --calibrate --kernels` of openxla/tokamax's timings, by the versions of the compiler that made them.
 
-A file of timings may hold kernels of several versions of the compiler, even of one chip: of openxla/tokamax's TPU7x the
-backward pass of XLA's loss has the memory that libtpu 0.0.37 plans (21 of 21), all else that of 0.0.44 (84 of 87).
+tokamax builds the programs (`calibrate_with_libtpu_programs.py`). A file of timings may hold kernels of several
+versions of the compiler, even of one chip: of openxla/tokamax's TPU7x the backward pass of XLA's loss has the memory
+that libtpu 0.0.37 plans (21 of 21), all else that of 0.0.44 (84 of 87).
 """
 
 import argparse
+import dataclasses
+import hashlib
 import importlib.metadata
+import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +19,12 @@ from tomat.app.cli import main
 from tomat.base.arguments import Parser, existing_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
-from tomat.perf.plan.compile.topology import OtherLibtpu
-from tomat.perf.timed_kernels.timings import read_timings
+from tomat.perf.timed_kernels.programs import installed_compiler
+from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_cells, read_timings
 from tomat.report.pages.kernels_page import calibrate_kernels
 
 
-def libtpu_in(folder: Path) -> OtherLibtpu:
+def libtpu_in(folder: Path) -> tuple[str, Path]:
     """The libtpu in a folder that `uv pip install --target FOLDER --no-deps libtpu==VERSION` has filled.
 
     Raises:
@@ -33,16 +38,16 @@ def libtpu_in(folder: Path) -> OtherLibtpu:
             f"{'' if library.is_file() else ' and no libtpu/libtpu.so'}; expected one. Fill it with "
             f"`uv pip install --target {folder} --no-deps libtpu==VERSION`."
         )
-    return OtherLibtpu(versions.pop(), library)
+    return f"libtpu {versions.pop()}", library
 
 
-def read_compilers(words: Sequence[str]) -> dict[str, OtherLibtpu]:
+def read_compilers(words: Sequence[str]) -> dict[str, tuple[str, Path]]:
     """Of `DIR`, the libtpu of all operations, by "", and any number of `OP=DIR`, that of one.
 
     Raises:
         TomatError: As for `libtpu_in`; or an operation, or all of them, would have two.
     """
-    found: dict[str, OtherLibtpu] = {}
+    found: dict[str, tuple[str, Path]] = {}
     for word in words:
         op, equals, folder = word.partition("=")
         if not (equals and op.isidentifier()):
@@ -51,6 +56,41 @@ def read_compilers(words: Sequence[str]) -> dict[str, OtherLibtpu]:
             raise TomatError(f"--libtpu gives two compilers of {op or 'all operations'}; expected one, or OP=DIR each.")
         found[op] = libtpu_in(Path(folder))
     return found
+
+
+PROGRAMS = "calibrate_with_libtpu_programs"
+"""The module beside this one that compiles a row."""
+
+
+def read_tokamax(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
+    """As `read_timings`, with the memory of rows that have it in mebibytes.
+
+    One version of tokamax tunes an operation of a chip, and some wrote mebibytes: a number of such an operation is no
+    whole number of bytes as megabytes. In the file of 2026-08-21 all rows of six operations of TPU7x, 313, are whole
+    bytes as mebibytes alone; those of all others, 1,635, as megabytes.
+    """
+    timings, refused = read_timings(path)
+    written = {line: float(cells["peak_memory_mb"] or 0) for line, cells in read_cells(path)}
+
+    def in_mebibytes(number: float) -> bool:
+        return abs(1e6 * number - round(1e6 * number)) > 1e-3 and (2**20 * number).is_integer()
+
+    wrong = {(row.chip, row.op) for row in timings if in_mebibytes(written[row.line])}
+    return [
+        dataclasses.replace(row, peak_memory_bytes=round(2**20 * written[row.line]))
+        if (row.chip, row.op) in wrong and row.peak_memory_bytes is not None
+        else row
+        for row in timings
+    ], refused
+
+
+def decided_by() -> str:
+    """What decides the programs, beside tomat and the compiler."""
+    if importlib.util.find_spec("tokamax") is None:
+        how = "install it with `uv sync --extra plan --extra calibrate`"
+        raise TomatError(f"tokamax, whose programs the timed kernels are, is not installed; {how}.")
+    source = Path(__file__).with_name(f"{PROGRAMS}.py").read_bytes()
+    return f"tokamax {importlib.metadata.version('tokamax')} {hashlib.sha256(source).hexdigest()}"
 
 
 def build_parser() -> Parser:
@@ -64,9 +104,10 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--libtpu",
         action="append",
-        required=True,
+        default=[],
         metavar="[OP=]DIR",
-        help="the compiler, or that of an operation (`uv pip install --target DIR --no-deps libtpu==V`); repeatable",
+        help="the compiler, or that of an operation (`uv pip install --target DIR --no-deps libtpu==V`); repeatable; "
+        "default: the installed one",
     )
     parser.add_argument(
         "--chip", action="append", default=[], metavar="NAME", help="only rows of this chip; repeatable"
@@ -90,13 +131,19 @@ def run(args: argparse.Namespace) -> int:
     )
     if unknown := sorted(compilers.keys() - {"", *there}):
         raise TomatError(f"--libtpu names the operation {unknown[0]}; the rows are of {', '.join(there)}.")
+    # The processes that compile find the module beside this one.
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     record = calibrate_kernels(
         args.kernels,
         args.tracking_dir,
         cache_dir=args.cache_dir,
         chips=args.chip,
+        read=read_tokamax,
+        child=PROGRAMS,
+        decided_by=decided_by(),
         workers=args.workers,
-        compiler_of=lambda op: compilers.get(op, compilers.get("")),
+        compiler_of=lambda op: compilers.get(op) or compilers.get("") or installed_compiler(op),
     )
     write_report(args.json, record)
     return 0

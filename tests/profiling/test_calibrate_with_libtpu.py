@@ -1,14 +1,34 @@
-"""Which libtpu compiles which operation."""
+"""Which libtpu compiles which operation, and the programs of tokamax's rows: what they compute, and what is refused."""
 
+import dataclasses
+import importlib.metadata
+import inspect
+import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from another_libtpu import another_libtpu
-from calibrate_with_libtpu import build_parser, libtpu_in, read_compilers
+from calibrate_with_libtpu import build_parser, libtpu_in, read_compilers, read_tokamax
+from calibrate_with_libtpu_programs import (
+    CHUNKED_LOSS,
+    DEFAULTS_OF,
+    FORMULAS,
+    OPS,
+    RAGGED,
+    VERSION,
+    _bound,
+    blockwise_loss,
+    formula,
+    kept_backward,
+)
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.topology import compiler_version
+from tomat.perf.timed_kernels.timings import COLUMNS, KernelTiming
 from tomat.report.pages.kernels_page import _compiled_by
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
@@ -26,7 +46,7 @@ def test_each_operation_may_have_a_compiler_of_its_own(other, tmp_path):
     assert read_compilers([str(other), f"normalization={other}"]) == dict.fromkeys(
         ("", "normalization"), libtpu_in(other)
     )
-    assert compiler_version() != compiler_version(libtpu_in(other)) == "libtpu 0.0.1"
+    assert compiler_version() != libtpu_in(other)[0] == "libtpu 0.0.1"
     assert _compiled_by({"a": "libtpu 0.0.2", "b": "libtpu 0.0.1", "c": "libtpu 0.0.2"}) == (
         "libtpu 0.0.2; b: libtpu 0.0.1"
     )
@@ -52,3 +72,152 @@ def test_the_script_reads_its_flags_before_anything_is_compiled(other, tmp_path,
         told = capsys.readouterr().err
         assert message in told and told.count("\n") == 1
     assert not (tmp_path / "tracking").exists()
+
+
+ATTENTION = {"q": "bf16[2,256,2,128]", "k": "bf16[2,256,2,128]", "v": "bf16[2,256,2,128]"}
+CALL = {
+    **ATTENTION, "precision": ["BF16_BF16_F32", "BF16_BF16_F32"], "logits_dtype": "float32", "logits_scale": 0.1,
+    "mask": {"bool_mask": None, "q_start": None, "q_end": None, "k_start": None, "k_end": None, "is_causal": True},
+    "normalize_output": True,
+}  # fmt: skip
+TILES = {
+    "block_q": 128, "block_kv": 128, "block_kv_compute": 128, "q_layout": 1, "k_layout": 1, "v_layout": 1,
+    "use_experimental_scheduler": True, "use_base2_exp": True,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_tokamaxs_rows_are_compiled_by_the_libtpu_that_is_given(other, tmp_path):
+    """One that tokamax makes in Pallas, one that it does not make, and one whose blocks are data."""
+    mask = {**CALL["mask"], "is_causal": False}
+    rows = (("pallas_mosaic_tpu_flash_attention", CALL | {"mask": mask}, TILES), ("none_such", CALL, {}))
+    lines = [",".join(COLUMNS)]
+    for op, *cells in (*rows, (RAGGED[0], CALL, {})):
+        text = ",".join('"' + json.dumps(cell).replace('"', '""') + '"' for cell in cells)
+        lines.append(f"v6e,{op},{text},0.1,0.09,0.11,5,")
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    words = ["--kernels", str(tmp_path / "t.csv"), "--libtpu", str(other), "--tracking_dir", str(tmp_path)]
+    words += ["--cache_dir", str(tmp_path / "cache"), "--json", str(tmp_path / "out.json")]
+    assert main(words, build_parser()) == 0
+    record = json.loads((tmp_path / "out.json").read_text())
+    of_v6e = record["chips"]["v6e"]
+    assert of_v6e["compilers"] == {rows[0][0]: "libtpu 0.0.1"} and of_v6e["all"]["unscheduled_pallas_kernels"] == 0
+    reasons = {row["line"]: row["reason"] for row in record["refused"]}
+    assert "no operation none_such" in reasons[3] and "sizes of its groups" in reasons[4]
+
+
+def test_every_operation_of_the_data_has_a_program_or_is_known_to_have_none():
+    assert importlib.metadata.version("tokamax") == VERSION  # whose private names the programs are made with
+    timings, _ = read_tokamax(TIMINGS)
+    assert not {row.op for row in timings} - OPS.keys() - set(RAGGED) - set(FORMULAS)
+    assert all(row.peak_memory_bytes for row in timings)
+
+
+def test_memory_in_mebibytes_is_seen_for_all_rows_of_an_operation(tmp_path):
+    """Two lines of TPU7x: 34090.5009765625 is no whole number of bytes as megabytes."""
+    lines = [",".join(COLUMNS)]
+    written = (("a", "10.5"), ("loss", "34090.5009765625"), ("loss", "2400.25"), ("a", "603.979776"), ("loss", ""))
+    lines += [f"v6e,{op},{{}},{{}},2.0,1.9,2.1,5,{memory}" for op, memory in written]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    found = [timing.peak_memory_bytes for timing in read_tokamax(tmp_path / "t.csv")[0]]
+    assert found == [10_500_000, 35_746_481_152, 2_516_844_544, 603_979_776, None]
+
+
+LOSS = {"x": "f32[48,16]", "labels": "i32[48]", "w": "bf16[16,96]", "reduction": "mean"}
+BLOCKS = {"b_block_size": 16, "v_block_size": 32}
+
+
+def timing(arguments: dict, settings: dict) -> KernelTiming:
+    return KernelTiming(2, "v6e", CHUNKED_LOSS, arguments, settings, 1e-3, None)
+
+
+@pytest.mark.parametrize(("block_rows", "block_columns", "mean"), [(16, 32, True), (64, 32, False)])
+def test_the_loss_in_blocks_is_that_of_all_logits(block_rows, block_columns, mean):
+    one, two, three = jax.random.split(jax.random.key(0), 3)
+    x, w = jax.random.normal(one, (48, 16)), jax.random.normal(two, (16, 96))
+    labels = jax.random.randint(three, (48,), 0, 96)
+    logits = x @ w
+    each = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    loss, normalisers = blockwise_loss(x, labels, w, block_rows=block_rows, block_columns=block_columns, mean=mean)
+    np.testing.assert_allclose(loss, each.mean() if mean else each.sum(), rtol=1e-5)
+    np.testing.assert_allclose(normalisers, jax.nn.logsumexp(logits, axis=-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ({**LOSS, "reduction": "none"}, BLOCKS), ({**LOSS, "bias": "f32[3]"}, BLOCKS), (LOSS, {}),
+        (LOSS, {**BLOCKS, "unroll": 2}), ({**LOSS, "x": 3}, BLOCKS), (LOSS, {**BLOCKS, "b_block_size": 0}),
+        ({**LOSS, "x": "f16[48,16]"}, BLOCKS),
+    ],
+)  # fmt: skip
+def test_other_arguments_are_refused(arguments, settings):
+    with pytest.raises(TomatError, match="b_block_size"):
+        formula(timing(arguments, settings))
+
+
+def test_a_backward_pass_of_what_is_kept_computes_nothing_again():
+    def forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        inner = jnp.exp(x)
+        out = jnp.tanh(inner @ w)
+        return out, (inner, w, out)
+
+    one, two, three = jax.random.split(jax.random.key(0), 3)
+    x, w, d_out = jax.random.normal(one, (4, 8)), jax.random.normal(two, (8, 3)), jax.random.normal(three, (4, 3))
+    out, backward, kept = jax.vjp(forward, x, w, has_aux=True)
+    of_kept = kept_backward(forward, x, w)
+    for found, expected in zip(of_kept(kept, d_out), backward(d_out), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    compiled = jax.jit(of_kept).lower(kept, d_out).compile().as_text()
+    assert compiled is not None and "dot(" in compiled and "tanh(" not in compiled and "exponential(" not in compiled
+    # Other values than those that the inputs have: it reads what it is given.
+    assert not np.allclose(of_kept((*kept[:2], 0.5 * out), d_out)[0], backward(d_out)[0])
+
+
+def test_what_is_not_kept_cannot_be_had_back():
+    with pytest.raises(TomatError, match="needs more than what the forward pass keeps"):
+        kept_backward(lambda x: (jnp.sin(x), ()), jnp.ones(3))
+
+
+def test_a_backward_pass_has_the_defaults_of_its_forward_call_for_what_its_row_leaves_out():
+    rows = [row for row in read_tokamax(TIMINGS)[0] if row.op in DEFAULTS_OF]
+    assert {row.op for row in rows} == DEFAULTS_OF.keys()
+    for row in rows:
+        operation, arguments = _bound(row)
+        inspect.signature(operation._fwd).bind(**arguments, config=None)
+        defaults = {"bias": None, "logits_soft_cap": None, "dropout_mask": None, "dropout_rate": 0.0}
+        left_out = defaults.keys() - row.arguments.keys()
+        assert left_out and all(arguments[name] == defaults[name] for name in left_out)
+        assert arguments["logits_scale"] == row.arguments["logits_scale"]
+
+
+def test_the_backward_pass_of_attention_is_the_gradient():
+    """Of one that a row describes, in numbers, beside JAX's own."""
+    arguments = {
+        **CALL, "q": "f32[2,16,2,8]", "k": "f32[2,16,2,8]", "v": "f32[2,16,2,8]", "bias": "f32[1,2,16,16]",
+        "precision": ["F32_F32_F32"] * 2, "out": "f32[2,16,2,8]", "dout": "f32[2,16,2,8]",
+        "residuals": ["f32[2,2,16]"] * 2,
+    }  # fmt: skip
+    row = dataclasses.replace(timing(arguments, {}), op="dot_product_attention_vjp")
+    operation, call = _bound(row)
+    keys = jax.random.split(jax.random.key(0), 5)
+    values = [
+        jax.random.normal(key, call[name].shape)
+        for key, name in zip(keys, ("q", "k", "v", "bias", "dout"), strict=True)
+    ]
+    d_out = values.pop()
+
+    def attend(q, k, v, bias):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision="highest") * 0.1 + bias
+        scores = jnp.where(jnp.tril(jnp.ones((16, 16), bool)), scores, -jnp.inf)
+        top = scores.max(-1)
+        sums = jnp.exp(scores - top[..., None]).sum(-1)
+        weights = jnp.exp(scores - top[..., None]) / sums[..., None]
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision="highest"), (top, sums)
+
+    out, backward, residuals = jax.vjp(attend, *values, has_aux=True)
+    given = {**call, "residuals": residuals, "out": out, "dout": d_out}
+    given |= dict(zip(("q", "k", "v", "bias"), values, strict=True))
+    found, _ = operation._fwd(**given, config=None)
+    for name, expected in zip(("q", "k", "v", "bias"), backward(d_out), strict=True):
+        np.testing.assert_allclose(found[name], expected, rtol=2e-4, atol=2e-6)

@@ -171,17 +171,17 @@ def _sweep(args: argparse.Namespace) -> int:
 
 def _calibrate(args: argparse.Namespace) -> int:
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
+    from tomat.app.plan_step import compile_arguments
+
+    how = compile_arguments(args)
     if args.kernels is not None:
         from tomat.report.pages.kernels_page import calibrate_kernels
 
-        kept = {"cache_dir": args.cache_dir, "chips": args.chip}
-        record = calibrate_kernels(args.kernels, tracking_dir, workers=args.workers, **kept)
+        record = calibrate_kernels(args.kernels, tracking_dir, chips=args.chip, workers=args.workers, **how)
     else:
-        from tomat.app.plan_step import compile_arguments
         from tomat.report.pages.calibration_page import calibrate
 
         added = [] if args.record is None else _measurements(args.record)
-        how = compile_arguments(args)
         with Stages() as stages:
             record = calibrate(tracking_dir, added=added, only_new=not args.calibrate, on_stage=stages.show, **how)
     write_report(args.json, record)

@@ -29,7 +29,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "the program that a step executes; default: the longest of those that repeat"
     parser.add_argument("--program", metavar="NAME", help=text)
     parser.add_argument("--session", help="which session of a profile directory; default: the newest")
-    parser.add_argument("--xprof", action="store_true", help="also compare self times with xprof's own (extra xprof)")
+    parser.add_argument("--xprof", action="store_true", help="is profiling/beside_xprof.py of a checkout now")
     parser.add_argument("--docs", type=Path, metavar="DIR", help="write the run's page into this tracking folder")
     parser.add_argument("--run_name", help="name of the page (with --docs); default: the folder's")
     parser.add_argument("--baseline", help="run on record to diff the configuration against (with --docs)")
@@ -55,28 +55,18 @@ def _run_profile(args: argparse.Namespace) -> int:
 
         console.print(f"up to date: {write_index(Path(words[0]))}")
         return 0
+    if args.xprof:
+        raise TomatError("--xprof, which checks tomat itself, is profiling/beside_xprof.py of a checkout now.")
     if words:
         got = f"{len(args.target)}: {' '.join(args.target)}"
         raise TomatError(f"expected one profile, got {got}. To compare: tomat profile compare A B.")
 
-    from tomat.perf.profile.load import load_breakdown, profile_place
+    from tomat.perf.profile.load import load_breakdown
     from tomat.report.terminal import print_breakdown
 
-    if args.xprof:
-        from tomat.perf.profile.xprof_check import check_against_xprof, require_xprof
-
-        require_xprof()  # before the seconds that reading the trace takes
     breakdown = load_breakdown(target, device_kind=args.device_kind, session=args.session, program=args.program)
     print_breakdown(breakdown, args.top)
-    report = breakdown.to_dict()
-    if args.xprof:
-        report["xprof"] = check = check_against_xprof(Path(profile_place(target)))
-        console.print(
-            f"xprof: self time {check['xprof_self_seconds']:.9f} s over {check['n_operations']} operations, tomat "
-            f"{check['tomat_self_seconds']:.9f} s; largest difference of one operation "
-            f"{check['largest_difference_seconds']:.3g} s"
-        )
-    write_report(args.json, report)
+    write_report(args.json, breakdown.to_dict())
     if args.docs is not None:
         from tomat.report.pages.report import write_run_page
 

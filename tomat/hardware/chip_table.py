@@ -127,9 +127,8 @@ TPUS = (
         n_cores=2,
         chips_per_host=4,
         source="https://cloud.google.com/tpu/docs/v5p; int8: jax 0.11.1 `jax/_src/tpu_info.py`. The clock follows from "
-        "the peak and 8 MXUs of 128 x 128: "
-        f"1.75 GHz. {_LIBTPU} (More than the 95 GiB of the data sheet, which says "
-        " GB elsewhere and GiB here; jax's table has 103e9 bytes, 95.9 GiB.)",
+        f"the peak and 8 MXUs of 128 x 128: 1.75 GHz. {_LIBTPU} (More than the 95 GiB of the data sheet, which says GB "
+        "elsewhere and GiB here; jax's table has 103e9 bytes, 95.9 GiB.)",
     ),
     Chip(
         name="v6e",

@@ -1,10 +1,9 @@
 """FLOPs that the matrix units execute in a training step: `flops.py` counts the model's work, this the program's.
 
-Two things make the difference. Attention kernels multiply whole tiles, and in the backward pass compute the scores
-again instead of having kept them. Gradient checkpointing computes layers again: a layer that keeps only its input runs
-forward once more, except for its last matrix multiplication, whose result the backward pass does not need and XLA
-leaves out (measured: 38 instead of 30 matrix multiplications for two scanned layers of nine, 47 with nested
-checkpointing).
+Attention kernels multiply whole tiles, and in the backward pass compute the scores again. Gradient checkpointing
+computes layers again: a layer that keeps only its input runs forward once more, except for its last matrix
+multiplication, whose result the backward pass does not need and XLA leaves out (measured: 38 instead of 30 matrix
+multiplications for two scanned layers of nine, 47 with nested checkpointing).
 
 These FLOPs over the peak are the hardware FLOPs utilisation, HFU (Chowdhery et al. 2022, arXiv:2204.02311, section
 4.1).
@@ -199,11 +198,8 @@ def executed_head_flops(
     kernel: Literal["xla", "pallas", "levanter"] = "xla",
 ) -> float:
     """FLOPs of tomat's loss over one sequence: logits at every position, padding too, and what each gradient takes.
-
     `block_positions` are those of a block of the `xla` kernel, of which a ragged last one is rounded up; None: all in
-    one. The kernels `pallas` and `levanter` compute the logits twice. What they pad ids to whole tiles or blocks with
-    (`pallas`: 2 % of 18,570 at 512, `levanter`: 32 %) is not counted.
-    """
+    one. What `pallas` and `levanter` pad ids with (2 % of 18,570 at 512, 32 %) is not counted."""
     positions, passes = seq_len, TRAINING_PASSES + 1
     if kernel == "xla":
         block = seq_len if block_positions is None else min(block_positions, seq_len)

@@ -126,11 +126,8 @@ class ModelShape:
 
 
 def attention_pairs(seq_len: int, count: AttentionCount, sliding_window: int | None = None) -> int:
-    """Query-key pairs of one head in one sequence.
-
-    full: S min(S, w); causal: the sum of min(i, w) for i = 1..S, which is S (S + 1) / 2 without a window. S is
-    `seq_len`, and w `sliding_window`: the keys that a query sees at most, itself included; None: no limit.
-    """
+    """Query-key pairs of one head in one sequence: of `full` S min(S, w), of `causal` the sum of min(i, w), i = 1..S.
+    S is `seq_len`, and w `sliding_window`: the keys that a query sees at most, itself included; None: no limit."""
     window = seq_len if sliding_window is None else min(sliding_window, seq_len)
     if count == "full":
         return seq_len * window
@@ -159,16 +156,8 @@ def training_products(
 
 
 def training_flops(shape: ModelShape, seq_len: int, count: AttentionCount = "full") -> float:
-    """FLOPs of a training step over one sequence, with logits at every position for the whole vocabulary.
-
-    Multiply by the sequences of a batch for the step, divide by `seq_len` for the FLOPs of a token.
-    """
+    """FLOPs of a training step over one sequence, with logits at every position for the whole vocabulary."""
     return training_products(shape, seq_len, count).total
-
-
-def forward_flops(shape: ModelShape, seq_len: int) -> float:
-    """FLOPs of one forward pass over one sequence, with logits as in `training_flops`."""
-    return training_flops(shape, seq_len) / TRAINING_PASSES
 
 
 @dataclass(frozen=True)
@@ -208,8 +197,7 @@ def levanter_training_flops(shape: ModelShape, seq_len: int) -> float:
     head size whatever the configuration says. It is the convention of the runs in the tracking issue. With 918
     TFLOP/s, 18,570 ids and as many key-value heads as heads it gives 8.73 % for 200M (v6e-16, batch 128, context
     8,192, 2.08 s) and 12.94 % for 1B (v6e-32, batch 256, 5.76 s), where they read about 8.7 % and about 13 %. The
-    plain full convention (`training_flops`) gives 8.68 % and 12.92 %, which round to the same; two-token data with its
-    6,794 ids would give 8.48 % and 12.76 %, and 8 key-value heads instead of 16 would give 8.47 % and 12.32 %.
+    plain full convention (`training_flops`) gives 8.68 % and 12.92 %.
     """
     head_dim = shape.hidden_dim / shape.num_heads
     dense = (shape.mlp_in_weights + shape.mlp_out_weights) + shape.hidden_dim**2
@@ -235,12 +223,8 @@ class OperandTypes:
 
 @dataclass(frozen=True)
 class Products:
-    """FLOPs of a training step by the kinds of `OperandTypes`.
-
-    A chip multiplies numbers of 8 bits at twice the rate of bfloat16, float32 at half of it or as bfloat16
-    (`chip_table.py`). A share of the peak is therefore a share of the time that the products would take, each at the
-    peak for the type of its own operands.
-    """
+    """FLOPs of a training step by the kinds of `OperandTypes`. A share of the peak is a share of the time that the
+    products would take, each at the peak for the type of its own operands (`chip_table.py`)."""
 
     projections: float
     input_gradients: float

@@ -207,29 +207,26 @@ class RunTimes:
         """
         for row in rows:
             _refuse_times(row)
-        timed = [row for row in rows if _seconds(row, "step_seconds") > 0]
+        times = [{key: float(row.get(key) or 0.0) for key in TIME_KEYS} for row in rows]
+        timed = [row for row in times if row["step_seconds"] > 0]
         if not timed:
             raise TomatError(
                 f"none of the {len(rows)} rows of the log has step_seconds; expected the metrics.jsonl of a tomat run."
             )
-        steady = tuple(float(row["step_seconds"]) for row in timed if _seconds(row, "compile_seconds") == 0)
+        steady = tuple(row["step_seconds"] for row in timed if row["compile_seconds"] == 0)
         if steady:
             typical = median(steady)
         else:
             # Of a step that compiled all along, nothing says how long it would have taken otherwise.
-            shortest = min(_seconds(row, "step_seconds") for row in timed)
-            left = [_seconds(row, "step_seconds") - _seconds(row, "compile_seconds") for row in timed]
-            typical = min([seconds for seconds in left if seconds > 0], default=shortest)
+            left = [row["step_seconds"] - row["compile_seconds"] for row in timed]
+            typical = min((one for one in left if one > 0), default=min(row["step_seconds"] for row in timed))
         parts: dict[str, float] = {part: 0.0 for part in WALL_PARTS}
         wall = steps = 0.0
         for row in timed:
-            step, compiled = _seconds(row, "step_seconds"), _seconds(row, "compile_seconds")
-            evaluation, checkpoint = _seconds(row, "eval_seconds"), _seconds(row, "checkpoint_seconds")
-            profiler = _seconds(row, "profiler_seconds")
-            loading, hooks = _seconds(row, "throughput/loading_time"), _seconds(row, "throughput/hook_time")
+            step, row_wall, compiled, evaluation, checkpoint, profiler, loading, hooks = row.values()
             in_step = min(compiled, max(0.0, step - typical))
             in_evaluation = min(compiled - in_step, evaluation)
-            row_wall = _seconds(row, "wall_seconds") or step + loading + checkpoint + max(hooks, evaluation + profiler)
+            row_wall = row_wall or step + loading + checkpoint + max(hooks, evaluation + profiler)
             found = {
                 "compile": compiled,
                 "evaluation": evaluation - in_evaluation,
@@ -312,8 +309,3 @@ def _refuse_times(row: Mapping[str, Any]) -> None:
                 f"step {row.get('step')} of the log has {key} {value!r}; expected {expected}. Delete the line, or "
                 "restore the log."
             )
-
-
-def _seconds(row: Mapping[str, Any], name: str) -> float:
-    """A duration that `_refuse_times` let through; 0 where the row has none."""
-    return float(row.get(name) or 0.0)

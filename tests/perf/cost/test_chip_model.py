@@ -82,25 +82,18 @@ def record(**changes: object) -> dict:
 def test_a_record_becomes_a_model(tmp_path):
     (tmp_path / RECORD_FILE).write_text(json.dumps(record()))
     found = ChipModel.load(tmp_path, V6E)
-    assert (
-        found.parameters == PLAIN
-        and found.errors["hbm"]["absolute_error_p90"] == 0.1
-        and not found.borrowed
-        and not found.notes()
-    )
+    assert found.parameters == PLAIN and found.errors["hbm"]["absolute_error_p90"] == 0.1
+    assert not found.borrowed and not found.notes()
     other = ChipModel.load(tmp_path, slice_named("v4-8").chip)
     assert other.borrowed and not other.errors and "no kernels of v4" in other.notes()[0]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"chips": 3}', json.dumps(record(parameters={})),
-     json.dumps(record()).replace("0.8", "NaN", 1), json.dumps(record(bounds={"hbm": {}}))],
-)  # fmt: skip
-def test_a_damaged_record_is_one_clear_error(tmp_path, text):
-    (tmp_path / RECORD_FILE).write_text(text)
-    with pytest.raises(TomatError, match=rf"{RECORD_FILE}.*(--kernels|restore)"):
-        ChipModel.load(tmp_path, V6E)
+def test_a_damaged_record_is_one_clear_error(tmp_path):
+    """Of a record for the page: `tests/fuzz/test_records.py`."""
+    for text in ('{"chips": 3}', json.dumps(record(parameters={})), json.dumps(record()).replace("0.8", "NaN", 1)):
+        (tmp_path / RECORD_FILE).write_text(text)
+        with pytest.raises(TomatError, match=rf"{RECORD_FILE}.*(--kernels|restore)"):
+            ChipModel.load(tmp_path, V6E)
 
 
 @pytest.mark.parametrize("text", ['{"chips": {}}', json.dumps(record(fitted=False))])
@@ -141,13 +134,8 @@ def pallas(category: Category, seconds: float) -> OpTimes:
 def test_pallas_kernels_that_the_chip_has_not_timed_have_the_error_of_one_that_has():
     """A v6e has timed attention forward alone: what bounds a kernel says nothing of how right its plan is."""
     model, tpu7x = ChipModel.load(None, V6E), ChipModel.load(None, CHIPS["tpu7x"])
-    forward, backward, loss, other = (
-        pallas(kind, seconds)
-        for kind, seconds in (
-            (Category.ATTENTION_FORWARD, 4.0), (Category.ATTENTION_BACKWARD, 3.0), (Category.LOSS, 2.0),
-            (Category.NORM_ROTARY, 1.0),
-        )
-    )  # fmt: skip
+    kinds = (Category.ATTENTION_FORWARD, Category.ATTENTION_BACKWARD, Category.LOSS, Category.NORM_ROTARY)
+    forward, backward, loss, other = (pallas(kind, 4.0 - place) for place, kind in enumerate(kinds))
     parts = supports([forward, backward, loss, other], model)
     record = json.loads(CHECKOUT_FILE.read_text())["chips"]["tpu7x"]["operations"]
     p90 = {name: errors["absolute_error_p90"] for name, errors in record.items()}

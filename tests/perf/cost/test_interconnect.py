@@ -40,13 +40,8 @@ def one(operation: str, operand: str, n_partitions: int, slice_):
 
 
 def test_an_all_gather_is_bound_by_the_corners_two_links():
-    gathered = one(
-        "bf16[64,1024,1024]{2,1,0} all-gather(a), channel_id=1, replica_groups=[1,16]<=[16], dimensions={0}, "
-        "use_global_device_ids=true",
-        "bf16[4,1024,1024]{2,1,0}",
-        16,
-        V6E_16,
-    )
+    how = "channel_id=1, replica_groups=[1,16]<=[16], dimensions={0}, use_global_device_ids=true"
+    gathered = one(f"bf16[64,1024,1024]{{2,1,0}} all-gather(a), {how}", "bf16[4,1024,1024]{2,1,0}", 16, V6E_16)
     assert gathered.n_participants == 16
     assert gathered.link_bytes == 15 * 8 * MIB
     assert gathered.seconds == pytest.approx(15 * 8 * MIB / (2 * RING) + 6 * HOP_SECONDS)
@@ -76,22 +71,18 @@ def test_an_all_reduce_scatters_and_gathers():
 
 def test_a_permute_takes_the_way_of_its_pairs():
     shape = "bf16[4,1024,1024]{2,1,0}"
-    neighbours = one(
-        f"{shape} collective-permute(a), channel_id=1, source_target_pairs={{{{0,1}},{{1,0}}}}", shape, 4, V6E_4
-    )
+    permute = f"{shape} collective-permute(a), channel_id=1, source_target_pairs="
+    neighbours = one(permute + "{{0,1},{1,0}}", shape, 4, V6E_4)
     assert neighbours.seconds == pytest.approx(8 * MIB / LINK + HOP_SECONDS)
     # 0 -> 3 and 1 -> 2 share a link of the row
-    crowded = one(
-        f"{shape} collective-permute(a), channel_id=1, source_target_pairs={{{{0,3}},{{1,2}}}}", shape, 16, V6E_16
-    )
+    crowded = one(permute + "{{0,3},{1,2}}", shape, 16, V6E_16)
     assert crowded.seconds == pytest.approx(2 * 8 * MIB / LINK + 3 * HOP_SECONDS)
 
 
 def test_an_all_to_all_crosses_the_middle():
     shape = "bf16[4,1024,1024]{2,1,0}"
-    swapped = one(
-        f"{shape} all-to-all(a), channel_id=1, replica_groups=[4,4]<=[16], dimensions={{0}}", shape, 16, V6E_16
-    )
+    groups = "channel_id=1, replica_groups=[4,4]<=[16], dimensions={0}"
+    swapped = one(f"{shape} all-to-all(a), {groups}", shape, 16, V6E_16)
     # in a row of four, the middle link carries the quarters of 2 x 2 pairs each way
     assert swapped.seconds == pytest.approx(4 * 2 * MIB / LINK + 3 * HOP_SECONDS)
 
@@ -150,8 +141,7 @@ def test_the_schedule_decides_the_order():
     late = PERMUTES.replace("SECOND", "")
     work = next(line for line in late.splitlines() if line.startswith("  work"))
     late = late.replace(work + "\n", "").replace("  rest =", f"{work}\n  rest =")
-    program = program_from_text(late, "inline")
-    waited = overlap(program, lambda i: 1.0, V6E_4)["first_done"].exposed_seconds
+    waited = overlap(program_from_text(late, "inline"), lambda i: 1.0, V6E_4)["first_done"].exposed_seconds
     assert waited == pytest.approx(TRANSFER + START_SECONDS)
 
 
@@ -204,13 +194,10 @@ def test_routes_arrive_by_the_shortest_way(source, target):
 
 def test_the_worst_placed_chip_of_a_group():
     whole = [coordinates(i, V6E_16) for i in range(16)]
-    row = [(x, 0) for x in range(4)]
-    pod = [(x, y) for x in range(16) for y in range(16)]
-    ring = [(x, 3) for x in range(16)]
     assert entrances_and_hops(whole, V6E_16) == (2, 6)  # a corner, and the opposite one
-    assert entrances_and_hops(row, V6E_16) == (1, 3)
-    assert entrances_and_hops(pod, V6E_256) == (4, 16)
-    assert entrances_and_hops(ring, V6E_256) == (2, 8)
+    assert entrances_and_hops([(x, 0) for x in range(4)], V6E_16) == (1, 3)
+    assert entrances_and_hops([(x, y) for x in range(16) for y in range(16)], V6E_256) == (4, 16)
+    assert entrances_and_hops([(x, 3) for x in range(16)], V6E_256) == (2, 8)
 
 
 @pytest.mark.parametrize(

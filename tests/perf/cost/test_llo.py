@@ -23,11 +23,6 @@ BROADCAST = "broadcast.1442.clone"
 SPLASH = "splash_mha_fwd_residuals.14"
 
 
-@pytest.fixture(scope="module")
-def schedules() -> dict[str, OpSchedule]:
-    return read_schedules(DUMP)
-
-
 def outline(region: Region) -> list:
     return [region.kind, region.first_bundle, region.bundles, [outline(inner) for inner in region.regions]]
 
@@ -46,6 +41,8 @@ def test_a_pipelined_copy_loop(schedules):
     assert (loop.executions, body.executions) == (517, pytest.approx(512 / 517))
     assert schedule.executed(lambda region: region.bundles) == pytest.approx(16 + 517 * 20 + 512 * 39)
     assert schedule.grid == (8, 64, 1)
+    (copied,) = [copy for region in schedule.body.walk() for copy in region.transfers]
+    assert copied.written and copied.size_bytes == 262144
 
 
 def test_a_pallas_kernel_with_spilled_counters(schedules):
@@ -97,8 +94,6 @@ def test_the_last_of_several_schedules_and_odd_names(tmp_path):
 def test_what_is_no_dump_is_refused(tmp_path):
     with pytest.raises(TomatError, match="xla_jf_dump_llo_text"):
         read_schedules(tmp_path)
-    with pytest.raises(TomatError, match="xla_jf_dump_llo_text"):
-        read_schedules(tmp_path / "absent")
     empty = tmp_path / "1-a-03-final_bundles.txt"
     empty.write_text("= control target key start\n")
     with pytest.raises(TomatError, match="no VLIW bundles"):
@@ -270,9 +265,3 @@ def test_a_grid_whose_size_is_an_operand_leaves_it_open():
 def test_a_size_that_is_no_constant_is_that_of_an_uneven_array():
     (found,) = read(copy(size="%s5_s5"), "(1, 16, 8)")
     assert found.size_bytes == 16 * 8 * 4096 * 30 // 32  # 30 rows of tiles in blocks of 16: the second has 14
-
-
-def test_a_copy_of_a_real_dump():
-    body = read_schedules(DUMP)["broadcast.1442.clone"].body
-    (found,) = [copy for region in body.walk() for copy in region.transfers]
-    assert found.written and found.size_bytes == 262144

@@ -78,11 +78,6 @@ def test_a_slice_inside_a_nested_fusion_reads_its_slice():
     assert found.hbm_seconds == pytest.approx(moved / 1638e9)
 
 
-def test_a_pallas_call_is_unknown():
-    body = '  a = f32[8,128]{1,0} parameter(0)\n  ROOT y = f32[8,128]{1,0} custom-call(a), custom_call_target="kernel"'
-    assert roofline(body) is None
-
-
 def test_the_compilers_estimate_of_a_step_is_above_the_roofline():
     program = load_program(PROFILES / "v6e_step.hlo.pb.gz")
     estimated = bound = products = 0.0

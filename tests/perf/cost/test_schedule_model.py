@@ -1,9 +1,8 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tomat.perf.cost.llo import OpSchedule, Region, read_schedules
+from tomat.perf.cost.llo import OpSchedule, Region
 from tomat.perf.cost.schedule_model import (
     entered_shares,
     mask_blocks,
@@ -13,63 +12,22 @@ from tomat.perf.cost.schedule_model import (
 from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_files import program_from_text
 
-DUMP = Path(__file__).parent / "data" / "llo"
 SPLASH = "splash_mha_fwd_residuals.14"
 BROADCAST = "broadcast.1442.clone"
 CLOCK_HZ = 1.75e9
 
-# The kernel as the compiled step holds it: twice in a scan that hands its mask on, which it copies to VMEM.
-HLO = """HloModule m, entry_computation_layout={(bf16[8,16,8192,64]{3,2,1,0})->bf16[8,16,8192,64]{3,2,1,0}}
-body {
-  p = (s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  blocks = s8[1,4,4]{2,1,0} get-tuple-element(p), index=1
-  x = bf16[8,16,8192,64]{3,2,1,0} get-tuple-element(p), index=2
-  one = s32[] constant(1)
-  next = s32[] add(i, one)
-  blocks.vmem = s8[1,4,4]{2,1,0:S(1)} copy(blocks)
-  splash_mha_fwd_residuals.14 = bf16[8,16,8192,64]{3,2,1,0} custom-call(blocks.vmem, blocks.vmem, x, x, x), \
-custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/splash_mha_fwd_residuals/pallas_call"}
-  splash_mha_fwd_residuals.13 = bf16[8,16,8192,64]{3,2,1,0} custom-call(blocks.vmem, blocks.vmem, \
-splash_mha_fwd_residuals.14, x, x), \
-custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/checkpoint/splash_mha_fwd_residuals/pallas_call"}
-  splash_mha_dq.1 = bf16[8,16,8192,64]{3,2,1,0} custom-call(blocks.vmem, blocks.vmem, \
-splash_mha_fwd_residuals.13, x, x), \
-custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/splash_mha_dq/pallas_call"}
-  ROOT t = (s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}) tuple(next, HANDED_ON, splash_mha_dq.1)
-}
-cond {
-  p = (s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  n = s32[] constant(12)
-  ROOT lt = pred[] compare(i, n), direction=LT
-}
-ENTRY main {
-  x = bf16[8,16,8192,64]{3,2,1,0} parameter(0)
-  zero = s32[] constant(0)
-  mask = s8[1,4,4]{2,1,0} constant({ { {1,0,0,0}, {2,1,0,0}, {2,2,1,0}, {2,2,2,1} } })
-  init = (s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}) tuple(zero, mask, x)
-  loop = (s32[], s8[1,4,4]{2,1,0}, bf16[8,16,8192,64]{3,2,1,0}) while(init), condition=cond, body=body
-  ROOT out = bf16[8,16,8192,64]{3,2,1,0} get-tuple-element(loop), index=2
-}
-"""
-
-CHANGED = HLO.replace("HANDED_ON", "changed").replace(
-    "  ROOT t =", "  changed = s8[1,4,4]{2,1,0} negate(blocks)\n  ROOT t ="
+KERNELS = (
+    (SPLASH, "splash_mha_fwd_residuals", ""),
+    ("splash_mha_fwd_residuals.13", "checkpoint/splash_mha_fwd_residuals", ""),
+    ("splash_mha_dq.1", "splash_mha_dq", ""),
 )
-
-
+"""As the compiled step holds them: the forward one twice."""
 MASK = [1, 0, 0, 0, 2, 1, 0, 0, 2, 2, 1, 0, 2, 2, 2, 1]
 
 
 @pytest.fixture(scope="module")
-def program() -> HloProgram:
-    return program_from_text(HLO.replace("HANDED_ON", "blocks"), "test")
-
-
-@pytest.fixture(scope="module")
-def schedules() -> dict[str, OpSchedule]:
-    return read_schedules(DUMP)
+def program(splash_hlo) -> HloProgram:
+    return program_from_text(splash_hlo(*KERNELS), "test")
 
 
 def test_a_splash_kernel_counts_its_active_steps(program, schedules):
@@ -78,12 +36,12 @@ def test_a_splash_kernel_counts_its_active_steps(program, schedules):
     # Regions of the fixture as its README counts them: 15 bundles on 10 of 16 steps, 2 and 4 on one of 16.
     bundles = 10 + 32770 * 65 + 32768 * (39 + 2 / 16 + 15 * 10 / 16 + 4 / 16)
     time = schedule_time(program, kernel, schedules[SPLASH], CLOCK_HZ)
-    assert time is not None and time.seconds == pytest.approx(bundles / CLOCK_HZ)
+    assert time is not None and time.core_seconds == pytest.approx(bundles / CLOCK_HZ)
     assert time.active_share == 10 / 16
 
 
-def test_a_mask_that_the_loop_changes_leaves_every_step_active(schedules):
-    program = program_from_text(CHANGED, "test")
+def test_a_mask_that_the_loop_changes_leaves_every_step_active(splash_hlo, schedules):
+    program = program_from_text(splash_hlo(*KERNELS, handed_on="changed"), "test")
     assert mask_blocks(program, program.by_name[SPLASH], schedules[SPLASH]) == []
     time = schedule_time(program, program.by_name[SPLASH], schedules[SPLASH], CLOCK_HZ)
     assert time is not None and time.mask_found is False and time.active_share == 1.0
@@ -91,7 +49,7 @@ def test_a_mask_that_the_loop_changes_leaves_every_step_active(schedules):
 
 def test_blocks_are_fetched_in_the_active_steps(program, schedules):
     time = schedule_time(program, program.by_name[SPLASH], schedules[SPLASH], CLOCK_HZ)
-    assert time is not None and time.grid_steps == 32768 * 10 / 16
+    assert time is not None and time.steps == 32768 * 10 / 16
     read = sum(times * copy.size_bytes for copy, times in time.copies if not copy.written)
     # Queries, keys and values of 512 x 128 bf16: the fixture has not kept what decides whether one is there already.
     assert read == pytest.approx(3 * 32770 * 10 / 16 * 512 * 128 * 2)
@@ -133,7 +91,7 @@ def test_a_branch_for_whole_blocks_and_one_for_the_diagonal_are_not_both_entered
     schedule = of_branches(schedules, *branches)
     time = schedule_time(program, program.by_name[SPLASH], schedule, CLOCK_HZ)
     assert time is not None
-    assert time.bundle_seconds == pytest.approx((1000 * 6 / 16 + 2000 * 4 / 16) / CLOCK_HZ)
+    assert time.core_seconds == pytest.approx((1000 * 6 / 16 + 2000 * 4 / 16) / CLOCK_HZ)
     assert time.mxu_seconds == pytest.approx((500 * 6 / 16 + 1000 * 4 / 16) / CLOCK_HZ)
     assert time.assumed_bundle_share == 0.0
 
@@ -142,7 +100,7 @@ def test_a_branch_within_a_branch_is_entered_in_a_share_of_its_blocks(program, s
     around = branch(100, (1, 2, 3), 100, (branch(150, (1,), 1000), branch(160, (0,), 5000)))
     schedule = of_branches(schedules, around)
     time = schedule_time(program, program.by_name[SPLASH], schedule, CLOCK_HZ)
-    assert time is not None and time.bundle_seconds == pytest.approx((100 * 10 / 16 + 1000 * 4 / 16) / CLOCK_HZ)
+    assert time is not None and time.core_seconds == pytest.approx((100 * 10 / 16 + 1000 * 4 / 16) / CLOCK_HZ)
     (outer,) = schedule.body.regions
     diagonal, never = outer.regions
     shares = entered_shares(program, program.by_name[SPLASH], schedule)

@@ -1,7 +1,6 @@
 """The error that an estimate carries, from what pods measured."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,10 +72,8 @@ def test_a_run_of_the_users_becomes_a_measurement(tmp_path):
 
 @pytest.mark.parametrize(
     "asked, devices, hosts, slice_name",
-    [("v6e-16", "8 x TPU v6 lite", 1, "v6e-8"), (None, "32 x TPU v6 lite", 8, "v6e-32"),
-     ("v6e-16", "8 x TPU v5", 2, "v5p-16"), ("v6e-16", "2 x cpu", 1, None), ("v6e-16", "8 x NVIDIA H200", 1, None),
-     ("v6e-16", "3 x TPU v6 lite", 1, None)],
-)  # fmt: skip
+    [("v6e-16", "8 x TPU v6 lite", 1, "v6e-8"), (None, "8 x TPU v5", 2, "v5p-16"), ("v6e-16", "2 x cpu", 1, None)],
+)
 def test_a_run_measures_the_tpu_slice_that_it_ran_on(tmp_path, asked, devices, hosts, slice_name):
     words = ["--slice", asked, "--run_elsewhere", "true"] if asked else []
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(load_config(None, words).to_dict()))
@@ -94,26 +91,22 @@ def test_a_run_measures_the_tpu_slice_that_it_ran_on(tmp_path, asked, devices, h
 @pytest.mark.parametrize(
     "row",
     [
-        {"name": "a"}, {"slice": "v99-3"}, {"measured": []}, {"measured": {}}, {"measured": {"fits": 1}},
+        {"slice": "v99-3"},
         {"doubted": {"matmul_share": "not measured"}},
         {"measured": {"fits": True, "step_seconds": 2.0}, "doubted": {"step_seconds": "it cannot be"}},
     ],
-)  # fmt: skip
+)
 def test_a_row_that_cannot_be_is_one_clear_error(tmp_path, row):
     """Other damage: `tests/fuzz/test_result_files.py`."""
     whole = {"name": "a", "slice": "v6e-4", "source": "", "measured": {"fits": True}, "overrides": []}
-    (tmp_path / "calibration.json").write_text(json.dumps({"rows": [row if row == {"name": "a"} else whole | row]}))
+    (tmp_path / "calibration.json").write_text(json.dumps({"rows": [whole | row]}))
     with pytest.raises(TomatError, match="calibration.json") as refused:
         Calibration.load(tmp_path)
     assert "\n" not in str(refused.value)
 
 
 IMPOSSIBLE = {
-    "NaN": {"step_seconds": math.nan},
-    "infinity": {"step_seconds": math.inf},
-    "-2.08 s": {"step_seconds": -2.08},
     "2,080 s for 2,080 ms": {"step_seconds": 2080.0},
-    "text": {"step_seconds": "2.08"},
     "a share of 47": {"step_seconds": 2.08, "attention_share": 47.0},
     "bytes for GiB": {"hbm_required_gib": 6.1e9},
     "an unknown figure": {"step_ms": 2080},

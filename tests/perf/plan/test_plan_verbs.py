@@ -59,26 +59,19 @@ def compiled(tmp_path, monkeypatch):
     return compile_
 
 
-@pytest.mark.parametrize("damage", ["result.json", "program.hlo.pb.gz", "schedule.json.gz"])
-def test_a_damaged_answer_is_made_again(compiled, damage):
-    first, _ = compiled()
-    path = first.folder / damage
-    path.write_bytes(b"") if damage == "result.json" else path.unlink()
-    assert first.lock is not None
-    first.lock.close()
-    again, stages = compiled()
-    assert stages == ["starting", "compiling", "done"]
-    assert again.fits and again.schedules == {} and path.exists()
-
-
 def test_done_is_the_last_thing_a_compile_says(compiled, tmp_path):
     """Of an answer that the process found, and of one for which the cache was too full, as well."""
     old = tmp_path / "cache" / "programs" / "old"
     old.mkdir(parents=True)
     (old / "result.json").write_text("{}")
-    _, stages = compiled(Limits(cache_bytes=0))
+    first, stages = compiled(Limits(cache_bytes=0))
+    first.lock.close()
     removed = "removed 1 answer (0.00 GiB), the least recently used, from the cache: it may hold 0.00 GiB"
     assert stages == ["starting", "compiling", removed, "done"]
+    # A damaged answer is made again.
+    (tmp_path / "cache" / "programs" / "key" / "schedule.json.gz").unlink()
+    again, stages = compiled()
+    assert stages == ["starting", "compiling", "done"] and again.fits and again.schedules == {}
     (request,) = (tmp_path / "cache" / "requests").iterdir()
     request.unlink()
     assert compiled()[1] == ["starting", "cached", "done"]
@@ -134,6 +127,9 @@ def test_the_step_of_a_distillation_is_refused_before_anything_is_started(words,
     assert "--distillation null" in said and not (tmp_path / "cache").exists()
 
 
+CELL = ["--grid", "8", "8", "8", "--atoms", "2"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -142,18 +138,11 @@ def test_the_step_of_a_distillation_is_refused_before_anything_is_started(words,
         (["--sweep", "small.yaml", "--calibrate"], "--sweep plans the rows of a file; leave out --calibrate"),
         (["--row", "big"], "--row big is a row of a sweep; give its file with --sweep"),
         (["--grid", "8", "8", "8"], "--grid is for --decode"),
-        (["--decode"], "give --grid NX NY NZ"),
         (["--decode", "--grid", "8", "8", "8"], "give --atoms N, or --structure FILE"),
-        (["--decode", "--grid", "8", "8", "8", "--atoms", "2", "--max_batch"], "which has no --max_batch"),
-        (
-            ["--decode", "autoregressive", "--grid", "8", "8", "8", "--atoms", "2", "--rounds", "2"],
-            "--rounds is for the",
-        ),
-        (
-            ["--decode", "parallel", "--grid", "8", "8", "8", "--atoms", "2", "--kv_cache_dtype", "int8"],
-            "--kv_cache_dtype is for the autoregressive decoder",
-        ),
-        (["--decode", "--grid", "8", "8", "8", "--atoms", "2"], "has no model.environment"),
+        ([*CELL, "--decode", "--max_batch"], "which has no --max_batch"),
+        ([*CELL, "--rounds", "2", "--decode", "autoregressive"], "--rounds is for the parallel decoder"),
+        ([*CELL, "--kv_cache_dtype", "int8", "--decode", "parallel"], "--kv_cache_dtype is for the autoregressive"),
+        ([*CELL, "--decode"], "has no model.environment"),
     ],
 )
 def test_words_that_do_not_go_together(words, says, config_path, tmp_path, monkeypatch, capsys):

@@ -23,12 +23,7 @@ ONE_FORWARD = MICROBATCHES * LAYERS * 2 * (2 * ROWS * WIDTH * WIDTH)
 
 
 def compiled(policy, scan_layers: bool = False) -> HloProgram:
-    """A step over microbatches of layers of two products each.
-
-    Args:
-        policy: Of `jax.checkpoint`; None for none.
-        scan_layers: Scanned, not unrolled.
-    """
+    """A step over microbatches of layers of two products each; `policy` is of `jax.checkpoint`, None for none."""
 
     def layer(x, weights):
         with jax.named_scope("mlp"):
@@ -145,13 +140,10 @@ def test_a_forward_pass_under_another_name_is_found_by_arithmetic(change, everyt
 @pytest.mark.parametrize(("n_forward", "expected"), [(2, {"forward": 2}), (4, {"forward": 2, "recompute": 2})])
 def test_kernels_of_unknown_flops_are_counted(n_forward, expected):
     """Each backward kernel runs once for each forward pass."""
-    call = (
-        'f32[8]{{0}} custom-call(a), custom_call_target="tpu_custom_call", metadata={{op_name="flash_attention_{0}/k"}}'
-    )
+    call = 'f32[8]{0} custom-call(a), custom_call_target="tpu_custom_call", metadata={op_name="flash_attention_NAME/k"}'
     kernels = ["fwd"] * n_forward + ["bwd_dq"] * 2 + ["bwd_dkv"] * 2
-    lines = [
-        f"  {'ROOT ' if i == len(kernels) - 1 else ''}k{i} = {call.format(name)}" for i, name in enumerate(kernels)
-    ]
+    lines = [f"  k{i} = {call.replace('NAME', name)}" for i, name in enumerate(kernels)]
+    lines[-1] = lines[-1].replace("  k", "  ROOT k", 1)
     text = "HloModule m\n\nENTRY e {\n  a = f32[8]{0} parameter(0)\n" + "\n".join(lines) + "\n}\n"
     program = program_from_text(text, "kernels")
     verdicts, notes = settled(program)

@@ -8,7 +8,6 @@ from tomat.perf.profile.hlo import FREE_OPCODES
 from tomat.perf.profile.hlo_costs import instruction_flops
 from tomat.perf.profile.hlo_files import load_program, program_from_bytes, program_from_text
 from tomat.perf.profile.hlo_kernels import constant_values, executed_kernels, loop_notes, origin, trip_count
-from tomat.perf.profile.protos import new_message
 
 
 def compiled_text(function, *args) -> str:
@@ -57,9 +56,7 @@ def test_the_v6e_program(v6e_program):
     loops = [k.instruction for k in executed_kernels(v6e_program) if k.instruction.opcode == "while"]
     assert [trip_count(v6e_program, loop) for loop in loops] == [4, 4]  # layers, forward and backward
     kernels = {k.instruction.name: k for k in executed_kernels(v6e_program)}
-    flash = [
-        k for name, k in kernels.items() if name.startswith("splash_mha") and k.instruction.opcode == "custom-call"
-    ]
+    flash = [k for k in kernels.values() if k.instruction.custom_call_target == "tpu_custom_call"]
     assert len(flash) == 4 and all(k.executions == 4 for k in flash)
     assert not {k.instruction.opcode for k in kernels.values()} & FREE_OPCODES
     assert any(i.estimated_cycles for i in v6e_program.by_name.values())
@@ -114,37 +111,6 @@ def test_a_false_layout_is_refused(size, tmp_path):
     path.write_text(text.replace("T(8,128)", f"T(8,{size})"))
     with pytest.raises(TomatError, match="x.hlo: not HLO text that XLA can parse"):
         load_program(path)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda first, last, module: last.operand_ids.append(10**6),
-        lambda first, last, module: last.called_computation_ids.append(10**6),
-        lambda first, last, module: last.called_computation_ids.append(module.computations[0].id),
-        lambda first, last, module: first.shape.dimensions.append(-1),
-        lambda first, last, module: first.shape.dimensions.append(2**62),
-        lambda first, last, module: first.window.dimensions.add(size=2**40),
-        lambda first, last, module: setattr(module.computations[0], "root_id", 10**6),
-    ],
-)
-def test_a_module_that_leads_nowhere_is_refused(v6e_program, damage):
-    message = new_message("HloProto")
-    message.ParseFromString(serialise_program(v6e_program))
-    instructions = message.hlo_module.computations[0].instructions
-    damage(instructions[0], instructions[-1], message.hlo_module)
-    with pytest.raises(TomatError, match="x.pb: a damaged HLO module"):
-        program_from_bytes(message.SerializeToString(), "x.pb")
-
-
-def test_stack_frames_that_lead_back_end(v6e_program):
-    message = new_message("HloProto")
-    message.ParseFromString(serialise_program(v6e_program))
-    frames = message.hlo_module.stack_frame_index.stack_frames
-    frames[0].parent_frame_id = 1
-    program = program_from_bytes(message.SerializeToString(), "x.pb")
-    found = [i for body in program.computations.values() for i in body if i.frame_id]
-    assert found and all(len(program.frames(i)) <= len(frames) for i in found)
 
 
 LOOPS = """HloModule m

@@ -1,4 +1,4 @@
-import warnings
+import json
 
 import numpy as np
 import pytest
@@ -113,8 +113,6 @@ def test_without_hlo_the_events_own_stats_decide(tpu_bytes, tmp_path):
 
 def test_a_chrome_trace_of_the_same_run_has_the_same_step(cpu_profile, cpu, tmp_path):
     """JAX's own trace.json holds the same events; rebuilt here from the xplane to keep one fixture."""
-    import json
-
     host = read_xplane_bytes(cpu_profile.read_bytes(), "x", "x")
     device = host.devices[0]
     events = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/host:CPU"}}]
@@ -125,20 +123,15 @@ def test_a_chrome_trace_of_the_same_run_has_the_same_step(cpu_profile, cpu, tmp_
         row = {"ph": "X", "pid": 1, "tid": int(line), "name": named.name, "args": args}
         events.append(row | {"ts": float(start) / 1e6, "dur": float(duration) / 1e6})
     for mark in host.host_steps:
-        length = (mark.end_ps - mark.start_ps) / 1e6
-        args = {"step_num": str(mark.number)}
-        events.append(
-            {"ph": "X", "pid": 1, "tid": 99, "name": "train", "ts": mark.start_ps / 1e6, "dur": length, "args": args}
-        )
+        row = {"ph": "X", "pid": 1, "tid": 99, "name": "train", "args": {"step_num": str(mark.number)}}
+        events.append(row | {"ts": mark.start_ps / 1e6, "dur": (mark.end_ps - mark.start_ps) / 1e6})
     path = tmp_path / "host.trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
     chrome = breakdown_from_trace(load_trace(path))
     assert chrome.step_seconds == pytest.approx(cpu.step_seconds, rel=1e-6)
     # Without HLO the fusions' insides are unknown, the collectives and loops are not.
-    rows = {r.name: r for r in chrome.categories}
-    assert rows["collectives, exposed"].occurrences == pytest.approx(
-        {r.name: r for r in cpu.categories}["collectives, exposed"].occurrences
-    )
+    found, known = ({r.name: r.occurrences for r in one.categories} for one in (chrome, cpu))
+    assert found["collectives, exposed"] == pytest.approx(known["collectives, exposed"])
 
 
 def with_stats(data: bytes, **stats: float | str) -> bytes:
@@ -159,8 +152,7 @@ PEAKS = {"peak_teraflops_per_second": 1028.75, "peak_hbm_bw_gigabytes_per_second
 """What libtpu writes of a core of TPU7x."""
 
 
-@pytest.mark.parametrize("stated", [{}, PEAKS])
-@pytest.mark.parametrize("name", ["TPU v6 Lite", "TPU V6E"])
+@pytest.mark.parametrize(("name", "stated"), [("TPU v6 Lite", {}), ("TPU V6E", PEAKS)])
 def test_a_chip_of_the_table_has_its_peaks(name, stated, tpu_bytes, tmp_path):
     path = tmp_path / "x.xplane.pb"
     path.write_bytes(with_stats(tpu_bytes(n_devices=1), device_type_string=name, **stated))
@@ -193,60 +185,5 @@ def test_a_chip_of_which_nothing_is_known_has_no_peaks(tpu_bytes, tmp_path):
     assert found.roofs == Roofs("TPU v9 Micro") and "not in the table of chips" in str(setup_facts(RECORD, found))
 
 
-RECORD = dict.fromkeys(
-    ("kind", "commit", "date", "config_hash", "slice", "batch_sequences", "sequence_tokens"), "measured"
-)
-
-
-def as_amd_writes(data: bytes, label: str, own_line: bool) -> bytes:
-    """A real NVIDIA trace in the form that AMD's profiler writes, as far as the two differ.
-
-    Args:
-        data: The trace.
-        label: Of what the host annotates while it launches an execution.
-        own_line: Launches are on a line of their own, as of JAX 0.8, and not on that of the thread.
-    """
-    space = new_message("XSpace")
-    space.ParseFromString(data)
-    for plane in space.planes:
-        names = {key: value.name for key, value in plane.stat_metadata.items()}
-        if plane.name.startswith("/device:GPU"):
-            for stat in list(plane.stats):
-                if names[stat.metadata_id] == "gpu_device_name":
-                    plane.stats.remove(stat)
-                elif names[stat.metadata_id] == "device_vendor":
-                    stat.str_value = "AMD"
-            for metadata in plane.event_metadata.values():
-                metadata.name += ".kd"
-        if plane.name == "/host:CPU":
-            launches = plane.lines.add(id=7, name="Host Threads/7", timestamp_ns=plane.lines[0].timestamp_ns)
-            for metadata in plane.event_metadata.values():
-                metadata.name = metadata.name.replace("[0] GpuExecutable::ExecuteThunks", label)
-            for line in list(plane.lines)[:-1] if own_line else ():
-                assert line.timestamp_ns == launches.timestamp_ns
-                for event in list(line.events):
-                    if any(names[stat.metadata_id] == "correlation_id" for stat in event.stats):
-                        launches.events.add().CopyFrom(event)
-                        line.events.remove(event)
-    return space.SerializeToString()
-
-
-@pytest.mark.parametrize(
-    ("label", "own_line"),
-    [("GpuExecutable::ExecuteThunks", True), ("jit_any:XLA GPU module", False)],
-)
-def test_a_step_in_the_form_of_amd(label, own_line, gpu, gpu_profile, tmp_path):
-    """It was refused: no `[ordinal]` before the annotation, the launches on another line."""
-    path = tmp_path / "host0.xplane.pb"
-    path.write_bytes(as_amd_writes(gpu_profile.read_bytes(), label, own_line))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one a process says that the chip has no known peak
-        found = breakdown_from_trace(load_trace(path))
-    assert found.roofs == Roofs("AMD GPU, compute capability 9.0")
-    assert (found.title, found.n_steps) == (gpu.title, gpu.n_steps)
-    assert found.step_seconds == pytest.approx(gpu.step_seconds, rel=1e-9)
-    mine, theirs = ({op.name.removesuffix(".kd"): op for op in one.ops} for one in (found, gpu))
-    assert mine.keys() == theirs.keys()
-    for name, op in theirs.items():
-        assert mine[name].seconds == pytest.approx(op.seconds, abs=1e-12), name
-        assert mine[name].category == op.category, name
+FACTS = ("kind", "commit", "date", "config_hash", "slice", "batch_sequences", "sequence_tokens")
+RECORD = dict.fromkeys(FACTS, "measured")

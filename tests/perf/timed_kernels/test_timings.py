@@ -25,27 +25,14 @@ def written(path: Path, *rows: dict[str, str], columns: tuple[str, ...] = COLUMN
     return path
 
 
-IN_MEBIBYTES = ("linear_softmax", "normalization_vjp", "triangle")
-
-
 def test_rows_have_the_units_of_their_names():
     timings, refused = read_timings(FILE)
     assert len(timings) == len(FILE.read_text().splitlines()) - 1 and not refused
     with FILE.open(newline="") as file:
         for timing, row in zip(timings, csv.DictReader(file), strict=True):
             assert timing.seconds == pytest.approx(float(row["ms_median"]) / 1e3)
-            mebibytes = timing.chip == "tpu7x" and any(part in timing.op for part in IN_MEBIBYTES)
-            unit = 2**20 if mebibytes else 10**6
-            assert timing.peak_memory_bytes == pytest.approx(float(row["peak_memory_mb"]) * unit, abs=1)
+            assert timing.peak_memory_bytes == pytest.approx(float(row["peak_memory_mb"]) * 10**6, abs=1)
     assert {timing.chip for timing in timings} == {"v5e", "v5p", "v6e", "tpu7x"}
-
-
-def test_memory_in_mebibytes_is_seen_for_all_rows_of_an_operation(tmp_path):
-    """Two lines of TPU7x: 34090.5009765625 is no whole number of bytes as megabytes."""
-    loss = {**GOOD, "op": "loss", "peak_memory_mb": "34090.5009765625"}
-    rows = (GOOD, loss, {**loss, "peak_memory_mb": "2400.25"}, {**GOOD, "peak_memory_mb": "603.979776"})
-    timings, _ = read_timings(written(tmp_path / "t.csv", *rows))
-    assert [t.peak_memory_bytes for t in timings] == [10_500_000, 35_746_481_152, 2_516_844_544, 603_979_776]
 
 
 def test_keys_tell_programs_apart_and_shapes_stay_together(tmp_path):
@@ -60,21 +47,15 @@ def test_keys_tell_programs_apart_and_shapes_stay_together(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"ms_median": "2000000", "ms_max": "2000000"}, "is it in another unit"),
-        ({"ms_median": "0"}, "is it in another unit"),
-        ({"ms_median": "nan"}, "finite"),
+        ({"ms_median": "2000000", "ms_max": "2000000"}, "ms_median is 2000000; expected float <= 60000"),
+        ({"ms_median": "0"}, "in another unit"),
+        ({"ms_median": "nan"}, "ms_median is 'nan'"),
         ({"ms_min": "3"}, "in this order"),
         ({"chip": "v9"}, "chip 'v9' is not known"),
         ({"runs": "2.5"}, "runs"),
         ({"peak_memory_mb": "1e9"}, "peak_memory_mb"),
-        ({"shapes": "[1, 2]"}, "a JSON object"),
-        ({"shapes": "{}"}, "no array"),
-        ({"settings": "{"}, "a JSON object"),
-        ({"shapes": GOOD["shapes"].replace('k":"bf16[8,512', 'k":"bf16[8,500')}, "do not fit together"),
-        ({"shapes": GOOD["shapes"].replace('q":"bf16[8,512,4,64', 'q":"bf16[8,512,4,32')}, "do not fit together"),
-        ({"shapes": GOOD["shapes"].replace('q":"bf16[8,512,4', 'q":"bf16[8,512,3')}, "no multiple"),
-        ({"shapes": GOOD["shapes"].replace("[8,", "[0,")}, "empty axis"),
-        ({"shapes": '{"x":"f32[8,16]","labels":"i32[9]","w":"f32[16,32]"}'}, "do not fit together"),
+        ({"shapes": "[1, 2]"}, "shapes is list of 2; expected object"),
+        ({"settings": "{"}, "expected object"),
     ],
 )
 def test_a_row_that_cannot_be_is_named_and_the_others_count(tmp_path, changed, says):

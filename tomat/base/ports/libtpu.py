@@ -1,8 +1,7 @@
 """The undocumented dumps of libtpu: the flags that ask for them, and the names of their files.
 
 A compiled program does not say how its operations are scheduled; libtpu's text dumps do, and nothing else. How the text
-is read is told in `perf/cost/llo.py`, `llo_listing.py` and `scalar_code.py`, each read off dumps of
-this version.
+is read is told in `perf/cost/llo.py` and `scalar_code.py`, read off dumps of this version.
 """
 
 import re
@@ -14,10 +13,6 @@ FINAL_BUNDLES = re.compile(r"(\d+)-(.+)-(\d+)-final_bundles\.txt")
 """(time, operation, number of the pass) of a file with the bundles of an operation."""
 UTILISATION = re.compile(r"(\d+-.+)-\d+-final_hlo-static-per-bundle-utilization\.txt")
 """`TIME-OPERATION` of a file with the slots that each of these bundles fills."""
-LISTING = re.compile(r"(\d+)-(.+)-(\d+)-post-delay-converter\.txt")
-"""As `FINAL_BUNDLES`, of a file of what they hold by region."""
-METADATA = re.compile(r"(\d+-.+)-\d+-pb-metadata\.txt")
-"""`TIME-OPERATION` of a file with the bundles of each region."""
 
 
 def final_bundles_flags(folder: Path | str) -> list[str]:
@@ -31,16 +26,4 @@ def final_bundles_flags(folder: Path | str) -> list[str]:
         "--xla_jf_dump_llo_text=true",
         "--xla_jf_emit_annotations=true",
         "--xla_jf_dump_llo_pass_label_regex=final_bundles|final_hlo-static-per-bundle",
-    ]
-
-
-def listing_flags(folder: Path | str) -> list[str]:
-    """Flags that make libtpu leave `LISTING` and `METADATA` in a folder, and no other files."""
-    return [
-        f"--xla_jf_dump_to={folder}",
-        "--xla_jf_dump_llo_text=true",
-        "--xla_jf_emit_annotations=true",
-        "--xla_tpu_add_llo_regions_to_symbol_table=true",
-        "--xla_jf_dump_category_filter=proto,original",
-        "--xla_jf_dump_llo_pass_label_regex=pb-metadata|post-delay-converter",
     ]

@@ -100,13 +100,13 @@ class KernelWork:
     """One execution of a kernel on one core, before the chip's efficiency comes in."""
 
     core_seconds: float
-    """Bundles of its schedule at the clock; where none was found, products and vector operations at their peaks."""
+    """Bundles of its schedule, one a cycle; where none was found, products and vector operations at their peaks."""
     mxu_seconds: float
     """Of these, the busier matrix unit at work."""
     copies: tuple[tuple[Transfer, float], ...]
     """Between HBM and the core, and how often each is started."""
     steps: float = 1.0
-    """Steps of its grid."""
+    """Steps of its grid that do something; 1 where there is none."""
     scheduled: bool = True
     """Whether the compiler's schedule was found."""
 
@@ -262,21 +262,17 @@ class ChipModel:
         """What the reader of an estimate must know of the model."""
         said = []
         if self.borrowed:
-            kernels = f"no kernels of {self.chip} are on record"
-            said.append(f"{kernels}: what it reaches of its rates is taken from another chip")
+            what = "what it reaches of its rates is taken from another chip"
+            said.append(f"no kernels of {self.chip} are on record: {what}")
         if self.links != ASSUMED_RATES:
-            start = f"{1e6 * self.links.start_seconds:.3g} us to start"
-            said.append(
-                f"collectives by `tomat bench chip`: {start}, rings at {self.links.ring_efficiency:.0%} of the links"
-            )
+            found = f"{1e6 * self.links.start_seconds:.3g} us to start, rings at {self.links.ring_efficiency:.0%}"
+            said.append(f"collectives by `tomat bench chip`: {found} of the links")
         return tuple(said)
 
     @staticmethod
     def load(tracking_dir: Path | None, chip: Chip) -> ChipModel:
-        """The model of a chip from the first of `record_files` to which it was fitted.
-
-        A chip that was fitted in none has the parameters of the one with most kernels there, and says so.
-        """
+        """The model of a chip from the first of `record_files` to which it was fitted; where there is none, with the
+        parameters of the chip with most kernels there, which it says."""
         how = "Restore it, or delete it and write it again with tomat plan --calibrate --kernels FILE."
         found = [read_typed(path, _Record, how).chips for path in reversed(record_files(tracking_dir))]
         fitted = {name: one for chips in found for name, one in chips.items() if one.fitted}

@@ -1,24 +1,17 @@
 """Seconds of every operation of a compiled step by three cycle models, the one that is believed, and its supports.
 
 The three stand alone and are compared in a table: XLA's own `estimated_cycles`, the roofline (`roofline.py`) and the
-VLIW schedule (`schedule_model.py`). The estimate is made of the kernel's work by the model of its chip
-(`chip_model.py`), whose parameters are fitted to kernels that TPUs have run:
-
-- a kernel with a schedule: its bundles, its matrix products and its copies;
-- one without: the products, vector operations and bytes that HLO tells of it;
-- a collective takes what its transfer on the interconnect leaves uncovered by the kernels beside it.
-
-XLA's own cycles are the last resort. Of the parts outside attention they say 1.59 s of the reference's 200M step and
-5.48 s of its 1B step, of which the pods' profiles leave 1.10 and 4.78 s.
+VLIW schedule (`schedule_model.py`). The estimate is made by the model of the chip (`chip_model.py`) of a kernel's
+bundles, products and copies; where no schedule was found, of what HLO tells of it. A collective takes what the kernels
+beside it leave uncovered of its transfer. XLA's own cycles are the last resort: of the parts outside attention they say
+1.59 s of the reference's 200M step and 5.48 s of its 1B step, of which the pods' profiles leave 1.10 and 4.78 s.
 
 Each part of the step (`Support`) has the error that the chip's model shows on kernels of its kind, left out of its fit.
 Within a kind errors add up, since kernels of a step are alike; between kinds they are independent. What a chip's
-timings do not cover is a part of its own. Where another chip has timed the operation, the part has the error of that
-chip's model there: on TPU7x the kernels of attention's backward pass are off by 14.5 % and those of the loss by 30 %
-(nine of ten; `docs/tracking/kernels.md`), of which no v6e has timed any, while a v6e's kernels by what bounds them are
-right to 5 %. For all else the error is assumed. Both are said to be.
-
-A plan is read for its sum. What in it is no model of the device's work is named (`Assumption`), with its share."""
+timings do not cover has the error of a chip that has timed the operation: on TPU7x the kernels of attention's backward
+pass are off by 14.5 % and those of the loss by 30 % (nine of ten; `docs/tracking/kernels.md`). For all else the error
+is assumed. Both are said to be. What in a plan is no model of the device's work is named (`Assumption`).
+"""
 
 from __future__ import annotations
 
@@ -78,7 +71,7 @@ class OpTimes:
         if model == "roofline":
             return self.roofline.seconds if self.roofline is not None else None
         if model == "schedule":
-            return self.schedule.seconds if self.schedule is not None else None
+            return self.schedule.core_seconds if self.schedule is not None else None
         return self.compiler if model == "compiler" else self.estimate
 
 
@@ -247,13 +240,9 @@ def estimate_step(
     notes: tuple[str, ...] = (),
     memory_bytes: Mapping[str, int] | None = None,
 ) -> StepEstimate:
-    """One step of `program` on one device of `slice_`.
-
-    Args:
-        model: Of the chip; default: the one of the release.
-        notes: What the reader of the breakdown should know; what was assumed is added.
-        memory_bytes: Of the breakdown, where the program itself has no buffer assignment.
-    """
+    """One step of `program` on one device of `slice_`; `model` is of the chip (default: the one of the release),
+    `memory_bytes` of the breakdown, where the program itself has no buffer assignment. What was assumed is added to
+    `notes`."""
     device_kind = slice_.chip.device_kinds[0]
     roofs = Roofs.of_device_kind(device_kind)
     chip_model = model or ChipModel.load(None, slice_.chip)
@@ -331,7 +320,7 @@ def _op_times(
         return replace(times, estimate=0.0, basis="beside other kernels")
     bandwidth = core_bandwidth(slice_.chip)
     if scheduled is not None:
-        work = KernelWork(scheduled.bundle_seconds, scheduled.mxu_seconds, scheduled.copies, scheduled.grid_steps)
+        work = scheduled
     elif roofline is not None:
         size = round(roofline.hbm_seconds * bandwidth)  # of this core
         copies = ((Transfer(False, size), 1.0),) if size else ()

@@ -7,9 +7,7 @@ fullest link decides. Each hop adds its latency, and each collective a wait that
 `ici_bytes_per_second` is that of all ports (4 in a plane, 6 in a cube) in both directions. What programs reach is 0.9
 of it: https://jax-ml.github.io/scaling-book/tpus gives 45 GB/s each way for a port of v4 and v5e, 90 for v5p and v6e,
 where the data sheets give 50 and 100.
-
-An asynchronous collective runs between its start and its done, beside the kernels that the compiler scheduled there;
-only what is left when the program reaches the done is waited for. Transfers that share a link queue."""
+"""
 
 from __future__ import annotations
 
@@ -61,8 +59,7 @@ def entrances_and_hops(group: Sequence[tuple[int, ...]], slice_: Slice) -> tuple
     """Links over which the worst-placed chip of a group can receive, and links between the two farthest apart.
 
     It receives over one link an axis, two where the axis closes: a chip in the corner of an open mesh has one neighbour
-    an axis, and no schedule can give it more. At least one: the members of a group that skips chips still reach each
-    other.
+    an axis. At least one: the members of a group that skips chips still reach each other.
     """
     links = hops = 0
     for axis, places in enumerate(zip(*group, strict=True)):
@@ -136,11 +133,9 @@ def link_bandwidth(slice_: Slice) -> float:
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """One execution of a collective on one chip.
-
-    What is exposed and what is hidden of an async pair add up to its seconds and the start, unless it shares its
-    links or its flight with another: then a wait includes the queue, and time beside other transfers alone is neither.
-    """
+    """One execution of a collective on one chip. What is exposed and hidden of an async pair add up to its seconds and
+    the start, unless it shares its links or its flight with another: then a wait includes the queue, and time beside
+    other transfers alone is neither."""
 
     opcode: str
     """Of the collective itself (`all-gather`, ...), also where a fusion or an async pair wraps it."""
@@ -169,10 +164,8 @@ def collective_of(program: HloProgram, instruction: Instruction) -> Instruction 
 def collective_seconds(
     program: HloProgram, instruction: Instruction, slice_: Slice, rates: LinkRates = ASSUMED_RATES
 ) -> CollectiveTime | None:
-    """The cost of a collective on TPUs, all of it exposed; `overlap` tells how much is hidden.
-
-    None where `instruction` holds no collective.
-    """
+    """The cost of a collective on TPUs, all of it exposed (`overlap` tells how much is hidden); None where
+    `instruction` holds none."""
     collective = collective_of(program, instruction)
     if collective is None:
         return None
@@ -228,9 +221,10 @@ def overlap(
 ) -> dict[str, CollectiveTime]:
     """Exposed and hidden time of one execution of every collective kernel, by instruction name.
 
-    An async pair has two entries: its start with the hidden part and the bytes, its done with the wait. A fusion that
-    multiplies as well as communicates hides behind its own `kernel_seconds`. `kernel_seconds` is the time of one
-    execution of a kernel that is no collective; None counts as 0 (nothing hides there).
+    An asynchronous collective runs between its start and its done, beside the kernels that the compiler scheduled
+    there; transfers that share a link queue. It has two entries: its start with the hidden part and the bytes, its done
+    with the wait. A fusion that multiplies as well hides behind its own `kernel_seconds`, the time of one execution of
+    a kernel that is no collective; None counts as 0 (nothing hides there).
     """
     timeline = _Timeline(program, kernel_seconds, slice_, rates)
     timeline.run(program.entry_id)

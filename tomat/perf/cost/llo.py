@@ -1,20 +1,16 @@
 """The schedule the TPU compiler gives an HLO op: VLIW bundles by region, loops, copies and what runs how often.
 
-Asked to (`base/ports/libtpu.py`), libtpu writes for every op that it compiles a file
-``TIME-OP-NN-final_bundles.txt`` with the bundles in order and their control flow, and another,
-``...-final_hlo-static-per-bundle-utilization.txt``, with the slots each bundle fills. A bundle issues in one cycle
-unless the core waits. What it waits for by itself is not in the final bundles: a run of empty ones before the result of
-a unit is taken out at the end (``packed-bundles-post-ra`` of the same dump still has it). A dump is hundreds of
-megabytes; what is kept here is some kilobytes an op. `llo_listing.py` reads the same off files that cost the compiler
-no time.
+Asked to (`base/ports/libtpu.py`), libtpu writes for every op that it compiles the bundles in order with their control
+flow, and the slots that each fills. A bundle issues in one cycle unless the core waits. What it waits for by itself is
+not in the final bundles: a run of empty ones before the result of a unit is taken out at the end
+(``packed-bundles-post-ra`` of the same dump still has it).
 
 The format was read off dumps of libtpu 0.0.46 for v6e, and for v5p and TPU7x where they differ: ``sbr.rel (%p) target =
 $regionN`` is a branch with four delay slots, taken where the predicate holds; a target at or before the branch makes a
-loop, one after it a predicated region. In the 225 ops of the reference 200M step these nest without exception.
-
-A bundle that starts a copy names its size and, in a comment of the compiler's pipeline emitter, the window that it
-moves: ``base_bounds`` of the array, ``window_bounds`` of the block, both in tiles, and ``element_size_in_bytes`` of a
-tile. From these follows what XLA's HLO does not say: how often a block is fetched again.
+loop, one after it a predicated region. In the 225 ops of the reference 200M step these nest without exception. A bundle
+that starts a copy names its size and, in a comment of the compiler's pipeline emitter, the window that it moves:
+``base_bounds`` of the array, ``window_bounds`` of the block, both in tiles, and ``element_size_in_bytes`` of a tile.
+From these follows what XLA's HLO does not say: how often a block is fetched again.
 """
 
 from __future__ import annotations
@@ -115,8 +111,7 @@ v5p and v6e). A v4 has one and a TPU7x six, fewer where they are empty: there up
 counted in the wrong region."""
 
 _ADDRESS = re.compile(r" *(0x[0-9a-f]+|0) +(?:[A-Z]{2})?:")
-REGION_START = re.compile(r"(?:Start/End empty|Start) region (\d+)")
-BRANCH = "sbr.rel"
+_REGION_START = re.compile(r"(?:Start/End empty|Start) region (\d+)")
 _BRANCH = re.compile(r"sbr\.rel (?:\((!?)%(p\d+)_p\d+\) )?target = \$region(\d+)")
 _GRID = re.compile(r"iteration_bounds: \(([\d, ]*)\)")
 
@@ -216,49 +211,31 @@ def read_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
 
     An op that was compiled more than once has the last of its schedules. Files cut off mid-write are an error.
     """
-    found = newest_files(llo_dir, FINAL_BUNDLES, UTILISATION, final_bundles_flags("DIR"))
-    return {name: read_schedule(*files) for name, files in found.items() if not name.endswith("-schedule-analysis")}
-
-
-def newest_files(
-    llo_dir: Path, pattern: re.Pattern[str], pattern_beside: re.Pattern[str], flags: list[str]
-) -> dict[str, tuple[Path, Path | None]]:
-    """Of each op in a dump its last file of one kind, and the one of another kind that was written with it.
-
-    Args:
-        pattern: Of names of the files; matches (time, op, number of the pass).
-        pattern_beside: Of those beside them; matches `TIME-OP`.
-    """
     newest: dict[str, tuple[tuple[int, int], Path]] = {}
-    beside: dict[str, Path] = {}
+    utilisation: dict[str, Path] = {}
     for path in sorted(llo_dir.iterdir()) if llo_dir.is_dir() else ():
-        if match := pattern.fullmatch(path.name):
+        if match := FINAL_BUNDLES.fullmatch(path.name):
             stamp = (int(match[1]), int(match[3]))
             if match[2] not in newest or stamp > newest[match[2]][0]:
                 newest[match[2]] = (stamp, path)
-        elif match := pattern_beside.fullmatch(path.name):
-            beside[match[1]] = path
+        elif match := UTILISATION.fullmatch(path.name):
+            utilisation[match[1]] = path
     if not newest:
-        ending = pattern.pattern.rpartition(")-")[2].replace("\\", "")
-        raise TomatError(f"{llo_dir}: no *-{ending}. Compile with LIBTPU_INIT_ARGS containing {' '.join(flags)}")
-    return {name: (path, beside.get(f"{stamp[0]}-{name}")) for name, (stamp, path) in newest.items()}
+        flags = " ".join(final_bundles_flags("DIR"))
+        raise TomatError(f"{llo_dir}: no *-final_bundles.txt. Compile with LIBTPU_INIT_ARGS containing {flags}")
+    return {
+        name: read_schedule(path, utilisation.get(f"{stamp[0]}-{name}"))
+        for name, (stamp, path) in newest.items()
+        if not name.endswith("-schedule-analysis")
+    }
 
 
 def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
     """One op's schedule from its files."""
-    builder = ScheduleBuilder()
-    current = 0
+    builder = _ScheduleBuilder()
     with bundles.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            match = _ADDRESS.match(line)
-            if match:
-                current = int(match[1], 16)
-                builder.n_bundles = max(builder.n_bundles, current + 1)
-            builder.add(current, line)
-            if "region " in line:
-                for number in REGION_START.findall(line):
-                    builder.starts.setdefault(int(number), current)
-            builder.branches(current + 1 + BRANCH_DELAY_SLOTS, line)
+            builder.add(line)
     if not builder.n_bundles:
         raise TomatError(f"{bundles}: no VLIW bundles. Expected lines such as `0x1a   :  {{ ... }}`.")
     if utilisation is None:
@@ -307,35 +284,40 @@ class _Span(NamedTuple):
     negated: bool
 
 
-class ScheduleBuilder:
-    """Makes a schedule of the lines of one op, and of where its regions begin."""
+class _ScheduleBuilder:
+    """Makes a schedule of the lines of one op."""
 
     def __init__(self) -> None:
         self.n_bundles = 0
-        self.starts: dict[int, int] = {}
+        self._bundle = 0
+        self._starts: dict[int, int] = {}
         """Region -> its first bundle."""
         self._grid: tuple[int, ...] = ()
         self._branches: list[tuple[int, bool, str, int]] = []
+        """(the bundle that follows the delay slots, negated, predicate, region) of each."""
         self._code = ScalarCode()
         self._products: dict[int, list[int]] = {}
         self._transfers = TransferReader()
 
-    def add(self, bundle: int, line: str, order: float = 0.0) -> None:
-        """Takes note of what a line of a bundle does, but for its branches. `bundle` is its number, or the first of its
-        region; `order` as of `ScalarCode.add`."""
-        self._code.add(bundle, line, order)
+    def add(self, line: str) -> None:
+        """Takes note of what a line does."""
+        if match := _ADDRESS.match(line):
+            self._bundle = int(match[1], 16)
+            self.n_bundles = max(self.n_bundles, self._bundle + 1)
+        self._code.add(self._bundle, line)
+        self._transfers.line(self._bundle, line)
         if "vmatmul" in line:
             for forms, unit in _PRODUCT.findall(line):
-                cycles = self._products.setdefault(bundle, [0] * N_MXU)
+                cycles = self._products.setdefault(self._bundle, [0] * N_MXU)
                 cycles[int(unit)] += product_cycles(forms)
-        self._transfers.line(bundle, line)
         if not self._grid and "iteration_bounds" in line and (bounds := _GRID.search(line)):
             self._grid = tuple(int(n) for n in bounds[1].split(",") if n.strip())
-
-    def branches(self, after: int, line: str) -> None:
-        """Takes note of the branches in a line; `after` is the bundle that follows their delay slots."""
-        if BRANCH in line:
+        if "region " in line:
+            for number in _REGION_START.findall(line):
+                self._starts.setdefault(int(number), self._bundle)
+        if "sbr.rel" in line:
             for negated, predicate, target in _BRANCH.findall(line):
+                after = self._bundle + 1 + BRANCH_DELAY_SLOTS
                 self._branches.append((after, bool(negated), predicate, int(target)))
 
     def schedule(
@@ -344,7 +326,7 @@ class ScheduleBuilder:
         """The schedule of what was noted; `rows` are the slots of each of `units` that are filled, by bundle."""
         spans: list[_Span] = []
         for after, negated, predicate, target in self._branches:
-            start = self.starts.get(target)
+            start = self._starts.get(target)
             if start is None:
                 continue  # out of the op; seen once in 225 ops, behind its last region
             if start < after:

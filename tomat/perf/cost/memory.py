@@ -7,9 +7,8 @@ arguments, 163,840 of constants and 1,216 of outputs, together 35.64 GiB. The pa
 "Used 36.01G of 31.25G hbm". G is 2**30 bytes throughout.
 
 The line names no buffer; the buffer assignment, which ``--xla_dump_to`` writes before the compiler gives up, does. XLA
-packs all temporaries of a memory space into one allocation by simulating a heap: the trace of its allocations, frees
-and shares (``xla/service/heap_simulator``) is part of the ``HloProto``. Replaying it tells which buffers are live
-together when most bytes are.
+packs all temporaries of a memory space into one allocation by simulating a heap (``xla/service/heap_simulator``), whose
+trace is part of the ``HloProto``: replayed, it tells which buffers are live together when most bytes are.
 """
 
 from __future__ import annotations
@@ -200,10 +199,8 @@ _PASSING = frozenset(
 
 
 def saved_value(program: HloProgram, instruction: Instruction, shape_index: Any = ()) -> Instruction:
-    """What an in-place update stores (the value a scan keeps for its backward pass), or `instruction` itself.
-
-    The update itself stands on the scan's line for every value it keeps; the value stands on the line that made it.
-    """
+    """What an in-place update stores (the value a scan keeps for its backward pass), which stands on the line that
+    made it and not on the scan's; or `instruction` itself."""
     fused, value = None, instruction
     if instruction.opcode == "fusion":
         fused = instruction
@@ -286,11 +283,7 @@ class MemoryReport:
 
     def by_kind(self) -> dict[str, int]:
         """What `required_bytes` is made of, by kind; the kinds that the compiler did not tell are the rest."""
-        known = {
-            "arguments": self.argument_bytes,
-            "outputs": self.output_bytes,
-            "temporaries": self.temporary_bytes,
-        }
+        known = {"arguments": self.argument_bytes, "outputs": self.output_bytes, "temporaries": self.temporary_bytes}
         kinds = {name: size for name, size in known.items() if size}
         rest = self.required_bytes - sum(kinds.values())
         name = "constants" if None not in known.values() else "others"
@@ -305,12 +298,9 @@ def read_memory(data: Any) -> MemoryReport:
 
 
 def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport | None:
-    """What a refusal for want of memory says; None if `message` is about something else.
-
-    Args:
-        hlo_proto: A serialised `HloProto` with a buffer assignment (`*.after_optimizations.hlo.pb` of
-            ``--xla_dump_to``): exact bytes, and the buffers live at the peak.
-    """
+    """What a refusal for want of memory says; None if `message` is about something else. `hlo_proto` is a serialised
+    `HloProto` with a buffer assignment (`*.after_optimizations.hlo.pb` of ``--xla_dump_to``): exact bytes, and the
+    buffers live at the peak."""
     found = next((match for pattern in _TOTALS if (match := pattern.search(message))), None)
     if found is None:
         return None

@@ -127,11 +127,8 @@ def matrix_products(program: HloProgram, instruction: Instruction) -> list[Matri
 
 
 def mxu_seconds(products: list[MatrixProduct], chip: Chip) -> float:
-    """Time of the products at a TPU's peak for their operands, padding included.
-
-    float32 operands count as bf16, to which XLA's default precision rounds them; where no source states a peak for int8
-    (TPU7x), that of bf16 is an upper bound of their time (`Chip.peak_of`).
-    """
+    """Time of the products at a TPU's peak for their operands (`Chip.peak_of`), padding included. float32 operands
+    count as bf16, to which XLA's default precision rounds them."""
     assert chip.mxu_shape is not None  # of every TPU
     return sum(product.padded_flops(chip.mxu_shape[0]) / chip.peak_of(product.operands) for product in products)
 
@@ -176,11 +173,8 @@ def roofline_seconds(program: HloProgram, instruction: Instruction, slice_: Slic
 
 
 def padded_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:
-    """HBM traffic of one execution, padding included.
-
-    `kernel_hbm_bytes` knows what slices touch but not tiles: its bytes are scaled by the padding of the kernel's arrays
-    in HBM taken together.
-    """
+    """HBM traffic of one execution: that of `kernel_hbm_bytes`, which knows what slices touch but not tiles, scaled by
+    the padding of the kernel's arrays in HBM taken together."""
     if instruction.opcode == "async-start":
         # Its shape repeats the operands; what moves is what the wrapped operations read and write.
         inner = [i for i in program.inner(instruction) if i.opcode not in ("parameter", "tuple")]
@@ -193,10 +187,8 @@ def padded_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:
 
 
 def vpu_seconds(program: HloProgram, instruction: Instruction, chip: Chip) -> float:
-    """Time of the elementwise operations and reductions, one instruction a register of 32-bit elements.
-
-    A lower bound: conversions, moves between lanes, addresses and masks come on top.
-    """
+    """Time of the elementwise operations and reductions, one instruction a register of 32-bit elements: a lower bound,
+    without conversions, moves between lanes, addresses and masks."""
     if chip.clock_hz is None or base_opcode(instruction.opcode) != instruction.opcode:
         return 0.0
     arithmetic = transcendental = 0.0

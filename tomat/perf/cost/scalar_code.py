@@ -91,13 +91,12 @@ Expression = Symbol | int | tuple
 
 class _Definition(NamedTuple):
     bundle: int
-    place: float
     operation: str
     text: str
 
 
 class _Store(NamedTuple):
-    place: float
+    bundle: int
     name: str
     """Of the value."""
     loop: int = -1
@@ -117,18 +116,13 @@ class ScalarCode:
     _prefetches: list[tuple[str, str]] = field(default_factory=list)
     _known: dict[str, Expression] = field(default_factory=dict)
 
-    def add(self, bundle: int, text: str, order: float = 0.0) -> None:
-        """Takes note of the definitions and spills in a line of a bundle.
-
-        `bundle` is its number; of instructions of which the region alone is known, the first of the region. `order`,
-        from 0 to 1, tells which of two lines of one `bundle` comes first: a load finds what was stored before it.
-        """
-        place = bundle + order
+    def add(self, bundle: int, text: str) -> None:
+        """Takes note of the definitions and spills in a line of a bundle."""
         for name, operation, arguments in DEFINITION.findall(text):
-            self._definitions[name] = _Definition(bundle, place, operation, arguments)
+            self._definitions[name] = _Definition(bundle, operation, arguments)
         if "_spill" in text:
             for slot, name in _STORE.findall(text):
-                self._stores.setdefault(slot, []).append(_Store(place, name))
+                self._stores.setdefault(slot, []).append(_Store(bundle, name))
         if "_to_smem" in text:
             self._prefetches += _PREFETCH.findall(text)
         if "= sst [smem:[#allocation" in text:
@@ -169,7 +163,7 @@ class ScalarCode:
     def _expand(self, name: str, depth: int) -> Expression:
         if name not in self._definitions:
             return UNKNOWN
-        bundle, place, operation, text = self._definitions[name]
+        bundle, operation, text = self._definitions[name]
         bounds = set(_GRID_INDEX.findall(text))
         if len(bounds) == 1:
             return Symbol("grid", int(bounds.pop()))
@@ -177,7 +171,7 @@ class ScalarCode:
             inputs = _VALUE.findall(_COMMENT.sub("", text))
             return self._counter(bundle, inputs, name, depth) if len(inputs) == 2 else UNKNOWN
         if operation == "sld":
-            return self._loaded(text, place, name, depth)
+            return self._loaded(text, bundle, name, depth)
         if operation.startswith("inlined_call_operand"):
             scalar = _SCALAR_OPERAND.search(text)
             return UNKNOWN if scalar is None else Symbol("scalar", int(scalar[1]))
@@ -235,34 +229,34 @@ class ScalarCode:
                 return Symbol("counter", bundle, start, step)
         return UNKNOWN
 
-    def _loaded(self, text: str, place: float, name: str, depth: int) -> Expression:
+    def _loaded(self, text: str, bundle: int, name: str, depth: int) -> Expression:
         spilled = _SPILLED.search(text)
         if spilled is None:
             allocation = _PREFETCHED.search(text)
             operand = self.prefetched.get(int(allocation[1])) if allocation else None
             element = _ELEMENT.search(text)
             return UNKNOWN if operand is None else Symbol("operand", operand, int(element[1]) if element else 0)
-        stored = self._stored(spilled[0], place)
+        stored = self._stored(spilled[0], bundle)
         if not stored:
             return UNKNOWN
         last = stored[0]
-        if any(first <= last.place < end and not first <= place < end for first, end in self.regions):
+        if any(first <= last.bundle < end and not first <= bundle < end for first, end in self.regions):
             return UNKNOWN  # stored in a region that may have been passed over
         if len(stored) == 2:
             return self._counter(stored[1].loop, [last.name, stored[1].name], name, depth)
         return self.expression(last.name, depth + 1)
 
-    def _stored(self, slot: str, place: float) -> list[_Store]:
+    def _stored(self, slot: str, bundle: int) -> list[_Store]:
         """What a load from a slot may find: the last value stored before it, and where that is before a loop around the
         load, the last one of an iteration."""
         stores = self._stores.get(slot, [])
-        before = [store for store in stores if store.place < place]
+        before = [store for store in stores if store.bundle < bundle]
         if not before:
             return []
         last = max(before)
         for first, end in sorted(self.loops, key=lambda loop: loop[0] - loop[1]):
-            if last.place < first <= place < end:
-                later = [store for store in stores if place <= store.place < end]
+            if last.bundle < first <= bundle < end:
+                later = [store for store in stores if bundle <= store.bundle < end]
                 if later:
                     return [last, max(later)._replace(loop=first)]
         return [last]
@@ -286,7 +280,7 @@ class ScalarCode:
             spilled = _SPILLED.search(definition.text)
             if definition.operation == "sld" and spilled is None:
                 return None
-            stored = self._stored(spilled[0], definition.place) if spilled is not None else []
+            stored = self._stored(spilled[0], definition.bundle) if spilled is not None else []
             names = _VALUE.findall(_COMMENT.sub("", definition.text))
             for used in (*names, *(store.name for store in stored)):
                 if used not in seen:
@@ -326,12 +320,8 @@ class ScalarCode:
         return bisect_left(range(most), True, lo=most // 2 + 1, key=left) if most > 1 else 1
 
     def scalar_trips(self, first_bundle: int, predicate: str, negated: bool) -> tuple[int, int, int] | None:
-        """How often a loop runs whose bound is a scalar operand of the kernel, as the grid of a Pallas kernel may be.
-
-        Returns:
-            The number of the operand, the trips where it is 0, and those that each unit of it adds; None where the loop
-            is none of these.
-        """
+        """How often a loop runs whose bound is a scalar operand of the kernel, as the grid of a Pallas kernel may be:
+        the number of the operand, the trips where it is 0, and those that each unit of it adds; None of other loops."""
         symbols = symbols_of(self._condition(predicate, negated))
         scalars = [symbol for symbol in symbols if symbol.kind == "scalar"]
         if len(scalars) != 1 or len(symbols) != 2:

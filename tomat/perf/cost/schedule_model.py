@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tomat.perf.cost.chip_model import KernelWork
 from tomat.perf.cost.llo import OpSchedule, Region, Transfer
 from tomat.perf.profile.hlo import HloProgram, Instruction
 from tomat.perf.profile.hlo_kernels import constant_values, origin
@@ -21,18 +22,10 @@ UNCOUNTED_LOOP_SHARE = 0.01
 """Above this share of an op's executed bundles in loops of unknown trip count (counted once) no time is given."""
 
 
-@dataclass(frozen=True)
-class ScheduleTime:
+@dataclass(frozen=True, kw_only=True)
+class ScheduleTime(KernelWork):
     """What an op's schedule says about one execution of it."""
 
-    bundle_seconds: float
-    """Executed bundles, one a cycle."""
-    mxu_seconds: float
-    """The busier matrix unit at work, within `bundle_seconds`."""
-    copies: tuple[tuple[Transfer, float], ...]
-    """Copies between HBM and the core, and how often each is started."""
-    grid_steps: float
-    """Steps of a grid that do something; 1 where there is none."""
     active_share: float | None
     """Splash kernels: share of the grid's steps whose block the mask does not empty."""
     assumed_bundle_share: float
@@ -40,11 +33,6 @@ class ScheduleTime:
     mask_found: bool = True
     """False for a splash kernel whose mask is no constant that could be found: every block is counted, an upper
     bound."""
-
-    @property
-    def seconds(self) -> float:
-        """The bundles alone, which is what this model knows."""
-        return self.bundle_seconds
 
 
 def schedule_time(
@@ -97,10 +85,10 @@ def schedule_time(
 
     add_copies(schedule.body, 1.0)
     return ScheduleTime(
-        bundle_seconds=bundles / clock_hz,
+        core_seconds=bundles / clock_hz,
         mxu_seconds=schedule.executed(lambda region: region.mxu_cycles, executions) / clock_hz,
         copies=tuple(copies),
-        grid_steps=max(1.0, sum(trips.values()) or math.prod(schedule.grid) * undecided),
+        steps=max(1.0, sum(trips.values()) or math.prod(schedule.grid) * undecided),
         active_share=active,
         assumed_bundle_share=executed("branch") / bundles,
         mask_found=blocks is None or bool(blocks),
@@ -149,11 +137,9 @@ def entered_shares(program: HloProgram, instruction: Instruction, schedule: OpSc
 
 def mask_blocks(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> list[int] | None:
     """For each block of a splash kernel's grid whether its mask leaves something to do there; None for other kernels.
-
-    The kernel reads it from prefetched operand 1 (`block_mask`: 0 for a block that the mask empties, 1 partly masked,
-    2 full; JAX's `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Empty
-    where it is not found: every step then counts as active, which `ScheduleTime.mask_found` says.
-    """
+    It is prefetched operand 1 (`block_mask`: 0 for a block that the mask empties, 1 partly masked, 2 full; JAX's
+    `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Empty where it is not
+    found: every step then counts as active, which `ScheduleTime.mask_found` says."""
     deciding = [region.operand for region in schedule.body.walk() if region.operand is not None]
     # The kernels of JAX's splash attention are named so.
     if not deciding or instruction.custom_call_target != "tpu_custom_call" or "splash_m" not in instruction.op_name:

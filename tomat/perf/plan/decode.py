@@ -43,14 +43,9 @@ class Cell:
 
 
 def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal | int) -> Cell:
-    """The patches of a cell.
-
-    Args:
-        config: Of a run whose model has `environment`.
-        grid_shape: Voxels.
-        cell: The crystal; or only the number of its atoms, of which no more are then taken to be near a patch than the
-            model's rows have room for.
-    """
+    """The patches of a cell of `grid_shape` voxels, for a run whose model has `environment`. `cell` is the crystal; or
+    only the number of its atoms, of which no more are then taken to be near a patch than the model's rows have room
+    for."""
     environment = environment_of(config.model)
     if environment is None:
         check_decoder(config, "parallel")

@@ -1,11 +1,12 @@
 """A cache of plans: what names an answer, working folders that end with their process, answers that appear whole.
 
 - An answer is a folder below `programs/` or a JSON file. It appears by one rename and is never replaced: who has opened
-  it reads one compile's files to the end.
-- A reader holds a shared lock (`flock`) on the folder's result; what is locked is not evicted.
+  it reads one compile's files to the end. A reader holds a shared lock (`flock`) on the folder's result; what is locked
+  is not evicted.
 - A working folder, `.work-*`, belongs to the process that holds the lock beside it. One whose lock is free is removed.
 - What decides an answer, the files of tomat behind a module and the packages that are installed, is found, not listed:
-  a list goes stale with the next import, and a stale list answers for a program that changed."""
+  a list goes stale with the next import, and a stale list answers for a program that changed.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +38,11 @@ def default_cache_dir() -> Path:
 
 
 def module_files(*modules: str, package: Path = PACKAGE) -> list[Path]:
-    """The files of `package` that `modules` import, in functions too, and those that these import; sorted.
+    """The files of `package` that `modules` (dotted names) import, in functions too, and those that these import;
+    sorted.
 
     A file of data counts where a module names it in a string, by its path from the module's folder. What is imported
     for types alone counts as well: it costs a needless lowering now and then, never a wrong answer.
-
-    Args:
-        modules: Dotted names, such as `tomat.perf.plan.compile.compiler`.
-        package: Folder of the package that they are in.
     """
     waiting = [path for name in modules for path in _files_of(name, package)]
     found: set[Path] = set()
@@ -96,11 +94,8 @@ def _digest(paths: Iterable[Path], package: Path) -> str:
 
 
 def question_key(question: Mapping[str, Any]) -> str:
-    """Names a question to all of tomat by its text: no import is needed to look for its answer.
-
-    Args:
-        question: Everything that the answer depends on, but for tomat's own files and the installed packages.
-    """
+    """Names a question to all of tomat by its text: no import is needed to look for its answer. `question` is all that
+    the answer depends on, but for tomat's own files and the installed packages."""
     files = sorted(path for kind in ("*.py", "*.json", "*.yaml") for path in PACKAGE.rglob(kind))
     whole = {**question, "sources": _digest(files, PACKAGE), "packages": installed_packages()}
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:24]
@@ -129,18 +124,13 @@ CACHE_GIB = 2.0
 plans. (A choice.)"""
 
 WORK, LOCK, EVICTED = ".work-", ".lock", ".evicted-"
-UNLOCKED_SECONDS = 86_400.0
-"""Age from which a working folder without a lock is abandoned: such were made before there were locks."""
 RETRY_SECONDS = 0.05
 """Between attempts to put an answer where another is being removed."""
 
 
 def open_cache(cache: Path) -> Path:
-    """Make a cache ready for a compile: its folders are there, and what killed compiles left is not.
-
-    Returns:
-        The folder of its programs.
-    """
+    """Make a cache ready for a compile: its folders are there, and what killed compiles left is not. Gives the folder
+    of its programs."""
     programs = cache / PROGRAMS
     try:
         programs.mkdir(parents=True, exist_ok=True)
@@ -175,12 +165,8 @@ def remove_abandoned(cache: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
             lock.unlink()
-    for folder in [*cache.glob(f"{WORK}*"), *cache.glob(f"{EVICTED}*")]:
-        with contextlib.suppress(OSError):
-            unlocked = folder.is_dir() and not folder.with_name(folder.name + LOCK).exists()
-            old = time.time() - folder.stat().st_mtime > UNLOCKED_SECONDS
-            if unlocked and (old or folder.name.startswith(EVICTED)):
-                shutil.rmtree(folder)
+    for folder in cache.glob(f"{EVICTED}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def keep(part: Path, folder: Path) -> None:
@@ -211,14 +197,8 @@ class Kept(NamedTuple):
 
 
 def open_result(folder: Path, needed: Sequence[str] = ()) -> Kept | None:
-    """The answer in a folder of the cache, locked.
-
-    Args:
-        needed: Files that the folder must hold too if its step fits.
-
-    Returns:
-        None where there is none, where it is damaged or lacks a needed file, and where it is being evicted.
-    """
+    """The answer in a folder of the cache, locked; None where there is none, where it is damaged or lacks one of the
+    files that are `needed` if its step fits, and where it is being evicted."""
     path = folder / RESULT_FILE
     try:
         file = path.open("rb")

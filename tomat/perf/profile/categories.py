@@ -1,8 +1,8 @@
 """What kind of work an operation is: one category, one part of the model, one direction.
 
 Evidence, strongest first: the HLO opcode; the opcodes inside a fused computation; the Python call stack and the scope
-path in the instruction's metadata, weighed by the work of the inner instructions they stand on; the direction of the
-loop body the kernel sits in. Names of operations decide only when a trace holds nothing else.
+path of the inner instructions, weighed by their work; the direction of the loop body the kernel sits in. Names of
+operations decide only when a trace holds nothing else.
 """
 
 from __future__ import annotations
@@ -142,12 +142,9 @@ def classify(
     custom_call_target: str = "",
     surrounding: Direction = Direction.NONE,
 ) -> Classified:
-    """Category, part and direction of one operation.
-
-    `inner_opcodes` are those of what it is made of; for anything but a fusion, its own. `surrounding` is the direction
-    of the computation it sits in, which tells a recomputed forward kernel from the first one: Pallas kernels lose the
-    transforms in their path.
-    """
+    """Category, part and direction of one operation. `inner_opcodes` are those of what it is made of; for anything but
+    a fusion, its own. `surrounding` is the direction of the computation it sits in, which tells a recomputed forward
+    kernel from the first one: Pallas kernels lose the transforms in their path."""
     # The part and direction on which most of the work stands.
     parts: dict[Part, float] = defaultdict(float)
     directions: dict[Direction, float] = defaultdict(float)
@@ -201,11 +198,8 @@ def _category(opcode: str, inner: frozenset[str], part: Part, direction: Directi
 
 
 def computation_directions(program: HloProgram) -> dict[int, Direction]:
-    """The direction of each loop body or called computation: what the loop or call is in, for all that runs in it.
-
-    A loop over microbatches holds forward and backward passes and has none; in the backward pass of a loop over layers
-    whatever is not its own is recomputed.
-    """
+    """The direction of each loop body or called computation: what the loop or call is in, for all that runs in it. A
+    loop over microbatches holds forward and backward passes and has none."""
     found: dict[int, Direction] = {}
     for computation_id, instructions in program.computations.items():
         # A constant that XLA sank into a loop keeps the path of another use: the reference's forward scan holds
@@ -227,10 +221,8 @@ def computation_directions(program: HloProgram) -> dict[int, Direction]:
 
 
 def classify_program(program: HloProgram) -> dict[str, Classified]:
-    """The verdict on every instruction of a program that can run as a kernel, by instruction name.
-
-    It is that of the instruction's own evidence: `directions.settled` decides what only the sums of a pass tell.
-    """
+    """The verdict on every instruction of a program that can run as a kernel, by instruction name, by its own evidence:
+    `directions.settled` decides what only the sums of a pass tell."""
     surrounding = computation_directions(program)
     verdicts: dict[str, Classified] = {}
     for kernel in executed_kernels(program):

@@ -166,10 +166,8 @@ class HloProgram:
 
     @cached_property
     def by_kernel_name(self) -> dict[str, str]:
-        """Name of a GPU's kernel -> of its instruction. XLA writes `_` for what no function's name may have.
-
-        What two instructions would be called is no name.
-        """
+        """Name of a GPU's kernel, in which XLA writes `_` for what no function's name may have -> of its instruction.
+        What two instructions would be called is no name."""
         names: dict[str, str | None] = {}
         for name in self.by_name:
             kernel = re.sub(r"\W", "_", name, flags=re.ASCII)
@@ -201,10 +199,8 @@ class HloProgram:
         return [self.by_id[i] for i in instruction.operand_ids if i in self.by_id]
 
     def inner(self, instruction: Instruction) -> list[Instruction]:
-        """The instructions a kernel is made of: those of its fused or wrapped computations, else itself.
-
-        The scalar reducers that `reduce`, `scatter` and the collectives apply are not among them.
-        """
+        """The instructions a kernel is made of: those of its fused or wrapped computations, without the scalar reducers
+        that `reduce`, `scatter` and the collectives apply; else itself."""
         if instruction.opcode not in ("fusion", "async-start", "async-update", "async-done", "call"):
             return [instruction]
         found: list[Instruction] = []
@@ -237,11 +233,8 @@ class HloProgram:
 
 @contextlib.contextmanager
 def sound_parts(program: HloProgram) -> Iterator[None]:
-    """What follows reads a module whose structure is sound (`check_structure`) but not each of its instructions.
-
-    Raises:
-        TomatError: for what a damaged instruction raises: an operand too few, a dimension that is not there.
-    """
+    """What follows reads a module whose structure is sound (`check_structure`) but not each of its instructions: what
+    a damaged one raises, of an operand too few or a dimension that is not there, is a TomatError."""
     try:
         yield
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration) as error:

@@ -25,12 +25,11 @@ HANDING_ON = frozenset(
 def origin(
     program: HloProgram, instruction: Instruction, path: Path = (), open_loops: frozenset[int] = frozenset()
 ) -> tuple[Instruction, Path]:
-    """The instruction that makes a value, and which element of its tuple that is.
+    """The instruction that makes a value, and which element of its tuple that is. `path` is the element asked for.
 
     An element of a loop's tuple comes from before the loop where the body returns it as it got it, itself through any
-    number of inner loops. What a loop changes ends at the loop's parameter, or at the loop itself. `path` is the
-    element of the instruction's tuple, empty for an array. `open_loops` are loops (instruction ids) whose bodies are
-    being looked at: their parameters are where it ends.
+    number of inner loops. What a loop changes ends at the loop's parameter, or at the loop itself; so does what is in
+    the body of one of `open_loops` (instruction ids).
     """
     while True:
         operands = program.operands(instruction)
@@ -141,10 +140,8 @@ def _executed(program: HloProgram, computation_id: int, times: float) -> Iterato
 
 
 def trip_count(program: HloProgram, loop: Instruction) -> int | None:
-    """How often a `while` body runs: XLA's annotation, else read off the condition; None if neither tells.
-
-    TPU modules carry no annotation. Their scans compare a counter in the loop's tuple with a constant.
-    """
+    """How often a `while` body runs: XLA's annotation, which TPU modules do not carry, else read off the condition,
+    where scans compare a counter in the loop's tuple with a constant; None if neither tells."""
     known = loop.backend_config.get("known_trip_count", {}).get("n")
     if known is not None:
         return int(known) if 0 <= int(known) < MAX_TRIPS else None

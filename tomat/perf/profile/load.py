@@ -18,12 +18,8 @@ def load_breakdown(
     target: str, *, device_kind: str | None = None, session: str | None = None, program: str | None = None
 ) -> Breakdown:
     """The breakdown of whatever `target` is: a trace, a run's folder, an HLO module, or a breakdown in JSON.
-
-    Args:
-        device_kind: JAX's name of the chip, where `target` does not hold it.
-        session: Of a profile directory; default: the newest.
-        program: Of a trace, whose executions are the steps; default: see `main_program`.
-    """
+    `device_kind` is JAX's name of the chip, where `target` does not hold it; `session` is of a profile directory
+    (default: the newest), `program` of a trace, whose executions are the steps (default: see `main_program`)."""
     path = Path(target)
     if "://" not in target and path.is_file():
         if is_hlo_path(path.name):

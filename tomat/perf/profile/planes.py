@@ -4,11 +4,11 @@ Planes and lines as JAX and xprof name them: ``/device:TPU:N`` with lines ``XLA 
 ``XLA Modules`` and ``Steps``; ``/device:GPU:N`` with one line a CUDA stream; on a CPU the operations are events of the
 threads in ``/host:CPU`` that carry an ``hlo_op`` stat.
 
-A GPU's trace does not mark the executions of programs: they are told by what the host launched in each. XLA annotates
-the host's thread while it launches the kernels of one execution: `[ordinal] GpuExecutable::ExecuteThunks`
-(jaxlib 0.11.2), the same without ordinal (0.8), `PROGRAM:XLA GPU module` (both, and before). A launch and all its
-kernels have one `correlation_id`. NVIDIA's tracing library puts the launch on the thread's line; AMD's on a line of its
-own, `Host Threads/N`, whose number is not that of the thread: it is the one whose annotations lie around the launches.
+A GPU's trace does not mark the executions of programs. XLA annotates the host's thread while it launches the kernels of
+one: `[ordinal] GpuExecutable::ExecuteThunks` (jaxlib 0.11.2), the same without ordinal (0.8), `PROGRAM:XLA GPU module`
+(both, and before). A launch and all its kernels have one `correlation_id`. NVIDIA's tracing library puts the launch on
+the thread's line; AMD's on a line of its own, whose number is not that of the thread: it is the one whose annotations
+lie around the launches.
 """
 
 from __future__ import annotations

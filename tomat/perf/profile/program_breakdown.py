@@ -1,9 +1,8 @@
 """A compiled program as a `Breakdown`: the same table as a trace's, with predicted instead of measured time.
 
-Unless the caller knows better, a kernel takes what the compiler says, else what a roofline gives: XLA:TPU writes
-``estimated_cycles`` into the fusions it schedules; what has none is given the larger of flops over peak and HBM bytes
-over bandwidth, at least one cycle. A kernel that neither knows (a Pallas call without a cost estimate, a collective,
-whose time the interconnect decides) has no time, and is reported as unknown.
+Unless the caller knows better, a kernel takes what XLA:TPU writes into the fusions it schedules (``estimated_cycles``),
+else the larger of flops over peak and HBM bytes over bandwidth, at least one cycle. A kernel that neither knows (a
+Pallas call without a cost estimate, a collective) has no time, and is reported as unknown.
 """
 
 from __future__ import annotations
@@ -37,14 +36,12 @@ def breakdown_from_program(
     """One run of `program` on one device, kernels one after the other, loop bodies times their trip counts.
 
     A kernel of unknown time has a row with its flops, bytes and occurrences and no time, and a note says how many those
-    are: the total is then a lower bound. `device_kind` is JAX's name of the chip that it was compiled for.
+    are: the total is then a lower bound. `device_kind` is JAX's name of the chip that it was compiled for, `verdicts`
+    say what its operations are, by name (default: `settled`).
 
-    Args:
-        kernel_seconds: time of one execution of a kernel, None where unknown; default: `compiler_seconds`.
-        hidden_seconds: time that one execution of a collective runs beside other kernels, not part of `kernel_seconds`;
-            None or 0 for other kernels. Default: nothing is hidden.
-        kernel_flops: flops of one execution of a kernel, None where unknown; default: what HLO says.
-        verdicts: what its operations are, by name; default: `settled`.
+    Of one execution of a kernel: `kernel_seconds` is its time, None where unknown (default: `compiler_seconds`);
+    `hidden_seconds` what a collective runs beside other kernels, not part of that (default: nothing); `kernel_flops`
+    its flops, None where unknown (default: what HLO says).
     """
     roofs = Roofs.of_device_kind(device_kind)
     cost = kernel_seconds or (lambda instruction: compiler_seconds(program, instruction, roofs))

@@ -2,12 +2,10 @@
 
 Neither jax nor xprof ships Python classes for them, and ``jax.profiler.ProfileData`` hides what sits in the event
 metadata: the HLO modules and, on a TPU, the flops, bytes, category and source line of every operation. So the fields
-that tomat reads are declared here and decoded by ``google.protobuf``; fields left out are skipped by the decoder, and
-fields a newer writer adds are ignored, as protocol buffers intend.
+that tomat reads are declared here and decoded by ``google.protobuf``, which skips and ignores all others.
 
 Field numbers: the descriptors embedded in jaxlib 0.11.1 (``xla/service/hlo.proto``, ``xla/xla_data.proto``,
-``tsl/profiler/protobuf/xplane.proto``). ``tests/perf/profile/test_protos.py`` reads them out of the installed jaxlib
-and compares, so a release of XLA that renumbers a field fails a test.
+``tsl/profiler/protobuf/xplane.proto``), with which ``tests/perf/profile/test_protos.py`` compares them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Which windows of a device are the step undisturbed, and what else ran in them.
 
 A window goes from the beginning of one step to that of the next. The trace's marks of steps are taken only where they
-lie among the operations and agree with the executions of the step's program: a mark may be missing, or be of something
-else. Without usable marks a step is one execution.
+lie among the operations and agree with the executions of the step's program; without usable marks a step is one
+execution.
 
 Programs other than the step's may run in a window, the host may leave the device without work, and the trace may begin
 or end in the middle of one. The figures of a step are the mean of the windows in which none of that happened, and whose
-duration is an ordinary one. Where other programs ran in most windows, those count too, without these programs: what is
-cut out of a window is the other program's time with the wait before it, so that one wait stays, as between any two
-steps."""
+duration is an ordinary one. Where other programs ran in most windows, those count too, without these programs and the
+wait before each, so that one wait stays, as between any two steps.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str
     """int64 [n, 2]: the steps of a device, each from its beginning to that of the next, ps.
 
     By the device's `Steps` line, else by the host's step annotations, else by executions of the main program; marks
-    that cannot be used are said in `notes`. Annotations of steps that were dispatched while others ran are no steps of
-    a device. The last step is left out where three or more are known, since the wait that follows it is not: its window
-    would end early.
+    that cannot be used are said in `notes`. The last step is left out where three or more are known, since the wait
+    that follows it is not: its window would end early.
     """
     runs = sorted((m for m in device.modules if m.program == main), key=lambda r: r.start_ps)
     executions = [StepMark(i, r.start_ps, r.end_ps) for i, r in enumerate(runs)]
@@ -63,10 +62,8 @@ def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str
 
 
 def _dispatched_ahead(marks: list[StepMark], runs: list[ModuleRun]) -> bool:
-    """Whether a mark begins inside an execution (`runs`, by their start), or several executions after the last mark.
-
-    The latter is a device that begins late: steps were dispatched before the first of them ran.
-    """
+    """Whether a mark begins inside an execution (`runs`, by their start), or several executions after the last mark,
+    of a device that begins late."""
     marked = sorted(mark.start_ps for mark in marks)
     begun = np.searchsorted([run.start_ps for run in runs], marked)
     if any(i > 0 and start < runs[i - 1].end_ps for i, start in zip(begun.tolist(), marked, strict=True)):
@@ -224,11 +221,9 @@ def of_step(events: Events, is_step: np.ndarray) -> Events:
 def _kinds(
     net: np.ndarray, idle: np.ndarray, counts: np.ndarray, disturbed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `WindowKind` of each window, and by how much its idle time is beyond the median where that is a gap.
-
-    By its duration without other programs (`net`, ps), the time in which no device ran anything (`idle`), the number of
-    the program's operations and whether another program ran in it.
-    """
+    """The `WindowKind` of each window, and by how much its idle time is beyond the median where that is a gap: by its
+    duration without other programs (`net`, ps), the time in which no device ran anything (`idle`), the number of the
+    program's operations and whether another program ran in it."""
     kinds = np.full(len(net), WindowKind.OTHERS, dtype=object)
     extra = np.zeros(len(net))
     whole = counts > 0 if (counts > 0).any() else np.ones(len(net), dtype=bool)

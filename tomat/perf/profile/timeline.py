@@ -101,12 +101,10 @@ def _uncovered_by_leaves(starts: np.ndarray, ends: np.ndarray, events: Events, l
 def attribute(
     ops: Events, transfers: Events, is_collective: np.ndarray, windows: np.ndarray, module_spans: np.ndarray
 ) -> Attribution:
-    """Split the time of `windows` among the operations of one device, on any number of lines.
-
-    Of `transfers`, asynchronous operations in flight (TPU), only the hidden time is counted: their exposed time is the
-    `-done` operation that waits for them. `is_collective` is bool [kinds], `windows` int64 [n, 2] of disjoint [start,
-    end) steps, `module_spans` int64 [m, 2] of program executions, ps.
-    """
+    """Split the time of `windows` among the operations of one device, on any number of lines. Of `transfers`,
+    asynchronous operations in flight (TPU), only the hidden time is counted: their exposed time is the `-done` that
+    waits for them. `is_collective` is bool [kinds], `windows` int64 [n, 2] of disjoint [start, end) steps,
+    `module_spans` int64 [m, 2] of program executions, ps."""
     segments = innermost_segments(ops)
     segment_starts, segment_ends, segment_kinds = segments
     communicates = is_collective[transfers.kind]

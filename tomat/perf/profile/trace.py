@@ -1,10 +1,6 @@
-"""Opens the profile of real steps, in any trace format.
-
-``load_trace`` takes a JAX profile directory (local or ``gs://``; the hosts of one session are merged), one
-``*.xplane.pb``, or a Chrome/Perfetto JSON trace (``*.trace.json[.gz]``, as JAX writes beside the xplane file). The
-latter holds less: no HLO, and the profiler may have dropped events above its limit. Use it where nothing else was
-kept.
-"""
+"""Opens the profile of real steps: a JAX profile directory (local or ``gs://``; the hosts of one session are merged),
+one ``*.xplane.pb``, or a Chrome/Perfetto JSON trace (``*.trace.json[.gz]``, as JAX writes beside the xplane file). The
+latter holds less: no HLO, and the profiler may have dropped events above its limit."""
 
 from __future__ import annotations
 

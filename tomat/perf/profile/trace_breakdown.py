@@ -18,6 +18,7 @@ from tomat.perf.profile.hlo_kernels import loop_notes
 from tomat.perf.profile.program_breakdown import kernel_row
 from tomat.perf.profile.steady import (
     HOST_GAP,
+    PS_PER_SECOND,
     JudgedWindows,
     busy_time,
     judged_windows,
@@ -28,7 +29,6 @@ from tomat.perf.profile.steady import (
 from tomat.perf.profile.timeline import Attribution, attribute
 from tomat.perf.profile.trace_data import DeviceTrace, HostTrace, OpKind, Trace, main_program
 
-PS_PER_SECOND = 1e12
 MAX_GAP_ROWS = 10
 
 # What an `hlo_category` (xprof) says about the opcodes inside, for traces without HLO. Keys are matched in order.

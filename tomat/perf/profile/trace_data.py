@@ -1,7 +1,5 @@
-"""What a trace holds, whatever format it was read from: per device, which operation ran when.
-
-Times are integer picoseconds on the session's clock.
-"""
+"""What a trace holds, whatever format it was read from: per device, which operation ran when, in integer picoseconds on
+the session's clock."""
 
 from __future__ import annotations
 
@@ -170,7 +168,7 @@ def main_program(devices: list[DeviceTrace], program: str | None = None) -> str:
 
     Of the programs that take the most time, or a tenth of it at the least, in the marks of steps (in all of the trace
     where the devices have none), it is the one whose name does not say that it evaluates (`EVALUATION`), that ran more
-    than once, and that takes longest each time: evaluations and what is logged may take more than the steps of a trace.
+    than once, and that takes longest each time.
     """
     seconds = _seconds_by_program(devices, in_marks=True)
     if not any(seconds.values()):

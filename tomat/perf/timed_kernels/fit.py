@@ -12,51 +12,11 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Positive, read_typed, typed
-from tomat.hardware.chips import TPU_SLICES, Slice
-from tomat.perf.cost.chip_model import (
-    NAMES,
-    ChipModel,
-    KernelWork,
-    LinkRates,
-    Parameters,
-    WorkTable,
-    bound_of,
-    sustained_share,
-)
-from tomat.perf.cost.estimate import PALLAS_TARGET, estimate_step
+from tomat.hardware.chips import TPU_SLICES
+from tomat.perf.cost.chip_model import NAMES, LinkRates, Parameters, WorkTable, bound_of, sustained_share
 from tomat.perf.cost.interconnect import HOP_SECONDS, coordinates, entrances_and_hops, link_bandwidth
-from tomat.perf.cost.llo import kept_schedules
-from tomat.perf.profile.hlo_files import load_program
-from tomat.perf.timed_kernels.compile import OWN, PROGRAM_FILE, SCHEDULE_FILE
-from tomat.perf.timed_kernels.timings import KernelTiming
-
-
-@dataclass(frozen=True)
-class ProgramWork:
-    """What one run of a program has to do."""
-
-    kernels: tuple[tuple[KernelWork, float], ...]
-    """Each kernel, and how often it runs."""
-    pallas: bool
-    unscheduled_pallas: tuple[str, ...]
-    """Names of Pallas kernels of which no schedule was found."""
-
-
-def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
-    """The work of a program that `compile_kernels` kept in `folder`."""
-    schedules = kept_schedules(folder / SCHEDULE_FILE, f"Delete {folder} and calibrate again.")
-    program = load_program(folder / PROGRAM_FILE)
-    # For the work alone: no parameters of the chip are needed, and there may be none yet.
-    model = ChipModel(slice_.chip.name, Parameters(), borrowed=True)
-    step = estimate_step(program, schedules, slice_, title="kernel", model=model)
-    ops = step.ops.values()
-    pallas = [op for op in ops if program.by_name[op.name].custom_call_target == PALLAS_TARGET]
-    return ProgramWork(
-        kernels=tuple((op.work, op.executions) for op in ops if op.work is not None and op.executions),
-        pallas=bool(pallas),
-        unscheduled_pallas=tuple(op.name for op in pallas if op.schedule is None),
-    )
-
+from tomat.perf.timed_kernels.programs import ProgramWork
+from tomat.perf.timed_kernels.timings import OWN, KernelTiming
 
 PRIOR = Parameters()
 SPREAD = Parameters(

@@ -112,14 +112,9 @@ SPLASH = ("tomat_splash_attention", "tomat_splash_attention_backward")
 
 
 def own_program(op: str, arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> OwnProgram:
-    """The program of a row.
-
-    Args:
-        op: Of `CARRIED` or `ONCE`.
-        arguments: Its arrays, as `bf16[1024,4096]`.
-        settings: Of the operation; of all `scoped_vmem_kib`, the fast memory that the compiler may give one kernel
-            (default: its own), and `timed_with`.
-    """
+    """The program of a row: its operation, of `CARRIED` or `ONCE`; its arrays, as `bf16[1024,4096]`; its settings, of
+    all operations `scoped_vmem_kib`, the fast memory that the compiler may give one kernel (default: its own), and
+    `timed_with`."""
     if op not in CARRIED and op not in ONCE:
         raise TomatError(f"tomat has no operation {op}; it has {', '.join(sorted((*CARRIED, *ONCE)))}")
     names = (CARRIED[op] if op in CARRIED else ONCE[op])[0]

@@ -1,246 +1,127 @@
-"""The program of a timing that is not tomat's own, as tokamax builds it, for a chip that is not here.
+"""Timed kernels with their compiled programs, from the plan cache or by compiling them, and what one run has to do.
 
-The version is pinned in `pyproject.toml` (extra `calibrate`); what is not public of it is in `base/ports/tokamax.py`.
-Two things are made here. `chunked_xla_linear_softmax_cross_entropy_loss` was in tokamax when its rows were timed (its
-repository at commit 6c65b547, `linear_softmax_cross_entropy_loss/chunked_xla.py`) and tokamax 0.0.12 has it no more: it
-is written from its formula. And the backward pass of attention written out, which tokamax 0.0.12 makes with
-`jax.core.DropVar`, which JAX 0.11 has no more (`tokamax/_src/ad.py`), without a way in to give it another: it is the
-one that JAX derives, without what of the forward pass it would compute again."""
+What was compiled is found again: a calibration that was stopped goes on where it was. A kernel that takes too long or
+takes the compiler down costs its own row.
+"""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.base.ports.tokamax import OPS, bound, class_of
-from tomat.base.reporting import first_line
-from tomat.perf.timed_kernels.timings import KernelTiming, described
+from tomat.hardware.chips import Slice, slice_named
+from tomat.perf.cost.chip_model import ChipModel, KernelWork, Parameters
+from tomat.perf.cost.estimate import PALLAS_TARGET, estimate_step
+from tomat.perf.cost.llo import kept_schedules
+from tomat.perf.plan.compile.process import Limits, ask
+from tomat.perf.plan.compile.topology import compiler_version
+from tomat.perf.plan.plan_cache import open_cache, open_result, sources_digest
+from tomat.perf.profile.hlo_files import load_program
+from tomat.perf.timed_kernels.compile import CHILD_MODULE, PROGRAM_FILE, SCHEDULE_FILE
+from tomat.perf.timed_kernels.timings import OWN, KernelTiming, RefusedRow
+
+SMALLEST_SLICES = {"v4": "v4-8", "v5e": "v5e-1", "v5p": "v5p-8", "v6e": "v6e-1", "tpu7x": "tpu7x-8"}
+"""The smallest slice of each chip that libtpu 0.0.46 describes; a kernel is compiled for its first device."""
+
+SOURCES = ("tomat.perf.timed_kernels.own", "tomat.perf.cost.llo")
+"""What builds a program of tomat's own, and what reads its schedules."""
+
+CompilerOf = Callable[[str], tuple[str, Path | None]]
+"""Operation -> what compiles it, such as `libtpu 0.0.46`, and the library of one that is not installed
+(`profiling/calibrate_with_libtpu.py`)."""
 
 
-def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
-    """The backward pass of `forward` as a function of what it has kept and of the gradients of what it returned.
+def installed_compiler(op: str) -> tuple[str, Path | None]:
+    return compiler_version(), None
 
-    Args:
-        forward: Gives what it returns, and what it keeps: of its inputs, of what it returns, of what is between them.
-        inputs: Arrays, trees of them, or their shapes.
 
-    Returns:
-        `(kept, gradients of the outputs) -> gradients of each input`.
-    """
+@dataclass(frozen=True)
+class ProgramWork:
+    """What one run of a program has to do."""
 
-    def both(inputs: tuple[Any, ...], d_out: Any) -> tuple[Any, tuple[Any, ...]]:
-        _, backward, kept = jax.vjp(forward, *inputs, has_aux=True)
-        return kept, backward(d_out)
+    kernels: tuple[tuple[KernelWork, float], ...]
+    """Each kernel, and how often it runs."""
+    pallas: bool
+    unscheduled_pallas: tuple[str, ...]
+    """Names of Pallas kernels of which no schedule was found."""
 
-    outputs, kept = jax.eval_shape(forward, *inputs)
-    closed = jax.make_jaxpr(both)(inputs, outputs)
-    whole: Jaxpr = closed.jaxpr
-    n_inputs, n_kept = len(jax.tree.leaves(inputs)), len(jax.tree.leaves(kept))
-    kept_places, gradients = whole.outvars[:n_kept], whole.outvars[n_kept:]
-    # A constant that is kept, such as a mask, is known without.
-    number_of = {
-        place: number
-        for number, place in enumerate(kept_places)
-        if isinstance(place, Var) and place not in whole.constvars
-    }
-    given = [*number_of, *whole.invars[n_inputs:]]
-    known = {*given, *whole.constvars}
-    equations = []
-    for equation in whole.eqns:
-        if all(isinstance(place, Literal) or place in known for place in equation.invars):
-            # What was kept is not overwritten by what computes it.
-            made = [Var(place.aval) if place in number_of else place for place in equation.outvars]
-            equations.append(equation.replace(outvars=made))
-            known.update(made)
-    if not all(isinstance(place, Literal) or place in known for place in gradients):
-        raise TomatError("the backward pass needs more than what the forward pass keeps")
-    run = jaxpr_as_fun(
-        closed.replace(jaxpr=whole.replace(invars=given, outvars=gradients, eqns=equations, debug_info=None))
+
+@dataclass(frozen=True)
+class TimedProgram:
+    """A timed kernel that was compiled."""
+
+    timing: KernelTiming
+    work: ProgramWork
+    peak_memory_bytes: int
+    compile_seconds: float
+
+    @property
+    def memory_error(self) -> float | None:
+        """Planned over recorded peak memory, minus one; None where the file has none."""
+        recorded = self.timing.peak_memory_bytes
+        return self.peak_memory_bytes / recorded - 1.0 if recorded else None
+
+
+def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
+    """The work of the program that was kept in `folder`."""
+    schedules = kept_schedules(folder / SCHEDULE_FILE, f"Delete {folder} and calibrate again.")
+    program = load_program(folder / PROGRAM_FILE)
+    # For the work alone: no parameters of the chip are needed, and there may be none yet.
+    model = ChipModel(slice_.chip.name, Parameters(), borrowed=True)
+    step = estimate_step(program, schedules, slice_, title="kernel", model=model)
+    ops = step.ops.values()
+    pallas = [op for op in ops if program.by_name[op.name].custom_call_target == PALLAS_TARGET]
+    return ProgramWork(
+        kernels=tuple((op.work, op.executions) for op in ops if op.work is not None and op.executions),
+        pallas=bool(pallas),
+        unscheduled_pallas=tuple(op.name for op in pallas if op.schedule is None),
     )
 
-    def backward(kept: Any, d_out: Any) -> tuple[Any, ...]:
-        values = jax.tree.leaves(kept)
-        found = run(*(values[number] for number in number_of.values()), *jax.tree.leaves(d_out))
-        return jax.tree.unflatten(jax.tree.structure(inputs), found)
 
-    return backward
+def timed_programs(
+    timings: Sequence[KernelTiming],
+    cache: Path,
+    *,
+    workers: int = 1,
+    limits: Limits | None = None,
+    child: str = CHILD_MODULE,
+    decided_by: str = "",
+    compiler_of: CompilerOf = installed_compiler,
+) -> Iterator[TimedProgram | RefusedRow]:
+    """Each timing with its program, or why it has none, in order; `workers` are compiled at once.
 
-
-def attention_backward(backward_op: type, forward_op: type) -> Callable[..., tuple[Any, None]]:
-    """`_fwd` of tokamax's backward pass of attention written out, in the place of its own."""
-
-    @functools.wraps(backward_op._fwd)  # its signature says what a row may leave out
-    def run(self, residuals, out, dout, q, k, v, *, bias, config, return_residuals, **arguments):
-        del self, config
-        if return_residuals or arguments["paging_info"] is not None:
-            raise TomatError("a backward pass of attention has no residuals and no pages")
-
-        def attend(q, k, v, bias):
-            made, sums = forward_op()._fwd(q, k, v, bias=bias, return_residuals=True, config=None, **arguments)
-            return made, (q, k, v, bias, made, sums)
-
-        d_q, d_k, d_v, d_bias = kept_backward(attend, q, k, v, bias)((q, k, v, bias, out, residuals), dout)
-        return {"q": d_q, "k": d_k, "v": d_v, "bias": d_bias}, None
-
-    return run
-
-
-DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32, "i32": jnp.int32}
-
-
-def blockwise_loss(
-    x: jax.Array, labels: jax.Array, w: jax.Array, *, block_rows: int, block_columns: int, mean: bool
-) -> tuple[jax.Array, jax.Array]:
-    """The cross-entropy of `x @ w`, summed or its mean, and the log-normaliser of each row; both in `x`'s type but for
-    the loss, which is float32.
-
-    Args:
-        x: `[rows, width]`.
-        labels: Column that is right, `[rows]`.
-        w: `[width, columns]`.
+    `child` is the module that compiles one, and `decided_by` says what decides its programs beside the compiler and
+    what tomat has; `limits` are those of one compile.
     """
-    n_rows, n_columns = x.shape[0], w.shape[1]
-    # Of columns that are padding too, whose logit is 0: tokamax's operation counts them, and its time is at stake here.
-    x = jnp.pad(x, ((0, -n_rows % block_rows), (0, 0)))
-    labels = jnp.pad(labels, (0, -n_rows % block_rows))
-    w = jnp.pad(w, ((0, 0), (0, -n_columns % block_columns)))
-    real = (jnp.arange(x.shape[0]) < n_rows).astype(x.dtype)
+    programs = open_cache(cache)
+    versions = [f"jax {importlib.metadata.version('jax')}", sources_digest(*SOURCES), decided_by]
 
-    def of_rows(block: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        normalisers, loss = carry
-        first_row = block * block_rows
+    def program(timing: KernelTiming) -> TimedProgram | RefusedRow:
+        if child == CHILD_MODULE and not timing.op.startswith(OWN):
+            how = "profiling/calibrate_with_libtpu.py of a checkout compiles tokamax's"
+            return RefusedRow(timing.line, f"{timing.op} is no operation of tomat's own; {how}")
+        compiler, library = compiler_of(timing.op)
+        words = json.dumps([timing.key, compiler, *versions])
+        key = hashlib.sha256(words.encode()).hexdigest()[:24]
+        slice_ = slice_named(SMALLEST_SLICES[timing.chip])
+        kept = open_result(programs / key, (PROGRAM_FILE, SCHEDULE_FILE))
+        if kept is None:
+            request = {"key": key, "slice": slice_.name, "compiler": compiler, "timing": asdict(timing)}
+            try:
+                kept = ask(child, request, slice_, cache, limits or Limits(), library=library)
+            except TomatError as error:
+                return RefusedRow(timing.line, " ".join(str(error).split())[:300])
+        with kept.lock:
+            if "refused" in kept.result:
+                return RefusedRow(timing.line, kept.result["refused"])
+            work = kept_work(kept.folder, slice_)
+            return TimedProgram(timing, work, kept.result["peak_memory_bytes"], kept.result["compile_seconds"])
 
-        def of_columns(inner: jax.Array, inner_carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            normaliser, right = inner_carry
-            first_column = inner * block_columns
-            of_block = lax.dynamic_slice_in_dim(x, first_row, block_rows)
-            columns = lax.dynamic_slice_in_dim(w, first_column, block_columns, axis=1)
-            logits = (of_block @ columns).astype(x.dtype)
-            place = lax.dynamic_slice_in_dim(labels, first_row, block_rows) - first_column
-            normaliser = jnp.logaddexp(normaliser, jax.nn.logsumexp(logits, axis=-1))
-            return normaliser, right + jnp.sum(logits * jax.nn.one_hot(place, block_columns, dtype=x.dtype), axis=-1)
-
-        start = (jnp.full(block_rows, -jnp.inf, x.dtype), jnp.zeros(block_rows, x.dtype))
-        normaliser, right = lax.fori_loop(0, w.shape[1] // block_columns, of_columns, start)
-        counted = lax.dynamic_slice_in_dim(real, first_row, block_rows)
-        normalisers = lax.dynamic_update_slice_in_dim(normalisers, normaliser, first_row, axis=0)
-        return normalisers, loss + jnp.sum((normaliser - right) * counted)
-
-    start = (jnp.zeros(x.shape[0], x.dtype), jnp.zeros((), x.dtype))
-    normalisers, loss = lax.fori_loop(0, x.shape[0] // block_rows, of_rows, start)
-    loss = loss / n_rows if mean else loss
-    return loss.astype(jnp.float32), normalisers[:n_rows]
-
-
-CHUNKED_LOSS = "chunked_xla_linear_softmax_cross_entropy_loss"
-FORMULAS = (CHUNKED_LOSS,)
-"""Operations that are built here."""
-
-
-def formula(timing: KernelTiming) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
-    """The function of a timing whose operation is one of `FORMULAS`, and its arguments."""
-    arguments, settings = dict(timing.arguments), dict(timing.settings)
-    arrays = [described(arguments.pop(name, None), DTYPES) for name in ("x", "labels", "w")]
-    reduction, residuals = arguments.pop("reduction", "sum"), arguments.pop("return_residuals", False)
-    rows, columns = settings.pop("b_block_size", None), settings.pop("v_block_size", None)
-    blocks = all(isinstance(block, int) and block > 0 for block in (rows, columns))
-    if not blocks or None in arrays or arguments or settings or reduction not in ("sum", "mean"):
-        raise TomatError(
-            f"{timing.op} has the arrays x, labels and w ({', '.join(DTYPES)}), reduction, return_residuals and the "
-            f"settings b_block_size and v_block_size; found {dict(timing.arguments)}, {dict(timing.settings)}"
-        )
-    run = functools.partial(blockwise_loss, block_rows=rows, block_columns=columns, mean=reduction == "mean")
-    return (run if residuals else lambda *values: run(*values)[0]), [array for array in arrays if array is not None]
-
-
-RAGGED = ("ragged_dot", "pallas_mosaic_tpu_ragged_dot")
-"""Products of groups of rows. Which blocks run, the sizes of the groups decide: they are data, and no row says them."""
-
-STATED = {"xla_chunked_dot_product_attention": {"chunk_size": (512, 1024)}}
-"""Fields of an operation that a timing does not say: tokamax's public call has these (0.0.12, `attention/api.py`)."""
-
-DEFAULTS_OF = {
-    "dot_product_attention_vjp": "dot_product_attention",
-    "pallas_mosaic_tpu_flash_attention_vjp": "pallas_mosaic_tpu_flash_attention",
-}
-"""Backward passes, and the operation whose call has the defaults of what their rows leave out: bias, soft cap, dropout.
-tokamax's backward passes have none of their own (0.0.12, `attention/base.py`)."""
-
-DEFAULT_PRECISION = "BF16_BF16_F32"
-"""What `Precision.DEFAULT` of both operands means on a TPU (tokamax 0.0.12, `precision.py`); rows of its first versions
-have the pair."""
-
-
-def no_program(timing: KernelTiming) -> str | None:
-    """Why a timing has no program, as far as its operation says; None for the others."""
-    if timing.op in RAGGED:
-        return "how many of its blocks run depends on the sizes of its groups, which no compile knows"
-    if timing.op not in (*OPS, *FORMULAS):
-        return f"tokamax 0.0.12 has no operation {timing.op}"
-    return None
-
-
-def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
-    from tokamax import benchmarking
-
-    reason = no_program(timing)
-    if reason is not None:
-        raise TomatError(reason)
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    # What Pallas kernels ask for the chip that they are traced for.
-    abstract = jax.sharding.AbstractDevice(device.device_kind, device.num_cores, platform="tpu")
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=abstract)
-    try:
-        with jax.sharding.use_abstract_mesh(mesh):
-            if timing.op in FORMULAS:
-                function, arrays = formula(timing)
-                return jax.jit(function).lower(*_placed(arrays, sharding))
-            operation, arguments = _bound(timing)
-            function, arrays = benchmarking.standardize_function(operation, kwargs=arguments, seed=None)
-            return jax.jit(function).lower(_placed(arrays, sharding))
-    except TomatError:
-        raise
-    except Exception as error:  # whatever the operation and JAX raise while tracing
-        raise TomatError(f"it cannot be lowered: {first_line(error)}") from error
-
-
-def _placed(arrays: Iterable[Any], sharding: Any) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in arrays]
-
-
-def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
-    """The operation with its settings, and its arguments as arrays to be."""
-    there = class_of(timing.op)
-    # It asks whether the device of this process can run it; the chip is not here.
-    own: dict[str, Any] = {"supported_on": lambda self, device: True}
-    if timing.op == "dot_product_attention_vjp":  # the one operation whose own JAX 0.11 refuses
-        own["_fwd"] = attention_backward(there, class_of("dot_product_attention"))
-    cls = type(there.__name__, (there,), own)
-    arguments = dict(timing.arguments)
-    precision = arguments.get("precision")
-    if isinstance(precision, list) and all(isinstance(pair, list) for pair in precision):
-        # Of tokamax's first versions, which have no presets.
-        if any(pair != ["DEFAULT", "DEFAULT"] for pair in precision):
-            raise TomatError(f"precision is {precision}; expected DEFAULT pairs or presets such as BF16_BF16_F32")
-        arguments["precision"] = [DEFAULT_PRECISION] * len(precision)
-    try:
-        operation, arrays = bound(cls, STATED.get(timing.op, {}), timing.settings, arguments)
-    except ValueError as error:  # pydantic's
-        raise TomatError(f"tokamax refuses its arguments: {first_line(error)}") from None
-    defaults: dict[str, Any] = {}
-    if timing.op in DEFAULTS_OF:
-        # What the call of the forward pass has for arguments that a backward pass demands.
-        absent = inspect.Parameter.empty
-        demanded = inspect.signature(operation._fwd).parameters
-        forward = inspect.signature(class_of(DEFAULTS_OF[timing.op]).bind).parameters
-        left_out = [name for name in forward if name in demanded and demanded[name].default is absent]
-        defaults = {name: forward[name].default for name in left_out if forward[name].default is not absent}
-    return operation, defaults | arrays
+    with ThreadPoolExecutor(workers) as pool:
+        yield from pool.map(program, timings)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from tomat.base.errors import TomatError
+from tomat.base.records import Positive, typed
 from tomat.hardware.chip_table import TPUS
 
 if TYPE_CHECKING:
@@ -27,14 +29,15 @@ if TYPE_CHECKING:
 COLUMNS = ("chip", "op", "shapes", "settings", "ms_median", "ms_min", "ms_max", "runs", "peak_memory_mb")
 CHIP_NAMES = {"v7x": "tpu7x"}
 """Names of the file that are not those of `chip_table.py`."""
+OWN = "tomat_"
+"""Operations that begin so are tomat's own (`own.py`), the others tokamax's."""
 
-ARRAY = re.compile(r"(bool|[a-z]+\d+)\[(\d*(?:,\d+)*)\]")
-"""An array as the file writes it: `bf16[1024,4096]`."""
+ARRAY = re.compile(r"(bool|[a-z]+\d+)\[((?:[1-9]\d*(?:,[1-9]\d*)*)?)\]")
+"""An array as the file writes it: `bf16[1024,4096]`. None has an empty axis."""
 
-LONGEST_MS, SHORTEST_MS = 60_000.0, 0.001
-"""A kernel takes between a microsecond and a minute. Times outside are in another unit: the shortest of the 1,948 rows
-is 0.009 ms, the longest 16,626 ms."""
-LARGEST_MEMORY_MB = 1e6
+Milliseconds = Annotated[float, Meta(ge=0.001, le=60_000)]
+"""A kernel takes between a microsecond and a minute. Times outside are in another unit: the shortest of tokamax's 1,948
+rows is 0.009 ms, the longest 16,626 ms."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,6 @@ class KernelTiming:
     """Tiles and layouts; empty where the operation has none."""
     seconds: float
     """The median run."""
-    seconds_min: float
-    seconds_max: float
-    runs: int
     peak_memory_bytes: int | None
     """What the compiler said; None if the file does not."""
 
@@ -77,17 +77,42 @@ class RefusedRow:
     reason: str
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A line of the file."""
+
+    chip: str
+    op: str
+    shapes: dict[str, Any]
+    settings: dict[str, Any]
+    ms_median: Milliseconds
+    ms_min: Milliseconds
+    ms_max: Milliseconds
+    runs: Positive
+    peak_memory_mb: Annotated[float, Meta(ge=0, lt=1e6)] | None
+
+    def __post_init__(self) -> None:
+        known = [each.name for each in TPUS]
+        if CHIP_NAMES.get(self.chip, self.chip) not in known:
+            raise ValueError(f"chip {self.chip!r} is not known; expected one of {', '.join(known)}")
+        if not self.ms_min <= self.ms_median <= self.ms_max:
+            raise ValueError("expected ms_min, ms_median and ms_max in this order")
+
+
 def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
     """The rows of a file of timings that can be, and those that cannot, each with its reason."""
-    table = read_cells(path)
-    in_mebibytes = {(row["chip"], row["op"]) for _, row in table if _in_mebibytes(row["peak_memory_mb"])}
     timings: list[KernelTiming] = []
     refused: list[RefusedRow] = []
-    for line, row in table:
+    for line, cells in read_cells(path):
+        values = {name: text if name in ("chip", "op") else _value(text) for name, text in cells.items()}
         try:
-            timings.append(_timing(row, line, 2**20 if (row["chip"], row["op"]) in in_mebibytes else 10**6))
+            row = typed(values, _Row, "the row", "Is a figure in another unit?")
         except TomatError as error:
             refused.append(RefusedRow(line, str(error)))
+            continue
+        memory = None if row.peak_memory_mb is None else round(1e6 * row.peak_memory_mb)
+        chip = CHIP_NAMES.get(row.chip, row.chip)
+        timings.append(KernelTiming(line, chip, row.op, row.shapes, row.settings, row.ms_median / 1e3, memory))
     if not timings:
         first = f"line {refused[0].line}: {refused[0].reason}" if refused else "there is none below the header"
         raise TomatError(f"{path} has no row that can be used; {first}")
@@ -107,110 +132,19 @@ def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
     raise TomatError(f"{path} has the columns {found}; expected {', '.join(COLUMNS)}.")
 
 
-def _in_mebibytes(text: str) -> bool:
-    """Whether a number of the column `peak_memory_mb` is no whole number of bytes unless it is mebibytes.
-
-    One version of tokamax tunes an operation of a chip, and some wrote mebibytes. In the file of 2026-08-21 all rows of
-    six operations of TPU7x, 313, are whole bytes as mebibytes alone; those of all others, 1,635, as megabytes.
-    """
+def _value(text: str) -> Any:
+    """What a cell holds: a number, a JSON object, nothing, or text that is neither."""
     try:
-        as_mb, as_mib = (float(text) * unit for unit in (10**6, 2**20))
+        return json.loads(text) if text else None
     except ValueError:
-        return False
-    return abs(as_mb - round(as_mb)) > 1e-3 and as_mib.is_integer()
-
-
-def _timing(row: Mapping[str, str], line: int, memory_unit_bytes: int) -> KernelTiming:
-    chip = CHIP_NAMES.get(row["chip"], row["chip"])
-    known = [each.name for each in TPUS]
-    if chip not in known:
-        raise TomatError(f"chip {row['chip']!r} is not known; expected one of {', '.join(known)}")
-    arguments, settings = (_object(row[name], name) for name in ("shapes", "settings"))
-    check_arrays(arguments)
-    milliseconds = {name: _number(row[name], name) for name in ("ms_min", "ms_median", "ms_max")}
-    for name, value in milliseconds.items():
-        if not SHORTEST_MS <= value <= LONGEST_MS:
-            expected = f"milliseconds, {SHORTEST_MS} to {LONGEST_MS:,.0f}"
-            raise TomatError(f"{name} is {row[name]}; expected {expected}: is it in another unit?")
-    low, median, high = milliseconds.values()
-    if not low <= median <= high:
-        raise TomatError(f"ms_min, ms_median and ms_max are {low}, {median} and {high}; expected them in this order")
-    runs = _number(row["runs"], "runs")
-    if runs < 1 or runs != int(runs):
-        raise TomatError(f"runs is {row['runs']}; expected a whole number from 1")
-    memory = _number(row["peak_memory_mb"], "peak_memory_mb") if row["peak_memory_mb"] else None
-    if memory is not None and not 0 <= memory < LARGEST_MEMORY_MB:
-        raise TomatError(f"peak_memory_mb is {memory}; expected megabytes, below {LARGEST_MEMORY_MB:.0e}")
-    return KernelTiming(
-        line=line,
-        chip=chip,
-        op=row["op"],
-        arguments=arguments,
-        settings=settings,
-        seconds=median / 1e3,
-        seconds_min=low / 1e3,
-        seconds_max=high / 1e3,
-        runs=int(runs),
-        peak_memory_bytes=None if memory is None else round(memory * memory_unit_bytes),
-    )
-
-
-def _number(text: str, name: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise TomatError(f"{name} is {text!r}; expected a finite number")
-    return value
-
-
-def _object(text: str, name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise TomatError(f"{name} is {text[:60]!r}; expected a JSON object")
-    return value
-
-
-def array_shape(text: object) -> tuple[int, ...] | None:
-    """`bf16[1024,4096]` -> (1024, 4096); None for what is no array."""
-    found = ARRAY.fullmatch(text) if isinstance(text, str) else None
-    return None if found is None else tuple(int(size) for size in found[2].split(",") if size)
+        return text
 
 
 def described(text: object, dtypes: Mapping[str, Any]) -> jax.ShapeDtypeStruct | None:
     """`bf16[8,4]` as an array to be; None for what is none, or of another type than `dtypes`."""
     import jax
 
-    shape, dtype = array_shape(text), str(text).partition("[")[0]
-    return jax.ShapeDtypeStruct(shape, dtypes[dtype]) if shape is not None and dtype in dtypes else None
-
-
-def check_arrays(arguments: Mapping[str, Any]) -> None:
-    """Refuse arrays that no call can have together."""
-    shapes = {name: shape for name, value in arguments.items() if (shape := array_shape(value)) is not None}
-    if not shapes:
-        raise TomatError("shapes holds no array, such as bf16[1024,4096]")
-    for name, shape in shapes.items():
-        if 0 in shape:
-            raise TomatError(f"{name} is {arguments[name]}, which has an empty axis")
-    for one, axis, other, its_axis in SHARED_AXES:
-        if one in shapes and other in shapes:
-            a, b = shapes[one], shapes[other]
-            if len(a) < abs(axis) or len(b) < abs(its_axis) or a[axis] != b[its_axis]:
-                raise TomatError(f"{one} {arguments[one]} and {other} {arguments[other]} do not fit together")
-    if {"q", "k"} <= shapes.keys() and shapes["q"][-2] % shapes["k"][-2]:
-        raise TomatError(f"the heads of q {arguments['q']} are no multiple of those of k {arguments['k']}")
-
-
-SHARED_AXES = (
-    ("q", -1, "k", -1),  # width of a head
-    ("k", -3, "v", -3),  # positions
-    ("k", -2, "v", -2),  # heads
-    ("x", -1, "w", -2),  # hidden width of the loss
-    ("labels", -1, "x", -2),
-)
-"""Pairs of arguments and axes that are of one size: attention `[..., T, H, D]`, loss `x [B, H]`, `w [H, V]`."""
+    found = ARRAY.fullmatch(text) if isinstance(text, str) else None
+    if found is None or found[1] not in dtypes:
+        return None
+    return jax.ShapeDtypeStruct(tuple(int(size) for size in found[2].split(",") if size), dtypes[found[1]])

@@ -39,9 +39,8 @@ def next_size(
 ) -> int | None:
     """The size to try next, from 1 to `most`; None once the largest that fits and the next one up are known.
 
-    Doubled, or where the memory of two is known, read off the line through it, which is nearly straight. Where the line
-    puts the edge near the largest that has fitted, one a little beyond it is tried, so that the edge is between two
-    sizes; what is left of the bracket is halved, or cut by the line.
+    Doubled, or where the memory of two is known, read off the line through it, which is nearly straight; near the edge
+    a little beyond it, so that the edge is between two sizes, and what is left of the bracket is halved, or cut by it.
     """
     fit = max((size for size, one in known.items() if one.fits), default=0)
     unfit = min((size for size, one in known.items() if not one.fits and size > fit), default=most + 1)

@@ -121,11 +121,8 @@ def nearest_fits(
 
     One dimension at a time, those first that leave what is learnt unchanged: a smaller microbatch, heavier
     checkpointing, finer sharding, then a smaller batch. Each stops at its first fit. If none suffices alone, the ends
-    of the first three are tried together. None if `config` fits.
-
-    Args:
-        compile: `compile_step`, with its cache and limits; it may stop when the memory in HBM is known.
-        compile_whole: The same without stopping, for the tiles of kernels; default: `compile`.
+    of the first three are tried together. None if `config` fits. `compile` is `compile_step`, with its cache and
+    limits, which may stop when the memory in HBM is known; `compile_whole`, for the tiles of kernels, does not stop.
     """
     base = compile(config, slice_)
     if base.fits:
@@ -133,7 +130,7 @@ def nearest_fits(
     compiler = _Compiler(config, slice_, on_try)
     dimensions = [(name, found) for name, found in _dimensions(config, slice_, base.memory) if found]
     for place, (dimension, candidates) in enumerate(dimensions):
-        by = compile_whole if dimension == TILES and compile_whole is not None else compile
+        by = compile_whole or compile if dimension == TILES else compile
         # One compile stays for each dimension to come, so that a long one does not hide the others.
         reserve = len(dimensions) - place - 1
         for overrides in candidates:
@@ -243,13 +240,9 @@ def largest_batch(
     policies: Iterable[Any] | None = None,
     on_try: OnTry = lambda overrides: None,
 ) -> list[LargestBatch]:
-    """The largest batch that fits, for each checkpoint policy.
-
-    The search (`batch_search.py`) ends with one that fits and the next multiple, which does not, both compiled.
-
-    Args:
-        policies: Values of `model.gradient_checkpointing`; default: the configured one alone.
-    """
+    """The largest batch that fits, for each of `policies`, values of `model.gradient_checkpointing`; default: the
+    configured one alone. The search (`batch_search.py`) ends with one that fits and the next multiple, which does not,
+    both compiled."""
     unit = data_axis_size(config, slice_.n_devices) * max(config.trainer.per_device_parallelism, 1)
     cap = BATCH_CAP_FACTOR * config.batch_size // unit
     if cap < 1:

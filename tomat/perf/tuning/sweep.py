@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 REMEDY = "Delete it and run the sweep again."
 """For a damaged record."""
 
-PlanRow = Callable[["TrainConfig", "Slice", Callable[[str], None]], "Plan"]
-"""(configuration, slice, told the stages) -> the plan; raises TomatError."""
 OnRow = Callable[[SweepRow, str], None]
 """Told of a row what it is doing, and at last its verdict."""
 
@@ -49,12 +47,8 @@ def run_sweep(
     limits: Limits | None = None,
     only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Plan every row of a sweep's file and keep the record, saying what each row does.
-
-    Args:
-        workers: Rows at once. A compile keeps two cores busy and takes 4 GB.
-        only: Names of the rows to plan, the others stay as they are on record; empty: all.
-    """
+    """Plan every row of a sweep's file, or those that `only` names, and keep the record, saying what each row does;
+    `workers` rows at once: a compile keeps two cores busy and takes 4 GB."""
     from tomat.perf.plan.plan import make_plan
 
     config = load_sweep(sweep)
@@ -67,32 +61,27 @@ def run_sweep(
     with Stages() as stages:
         numbers, n_rows = itertools.count(1), len(set(only)) or len(config.rows)
 
-        def show(row: SweepRow, stage: str) -> None:
-            stages.show(row.name, stage)
-
         def done(row: SweepRow, said: str) -> None:
             stages.done(row.name)
             # Not to standard output: a terminal's live display would wipe the line.
             stages.say(f"{next(numbers)} of {n_rows}, {row.name}: {said}")
 
-        return plan_rows(config, tracking_dir, plan_row, workers=workers, on_stage=show, on_done=done, only=only)
+        told = {"on_stage": lambda row, stage: stages.show(row.name, stage), "on_done": done}
+        return plan_rows(config, tracking_dir, plan_row, workers=workers, only=only, **told)
 
 
 def plan_rows(
     sweep: SweepConfig,
     tracking_dir: Path,
-    plan_row: PlanRow,
+    plan_row: Callable[[TrainConfig, Slice, Callable[[str], None]], Plan],
     *,
     workers: int = 1,
     on_stage: OnRow = lambda row, stage: None,
     on_done: OnRow = lambda row, verdict: None,
     only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Plan the rows of a sweep; each is in the record on disk once it is done.
-
-    A row that raises is recorded as failed, and the sweep goes on. Rows that wait are dropped if the sweep is
-    interrupted; what the record held of them before stays.
-    """
+    """Plan the rows of a sweep; each is in the record on disk once it is done. A row that raises is recorded as failed,
+    and the sweep goes on. Rows that wait are dropped if it is interrupted; what the record held of them stays."""
     sweep.check_rows(only)
     wanted = [row for row in sweep.rows if not only or row.name in only]
     path = record_path(tracking_dir, sweep.name)

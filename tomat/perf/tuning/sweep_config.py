@@ -127,7 +127,6 @@ SWEEP_KEYS = (
     "name", "config_path", "title", "introduction", "slice", "base", "overrides", "rows", "grid", "exclude", *EXACT_KEYS
 )  # fmt: skip
 ROW_KEYS = ("name", "config_path", "overrides", "slice", "base", "question", "explain", "line", "exact")
-VARIANTS_KEYS = ("name", "config_path", "title", "introduction", "overrides", "variants", *EXACT_KEYS)
 BASE = "base"
 """Of a file of variants: the configuration itself."""
 
@@ -140,14 +139,15 @@ def load_variants(path: str | Path) -> SweepConfig:
     """Read the variants of `tomat bench numerics`, a sweep written otherwise: its base is the configuration itself, its
     other rows are `variants`, each with `name`, `exact`, `reason` (the row's question) and `overrides`."""
     values = read_yaml(path, "numerics")
-    _check_keys(values, set(VARIANTS_KEYS), {"name", "config_path", "variants"}, str(path))
     rows: list[dict[str, Any]] = [{"name": BASE}]
-    for variant in values.pop("variants"):
+    for variant in values.pop("variants", None) or ():
         where = f"{path}: variant {variant.get('name')}"
         _check_keys(variant, {"name", "exact", "reason", "overrides"}, {"name", "reason"}, where)
         if not isinstance(variant.get("exact"), bool):
             raise TomatError(f"{where} has exact: {variant.get('exact')!r}; expected true or false.")
         rows.append({"question" if key == "reason" else key: value for key, value in variant.items()})
+    if len(rows) == 1 or "rows" in values:
+        raise TomatError(f"{path} has no variants; expected a list of them, and no rows.")
     return _sweep_of({**values, "rows": rows}, Path(path))
 
 

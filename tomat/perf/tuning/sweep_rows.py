@@ -1,9 +1,8 @@
 """One planned row of a sweep in figures: what its record keeps, and how it stands against its base.
 
-Among the figures are those of windowed einsums: matmuls that XLA's partitioner cut into a loop because an operand is
-split over the mesh. With parameters split over `embed` each projection becomes a loop over the chips: a step multiplies
-the part of the weights that is at hand, passes it on, and adds to the whole result. The loops can be told by the names
-of their bodies (`windowed_dot_general_body_ag`, `..._rs`: xla/service/spmd/dot_handler.cc).
+Among the figures are those of windowed einsums: matmuls that XLA's partitioner cut into a loop over the chips because
+an operand is split over the mesh. The loops can be told by the names of their bodies (`windowed_dot_general_body_ag`,
+`..._rs`: xla/service/spmd/dot_handler.cc).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Tunes the tiles of the Pallas loss and the sizes of the attention kernels by the compiler's own schedule, and writes
-the tables that `model.loss` and `model.whole_head` read.
+the tables that `model.loss` and `model.whole_head` read (`tomat bench loss-tiles` and `attention-tiles`).
 
-Each candidate is compiled alone, for one chip, in a process of its own, and kept in a cache by what was asked, the
-compiler and the sources: a tuning that was stopped goes on where it was. A candidate is a dictionary with `kernel` and
-its `tiles` (of XLA's loss `block_positions`). `tomat bench loss-tiles` and `attention-tiles` are the verbs; `python -m
-tomat.perf.tuning.tile_tuning REQUEST.json` compiles a candidate, `perf/plan/compile/process.py` says why apart.
+Each candidate, a dictionary with `kernel` and its `tiles` (of XLA's loss `block_positions`), is compiled alone, for one
+chip, in a process of its own (`python -m tomat.perf.tuning.tile_tuning REQUEST.json`), and kept in a cache: a tuning
+that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tomat.hardware.chips import slice_named
 from tomat.model.loss.config import LossKind, LossVocabulary
 from tomat.model.tiles import TunedSizes, TunedTiles
 from tomat.perf.cost.chip_model import record_digest
-from tomat.perf.plan.compile.process import LLO_DUMP, Limits, answer, ask, keep_answer, request_key, say
+from tomat.perf.plan.compile.process import LLO_DUMP, Limits, answer, answer_or_refusal, ask, request_key, say
 from tomat.perf.plan.compile.topology import compiler_version, topology_devices
 from tomat.perf.plan.plan_cache import open_cache, open_result
 
@@ -130,11 +129,8 @@ def tune(
     on_candidate: Callable[[str], None] = lambda name: None,
     limits: Limits | None = None,
 ) -> list[dict[str, Any]]:
-    """Each candidate with what the compiler makes of it, from the cache or by compiling, or `refused`: why.
-
-    Args:
-        limits: Of one compile, which takes 40 to 300 s on two cores, by how much else runs on them.
-    """
+    """Each candidate with what the compiler makes of it, from the cache or by compiling, or `refused`: why. `limits`
+    are of one compile, which takes 40 to 300 s on two cores, by how much else runs on them."""
     rows = []
     for candidate in candidates:
         on_candidate(f"{candidate['kernel']}, {sizes_text(candidate)}")
@@ -189,10 +185,8 @@ def write_entry(shape: LossShape | AttentionShape, entry: dict[str, Any], table_
 
 
 def lower_loss(request: dict[str, Any], device: Any) -> Any:
-    """The lowered value and gradients (`jax.stages.Lowered`) of the loss alone on one described device.
-
-    The request has the fields of `LossShape`, and `loss`, the arguments of `LossConfig`.
-    """
+    """The lowered value and gradients (`jax.stages.Lowered`) of the loss alone on one described device. The request has
+    the fields of `LossShape`, and `loss`, the arguments of `LossConfig`."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -224,11 +218,8 @@ def lower_loss(request: dict[str, Any], device: Any) -> Any:
 
 
 def lower_attention(request: dict[str, Any], device: Any) -> Any:
-    """The lowered value and gradients (`jax.stages.Lowered`) of one layer of the decoder on one described device:
-    projections, norms, rotary embedding and attention.
-
-    The request has `batch`, `dtype`, and `model`, keys of `DensityDecoderConfig`.
-    """
+    """The same of one layer of the decoder: projections, norms, rotary embedding and attention. The request has
+    `batch`, `dtype`, and `model`, keys of `DensityDecoderConfig`."""
     import draccus
     import equinox as eqx
     import haliax as hax
@@ -262,10 +253,8 @@ def lower_attention(request: dict[str, Any], device: Any) -> Any:
 
 
 def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
-    """Planned seconds of a request's program, by the models of `estimate.py`, and its longest kernels.
-
-    Refuses what the compiler refuses: tiles that do not fit, for example.
-    """
+    """Planned seconds of a request's program, by the models of `estimate.py`, and its longest kernels. Refuses what the
+    compiler refuses, such as tiles that do not fit."""
     from tomat.perf.cost.estimate import estimate_step
     from tomat.perf.cost.llo import read_schedules, slot_utilisation
     from tomat.perf.cost.schedule_model import matched_schedules
@@ -295,7 +284,7 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
             "basis": op.basis,
         }
         if op.schedule is not None:
-            row["bundle_seconds"] = op.schedule.bundle_seconds * op.executions
+            row["bundle_seconds"] = op.schedule.core_seconds * op.executions
             row["mxu_seconds"] = op.schedule.mxu_seconds * op.executions
             row["slots"] = slot_utilisation(matched[op.name])
             row["grid"] = list(matched[op.name].grid)
@@ -318,14 +307,9 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
 
 
 def answer_request(request: dict[str, Any]) -> None:
-    """Keep what the compiler makes of a request; that it refuses is an answer too."""
+    """Keep what the compiler makes of a request."""
     say("compiling")
-    work = Path(request["work_dir"])
-    try:
-        result = measure(request, work / LLO_DUMP)
-    except TomatError as error:
-        result = {"refused": str(error)}
-    keep_answer(result, work / "part", Path(request["programs_dir"]) / request["key"])
+    answer_or_refusal(request, lambda part: measure(request, Path(request["work_dir"]) / LLO_DUMP))
 
 
 if __name__ == "__main__":

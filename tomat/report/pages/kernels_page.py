@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypedDict
 import numpy as np
 from msgspec import Meta
 
-from tomat.base.checked_json import parse_checked
 from tomat.base.documents import mapping, read_json
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
@@ -22,10 +21,15 @@ from tomat.base.report.model import Column, Part, Report, Section, Table, column
 from tomat.base.reporting import console, counted, write_json
 from tomat.hardware.chips import slice_named
 from tomat.perf.cost import chip_model
-from tomat.perf.plan.compile.topology import compiler_version
-from tomat.perf.plan.plan_cache import RESULT_FILE, default_cache_dir
-from tomat.perf.timed_kernels.compile import SMALLEST_SLICES, CompiledKernel, CompilerOf, compile_kernels
-from tomat.perf.timed_kernels.fit import ProgramWork, TimedPrograms, fit, kept_work, measured_rates
+from tomat.perf.plan.plan_cache import default_cache_dir
+from tomat.perf.timed_kernels.fit import TimedPrograms, fit, measured_rates
+from tomat.perf.timed_kernels.programs import (
+    SMALLEST_SLICES,
+    CompilerOf,
+    TimedProgram,
+    installed_compiler,
+    timed_programs,
+)
 from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_timings
 
 PAGE = "kernels.md"
@@ -35,80 +39,47 @@ FEWEST_TO_FIT = 30
 """Kernels of a chip below which its parameters are not fitted: three for each parameter. (A choice.)"""
 
 
-@dataclass(frozen=True)
-class TimedProgram:
-    """A timed kernel that was compiled."""
-
-    timing: KernelTiming
-    work: ProgramWork
-    peak_memory_bytes: int
-    compile_seconds: float
-
-    @property
-    def memory_error(self) -> float | None:
-        """Planned over recorded peak memory, minus one; None where the file has none."""
-        recorded = self.timing.peak_memory_bytes
-        return self.peak_memory_bytes / recorded - 1.0 if recorded else None
-
-
-class _Compiled(TypedDict):
-    peak_memory_bytes: Count
-    compile_seconds: Amount
-
-
-def timed_program(kernel: CompiledKernel) -> TimedProgram:
-    """What the cache has of a kernel that was compiled."""
-    assert kernel.folder is not None
-    how = f"Delete {kernel.folder} and calibrate again."
-    result, _ = parse_checked((kernel.folder / RESULT_FILE).read_bytes(), f"{kernel.folder}", "a timed kernel", how)
-    found = typed(result, _Compiled, kernel.folder / RESULT_FILE, how)
-    work = kept_work(kernel.folder, slice_named(SMALLEST_SLICES[kernel.timing.chip]))
-    return TimedProgram(kernel.timing, work, found["peak_memory_bytes"], found["compile_seconds"])
-
-
 def calibrate_kernels(
     file: Path,
     tracking_dir: Path,
     *,
     cache_dir: Path | None = None,
     chips: Sequence[str] = (),
-    workers: int = 1,
-    compiler_of: CompilerOf = lambda op: None,
+    read: Callable[[Path], tuple[list[KernelTiming], list[RefusedRow]]] = read_timings,
+    compiler_of: CompilerOf = installed_compiler,
+    **how: Any,
 ) -> dict[str, Any]:
-    """Compile the kernels of a file of timings (of `chips`, or of all), so many at once; write the record and the page
-    of their errors into `tracking_dir`; gives the record.
+    """Compile the kernels of a file of timings (of `chips`, or of all); write the record and the page of their errors
+    into `tracking_dir`; gives the record.
 
-    Beside the file, as `read_timings` takes it, may lie what `tomat bench chip` measured of collectives. `compiler_of`
-    gives such as the kernels of an operation were timed with; None: the installed one.
+    Beside the file, as `read` takes it, may lie what `tomat bench chip` measured of collectives. `compiler_of` and
+    `how` are as of `timed_programs`.
     """
-    timings, refused = read_timings(file)
+    timings, refused = read(file)
     collectives = measured_rates(file)
     present = sorted({timing.chip for timing in timings})
     if unknown := [chip for chip in chips if chip not in present]:
         raise TomatError(f"{file} has no row of the chip {unknown[0]}; it has {', '.join(present)}.")
     timings = [timing for timing in timings if not chips or timing.chip in chips]
-    cache = cache_dir or default_cache_dir()
+    by_chip: dict[str, list[TimedProgram]] = defaultdict(list)
     with progress() as bar:
-        task = bar.add_task(f"Compiling {counted(len(timings), 'kernel')}", total=len(timings))
-        compiled = compile_kernels(
-            timings, cache, workers=workers, compiler_of=compiler_of, on_kernel=lambda kernel: bar.advance(task)
-        )
-        by_chip: dict[str, list[TimedProgram]] = defaultdict(list)
-        for kernel in bar.track(compiled, description="Reading them"):
-            if kernel.folder is not None:
-                by_chip[kernel.timing.chip].append(timed_program(kernel))
+        compiled = timed_programs(timings, cache_dir or default_cache_dir(), compiler_of=compiler_of, **how)
+        said = f"Compiling {counted(len(timings), 'kernel')}"
+        for program in bar.track(compiled, total=len(timings), description=said):
+            if isinstance(program, RefusedRow):
+                refused.append(program)
+            else:
+                by_chip[program.timing.chip].append(program)
         if not by_chip:
-            why = f"line {compiled[0].timing.line}: {compiled[0].reason}"
-            raise TomatError(f"{file} has no row that can be compiled; {why}")
+            raise TomatError(f"{file} has no row that can be compiled; line {refused[-1].line}: {refused[-1].reason}")
         records = {
             chip: chip_record(chip, kernels, tracking_dir)
             for chip, kernels in bar.track(sorted(by_chip.items()), description="Fitting the chips")
         }
-    refused += [RefusedRow(kernel.timing.line, kernel.reason) for kernel in compiled if kernel.folder is None]
     ops = {timing.line: f"{timing.chip} {timing.op}" for timing in timings}
     kept, all_refused = _kept(tracking_dir, other_than={timing.chip for timing in timings})
     for chip, values in records.items():
-        values["compilers"] = {op: compiler_version(compiler_of(op)) for op in values["operations"]}
+        values["compilers"] = {op: compiler_of(op)[0] for op in values["operations"]}
         its = collectives[1] if collectives is not None and collectives[0] == chip else None
         values["collectives"] = its or kept.get(chip, {}).get("collectives")
     all_refused += [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]

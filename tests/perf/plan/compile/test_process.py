@@ -71,13 +71,6 @@ def asked(tmp_path, child, monkeypatch):
     assert not list(cache.glob(".work-*"))
 
 
-def test_an_answer_is_held_while_it_is_open(asked):
-    answer, stages = asked("answer", Limits(cache_bytes=0))
-    with answer.lock:
-        assert stages == ["compiling"] and answer.result["did"] == "answer"
-        assert answer.folder.name == "key" and (answer.folder / "result.json").exists()
-
-
 def test_an_answer_is_taken_when_the_child_has_ended_whoever_holds_its_output(asked, monkeypatch):
     monkeypatch.setattr(process, "LAST_LINES_SECONDS", 1.0)
     answer, _ = asked("leave", Limits(seconds=15.0))
@@ -116,9 +109,11 @@ def test_nothing_inherited_reaches_the_compile(asked, tmp_path, monkeypatch):
     }  # fmt: skip
     for name, value in foreign.items():
         monkeypatch.setenv(name, value)
-    answer, _ = asked("answer")
-    with answer.lock:
+    answer, stages = asked("answer", Limits(cache_bytes=0))
+    with answer.lock:  # while it is open it is not evicted
         seen = answer.result["environment"]
+        assert stages == ["compiling"] and answer.result["did"] == "answer"
+        assert answer.folder.name == "key" and (answer.folder / "result.json").exists()
     assert [name for name, value in foreign.items() if value in seen.get(name, "")] == []
     assert seen["PATH"] == os.environ["PATH"] and seen["TPU_ACCELERATOR_TYPE"] == "v6e-4"
 

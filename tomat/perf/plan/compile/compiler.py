@@ -109,24 +109,19 @@ def compile_step(
     """Compile the step of `config` for `slice_`, or find it in the cache. A program that needs too much memory is an
     answer, not an error.
 
-    Args:
-        decode: Compile this decoder of its model instead.
-        value_table: Densities of the bins, as the run's codec has them; default: a stand-in, which changes no
-            operation.
-        executable: Keep the serialised executable too.
-        memory_only: Stop when the memory in HBM is known, before the code is made: a tenth of the time, and without
-            `program` and `schedules`. Whether the kernels' tiles fit the memory on the chip is not known then.
-        on_stage: Told `starting`, `lowering`, then `compiling` and `reading`, or `cached`; what was removed from a full
-            cache; and last `done`. Nothing of what is found before a process is started.
+    `decode` compiles that decoder of its model instead. `value_table` are densities of the bins, as the run's codec has
+    them (default: a stand-in, which changes no operation). `executable` keeps the serialised executable too.
+    `memory_only` stops when the memory in HBM is known, before the code is made: a tenth of the time, and without
+    `program` and `schedules`; whether the kernels' tiles fit the memory on the chip is not known then. `on_stage` is
+    told `starting`, `lowering`, then `compiling` and `reading`, or `cached`; what was removed from a full cache; and
+    last `done`; nothing of what is found before a process is started.
     """
     from tomat.train.settings.meanings import keys_beside_step
 
     if decode is None:
         config.check_step()
+        config.check_batch(data_axis_size(config, slice_.n_devices), f" on {slice_.name}")
     compiler = compiler_version()
-    devices = data_axis_size(config, slice_.n_devices)
-    if decode is None:
-        config.check_batch(devices, f" on {slice_.name}")
     cache = cache_dir or default_cache_dir()
     programs = open_cache(cache)
     request = {

@@ -37,21 +37,17 @@ from tomat.train.step import build_trainer
 
 
 def stand_in_table(config: TrainConfig) -> np.ndarray | None:
-    """Densities for the codec's bins where no codec is at hand, float32 `[n_density_tokens]`, e/Å³.
-
-    They are constants of the program: their values change no operation, no shape and no layout.
-    """
+    """Densities for the codec's bins where no codec is at hand, float32 `[n_density_tokens]`, e/Å³: constants of the
+    program, whose values change no operation, no shape and no layout."""
     if config.data.sequence_layout.tokens_per_voxel != 1:
         return None
     return np.linspace(0, 36, config.data.n_density_tokens, dtype=np.float32)
 
 
 def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) -> jax.stages.Lowered:
-    """Lower one training step for `mesh`.
-
-    Levanter reads the number of devices from JAX (batch per device, microbatches): the process must show as many as the
-    mesh has (`jax_num_cpu_devices`). `value_table` is as for `build_trainer`; constants of the program.
-    """
+    """Lower one training step for `mesh`. Levanter reads the number of devices from JAX (batch per device,
+    microbatches): the process must show as many as the mesh has (`jax_num_cpu_devices`). `value_table` is as for
+    `build_trainer`; constants of the program."""
     trainer_config = config.trainer_config()
     trainer_config.tracker = NoopConfig()
     settle(trainer_config)

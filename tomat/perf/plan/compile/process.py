@@ -9,7 +9,6 @@ it finds goes to a folder of the plan cache that appears whole or not at all. `a
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -82,28 +81,40 @@ def ask(
     *,
     on_stage: Callable[[str], None] = lambda stage: None,
     on_removed: Callable[[str], None] = lambda removed: None,
+    library: Path | None = None,
 ) -> Kept:
     """Run `python -m MODULE REQUEST.json` to its end, and open the answer that it left.
 
-    Args:
-        request: For the child, which also gets `programs_dir`, `work_dir` and `asked_by`, the process that waits;
-            `libtpu_args` and `xla_flags` in it are the compiler's flags.
-        cache: A folder that `open_cache` has made ready.
-        on_stage: Called with each stage but the last.
-        on_removed: Called with what was removed from the cache to make room for the answer.
+    The child also gets `programs_dir`, `work_dir` and `asked_by`, the process that waits; `libtpu_args` and `xla_flags`
+    of the request are the compiler's flags. `cache` is one that `open_cache` has made ready. `on_stage` is told each
+    stage but the last, `on_removed` what was removed from the cache to make room for the answer. `library` is
+    another libtpu than the installed one.
     """
     with work_folder(cache) as work:
+        for name in (LLO_DUMP, XLA_DUMP):
+            (work / name).mkdir()
+        # The child works elsewhere.
+        places = {"programs_dir": str((cache / PROGRAMS).absolute()), "work_dir": str(work)}
+        write_json(work / "request.json", {**request, **places, "asked_by": os.getpid()})
         libtpu_dump, xla_dump = dump_flags(work)
         libtpu_args = [*request.get("libtpu_args", ()), *libtpu_dump]
-        environment = child_environment(slice_, libtpu_args, [*request.get("xla_flags", ()), *xla_dump])
-        whole = {**request, "programs_dir": str((cache / PROGRAMS).absolute())}  # the child works elsewhere
-        with child_process(module, whole, work, environment) as child:
-            last = _watched(child, limits, on_stage)
-            status = child.wait()
+        environment = child_environment(slice_, libtpu_args, [*request.get("xla_flags", ()), *xla_dump], library)
+        command = [sys.executable, "-m", module, str(work / "request.json")]
+        with (work / ERRORS_FILE).open("wb") as errors:
+            child = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace", cwd=work
+            )
+            try:
+                last = _watched(child, limits, on_stage)
+                status = child.wait()
+            finally:
+                child.kill()
+                child.wait()
         if last["stage"] == REFUSED:
             raise TomatError(last["message"])
         if status != 0 or "key" not in last:
-            said = "\n  ".join(line[:300] for line in last_words(work, 6))
+            written = (work / ERRORS_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            said = "\n  ".join(line[:300] for line in written[-6:])
             found = f"the compiling process ended with status {status} while {last['stage']}"
             raise TomatError(f"{found}; the end of what it said:\n  {said}")
     folder = cache / PROGRAMS / last["key"]
@@ -118,28 +129,8 @@ def ask(
     return opened
 
 
-@contextlib.contextmanager
-def child_process(
-    module: str, request: Mapping[str, Any], work: Path, environment: Mapping[str, str]
-) -> Iterator[subprocess.Popen[str]]:
-    """`python -m MODULE REQUEST.json` in a working folder, ended with the block; its errors are in `last_words`."""
-    for name in (LLO_DUMP, XLA_DUMP):
-        (work / name).mkdir()
-    write_json(work / "request.json", {**request, "work_dir": str(work), "asked_by": os.getpid()})
-    command = [sys.executable, "-m", module, str(work / "request.json")]
-    with (work / ERRORS_FILE).open("wb") as errors:
-        child = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace", cwd=work
-        )
-        try:
-            yield child
-        finally:
-            child.kill()
-            child.wait()
-
-
-def stages_of(child: subprocess.Popen[str], poll_seconds: float) -> Iterator[dict[str, Any] | None]:
-    """What a child says until it ends; None for other lines, and whenever it was silent for `poll_seconds`."""
+def _stages_of(child: subprocess.Popen[str]) -> Iterator[dict[str, Any] | None]:
+    """What a child says until it ends; None for other lines, and whenever it was silent for `POLL_SECONDS`."""
     said: queue.Queue[str | None] = queue.Queue()
 
     def listen() -> None:
@@ -152,7 +143,7 @@ def stages_of(child: subprocess.Popen[str], poll_seconds: float) -> Iterator[dic
     while True:
         ended = child.poll() is not None
         try:
-            line = said.get(timeout=LAST_LINES_SECONDS if ended else poll_seconds)
+            line = said.get(timeout=LAST_LINES_SECONDS if ended else POLL_SECONDS)
         except queue.Empty:
             if ended:  # a process that it started holds its output open
                 return
@@ -163,11 +154,6 @@ def stages_of(child: subprocess.Popen[str], poll_seconds: float) -> Iterator[dic
         yield json.loads(line) if line.startswith('{"stage"') else None
 
 
-def last_words(work: Path, lines: int) -> list[str]:
-    """The end of what a child of `work` wrote as errors."""
-    return (work / ERRORS_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:]
-
-
 def _watched(child: subprocess.Popen[str], limits: Limits, on_stage: Callable[[str], None]) -> dict[str, Any]:
     """What a child said last, within its limits."""
     import psutil
@@ -175,7 +161,7 @@ def _watched(child: subprocess.Popen[str], limits: Limits, on_stage: Callable[[s
     last: dict[str, Any] = {"stage": "starting"}
     began = time.monotonic()
     process = psutil.Process(child.pid)
-    for stage in stages_of(child, POLL_SECONDS):
+    for stage in _stages_of(child):
         if stage is not None:
             last = stage
             if stage["stage"] not in (DONE, REFUSED):
@@ -220,25 +206,31 @@ def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> No
 
 
 def _end_with_parent(parent: int) -> None:
-    """End this process when its parent is gone: nobody would wait for the answer, and a compile takes all cores.
-
-    `parent` comes with the request: one that was killed before this process looked is no longer known by then.
-    """
+    """End this process when its parent is gone: nobody would wait for the answer, and a compile takes all cores. The
+    request names it, since one that was killed before this process looked is no longer known."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
 def keep_answer(result: Mapping[str, Any], part: Path, folder: Path) -> None:
-    """Make `part`, with `result` in it, the answer `folder`, and say so.
-
-    Args:
-        part: Below the working folder, which goes away with whatever an end by force leaves there; made if missing.
-        folder: Below `programs_dir`; its name is the answer's key.
-    """
+    """Make `part`, a folder below the working one, made if missing, with `result` in it, the answer `folder`, whose
+    name is the answer's key, and say so."""
     write_json(part / RESULT_FILE, with_checksum(to_jsonable(result)))
     keep(part, folder)
     say(DONE, key=folder.name)
+
+
+def answer_or_refusal(request: Mapping[str, Any], found: Callable[[Path], dict[str, Any]]) -> None:
+    """Keep what `found` says, and what it leaves in the folder that it is given, under the request's `key`; that it
+    refuses is an answer too."""
+    part = Path(request["work_dir"]) / "part"
+    part.mkdir()
+    try:
+        result = found(part)
+    except TomatError as error:
+        result = {"refused": str(error)}
+    keep_answer(result, part, Path(request["programs_dir"]) / request["key"])
 
 
 def say(stage: str, **details: Any) -> None:

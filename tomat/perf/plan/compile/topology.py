@@ -12,7 +12,6 @@ import importlib.util
 import math
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +39,8 @@ def planned_slice(config: TrainConfig, slice_name: str | None) -> Slice:
     return found
 
 
-@dataclass(frozen=True)
-class OtherLibtpu:
-    version: str
-    library: Path
-
-
-def compiler_version(other: OtherLibtpu | None = None) -> str:
-    """`libtpu 0.0.46`, as installed unless it is another."""
-    if other is not None:
-        return f"libtpu {other.version}"
+def compiler_version() -> str:
+    """`libtpu 0.0.46`, as installed."""
     if importlib.util.find_spec("libtpu") is None:
         raise TomatError("the TPU compiler is not installed; install it with `uv sync --extra plan` (it needs no TPU).")
     found = importlib.metadata.version("libtpu")
@@ -71,7 +62,7 @@ WITHHELD = ("JAX_", "XLA_", "LIBTPU_", "TPU_", "PALLAS_", "EQX_", "HALIAX_", "LE
 
 
 def child_environment(
-    slice_: Slice, libtpu_args: list[str], xla_flags: list[str], other: OtherLibtpu | None = None
+    slice_: Slice, libtpu_args: list[str], xla_flags: list[str], library: Path | None = None
 ) -> dict[str, str]:
     """The whole environment of a process that compiles for `slice_`: of this process' own only `PASSED_ON`.
 
@@ -80,10 +71,9 @@ def child_environment(
     `TPU_LIBRARY_PATH` is where jax 0.11.1 looks first for the library.
     """
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    library = {} if other is None else {"TPU_LIBRARY_PATH": str(other.library)}
     return {
         **passed_on,
-        **library,
+        **({} if library is None else {"TPU_LIBRARY_PATH": str(library)}),
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": slice_.name,
@@ -96,20 +86,14 @@ def child_environment(
 
 
 def withheld_variables() -> list[str]:
-    """Variables set here that would change a step where it runs, and do not reach the compile.
-
-    `JAX_PLATFORMS` is not among them: the compile has its own, and it changes no step.
-    """
+    """Variables set here that would change a step where it runs, and do not reach the compile. `JAX_PLATFORMS` changes
+    no step."""
     return sorted(name for name in os.environ if name.startswith(WITHHELD) and name != "JAX_PLATFORMS")
 
 
 def topology_devices(slice_: Slice, compiler: str | None = None) -> list[Any]:
-    """The devices of the slice as the compiler describes them; for a process started with `child_environment`.
-
-    Args:
-        slice_: To describe.
-        compiler: What errors name, where it is not the installed one.
-    """
+    """The devices of the slice as the compiler describes them; for a process started with `child_environment`. Errors
+    name the `compiler`, where it is not the installed one."""
     from jax.experimental import topologies
 
     arguments: dict[str, Any] = {"chips_per_host_bounds": list(slice_.chips_per_host_bounds or ())}
@@ -122,9 +106,8 @@ def topology_devices(slice_: Slice, compiler: str | None = None) -> list[Any]:
         said = f"cannot describe {slice_.name} (topology {slice_.libtpu_topology}): {str(error).splitlines()[0]}."
         raise TomatError(f"{compiler or compiler_version()} {said}") from error
     devices = list(described.devices)
-    if len(devices) != slice_.n_devices:
-        said = f"{len(devices)} devices for {slice_.name}; tomat/hardware/chips.py says {slice_.n_devices}"
-        raise TomatError(f"{compiler or compiler_version()} shows {said}.")
+    if len(devices) != (expected := slice_.n_devices):
+        raise TomatError(f"{slice_.name} has {len(devices)} devices; tomat/hardware/chips.py expects {expected}.")
     return devices
 
 

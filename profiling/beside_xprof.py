@@ -1,35 +1,78 @@
-"""The same trace through xprof's own converters: per-operation self time and occurrences beside tomat's."""
+"""tomat's reading of a trace beside xprof's own converters: self time and occurrences of each operation."""
 
-from __future__ import annotations
-
+import argparse
+import contextlib
 import importlib.util
+import json
+import os
 import shutil
+import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tomat.app.cli import main
+from tomat.base.arguments import Parser, report_file
 from tomat.base.errors import TomatError
-from tomat.base.ports.xprof import hlo_stats
+from tomat.base.reporting import console, write_report
 from tomat.perf.profile.hlo_files import XPLANE_SUFFIX
+from tomat.perf.profile.load import profile_place
 from tomat.perf.profile.timeline import attribute
 from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_data import Trace
 
+VERSION = "2.24.2"
 
-def require_xprof() -> None:
-    if importlib.util.find_spec("xprof") is None:
-        raise TomatError("xprof is not installed; install it with `uv sync --extra xprof`.")
+
+"""Of xprof, whose documentation describes its converters as a page in the browser and not as functions."""
+
+
+def hlo_stats(files: list[str]) -> list[dict[str, Any]]:
+    """Rows of xprof's table of operations, by the ids of its columns; none where it finds no device operations.
+
+    Among them `hlo_op_name` (`IDLE` stands for no operation), `total_self_time` (us) and `occurrences`.
+
+    Args:
+        files: xplane files of one session. xprof writes its caches beside them.
+    """
+    from xprof.convert import raw_to_tool_data
+
+    with _quiet():
+        data, _ = raw_to_tool_data.xspace_to_tool_data(files, "hlo_stats", {"use_saved_result": False})
+    if not data:
+        return []
+    table = json.loads(data)
+    table = table[0] if isinstance(table, list) else table
+    names = [column["id"] for column in table["cols"]]
+    return [dict(zip(names, (cell["v"] for cell in row["c"]), strict=True)) for row in table["rows"]]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """xprof's C++ side logs to file descriptor 2 whatever the log level."""
+    saved = os.dup(2)
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(sink)
 
 
 def check_against_xprof(path: Path) -> dict[str, float]:
-    """A local xplane file or profile directory beside xprof's `hlo_stats` of it, for a JSON report.
+    """A local xplane file or profile directory beside xprof's `hlo_stats` of it.
 
     Over the whole trace, all devices; an operation that only one side has counts 0 on the other. Of single operations,
     `largest_difference_seconds` is of their self time, and `occurrences_differ` counts those of other executions.
     """
-    require_xprof()
+    if importlib.util.find_spec("xprof") is None:
+        raise TomatError("xprof is not installed; install it with `uv sync --extra xprof`.")
     files = [path] if path.is_file() else sorted(path.rglob(f"*{XPLANE_SUFFIX}"))
     if not files:
         raise TomatError(f"{path}: no *{XPLANE_SUFFIX} file; xprof reads nothing else.")
@@ -74,3 +117,31 @@ def _xprof_ops(files: list[Path]) -> defaultdict[str, list[float]]:
             totals[row["hlo_op_name"]][0] += float(row["total_self_time"]) / 1e6
             totals[row["hlo_op_name"]][1] += int(row["occurrences"])
     return totals
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="python profiling/beside_xprof.py",
+        description="Compare the self time of every operation of a trace with xprof's own (uv sync --extra xprof).",
+    )
+    parser.add_argument("--profile", type=Path, metavar="PROFILE", required=True, help="an xplane file, or a folder")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the comparison")
+    parser.set_defaults(run=run)
+    parser.examples = (f"{parser.prog} --profile runs/demo",)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare."""
+    check = check_against_xprof(Path(profile_place(str(args.profile))))
+    console.print(
+        f"xprof: self time {check['xprof_self_seconds']:.9f} s over {check['n_operations']} operations, tomat "
+        f"{check['tomat_self_seconds']:.9f} s; largest difference of one operation "
+        f"{check['largest_difference_seconds']:.3g} s"
+    )
+    write_report(args.json, check)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser=build_parser()))

@@ -45,8 +45,7 @@ def dump(name: str) -> bytes:
 
 def test_a_program_that_fits_says_what_the_compiler_said():
     report = memory_of_compiled(dump("scan_fits"), V6E_BYTES, STATS["generated_code_size_in_bytes"])
-    assert report.fits
-    assert report.argument_bytes == STATS["argument_size_in_bytes"]
+    assert report.fits and report.argument_bytes == STATS["argument_size_in_bytes"]
     assert report.alias_bytes == STATS["alias_size_in_bytes"]
     assert report.output_bytes == STATS["output_size_in_bytes"] - STATS["alias_size_in_bytes"]
     assert report.program_bytes == STATS["generated_code_size_in_bytes"]
@@ -91,9 +90,8 @@ def test_a_refusal_gets_its_bytes_from_the_dump():
 )  # fmt: skip
 def test_other_refusals(message, required, capacity, space):
     report = memory_of_oom(message)
-    assert report is not None
+    assert report is not None and report.memory_space == space
     assert (report.required_bytes, report.capacity_bytes) == (round(required), round(capacity))
-    assert report.memory_space == space
 
 
 def test_a_program_without_a_buffer_assignment_is_refused():

@@ -22,12 +22,10 @@ def test_matmul_flops_of_the_v6e_step_are_the_models(v6e_program):
     layer = 2 * tokens * (4 * hidden * hidden + 3 * hidden * ffn)
     # forward, recomputed forward (the down projection's result is not needed again), backward twice
     expected = layers * (4 * layer - 2 * tokens * hidden * ffn) + 3 * 2 * tokens * hidden * vocab
-    total = sum(
-        instruction_flops(v6e_program, inner) * kernel.executions
-        for kernel in executed_kernels(v6e_program)
-        for inner in v6e_program.inner(kernel.instruction)
-        if inner.opcode in ("dot", "convolution")
-    )
+    ran = executed_kernels(v6e_program)
+    kernels = [(inner, k.executions) for k in ran for inner in v6e_program.inner(k.instruction)]
+    products = [(one, times) for one, times in kernels if one.opcode in ("dot", "convolution")]
+    total = sum(instruction_flops(v6e_program, one) * times for one, times in products)
     assert total == pytest.approx(expected, rel=0.001)
 
 

@@ -25,11 +25,10 @@ def test_predicted_and_traced_are_the_same_table(v6e_program, tpu_profile):
         known = compiler_seconds(v6e_program, instruction, traced.roofs)
         return 20e-6 if known is None else max(known, 50e-9)
 
-    predicted = breakdown_from_program(
-        v6e_program,
-        device_kind=V6E,
-        kernel_seconds=lambda i: 0.0 if i.opcode == "while" else seconds(i) * 1.015,
-    )
+    def slower(instruction):
+        return 0.0 if instruction.opcode == "while" else seconds(instruction) * 1.015
+
+    predicted = breakdown_from_program(v6e_program, device_kind=V6E, kernel_seconds=slower)
     mine = {r.name: r for r in predicted.categories}
     for row in traced.categories:
         if row.name in (Category.IDLE, Category.UNATTRIBUTED, Category.CONTROL):
@@ -69,10 +68,9 @@ def test_collectives_and_pallas_kernels_have_no_known_time(v6e_program):
 
 
 def test_an_unknown_chip_has_no_fractions(v6e_program):
+    how = {"device_kind": "TPU of this test alone", "kernel_seconds": lambda i: 1e-6}
     with pytest.warns(UserWarning, match="no peak is known"):
-        breakdown = breakdown_from_program(
-            v6e_program, device_kind="TPU of this test alone", kernel_seconds=lambda i: 1e-6
-        )
+        breakdown = breakdown_from_program(v6e_program, **how)
     for row in breakdown.categories:
         assert row.flops_fraction is None and row.bandwidth_fraction is None and row.cycles is None
         assert row.bound in (Bound.UNKNOWN, Bound.LATENCY, Bound.COMMUNICATION)

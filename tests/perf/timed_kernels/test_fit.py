@@ -9,15 +9,7 @@ import pytest
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
 from tomat.measure.bench.collectives import KINDS
-from tomat.perf.cost.chip_model import (
-    ASSUMED_RATES,
-    NAMES,
-    RECORD_FILE,
-    ChipModel,
-    KernelWork,
-    LinkRates,
-    Parameters,
-)
+from tomat.perf.cost.chip_model import ASSUMED_RATES, NAMES, RECORD_FILE, ChipModel, KernelWork, LinkRates, Parameters
 from tomat.perf.cost.interconnect import HOP_SECONDS
 from tomat.perf.cost.llo import Transfer
 from tomat.perf.timed_kernels.fit import PASSES, PERMUTE, TimedPrograms, fit, measured_rates
@@ -25,13 +17,7 @@ from tomat.perf.timed_kernels.programs import ProgramWork
 from tomat.perf.timed_kernels.timings import KernelTiming
 
 BANDWIDTH = 1.6e12
-TRUE = Parameters(
-    hbm_read_efficiency=0.85,
-    hbm_write_efficiency=0.85,
-    sustained_slowdown=0.3,
-    mxu_efficiency=0.9,
-    bundle_efficiency=0.75,
-)
+TRUE = Parameters(0.85, 0.85, sustained_slowdown=0.3, mxu_efficiency=0.9, bundle_efficiency=0.75)
 
 
 def program(number: int, rng: np.random.Generator, at: Parameters = TRUE) -> tuple[KernelTiming, ProgramWork]:

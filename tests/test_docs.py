@@ -226,13 +226,10 @@ def test_files_keys_flags_verbs_and_modules_that_pages_name_exist():
 
 
 def test_the_reference_has_every_module():
-    hooks = loaded(ROOT / "docs" / "reference.py")
-    found = [name for page in hooks.pages().values() for name in page]
-    assert {name for name in found if not (ROOT / name.replace(".", "/")).is_dir()} == {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in (ROOT / "tomat").rglob("*.py")
-        if path.name != "__init__.py"
-    }
+    found = {name for page in loaded(ROOT / "docs" / "reference.py").pages().values() for name in page}
+    paths = (path for path in (ROOT / "tomat").rglob("*.py") if path.stem != "__init__")
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths}
+    assert {name for name in found if not (ROOT / name.replace(".", "/")).is_dir()} == modules
 
 
 def test_a_page_that_loads_something_from_elsewhere_is_told(caplog):

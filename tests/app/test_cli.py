@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,7 @@ WRONG = [
     ("train CONFIG --trainer.num_train_stepz 3", "did you mean trainer.num_train_steps?"),
     ("train CONFIG --loss.kind", "--loss.kind has no value"),
     ("train CONFIG --fork_step 3", "--fork_step needs --fork"),
+    ("train --teacher RUN --quantised configs", "configs has no config.yaml; give a folder"),
     ("plan --slice v6e-16", "give --config_path"),
     ("predict --structure README.md --output x", "--promolecule --run is required"),
     ("predict --run RUN --structure README.md --output x --valences Sr=10,Q=7", "found 'Q=7', expected SYMBOL=N"),
@@ -129,6 +131,14 @@ def test_flags_are_taken_with_dashes():
     # The value of an override stays as it is.
     assert args.max_batch and parse_overrides(rest) == {"trainer": {"num_train_steps": "--a-b"}, "x_y": "p-q"}
     assert parser.parse_known_args(["demo_data", "show", "demo_data"])[0].material_id == "demo_data"
+
+
+def test_the_words_of_the_launcher_reach_its_verb(tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.yaml").write_text("run_name: teacher\n")
+    monkeypatch.setattr(sys, "argv", ["train_tomat_tpu.py", "--teacher", str(tmp_path)])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "train_tomat_tpu.py"), run_name="__main__")
+    assert left.value.code == 2 and "needs --teacher RUN and --quantised DIR" in capsys.readouterr().err
 
 
 def test_a_report_on_standard_output_is_alone_there(tmp_path, capfd):

@@ -23,12 +23,15 @@ class Interrupt:
 sys.meta_path.insert(0, Interrupt())
 sys.exit(main({words!r}))
 """
-TRAIN = ["train", "--trainer.num_train_steps", "1", "--output_dir"]
+TRAIN, TIME = ["train", "--trainer.num_train_steps", "1", "--output_dir"], ["bench", "chip", "--output"]
 
 
-@pytest.mark.parametrize(("module", "times"), [("tomat.app.cli", 1), ("tomat.app.train_verbs", 2), ("jaxlib", 1)])
-def test_ctrl_c_during_an_import_is_one_line(module, times, tmp_path):
-    code = AT_IMPORT.format(module=module, times=times, words=[*TRAIN, str(tmp_path / "runs")])
+@pytest.mark.parametrize(
+    ("module", "times", "words"),
+    [("tomat.app.cli", 1, TRAIN), ("tomat.app.train_verbs", 2, TRAIN), ("jaxlib", 1, TIME)],
+)
+def test_ctrl_c_during_an_import_is_one_line(module, times, words, tmp_path):
+    code = AT_IMPORT.format(module=module, times=times, words=[*words, str(tmp_path / "made")])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == INTERRUPTED_STATUS
     assert done.stderr.splitlines() == ["stopped by the user"]

@@ -36,7 +36,7 @@ def words(verb: str, folder: Path, *more: object) -> list[str]:
 
 def test_rows_are_measured_and_failures_are_rows(tmp_path, work, capsys):
     rows = [{"name": "as it is"}, {"name": "the same"}]
-    rows.append({"name": "three heads", "overrides": {"model.num_heads": 3}})
+    rows.append({"name": "three heads", "base": "three heads", "overrides": {"model.num_heads": 3}})
     report = tmp_path / "report.json"
     sweep = sweep_file(tmp_path, rows)
     options = ("--rounds", 1, "--repeats", 2, "--steps", 2, "--warmup_steps", 1, "--json", report)

@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
-from embedded_set_dft import calculate, fourier_truncated, time_reversal_mesh
+from embedded_set_dft import calculate, time_reversal_mesh
 from embedded_set_recipes import CellRecipe, Distortion, cell_recipes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smooth_grid import smooth_grid
 
 SILICON = CellRecipe(
     material_id="Si-test", compound="Si", structure_type="diamond", split="train", variant="ideal",
@@ -50,15 +49,6 @@ def test_time_reversal_mesh_is_the_whole_mesh(mesh, shift):
     assert weights.sum() == pytest.approx(1)
     assert weights @ even(k_points) == pytest.approx(even(full).mean(), abs=1e-12)
     assert len(k_points) <= len(full) // 2 + 4 and np.abs(k_points).max() <= 0.5
-
-
-@given(st.integers(0, 100), st.tuples(*[st.integers(0, 3)] * 3), st.tuples(*[st.integers(0, 4)] * 3))
-@settings(max_examples=20, deadline=None)
-def test_fourier_truncation_undoes_zero_padding(seed, reach, extra):
-    shape = tuple(2 * r + 1 for r in reach)
-    grid = smooth_grid(shape, seed=seed)
-    fine = grid.refined([n + more for n, more in zip(shape, extra, strict=True)])
-    np.testing.assert_allclose(fourier_truncated(fine.rho, shape), grid.rho, rtol=1e-5, atol=1e-5)
 
 
 def test_every_recipe_can_be_computed():

@@ -15,8 +15,5 @@ def test_the_parameters_stand_where_other_codes_look_for_them():
     lines = gth_text("N", 5).splitlines()
     assert lines[1:3] == ["7 5 0", "10 11 1 2 0 0"]
     assert lines[-2:] == ["0.25540500 1 13.63026257", "0.24549453 0"]
-
-
-def test_a_valence_that_there_is_no_file_for_is_one_error():
     with pytest.raises(TomatError, match="no GTH pseudopotential of Si with 7 valence electrons"):
         gth_text("Si", 7)

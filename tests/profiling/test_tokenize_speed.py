@@ -11,7 +11,7 @@ from tomat.data.tokens.pipeline.config import RetokenizeConfig
 @pytest.mark.slow
 def test_bench_writes_figures_beside_what_they_are_compared_with(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenize_speed, "RetokenizeConfig", partial(RetokenizeConfig, bins=64))  # fitted in a second
-    words = ["--materials", "2", "--folder", str(tmp_path), "--json", str(tmp_path / "b.json")]
+    words = ["--materials", "1", "--folder", str(tmp_path), "--json", str(tmp_path / "b.json")]
     assert main(words, tokenize_speed.build_parser()) == 0
     figures = json.loads((tmp_path / "b.json").read_text())
     ratio = figures["write_patches_per_cpu_second"] / figures["numpy_searchsorted_patches_per_cpu_second"]

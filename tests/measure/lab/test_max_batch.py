@@ -1,5 +1,8 @@
 """The search for the largest batch, over batches whose memory is a formula."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
 from tomat.base.errors import TomatError
@@ -11,30 +14,19 @@ from tomat.report.pages.max_batch_page import write_max_batch_page
 GIB = 2**30
 
 
-class FakeProcess:
-    """Takes 1 GiB and 100 MiB a sequence at a time, and fails or is refused above what it is given."""
-
-    def __init__(self, request, on_stage, asked):
-        words = dict(zip(request.words[::2], request.words[1::2], strict=True))
-        batch, micro = int(words["--trainer.train_batch_size"]), int(words["--trainer.per_device_parallelism"])
-        asked.append(batch)
-        self.bytes = GIB + (batch if micro == -1 else micro) * 100 * 2**20
-        if words.get("--model.gradient_checkpointing") == "nested":
-            raise RowError(FAILED, "such a policy fails")
-        if self.bytes > request.config.limits.memory_bytes:
-            raise RowError(OUT_OF_MEMORY, "used too much")
-        self.batch = batch
-        self.described = {"first_loss": 5.0}
-
-    def window(self):
-        busy = {"peak_memory_bytes": self.bytes, "others_busy_share": 0.0}
-        return {"step_seconds": 0.1 * self.batch, "tokens_per_second": 5120.0, **busy}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
+def started(request, asked):
+    """A process that takes 1 GiB and 100 MiB a sequence at a time, and fails or is refused above what it is given."""
+    words = dict(zip(request.words[::2], request.words[1::2], strict=True))
+    batch, micro = int(words["--trainer.train_batch_size"]), int(words["--trainer.per_device_parallelism"])
+    asked.append(batch)
+    used = GIB + (batch if micro == -1 else micro) * 100 * 2**20
+    if words.get("--model.gradient_checkpointing") == "nested":
+        raise RowError(FAILED, "such a policy fails")
+    if used > request.config.limits.memory_bytes:
+        raise RowError(OUT_OF_MEMORY, "used too much")
+    window = {"step_seconds": 0.1 * batch, "tokens_per_second": 5120.0}
+    window |= {"peak_memory_bytes": used, "others_busy_share": 0.0}
+    return nullcontext(SimpleNamespace(described={"first_loss": 5.0}, window=lambda: window))
 
 
 @pytest.fixture
@@ -47,7 +39,7 @@ def make(tmp_path):
         return MaxBatch(
             "largest", tmp_path / "train.yaml", [], policies, accumulations, tmp_path / "track", tmp_path / "work",
             LabConfig(steps=2, warmup_steps=0, limits=Limits(10.0, limit)),
-            start=lambda request, on_stage: FakeProcess(request, on_stage, asked),
+            start=lambda request, on_stage: started(request, asked),
             describe=lambda path, words: setup,
         )  # fmt: skip
 

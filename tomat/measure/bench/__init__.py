@@ -1,1 +1,1 @@
-"""Everything that measures tomat itself."""
+"""What measures the chip that is here, or tunes kernels with its compiler; the processes of studies and of the lab."""

@@ -1,4 +1,4 @@
-"""Processes that studies start: `tomat` verbs that are watched or killed."""
+"""Processes that the lab and studies start: `tomat` verbs that are watched or killed."""
 
 import contextlib
 import signal

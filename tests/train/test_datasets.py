@@ -15,7 +15,7 @@ from tomat.data.tokens.layouts import LAYOUTS
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
 from tomat.train.datasets import Datasets
-from tomat.train.origins import RecordedData, Start
+from tomat.train.origins import Start
 from tomat.train.runs.history import append_event, read_events, recorded_contents
 from tomat.train.settings.config import load_config
 
@@ -61,12 +61,12 @@ def test_a_single_other_checksum_is_another_content(sets, tmp_path):
 def plan(run: Path, allow: tuple[str, ...] = ()) -> Start:
     """As `plan_start` leaves it for a run that has checkpoints."""
     config = load_config(DEMO, ["--output_dir", str(run)])
-    return Start(config, run, allow_change=allow, data=RecordedData("run 'x'", recorded_contents(read_events(run))))
+    return Start(config, run, allow, data_of="run 'x'", contents=recorded_contents(read_events(run)))
 
 
 def test_other_data_are_refused_with_both_hashes_unless_named(sets, tmp_path):
     start, now = plan(tmp_path), datasets(sets, "fewer", "a")
-    recorded = replace(start, data=RecordedData("run 'x'", datasets(sets, "a", "other").contents))
+    recorded = replace(start, contents=datasets(sets, "a", "other").contents)
     assert recorded.settle(datasets(sets, "again", "other")).changed_data == {}
     with pytest.raises(TomatError) as refused:
         replace(recorded, allow_change=("data.validation",)).settle(now)

@@ -1,8 +1,4 @@
-"""The name of Levanter's log, the allocator, the devices that a run is for. Flags and trackers: test_every_key.py."""
-
-import logging
-from collections.abc import Iterator
-from pathlib import Path
+"""The allocator, the devices that a run is for. Flags and trackers: test_every_key.py."""
 
 import pytest
 
@@ -11,47 +7,7 @@ from tomat.hardware.chips import FoundDevices
 from tomat.model.devices import found_devices
 from tomat.train import startup
 from tomat.train.settings.config import load_config
-from tomat.train.startup import connect, refuse_other_devices, rename_log
-
-
-@pytest.fixture
-def log(tmp_path) -> Iterator[logging.FileHandler]:
-    """A handler of the root logger that writes `run.log.log`, as Levanter opens it."""
-    handler = logging.FileHandler(tmp_path / "run.log.log", mode="a")
-    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    root = logging.getLogger()
-    before = list(root.handlers)
-    root.addHandler(handler)
-    yield handler
-    for added in [each for each in root.handlers if each not in before]:
-        root.removeHandler(added)
-        added.close()
-
-
-def files(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in folder.iterdir()}
-
-
-def test_the_log_goes_on_under_its_right_name(tmp_path, log):
-    (tmp_path / "run.log").write_text("of an earlier start\n")
-    logging.getLogger().error("before")
-    rename_log(tmp_path, "run")
-    logging.getLogger().error("after")
-    assert files(tmp_path) == {"run.log": "of an earlier start\nERROR before\nERROR after\n"}
-
-
-def test_a_log_that_another_host_took_is_not_missed(tmp_path, log):
-    (tmp_path / "run.log").write_text("ERROR of both\n")
-    Path(log.baseFilename).unlink()
-    rename_log(tmp_path, "run")
-    logging.getLogger().error("after")
-    assert files(tmp_path) == {"run.log": "ERROR of both\nERROR after\n"}
-
-
-def test_what_cannot_be_written_is_not_swallowed(tmp_path, log):
-    (tmp_path / "run.log").mkdir()
-    with pytest.raises(OSError):
-        rename_log(tmp_path, "run")
+from tomat.train.startup import connect, refuse_other_devices
 
 
 def test_the_allocator_is_told_where_the_run_asks_for_it(monkeypatch):

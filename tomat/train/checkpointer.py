@@ -18,19 +18,8 @@ from tomat.train.runs.checkpoints import Checkpoint, examine, mark_permanent, re
 
 logger = logging.getLogger(__name__)
 
-
 SAVE_TIMEOUT_SECONDS = 1800
 """How long one host waits for the others to have written; Levanter's own limit."""
-
-
-class ChecksummingManager(ManagerWithLastAct):
-    """Writes the checksums of a checkpoint after its last array, of every host, and before its `metadata.json`.
-
-    Levanter 0.2.227 writes `metadata.json` first thing in the callback that it hands to JAX's manager.
-    """
-
-    def before_callback(self, path: str) -> None:
-        write_checksums(path)
 
 
 class RunCheckpointer(Checkpointer):
@@ -71,8 +60,9 @@ class RunCheckpointer(Checkpointer):
             debug=config.debug,
             write_config=config.write,
         )
-        self._checksumming = ChecksummingManager(timeout_secs=SAVE_TIMEOUT_SECONDS)
-        replace_manager(self, self._checksumming)
+        # Checksums come before `metadata.json`, the first thing that Levanter 0.2.227 writes in the manager's callback.
+        self._manager_with_checksums = ManagerWithLastAct(write_checksums, SAVE_TIMEOUT_SECONDS)
+        replace_manager(self, self._manager_with_checksums)
 
     def is_due(self, step: int) -> bool:
         """Whether the settings alone have `step` saved, whatever the clock says; its index, as for `on_step`."""
@@ -98,7 +88,7 @@ class RunCheckpointer(Checkpointer):
         path = os.path.join(base_path_override if base_path_override is not None else self.base_path, destination)
         if self._saved is not None and self._saved[0] == path:
             if self._saved[1] and not is_temporary:
-                self._checksumming.wait_until_finished()
+                self._manager_with_checksums.wait_until_finished()
                 if jax.process_index() == 0:
                     mark_permanent(path)
                 if commit_callback is not None:
@@ -114,15 +104,14 @@ class RunCheckpointer(Checkpointer):
             if commit_callback is not None:
                 commit_callback()
             # Those that were never whole, now that a newer one is.
-            paths, self._partial = self._partial, []
-            for partial in paths:
-                if jax.process_index() == 0 and partial != path:
+            while self._partial:
+                if (partial := self._partial.pop()) != path and jax.process_index() == 0:
                     try:
                         remove(partial)
                     except OSError as error:  # they cost space and nothing else
                         logger.warning("%s could not be removed: %s", partial, error)
 
-        self._checksumming.path = path
+        self._manager_with_checksums.path = path
         super().save_checkpoint(
             tree, step, destination, committed, is_temporary=is_temporary, base_path_override=base_path_override
         )
@@ -139,9 +128,6 @@ class RunCheckpointer(Checkpointer):
 
 
 def _monotonic_now() -> datetime.datetime:
-    """A time that only ever goes on, for `save_interval`; its origin means nothing.
-
-    Levanter's own (0.2.227) is naive local time: a clock set back an hour, or the end of summer time, stops the saves
-    for that hour.
-    """
+    """A time that only ever goes on, for `save_interval`. Levanter's own (0.2.227) is naive local time: a clock set
+    back, or the end of summer time, stops the saves for an hour."""
     return datetime.datetime.min + datetime.timedelta(seconds=time.monotonic())

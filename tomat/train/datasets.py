@@ -31,12 +31,9 @@ class Datasets:
         return self.train.codec
 
     @property
-    def by_key(self) -> dict[str, ShardSet | None]:
-        return {"data.train": self.train, "data.validation": self.validation}
-
-    @property
     def contents(self) -> Contents:
-        return {key: part and part.content_sha256 for key, part in self.by_key.items()}
+        validation = self.validation and self.validation.content_sha256
+        return {"data.train": self.train.content_sha256, "data.validation": validation}
 
 
 def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
@@ -84,15 +81,10 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
 
 
 def run_tables(datasets: Datasets, environment: EnvironmentConfig | None) -> EnvironmentTables | None:
-    """The constants of a model with `environment`; None for others."""
-    if environment is None:
-        return None
+    """The constants of a model with `environment`; None for others, and where the data have no promolecule."""
     promolecule, values = datasets.train.promolecule, value_table(datasets.codec)
-    if promolecule is None or values is None:
-        raise TomatError(
-            f"model.environment needs a promolecule, and {datasets.train.url} has none; tokenize the densities again, "
-            "with a codec of one token a voxel."
-        )
+    if environment is None or promolecule is None or values is None:
+        return None
     if promolecule.basis != environment.basis:
         raise TomatError(
             f"the promolecule of {datasets.train.url} has the radial functions {promolecule.basis} and the model has "
@@ -102,10 +94,8 @@ def run_tables(datasets: Datasets, environment: EnvironmentConfig | None) -> Env
 
 
 def value_table(codec: DensityCodec) -> np.ndarray | None:
-    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/Å³ (the codec's medians).
-
-    None where a voxel takes more than one token, so that no single id has a density.
-    """
+    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/Å³ (the codec's medians); None
+    where a voxel takes more than one token."""
     if codec.tokens_per_voxel > 1:
         return None
     return codec.decode(np.arange(codec.n_density_tokens, dtype=np.uint16), decoder="median")

@@ -32,14 +32,11 @@ _any = jax.jit(jnp.any)
 
 
 class CompiledStep:
-    """Levanter's training step and the state between two of them.
+    """Levanter's training step and the state between two of them; the buffers of that to begin with are taken.
 
     `named_jit` (marin-haliax 0.2.227) looks its program up anew at each call: it splits every tree and infers every
     sharding. The first call goes that way, and compiles; all others give that program its arrays. With a decoder of 4
     layers, 43 arrays, a dispatch took 13.9 ms of Python before and 4.8 so, on a core that its step needs on a CPU.
-
-    Args:
-        state: To begin with; its buffers are taken.
     """
 
     def __init__(self, trainer: Trainer, state: TrainerState):
@@ -55,10 +52,8 @@ class CompiledStep:
         return eqx.combine(self._arrays, self._static)
 
     def __call__(self, batch: TokenExample) -> tuple[Any, dict[str, Any], Any]:
-        """Take a step: its loss, its metrics and the optimizer's state after it, all of them still to be computed.
-
-        The optimizer's state has its arrays alone, and None in the place of all else.
-        """
+        """Take a step: its loss, its metrics and the optimizer's state after it (its arrays alone, None in the place of
+        all else), all of them still to be computed."""
         batch_arrays = jax.tree.leaves(eqx.filter(batch, eqx.is_array))
         batch_types = [(array.shape, array.dtype, array.sharding) for array in batch_arrays]
         if self._compiled is None or batch_types != self._batch_types:
@@ -117,12 +112,11 @@ def training_steps(
 
     Args:
         trainer: Entered, without hooks inside the compiled step.
-        state: To begin with; its buffers are taken.
         ahead: 0: Levanter's own loop.
         pauses_after: Given how many steps are done, whether to pause there; the same on every process.
         asks: Whether this process wants a pause. Several hosts make it after the same step, at most `ahead` + 1 steps
             after those that are dispatched as one of them asks.
-        rest: When the devices are left to others for a while; everything in flight is read before. None: never.
+        rest: When the devices are left to others for a while; everything in flight is read before.
     """
     rest = rest or PauseConfig()
     if ahead == 0:

@@ -61,10 +61,7 @@ class RunFolder:
 
     def fetch(self) -> bool:
         """Copy what another machine has written of the run from its bucket; says whether there was anything."""
-        if not is_remote(self.config.output_dir):
-            return False
-        self.make()
-        return bool(fetch(self.config.run_dir, self.path))
+        return is_remote(self.config.output_dir) and bool(fetch(self.config.run_dir, self.path))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator["RunFolder"]:
@@ -73,8 +70,7 @@ class RunFolder:
             yield dataclasses.replace(self, lock=lock)
 
     def publish(self) -> None:
-        """Bring the files in the bucket up to date, if they are still this process's to write: after an outage another
-        process may have the lease."""
+        """Bring the files in the bucket up to date, if they are still this process's to write."""
         self.lock.confirm()
         if is_remote(self.config.output_dir) and jax.process_index() == 0:
             publish(self.config.run_dir, self.path)
@@ -118,9 +114,9 @@ class RunFolder:
             return
         place, name = self.config.output_dir, self.config.run_name
         try:
-            summary, figures = outcome(read_record(str(self.path)), self.config.run_dir, time.time())
-            said = {"status": summary.state, "reason": summary.state_detail, "figures": figures}
-            append_line(place, RUN, name, END, step=summary.steps_done, **said)
+            end, figures = outcome(read_record(str(self.path)), self.config.run_dir, time.time())
+            said = {"status": end.state, "reason": end.state_detail, "figures": figures}
+            append_line(place, RUN, name, END, step=end.steps_done, **said)
         except TomatError as error:
             warn(f"the log of {place} does not have this end: {error}")
 
@@ -148,11 +144,8 @@ def fetch(run_url: str, run_dir: Path) -> list[str]:
 
 
 def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> None:
-    """Copy the files of `run_dir` to its bucket.
-
-    Args:
-        names: Which of them, where they are there; log and history only while no other process can write theirs.
-    """
+    """Copy those files of `run_dir` that are there to its bucket; log and history only while no other process can write
+    theirs."""
     files, root = fsspec.core.url_to_fs(run_url)
     for name in (name for name in names if (run_dir / name).exists()):
         content = (run_dir / name).read_bytes()

@@ -51,7 +51,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
     whatever was read before. On several hosts every process asks for its own rows of each batch.
 
     Args:
-        seq_len: tokens of each row that are used, from its start, at most the set's context; None: all of them.
+        seq_len: tokens of each row that are used, from its start; None: all of the set's context.
         epochs: passes over the set; None: without end.
         atoms: gives the atoms near a row's patch; None: the model does not read them.
     """
@@ -95,9 +95,8 @@ class ShardDataset(AsyncDataset[TokenExample]):
         # Levanter reads the first example in one thread and the batches in another.
         self._lock = threading.Lock()
         self._window: tuple[int, int] | None = None
-        self._rest: deque[int] = deque()
+        self._rest, self._upcoming = deque[int](), deque[int]()
         self._in_flight: list[ts.Future] = []
-        self._upcoming: deque[int] = deque()
         self._upcoming_blocks = 0
 
     def is_finite(self) -> bool:
@@ -113,11 +112,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         return (await self._examples([index], read_ahead=False))[0]
 
     async def get_batch(self, indices: Sequence[int]) -> Sequence[TokenExample]:
-        """Examples at the given positions of the run.
-
-        Raises:
-            IndexError: a negative position, or one beyond the last epoch.
-        """
+        """Examples at the given positions of the run; one beyond the last epoch is an IndexError."""
         return await self._examples(indices, read_ahead=self._reads_ahead)
 
     async def _examples(self, indices: Sequence[int], read_ahead: bool) -> list[TokenExample]:
@@ -148,10 +143,9 @@ class ShardDataset(AsyncDataset[TokenExample]):
             with self._lock:
                 self._start_reading_ahead(int(positions.max()))
         # The rows stay NumPy arrays, which Levanter stacks on the host: a device array for each would cost a transfer.
-        atoms = [None if self._atoms is None else self._atoms(row) for row in set_rows.tolist()]
         return [
-            TokenExample(hax.NamedArray(cast(jax.Array, row), (self.position_axis,)), near)
-            for row, near in zip(tokens, atoms, strict=True)
+            TokenExample(hax.NamedArray(cast(jax.Array, ids), (self.position_axis,)), self._atoms and self._atoms(row))
+            for ids, row in zip(tokens, set_rows.tolist(), strict=True)
         ]
 
     def _block(self, block: int) -> ts.Future:
@@ -227,19 +221,9 @@ def token_loader(
     and iterate it again: Levanter keeps every `DataLoader`, and with it the dataset's blocks, until the process ends.
 
     Args:
-        batch_size: sequences a step over all processes.
+        batch_size: sequences a step over all processes; one that the devices cannot share evenly is a ValueError.
         axis_resources: where the batch axis lies on the mesh (the trainer's `compute_axis_mapping`).
-        buffered_batches: batches made ahead of the step that uses them (`data.prefetch_batches`). A batch of 128 x
-            8,192 tokens is 4 MiB.
-
-    Raises:
-        ValueError: a batch that the devices cannot share evenly.
+        buffered_batches: made ahead of the step that uses them (`data.prefetch_batches`), 4 MiB for 128 x 8,192 tokens.
     """
-    return DataLoader(
-        dataset,
-        batch_size,
-        max_buffered_batches=buffered_batches,
-        fetch_batch_size=1,
-        mesh=mesh,
-        axis_resources=axis_resources,
-    )
+    ahead = {"max_buffered_batches": buffered_batches, "fetch_batch_size": 1}
+    return DataLoader(dataset, batch_size, **ahead, mesh=mesh, axis_resources=axis_resources)

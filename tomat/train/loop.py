@@ -1,6 +1,7 @@
 """The training loop: step, evaluate, report, save, until the last step or a request to stop."""
 
 import asyncio
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -79,10 +80,8 @@ class TrainResult:
 
 
 class TrainingLoop:
-    """The steps of one process of a run.
-
-    The trainer is entered and has no hooks yet, the guards are active, and `stop` is listening.
-    """
+    """The steps of one process of a run. The trainer is entered and has no hooks yet, the guards are active, and `stop`
+    is listening."""
 
     def __init__(
         self,
@@ -119,9 +118,8 @@ class TrainingLoop:
             self._trace = self._clock.timed("profiler_seconds", hook)
             trainer.add_hook(self._trace, every=1)
         # A machine that goes on from the checkpoint finds the log of every step before it.
-        self._checkpointer = RunCheckpointer(
-            trainer.config.checkpointer, trainer.run_id, start.partial, before_save=folder.publish
-        )
+        saving = trainer.config.checkpointer
+        self._checkpointer = RunCheckpointer(saving, trainer.run_id, start.partial, before_save=folder.publish)
         self._save = self._clock.timed("checkpoint_seconds", self._save_untimed)
         self._live_mfu = live_mfu(config, jax.devices()[0].device_kind, jax.device_count())
         self._progress = TrainingProgress(self._total_steps, self._first_step)
@@ -150,8 +148,7 @@ class TrainingLoop:
                 for info in steps:
                     if self._is_ended_by(info):
                         break
-            if info is None:
-                raise TomatError("no step was run: the data loader ended at once.")
+            assert info is not None  # the rows are repeated without end, and there is a step to take
         finally:
             self._progress.close()
             # A run that has returned has its checkpoints on disk.
@@ -211,9 +208,8 @@ class TrainingLoop:
     def _close(self, info: Any, complete: bool) -> None:
         """Evaluate after the last step of the training (`complete`), for which a run that is asked to stop has no time;
         write a trace that has begun, after any last step."""
-        for hook in (self._evaluate if complete else None, self._trace):
-            if hook is not None:
-                hook(info, force=True)
+        for hook in filter(None, (self._evaluate if complete else None, self._trace)):
+            hook(info, force=True)
 
     def _save_untimed(self, info: Any, force: bool = False) -> None:
         with progress_event_scope(info.emit_event, ProgressEvent.CHECKPOINT_STARTED, ProgressEvent.CHECKPOINT_FINISHED):
@@ -223,8 +219,7 @@ class TrainingLoop:
 
     def _check_first_loss(self) -> None:
         """Stop the run if its first loss is not what the configured loss gives for near-uniform logits."""
-        config, measured = self._config, self._losses[0]
-        environment = environment_of(config.model)
+        config, measured, environment = self._config, self._losses[0], environment_of(self._config.model)
         if environment is not None and environment.prior_anchors:
             # Its logits are not near-uniform: how wide the prior is, and how wrong, decides its first loss.
             said = "of the prior around the promolecule"
@@ -248,10 +243,9 @@ def count_parameters(state: TrainerState) -> int:
 class Evaluation:
     """The validation loss of a step, once: every figure a mean over the sequences with density, each weighing the same.
 
-    Sums and their count are what a batch gives, so the figures are those of the set, whatever the batch, the devices
-    and the rows that fill the last batch up (`evaluation_sums` has the rule). Logged under `eval/validation/`: `loss`
-    and the metrics of `density_loss`; `sequences`, those that counted; and `sequences_without_density`, the fraction of
-    the rows read that did not. `trainer.max_eval_batches` limits batches, so with it the rows read depend on the batch.
+    Sums and their count are what a batch gives, so the figures are those of the set, whatever the batch and the devices
+    (`evaluation_sums` has the rule). Logged under `eval/validation/`: `loss` and the metrics of `density_loss`;
+    `sequences`, those that counted; and `sequences_without_density`, the fraction of the rows read that did not.
 
     On a single host it is abandoned, and logged for no step, if half of the grace after SIGTERM has passed: the
     checkpoint needs the other half. Several hosts cannot agree on that within a batch, so there it is finished.
@@ -278,17 +272,15 @@ class Evaluation:
         del force
         if info.step == self._last_step:
             return
+        began, ended = ProgressEvent.EVALUATION_STARTED, ProgressEvent.EVALUATION_FINISHED
         try:
-            with progress_event_scope(
-                info.emit_event, ProgressEvent.EVALUATION_STARTED, ProgressEvent.EVALUATION_FINISHED
-            ):
+            with progress_event_scope(info.emit_event, began, ended):
                 figures = self._figures(info.eval_model)
             levanter.tracker.log({f"eval/validation/{name}": x for name, x in figures.items()}, step=info.step)
         except _Abandoned:
             if jax.process_index() == 0:
-                console.print(
-                    f"{self._stop.cause}: the evaluation of step {info.step} is abandoned, so that the step is saved."
-                )
+                said = f"the evaluation of step {info.step} is abandoned, so that the step is saved"
+                console.print(f"{self._stop.cause}: {said}.")
             self._folder.record("evaluation_abandoned", info.next_step)
         self._last_step = info.step
 
@@ -296,16 +288,14 @@ class Evaluation:
         """Means over the set, and what it took."""
         sums: dict[str, float] = defaultdict(float)
         load_seconds = loss_seconds = 0.0
-        batches, n_batches = iter(self), 0
-        while n_batches != self._folder.config.trainer.max_eval_batches:
-            began = time.monotonic()
-            if (batch := next(batches, None)) is None:
-                break
+        n_batches, began = 0, time.monotonic()
+        for batch in itertools.islice(self, self._folder.config.trainer.max_eval_batches):
             loaded = time.monotonic()
             for name, value in jax.device_get(self._sums_of_batch(model, batch)).items():
                 sums[name] += float(value)
             load_seconds += loaded - began
-            loss_seconds += time.monotonic() - loaded
+            began = time.monotonic()
+            loss_seconds += began - loaded
             n_batches += 1
         rows = min(n_batches * self._batch_size, self._rows)
         sequences = sums.pop("sequences", 0.0)

@@ -32,12 +32,8 @@ TYPICAL_ATOMS = 12
 
 
 def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) -> StepWork:
-    """The work of a run's step.
-
-    Args:
-        platform: "tpu", "gpu" or "cpu"; decides the attention kernel where the configuration names none.
-        n_atoms: Atoms of a typical material, for the useful tokens.
-    """
+    """The work of a run's step on `platform` ("tpu", "gpu" or "cpu"), which decides the attention kernel where the
+    configuration names none; `n_atoms` of a typical material are for the useful tokens."""
     vocab_size = config.data.model_vocabulary
     shape = decoder_shape(config.model, vocab_size)
     density_only = config.loss.vocabulary == "density" and config.loss.preamble_weight == 0
@@ -103,10 +99,8 @@ def operand_types(config: TrainConfig) -> OperandTypes:
 
 
 def live_mfu(config: TrainConfig, device_kind: str, n_devices: int) -> LiveMfu:
-    """What a run logs for each step on the devices at hand.
-
-    An unknown chip, or a model whose FLOPs are not known, warns; the run then logs no MFU.
-    """
+    """What a run logs for each step on the devices at hand; no MFU on an unknown chip, or, with a warning, of a model
+    whose FLOPs are not known."""
     chip = chip_for_device_kind(device_kind)
     work = None
     if chip is not None:

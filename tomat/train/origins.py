@@ -69,16 +69,6 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class RecordedData:
-    """Which data a run was trained on: at the place that its configuration names another set may lie by now."""
-
-    whose: str
-    """Names the run in errors, such as "run 'a'"."""
-    contents: Contents | None
-    """None: an earlier version left no record of them, and they are compared with nothing."""
-
-
-@dataclass(frozen=True)
 class Start:
     """What was asked for, and what was found of the run before its data were opened; once it is settled, also what the
     run begins with, the same on every process."""
@@ -91,12 +81,14 @@ class Start:
     """Those that do."""
     parent: Parent | None = None
     """None for a run that has checkpoints of its own, or begins with fresh weights."""
-    data: RecordedData | None = None
-    """What the data must be; None for a run that begins with data of its choice."""
+    data_of: str = ""
+    """The run whose data these must be, such as "run 'a'", by content: at the place that its configuration names
+    another set may lie by now. Empty for a run that begins with data of its choice."""
+    contents: Contents | None = None
+    """Of its data; None: an earlier version left no record of them, and they are compared with nothing."""
     newest: Checkpoint | None = None
     """The newest whole checkpoint of the run, as far as the sizes of its files say."""
     events: tuple[Event, ...] = ()
-    """The run's history."""
     checkpoint: Checkpoint | None = None
     """Of the run itself; settled."""
     partial: tuple[Checkpoint, ...] = ()
@@ -113,27 +105,26 @@ class Start:
     def settle(self, datasets: Datasets) -> "Start":
         """Check the data, and find the checkpoint to begin with: the same on every process, each of which must call it.
         Writes nothing."""
+        config = self.config
         if self.newest is not None and (self.run_dir / CODEC_FILE).exists():
-            _refuse_codec(str(self.run_dir), datasets.codec, f"run '{self.config.run_name}'")
+            _refuse_codec(str(self.run_dir), datasets.codec, f"run '{config.run_name}'")
         changed: Changes = {}
-        if self.data is not None and self.data.contents is not None:
+        if self.contents is not None:
             lines = {}
-            for key, now in datasets.contents.items():
-                before = self.data.contents.get(key)
+            for key, shards in (("data.train", datasets.train), ("data.validation", datasets.validation)):
+                before, now = self.contents.get(key), datasets.contents[key]
                 if before != now:
-                    shards = datasets.by_key[key]
                     place = "none" if shards is None else shards.url
                     lines[key] = f"{key} ({place}): content {(now or 'none')[:12]}, expected {(before or 'none')[:12]}"
                     changed[key] = (before, now)
-            what = f"{self.data.whose} was trained on other data than lie there now"
+            what = f"{self.data_of} was trained on other data than lie there now"
             _refuse_unnamed(what, lines, self.allow_change)
         if self.parent is not None:
             _refuse_codec(self.parent.url, datasets.codec, str(self.parent))
         own, partial, parent = None, (), self.parent
         if jax.process_index() == 0:
-            every = checkpoints.with_data_read(
-                checkpoints.list_checkpoints(self.config.run_dir, self.config.temporary_checkpoints)
-            )
+            listed = checkpoints.list_checkpoints(config.run_dir, config.temporary_checkpoints)
+            every = checkpoints.with_data_read(listed)
             partial = tuple(one for one in every if not one.whole)
             own = next((one for one in reversed(every) if one.whole), None)
             for one in partial:
@@ -190,9 +181,8 @@ class Start:
     def record(self, datasets: Datasets) -> None:
         """Write into the run's history what was decided; on the first process, once the state has been loaded."""
         for found in self.partial:
-            history.append_event(
-                self.run_dir, "partial_checkpoint", found.step + 1, path=found.path, reason=found.reason
-            )
+            details = {"path": found.path, "reason": found.reason}
+            history.append_event(self.run_dir, "partial_checkpoint", found.step + 1, **details)
         changes = {} if self.fork is not None else dict(self.changes)
         for key in self.allow_change:
             if key not in self.changes and key not in self.changed_data:
@@ -201,9 +191,9 @@ class Start:
         for key, (before, after) in changes.items():
             console.print(f"changed, as --allow_change permits: {key}: {before!r} -> {after!r}")
             history.append_event(self.run_dir, "allow_change", self.first_step, key=key, old=before, new=after)
-        if self.data is not None and self.data.contents is None:
+        if self.data_of and self.contents is None:
             warn(
-                f"{self.data.whose} has no record of its data's content, as an earlier version left it: whether they "
+                f"{self.data_of} has no record of its data's content, as an earlier version left it: whether they "
                 "are the same data could not be checked. They are recorded now."
             )
         if history.recorded_contents(history.read_events(self.run_dir)) != datasets.contents:
@@ -223,14 +213,8 @@ class Start:
             console.print(
                 f"warm start: the weights of {source.path} ({weights}), a fresh optimizer, step 0, warm-up {warmup}."
             )
-            details = {
-                "source": parent.asked,
-                "checkpoint": source.path,
-                "source_step": source.step,
-                "weights": weights,
-                "codec_sha256": datasets.codec.sha256,
-                "warmup": warmup,
-            }
+            details = {"source": parent.asked, "checkpoint": source.path, "source_step": source.step}
+            details |= {"weights": weights, "codec_sha256": datasets.codec.sha256, "warmup": warmup}
         if history.last_event(history.read_events(self.run_dir), name) is None:
             history.append_event(self.run_dir, name, self.first_step, **details)
 
@@ -241,8 +225,7 @@ class Start:
             return self
         source = self.fork.checkpoint
         copied = f"{self.config.run_dir}/{CHECKPOINT_FOLDER}/step-{source.step}"
-        checkpoints.copy(source, copied)
-        return replace(self, checkpoint=checkpoints.examine(copied, source.step))
+        return replace(self, checkpoint=checkpoints.copy(source, copied))
 
 
 def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Start:
@@ -278,7 +261,7 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
             )
         console.print(f"run '{name}' was started warm from {asked_weights} when it began; this resumes it.")
     if newest is not None:
-        return replace(plan, data=RecordedData(f"run '{name}'", history.recorded_contents(events)))
+        return replace(plan, data_of=f"run '{name}'", contents=history.recorded_contents(events))
     if warmed is not None:
         # Killed before its first checkpoint: with the same weights again, never silently without them.
         return _plan_warm_start(plan, str(warmed["source"]), str(warmed["checkpoint"]))
@@ -294,9 +277,8 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
     if not recorded.exists() or not recorded.read_bytes().strip():
         raise TomatError(
             f"run '{config.run_name}' has checkpoints, but {recorded.name} in {run_url} is "
-            f"{'empty' if recorded.exists() else 'missing'}, so that nothing shows whether this is the same run. Put "
-            "it back from a copy (or start the command the run began with under a new run_name, and take the file that "
-            "this writes), or use another run_name."
+            f"{'empty' if recorded.exists() else 'missing'}: nothing shows whether this is the same run. Put it back "
+            "from a copy, or use another run_name."
         )
     return _allowed_changes(read_config(str(recorded)), config, allow, f"run '{config.run_name}' exists")
 
@@ -357,8 +339,8 @@ def _plan_fork(plan: Start, parent: str, step: int | None, begun: Event | None) 
     else:
         checkpoint = checkpoints.find_checkpoint(url, step, temporary_url)
     taken = Parent("state", parent, url, temporary_url, checkpoint)
-    data = RecordedData(f"run '{parent}', to be forked,", history.recorded_contents(history.read_events(url)))
-    return replace(plan, changes=changes, parent=taken, data=data)
+    contents = history.recorded_contents(history.read_events(url))
+    return replace(plan, changes=changes, parent=taken, data_of=f"run '{parent}', to be forked,", contents=contents)
 
 
 def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
@@ -372,12 +354,11 @@ def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
     recorded = read_config(f"{run}/{CONFIG_FILE}")
     temporary_url = temporary_place(recorded, run.rsplit("/", 1)[-1])
     source = checkpoints.find_checkpoint(place, temporary_url=temporary_url)
-    lines = [
-        f"  {key}: {before!r} -> {after!r}"
+    shown = "".join(
+        f"  {key}: {before!r} -> {after!r}\n"
         for key, (before, after) in changed_keys(recorded, plain_values(plan.config)).items()
         if key.startswith("model.") or key in ("data.n_density_tokens", "data.vocabulary_rows")
-    ]
-    if lines:
-        shown = "\n".join(lines)
-        raise TomatError(f"the weights of {source.path} are those of another model:\n{shown}\nSet what they had.")
+    )
+    if shown:
+        raise TomatError(f"the weights of {source.path} are those of another model:\n{shown}Set what they had.")
     return replace(plan, parent=Parent("weights", asked, run, temporary_url, source))

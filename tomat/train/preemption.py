@@ -1,6 +1,7 @@
 """Stopping a run in good order when the machine is about to be taken away, or a person presses Ctrl-C."""
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -67,14 +68,11 @@ class StopRequest:
     @property
     def remaining_seconds(self) -> float:
         """What is left of the grace; infinite while nobody asked. After Ctrl-C it ends nothing but an evaluation."""
-        return float("inf") if self._asked_at is None else self._asked_at + self.grace_seconds - time.monotonic()
+        return math.inf if self._asked_at is None else self._asked_at + self.grace_seconds - time.monotonic()
 
     def reached(self) -> bool:
-        """Whether to stop after the step just done. Every host must ask after the same steps.
-
-        Of several hosts each may be told at another moment, and stopping there would leave the others in a collective:
-        they stop after the first step at whose end one of them had been told.
-        """
+        """Whether to stop after the step just done; every host must ask after the same steps. Told at different
+        moments, all stop after the first step at whose end one had been told: no one is left in a collective."""
         mine = self.asked
         if jax.process_count() > 1:
             mine = bool(np.any(multihost_utils.process_allgather(np.array(mine))))
@@ -200,19 +198,16 @@ class StopRequest:
                 message = "Ctrl-C: the step is finished and saved first; again, and the process ends at once"
                 print(message, file=sys.stderr, flush=True)
         elif now - self._interrupted_at > SAME_PRESS_SECONDS:
-            _leave(
-                INTERRUPTED_STATUS, "a second Ctrl-C: leaving at once; the run goes on from its last whole checkpoint"
-            )
+            message = "a second Ctrl-C: leaving at once; the run goes on from its last whole checkpoint"
+            _leave(INTERRUPTED_STATUS, message)
 
     def _watch_grace(self) -> None:
         while not self._closed.wait(min(0.2, max(self.remaining_seconds, 0.01))):
             if self.remaining_seconds > 0 or self.cause == CTRL_C:
                 continue
-            what = (
-                "the step and its checkpoint were not done in time; the run goes on from its last whole checkpoint"
-                if self.unsaved
-                else "no step was left unsaved"
-            )
+            what = "no step was left unsaved"
+            if self.unsaved:
+                what = "the step was not saved in time; the run goes on from its last whole checkpoint"
             message = f"{self.cause}: {self.grace_seconds:.0f} s of grace are over: {what}"
             if self.on_overrun is not None:
                 with contextlib.suppress(Exception):  # whatever happens, the process must end now

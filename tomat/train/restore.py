@@ -44,13 +44,8 @@ def initial_state(
     weights: Checkpoint | None,
     subject: "Subject | None" = None,
 ) -> TrainerState:
-    """The state that a run begins with: a checkpoint's, fresh, or fresh but for the weights of a checkpoint.
-
-    Args:
-        source: Holds the whole state; the checkpoint that the trainer's configuration names.
-        weights: Holds the weights; None where there is a `source`.
-        subject: What is trained where that is not the model of the configuration alone.
-    """
+    """The state that a run begins with: that of `source`, the checkpoint that the trainer's configuration names, fresh,
+    or fresh but for `weights`. `subject` is trained where that is not the model of the configuration alone."""
     seed_key = jax.random.PRNGKey(config.trainer.seed)
     training_key, model_key = (jax.random.fold_in(seed_key, number) for number in (TRAINING_KEY, MODEL_KEY))
     loaded = source or weights
@@ -69,16 +64,9 @@ def initial_state(
         stored = config if source is None else _as_stored(config, source.path)
         if stored is config:
             return trainer.initial_state(training_key, model_init=model_initialiser(config, model_key))
-        wanted = eqx.filter_eval_shape(
-            lambda: TrainerState.init(
-                trainer.optimizer,
-                model_initialiser(config, model_key)(),
-                key=training_key,
-                mp=trainer.mp,
-                quantization=trainer.config.quantization,
-                model_averaging=trainer.config.model_averaging,
-            )
-        )
+        kept = {"quantization": trainer.config.quantization, "model_averaging": trainer.config.model_averaging}
+        initialise = partial(TrainerState.init, key=training_key, mp=trainer.mp, **kept)
+        wanted = eqx.filter_eval_shape(lambda: initialise(trainer.optimizer, model_initialiser(config, model_key)()))
         # Without a name here: `rearrange` is to be the only one that holds it.
         return rearrange(
             trainer.initial_state(training_key, model_init=model_initialiser(stored, model_key)),
@@ -87,10 +75,8 @@ def initial_state(
             trainer.device_mesh,
         )
     except (ValueError, KeyError, FileNotFoundError) as error:
-        raise TomatError(
-            f"the checkpoint {loaded.path if loaded else ''} does not hold this model and optimizer ({error}); use the "
-            "run's own settings, or another run_name."
-        ) from error
+        said = f"the checkpoint {loaded.path if loaded else ''} does not hold this model and optimizer ({error})"
+        raise TomatError(f"{said}; use the run's own settings, or another run_name.") from error
 
 
 def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], LmHeadModel]:
@@ -102,11 +88,8 @@ def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], Lm
 def load_weights(
     config: TrainConfig, checkpoint: str, axis_mapping: ResourceMapping, mesh: Mesh
 ) -> tuple[LmHeadModel, str]:
-    """The weights of a checkpoint as a model of `config`, the averaged ones where it has any, and their kind.
-
-    Raises:
-        ValueError, KeyError, FileNotFoundError: The checkpoint holds another model.
-    """
+    """The weights of a checkpoint as a model of `config`, the averaged ones where it has any, and their kind. One of
+    another model raises ValueError, KeyError or FileNotFoundError."""
     kind, stored = weights_kind(checkpoint), _as_stored(config, checkpoint)
     subpath = "model_averaging/model" if kind == AVERAGED else "model"
 
@@ -120,13 +103,8 @@ def load_weights(
 
 
 def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> Any:
-    """`loaded` in the structure of `wanted`, with the arrays of layers stacked or taken apart as that has them.
-
-    One array after another, so that little more than `loaded` is in memory at any time, if nothing else holds it.
-
-    Args:
-        wanted: The same with shapes for arrays, and `Stacked` for `BlockSeq` or the other way round.
-    """
+    """`loaded` in the structure of `wanted`, which has shapes for arrays, and `Stacked` for `BlockSeq` or the other way
+    round. One array after another: little more than `loaded` is in memory at any time, if nothing else holds it."""
     flattened = partial(tree_flatten_with_path, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
     leaves = {keystr(path): leaf for path, leaf in flattened(loaded)[0]}
     del loaded
@@ -153,9 +131,8 @@ def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mes
 
 def _as_stored(config: TrainConfig, checkpoint: str) -> TrainConfig:
     """`config` with the layers as the checkpoint has them; `config` itself where that is no change."""
-    names = list(array_shapes(checkpoint))
-    stacked = any("/stacked/" in name for name in names)
-    unrolled = any("/blocks/0/" in name for name in names)
+    names = array_shapes(checkpoint)
+    stacked, unrolled = (any(part in name for name in names) for part in ("/stacked/", "/blocks/0/"))
     scan_layers = getattr(config.model, "scan_layers", None)
     if scan_layers is None or stacked == unrolled or scan_layers == stacked:
         return config
@@ -175,13 +152,9 @@ def _layer_axis(stacked: Any, layer: Any) -> int:
 
 
 def _take_apart(stacked: Any, layer: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> list[jax.Array]:
-    axis, array = _layer_axis(stacked, layer), _array(stacked)
+    axis = _layer_axis(stacked, layer)
     sharding = sharding_for_axis(layer.axes if isinstance(layer, NamedArray) else (), axis_mapping, mesh)
-
-    def take(x: jax.Array) -> list[jax.Array]:
-        return [jax.lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
-
-    return jax.jit(take, out_shardings=sharding)(array)
+    return jax.jit(lambda x: list(jnp.moveaxis(x, axis, 0)), out_shardings=sharding)(_array(stacked))
 
 
 def _stack(leaves: dict[str, Any], key: str, shape: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> jax.Array:

@@ -1,7 +1,6 @@
-"""One training run: start or resume, train, and leave a folder that says what happened.
+"""One training run: start or resume, train, and leave a folder that says what happened (`tomat/base/layout.py`).
 
-`train` is the whole start as one list, up to the loop of `loop.py`. A run's folder holds what `tomat/base/layout.py`
-names, the folders of its profile and its checkpoints, and Levanter's log.
+`train` is the whole start as one list, up to the loop of `loop.py`.
 """
 
 import contextlib
@@ -105,9 +104,8 @@ def train(
             if subject is not None:
                 refuse_differences(config, subject.record)
                 _check_subject(subject, start, folder)
-            trainer = run.enter_context(
-                build_trainer(config, trainer_config, value_table(datasets.codec), tables, subject)
-            )
+            built = build_trainer(config, trainer_config, value_table(datasets.codec), tables, subject)
+            trainer = run.enter_context(built)
             run.callback(folder.publish)
             run.callback(end_wandb, config.trackers.wandb)
             run.callback(trainer.tracker.finish)
@@ -131,18 +129,14 @@ def train(
                 console.print(f"training is complete: {stop.step} of {config.trainer.num_train_steps} steps are done.")
                 nan = float("nan")
                 return TrainResult(folder.path, stop.step, stop.step, nan, nan, 0.0, count_parameters(state))
-            loop = TrainingLoop(folder, datasets, start, trainer, state, guards, stop)
-            return loop.run(state)
+            return TrainingLoop(folder, datasets, start, trainer, state, guards, stop).run(state)
 
 
 def _contents(datasets: Datasets) -> dict[str, object]:
     """What hosts must have the same of, by content, wherever each has it."""
-    promolecule = datasets.train.promolecule
-    return {
-        **{f"{key} (content)": sha256 for key, sha256 in datasets.contents.items()},
-        "codec": datasets.codec.sha256,
-        "promolecule": None if promolecule is None else promolecule.sha256,
-    }
+    contents = {f"{key} (content)": sha256 for key, sha256 in datasets.contents.items()}
+    promolecule = datasets.train.promolecule and datasets.train.promolecule.sha256
+    return {**contents, "codec": datasets.codec.sha256, "promolecule": promolecule}
 
 
 def _check_promolecule(datasets: Datasets, folder: RunFolder) -> None:
@@ -167,10 +161,8 @@ def _check_subject(subject: Subject, start: Start, folder: RunFolder) -> None:
         return
     for key, now in subject.record.items():
         if begun.get(key) != now:
-            raise TomatError(
-                f"run '{folder.config.run_name}' began with {key} {begun.get(key)} and finds {now} now; put back what "
-                "it began with, or use another run_name."
-            )
+            said = f"run '{folder.config.run_name}' began with {key} {begun.get(key)} and finds {now} now"
+            raise TomatError(f"{said}; put back what it began with, or use another run_name.")
 
 
 def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFolder) -> Start:
@@ -202,11 +194,9 @@ def _announce(datasets: Datasets, state: TrainerState, start: Start, folder: Run
         after = before[-1]["event"] if before[-1]["event"] in ("stop", "preempted") else "killed"
         saved = start.checkpoint.path if start.checkpoint is not None else None
         folder.record("resume", first_step, after=after, checkpoint=saved, steps_again=again, **details)
-    said = (
-        f": {count_parameters(state) / 1e6:,.1f} M parameters, "
-        f"{datasets.train.rows:,} rows of {config.seq_len} tokens, batch {config.batch_size}, loss {config.loss.kind}, "
-        f"{found.words}" + (f", resumed at step {first_step}" if first_step else "")
-    )
+    said = f": {count_parameters(state) / 1e6:,.1f} M parameters, {datasets.train.rows:,} rows of {config.seq_len} "
+    said += f"tokens, batch {config.batch_size}, loss {config.loss.kind}, {found.words}"
+    said += f", resumed at step {first_step}" if first_step else ""
     console.print(Text.assemble("run ", (config.run_name, "bold"), said))
     if asked_but_not_found(found, config.slice):
         warn(f"it is meant for {config.slice}, and runs on {found}.")

@@ -41,9 +41,7 @@ class DensityLossFunction:
     gather_mapping: ResourceMapping | None
     """Axis mapping under which the parameters are gathered before the forward pass (ZeRO-1); None: left as they are."""
     environment: EnvironmentTables | None = None
-    """For a model with `model.environment`."""
     density_dropout: float = 0.0
-    """Share of the rows whose density the model does not read."""
 
     def __call__(
         self, model: LmHeadModel, example: TokenExample, *, key: PRNGKeyArray | None = None
@@ -66,12 +64,8 @@ class DensityLossFunction:
     def read(
         self, tokens: NamedArray, key: PRNGKeyArray | None
     ) -> tuple[NamedArray, NamedArray | None, PRNGKeyArray | None]:
-        """Ids as the model reads them, which rows are without their density (None: no row can be), and the next key.
-
-        Args:
-            tokens: int32 `[batch, position]`.
-            key: Decides which rows; None: every row is read whole.
-        """
+        """Ids as the model reads them, int32 `[batch, position]`, which rows are without their density (None: no row
+        can be), and the next key. `key` decides which; None: every row is read whole."""
         if self.density_dropout == 0 or key is None:
             return tokens, None, key
         rows_key, key = jax.random.split(key)
@@ -84,8 +78,7 @@ class DensityLossFunction:
 
 
 def mean_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, Metric]:
-    """Metrics as Levanter's trainer takes them: means over sequences, so that their mean over equal microbatches is
-    exact.
+    """Metrics as Levanter's trainer takes them: means over sequences, exact over equal microbatches.
 
     Of `unread_share` and `unread_density_loss` come `density_loss_unread` and `density_loss_read`, the means over
     either sort of rows of all microbatches: 0 where a step has none, which `unread_share` says.
@@ -99,23 +92,16 @@ def mean_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, Metric]:
 
 
 def without_density(tokens: NamedArray, unread: NamedArray) -> NamedArray:
-    """Replace the density ids of some rows by padding, so that the model reads these rows without their density.
+    """`tokens`, int [batch, position], with padding for the density ids of the rows that are `unread`, bool [batch].
 
     Elsewhere padding stands only behind the end of a sequence, so inside one it can mean "not known".
-
-    Args:
-        tokens: int [batch, position].
-        unread: bool [batch].
     """
     return hax.where(unread & (tokens >= DENSITY_START), PAD, tokens)
 
 
 def _gathered(model: LmHeadModel, mapping: ResourceMapping) -> LmHeadModel:
-    """`model` with each parameter laid out as `mapping` says, which for most of them is whole on every chip.
-
-    `haliax.shard` (0.2.227) states no constraint where no axis is mapped, and leaves it to XLA where to gather: those
-    parameters were gathered layer by layer, forward and backward.
-    """
+    """`model` with each parameter laid out as `mapping` says, mostly whole on every chip. `haliax.shard` (0.2.227)
+    states no constraint where no axis is mapped: XLA gathered those layer by layer, forward and backward."""
 
     def gather(leaf: NamedArray | object) -> NamedArray | object:
         if not isinstance(leaf, NamedArray):
@@ -157,7 +143,7 @@ def build_trainer(
 
     Args:
         value_table: float32 `[n_density_tokens]`, e/Å³; None for two tokens per voxel.
-        environment: For a model with `model.environment`.
+        environment: For a model with `model.environment`, which is refused without.
         subject: What is trained, for a run with `distillation`.
     """
     if subject is None:
@@ -181,14 +167,10 @@ def build_trainer(
 
 
 def with_state_dtype(optimizer: optax.GradientTransformation, dtype: str) -> optax.GradientTransformation:
-    """`optimizer` with the arrays of its state kept as `dtype` between steps.
+    """`optimizer` with the arrays of its state kept as `dtype` between steps; within one they are float32.
 
-    Within a step they are float32. Scalars (learning rates, counters) and whole numbers stay what they are, and updates
-    have the type of the parameters.
-
-    Args:
-        dtype: Such as `bfloat16`, in which a moment has 8 binary digits: one that changes by less than 1/256 of itself
-            in a step stays what it was.
+    Scalars (learning rates, counters) and whole numbers stay what they are, and updates have the type of the
+    parameters. In bfloat16 a moment that changes by less than 1/256 of itself in a step stays what it was.
     """
     inner = optax.with_extra_args_support(optimizer)
     kept = jnp.dtype(dtype)
@@ -200,13 +182,10 @@ def with_state_dtype(optimizer: optax.GradientTransformation, dtype: str) -> opt
 
         return jax.tree.map(one, state)
 
-    def init(params: optax.Params) -> Any:
-        return cast_state(inner.init(params), kept)
-
     def update(updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any):
         new_updates, new_state = inner.update(updates, cast_state(state, jnp.dtype("float32")), params, **extra_args)
         if params is not None:
             new_updates = jax.tree.map(lambda new, old: new.astype(old.dtype), new_updates, params)
         return new_updates, cast_state(new_state, kept)
 
-    return optax.GradientTransformationExtraArgs(init, cast(Any, update))
+    return optax.GradientTransformationExtraArgs(lambda params: cast_state(inner.init(params), kept), cast(Any, update))

@@ -38,8 +38,11 @@ class JsonLinesTracker(Tracker):
         self._step: int | None = None
         self._pending: dict[str, Any] = {}
 
-    def log_hyperparameters(self, hparams: Mapping[str, Any]) -> None:
-        """Hyperparameters are in the run's config.yaml."""
+    def log_hyperparameters(self, hparams: Mapping[str, Any]) -> None: ...  # they are in the run's config.yaml
+
+    def log_summary(self, metrics: Mapping[str, Any]) -> None: ...
+
+    def log_artifact(self, artifact_path: Any, *, name: str | None = None, type: str | None = None) -> None: ...
 
     def log(self, metrics: Mapping[str, Any], *, step: int | None, commit: bool | None = None) -> None:
         """Add `metrics` to the line of `step`, and write it if they are its last (`commit`); metrics without a step are
@@ -53,12 +56,6 @@ class JsonLinesTracker(Tracker):
         self._pending.update(jax.device_get(dict(metrics)))
         if commit:
             self.finish()
-
-    def log_summary(self, metrics: Mapping[str, Any]) -> None:
-        """Summaries are in the run's page."""
-
-    def log_artifact(self, artifact_path: Any, *, name: str | None = None, type: str | None = None) -> None:
-        """Artifacts are in the run's folder already."""
 
     def finish(self) -> None:
         """Write the line that is gathered."""
@@ -77,13 +74,11 @@ class JsonLinesTracker(Tracker):
 @TrackerConfig.register_subclass("tomat_jsonl")
 @dataclass
 class JsonLinesTrackerConfig(TrackerConfig):
-    """Writes `metrics.jsonl` on the first process."""
+    """Writes `metrics.jsonl` on the first process, and nothing elsewhere."""
 
     path: str = METRICS_FILE
-    """The file."""
 
     def init(self, run_id: str | None) -> Tracker:
-        """The tracker on process 0, and one that does nothing elsewhere."""
         return JsonLinesTracker(Path(self.path)) if jax.process_index() == 0 else NoopTracker()
 
 
@@ -91,8 +86,7 @@ def end_wandb(settings: WandbConfig | None) -> None:
     """End the process that W&B sends from, waiting `service_teardown_timeout` at most; on the first process alone.
 
     Levanter 0.2.227 does this as the interpreter ends, by a thread, which Python 3.12 then no longer starts: a run that
-    had succeeded ended with a RuntimeError, and W&B's own end, which waits for ever, was left in charge. There is no
-    public way to it.
+    had succeeded ended with a RuntimeError, and W&B's own end, which waits for ever, was left in charge.
     """
     if settings is not None and jax.process_index() == 0:
         atexit.unregister(_teardown_wandb_service_bounded)
@@ -160,21 +154,16 @@ class PhaseClock:
 
 
 class TrainingProgress:
-    """A bar with loss, tokens/s, MFU and time left on a terminal; a line every `LINE_SECONDS` elsewhere.
-
-    MFU shows as `-` where the chip's peak is not known.
-    """
+    """A bar with loss, tokens/s, MFU and time left on a terminal; a line every `LINE_SECONDS` elsewhere. MFU shows as
+    `-` where the chip's peak is not known."""
 
     def __init__(self, total_steps: int, first_step: int):
-        self._total = total_steps
-        self._first = first_step
-        self._started = time.monotonic()
-        self._last_line = 0.0
+        self._total, self._first = total_steps, first_step
+        self._started, self._last_line = time.monotonic(), 0.0
         self._bar: Progress | None = None
         if console.is_terminal and jax.process_index() == 0:
-            self._bar = progress(
-                figures="loss {task.fields[loss]}  {task.fields[rate]} tokens/s  MFU {task.fields[mfu]}"
-            )
+            figures = "loss {task.fields[loss]}  {task.fields[rate]} tokens/s  MFU {task.fields[mfu]}"
+            self._bar = progress(figures=figures)
             self._bar.add_task("train", total=total_steps, completed=first_step, loss="-", rate="-", mfu="-")
             self._bar.start()
 

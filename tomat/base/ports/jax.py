@@ -16,22 +16,24 @@ def kinds_of_cluster() -> list[Any]:
 
 
 class ManagerWithLastAct(GlobalAsyncCheckpointManager):
-    """JAX's manager of checkpoints, with a place for something between the last array, of every host, and the callback.
+    """JAX's manager of checkpoints, with an act between the last array, of every host, and the callback.
 
-    It calls `_start_async_commit` once all arrays of a process are on their way, and has no hook there.
+    It calls `_start_async_commit` once all arrays of a process are on their way, and has no hook there. `last_act` is
+    called with the checkpoint's path on the first process, once all have committed.
     """
 
     path: str = ""
     """Folder or URL of the checkpoint that is saved next."""
 
-    def before_callback(self, path: str) -> None:
-        """Called with the checkpoint's path on the first process, once all have committed."""
+    def __init__(self, last_act: Callable[[str], None], timeout_seconds: int) -> None:
+        super().__init__(timeout_seconds)
+        self._last_act = last_act
 
     def _start_async_commit(self, on_commit_callback: Callable[[], None]) -> None:
         path = self.path
 
         def complete() -> None:
-            self.before_callback(path)
+            self._last_act(path)
             on_commit_callback()
 
         super()._start_async_commit(complete)

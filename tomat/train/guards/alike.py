@@ -69,12 +69,11 @@ def refuse_differences(config: TrainConfig, mine: Mapping[str, object]) -> None:
         ) from None
     found = differences([name for name, _ in every], [values for _, values in every])
     if found:
-        more = len(found) - MOST_NAMED
-        raise TomatError(
-            f"the hosts were not started alike: {'; '.join(found[:MOST_NAMED])}"
-            + (f"; and {counted(more, 'more difference')}" if more > 0 else "")
-            + ". Start all of them with the same command, code and packages."
-        )
+        shown = "; ".join(found[:MOST_NAMED])
+        if (more := len(found) - MOST_NAMED) > 0:
+            shown += f"; and {counted(more, 'more difference')}"
+        remedy = "Start all of them with the same command, code and packages."
+        raise TomatError(f"the hosts were not started alike: {shown}. {remedy}")
 
 
 def started_with(config: TrainConfig, beside: Mapping[str, object]) -> dict[str, object]:

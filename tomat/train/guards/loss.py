@@ -66,12 +66,8 @@ def guard_updates(optimizer: optax.GradientTransformation, config: GuardsConfig)
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> GuardedState:
-        return GuardedState(
-            inner.init(params),
-            jnp.zeros(SPIKE_HISTORY, jnp.float32),
-            jnp.zeros((), jnp.int32),
-            jnp.zeros(3, jnp.int32),
-        )
+        losses, accepted, tally = jnp.zeros(SPIKE_HISTORY), jnp.zeros((), jnp.int32), jnp.zeros(3, jnp.int32)
+        return GuardedState(inner.init(params), losses.astype(jnp.float32), accepted, tally)
 
     def update(
         updates: optax.Updates, state: GuardedState, params: optax.Params | None = None, **extra_args: Any
@@ -89,20 +85,15 @@ def guard_updates(optimizer: optax.GradientTransformation, config: GuardsConfig)
             # Selected and not multiplied: zero times NaN is NaN.
             new_updates = jax.tree.map(lambda new: jnp.where(bad, jnp.zeros_like(new), new), new_updates)
             new_inner = _kept_if(bad, state.inner, new_inner)
-        return new_updates, GuardedState(
-            new_inner, losses, state.accepted + jnp.where(bad, 0, 1), jnp.stack([verdict, in_row, total])
-        )
+        accepted = state.accepted + jnp.where(bad, 0, 1)
+        return new_updates, GuardedState(new_inner, losses, accepted, jnp.stack([verdict, in_row, total]))
 
     return optax.GradientTransformationExtraArgs(init, cast(Any, update))
 
 
 def spike_limit(losses: jax.Array, accepted: jax.Array, config: GuardsConfig) -> jax.Array:
-    """The loss above which the next one is a spike, float32; infinite while there are too few to judge by.
-
-    Args:
-        losses: float32 `[SPIKE_HISTORY]`, a ring of the last good losses.
-        accepted: int32, good losses so far.
-    """
+    """The loss above which the next one is a spike, float32; infinite while there are too few to judge by. `losses` and
+    `accepted` are as in `GuardedState`."""
     if config.spike_factor == 0:
         return jnp.array(jnp.inf, jnp.float32)
     age = (accepted - 1 - jnp.arange(SPIKE_HISTORY)) % SPIKE_HISTORY
@@ -122,15 +113,14 @@ def _kept_if(bad: jax.Array, old: Any, new: Any) -> Any:
 
 @dataclass
 class BadLossGuard:
-    """The hook that acts on the step's judgement; it has to come before the one that saves."""
+    """The hook that acts on the step's judgement; it has to come before the one that saves. `dataset`, the order of the
+    rows of `shards`, names the materials of a bad batch."""
 
     folder: RunFolder
     checkpoints: str
     """Where they are."""
     dataset: ShardDataset
-    """The order of the rows, and"""
     shards: ShardSet
-    """the rows, to name the materials of a bad batch."""
     _last_step: int = -1
 
     def __call__(self, info: Any) -> None:
@@ -151,16 +141,9 @@ class BadLossGuard:
         rows = self.dataset.index(np.arange(step * batch_size, (step + 1) * batch_size))
         materials = sorted({manifest.materials[i].material_id for i in manifest.material_indices(rows).tolist()})
         stops = config.on_bad_loss == "stop" or in_row > config.max_skips
-        self.folder.record(
-            "guard:bad_loss",
-            step,
-            action="stop" if stops else "skip",
-            reason=VERDICTS[verdict],
-            loss=repr(loss),
-            spike_limit=repr(limit),
-            skipped_in_row=in_row,
-            materials=materials,
-        )
+        details = {"action": "stop" if stops else "skip", "reason": VERDICTS[verdict], "loss": repr(loss)}
+        details |= {"spike_limit": repr(limit), "skipped_in_row": in_row, "materials": materials}
+        self.folder.record("guard:bad_loss", step, **details)
         against = f", limit {limit:.4g}" if verdict == 3 else ""
         found = f"step {step}: {VERDICTS[verdict]} (loss {loss:.4g}{against})"
         named = ", ".join(materials[:NAMED_MATERIALS]) + (", ..." if len(materials) > NAMED_MATERIALS else "")
@@ -170,13 +153,11 @@ class BadLossGuard:
             return
         if config.on_bad_loss == "skip":
             raise TomatError(
-                f"{found}: {in_row} bad steps in a row; guards.max_skips is {config.max_skips}. Model and optimizer "
-                f"are as before the first of them. The batch's materials: {named}. It is not a single batch: lower the "
-                "learning rate, or go back to an earlier checkpoint."
+                f"{found}: {in_row} bad steps in a row; guards.max_skips is {config.max_skips}. The batch's materials: "
+                f"{named}. It is not a single batch: lower the learning rate, or go back to an earlier checkpoint."
             )
         relax = "a larger --guards.spike_factor (0: none), or " if verdict == 3 else ""
         raise TomatError(
-            f"{found}. The state after it was not saved; the checkpoints under {self.checkpoints} are from before. "
-            f"The batch's materials: {named}. To pass over this batch, run again with --guards.on_bad_loss skip; "
-            f"otherwise with {relax}another learning rate."
+            f"{found}. The checkpoints under {self.checkpoints} are from before. The batch's materials: {named}. Run "
+            f"again with --guards.on_bad_loss skip to pass over it, or with {relax}another learning rate."
         )

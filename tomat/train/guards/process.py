@@ -84,20 +84,13 @@ class HangGuard:
             file.write("\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
-        append_event(
-            run_dir,
-            "guard:hang",
-            self.step,
-            process=jax.process_index(),
-            after=timeout.event.value,
-            seconds=round(timeout.elapsed, 1),
-            stacks=path.name,
-        )
+        after = timeout.event.value
+        details = {"process": jax.process_index(), "after": after, "seconds": round(timeout.elapsed, 1)}
+        append_event(run_dir, "guard:hang", self.step, **details, stacks=path.name)
         # Standard error, unbuffered: nothing else of this process may work any more.
         message = (
-            f"error: no progress for {timeout.elapsed:.0f} s after {timeout.event.value} (step {self.step}); the "
-            f"stacks of all threads are in {path}. Exiting with status {HUNG_STATUS}; the same command "
-            "continues the run from its last checkpoint.\n"
+            f"error: no progress for {timeout.elapsed:.0f} s after {after} (step {self.step}); the stacks are in {path}"
+            f". Exiting with status {HUNG_STATUS}; the same command continues the run from its last checkpoint.\n"
         )
         os.write(2, message.encode())
         if is_remote(run_url):

@@ -44,11 +44,8 @@ FULL_WORDS = ("no space left on device", "disk quota exceeded", "resource_exhaus
 
 
 def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
-    """Refuse to read data or write checkpoints across regions unless `guards.allow_cross_region` is set.
-
-    Returns:
-        What to say when it is allowed and happens; None when all is in one region.
-    """
+    """Refuse to read data or write checkpoints across regions unless `guards.allow_cross_region` is set; what to say
+    where it is and that happens, None where all is in one region."""
     data = config.data
     urls = {"training data": data.train, "validation data": data.validation, "checkpoints": config.output_dir}
     size = sum(shards.uncompressed_bytes for shards in (datasets.train, datasets.validation) if shards is not None)
@@ -63,13 +60,11 @@ def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
 
 
 def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> list[str]:
-    """Compare the clocks of all hosts with one another and, where a bucket is used, with Cloud Storage's.
+    """Compare the clocks of all hosts with one another and, where a bucket is used, with Cloud Storage's: a warning for
+    each beyond `guards.max_clock_skew_seconds`, the same on every host.
 
-    Every host gets the same answer. Checkpoints carry the time of the host that wrote them, and the tokens that open a
-    bucket that of the host that asks.
-
-    Returns:
-        A warning for each clock beyond `guards.max_clock_skew_seconds`.
+    Checkpoints carry the time of the host that wrote them, and the tokens that open a bucket that of the host that
+    asks.
     """
     buckets = [url for url in (config.output_dir, config.data.train) if url and url.startswith(("gs://", "gcs://"))]
     skew = storage_clock_skew(now) if buckets else None
@@ -81,13 +76,8 @@ def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> l
 
 
 def clock_warnings(hosts: Sequence[float], skews: Sequence[float | None], limit: float) -> list[str]:
-    """What to say of the clocks.
-
-    Args:
-        hosts: Each host's clock at one moment, seconds since 1970.
-        skews: Each host's clock less Cloud Storage's, seconds; None where that is not known.
-        limit: Seconds above which a clock is warned of.
-    """
+    """What to say of each host's clock at one moment, seconds since 1970, and of that less Cloud Storage's (`skews`,
+    None where it is not known), beyond `limit` seconds."""
     middle = statistics.median(hosts)
     offs = [(time - middle, f"the clock of host {i}", "the median of all hosts") for i, time in enumerate(hosts)]
     offs += [(skew, f"the clock of host {i}", "Cloud Storage") for i, skew in enumerate(skews) if skew is not None]
@@ -106,10 +96,8 @@ def clock_warnings(hosts: Sequence[float], skews: Sequence[float | None], limit:
 
 
 def storage_clock_skew(now: Callable[[], float] = time.time) -> float | None:
-    """This machine's clock less Cloud Storage's in seconds, to about one; None where the server does not answer.
-
-    The server is the one of `STORAGE_EMULATOR_HOST`, as in Google's own libraries, where that is set.
-    """
+    """This machine's clock less Cloud Storage's (or that of `STORAGE_EMULATOR_HOST`, as in Google's own libraries) in
+    seconds, to about one; None where the server does not answer."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", STORAGE_HOST)
     before = now()
     with contextlib.suppress(OSError, ValueError):
@@ -135,11 +123,8 @@ def check_free_space(output_dir: str, needed: int) -> None:
 
 @contextlib.contextmanager
 def explaining_full_storage(run_dir: Path, run_url: str, needed: Callable[[], int]) -> Iterator[None]:
-    """Turn whatever a full disk or bucket, or one that does not answer, raises into one error.
-
-    Args:
-        needed: Gives the bytes of a checkpoint, 0 while that is not known.
-    """
+    """Turn whatever a full disk or bucket, or one that does not answer, raises into one error; `needed` gives the bytes
+    of a checkpoint, 0 while that is not known."""
     try:
         yield
     except Exception as error:
@@ -167,16 +152,11 @@ def full_storage_cause(error: BaseException) -> BaseException | None:
     """The error among `error` and what led to it that says a disk or a quota is full; None where none does."""
     seen = _causes(error)
     # The operating system's own error names the file; what quotes it in its text comes second.
-    for item in seen:
-        if getattr(item, "errno", None) in FULL_ERRNOS:
-            return item
+    full = [item for item in seen if getattr(item, "errno", None) in FULL_ERRNOS]
     # XLA says RESOURCE_EXHAUSTED too, of a device's memory; that is no storage, and its own text is the better one.
-    for item in seen:
-        if isinstance(item, TomatError | jax.errors.JaxRuntimeError):
-            continue
-        if any(words in str(item).lower() for words in FULL_WORDS):
-            return item
-    return None
+    others = (item for item in seen if not isinstance(item, TomatError | jax.errors.JaxRuntimeError))
+    full += [item for item in others if any(words in str(item).lower() for words in FULL_WORDS)]
+    return full[0] if full else None
 
 
 def _causes(error: BaseException) -> list[BaseException]:

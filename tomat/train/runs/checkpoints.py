@@ -1,17 +1,14 @@
 """Which checkpoints of a run are whole, and the checksums by which that is known.
 
 Levanter 0.2.227 writes a checkpoint as `manifest.json` (every array it will hold), then the arrays into one OCDBT
-database (`manifest.ocdbt` and `d/`), then, once every process has committed, `metadata.json`. Its own reader takes
-whatever has a `metadata.json` for whole. That holds for a save that was cut short, but not for a removal that was: the
-files go in any order, so that `metadata.json` may outlive the data. Here a checkpoint counts as whole if every array of
-the manifest is in the database, every file the database points into is there and long enough, and every file is what
-its checksum says. Reading a whole checkpoint takes its time: contents are compared where one is to be
-loaded, and by `tomat runs verify`; elsewhere sizes are.
+database (`manifest.ocdbt` and `d/`), then, once every process has committed, `metadata.json`, which a removal that was
+cut short may leave without the data. Here a checkpoint counts as whole if every array of the manifest is in the
+database, every file the database points into is there and long enough, and every file is what its checksum says.
+Contents are compared where one is to be loaded, and by `tomat runs verify`; elsewhere sizes are.
 
-Neither OCDBT nor zarr3 as Levanter writes them holds a checksum: a bit that flips after the save, a page or a file that
-a loss of power leaves as zeros, all load as other numbers. So there is one for every file, written when all data are
-there and before the checkpoint is complete: CRC32C, which a bucket computes and keeps for each of its objects, so that
-nothing is read back there.
+Neither OCDBT nor zarr3 as Levanter writes them holds a checksum: a bit that flips after the save, a page that a loss of
+power leaves as zeros load as other numbers. So there is one for every file, written before the checkpoint is complete:
+CRC32C, which a bucket computes and keeps for each of its objects, so that nothing is read back there.
 """
 
 import base64
@@ -23,7 +20,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import fsspec
 import google_crc32c
@@ -33,17 +30,7 @@ from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
 from tomat.base.records import Count, typed, typed_text
 from tomat.base.reporting import warn
-from tomat.base.storage import (
-    READ_REMEDY,
-    STORAGE_TRIES,
-    Store,
-    explaining_storage,
-    local_target,
-    retry_context,
-    short_message,
-    storage_error,
-    store_url,
-)
+from tomat.base.storage import READ_REMEDY, Store, explaining_storage, local_target, short_message, storage_error
 
 _REMOVAL_TRIES = 3
 """How often a removal is tried; each request in it is tried by the file system as often as that sees fit."""
@@ -86,16 +73,12 @@ NO_CHECKSUMS = f"saved without {CHECKSUM_FILE}, by an earlier version: whether i
 
 
 def list_checkpoints(run_url: str, temporary_url: str | None = None, *, read_data: bool = False) -> list[Checkpoint]:
-    """Every checkpoint of a run, whole or not, sorted by step.
-
-    `temporary_url`: where `trainer.checkpointer.temporary_base_path` sends its temporary ones, if it is set.
-    """
+    """Every checkpoint of a run, whole or not, sorted by step; `temporary_url` is where
+    `trainer.checkpointer.temporary_base_path` sends its temporary ones, if it is set."""
     folders = _folders(run_url, temporary_url)
     with ThreadPoolExecutor(8) as pool:  # each waits for a few small reads
-        return sorted(
-            pool.map(lambda found: examine(found[0], found[1], read_data), folders),
-            key=lambda one: (one.step, one.path),
-        )
+        found = pool.map(lambda folder: examine(*folder, read_data), folders)
+        return sorted(found, key=lambda one: (one.step, one.path))
 
 
 def newest_whole(run_url: str, temporary_url: str | None = None) -> Checkpoint | None:
@@ -125,10 +108,8 @@ def survey(run_url: str, temporary_url: str | None = None) -> tuple[Checkpoint |
 
 
 def find_checkpoint(place: str, step: int | None = None, temporary_url: str | None = None) -> Checkpoint:
-    """The whole checkpoint that `place` names: a checkpoint itself, or a run, of which the newest or `step`.
-
-    Its data are read and compared with their checksums; a newer one that is damaged is passed over with a warning.
-    """
+    """The whole checkpoint that `place` names: a checkpoint itself, or a run, of which the newest or `step`. Its data
+    are compared with their checksums; a newer one that is damaged is passed over with a warning."""
     place = place.rstrip("/")
     if (named := _step_of(place)) is not None:
         found = examine(place, named, read_data=True)
@@ -185,33 +166,25 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
             sizes = {name: info["size"] for name, info in listed.items()}
             metadata = _json(files, f"{root}/{METADATA_FILE}") if METADATA_FILE in sizes else None
             manifest = _json(files, f"{root}/{MANIFEST_FILE}") if MANIFEST_FILE in sizes else None
+            if metadata is None and sizes.get(METADATA_FILE):  # an empty one is what a kill leaves
+                return Checkpoint(path, step, False, f"its {METADATA_FILE} is damaged", None)
+            if metadata is None:
+                why = "it was never completed" if sizes else "it does not exist"
+                return Checkpoint(path, step, False, f"{why} (no {METADATA_FILE})", None, completed=False)
+            reason = "" if metadata.get("step") == step else f"{METADATA_FILE} says step {metadata.get('step')}"
+            if not reason and CHECKSUM_FILE in sizes:  # before the database, of which a damaged file could say anything
+                reason = _damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
         except FileNotFoundError:  # removed while it is looked at
             return Checkpoint(path, step, False, "it is being removed", None, completed=False)
-    if metadata is None and sizes.get(METADATA_FILE):  # an empty one is what a kill leaves
-        return Checkpoint(path, step, False, f"its {METADATA_FILE} is damaged", None)
-    if metadata is None:
-        why = "it was never completed" if sizes else "it does not exist"
-        return Checkpoint(path, step, False, f"{why} (no {METADATA_FILE})", None, completed=False)
     seconds, temporary = None, bool(metadata.get("is_temporary", False))
     with contextlib.suppress(TypeError, ValueError):
         seconds = datetime.datetime.fromisoformat(metadata.get("timestamp", "")).timestamp()
-    reason = "" if metadata.get("step") == step else f"{METADATA_FILE} says step {metadata.get('step')}"
-    if not reason and CHECKSUM_FILE in sizes:  # before the database, of which a damaged file could say anything
-        with explaining_storage(f"{path} cannot be read", READ_REMEDY):
-            try:
-                reason = _damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
-            except FileNotFoundError:
-                reason = "it is being removed"
     reason = reason or _missing(path, sizes, manifest)
     return Checkpoint(path, step, not reason, reason, seconds, temporary, has_checksums=CHECKSUM_FILE in sizes)
 
 
 def write_checksums(path: str) -> None:
-    """Write the checksums of every file that lies in the folder or URL `path` now.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
+    """Write the checksums of every file that lies in the folder or URL `path` now; OSError if one cannot be read."""
     files, root = fsspec.core.url_to_fs(path)
     files.invalidate_cache()
     found = {name: info for name, info in _listing(files, root).items() if name not in UNHASHED}
@@ -224,10 +197,8 @@ def write_checksums(path: str) -> None:
 
 
 def unmark(checkpoint: Checkpoint) -> None:
-    """Rename the `metadata.json` of a checkpoint that is not whole, so that no other reader takes it for one.
-
-    Levanter would count it among the temporary checkpoints to keep, and remove a whole one for it.
-    """
+    """Rename the `metadata.json` of a checkpoint that is not whole, which Levanter would count among the temporary ones
+    to keep, and remove a whole one for it."""
     files, root = fsspec.core.url_to_fs(checkpoint.path)
     if not checkpoint.whole and files.exists(f"{root}/{METADATA_FILE}"):
         files.mv(f"{root}/{METADATA_FILE}", f"{root}/{UNMARKED_FILE}")
@@ -246,8 +217,8 @@ def remove(path: str) -> None:
                 files.rm(name, recursive=recursive)
 
 
-def copy(checkpoint: Checkpoint, destination: str) -> None:
-    """Copy a whole checkpoint, its `metadata.json` last and as a permanent one."""
+def copy(checkpoint: Checkpoint, destination: str) -> Checkpoint:
+    """Copy a whole checkpoint, its `metadata.json` last and as a permanent one; the copy, examined."""
     source, source_root = fsspec.core.url_to_fs(checkpoint.path)
     target, target_root = fsspec.core.url_to_fs(destination)
     names = list(_listing(source, source_root))
@@ -268,9 +239,9 @@ def copy(checkpoint: Checkpoint, destination: str) -> None:
         mark_permanent(destination, checkpoint.path)
     copied = examine(destination, checkpoint.step, read_data=True)
     if not copied.whole:
-        raise RetryableError(
-            f"the copy of {checkpoint.path} to {destination} is not whole: {copied.reason}. Try again."
-        )
+        said = f"the copy of {checkpoint.path} to {destination} is not whole: {copied.reason}. Try again."
+        raise RetryableError(said)
+    return copied
 
 
 def mark_permanent(path: str, source: str | None = None) -> None:
@@ -283,9 +254,9 @@ def mark_permanent(path: str, source: str | None = None) -> None:
 def array_shapes(path: str) -> dict[str, tuple[int, ...]]:
     """Shape of every array in a checkpoint, by its name with slashes, from its `manifest.json`."""
     files, root = fsspec.core.url_to_fs(path)
-    manifest = _json(files, f"{root}/{MANIFEST_FILE}") or {"arrays": []}
-    arrays = typed(manifest, _Arrays, f"{path}/{MANIFEST_FILE}", "Use another checkpoint.").arrays
-    return {entry.path: entry.shape for entry in arrays}
+    arrays = (_json(files, f"{root}/{MANIFEST_FILE}") or {"arrays": []}).get("arrays")
+    found = typed(arrays, list[_Array], f"{path}/{MANIFEST_FILE}", "Use another checkpoint.")
+    return {entry.path: entry.shape for entry in found}
 
 
 AVERAGED, LAST = "averaged", "of the last step"
@@ -336,17 +307,12 @@ class _Array:
     shape: tuple[Count, ...]
 
 
-@dataclass(frozen=True)
-class _Arrays:
-    arrays: list[_Array]
-
-
 def _missing(path: str, sizes: dict[str, int], manifest: dict[str, Any] | None) -> str:
     """What a completed checkpoint lacks; empty if it is whole."""
     if manifest is None:
         return f"no readable {MANIFEST_FILE}"
     try:
-        arrays = typed(manifest, _Arrays, f"{path}/{MANIFEST_FILE}", "").arrays
+        arrays = typed(manifest.get("arrays"), list[_Array], path, "")
     except TomatError:
         return f"its {MANIFEST_FILE} is damaged"
     try:
@@ -370,8 +336,7 @@ class _Entry:
     """As buckets write it: big-endian, base64."""
 
 
-@dataclass(frozen=True)
-class _Checksums:
+class _Checksums(TypedDict):
     algorithm: Literal["crc32c"]
     files: dict[str, _Entry]
 
@@ -379,7 +344,7 @@ class _Checksums:
 def _damage(path: str, found: Mapping[str, Mapping[str, Any]], content: bytes, read_data: bool) -> str:
     """What differs from the checksums, naming the file; empty if nothing does."""
     try:
-        entries = typed_text(content, _Checksums, path, "").files
+        entries = typed_text(content, _Checksums, path, "")["files"]
     except TomatError:
         return f"{CHECKSUM_FILE} is damaged"
     for name, entry in sorted(entries.items()):
@@ -416,7 +381,7 @@ def _checksum(files: Any, root: str, name: str, info: Mapping[str, Any]) -> str:
 
 def _database(path: str) -> tuple[set[str], dict[str, int]]:
     """Keys of a checkpoint's OCDBT database, and for each file it points into the length that must be there."""
-    store = ts.KvStore.open(store_url(path), context=retry_context(STORAGE_TRIES)).result()
+    store = Store(path).objects
     manifest = ts.ocdbt.dump(store).result()
     keys: set[str] = set()
     extents: dict[str, int] = {}

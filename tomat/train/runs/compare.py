@@ -36,9 +36,8 @@ class RunView:
     losses: Mapping[int, float]
     """Of training, by step."""
     validation: Mapping[int, float]
-    """The same held out."""
     devices: str = NOT_ON_RECORD
-    """What its speeds are of, and the slice that was asked for where that is another."""
+    """What its speeds are of (`devices_sentence`)."""
 
 
 @dataclass(frozen=True)
@@ -56,24 +55,19 @@ class Comparison:
     """First and last of some common steps, and the mean training loss of each run over them."""
 
     def to_dict(self) -> dict[str, Any]:
+        names = ("name", "url", "devices", "figures", "breakdown_seconds")
         return {
             "runs": [
-                {
-                    "name": run.name,
-                    "url": run.url,
-                    "devices": run.devices,
-                    "figures": run.figures,
-                    "breakdown_seconds": run.breakdown_seconds,
-                    "validation_loss_by_step": {str(step): loss for step, loss in run.validation.items()},
-                }
+                {name: getattr(run, name) for name in names}
+                | {"validation_loss_by_step": {str(step): loss for step, loss in run.validation.items()}}
                 for run in self.runs
             ],
-            "settings_that_differ": {key: list(values) for key, values in self.settings.items()},
+            "settings_that_differ": self.settings,
             "losses_comparable": not self.not_comparable,
-            "not_comparable": list(self.not_comparable),
+            "not_comparable": self.not_comparable,
             "common_steps": len(self.common_steps),
             "windows": [
-                {"first_step": first, "last_step": last, "training_loss": list(losses)}
+                {"first_step": first, "last_step": last, "training_loss": losses}
                 for first, last, losses in self.windows
             ],
         }

@@ -60,7 +60,7 @@ class Holder:
 
     @classmethod
     def from_text(cls, text: str | bytes) -> "Holder":
-        """As it was written; unknown fields are left out, missing ones said to be so."""
+        """As it was written; a damaged one is unknown."""
         with contextlib.suppress(ValueError, TypeError, KeyError):
             values = json.loads(text)
             return cls(*(values[field.name] for field in fields(cls)))
@@ -81,13 +81,11 @@ class Holder:
 
 
 class RunLock:
-    """The lock of a run in a folder, held; `Lease` is that of one in a bucket."""
+    """The lock of a run in a folder, which nothing can take away; `Lease` is that of one in a bucket."""
 
-    def check(self) -> None:
-        """Nothing can take it away."""
+    def check(self) -> None: ...
 
-    def confirm(self) -> None:
-        """Nothing can take it away."""
+    def confirm(self) -> None: ...
 
 
 @contextlib.contextmanager
@@ -177,10 +175,8 @@ class Lease(RunLock):
     def check(self) -> None:
         """Raise if somebody else has the lease, as far as is known."""
         if self._lost:
-            raise TomatError(
-                f"the lease {self.url} of run '{self._run_name}' now belongs to {self._lost}; this process stops, "
-                "without a save, so that one alone trains the run."
-            )
+            said = f"the lease {self.url} of run '{self._run_name}' now belongs to {self._lost}"
+            raise TomatError(f"{said}; this process stops, without a save, so that one alone trains the run.")
 
     def confirm(self) -> None:
         """`check`, once the lease is renewed, since while a machine is suspended its clock stands still."""
@@ -228,9 +224,8 @@ class Lease(RunLock):
             found = self._read()
             if found.state == "missing" or Holder.from_text(found.value).token != self.holder.token:
                 return False
-            self._generation = found.stamp.generation
-        else:
-            self._generation = written.generation
+            written = found.stamp
+        self._generation = written.generation
         return True
 
     def _read(self) -> ts.KvStore.ReadResult:

@@ -24,13 +24,12 @@ class RunRecord:
     rows: list[Row]
     """The lines of `metrics.jsonl` in the order they were written."""
     unreadable_lines: tuple[int, ...]
-    """Numbers, from 1, of lines that are no JSON object with a step from 0 to 10^9."""
+    """Numbers, from 1, of lines that are none."""
     events: list[Event]
     """`history.jsonl`."""
     written_utc: float | None
     """When `metrics.jsonl` was last written, seconds since 1970; None where it has not been."""
     unreadable_events: tuple[int, ...] = ()
-    """Numbers, from 1, of lines of `history.jsonl` that are no JSON object with an event."""
 
     @property
     def name(self) -> str:
@@ -76,9 +75,8 @@ def find_runs(place: str) -> list[str]:
             # A link to a folder is neither file nor directory.
             below = [entry["name"].rstrip("/") for entry in files.ls(root, detail=True) if entry["type"] != "file"]
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise TomatError(
-                f"{place} does not exist; give a run's folder or URL, or the one that holds runs."
-            ) from error
+            said = f"{place} does not exist; give a run's folder or URL, or the one that holds runs."
+            raise TomatError(said) from error
         names = sorted(path.rsplit("/", 1)[-1] for path in below if files.exists(f"{path}/{CONFIG_FILE}"))
     if not names:
         raise TomatError(f"{place} holds no run: no folder in it has a {CONFIG_FILE}. Give the `output_dir` of runs.")

@@ -1,12 +1,10 @@
 """The log of an output folder, `log.jsonl`: what was begun in it, by which words, where, and what came of it.
 
 One JSON object a line, only ever appended to, by several processes at once. It holds what a run's own folder does not
-say (the command, the recipe and what differs from it, the commit, the machine) and the last figures, so that a run
-whose folder is gone is still known. In a bucket, where nothing can be appended to, each line is an object of its own
-below `log/`, named by its time.
+say (the command, the recipe and what differs from it, the commit, the machine) and the last figures, for runs whose
+folder is gone. In a bucket each line is an object of its own below `log/`, named by its time.
 
-Its entries are each run once, with the pieces that it was continued in, and each measured row once. Lines say how a run
-was asked for; its folder, while it is there, says what it has come to.
+Its entries are each run once, with the pieces that it was continued in, and each measured row once.
 """
 
 import contextlib
@@ -58,11 +56,8 @@ class Asked:
     def by_words(cls, words: Sequence[str], recipe: Path | None, overrides: Sequence[str]) -> "Asked":
         written = {} if recipe is None else flatten(read_yaml(recipe, "configs/train/"))
         given = flatten(parse_overrides(overrides))
-        settings = {
-            key: value
-            for key, value in given.items()
-            if key not in NAMES and (key not in written or written[key] != value)
-        }
+        changed = (key for key in given if key not in NAMES and (key not in written or written[key] != given[key]))
+        settings = {key: given[key] for key in changed}
         return cls(shlex.join(["tomat", *words]), None if recipe is None else str(recipe), settings)
 
 
@@ -129,7 +124,6 @@ class Piece:
 @dataclass(frozen=True)
 class Entry:
     kind: str
-    """`RUN` or `LAB`."""
     name: str
     sweep: str | None
     """Of a row."""
@@ -208,15 +202,14 @@ def _runs(lines: Sequence[Row], records: Mapping[str, RunRecord], now_utc: float
                 before = [event for event in record.events if event["event"] in (START, RESUME)]
                 until = group[0]["time"] if group else None
                 began = [one for one in before if until is None or str(one.get("time", "")) < until] + began
-            pieces = tuple(map(_piece, began))
             if record:
-                entries.append(_there(record, pieces, now_utc))
+                entries.append(_there(record, began, now_utc))
                 continue
             # From what its last end has left; a piece that began after that has left none.
             last = next((line for line in reversed(group) if line["event"] == END), {})
             if group[-1]["event"] != END or last.get("status") == "lost":
                 last = {**last, "status": "lost", "reason": "its folder is gone, and no end is on record"}
-            entries.append(_as_said(RUN, name, None, pieces, {"status": "ended", **last}))
+            entries.append(_as_said(RUN, name, None, began, {"status": "ended", **last}))
     return entries
 
 
@@ -226,31 +219,29 @@ def _rows(lines: Sequence[Row]) -> list[Entry]:
     for line in lines:
         if line["kind"] == LAB:
             groups.setdefault((line.get("sweep"), line["name"], line.get("key")), []).append(line)
-    return [
-        _as_said(LAB, name, str(sweep or ""), tuple(map(_piece, group)), group[-1])
-        for (sweep, name, _), group in groups.items()
-    ]
+    return [_as_said(LAB, name, str(sweep or ""), group, group[-1]) for (sweep, name, _), group in groups.items()]
 
 
-def _as_said(kind: str, name: str, sweep: str | None, pieces: tuple[Piece, ...], line: Row) -> Entry:
+def _as_said(kind: str, name: str, sweep: str | None, begun: Sequence[Row], line: Row) -> Entry:
     status, reason = (str(line.get(key) or "") for key in ("status", "reason"))
-    return Entry(kind, name, sweep, pieces, status, reason, dict(mapping(line.get("figures"))))
+    return Entry(kind, name, sweep, _pieces(begun), status, reason, dict(mapping(line.get("figures"))))
 
 
-def _there(record: RunRecord, pieces: tuple[Piece, ...], now_utc: float) -> Entry:
-    summary, figures = outcome(record, record.url, now_utc)
-    purpose = record.config.get("purpose")
-    if purpose and not any(piece.about.get("purpose") for piece in pieces):
-        pieces = tuple(Piece(piece.time, piece.step, {**piece.about, "purpose": purpose}) for piece in pieces)
-    return Entry(
-        RUN, record.name, None, pieces, summary.state, summary.state_detail, figures, True, headline(record.config)
-    )
+def _there(record: RunRecord, begun: Sequence[Row], now_utc: float) -> Entry:
+    end, figures = outcome(record, record.url, now_utc)
+    if not any(line.get("purpose") for line in begun):
+        begun = [{**line, "purpose": record.config.get("purpose")} for line in begun]
+    setup = headline(record.config)
+    return Entry(RUN, record.name, None, _pieces(begun), end.state, end.state_detail, figures, True, setup)
 
 
-def _piece(line: Row) -> Piece:
-    step = line.get("step")
-    about = {key: line[key] for key in ABOUT if line.get(key) not in (None, "", {})}
-    return Piece(str(line.get("time", "")), step if isinstance(step, int) else None, about)
+def _pieces(begun: Sequence[Row]) -> tuple[Piece, ...]:
+    found = []
+    for line in begun:
+        step = line.get("step")
+        about = {key: line[key] for key in ABOUT if line.get(key) not in (None, "", {})}
+        found.append(Piece(str(line.get("time", "")), step if isinstance(step, int) else None, about))
+    return tuple(found)
 
 
 def headline(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ MFU_STEPS = 50
 """Last steps whose median MFU is shown of a run."""
 LARGEST_FIGURE = 1e300
 """Of a log: a larger one is damage, and sums of smaller ones are finite."""
-SPEEDS = ("step_seconds", "tokens_per_second", "mfu_full")
 HELD_OUT = {
     "held_out_nmae_median": ("over_materials", "teacher_forced_nmae_median"),
     "held_out_nemd": ("over_materials", "teacher_forced_nemd"),
@@ -30,6 +29,11 @@ HELD_OUT = {
 """Mean over held-out materials, a fraction, and where it stands in `evaluation.json`."""
 ENDS = ("start", "resume", "stop", "preempted")
 """Events that say whether a process is at work on the run."""
+PARTS = {"steps": "step_seconds", "evaluation": "eval_seconds", "checkpoints": "checkpoint_seconds",
+         "profiler": "profiler_seconds"}  # fmt: skip
+INSIDE = {"compiling": "compile_seconds", "waiting_for_data": "throughput/loading_time",
+          "hooks": "throughput/hook_time"}  # fmt: skip
+"""Parts of the wall-clock, and what lies inside them, by key of the log."""
 
 Figures = dict[str, Any]
 """Figures by name, units in the names; a figure that is not known is left out."""
@@ -40,18 +44,15 @@ def run_figures(
     evaluation: Mapping[str, Any],
     ran: Sequence[Mapping[str, Any]] | None = None,
 ) -> Figures:
-    """First, last and best loss, the newest validation loss, medians of the speeds, seconds, errors held out.
-
-    Args:
-        ran: Those of the rows that speeds are of, which all ran on the same devices (`RunRecord.ran`); None: all.
-    """
+    """First, last and best loss, the newest validation loss, medians of the speeds, seconds, errors held out. `ran`:
+    those of the rows that speeds are of, which all ran on the same devices (`RunRecord.ran`); None: all."""
     losses, validation = _values(rows, "train/loss"), _values(rows, "eval/validation/loss")
     figures: Figures = {}
     if losses:
         figures |= {"first_loss": losses[0], "last_loss": statistics.fmean(losses[-LAST_STEPS:])}
     if validation:
         figures |= {"validation_loss": validation[-1], "validation_loss_best": min(validation)}
-    for key in SPEEDS:
+    for key in ("step_seconds", "tokens_per_second", "mfu_full"):
         if values := _values(steady(rows if ran is None else ran), key):
             figures[f"{key}_median"] = statistics.median(values)
     figures["wall_seconds"] = sum(_values(rows, "wall_seconds"))
@@ -90,20 +91,7 @@ def step_breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     lies inside whichever part compiled.
     """
 
-    def seconds(**keys: str) -> dict[str, float]:
-        return {name: sum(_values(rows, key)) for name, key in keys.items()}
-
-    parts = seconds(
-        steps="step_seconds",
-        evaluation="eval_seconds",
-        checkpoints="checkpoint_seconds",
-        profiler="profiler_seconds",
-    )
-    inside = seconds(
-        compiling="compile_seconds",
-        waiting_for_data="throughput/loading_time",
-        hooks="throughput/hook_time",
-    )
+    parts, inside = ({name: sum(_values(rows, key)) for name, key in keys.items()} for keys in (PARTS, INSIDE))
     wall = sum(_values(rows, "wall_seconds"))
     return {"wall": wall, **parts, "other": max(0.0, wall - sum(parts.values())), **inside}
 
@@ -115,14 +103,12 @@ class RunSummary:
     name: str
     url: str
     steps_done: int
-    """Steps in the log."""
     steps_total: int | None
     state: str
     """`finished`, `preempted`, `stopped`, `guard NAME`, or `open`: the last thing the run wrote is a step."""
     state_detail: str
     """Why it stopped; of an open run, how long ago it wrote."""
     last_whole_step: int | None
-    """The last step in the newest whole checkpoint."""
     partial_checkpoints: int
     """Checkpoints that are not whole, newer than that (`list`) or at all (`show`)."""
     first_loss: float | None
@@ -136,8 +122,7 @@ class RunSummary:
     survived: int
     """Times the run went on after SIGTERM, Ctrl-C, a notice or a kill."""
     devices: str
-    """What its newest piece ran on, such as `16 x TPU v6 lite on 4 hosts`, and the slice that was asked for where it is
-    another."""
+    """What its newest piece ran on (`devices_sentence`)."""
     written_utc: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,11 +171,8 @@ def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc
 
 
 def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: float) -> tuple[str, str]:
-    """The run's state and what there is to say about it, from what it wrote and nothing else.
-
-    A process that was killed could not say so: such a run is `open`, as is one at work, and only the age of its last
-    line tells them apart.
-    """
+    """The run's state and what there is to say about it, from what it wrote and nothing else. One that was killed could
+    not say so: it is `open`, as is one at work, and only the age of its last line tells them apart."""
     total = record.total_steps
     if total is not None and done >= total and whole is not None and whole.step >= total - 1:
         return "finished", ""

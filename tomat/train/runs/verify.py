@@ -86,15 +86,12 @@ def _check_steps(record: RunRecord, problems: list[str], notes: list[str]) -> No
 
 def _check_files(url: str, problems: list[str], notes: list[str]) -> None:
     """Compare the small files of a run, log and history apart, with the hashes that they hold themselves."""
-
-    def evaluated(content: bytes) -> bool | None:
-        return parse_checked(content, EVALUATION_FILE, "an evaluation", "Evaluate the run again.")[1] or None
-
+    evaluation = (EVALUATION_FILE, "an evaluation", "Evaluate the run again.")
     checks: dict[str, Callable[[bytes], bool | None]] = {
         CONFIG_FILE: is_as_signed,
         CODEC_FILE: lambda content: codec_from_text(content.decode(), CODEC_FILE) is not None,
         PROMOLECULE_FILE: lambda content: Promolecule.from_text(content.decode(), PROMOLECULE_FILE) is not None,
-        EVALUATION_FILE: evaluated,
+        EVALUATION_FILE: lambda content: parse_checked(content, *evaluation)[1] or None,
     }
     for name, is_whole in checks.items():
         if (content := file_content(f"{url}/{name}")) is None:

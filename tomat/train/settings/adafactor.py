@@ -1,11 +1,9 @@
 """Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) as `optimizer.type: adafactor`.
 
-The second moments of a matrix are kept as the means of its rows and of its columns, whose product stands for them. The
-formula is that of `optax.adafactor`, to which a test holds it, and so is what is a matrix: the two longest axes of an
-array, all others being many such matrices. It is written anew for named arrays, for two reasons. Means of rows have
-fewer axes than the parameter and must say which, or nothing could split them over devices; and a stack of layers is as
-many arrays as there are layers, so that scanned and unrolled layers are updated alike, and a checkpoint of the ones
-continues as the others.
+The second moments of a matrix are kept as the means of its rows and of its columns, whose product stands for them.
+Formula and matrices (the two longest axes of an array) are those of `optax.adafactor`, to which a test holds it. It is
+written anew for named arrays: means of rows have fewer axes than the parameter and must say which, or nothing could
+split them over devices; and scanned and unrolled layers are updated alike, so that one continues as the other.
 """
 
 from collections.abc import Callable
@@ -56,8 +54,6 @@ class AdafactorConfig(OptimizerConfig):
             raise TomatError("optimizer.clipping_threshold is 0, which allows no update; expected more, or null.")
 
     def build(self, num_train_steps: int) -> optax.GradientTransformation:
-        """The optimizer of so many steps."""
-
         # As Levanter's own: what is given to `inject_hyperparams` is logged.
         def optimizer(learning_rate: Any) -> optax.GradientTransformation:
             parts = [scale_by_adafactor(self)]
@@ -72,19 +68,14 @@ class AdafactorConfig(OptimizerConfig):
 
 
 class Moments(NamedTuple):
-    """Second moments of one parameter: means of rows and columns, or all; what there is not is None."""
+    """Second moments of one parameter: means without its longest and its second longest axis, or all of them."""
 
     rows: NamedArray | None
-    """Without the longest axis."""
     columns: NamedArray | None
-    """Without the second longest."""
     whole: NamedArray | None
-    """With all."""
 
 
 class AdafactorState(NamedTuple):
-    """What is kept between steps."""
-
     count: jax.Array
     """Steps taken."""
     moments: Any
@@ -104,9 +95,7 @@ def scale_by_adafactor(config: AdafactorConfig) -> optax.GradientTransformation:
         matrix = _matrix_of(named, layers, config.min_dim_size_to_factor)
         if matrix is None:
             return Moments(None, None, hax.zeros_like(named))
-        shorter, longer = matrix
-        rows = hax.zeros(tuple(axis for axis in named.axes if axis != longer), named.dtype)
-        columns = hax.zeros(tuple(axis for axis in named.axes if axis != shorter), named.dtype)
+        columns, rows = (hax.zeros(tuple(axis for axis in named.axes if axis != one), named.dtype) for one in matrix)
         return Moments(rows, columns, None)
 
     def init(params: optax.Params) -> AdafactorState:

@@ -1,7 +1,6 @@
 """Values that cannot be meant, or that do nothing, each refused with what to use instead."""
 
 import dataclasses
-import datetime
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -102,8 +101,8 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
 
 
 def without_former(values: dict[str, Any]) -> dict[str, str]:
-    """Take the keys of earlier versions out of a configuration's plain values, in place; those that had another value
-    than the one with which they did nothing, each with what to use instead."""
+    """Take the keys of earlier versions out of a configuration's plain values, in place; those that acted, each with
+    what to use instead."""
     acting: dict[str, str] = {}
     for key, instead in FORMER.items():
         was_there, value = take_out(values, key)
@@ -126,11 +125,9 @@ def drop_without_effect(values: dict[str, Any]) -> list[str]:
             if was_there and found != kept:
                 dropped.append(f"{section}.{name}")
     trainer = values.get("trainer")
-    if isinstance(trainer, dict) and isinstance(trainer.get("mp"), str):
-        policy = without_output(trainer["mp"])
-        if policy != trainer["mp"]:
-            trainer["mp"] = policy
-            dropped.append("trainer.mp (output)")
+    if isinstance(trainer, dict) and isinstance(before := trainer.get("mp"), str):
+        trainer["mp"] = without_output(before)
+        dropped += ["trainer.mp (output)"] if trainer["mp"] != before else []
     return dropped
 
 
@@ -157,9 +154,7 @@ def _numbers(value: Any, key: str) -> Iterator[tuple[str, float]]:
     """Every float below `value`, with its dotted key."""
     if isinstance(value, float):
         yield key, value
-    elif isinstance(value, datetime.timedelta | type):
-        return
-    elif dataclasses.is_dataclass(value):
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from _numbers(getattr(value, field.name), f"{key}.{field.name}" if key else field.name)
     elif isinstance(value, Mapping):
@@ -185,11 +180,13 @@ def _check_optimizer(optimizer: OptimizerConfig) -> None:
 def _check_int8(model: LmConfig, trainer: TrainerSettings, distils: bool) -> None:
     """Products in few bits are tomat's or Levanter's, whose scales are of one product a layer: those that share a layer
     would be added up (`value_mix`), of several in one all but the first be lost (`fused_*`)."""
-    if (products := int8_matmuls_of(model)) is not None and (distils or trainer.quantization is not None):
-        other, why = "trainer.quantization", "which would replace the same products by Levanter's own"
-        if distils:
-            other, why = "distillation", "whose matrices are in few bits already and multiplied as floats"
-        raise TomatError(f"model.int8_matmuls is {products} and {other} is set, {why}; leave one of them out.")
+    products = int8_matmuls_of(model)
+    for is_set, other, why in (
+        (distils, "distillation", "whose matrices are in few bits already and multiplied as floats"),
+        (trainer.quantization, "trainer.quantization", "which would replace the same products by Levanter's own"),
+    ):
+        if products is not None and is_set:
+            raise TomatError(f"model.int8_matmuls is {products} and {other} is set, {why}; leave one of them out.")
     names = ("value_mix", "fused_qkv", "fused_gate_up")
     found = [f"model.{name} is {value}" for name in names if (value := getattr(model, name, 0))]
     if found and trainer.quantization is not None:

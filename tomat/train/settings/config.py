@@ -64,7 +64,7 @@ class TrainConfig(RunSchema):
         """Where `trainer.checkpointer.temporary_base_path` sends this run's temporary checkpoints; None: beside the
         permanent ones."""
         base = self.trainer.checkpointer.temporary_base_path
-        return None if base is None else f"{base.rstrip('/')}/{self.run_name}"
+        return f"{base.rstrip('/')}/{self.run_name}" if base else None
 
     @property
     def seq_len(self) -> int:
@@ -76,11 +76,7 @@ class TrainConfig(RunSchema):
         return self.trainer.train_batch_size
 
     def check_batch(self, data_axis_size: int, where: str = "") -> None:
-        """Refuse a batch that devices cannot share evenly.
-
-        Args:
-            where: The slice they are of, such as " on v6e-16".
-        """
+        """Refuse a batch that devices, of a slice such as " on v6e-16", cannot share evenly."""
         microbatch = max(self.trainer.per_device_parallelism, 1)
         unit = data_axis_size * microbatch
         if self.batch_size < 1 or self.batch_size % unit:
@@ -139,21 +135,14 @@ def _leave_out_nulls_of_another_optimizer(values: MutableMapping[str, Any]) -> N
 def load_config(
     config_path: str | Path | None, overrides: Sequence[str] = (), words_of: str = COMMAND_LINE
 ) -> TrainConfig:
-    """Read a training configuration.
-
-    Args:
-        overrides: Words such as `["--optimizer.learning_rate", "1e-3"]`.
-        words_of: Who said them, for messages.
-    """
+    """Read a training configuration, with `overrides` such as `["--optimizer.learning_rate", "1e-3"]` that `words_of`
+    has, for messages."""
     from_file = {} if config_path is None else read_yaml(config_path, "train")
     return config_from_dict(from_file, str(config_path), parse_overrides(overrides), words_of)
 
 
 def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The configuration that a run left.
-
-    What an earlier version took and never read is left out, with a word: a run that was trained can still be used.
-    """
+    """The configuration that a run left; what an earlier version took and never read is left out, with a word."""
     values = read_yaml(config_path)
     for name in drop_without_effect(values):
         console.print(f"note: {config_path} sets {name}, which did nothing when the run was trained; it is left out.")

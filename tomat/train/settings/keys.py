@@ -1,7 +1,7 @@
 """Misspelt keys of a configuration, and values that no such key takes, found before JAX and Levanter are imported.
 
-That import takes 17 seconds of CPU time. Only a key that is surely none, or a value that is surely wrong, is refused;
-where Levanter's own classes decide (`model`, `optimizer`, `trackers.wandb`), `config.load_config` finds what is wrong.
+Only what is surely wrong is refused; where Levanter's own classes decide (`model`, `optimizer`, `trackers.wandb`),
+`config.load_config` finds what is wrong.
 """
 
 import difflib
@@ -58,9 +58,8 @@ def _faults(values: Mapping[str, Any], cls: type, above: str) -> Iterator[str]:
         if key not in fields:
             if former_key(dotted) is not None or dotted in FOLLOWS:
                 continue  # `config_from_dict` says what to use instead
-            near = difflib.get_close_matches(str(key), fields, n=1) or [
-                one for one in fields if one.startswith(str(key))
-            ]
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            near = near or [one for one in fields if one.startswith(str(key))]
             hint = f"did you mean {above}{near[0]}?" if near else f"there are {', '.join(sorted(fields))}."
             yield f"{dotted}, which is no setting; {hint}"
         elif (below := section_of(fields[key][1])) is None:
@@ -86,11 +85,11 @@ def _expected(value: Any, hint: Any) -> str | None:
             return None
     fits = value in choices or (value is None and types.NoneType in kinds)
     if isinstance(value, str):
-        fits = fits or str in kinds or (types.NoneType in kinds and value.lower() in ("null", "none"))
-        fits = fits or (
-            not {int, float}.isdisjoint(kinds) and re.fullmatch(r"[+-]?[\d._]*(e[+-]?\d+|inf|nan)?", value.lower())
-        )
-        fits = fits or (bool in kinds and value.lower() in ("true", "false"))
+        text = value.lower()
+        fits = fits or str in kinds or (types.NoneType in kinds and text in ("null", "none"))
+        fits = fits or (bool in kinds and text in ("true", "false"))
+        is_number = re.fullmatch(r"[+-]?[\d._]*(e[+-]?\d+|inf|nan)?", text)
+        fits = fits or (is_number and not {int, float}.isdisjoint(kinds))
     elif isinstance(value, bool | int | float):
         fits = fits or bool(set(kinds) - {types.NoneType})
     if fits:

@@ -44,7 +44,7 @@ from tomat.train.restore import model_initialiser
 from tomat.train.runs.former_keys import FOLLOWS, FORMER
 from tomat.train.settings.checks import OPTIMIZER_NO_EFFECT, OPTIMIZERS_THAT_CANNOT_RUN, without_former
 from tomat.train.settings.config import TrainConfig, load_config
-from tomat.train.settings.meanings import changed_keys, may_change, plain_values
+from tomat.train.settings.meanings import changed_keys, may_change
 from tomat.train.step import DensityLossFunction, density_target
 
 ROOT = Path(__file__).parents[2]
@@ -333,7 +333,7 @@ LEARNT = (
 
 @functools.cache
 def _record_of_tiny() -> dict[str, Any]:
-    return plain_values(tiny())
+    return tiny().to_dict()
 
 
 def _changed(key: str) -> list[str]:

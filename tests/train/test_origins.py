@@ -25,7 +25,7 @@ from tomat.train.runs.checkpoints import Checkpoint, find_checkpoint, list_check
 from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.runs.record import read_config
 from tomat.train.settings.config import TrainConfig, load_config
-from tomat.train.settings.meanings import changed_keys, plain_values
+from tomat.train.settings.meanings import changed_keys
 from tomat.train.startup import initialise
 
 TINY = tiny_run(6, 2, "--optimizer.warmup", "2")
@@ -276,7 +276,7 @@ def test_weights_of_another_codec_are_refused(runs):
 def test_what_a_checkpoint_lacks_is_not_made_up(runs, parent):
     """State that the checkpoint has no arrays for is refused, not completed; and a begun run is not warmed."""
     config = tiny(runs, "--trainer.model_averaging", "{type: ema, beta: 0.9}")
-    changed = changed_keys(read_config(str(runs / "demo" / "config.yaml")), plain_values(config))
+    changed = changed_keys(read_config(str(runs / "demo" / "config.yaml")), config.to_dict())
     with pytest.raises(TomatError, match="does not hold this model and optimizer"):
         train(config, Continuation(allow_change=tuple(changed)))
     with pytest.raises(TomatError, match="has begun, without"):

@@ -1,7 +1,4 @@
-"""What may be wrong with a launch: here, and as Google answers of login, project, slice, quota, network and buckets.
-
-No question changes anything.
-"""
+"""What may be wrong with a launch: here, and as Google answers of login, project, slice, quota, network and buckets."""
 
 import json
 import subprocess
@@ -29,8 +26,7 @@ QUOTA_IDS: Mapping[tuple[str, bool], str] = {
     ("v5e", False): "TPUV5sLitepodPerProjectPerZoneForTPUAPI",
     ("v5e", True): "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI",
 }
-"""Chip and whether spot, to the quota that the TPU API counts it in, as its refusals name it. What is not there has no
-answer and not a guessed one."""
+"""Chip and whether spot, to the quota that the TPU API counts it in, as its refusals name it."""
 TIMEOUT_SECONDS = 60
 
 
@@ -47,7 +43,6 @@ class CheckLine:
 
 
 def print_line(line: CheckLine) -> None:
-    """Show an answer, and below it what to do."""
     colour = {"ok": "green", "failed": "red", "unknown": "yellow"}[line.state]
     said = Text.assemble((f"{line.state:7}", colour), f" {line.name}: {line.said}")
     console.print(said, soft_wrap=True)
@@ -76,10 +71,7 @@ def run_checks(
     launch: TpuLaunch, places: Mapping[str, str | None], problems: Sequence[str], run: Callable[[Command], Result]
 ) -> Iterator[CheckLine]:
     """Ask, one question after another: a line each, those of `problems`, which are known already, first. Where nobody
-    is logged in or no project is known, the rest is not asked.
-
-    `places`: key of the configuration to URL, of data and output.
-    """
+    is logged in or no project is known, the rest is not asked. `places` are the URLs of data and output, by key."""
     ask = partial(_ask, run)
     yield from (CheckLine("configuration", "failed", problem) for problem in problems)
     words = ("auth", "list", "--filter=status:ACTIVE", "--format=value(account)")
@@ -108,9 +100,8 @@ def _something(what: str) -> Callable[[str], Verdict]:
 def _of_the_slice(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) -> Iterator[CheckLine]:
     zone, kind, api = f"--zone={launch.zone}", accelerator_type(launch.slice), "tpu.googleapis.com"
     words = ("services", "list", "--enabled", f"--filter=config.name={api}", "--format=value(config.name)", own)
-    yield ask(
-        "TPU API", words, f"run `gcloud services enable {api} {own}`", _something(f"{api} among the enabled services")
-    )
+    remedy = f"run `gcloud services enable {api} {own}`"
+    yield ask("TPU API", words, remedy, _something(f"{api} among the enabled services"))
     yield ask(
         f"{kind} in {launch.zone}",
         ("compute", "tpus", "accelerator-types", "describe", kind, zone, own, "--format=value(type)"),
@@ -178,10 +169,8 @@ def _of_places(
     buckets: dict[str, list[str]] = {}
     for key, url in remote.items():
         buckets.setdefault(url.removeprefix("gs://").partition("/")[0], []).append(key)
-    remedy = (
-        f"the bucket must be there, readable, and in {region}: what crosses regions is slow and paid by the byte "
-        f"(`gcloud storage buckets create gs://NAME --location={region}`)"
-    )
+    remedy = f"the bucket must be there, readable, and in {region}: what crosses regions is slow and paid by the byte "
+    remedy += f"(`gcloud storage buckets create gs://NAME --location={region}`)"
     for bucket, keys in buckets.items():
         words = ("storage", "buckets", "describe", f"gs://{bucket}", "--format=value(location)")
         yield ask(f"bucket {bucket} ({', '.join(keys)})", words, remedy, judge)
@@ -196,15 +185,12 @@ def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> l
     problems = []
     for key, place in places.items():
         on_disk = data_disk and key.startswith("data.") and (place or "").startswith(f"{DISK_FOLDER}/")
+        found = ""
         if place is not None and place.startswith("gs://BUCKET"):
-            problems.append(
-                f"{key} is {place}; put your bucket in the place of BUCKET, as in --{key} gs://my-bucket/..."
-            )
+            found = f"{place}; put your bucket in the place of BUCKET"
         elif place is not None and "://" not in place and not on_disk:
-            problems.append(
-                f"{key} is the folder '{place}', which other hosts do not see and which is lost with the machine; "
-                f"expected a bucket, as in --{key} gs://my-bucket/..."
-            )
+            found = f"the folder '{place}', which is lost with the machine, and other hosts do not see; give a bucket"
+        problems += [f"{key} is {found}, as in --{key} gs://my-bucket/..."] if found else []
     return problems
 
 

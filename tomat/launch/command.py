@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from tomat.base.errors import TomatError
 
@@ -23,7 +24,6 @@ class Command:
     purpose: str
     """What it is for, in a few words; the comment above it in a dry run."""
     argv: tuple[str, ...]
-    """The program and its arguments."""
     timeout_seconds: float
     """After this it is killed and counts as failed."""
     quiet: bool = False
@@ -61,29 +61,17 @@ def require_program(name: str, where_from: str) -> None:
 
 def run_command(command: Command) -> Result:
     """Run a command to its end, showing its output as it comes unless it is quiet."""
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "encoding": "utf-8", "errors": "replace"}
     if command.quiet:
         try:
-            done = subprocess.run(
-                command.argv,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=command.timeout_seconds,
-                stdin=subprocess.DEVNULL,
-            )
+            done = subprocess.run(command.argv, capture_output=True, timeout=command.timeout_seconds, **streams)
         except subprocess.TimeoutExpired:
             return Result(TIMEOUT_STATUS, "", f"no answer within {command.timeout_seconds:.0f} s")
         return Result(done.returncode, done.stdout, done.stderr)
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     began = time.monotonic()
-    with subprocess.Popen(
-        command.argv,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        encoding="utf-8",
-        errors="replace",
-    ) as process:
+    streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command.argv, **streams) as process:
         timer = threading.Timer(command.timeout_seconds, process.kill)
         timer.start()
         try:

@@ -28,12 +28,11 @@ _ESCAPED = '"\\$`'
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    r"""The variables of a file, each value as a text: nothing in it is run or unfolded.
+    r"""The variables of a UTF-8 file, each value as a text: nothing in it is run or unfolded.
 
-    Args:
-        path: UTF-8. Lines `NAME=VALUE` or `export NAME=VALUE`, which may end as on Windows; empty lines, and lines that
-            begin with `#`. A value may stand in quotes, whole or in parts, as for a shell: nothing is special in single
-            ones, a backslash before `"`, `\`, `$` and a backquote in double ones. What follows ` #` is a comment.
+    Lines are `NAME=VALUE` or `export NAME=VALUE`, which may end as on Windows, empty, or begin with `#`. A value may
+    stand in quotes, whole or in parts, as for a shell: nothing is special in single ones, a backslash before `"`, `\`,
+    `$` and a backquote in double ones. What follows ` #` is a comment.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
@@ -60,9 +59,7 @@ def read_env_file(path: Path) -> dict[str, str]:
             raise TomatError(f"{where} is no variable; expected NAME=VALUE.")
         name = match["name"]
         if not _NAME.fullmatch(name):
-            raise TomatError(
-                f"{where} has no name of a variable before '='; expected letters, digits and '_', no digit first."
-            )
+            raise TomatError(f"{where} has no name before '='; expected letters, digits and '_', no digit first.")
         if name in found:
             raise TomatError(f"{where} gives {name} a second time; leave one of them.")
         found[name] = _value(match["value"], f"{where} ({name})")
@@ -83,12 +80,9 @@ def _value(text: str, where: str) -> str:
         acted_on = "[$`]" if word[0] == '"' else "[$`;&|<>()]"
         if word[0] not in "'\\" and re.search(acted_on, re.sub(r"\\.", "", word)):
             raise TomatError(f"{where} has a character that a shell acts on; put the value in single quotes.")
-        if word[0] == "'":
-            parts.append(word[1:-1])
-        elif word[0] == '"':
-            parts.append(re.sub(rf"\\([{re.escape(_ESCAPED)}])", r"\1", word[1:-1]))
-        else:
-            parts.append(word[-1])
+        if word[0] == '"':
+            word = re.sub(rf"\\([{re.escape(_ESCAPED)}])", r"\1", word)
+        parts.append(word[1:-1] if word[0] in "'\"" else word[-1])
     rest = text[place:].strip(BLANKS)
     if rest and not rest.startswith("#"):
         raise TomatError(f"{where} goes on behind a blank; put the value in quotes if it has spaces.")

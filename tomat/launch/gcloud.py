@@ -12,19 +12,9 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.hardware.chips import Slice, slice_named
+from tomat.launch import remote
 from tomat.launch.command import Command
-from tomat.launch.remote import (
-    ENV_FILE,
-    FOLDER,
-    INSTALL_SCRIPT,
-    LOG_FILE,
-    MAKE_FOLDER_SCRIPT,
-    MOUNT_SCRIPT,
-    STATUS_SCRIPT,
-    start_script,
-    stop_script,
-    training_command,
-)
+from tomat.launch.remote import ENV_FILE, FOLDER
 
 RUNTIME_VERSIONS: Mapping[str, str] = {
     "v6e": "v2-alpha-tpuv6e",
@@ -49,10 +39,8 @@ def runtime_version(tpu_slice: Slice) -> str:
     version = RUNTIME_VERSIONS.get(tpu_slice.chip.name) if tpu_slice.libtpu_topology is not None else None
     if version is None:
         offered = ", ".join(f"{chip}-N" for chip in RUNTIME_VERSIONS)
-        raise TomatError(
-            f"slice is '{tpu_slice.name}', which is not offered as TPU VMs; expected one of {offered} (TPU7x needs "
-            "GKE; GPUs need no `tomat launch`)."
-        )
+        said = f"slice is '{tpu_slice.name}', which is not offered as TPU VMs"
+        raise TomatError(f"{said}; expected one of {offered} (TPU7x needs GKE; GPUs need no `tomat launch`).")
     return version
 
 
@@ -171,7 +159,6 @@ class TpuLaunch:
 
     @property
     def queue_state(self) -> Command:
-        """The state of the queued resource: ACTIVE where the slice is there."""
         words = ("queued-resources", "describe", f"{self.tpu_name}-qr", "--format=value(state.state)")
         return self._gcloud("state of the queued resource: ACTIVE when it is there", *words, quiet=True)
 
@@ -199,7 +186,7 @@ class TpuLaunch:
     def install(self) -> list[Command]:
         files = (f"{self.folder}/checkout.tgz", f"{self.folder}/config.yaml", f"{self.tpu_name}:{FOLDER}/")
         commands = [
-            self._on_all_hosts("a folder on every host", MAKE_FOLDER_SCRIPT, 600),
+            self._on_all_hosts("a folder on every host", remote.MAKE_FOLDER_SCRIPT, 600),
             self._copy("send both to every host", *files, "--worker=all"),
         ]
         if self.env_file is not None:
@@ -209,27 +196,27 @@ class TpuLaunch:
             commands.append(self._copy("send the environment to every host", *words))
             commands.append(Command("and keep no copy of it here", ("rm", "-f", sent), 60))
         if self.data_disk is not None:
-            commands.append(self._on_all_hosts("mount the disk on every host", MOUNT_SCRIPT, 300))
-        return [*commands, self._on_all_hosts("install on every host", INSTALL_SCRIPT, 1800)]
+            commands.append(self._on_all_hosts("mount the disk on every host", remote.MOUNT_SCRIPT, 300))
+        return [*commands, self._on_all_hosts("install on every host", remote.INSTALL_SCRIPT, 1800)]
 
     @property
     def start(self) -> Command:
-        script = start_script(training_command(self.overrides), with_environment=self.env_file is not None)
+        script = remote.start_script(self.overrides, with_environment=self.env_file is not None)
         return self._on_all_hosts("start the training on every host", script, 600)
 
     @property
     def status(self) -> Command:
-        return self._on_all_hosts("ask every host", STATUS_SCRIPT, 180, quiet=True)
+        return self._on_all_hosts("ask every host", remote.STATUS_SCRIPT, 180, quiet=True)
 
     @property
     def stop(self) -> Command:
-        return self._on_all_hosts("stop what is left of the training", stop_script(STOP_GRACE_SECONDS), 600)
+        return self._on_all_hosts("stop what is left of the training", remote.stop_script(STOP_GRACE_SECONDS), 600)
 
     def logs(self, attempt: int) -> list[Command]:
         """Copy every host's log here, under the number of the attempt; gcloud copies from one host at a time."""
         commands = []
         for host in range(self.slice.n_hosts):
-            paths = f"{self.tpu_name}:{FOLDER}/{LOG_FILE}", f"{self.folder}/attempt-{attempt}-host-{host}.log"
+            paths = f"{self.tpu_name}:{FOLDER}/{remote.LOG_FILE}", f"{self.folder}/attempt-{attempt}-host-{host}.log"
             words = ("tpu-vm", "scp", *paths, f"--worker={host}")
             commands.append(self._gcloud(f"collect the log of host {host}", *words, timeout_seconds=300, quiet=True))
         return commands

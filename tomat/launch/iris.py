@@ -26,14 +26,9 @@ def iris_command(
     spot: bool = False,
     max_failures: int = 5,
 ) -> Command:
-    """The job that trains on one slice of a cluster.
-
-    Args:
-        config_path: As seen from the root of the checkout, which Iris sends.
-        spot: Ask for preemptible machines only; False: whatever Iris gives.
-        max_failures: Failures that are retried. A refused input (status 2) is one, because Iris does not tell statuses
-            apart; each such retry ends within a minute.
-    """
+    """The job that trains on one slice of a cluster; `config_path` as seen from the root of the checkout, which Iris
+    sends. Of `max_failures` that are retried a refused input (status 2) is one, since Iris does not tell statuses
+    apart; each such retry ends within a minute."""
     from fray.types import ResourceConfig
 
     tpu_slice = slice_named(slice_name)

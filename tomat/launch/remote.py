@@ -1,9 +1,8 @@
 """What runs on each host of a slice: shell text for starting, asking after and stopping the training there.
 
-Everything of a launch lies in one folder of the home directory: the checkout, the configuration, the log, and three
-small files. `lock` is held by the training as long as any process of it lives, so that neither a recycled process id
-nor a reboot is mistaken for a running training; `pid` names its process group; `status` is written when it ends by
-itself.
+Everything of a launch lies in one folder of the home directory: the checkout, the configuration, the log, and `lock`,
+held as long as any process of the training lives, so that neither a recycled process id nor a reboot is mistaken for a
+running one; `pid`, its process group; `status`, written when it ends by itself.
 """
 
 import re
@@ -48,18 +47,11 @@ STATUS_SCRIPT = (
 """Prints `tomat-status HOST STATE`: `running`, `absent` (never started), `gone` (killed) or an exit status."""
 
 
-def training_command(overrides: Sequence[str]) -> str:
-    """The command line of the training, the same on every host, as seen from the checkout there."""
-    return shlex.join([".venv/bin/python", "train_tomat_tpu.py", "--config_path", "../config.yaml", *overrides])
-
-
-def start_script(command: str, *, with_environment: bool = False) -> str:
-    """Start `command` in a session of its own, unless it runs already; its end leaves its status behind.
-
-    With `with_environment` the variables of `ENV_FILE` are in its environment. The shell around it takes SIGTERM
-    without ending, so that a training that is stopped in good order still has its status written; the child's own
-    handling of the signal is untouched.
-    """
+def start_script(overrides: Sequence[str], *, with_environment: bool = False) -> str:
+    """Start the training, with the variables of `ENV_FILE` if asked, in a session of its own, unless it runs already;
+    its end leaves its status behind. The shell around it takes SIGTERM without ending, so that a training that is
+    stopped in good order still has its status written; the child's own handling of the signal is untouched."""
+    command = shlex.join([".venv/bin/python", "train_tomat_tpu.py", "--config_path", "../config.yaml", *overrides])
     environment = f"set -a; . ../{ENV_FILE}; set +a; " if with_environment else ""
     supervised = (
         f"echo $$ > ../pid; trap : TERM; {environment}{command} > ../{LOG_FILE} 2>&1; "

@@ -202,11 +202,8 @@ class Supervisor:
                 return None
             silent = silent + 1 if state == "unknown" else 0
             if silent >= self.policy.unreachable_polls:
-                question = self.launch.machine_state.line
-                raise TomatError(
-                    f"`{question}` failed {silent} times in a row: {self._unanswered}. Check the network and `gcloud "
-                    "auth list`; the slice, if there is one, is left as it is."
-                )
+                said = f"`{self.launch.machine_state.line}` failed {silent} times in a row: {self._unanswered}"
+                raise TomatError(f"{said}. Check the network and `gcloud auth list`; a slice is left as it is.")
             queue = self._state(self.launch.queue_state) if self.launch.queued_resource else "absent"
             waiting = self.launch.queued_resource and queue not in LOST_QUEUE_STATES
             passing = state in PASSING_STATES or queue in PASSING_STATES
@@ -284,11 +281,9 @@ class Supervisor:
 
     def _last_error(self) -> str:
         """The training's own error message, from the newest logs."""
-        for text in self._logs(len(self.report.endings)):
-            errors = [line for line in text.splitlines() if line.startswith("error: ") or "Error: " in line]
-            if errors:
-                return f" ({errors[-1]})"
-        return ""
+        lines = "\n".join(self._logs(len(self.report.endings))).splitlines()
+        errors = [line for line in lines if line.startswith("error: ") or "Error: " in line]
+        return f" ({errors[-1]})" if errors else ""
 
 
 def _judge(statuses: list[str]) -> tuple[Ending, str]:

@@ -27,11 +27,8 @@ class RunCheckpointer(Checkpointer):
 
     Levanter 0.2.227 writes a step that it has saved already a second time into the same folder (its forced save of the
     last step), and opens the database that a killed save left behind: killed again there, a whole checkpoint would be
-    lost, or a folder that an older `metadata.json` calls complete would hold two saves mixed.
-
-    Args:
-        partial: Checkpoints known not to be whole. They are removed after the next complete save.
-        before_save: Called on every process before a save begins.
+    lost, or a folder that an older `metadata.json` calls complete would hold two saves mixed. `partial` checkpoints,
+    known not to be whole, are removed after the next complete save; `before_save` is called on every process.
     """
 
     def __init__(

@@ -68,15 +68,11 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
     train = _checked(open_shards(train_url), data, "data.train")
     validation = None if validation_url is None else _checked(open_shards(validation_url), data, "data.validation")
     if validation is not None and validation.codec.sha256 != train.codec.sha256:
-        raise TomatError(
-            f"the codecs of the training and validation sets differ ({train.codec.sha256[:12]} and "
-            f"{validation.codec.sha256[:12]}); tokenize both with the same codec."
-        )
+        codecs = f"{train.codec.sha256[:12]} and {validation.codec.sha256[:12]}"
+        raise TomatError(f"training and validation set have other codecs ({codecs}); tokenize both with the same one.")
     if train.rows < config.batch_size:
-        raise TomatError(
-            f"the training set has {train.rows} rows, fewer than one batch of {config.batch_size}; "
-            "lower trainer.train_batch_size or tokenize more patches."
-        )
+        said = f"the training set has {train.rows} rows, fewer than one batch of {config.batch_size}"
+        raise TomatError(f"{said}; lower trainer.train_batch_size or tokenize more patches.")
     return Datasets(train, validation)
 
 

@@ -220,10 +220,8 @@ def token_loader(
     for 32, which draw on nearly every block of a window. Here it waits for the blocks of one batch. Make a loader once
     and iterate it again: Levanter keeps every `DataLoader`, and with it the dataset's blocks, until the process ends.
 
-    Args:
-        batch_size: sequences a step over all processes; one that the devices cannot share evenly is a ValueError.
-        axis_resources: where the batch axis lies on the mesh (the trainer's `compute_axis_mapping`).
-        buffered_batches: made ahead of the step that uses them (`data.prefetch_batches`), 4 MiB for 128 x 8,192 tokens.
+    `batch_size` is in sequences a step over all processes, `axis_resources` the trainer's `compute_axis_mapping`;
+    `buffered_batches` are made ahead of the step that uses them (4 MiB each for 128 x 8,192 tokens).
     """
     ahead = {"max_buffered_batches": buffered_batches, "fetch_batch_size": 1}
     return DataLoader(dataset, batch_size, **ahead, mesh=mesh, axis_resources=axis_resources)

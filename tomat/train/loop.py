@@ -62,15 +62,15 @@ def shuffled_rows(config: TrainConfig, shards: ShardSet, epochs: int | None = No
 
 @dataclass(frozen=True)
 class TrainResult:
+    """Of one process of a run, which a resume begins above step 0."""
+
     run_dir: Path
     first_step: int
-    """The step this process began at; above 0 after a resume."""
     steps: int
-    """Steps after the last one trained."""
+    """Done at its end."""
     first_loss: float
-    """Loss of the first step this process ran."""
     last_loss: float
-    """Mean loss of the last 10 steps this process ran."""
+    """Mean of the last 10 steps."""
     train_seconds: float
     """Wall-clock from the first batch to the last step, compilation included."""
     parameters: int
@@ -300,10 +300,8 @@ class Evaluation:
         rows = min(n_batches * self._batch_size, self._rows)
         sequences = sums.pop("sequences", 0.0)
         if sequences == 0:
-            raise TomatError(
-                f"none of the {rows} validation rows read has a density token; check data.validation, or set "
-                "trainer.max_eval_batches: 0 to train without a validation loss."
-            )
+            said = f"none of the {rows} validation rows read has a density token"
+            raise TomatError(f"{said}; check data.validation, or set trainer.max_eval_batches: 0 to do without.")
         return {name: total / sequences for name, total in sums.items()} | {
             "sequences": sequences,
             "sequences_without_density": 1.0 - sequences / rows,

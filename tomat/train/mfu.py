@@ -6,21 +6,10 @@ from math import prod
 import jax.numpy as jnp
 
 from tomat.base.errors import TomatError
+from tomat.hardware import executed, flops
 from tomat.hardware.chip_table import Operand
 from tomat.hardware.chips import chip_for_device_kind
-from tomat.hardware.executed import (
-    Recomputation,
-    attention_kernels,
-    executed_head_flops,
-    executed_training_products,
-)
-from tomat.hardware.flops import (
-    OperandTypes,
-    UsefulTokens,
-    levanter_training_flops,
-    training_products,
-    useful_training_products,
-)
+from tomat.hardware.flops import OperandTypes, UsefulTokens
 from tomat.hardware.mfu import LiveMfu, StepWork
 from tomat.model.any_decoder import int8_matmuls_of
 from tomat.model.decoder import parameter_count
@@ -48,14 +37,9 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
         head_rows=rows,
         loss_on_preamble=config.loss.preamble_weight > 0,
     )
-    kernels = attention_kernels(config.model, seq_len, platform)
-    executed = executed_training_products(
-        shape,
-        seq_len,
-        kernels,
-        Recomputation.from_config(config.model, shape, kernels.backend),
-        executed_head_flops(shape, seq_len, rows, config.loss.block_positions, config.loss.kernel),
-    )
+    kernels = executed.attention_kernels(config.model, seq_len, platform)
+    again = executed.Recomputation.from_config(config.model, shape, kernels.backend)
+    head = executed.executed_head_flops(shape, seq_len, rows, config.loss.block_positions, config.loss.kernel)
     batch = config.batch_size
     return StepWork(
         shape=shape,
@@ -63,11 +47,11 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
         batch_sequences=batch,
         sequence_tokens=seq_len,
         useful=useful,
-        full=training_products(shape, seq_len, "full").times(batch),
-        causal=training_products(shape, seq_len, "causal").times(batch),
-        useful_products=useful_training_products(shape, useful).times(batch),
-        executed=executed.times(batch),
-        flops_levanter=batch * levanter_training_flops(shape, seq_len),
+        full=flops.training_products(shape, seq_len, "full").times(batch),
+        causal=flops.training_products(shape, seq_len, "causal").times(batch),
+        useful_products=flops.useful_training_products(shape, useful).times(batch),
+        executed=executed.executed_training_products(shape, seq_len, kernels, again, head).times(batch),
+        flops_levanter=batch * flops.levanter_training_flops(shape, seq_len),
         operands=operand_types(config),
     )
 
@@ -79,17 +63,15 @@ def operand_types(config: TrainConfig) -> OperandTypes:
     attention: Operand = "f32" if getattr(config.model, "upcast_attn", False) else usual
     precision = config.trainer.jax_config.get("jax_default_matmul_precision")
     if compute.itemsize > 4 or ("f32" in (usual, attention) and precision not in (None, "default", "fastest")):
-        raise TomatError(
-            f"products in {compute.name} (jax_default_matmul_precision {precision}) have no known peak; set trainer.mp "
-            "to compute in bfloat16, float16 or float32, the last at the default precision."
+        said = (
+            f"products in {compute.name} (jax_default_matmul_precision {precision}) have no known peak; set trainer.mp"
         )
+        raise TomatError(f"{said} to compute in bfloat16, float16 or float32, the last at the default precision.")
     forward = inputs = weights = usual
     quantised = config.trainer.quantization
     if quantised is not None and (quantised.int8 or quantised.fp8):
         if quantised.targets is not None:
-            raise TomatError(
-                "trainer.quantization.targets is set: FLOPs of some layers are not counted apart; leave it out."
-            )
+            raise TomatError("trainer.quantization.targets is set: FLOPs of some layers are not counted; leave it out.")
         forward = inputs = "int8" if quantised.int8 else "fp8"
         weights = usual if quantised.int8 else "fp8"  # AQT leaves the gradients of the weights, as tomat's own does
     if (products := int8_matmuls_of(config.model)) is not None:

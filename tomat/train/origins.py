@@ -4,9 +4,8 @@
 process decide for all of them. Once the state has been loaded, `Start.record` leaves what was decided in the run's
 history: a start that fails leaves a run as it was.
 
-Four of the first generation's scripts in a row resumed on other data than the run had; the loss spiked and nobody knew
-why. What decides what a model learns may therefore not change under a run's name, unless the change is named; what only
-decides how fast or where it learns may (`settings/meanings.py`).
+What decides what a model learns may not change under a run's name, unless the change is named; what only decides how
+fast or where it learns may (`settings/meanings.py`). Four early scripts in a row went on with other data, unnoticed.
 """
 
 import math
@@ -31,7 +30,7 @@ from tomat.train.runs.checkpoints import Checkpoint
 from tomat.train.runs.history import Contents, Event
 from tomat.train.runs.record import needed, read_config, temporary_place
 from tomat.train.settings.config import TrainConfig
-from tomat.train.settings.meanings import Changes, changed_keys, plain_values
+from tomat.train.settings.meanings import Changes, changed_keys
 
 ONE_PLACE = "every host must see the same checkpoints: put output_dir into a bucket or on a disk that all share."
 
@@ -255,10 +254,10 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
     if asked_weights is not None and (newest is not None or warmed is not None):
         if warmed is None or warmed["source"] != asked_weights:
             origin = "without" if warmed is None else f"with the weights of {warmed['source']}"
-            raise TomatError(
-                f"--warm_start {asked_weights}: run '{name}' has begun, {origin}; a run that has checkpoints is "
-                "resumed. Leave --warm_start out to resume it, or give a new run_name."
+            said = (
+                f"--warm_start {asked_weights}: run '{name}' has begun, {origin}; a run that has checkpoints is resumed"
             )
+            raise TomatError(f"{said}. Leave --warm_start out, or give a new run_name.")
         console.print(f"run '{name}' was started warm from {asked_weights} when it began; this resumes it.")
     if newest is not None:
         return replace(plan, data_of=f"run '{name}'", contents=history.recorded_contents(events))
@@ -286,16 +285,14 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
 def _allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str) -> Changes:
     """The changes from the record `old` to `config`, all of which must be named by a key of the configuration; `what`
     names the run on record, such as "run 'a' exists"."""
-    new = plain_values(config)
+    new = config.to_dict()
     changed = changed_keys(old, new)
     for key in allow:
         if key not in flatten(new).keys() | flatten(old).keys():
             below = sorted(name for name in changed if name.startswith(key + "."))
             hint = f"; below it these differ: {', '.join(below)}" if below else ""
-            raise TomatError(
-                f"--allow_change names '{key}', which is no key of the configuration{hint}. Give each key in full, "
-                "such as optimizer.learning_rate."
-            )
+            said = f"--allow_change names '{key}', which is no key of the configuration{hint}"
+            raise TomatError(f"{said}. Give each key in full, such as optimizer.learning_rate.")
     lines = {key: f"{key}: {before!r} -> {after!r}" for key, (before, after) in changed.items()}
     _refuse_unnamed(f"{what} with another configuration", lines, allow)
     return changed
@@ -356,7 +353,7 @@ def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
     source = checkpoints.find_checkpoint(place, temporary_url=temporary_url)
     shown = "".join(
         f"  {key}: {before!r} -> {after!r}\n"
-        for key, (before, after) in changed_keys(recorded, plain_values(plan.config)).items()
+        for key, (before, after) in changed_keys(recorded, plan.config.to_dict()).items()
         if key.startswith("model.") or key in ("data.n_density_tokens", "data.vocabulary_rows")
     )
     if shown:

@@ -1,8 +1,7 @@
 """A run's state, or its weights alone, from a checkpoint.
 
-Two things are decided here that Levanter's loading leaves open. A checkpoint may hold the layers stacked in one array
-(`model.scan_layers`) where the run has them unrolled, or the other way round: the numbers are the same, so they are
-rearranged. And a run with `trainer.model_averaging` has two sets of weights: whatever is not training uses the average.
+It may hold the layers stacked in one array (`model.scan_layers`) where the run has them unrolled, or the other way
+round; they are rearranged. With `trainer.model_averaging` there are two sets of weights: only training uses the last.
 """
 
 import dataclasses
@@ -169,7 +168,5 @@ def _stack(leaves: dict[str, Any], key: str, shape: Any, axis_mapping: ResourceM
 
 
 def _no_counterpart(name: str) -> TomatError:
-    return TomatError(
-        f"{name} has no counterpart under the other model.scan_layers, which the checkpoint has or the run asks for. "
-        "Set model.scan_layers as the run began."
-    )
+    said = f"{name} has no counterpart under the other model.scan_layers, which the checkpoint has or the run asks for"
+    return TomatError(f"{said}. Set model.scan_layers as the run began.")

@@ -1,7 +1,5 @@
 """One training run: start or resume, train, and leave a folder that says what happened (`tomat/base/layout.py`).
-
-`train` is the whole start as one list, up to the loop of `loop.py`.
-"""
+`train` is the whole start as one list, up to the loop of `loop.py`."""
 
 import contextlib
 import dataclasses
@@ -50,7 +48,6 @@ def train(
     """Train until `trainer.num_train_steps`, from the newest whole checkpoint of the run where there is one.
 
     Args:
-        continuation: Allowed changes, a fork, a warm start; None: none of them.
         stop: Listening already, where a command does more than train; None: SIGTERM and Ctrl-C are listened to here.
         asked: How the run was asked for, for the log of its output folder; None: by Python.
         open_subject: Loads what is trained, where that is not the model of the configuration alone (`distillation`).

@@ -28,10 +28,7 @@ from tomat.train.tracking import JsonLinesTrackerConfig
 
 def connect(config: TrainConfig, beside: Mapping[str, object] | None = None) -> TrainerConfig:
     """Set the compilers' flags and start `jax.distributed`; the first call that touches a device. Writes nothing.
-
-    Args:
-        beside: What else decides what is trained, by name; hosts must agree on it as on the configuration.
-    """
+    Hosts must agree on the configuration and on `beside`, what else decides what is trained, by name."""
     trainer_config = config.trainer_config()
     if config.keep_freed_memory:
         keep_freed_memory()

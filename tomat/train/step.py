@@ -1,7 +1,5 @@
-"""The training step: loss, optimizer and Levanter's trainer, built from a `TrainConfig` and nothing else.
-
-The trainer runs this step; the planner compiles the same one for a TPU slice without a TPU.
-"""
+"""The training step: loss, optimizer and Levanter's trainer, built from a `TrainConfig` and nothing else. The planner
+compiles the same one for a TPU slice without a TPU."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,12 +44,8 @@ class DensityLossFunction:
     def __call__(
         self, model: LmHeadModel, example: TokenExample, *, key: PRNGKeyArray | None = None
     ) -> tuple[jax.Array, dict[str, Metric]]:
-        """Loss of one (micro)batch, a float32 scalar, and its metrics.
-
-        Args:
-            example: `tokens`, int32 `[batch, position]`, and for a model that reads them `atoms`.
-            key: Randomness of models that use some and of `density_dropout`; None: every row is read whole.
-        """
+        """Loss of one (micro)batch, int32 `[batch, position]`, a float32 scalar, and its metrics. `key`: randomness of
+        models that use some and of `density_dropout`; None: every row is read whole."""
         if self.gather_mapping is not None:
             model = _gathered(model, self.gather_mapping)
         tokens, unread, key = self.read(example.tokens, key)
@@ -141,10 +135,8 @@ def build_trainer(
 ) -> Trainer:
     """Levanter's trainer with tomat's loss and the configured optimizer, guarded, without hooks.
 
-    Args:
-        value_table: float32 `[n_density_tokens]`, e/Å³; None for two tokens per voxel.
-        environment: For a model with `model.environment`, which is refused without.
-        subject: What is trained, for a run with `distillation`.
+    `value_table` is float32 `[n_density_tokens]`, e/Å³, None for two tokens per voxel; a model with
+    `model.environment` is refused without that of the atoms.
     """
     if subject is None:
         config.check_step()

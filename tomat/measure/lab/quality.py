@@ -202,7 +202,7 @@ class Quality:
         """The runs of each row, one a seed."""
         from tomat.model.decoder import parameter_count
         from tomat.model.devices import ignore_absent_tpu
-        from tomat.train.settings.meanings import changed_keys, plain_values
+        from tomat.train.settings.meanings import changed_keys
 
         if self._runs:
             return self._runs
@@ -224,7 +224,7 @@ class Quality:
             )  # fmt: skip
         for row in self.sweep.rows:
             if row.exact and row.base:
-                its, other = (plain_values(runs[name][0].config) for name in (row.base, row.name))
+                its, other = (runs[name][0].config.to_dict() for name in (row.base, row.name))
                 if changed := changed_keys(its, other):
                     said = f"row {row.name} is called exact, but changes what is learnt: {', '.join(changed)}"
                     raise TomatError(f"{said}. Set exact: false.")

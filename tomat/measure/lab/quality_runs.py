@@ -91,11 +91,11 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
 
 def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
     from tomat.train.settings.config import config_from_dict
-    from tomat.train.settings.meanings import plain_values, said_of
+    from tomat.train.settings.meanings import said_of
 
     # Read back once, as the recorded one has been: decoding settles 1 against 1.0.
-    planned = flatten(plain_values(config_from_dict(run.config.to_dict())))
-    recorded = flatten(plain_values(config_from_dict(record.config, str(folder / CONFIG_FILE))))
+    planned = flatten(config_from_dict(run.config.to_dict()).to_dict())
+    recorded = flatten(config_from_dict(record.config, str(folder / CONFIG_FILE)).to_dict())
     left_out = OF_THE_FOLDER if run.config.data.source == "folder" else ()
     keys = {key for key in planned.keys() | recorded.keys() if key not in left_out and said_of(key).free != "label"}
     differing = sorted(key for key in keys if planned.get(key) != recorded.get(key))

@@ -63,10 +63,9 @@ def refuse_differences(config: TrainConfig, mine: Mapping[str, object]) -> None:
     try:
         every = gathered(said, seconds)
     except RuntimeError as error:
-        raise TomatError(
-            f"host {jax.process_index()} of {jax.process_count()} cannot compare its start with the others' "
-            f"({first_line(error)}). See how they ended; set trainer.distributed.initialize_jax_distributed to true."
-        ) from None
+        said = f"host {jax.process_index()} of {jax.process_count()} cannot compare its start with the others'"
+        remedy = "See how they ended; set trainer.distributed.initialize_jax_distributed to true."
+        raise TomatError(f"{said} ({first_line(error)}). {remedy}") from None
     found = differences([name for name, _ in every], [values for _, values in every])
     if found:
         shown = "; ".join(found[:MOST_NAMED])

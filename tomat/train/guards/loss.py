@@ -58,11 +58,8 @@ class GuardedState(NamedTuple):
 
 
 def guard_updates(optimizer: optax.GradientTransformation, config: GuardsConfig) -> optax.GradientTransformation:
-    """`optimizer` with every step judged, and with a bad step's update dropped where the policy is `skip`.
-
-    A dropped update leaves the parameters and the moments as they were, bit for bit; the schedule of the learning rate
-    moves on with the step.
-    """
+    """`optimizer` with every step judged, and with a bad step's update dropped where the policy is `skip`, which leaves
+    parameters and moments as they were, bit for bit; the schedule of the learning rate moves on with the step."""
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> GuardedState:

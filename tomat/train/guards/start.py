@@ -61,11 +61,8 @@ def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
 
 def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> list[str]:
     """Compare the clocks of all hosts with one another and, where a bucket is used, with Cloud Storage's: a warning for
-    each beyond `guards.max_clock_skew_seconds`, the same on every host.
-
-    Checkpoints carry the time of the host that wrote them, and the tokens that open a bucket that of the host that
-    asks.
-    """
+    each beyond `guards.max_clock_skew_seconds`, the same on every host. Checkpoints carry the time of the host that
+    wrote them, and the tokens that open a bucket that of the host that asks."""
     buckets = [url for url in (config.output_dir, config.data.train) if url and url.startswith(("gs://", "gcs://"))]
     skew = storage_clock_skew(now) if buckets else None
     if jax.process_count() > 1:
@@ -87,10 +84,8 @@ def clock_warnings(hosts: Sequence[float], skews: Sequence[float | None], limit:
             continue
         found = f"{whose} is {abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} {against}"
         if abs(off) > REFUSED_CLOCK_SKEW_SECONDS:
-            raise TomatError(
-                f"{found}; beyond {REFUSED_CLOCK_SKEW_SECONDS:.0f} s Google refuses its tokens. Set the clock (`sudo "
-                "chronyc makestep`, or restart the machine)."
-            )
+            found += f"; beyond {REFUSED_CLOCK_SKEW_SECONDS:.0f} s Google refuses its tokens"
+            raise TomatError(f"{found}. Set it (`sudo chronyc makestep`, or restart the machine).")
         warnings.append(f"{found}; set it with `sudo chronyc makestep`.")
     return warnings
 
@@ -115,10 +110,9 @@ def storage_clock_skew(now: Callable[[], float] = time.time) -> float | None:
 def check_free_space(output_dir: str, needed: int) -> None:
     """Refuse to begin a run whose disk has no room for its checkpoints; a bucket has no limit to ask for."""
     if not is_remote(output_dir) and (free := shutil.disk_usage(output_dir).free) < FREE_CHECKPOINTS * needed:
-        raise TomatError(
-            f"{output_dir} has {readable_bytes(free)} free; a checkpoint of this run takes up to "
-            f"{readable_bytes(needed)}, and {FREE_CHECKPOINTS} must fit. Free space or set another output_dir."
-        )
+        said = f"{output_dir} has {readable_bytes(free)} free; a checkpoint of this run takes up to "
+        said += f"{readable_bytes(needed)}, and {FREE_CHECKPOINTS} must fit"
+        raise TomatError(f"{said}. Free space or set another output_dir.")
 
 
 @contextlib.contextmanager

@@ -151,12 +151,8 @@ def say_if_unchecked(found: Checkpoint) -> None:
 
 
 def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
-    """Whether the checkpoint at `path` is whole.
-
-    Args:
-        read_data: Read every file and compare it with its checksum; False: compare its size, and the checksum where
-            the listing of a bucket holds it.
-    """
+    """Whether the checkpoint at `path` is whole. With `read_data` every file is compared with its checksum, else its
+    size, and the checksum where the listing of a bucket holds it."""
     files, root = fsspec.core.url_to_fs(path)
     files.invalidate_cache()
     root = root.rstrip("/")

@@ -17,8 +17,7 @@ _HANG = "guards.hang_seconds and guards.startup_hang_seconds watch every process
 
 FORMER: Mapping[str, str] = {
     "trainer.watch": "guards.on_bad_loss watches the loss and the norm of the update, without a second step to compile",
-    "trainer.profiler.upload": "it sends profiles to Marin's own service; they lie in the run's folder, where `tomat "
-    "profile` reads them",
+    "trainer.profiler.upload": "it sends profiles to Marin; `tomat profile` reads them in the run's folder",
     "trainer.profiler.profile_options": "traces have what `tomat profile` reads, and no more",
     "trainer.profiler.perfetto_link": "set trainer.profiler.create_perfetto_trace, and open the file",
     "trainer.profiler.process_index": "the first process of a slice writes the trace",
@@ -30,12 +29,9 @@ FORMER: Mapping[str, str] = {
     "trainer.crash_on_inf": _BAD_LOSS,
     "trainer.mesh.batch_axis_name": "sequences of a batch are counted by the axis 'batch' throughout",
     "trainer.use_explicit_mesh_axes": "the step is compiled with axes that XLA places",
-    "trainer.allow_nondivisible_batch_size": "the loader gives every device the same number of sequences; choose a "
-    "trainer.train_batch_size that is a multiple of the number of devices",
-    "trainer.checkpointer.append_run_id_to_base_path": "checkpoints lie in output_dir/run_name/checkpoints; set these "
-    "two",
-    "trainer.checkpointer.delete_old_temp_checkpoints": "set trainer.checkpointer.keep_last_temporary_checkpoints, or "
-    "keep",
+    "trainer.allow_nondivisible_batch_size": "set trainer.train_batch_size to a multiple of the number of devices",
+    "trainer.checkpointer.append_run_id_to_base_path": "checkpoints lie in output_dir/run_name; set these two",
+    "trainer.checkpointer.delete_old_temp_checkpoints": "set trainer.checkpointer.keep_last_temporary_checkpoints",
     "trainer.checkpointer.debug": _HANG,
     "trainer.checkpointer.write": "Levanter's own sizes of a save are used",
     "trainer.load_checkpoint": _FOUND,

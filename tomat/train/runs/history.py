@@ -1,8 +1,7 @@
 """What a run writes line by line, one JSON object each: `metrics.jsonl`, a line a step, and `history.jsonl`.
 
-The history says when the run started, resumed, stopped, and what was changed under its name: in order of time, only
-ever appended to, `time` (UTC, ISO 8601), `event`, `step`, and what the event needs besides. It is published with the
-run and shown in the run's page.
+The history, only ever appended to, says when the run started, resumed, stopped, and what was changed under its name:
+`time` (UTC, ISO 8601), `event`, `step`, and what the event needs besides.
 """
 
 import contextlib
@@ -104,10 +103,8 @@ def read_metrics(path: Path) -> list[Row]:
     rows, unreadable = parse_metrics(read_bytes(path).decode(errors="replace"))
     damaged = [number for number in unreadable if number < len(rows) + len(unreadable)]
     if damaged:
-        raise TomatError(
-            f"{path}: line {damaged[0]} is no JSON object with a step ({len(damaged)} such in all). Delete them, or "
-            "restore the file; `tomat runs verify` names every line."
-        )
+        said = f"{path}: line {damaged[0]} is no JSON object with a step ({len(damaged)} such in all)"
+        raise TomatError(f"{said}. Delete them, or restore the file; `tomat runs verify` names every line.")
     return sorted(rows, key=lambda row: row["step"])
 
 

@@ -113,10 +113,8 @@ def _locked(path: Path, run_name: str) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             holder = Holder.from_text(file.read())
-            raise TomatError(
-                f"run '{run_name}' is being trained by {holder} ({path} is locked). Wait for it, stop it "
-                f"(`kill {holder.process}`; it saves first), or use another run_name; the lock ends with its process."
-            ) from error
+            said = f"run '{run_name}' is being trained by {holder} ({path} is locked). Wait for it, stop it (`kill "
+            raise TomatError(f"{said}{holder.process}`; it saves first), or use another run_name.") from error
         except OSError as error:  # some network file systems have no locks
             warn(f"{path} cannot be locked ({error.strerror}): make sure that no other process trains this run.")
         with writing(path):

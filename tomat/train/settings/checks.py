@@ -89,10 +89,8 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
                 raise TomatError(f"{section}.{name} is {value!r}, which tomat takes as {kept!r} alone: {instead}.")
     if config.distillation is not None:
         if config.sharding != "replicated":
-            raise TomatError(
-                f"sharding is {config.sharding}, and distillation trains arrays without named axes, which cannot be "
-                "split; set sharding: replicated."
-            )
+            said = f"sharding is {config.sharding}, and distillation trains arrays that cannot be split"
+            raise TomatError(f"{said}; set sharding: replicated.")
         for name in ("model_averaging", "quantization"):
             if getattr(config.trainer, name) is not None:
                 raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
@@ -201,10 +199,8 @@ def _check_wandb(wandb: WandbConfig | None, run_name: str) -> None:
     if wandb is None:
         return
     if wandb.id not in (None, run_name):
-        raise TomatError(
-            f"trackers.wandb.id is '{wandb.id}'; it follows from run_name, which is '{run_name}'. Set "
-            "trackers.wandb.name for another title."
-        )
+        said = f"trackers.wandb.id is '{wandb.id}'; it follows from run_name, which is '{run_name}'"
+        raise TomatError(f"{said}. Set trackers.wandb.name for another title.")
     if wandb.resume != "allow":
         raise TomatError(f"trackers.wandb.resume is {wandb.resume!r}; expected 'allow', with which a run is continued.")
     if wandb.fork_from is not None:

@@ -6,7 +6,6 @@ is one frozen `TrainConfig` that alone decides the compiled training step.
 
 import copy
 import dataclasses
-import enum
 import hashlib
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, cast
 
 import draccus
 import mergedeep
+import msgspec
 from draccus.utils import DecodingError
 from levanter.models.lm_model import LmConfig
 from levanter.optim.config import AdamConfig, OptimizerConfig
@@ -81,18 +81,17 @@ class TrainConfig(RunSchema):
         unit = data_axis_size * microbatch
         if self.batch_size < 1 or self.batch_size % unit:
             raise TomatError(
-                f"trainer.train_batch_size is {self.batch_size}; expected a multiple of {unit}{where}, which is "
-                f"{data_axis_size} device(s) on the data axis times a microbatch of {microbatch} each. Change the "
-                "batch, trainer.per_device_parallelism or the slice."
+                f"trainer.train_batch_size is {self.batch_size}; expected a multiple of {unit}{where}, its "
+                f"{data_axis_size} device(s) on the data axis times a microbatch (trainer.per_device_parallelism) of "
+                f"{microbatch} each."
             )
 
     def check_step(self) -> None:
         """Refuse a run whose step cannot be built from its configuration alone."""
         if self.distillation is not None:
             raise TomatError(
-                f"run '{self.run_name}' has distillation, whose step also needs {self.distillation.quantised} and the "
-                f"teacher {self.distillation.teacher}: only `tomat train` builds it. Give --distillation null for the "
-                "step of the model alone."
+                f"run '{self.run_name}' has distillation, whose step also needs two models: only `tomat train` builds "
+                "it. Give --distillation null for the step of the model alone."
             )
 
     def model_config(self) -> LmConfig:
@@ -114,7 +113,7 @@ class TrainConfig(RunSchema):
 
     def to_dict(self) -> dict[str, Any]:
         """The whole configuration as plain values that `config_from_dict` reads back as an equal configuration."""
-        values = _plain(draccus.encode(self))
+        values = msgspec.to_builtins(draccus.encode(self))  # draccus 0.11.6 leaves enums and checkpoint policies
         take_out(values, "model.max_seq_len")
         return values
 
@@ -190,16 +189,3 @@ def config_hash(config: TrainConfig) -> str:
     # Read back once: decoding settles 500000 against 500000.0, which are the same setting.
     config = config_from_dict(config.to_dict())
     return hashlib.sha256(dump_json(config.to_dict()).encode()).hexdigest()[:12]
-
-
-def _plain(value: Any) -> Any:
-    """`value` with what draccus 0.11.6 and Levanter leave unencoded (enums, checkpoint policies) as YAML has it."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, enum.Enum):
-        return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain(dataclasses.asdict(value))
-    return value

@@ -73,15 +73,11 @@ class DataConfig:
                 "data.source is 'shards' but data.train is not set; give the folder or gs:// URL of a shard set "
                 "(`tomat tokenize` writes one), or set data.source=embedded."
             )
+        source = f"data.source is '{self.source}'"
         if self.source != "shards" and (self.train or self.validation):
-            raise TomatError(
-                f"data.source is '{self.source}', yet data.train or data.validation is set; set data.source=shards."
-            )
+            raise TomatError(f"{source}, yet data.train or data.validation is set; set data.source=shards.")
         if (self.source == "folder") != (self.input is not None):
-            raise TomatError(
-                f"data.source is '{self.source}' and data.input {self.input!r}; data.source=folder needs the folder of "
-                "densities as data.input, no other source takes one."
-            )
+            raise TomatError(f"{source} and data.input {self.input!r}; source `folder` needs it, no other takes it.")
         check_range("data.", self, prefetch_batches=(0, MOST_PREFETCHED), n_density_tokens=2)
         check_range("data.", self, seq_len=(2, self.sequence_layout.context))
         if not 0 < self.codec_floor < 1 or not 0 <= self.validation_share < 1:

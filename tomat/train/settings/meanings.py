@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field
 from typing import Any
 
-import yaml
-
 from tomat.base.config_keys import Meaning, default_of, fields_below, meaning_of, section_of
 from tomat.base.documents import flatten
 from tomat.model.decoder import DensityDecoderConfig
@@ -40,11 +38,6 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
         if before != after and not may_change(key) and former_key(key) is None:
             changed[key] = (before, after)
     return changed
-
-
-def plain_values(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as its `config.yaml` holds it, so that tuples and lists compare as what the file has."""
-    return yaml.safe_load(yaml.safe_dump(config.to_dict()))
 
 
 def may_change(key: str) -> bool:

@@ -98,10 +98,8 @@ class CheckpointerSettings:
 
     def __post_init__(self) -> None:
         if not self.keep_last_temporary_checkpoints >= 1:
-            raise TomatError(
-                f"trainer.checkpointer.keep_last_temporary_checkpoints is {self.keep_last_temporary_checkpoints}; "
-                "expected at least 1: with 0 each is removed once it is whole, and a killed run has none to go on from."
-            )
+            said = f"trainer.checkpointer.keep_last_temporary_checkpoints is {self.keep_last_temporary_checkpoints}"
+            raise TomatError(f"{said}; expected at least 1, or a killed run has none to go on from.")
 
 
 @dataclass(frozen=True)
@@ -168,10 +166,8 @@ class TrainerSettings:
                 raise TomatError(f"trainer.{name} is {value}; expected at least 1, or -1 for all at once.")
         parts = _policy_parts(self.mp)
         if parts["output"] != parts["compute"]:
-            raise TomatError(
-                f"trainer.mp has output={parts['output']}, which does nothing: the loss is computed in float32. Leave "
-                f"output out, or set it to compute={parts['compute']}."
-            )
+            said = f"trainer.mp has output={parts['output']}, which does nothing: the loss is computed in float32"
+            raise TomatError(f"{said}. Leave output out, or set it to compute={parts['compute']}.")
         object.__setattr__(self, "mp", _policy_text(parts))
 
     @property

@@ -1,7 +1,5 @@
 """`--env_file`: variables of the training's environment that no log, command line or configuration may show.
-
-`python -m tomat.launch.environment FILE OUTPUT` writes them anew, for the shell of the hosts.
-"""
+`python -m tomat.launch.environment FILE OUTPUT` writes them anew, for the shell of the hosts."""
 
 import os
 import re
@@ -19,8 +17,7 @@ from tomat.base.reporting import writing
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _LINE = re.compile(r"[ \t]*(?:export[ \t]+)?(?P<name>[^= \t]+)=(?P<value>.*)", re.DOTALL)
 _WORDS = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|[^'\"\\ \t]", re.DOTALL)
-"""What a value is put together from, as in a shell: in single quotes, in double quotes, one character after a
-backslash, or one that stands for itself."""
+"""What a value is put together from, as in a shell: quoted parts, and single characters, a backslash before them."""
 BLANKS = " \t"
 """What a shell ends a word at, of all white space that Unicode has."""
 _ESCAPED = '"\\$`'

@@ -83,13 +83,13 @@ class RunCheckpointer(Checkpointer):
     ) -> None:
         """Save `tree`; a step that is saved already at most becomes permanent."""
         path = os.path.join(base_path_override if base_path_override is not None else self.base_path, destination)
+        commit = commit_callback or (lambda: None)
         if self._saved is not None and self._saved[0] == path:
             if self._saved[1] and not is_temporary:
                 self._manager_with_checksums.wait_until_finished()
                 if jax.process_index() == 0:
                     mark_permanent(path)
-                if commit_callback is not None:
-                    commit_callback()
+                commit()
                 self._saved = (path, False)
             return
         self._before_save()
@@ -98,8 +98,7 @@ class RunCheckpointer(Checkpointer):
             return
 
         def committed() -> None:
-            if commit_callback is not None:
-                commit_callback()
+            commit()
             # Those that were never whole, now that a newer one is.
             while self._partial:
                 if (partial := self._partial.pop()) != path and jax.process_index() == 0:

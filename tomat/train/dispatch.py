@@ -143,10 +143,8 @@ def training_steps(
             left = take.state
         info = step_info(left, float(loss), last_read - began, trainer.hooks.emit_event)
         trainer.run_hooks(info)
-        metrics |= {
-            "throughput/hook_time": time.monotonic() - last_read,
-            "throughput/loading_time": one.loading_seconds,
-        }
+        metrics["throughput/hook_time"] = time.monotonic() - last_read
+        metrics["throughput/loading_time"] = one.loading_seconds
         levanter.tracker.log(metrics, step=info.step)
         return info
 

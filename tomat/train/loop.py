@@ -160,16 +160,11 @@ class TrainingLoop:
             self._folder.record("stop", steps, reason="complete")
         stop.resume_at_once()
         last = self._losses[-10:]
+        # A batch that was passed over has no loss to report.
+        mean = float(np.nanmean(last)) if np.isfinite(last).any() else last[-1]
+        seconds, path = time.monotonic() - started, self._folder.path
         return TrainResult(
-            self._folder.path,
-            self._first_step,
-            steps,
-            self._losses[0],
-            # A batch that was passed over has no loss to report.
-            float(np.nanmean(last)) if np.isfinite(last).any() else last[-1],
-            time.monotonic() - started,
-            self._parameters,
-            preempted=stop.agreed,
+            path, self._first_step, steps, self._losses[0], mean, seconds, self._parameters, preempted=stop.agreed
         )
 
     def _pauses_after(self, done: int) -> bool:

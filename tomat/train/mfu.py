@@ -63,10 +63,8 @@ def operand_types(config: TrainConfig) -> OperandTypes:
     attention: Operand = "f32" if getattr(config.model, "upcast_attn", False) else usual
     precision = config.trainer.jax_config.get("jax_default_matmul_precision")
     if compute.itemsize > 4 or ("f32" in (usual, attention) and precision not in (None, "default", "fastest")):
-        said = (
-            f"products in {compute.name} (jax_default_matmul_precision {precision}) have no known peak; set trainer.mp"
-        )
-        raise TomatError(f"{said} to compute in bfloat16, float16 or float32, the last at the default precision.")
+        said = f"products in {compute.name} (jax_default_matmul_precision {precision}) have no known peak"
+        raise TomatError(f"{said}; set trainer.mp to bfloat16, float16 or, at the default precision, float32.")
     forward = inputs = weights = usual
     quantised = config.trainer.quantization
     if quantised is not None and (quantised.int8 or quantised.fp8):

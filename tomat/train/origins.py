@@ -254,10 +254,8 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
     if asked_weights is not None and (newest is not None or warmed is not None):
         if warmed is None or warmed["source"] != asked_weights:
             origin = "without" if warmed is None else f"with the weights of {warmed['source']}"
-            said = (
-                f"--warm_start {asked_weights}: run '{name}' has begun, {origin}; a run that has checkpoints is resumed"
-            )
-            raise TomatError(f"{said}. Leave --warm_start out, or give a new run_name.")
+            said = f"--warm_start {asked_weights}: run '{name}' has begun, {origin}"
+            raise TomatError(f"{said}; a run that has checkpoints is resumed. Leave it out, or give a new run_name.")
         console.print(f"run '{name}' was started warm from {asked_weights} when it began; this resumes it.")
     if newest is not None:
         return replace(plan, data_of=f"run '{name}'", contents=history.recorded_contents(events))

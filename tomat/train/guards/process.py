@@ -1,8 +1,7 @@
 """A process that no longer gets anywhere ends, with its stacks written down; one that compiles again says so.
 
-A host that hangs holds all hosts of a slice, and costs as much as one that trains. Levanter's `ProgressWatchdog`
-(0.2.227) finds it, from the events that the trainer emits, and ends the process; tomat adds what a person needs to see
-why: the stacks of all threads, from every process and not the first alone, and a line in the run's history.
+Levanter's `ProgressWatchdog` (0.2.227) finds it, from the events that the trainer emits, and ends the process; tomat
+adds why: the stacks of all threads, from every process and not the first alone, and a line in the run's history.
 """
 
 import datetime

@@ -77,7 +77,7 @@ def list_checkpoints(run_url: str, temporary_url: str | None = None, *, read_dat
     `trainer.checkpointer.temporary_base_path` sends its temporary ones, if it is set."""
     folders = _folders(run_url, temporary_url)
     with ThreadPoolExecutor(8) as pool:  # each waits for a few small reads
-        found = pool.map(lambda folder: examine(*folder, read_data), folders)
+        found = pool.map(lambda folder: examine(folder[0], folder[1], read_data), folders)
         return sorted(found, key=lambda one: (one.step, one.path))
 
 

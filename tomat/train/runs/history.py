@@ -20,7 +20,8 @@ from tomat.base.layout import HISTORY_FILE
 from tomat.base.reporting import to_jsonable, write_text, writing
 from tomat.base.storage import READ_REMEDY, explaining_storage
 
-Row = Event = dict[str, Any]
+Row = dict[str, Any]
+Event = Row
 """A line, one JSON object; of an event `time`, `event`, `step`, and its details."""
 
 MAX_STEP = 10**9

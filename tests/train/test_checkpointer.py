@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,15 +11,16 @@ import numpy as np
 import pytest
 from levanter.checkpoint import CheckpointerConfig, load_checkpoint
 
+from tomat.train import checkpointer as module
 from tomat.train.checkpointer import RunCheckpointer
 from tomat.train.runs.checkpoints import examine, list_checkpoints, newest_whole
 
 
-def make(run: Path, partial=(), before_save=lambda: None, every: int | None = None) -> RunCheckpointer:
-    """Saves a temporary checkpoint at every step, and a permanent one every `every` steps."""
+def make(run: Path, partial=(), before_save=lambda: None, every: int | None = None, seconds=1e-6) -> RunCheckpointer:
+    """Saves a temporary checkpoint at every step, or every so many seconds, and a permanent one every `every` steps."""
     config = CheckpointerConfig(
         base_path=str(run / "checkpoints"),
-        save_interval=datetime.timedelta(0, 0, 1),
+        save_interval=datetime.timedelta(seconds=seconds),
         keep=None if every is None else [{"every": every}],
         append_run_id_to_base_path=False,
     )
@@ -36,6 +38,10 @@ def save(checkpointer: RunCheckpointer, step: int, force: bool = False) -> None:
 
 def loaded(path: str) -> np.ndarray:
     return np.asarray(load_checkpoint(tree(0), path)["a"])
+
+
+def times(path: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()}
 
 
 @pytest.fixture
@@ -84,12 +90,12 @@ def test_a_step_that_is_saved_is_not_written_again_but_becomes_permanent(run):
     checkpointer = make(run)
     save(checkpointer, 4)
     path = run / "checkpoints" / "step-4"
-    before = {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()}
+    before = times(path)
     assert examine(str(path), 4).temporary
     save(checkpointer, 4, force=True)
     found = examine(str(path), 4)
     assert found.whole and not found.temporary
-    after = {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()}
+    after = times(path)
     assert {file.name for file in after if after[file] != before.get(file)} == {"metadata.json"}
     save(checkpointer, 5)
     save(checkpointer, 6)
@@ -101,9 +107,23 @@ def test_a_whole_checkpoint_is_never_written_over(run):
     save(make(run, before_save=lambda: seen.append(newest_whole(str(run)))), 4)
     assert seen == [None]  # called before the save
     path = run / "checkpoints" / "step-4"
-    before = {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()}
+    before = times(path)
     save(make(run), 4, force=True)
-    assert {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()} == before
+    assert times(path) == before
+
+
+def test_checksums_are_written_before_the_checkpoint_counts_as_complete(run, monkeypatch):
+    """A save whose checksums cannot be written is not complete, and says so."""
+    seen = []
+
+    def refuse(path: str) -> None:
+        seen.append(os.path.exists(f"{path}/metadata.json"))
+        raise OSError("no space left")
+
+    monkeypatch.setattr(module, "write_checksums", refuse)
+    with pytest.raises(OSError, match="no space left"):
+        save(make(run), 5)
+    assert seen == [False] and not examine(f"{run}/checkpoints/step-5", 5).whole
 
 
 def test_a_clock_that_is_set_back_stops_no_timed_save(run, monkeypatch):
@@ -121,14 +141,7 @@ def test_a_clock_that_is_set_back_stops_no_timed_save(run, monkeypatch):
 
     monkeypatch.setattr("levanter.checkpoint.datetime", Datetime)
     monkeypatch.setattr("time.monotonic", lambda: monotonic[0])
-    config = CheckpointerConfig(
-        base_path=str(run / "checkpoints"),
-        save_interval=datetime.timedelta(minutes=1),
-        keep=None,
-        append_run_id_to_base_path=False,
-    )
-    checkpointer = RunCheckpointer(config, "run")
-    saved = set()
+    checkpointer, saved = make(run, seconds=60), set()
     for step in range(1, 9):
         monotonic[0] += 30.0
         wall[0] += datetime.timedelta(seconds=30) - datetime.timedelta(hours=step == 3)

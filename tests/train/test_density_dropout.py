@@ -32,7 +32,8 @@ def model():
     config = DensityDecoderConfig(
         max_seq_len=LENGTH, hidden_dim=16, intermediate_dim=16, num_layers=1, num_heads=2, num_kv_heads=2
     )
-    return config.build(Axis("vocab", DENSITY_START + BINS), key=jax.random.PRNGKey(0))
+    vocab = Axis("vocab", DENSITY_START + BINS)
+    return eqx.filter_jit(lambda: config.build(vocab, key=jax.random.PRNGKey(0)))()
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +56,20 @@ def test_only_the_density_of_those_rows_is_hidden(tokens):
 
 
 def test_the_loss_is_that_of_the_rows_as_they_were_read(model, tokens):
-    whole, metrics = LOSS(model, TokenExample(tokens))
+    def called(loss: DensityLossFunction, key=None):
+        return eqx.filter_jit(lambda model, key: loss(model, TokenExample(tokens), key=key))(model, key)
+
+    @eqx.filter_jit
+    def unread(model):
+        hidden, head = hidden_and_head(model, without_density(tokens, hax.ones(Batch, dtype=bool)))
+        return density_loss(hidden, head, tokens, config=LOSS.config, target=LOSS.target)[0]
+
+    whole, metrics = called(LOSS)
     assert not {"density_loss_unread", "density_loss_read"} & set(metrics)
     dropping = dataclasses.replace(LOSS, density_dropout=1.0)
-    assert dropping(model, TokenExample(tokens))[0] == whole, "without a key, as in validation, all is read"
-    dropped, metrics = dropping(model, TokenExample(tokens), key=jax.random.PRNGKey(1))
-    inputs = without_density(tokens, hax.ones(Batch, dtype=bool))
-    hidden, head = hidden_and_head(model, inputs)
-    expected, _ = density_loss(hidden, head, tokens, config=LOSS.config, target=LOSS.target)
-    assert dropped == pytest.approx(float(expected), rel=1e-6) and dropped != whole
+    assert called(dropping)[0] == whole, "without a key, as in validation, all is read"
+    dropped, metrics = called(dropping, jax.random.PRNGKey(1))
+    assert dropped == pytest.approx(float(unread(model)), rel=1e-6) and dropped != whole
     assert metrics["density_loss_unread"].value() == pytest.approx(float(dropped), rel=1e-5)
 
 
@@ -74,9 +80,8 @@ def test_as_many_rows_as_the_share_says_and_both_kinds_logged(model, tokens, sha
     for seed in range(40 if share == 0.3 else 3):
         _, metrics = loss(model, TokenExample(tokens), key=jax.random.PRNGKey(seed))
         values = {name: float(metrics[name].value()) for name in metrics}
-        part = (values["density_loss"] - values["density_loss_read"]) / (
-            values["density_loss_unread"] - values["density_loss_read"]
-        )
+        read, unread = values["density_loss_read"], values["density_loss_unread"]
+        part = (values["density_loss"] - read) / (unread - read)
         counts.append(round(ROWS * part))
         assert ROWS * part == pytest.approx(counts[-1], abs=0.02)
     assert set(counts) == ({4} if share == 0.5 else {2, 3})
@@ -85,7 +90,7 @@ def test_as_many_rows_as_the_share_says_and_both_kinds_logged(model, tokens, sha
 
 def test_microbatches_without_one_kind_of_row_add_up_to_the_batch(model, tokens):
     """Half the microbatches of one row have no row of either kind: their means alone would be NaN."""
-    hidden, head = hidden_and_head(model, tokens)
+    hidden, head = eqx.filter_jit(hidden_and_head)(model, tokens)
     unread = hax.named(jnp.arange(ROWS) % 2 == 0, Batch)
 
     @eqx.filter_jit

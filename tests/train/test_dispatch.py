@@ -28,6 +28,7 @@ from tomat.train import dispatch
 from tomat.train.dispatch import CompiledStep, ReadState, training_steps
 from tomat.train.guards.loss import GuardedState
 from tomat.train.loop import TrainingLoop
+from tomat.train.preemption import StopRequest
 from tomat.train.run import train
 from tomat.train.runs.history import read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
@@ -98,18 +99,25 @@ def test_durations_do_not_overlap_and_lie_within_the_wall_clock(ahead):
 
 
 def test_told_to_stop_it_finishes_what_is_in_flight_and_saves_it(one_by_one, tmp_path, monkeypatch):
-    update = TrainingProgress.update
+    update, close = TrainingProgress.update, TrainingLoop._close
+    stop, unsaved = StopRequest(600.0), []
 
     def interrupted(self, next_step, *args):
         update(self, next_step, *args)
         if next_step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with monkeypatch.context() as patch:
+    def closing(self, info, complete):
+        unsaved.append(stop.unsaved)  # what is told if the grace is over while a trace is closed
+        close(self, info, complete)
+
+    with monkeypatch.context() as patch, stop.listening():
         patch.setattr(TrainingProgress, "update", interrupted)
-        result = train(tiny(tmp_path, 2))
+        patch.setattr(TrainingLoop, "_close", closing)
+        result = train(tiny(tmp_path, 2), stop=stop)
     # The steps with index 5 and 6 had been dispatched when that with 4 was read.
-    assert result.preempted and result.steps == 7
+    assert result.preempted and result.steps == 7 and unsaved == [False]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert [path.name for path in (tmp_path / "demo" / "checkpoints").iterdir()] == ["step-6"]
     assert train(tiny(tmp_path, 2)).first_step == 7
     (tmp_path / "demo" / "checkpoints" / "step-6").rename(tmp_path / "step-6")

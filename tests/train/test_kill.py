@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from forked import Forked
-from tiny_run import DEMO, tiny_run
+from tiny_run import DEMO, WITHOUT_ATOMS, tiny_run
 
 from tomat.predict.inference.trained import load_trained
 from tomat.train.loop import Evaluation
@@ -97,7 +97,7 @@ def test_killed_in_a_commit_the_run_goes_on_from_the_checkpoint_before(unbroken,
 def test_told_to_stop_while_it_compiles_it_leaves_nothing_half_done(tmp_path):
     # What other tests have compiled would be loaded within a second.
     uncached = "import jax; jax.config.update('jax_enable_compilation_cache', False)"
-    process = Forked(*words(tmp_path), before=uncached)
+    process = Forked(*words(tmp_path), *WITHOUT_ATOMS, before=uncached)
     while "\nrun demo" not in f"\n{process.said()}":
         assert process.poll() is None, process.said()
         time.sleep(0.01)

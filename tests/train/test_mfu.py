@@ -1,7 +1,4 @@
-"""MFU of a step, of a running loop and of a finished run, and the `tomat mfu` verb.
-
-Time: about 10 s, most of it imports.
-"""
+"""MFU of a step, of a running loop and of a finished run, and the `tomat mfu` verb."""
 
 import json
 import warnings
@@ -87,23 +84,12 @@ def test_loss_over_density_ids_needs_no_logits_of_others():
     assert density.executed.total < full.executed.total
 
 
-def test_live_mfu_agrees_with_the_report():
-    config = load_config(CONFIGS / "200m-v6e16.yaml")
-    row = live_mfu(config, "TPU v6 lite", 16).row(2.08)
-    report = step_report(step_work(config, "tpu"), slice_named("v6e-16"), 2.08)
-    for key in (*MFU_KEYS, "tokens_per_second", "tokens_per_second_per_chip"):
-        assert row[key] == pytest.approx(report[key])
-
-
-def test_live_mfu_of_a_chip_with_two_devices():
-    config = small_config()
-    row = live_mfu(config, "TPU7x", 8).row(1.0)
+def test_live_mfu_of_a_chip_with_two_devices_and_of_one_without_a_known_peak():
+    row = live_mfu(small_config(), "TPU7x", 8).row(1.0)
     assert row["tokens_per_second_per_chip"] == 8 * 512 / 4
     chip = chip_for_device_kind("TPU7x")
-    assert row["mfu_full"] == pytest.approx(step_work(config, "tpu").full.total / (4 * chip.peak_bf16_flops_per_second))
-
-
-def test_live_mfu_without_a_known_peak_logs_the_rate_alone():
+    least = step_work(small_config(), "tpu").full.total / (4 * chip.peak_bf16_flops_per_second)
+    assert row["mfu_full"] == pytest.approx(least)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a CPU is nothing to warn about
         row = live_mfu(small_config(), "cpu", 1).row(0.5)
@@ -156,24 +142,16 @@ def test_float32_products_are_held_to_their_own_peak(words, device_kind, factor)
     assert found.row(1.0)["hfu"] == pytest.approx(factor * plain.row(1.0)["hfu"])
 
 
-def test_levanters_own_quantisation_is_counted():
-    words = {kind: ["--trainer.quantization", f"{{{kind}: true}}"] for kind in ("int8", "fp8")}
-    types = {
-        kind: step_work(load_config(CONFIGS / "200m-v6e16.yaml", word), "gpu").operands for kind, word in words.items()
-    }
-    assert types["int8"] == OperandTypes("int8", "int8", "bf16")
-    assert types["fp8"] == OperandTypes("fp8", "fp8", "fp8")
-    upcast = load_config(CONFIGS / "200m-v6e16.yaml", ["--model.upcast_attn", "true"])
-    assert step_work(upcast, "gpu").operands == OperandTypes(attention="f32")
-
-
-def test_a_precision_without_a_known_peak_is_refused():
+def test_types_of_products_are_counted_and_a_precision_without_a_known_peak_is_refused():
+    for words, types in (
+        (["--trainer.quantization", "{int8: true}"], OperandTypes("int8", "int8", "bf16")),
+        (["--trainer.quantization", "{fp8: true}"], OperandTypes("fp8", "fp8", "fp8")),
+        (["--model.upcast_attn", "true"], OperandTypes(attention="f32")),
+    ):
+        assert step_work(load_config(CONFIGS / "200m-v6e16.yaml", words), "gpu").operands == types
     words = ["--trainer.mp", "f32", "--trainer.jax_config", "{jax_default_matmul_precision: highest}"]
-    config = load_config(CONFIGS / "200m-v6e16.yaml", words)
-    with pytest.raises(TomatError, match="highest"):
-        step_work(config, "gpu")
-    with pytest.warns(UserWarning, match="no MFU is reported"):
-        assert "hfu" not in live_mfu(config, "NVIDIA H200", 1).row(1.0)
+    with pytest.warns(UserWarning, match="no MFU is reported: .*highest"):
+        assert "hfu" not in live_mfu(load_config(CONFIGS / "200m-v6e16.yaml", words), "NVIDIA H200", 1).row(1.0)
 
 
 MIXTURE = {"type": "mixtral", "n_routed_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}
@@ -271,10 +249,10 @@ def test_verb_with_a_configuration(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "8.73 %" in printed and "220.4 M parameters" in printed
     # Batch and length by their short names; half the batch in the same time is half the MFU.
-    assert main([*arguments, "--step_seconds", "2.08", "--batch", "64", "--json", str(out)]) == 0
-    assert json.loads(out.read_text())["mfu_full"] == pytest.approx(result["mfu_full"] / 2)
-    assert main([*arguments, "--step_seconds", "2.08", "--seq_len", "4096", "--json", str(out)]) == 0
-    assert json.loads(out.read_text())["sequence_tokens"] == 4096
+    words = [*arguments, "--step_seconds", "2.08", "--batch", "64", "--seq_len", "4096", "--json", str(out)]
+    assert main(words) == 0
+    half = json.loads(out.read_text())
+    assert half["sequence_tokens"] == 4096 and half["tokens_per_second"] == result["tokens_per_second"] / 4
 
 
 @pytest.fixture
@@ -285,29 +263,22 @@ def run_dir(tmp_path):
     return tmp_path
 
 
-def test_verb_with_a_run(run_dir, tmp_path, capsys):
-    out = tmp_path / "mfu.json"
-    assert main(["mfu", "--run", str(run_dir), "--json", str(out)]) == 0
-    result = json.loads(out.read_text())
-    assert result["mfu_full"] is None and "slice is not known" in capsys.readouterr().out
-    assert result["tokens_per_second"] == 8 * 512
-    assert result["wall_seconds_by_part"]["compile"] == 4.0
-    assert main(["mfu", "--run", str(run_dir), "--slice", "h200", "--json", str(out)]) == 0
-    result = json.loads(out.read_text())
-    # 5 s of steps in 10 s of wall-clock time.
-    assert result["wall_mfu_full"] == pytest.approx(result["mfu_full"] / 2)
-    assert "data loading" in capsys.readouterr().out
-
-
 def test_a_run_has_the_mfu_of_what_it_ran_on(run_dir, tmp_path, capsys):
     """A recipe for 16 chips that ran on 8 had half its MFU; one that ran on a CPU has none."""
-    (run_dir / "config.yaml").write_text(yaml.safe_dump({**small_config().to_dict(), "slice": "v6e-16"}))
     out = tmp_path / "mfu.json"
 
     def figures(*words: str) -> dict[str, Any]:
         assert main(["mfu", "--run", str(run_dir), "--json", str(out), *words]) == 0
         return json.loads(out.read_text())
 
+    found = figures()
+    assert found["mfu_full"] is None and "slice is not known" in capsys.readouterr().out
+    assert found["tokens_per_second"] == 8 * 512 and found["wall_seconds_by_part"]["compile"] == 4.0
+    found = figures("--slice", "h200")
+    assert found["wall_mfu_full"] == pytest.approx(found["mfu_full"] / 2)  # 5 s of steps in 10 s of wall-clock time
+    assert "data loading" in capsys.readouterr().out
+
+    (run_dir / "config.yaml").write_text(yaml.safe_dump({**small_config().to_dict(), "slice": "v6e-16"}))
     found = figures()
     assert found["mfu_full"] is None and found["asked_slice"] == "v6e-16" and found["devices_that_ran"] is None
     assert "v6e-16 was asked for, and which devices ran is not on record" in capsys.readouterr().out
@@ -369,10 +340,9 @@ def test_bad_input_is_one_line(arguments, message, tmp_path, capsys):
 
 @pytest.mark.parametrize("seconds", [float("nan"), -1.0, 1e6, "0.5", True])
 def test_a_log_with_a_time_that_is_none_is_refused(seconds):
+    row = {"step": 0, "step_seconds": 0.5}
     with pytest.raises(TomatError, match="step 1 of the log has step_seconds"):
-        RunTimes.from_rows([{"step": 0, "step_seconds": 0.5}, {"step": 1, "step_seconds": seconds}])
-    assert RunTimes.from_rows([{"step": 0, "step_seconds": 0.5, "eval_seconds": None}]).wall_seconds == 0.5
-    with pytest.raises(TomatError, match="eval_seconds .*; expected a finite number of at least 0"):
-        RunTimes.from_rows([{"step": 0, "step_seconds": 0.5, "eval_seconds": float("inf")}])
+        RunTimes.from_rows([row, {"step": 1, "step_seconds": seconds}])
+    assert RunTimes.from_rows([{**row, "eval_seconds": None}]).wall_seconds == 0.5
     with pytest.raises(TomatError, match="none of the 1 rows"):
         RunTimes.from_rows([{"step": 0, "train/loss": 1.0}])

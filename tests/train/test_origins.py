@@ -186,37 +186,39 @@ def test_a_fork_in_a_bucket_is_known_there_before_it_is_copied(runs, tmp_path, m
     assert again.parent is not None and again.parent.taken == "state" and again.parent.checkpoint.step == 2
 
 
-def test_a_run_goes_on_with_its_own_codec_alone(runs):
-    datasets = open_datasets(tiny(runs), runs / "demo")
-    plan, recorded = plan_start(tiny(runs), Continuation(), runs / "demo"), runs / "demo" / "codec.json"
+def test_a_run_goes_on_with_its_own_codec_alone_and_weights_too(runs):
+    """The model fits, but the ids mean other densities."""
+    datasets, recorded = open_datasets(tiny(runs), runs / "demo"), runs / "demo" / "codec.json"
+    wanted = Continuation(warm_start=str(runs / "demo"))
+    own = plan_start(tiny(runs), Continuation(), runs / "demo")
+    warm = plan_start(tiny(runs, "--run_name", "warm"), wanted, runs / "warm")
     histogram = DensityHistogram()
     histogram.add(np.random.default_rng(0).exponential(size=(20, 20, 20)))
     other = fit_lloyd_max(histogram, 64)
     write_codec(other, recorded)
-    with pytest.raises(TomatError, match=f"run 'demo' was trained with codec {other.sha256[:12]}.*retokenize --codec"):
-        plan.settle(datasets)
+    for plan, whose in ((own, "run 'demo'"), (warm, f"'{runs}/demo'")):
+        with pytest.raises(TomatError, match=f"{whose} was trained with codec {other.sha256[:12]}.*retokenize --codec"):
+            plan.settle(datasets)
     recorded.unlink()
     recorded.mkdir()
     with pytest.raises(TomatError, match="codec.json cannot be read"):
-        plan.settle(datasets)
+        own.settle(datasets)
 
 
 def test_a_warm_start_takes_the_weights_and_nothing_else(runs, parent):
-    config = tiny(runs, "--run_name", "warm", "--trainer.num_train_steps", "3", "--trainer.seed", "7")
-    wanted = Continuation(warm_start=str(parent))
+    config, wanted = tiny(runs, "--run_name", "warm", "--trainer.seed", "7"), Continuation(warm_start=str(parent))
     result = train(config, wanted)
-    assert (result.first_step, result.steps) == (0, 3)
+    assert (result.first_step, result.steps) == (0, 6)
     # The trained weights' loss, not that of fresh ones.
     before = losses(parent)
     assert abs(result.first_loss - before[5]) < 0.5 * abs(result.first_loss - before[0])
     rows = read_metrics(runs / "warm" / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["step"] for row in rows] == list(range(6))
     assert rows[0]["optim/learning_rate"] < rows[1]["optim/learning_rate"]
     (event,) = named(runs / "warm", "warm_start")
     assert event["source"] == str(parent) and event["source_step"] == 5 and event["warmup"] == 2
     # The same command resumes it, as a launcher does after a preemption; another source is refused.
-    assert find_checkpoint(str(runs / "warm")).step == 2
-    assert train(config, wanted).first_step == 3
+    assert train(config, wanted).first_step == 6
     with pytest.raises(TomatError, match="a run that has checkpoints is resumed"):
         train(config, Continuation(warm_start=str(runs / "demo")))
 
@@ -229,26 +231,24 @@ def test_the_temporary_checkpoints_of_another_run_are_found(runs, tmp_path):
     place.mkdir(parents=True)
     newest.rename(place / newest.name)
     assert load_trained(runs / "demo").step == 5
-    longer = ("--trainer.num_train_steps", "8")
-    wanted = Continuation(("trainer.num_train_steps", "trainer.checkpointer.temporary_base_path"), "demo")
-    child = train(tiny(runs, "--run_name", "child", *longer), wanted)
-    assert child.first_step == 6 and named(child.run_dir, "fork")[0]["checkpoint"] == str(place / newest.name)
-    wanted = Continuation(warm_start=str(runs / "demo"))
-    config = tiny(runs, "--run_name", "warm", *longer)
-    # The codec is the run's, wherever its weights lie.
-    start = plan_start(config, wanted, runs / "warm").settle(open_datasets(config, runs / "warm"))
-    assert start.weights is not None and start.weights.path == str(place / newest.name)
+    wanted = (
+        Continuation(("trainer.checkpointer.temporary_base_path",), "demo"),
+        Continuation(warm_start=f"{runs}/demo"),
+    )
+    for name, each in zip(("child", "warm"), wanted, strict=True):
+        config = tiny(runs, "--run_name", name)
+        # The codec is the run's, wherever its weights lie.
+        start = plan_start(config, each, runs / name).settle(open_datasets(config, runs / name))
+        assert start.parent is not None and start.parent.checkpoint.path == str(place / newest.name)
 
 
 def test_a_warm_start_killed_before_its_first_checkpoint_stays_warm(runs, parent):
     config = tiny(runs, "--run_name", "warm")
-    wanted = Continuation(warm_start=str(parent))
     datasets = open_datasets(config, runs / "warm")
-    start = plan_start(config, wanted, runs / "warm").settle(datasets)
-    assert start.weights is not None
+    start = plan_start(config, Continuation(warm_start=str(parent)), runs / "warm").settle(datasets)
     start.record(datasets)
     again = plan_start(config, Continuation(), runs / "warm").settle(datasets)
-    assert again.weights is not None and again.weights.path == start.weights.path
+    assert start.weights is not None and again.weights == start.weights
 
 
 @pytest.mark.parametrize(
@@ -264,13 +264,6 @@ def test_weights_that_do_not_fit_are_refused(runs, parent, words, message):
     with pytest.raises(TomatError, match=message):
         train(tiny(runs, "--run_name", "warm", *words), Continuation(warm_start=str(parent)))
     assert not (runs / "warm").exists()
-
-
-def test_weights_of_another_codec_are_refused(runs):
-    """The model fits, but the ids mean other densities: the bins were chosen by another objective."""
-    config = tiny(runs, "--run_name", "warm", "--data.codec_objective", "squared")
-    with pytest.raises(TomatError, match="the same id stands for another density"):
-        train(config, Continuation(warm_start=str(runs / "demo")))
 
 
 def test_what_a_checkpoint_lacks_is_not_made_up(runs, parent):

@@ -3,7 +3,6 @@
 import dataclasses
 import fcntl
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -16,7 +15,6 @@ import pytest
 import yaml
 from forked import Forked, signalled
 from levanter.tracker import current_tracker
-from levanter.tracker.tensorboard import TensorboardConfig
 from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
@@ -27,7 +25,6 @@ from tomat.train import loop as loop_module
 from tomat.train import run as run_module
 from tomat.train.loop import TrainingLoop
 from tomat.train.origins import Continuation
-from tomat.train.preemption import StopRequest
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import newest_whole
 from tomat.train.runs.devices import DETAILS
@@ -35,10 +32,9 @@ from tomat.train.runs.history import last_event, read_events, read_metrics
 from tomat.train.runs.lock import Holder
 from tomat.train.runs.run_log import read_lines
 from tomat.train.settings.config import TrainConfig, load_config
-from tomat.train.startup import trackers
-from tomat.train.tracking import TrainingProgress
 
-TINY = tiny_run(6, 2, "--trainer.steps_per_eval", "3", "--trainer.max_eval_batches", "1")
+TINY = tiny_run(6, 2, "--optimizer.warmup", "2", "--trainer.steps_per_eval", "3", "--trainer.max_eval_batches", "1")
+"""The step is that of `test_origins.py` and `test_bucket_run.py`, compiled once."""
 
 
 def tiny(output_dir: Path, *words: str) -> TrainConfig:
@@ -59,8 +55,7 @@ def test_the_folder_says_what_happened(unbroken):
     rows = read_metrics(unbroken / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(6))
     for row in rows:
-        assert row["wall_seconds"] > 0 and row["step_seconds"] > 0
-        assert row["tokens_per_second"] > 0
+        assert min(row[key] for key in ("wall_seconds", "step_seconds", "tokens_per_second")) > 0
         assert "mfu_full" not in row  # the CPU's peak is not known, so there is no MFU
     assert rows[0]["compile_seconds"] > 0
     assert [row["step"] for row in rows if "eval/validation/loss" in row][:2] == [2, 5]
@@ -70,10 +65,9 @@ def test_the_folder_says_what_happened(unbroken):
     # Levanter's log, under the name it is meant to have.
     assert [path.name for path in unbroken.glob("*.log*")] == ["demo.log"]
     assert (unbroken / "demo.log").stat().st_size > 0
-    # The log of the folder that the run is in.
+    # The log of the folder that the run is in: what ran, and what was asked for.
     start, end = read_lines(str(unbroken.parent))[0][:2]
-    assert (start["event"], start["step"], start["devices"], start["command"]) == ("start", 0, "2 x cpu", "")
-    # What ran, and what was asked for.
+    assert (start["event"], start["step"], start["command"]) == ("start", 0, "")
     for said in (start, last_event(read_events(unbroken), "start") or {}):
         assert [said[key] for key in DETAILS] == ["2 x cpu", 2, 1, "v6e-4"]
     assert (end["event"], end["status"], end["figures"]["steps_done"]) == ("end", "finished", 6)
@@ -121,37 +115,14 @@ def test_a_loss_that_is_not_the_configured_one_stops_the_run(tmp_path, monkeypat
 
 
 def test_missing_runs_and_checkpoints_are_refused(unbroken, tmp_path):
-    with pytest.raises(TomatError, match="not a run"):
-        load_trained(tmp_path)
-    with pytest.raises(TomatError, match="step-77"):
-        load_trained(unbroken, step=77)
     shutil.copytree(unbroken, tmp_path / "demo", ignore=shutil.ignore_patterns("checkpoints"))
-    with pytest.raises(TomatError, match="no whole checkpoint"):
-        load_trained(tmp_path / "demo")
-
-
-def test_sigterm_stops_with_a_checkpoint_and_the_run_continues(unbroken, tmp_path, monkeypatch):
-    """The signal arrives while the third step is being reported; the run ends after it and goes on from there."""
-    update = TrainingProgress.update
-
-    def interrupted(self, next_step, *args):
-        update(self, next_step, *args)
-        if next_step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    words = ("--trainer.checkpointer.keep", "[{every: 100, until: null}]")
-    stop, unsaved = StopRequest(600.0), []
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "update", interrupted)
-        # What is told if the grace is over while a trace is closed.
-        patch.setattr(TrainingLoop, "_close", lambda self, info, complete: unsaved.append(stop.unsaved))
-        with stop.listening():
-            result = train(tiny(tmp_path, *words), stop=stop)
-    assert result.preempted and result.steps == 3 and unsaved == [False]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    result = train(tiny(tmp_path, *words))
-    assert not result.preempted and (result.first_step, result.steps) == (3, 6)
-    assert losses(tmp_path / "demo") == losses(unbroken)
+    for place, step, message in (
+        (tmp_path, None, "not a run"),
+        (unbroken, 77, "step-77"),
+        (tmp_path / "demo", None, "no whole checkpoint"),
+    ):
+        with pytest.raises(TomatError, match=message):
+            load_trained(place, step)
 
 
 def test_a_resume_that_fails_leaves_the_run_as_it_was(unbroken, tmp_path):
@@ -226,12 +197,6 @@ def test_an_output_folder_that_cannot_be_made_is_one_error(tmp_path, capsys):
     assert main(words) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and "--output_dir" in error and "Traceback" not in error
-
-
-def test_tensorboard_forgets_what_a_killed_process_wrote_beyond_its_checkpoint(tmp_path):
-    config = tiny(tmp_path, "--trackers.tensorboard", "true")
-    found = next(one for one in trackers(config, tmp_path, 7) if isinstance(one, TensorboardConfig))
-    assert found.purge_step == 7
 
 
 def test_a_run_that_is_stopped_writes_its_page_and_that_of_its_trace(tmp_path):

@@ -1,6 +1,7 @@
-"""The allocator, the devices that a run is for. Flags and trackers: test_every_key.py."""
+"""The allocator, the devices that a run is for, its trackers; flags: test_every_key.py."""
 
 import pytest
+from levanter.tracker.tensorboard import TensorboardConfig
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import FoundDevices
@@ -31,6 +32,11 @@ def test_a_recipe_for_a_slice_is_refused_elsewhere(found):
     refuse_other_devices(load_config("200m-v6e16", ["--run_elsewhere", "true"]), found)
     refuse_other_devices(load_config("200m-v6e16", ["--slice", "null"]), found)
     refuse_other_devices(load_config("200m-v6e16"), V6E_16)
+
+
+def test_tensorboard_forgets_what_a_killed_process_wrote_beyond_its_checkpoint(tmp_path):
+    found = startup.trackers(load_config("demo", ["--trackers.tensorboard", "true"]), tmp_path, 7)
+    assert [one.purge_step for one in found if isinstance(one, TensorboardConfig)] == [7]
 
 
 def test_the_devices_that_are_here_are_asked():

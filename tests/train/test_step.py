@@ -3,6 +3,8 @@
 That each setting changes the step is shown in `test_every_key.py`.
 """
 
+import re
+
 import haliax as hax
 import jax
 import jax.numpy as jnp
@@ -134,19 +136,9 @@ def test_zero1_gathers_the_parameters_once():
 
 def _while_bodies(text: str) -> list[str]:
     """The text of every computation that is the body of a while loop."""
-    names = {part.split("body=")[1].split(",")[0].strip("% ") for part in text.splitlines() if "body=" in part}
-    bodies, current, name = [], [], None
-    for line in text.splitlines():
-        if line and not line.startswith(" ") and "{" in line:
-            name = line.split(" ")[0].strip("%")
-            current = []
-        elif line.startswith("}"):
-            if name in names:
-                bodies.append("\n".join(current))
-            name = None
-        elif name is not None:
-            current.append(line)
-    return bodies
+    names = set(re.findall(r"body=%?([\w.-]+)", text))
+    computations = re.findall(r"^%?([\w.-]+) [^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+    return [body for name, body in computations if name in names]
 
 
 # The optimizer's state in a type of its own.

@@ -223,5 +223,5 @@ def token_loader(
     `batch_size` is in sequences a step over all processes, `axis_resources` the trainer's `compute_axis_mapping`;
     `buffered_batches` are made ahead of the step that uses them (4 MiB each for 128 x 8,192 tokens).
     """
-    ahead = {"max_buffered_batches": buffered_batches, "fetch_batch_size": 1}
-    return DataLoader(dataset, batch_size, **ahead, mesh=mesh, axis_resources=axis_resources)
+    make = partial(DataLoader, dataset, batch_size, max_buffered_batches=buffered_batches, fetch_batch_size=1)
+    return make(mesh=mesh, axis_resources=axis_resources)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
+from tiny_run import tiny_run
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.shards import open_shards
@@ -22,13 +23,7 @@ from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.tracking import TrainingProgress
 
-TINY = [
-    "--preset", "demo", "--data.layout", "v3-p7", "--trainer.mp", "compute=float32,params=float32,output=float32",
-    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--data.n_density_tokens", "64", "--trainer.train_batch_size", "4",
-    "--trainer.num_train_steps", "6", "--trainer.max_eval_batches", "0", "--trainer.checkpointer.keep",
-    "[{every: 1, until: null}]", "--evaluation.patches_per_material", "0", "--evaluation.free_running", "false",
-]  # fmt: skip
+TINY = ["--preset", "demo", "--data.layout", "v3-p7", *tiny_run(6, 1, "--trainer.mp", "f32")]
 BAD_STEP = 3
 NO_TOKEN = 65535
 """An id far beyond the vocabulary."""
@@ -38,7 +33,7 @@ NO_TOKEN = 65535
 def clean(tmp_path_factory) -> Path:
     """The embedded densities, tokenised."""
     folder = tmp_path_factory.mktemp("clean")
-    words = ["--data.source", "embedded", "--data.patches_per_material", "4", "--output_dir", str(folder)]
+    words = ["--data.source", "embedded", "--output_dir", str(folder)]
     open_datasets(load_config(None, [*TINY, *words]), folder)
     return folder / "data" / "train"
 

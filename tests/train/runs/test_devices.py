@@ -66,25 +66,22 @@ def test_a_figure_is_of_the_steps_of_the_last_devices_and_settings(events, steps
     assert bool(ran.notes) == (len(steps) < 10)
 
 
-def test_steps_of_other_devices_or_settings_are_left_out():
+def test_steps_of_other_devices_or_settings_are_left_out_and_a_piece_without_a_step_has_no_figures():
     events = [begun("start", 0, V6E_16), begun("resume", 3, V6E_8), begun("resume", 6, V6E_8)]
     ran = ran_steps(ROWS, events, "v6e-16")
     assert ran.devices == V6E_8 and [row["step"] for row in ran.rows] == [*range(3, 10)]
     asked, left_out = ran.notes
     assert asked == "slice v6e-16 was asked for, and 8 x TPU v6 lite on 1 host ran"
     assert left_out.startswith("the 3 steps before step 3 ran on other devices")
-
-
-def test_a_piece_without_a_step_has_no_figures():
     events = [begun("start", 0, V6E_16), begun("resume", 10, CPU, "another")]
     ran = ran_steps(ROWS, events, "v6e-16")
     assert (ran.rows, ran.devices) == (ROWS, V6E_16) and "of a later start that took no step" in ran.notes[0]
     assert ran_steps([], events, "v6e-16").devices == CPU
 
 
-def test_what_is_not_on_record_is_said():
-    for events in ([], [{"event": "start", "step": 0}], [{"event": "data", "step": 0}]):
-        ran = ran_steps(ROWS, events, "v6e-16")
-        assert (ran.rows, ran.devices) == (ROWS, None)
-        assert ran.notes == ("slice v6e-16 was asked for, and which devices ran is not on record",)
-        assert ran_steps(ROWS, events, None).notes == ()
+@pytest.mark.parametrize("events", [[], [{"event": "start", "step": 0}], [{"event": "data", "step": 0}]])
+def test_what_is_not_on_record_is_said(events):
+    ran = ran_steps(ROWS, events, "v6e-16")
+    assert (ran.rows, ran.devices) == (ROWS, None)
+    assert ran.notes == ("slice v6e-16 was asked for, and which devices ran is not on record",)
+    assert ran_steps(ROWS, events, None).notes == ()

@@ -12,22 +12,17 @@ from tomat.base.layout import HISTORY_FILE
 from tomat.train.runs.history import MAX_STEP, append_event, parse_events, parse_metrics, read_events, read_metrics
 
 
-def test_events_are_kept_in_order_with_their_details(tmp_path):
+def test_events_are_kept_in_order_and_a_line_cut_short_by_a_kill_costs_itself_alone(tmp_path):
     append_event(tmp_path / "run", "start", 0, devices="2 x cpu")
     append_event(tmp_path / "run", "stop", 7, reason="complete", loss=float("nan"))
-    events = read_events(tmp_path / "run")
-    assert [(event["event"], event["step"]) for event in events] == [("start", 0), ("stop", 7)]
-    assert events[0]["devices"] == "2 x cpu" and events[1]["loss"] is None
-    assert events[0]["time"] <= events[1]["time"] and events[0]["time"].endswith("+00:00")
-
-
-def test_a_line_cut_short_by_a_kill_costs_itself_alone(tmp_path):
-    append_event(tmp_path, "start", 0)
-    append_event(tmp_path, "stop", 3)
-    path = tmp_path / HISTORY_FILE
+    first, second = read_events(tmp_path / "run")
+    assert (first["event"], first["step"], first["devices"]) == ("start", 0, "2 x cpu")
+    assert (second["event"], second["step"], second["loss"]) == ("stop", 7, None)
+    assert first["time"] <= second["time"] and first["time"].endswith("+00:00")
+    path = tmp_path / "run" / HISTORY_FILE
     path.write_bytes(path.read_bytes()[:-20])
-    append_event(tmp_path, "resume", 2)
-    assert [event["event"] for event in read_events(tmp_path)] == ["start", "resume"]
+    append_event(tmp_path / "run", "resume", 2)
+    assert [event["event"] for event in read_events(tmp_path / "run")] == ["start", "resume"]
     assert json.loads(path.read_text().splitlines()[-1])["event"] == "resume"
 
 

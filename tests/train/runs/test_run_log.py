@@ -32,13 +32,17 @@ def test_lines_of_several_processes_stay_whole(tmp_path):
         assert [line["step"] for line in lines if line["name"] == name] == list(range(20))
 
 
-def test_a_line_cut_short_costs_itself_alone(tmp_path):
+def test_a_line_cut_short_costs_itself_alone_and_a_log_that_cannot_be_written_is_one_line(tmp_path):
     append_line(str(tmp_path), RUN, "a", START, step=0)
     path = tmp_path / LOG_FILE
     path.write_bytes(path.read_bytes()[:-5])
     append_line(str(tmp_path), RUN, "b", START, step=0, loss=float("nan"))
     lines, damaged = read_lines(str(tmp_path))
     assert [line["name"] for line in lines] == ["b"] and lines[0]["loss"] is None and damaged == 1
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(TomatError, match=r"log\.jsonl cannot be written"):
+        append_line(str(tmp_path), RUN, "a", START)
 
 
 def test_a_bucket_gets_an_object_for_each_line(tmp_path):
@@ -59,12 +63,6 @@ def test_what_differs_from_the_recipe_is_what_the_words_change(tmp_path):
     asked = Asked.by_words(["train", "--purpose", "two words"], recipe, words)
     assert asked.settings == {"trainer.num_train_steps": 7, "data.layout": "v3-p7"}
     assert asked.command == "tomat train --purpose 'two words'" and asked.recipe == str(recipe)
-
-
-def test_a_log_that_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / LOG_FILE).mkdir()
-    with pytest.raises(TomatError, match=r"log\.jsonl cannot be written"):
-        append_line(str(tmp_path), RUN, "a", START)
 
 
 def entries_of(place) -> dict[str, Entry]:

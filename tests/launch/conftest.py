@@ -84,11 +84,8 @@ class World:
 
     def verbs(self) -> list[str]:
         """`create`, `ssh`, `delete`, ... without the questions."""
-        return [
-            words[3]
-            for words in self.calls()
-            if words[3] not in ("describe", "scp") and "tomat-status" not in str(words)
-        ]
+        told = (words for words in self.calls() if "tomat-status" not in str(words))
+        return [words[3] for words in told if words[3] not in ("describe", "scp")]
 
     def machines(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "machines").glob("*"))

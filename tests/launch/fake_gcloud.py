@@ -104,15 +104,11 @@ def create(name: str, flags: dict[str, str]) -> int:
 
 def copy(names: list[str], worker: str) -> int:
     *sources, target = names
-    if ":" in target:
-        name, _, path = target.partition(":")
-        for home in hosts(WORLD / "machines" / name, worker):
-            for source in sources:
-                shutil.copy(source, home / path)
-        return 0
-    name, _, path = sources[0].partition(":")
+    to_hosts = ":" in target
+    name, _, path = (target if to_hosts else sources[0]).partition(":")
     for home in hosts(WORLD / "machines" / name, worker):
-        shutil.copy(home / path, target)
+        for source in sources:
+            shutil.copy(source if to_hosts else home / path, home / path if to_hosts else target)
     return 0
 
 

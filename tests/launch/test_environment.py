@@ -63,8 +63,9 @@ def test_the_training_gets_what_the_line_says_or_nothing_is_sent(tmp_path, line,
     source.write_bytes(f"# a\n\n{line}\nZ=last".encode())
     source.chmod(0o600)
     if value is None:
-        with pytest.raises(TomatError, match="line [34]"):
+        with pytest.raises(TomatError, match="line [34]") as refused:
             read_env_file(source)
+        assert "touch ran" not in str(refused.value)
         assert write_anew([str(source), str(target)]) == 2 and not target.exists()
         return
     assert read_env_file(source) == {"A": value, "Z": "last"}
@@ -82,20 +83,14 @@ def test_what_is_written_anew_says_the_same(variables):
         assert read_env_file(path) == variables
 
 
-@pytest.mark.parametrize(
-    ("text", "mode", "message"),
-    [
+def test_a_file_that_others_may_read_and_one_that_is_no_text_are_refused_without_what_they_hold(tmp_path):
+    for text, mode, message in (
         (f"A={SECRET}", 0o640, "mode 640.*chmod 600"),
-        (f"A={SECRET}\n{SECRET}", 0o600, "line 2 is no variable"),
         (f"A=b\nB={SECRET}\udcff", 0o600, "line 2 is not UTF-8"),
-        (f"A='{SECRET}", 0o600, "line 1 .A. has a quote that is not closed"),
-        (f'A="$(rm {SECRET})"', 0o600, "line 1 .A. has a character that a shell acts on"),
-    ],
-)
-def test_what_a_shell_would_do_more_with_is_refused(tmp_path, text, mode, message):
-    with pytest.raises(TomatError, match=message) as refused:
-        read_env_file(env_file(tmp_path, text, mode))
-    assert SECRET not in str(refused.value)
+    ):
+        with pytest.raises(TomatError, match=message) as refused:
+            read_env_file(env_file(tmp_path, text, mode))
+        assert SECRET not in str(refused.value)
 
 
 def test_a_file_in_git_is_refused(world):

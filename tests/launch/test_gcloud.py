@@ -89,9 +89,7 @@ def test_a_disk_is_attached_read_only_and_mounted_before_the_training(tmp_path):
         "mkdir -p /mnt/tomat-data",
         "mount -t ext4 -o ro,noload LABEL=tomat-data /mnt/tomat-data",
     ]
-
-
-def test_data_may_be_on_the_disk_and_runs_may_not():
+    # Data may be on it, runs may not.
     places = {"data.train": "/mnt/tomat-data/train", "output_dir": "/mnt/tomat-data/runs"}
     assert [line.partition(" ")[0] for line in unfit_places(places, data_disk=True)] == ["output_dir"]
     assert len(unfit_places(places)) == 2
@@ -113,6 +111,7 @@ def test_every_slice_has_its_software_and_a_log_a_host(name):
     made = launch(slice_name=name)
     assert runtime_version(made.slice) == RUNTIME_VERSIONS[made.slice.chip.name]
     assert "v5e" not in accelerator_type(made.slice)
+    assert tpu_name_for(f"200M_{name}.a") == f"tomat-200m-{name}-a"
     workers = [re.search(r"--worker=(\d+)", command.line) for command in made.logs(3)]
     assert [int(found.group(1)) for found in workers if found] == list(range(slice_named(name).n_hosts))
 
@@ -135,8 +134,3 @@ def test_every_slice_has_its_software_and_a_log_a_host(name):
 def test_what_cannot_be_launched_is_refused(settings, message):
     with pytest.raises(TomatError, match=message):
         launch(**settings)
-
-
-def test_names_of_runs_become_names_of_machines():
-    assert tpu_name_for("200M_v6e.16") == "tomat-200m-v6e-16"
-    assert launch(tpu_name=tpu_name_for("a" * 200)).tpu_name.startswith("tomat-aaa")

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.launch.iris import iris_command
 
@@ -20,8 +21,11 @@ def test_the_job_is_this_command():
     )
 
 
-def test_a_yaml_is_a_cluster_too_and_a_gpu_no_slice():
-    assert "--config=c.yaml" in iris_command(**{**SETTINGS, "cluster": "c.yaml"}, overrides=[]).line
+def test_a_yaml_is_a_cluster_too_and_a_gpu_no_slice(world, capsys):
+    words = ["launch", "--config_path", "run.yaml", "--iris", "c.yaml", "--trainer.num_train_steps", "7"]
+    assert main(words) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("iris --config=c.yaml job run") and line.endswith("--trainer.num_train_steps 7")
     with pytest.raises(TomatError, match="not offered"):
         iris_command(**{**SETTINGS, "slice_name": "h100x8"}, overrides=[])
 

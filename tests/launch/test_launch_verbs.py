@@ -57,12 +57,6 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path, monkeypatch, capsys):
     assert "root of a checkout" in capsys.readouterr().err
 
 
-def test_the_iris_form_is_printed(world, capsys):
-    assert main([*WORDS, "--iris", "marin", "--trainer.num_train_steps", "7"]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("iris --cluster=marin job run") and line.endswith("--trainer.num_train_steps 7")
-
-
 def test_what_gcloud_says_is_shown_as_it_is(world, capfd):
     """A slice is paid for by then: brackets in an answer must not end the process that gives it back."""
     world.answer("create", "RESOURCE_EXHAUSTED: [/red] in [link=x]a[bold]b[/x]")

@@ -12,7 +12,11 @@ ONE_LAYER = [
     "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
     "--model.num_kv_heads", "2", "--data.n_density_tokens", "64",
 ]  # fmt: skip
-
+ONE_STEP = [
+    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--trainer.mp", "f32", *ONE_LAYER,
+    "--model.head_dim", "16",
+]  # fmt: skip
+"""Of a step that is built without a run."""
 
 WITHOUT_ATOMS = ["--model.environment", "null", "--density_dropout", "0"]
 

@@ -8,12 +8,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import levanter.tracker
 import numpy as np
@@ -21,9 +21,9 @@ import optax
 import pytest
 from levanter.tracker.tracker import NoopTracker
 from levanter.trainer_state import TrainerState
+from run_facts import assert_same_model
 from tiny_run import DEMO, tiny_run
 
-from tomat.predict.inference.trained import load_trained
 from tomat.train import dispatch
 from tomat.train.dispatch import CompiledStep, ReadState, training_steps
 from tomat.train.guards.loss import GuardedState
@@ -59,9 +59,7 @@ def assert_same_run(run: Path, expected: Path) -> None:
         for path in (run / "metrics.jsonl", expected / "metrics.jsonl")
     ]
     assert logs[0] == logs[1] and [row["step"] for row in logs[0]] == list(range(STEPS))
-    leaves = [jax.tree.leaves(load_trained(folder).model) for folder in (run, expected)]
-    for ours, theirs in zip(*leaves, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same_model(run, expected)
 
 
 @pytest.fixture(scope="module")
@@ -127,20 +125,16 @@ def test_told_to_stop_it_finishes_what_is_in_flight_and_saves_it(one_by_one, tmp
 DEVICE_SECONDS, HOST_SECONDS = 0.2, 0.1
 
 
+@dataclass
 class FakeStep:
     """A step whose devices are a function of the batch, here its number."""
 
-    def __init__(self, step: Callable[[int], Any]):
-        self._step = step
-        self._done = 0
-
-    @property
-    def state(self) -> Any:
-        return SimpleNamespace(step=self._done)
+    step: Callable[[int], Any]
+    state: Any = field(default_factory=lambda: SimpleNamespace(step=0))
 
     def __call__(self, batch: int) -> Any:
-        self._done += 1
-        return self._step(batch)
+        self.state.step += 1
+        return self.step(batch)
 
 
 class Later:

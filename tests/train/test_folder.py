@@ -60,18 +60,14 @@ def test_a_machine_that_was_overtaken_takes_what_the_other_has_done_whatever_its
 
 
 @pytest.mark.parametrize("skew_seconds", [-300.0, 300.0])
-def test_a_machine_that_is_ahead_of_the_bucket_keeps_what_it_has(bucket, tmp_path, skew_seconds):
-    write(tmp_path / "run", 0.0, 10, "start")
-    publish(bucket, tmp_path / "run")
-    write(tmp_path / "run", skew_seconds, 12, "stop")
-    before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert fetch(bucket, tmp_path / "run") == []
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
-
-
-def test_a_log_that_lost_lines_is_completed_from_the_bucket(bucket, tmp_path):
-    write(tmp_path / "run", 0.0, 10, "start")
-    publish(bucket, tmp_path / "run")
-    write(tmp_path / "run", 0.0, 4)
-    assert fetch(bucket, tmp_path / "run") == ["metrics.jsonl"]
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 10
+def test_a_machine_that_is_ahead_of_the_bucket_keeps_what_it_has_and_gets_lines_that_it_lost(
+    bucket, tmp_path, skew_seconds
+):
+    run, log = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+    write(run, 0.0, 10, "start")
+    publish(bucket, run)
+    write(run, 0.0, 4)
+    assert fetch(bucket, run) == ["metrics.jsonl"] and len(log.read_text().splitlines()) == 10
+    write(run, skew_seconds, 12, "stop")
+    before = log.read_text()
+    assert fetch(bucket, run) == [] and log.read_text() == before

@@ -204,6 +204,7 @@ def test_wall_clock_is_attributed():
     assert alone.step_percentiles["p50"] == alone.step_seconds == pytest.approx(1.0)
 
 
+SMALL_WORK = step_work(small_config(), "tpu")
 WALL_SECONDS = st.floats(1e-9, 100)
 """No clock counts less than a nanosecond."""
 ROWS = st.lists(
@@ -220,19 +221,14 @@ ROWS = st.lists(
 )
 
 
-@pytest.fixture(scope="module")
-def small_work():
-    return step_work(small_config(), "tpu")
-
-
 @given(rows=ROWS)
 @settings(max_examples=60, deadline=None)
-def test_parts_sum_to_the_wall_clock_and_to_the_lost_mfu(small_work, rows):
+def test_parts_sum_to_the_wall_clock_and_to_the_lost_mfu(rows):
     times = RunTimes.from_rows(rows)
     assert set(times.part_seconds) == set(WALL_PARTS)
     assert times.step_seconds + sum(times.part_seconds.values()) == pytest.approx(times.wall_seconds, abs=1e-9)
     assert all(times.part_seconds[part] >= 0 for part in WALL_PARTS if part != "other")
-    result = run_report(small_work, times, slice_named("v6e-4"))
+    result = run_report(SMALL_WORK, times, slice_named("v6e-4"))
     difference = result["step_mfu_full"] - result["wall_mfu_full"]
     assert sum(result["wall_mfu_full_lost"].values()) == pytest.approx(difference, rel=1e-6, abs=1e-12)
     rounding = 1 + 1e-9

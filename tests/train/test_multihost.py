@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forked import Forked, signalled
+from run_facts import losses
 from tiny_run import DEMO, tiny_run
 
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import newest_whole
-from tomat.train.runs.history import read_events, read_metrics
+from tomat.train.runs.history import read_events
 from tomat.train.settings.config import load_config
 
 STEPS = 8
@@ -64,10 +65,6 @@ def end_pair(hosts: list[Forked], seconds: float = 600.0) -> tuple[list[int], li
         for host in hosts:
             host.kill()
     return [host.returncode for host in hosts], outputs
-
-
-def losses(run: Path) -> list[float]:
-    return [row["train/loss"] for row in read_metrics(run / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,11 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import yaml
+from fsspec.implementations.local import LocalFileSystem
+from run_facts import assert_same_model, events, flipped, losses
 from tiny_run import DEMO, tiny_run
 
 from tomat.base.errors import RetryableError, TomatError
@@ -19,10 +20,10 @@ from tomat.train import origins
 from tomat.train import run as run_module
 from tomat.train.datasets import open_datasets
 from tomat.train.folder import fetch
-from tomat.train.origins import Continuation, plan_start
+from tomat.train.origins import Continuation, plan_start, refuse_changes
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
-from tomat.train.runs.history import read_events, read_metrics
+from tomat.train.runs.history import read_metrics
 from tomat.train.runs.record import read_config
 from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.settings.meanings import changed_keys
@@ -48,14 +49,6 @@ def runs(parent, tmp_path) -> Path:
     return tmp_path / "runs"
 
 
-def losses(run_dir: Path) -> dict[int, float]:
-    return {row["step"]: row["train/loss"] for row in read_metrics(run_dir / "metrics.jsonl")}
-
-
-def named(run_dir: Path, *names: str) -> list[dict]:
-    return [event for event in read_events(run_dir) if event["event"] in names]
-
-
 def test_a_change_is_taken_by_name_and_recorded(runs):
     run = runs / "demo"
     for step in (4, 5):
@@ -66,13 +59,11 @@ def test_a_change_is_taken_by_name_and_recorded(runs):
         train(tiny(runs, *words))
     result = train(tiny(runs, *words), Continuation(allow_change=("optimizer.learning_rate", "loss.kind")))
     assert (result.first_step, result.steps) == (3, 6)
-    (change,) = named(run, "allow_change")
+    (change,) = events(run, "allow_change")
     assert (change["key"], change["old"], change["new"], change["step"]) == ("optimizer.learning_rate", 0.01, 0.5, 3)
-    after = losses(run)
-    assert list(after) == list(range(6))
     # The change acts from step 3 on, whose loss is still that of the old weights.
-    assert [after[step] for step in range(4)] == [before[step] for step in range(4)]
-    assert after[5] != before[5]
+    after = losses(run)
+    assert len(after) == 6 and after[:4] == before[:4] and after[5] != before[5]
     # It is the run's own setting from now on, and the command may be given again.
     assert yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["learning_rate"] == 0.5
     start = plan_start(tiny(runs, *words), Continuation(allow_change=("optimizer.learning_rate",)), run)
@@ -83,17 +74,13 @@ def test_a_checkpoint_of_damaged_data_is_passed_over_for_an_older_one(runs, caps
     """As one that was cut short: said, recorded, and the run goes on as it did the first time."""
     run = runs / "demo"
     before = losses(run)
-    damaged = max((run / "checkpoints" / "step-5" / "d").iterdir(), key=lambda path: path.stat().st_size)
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
-    opened = []
+    damaged, opened = flipped(run / "checkpoints" / "step-5" / "d"), []
     monkeypatch.setattr(run_module, "initialise", lambda *args: opened.append(args[-1]) or initialise(*args))
     result = train(tiny(runs))
     assert (result.first_step, result.steps) == (5, 6)
     assert opened == [5]  # the step from which TensorBoard forgets
     assert losses(run) == before
-    (event,) = named(run, "partial_checkpoint")
+    (event,) = events(run, "partial_checkpoint")
     assert event["step"] == 6 and damaged.name in event["reason"]
     assert "passed over" in " ".join(capsys.readouterr().out.split())
     assert [found.whole for found in list_checkpoints(str(run), read_data=True)] == [True, True, True]
@@ -113,13 +100,11 @@ def test_a_fork_goes_on_with_model_optimizer_and_data(runs):
     fork = Continuation(fork_of="demo", fork_step=2)
     result = train(config, fork)
     assert (result.first_step, result.steps) == (3, 6)
-    assert losses(runs / "child") == {step: loss for step, loss in losses(runs / "demo").items() if step > 2}
-    leaves = [jax.tree.leaves(load_trained(runs / name).model) for name in ("child", "demo")]
-    for one, other in zip(*leaves, strict=True):
-        np.testing.assert_array_equal(one, other)
-    (event,) = named(runs / "child", "fork")
+    assert losses(runs / "child") == losses(runs / "demo")[3:]
+    assert_same_model(runs / "child", runs / "demo")
+    (event,) = events(runs / "child", "fork")
     assert (event["parent"], event["step"], event["changes"]) == ("demo", 3, {})
-    assert [event["event"] for event in named(runs / "child", "start", "resume", "stop")] == ["start", "stop"]
+    assert [event["event"] for event in events(runs / "child", "start", "resume", "stop")] == ["start", "stop"]
     # Its parent is as it was, the command can be given again, and the name is taken for any other origin.
     assert sorted(str(path) for path in (runs / "demo").rglob("*")) == before
     assert train(config, fork).first_step == 6
@@ -161,7 +146,7 @@ def test_a_fork_whose_copy_was_cut_short_is_copied_again(runs):
     again.record(datasets)
     again.with_fork_copied()
     assert find_checkpoint(str(runs / "child")).step == 4
-    assert len(named(runs / "child", "fork")) == 1
+    assert len(events(runs / "child", "fork")) == 1
 
 
 def test_a_fork_in_a_bucket_is_known_there_before_it_is_copied(runs, tmp_path, monkeypatch):
@@ -215,7 +200,7 @@ def test_a_warm_start_takes_the_weights_and_nothing_else(runs, parent):
     rows = read_metrics(runs / "warm" / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(6))
     assert rows[0]["optim/learning_rate"] < rows[1]["optim/learning_rate"]
-    (event,) = named(runs / "warm", "warm_start")
+    (event,) = events(runs / "warm", "warm_start")
     assert event["source"] == str(parent) and event["source_step"] == 5 and event["warmup"] == 2
     # The same command resumes it, as a launcher does after a preemption; another source is refused.
     assert train(config, wanted).first_step == 6
@@ -274,3 +259,58 @@ def test_what_a_checkpoint_lacks_is_not_made_up(runs, parent):
         train(config, Continuation(allow_change=tuple(changed)))
     with pytest.raises(TomatError, match="has begun, without"):
         train(tiny(runs), Continuation(warm_start=str(parent)))
+
+
+# What a run is held to, without training.
+
+
+@pytest.fixture
+def recorded(tmp_path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(load_config(DEMO).to_dict()))
+    (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
+    return path
+
+
+def test_the_same_configuration_continues(recorded):
+    refuse_changes(recorded, load_config(DEMO))
+    refuse_changes(recorded, load_config(DEMO, ["--sharding", "fsdp", "--model.gradient_checkpointing", "false"]))
+    with pytest.raises(TomatError, match=r"optimizer\.warmup"):
+        refuse_changes(recorded, load_config(DEMO, ["--optimizer.warmup", "7"]))
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (None, r"has checkpoints, but config\.yaml .* is missing.*copy.*run_name"),
+        (b"  \n", r"has checkpoints, but config\.yaml .* is empty.*copy.*run_name"),
+        (b"- a\n- b\n", "holds no settings"),
+        (b"!!bool x", "is not YAML .* Restore it or use another run_name"),
+        (b"[" * 5000, "is not YAML"),
+        (b"\xff\xfe\xff", "is not YAML"),
+    ],
+)
+def test_checkpoints_without_a_configuration_are_not_continued(recorded, content, said):
+    recorded.unlink()
+    if content is not None:
+        recorded.write_bytes(content)
+    with pytest.raises(TomatError, match=said):
+        refuse_changes(recorded, load_config(DEMO))
+
+
+def test_a_place_that_cannot_be_listed_is_one_error(recorded, monkeypatch):
+    def refuse(self: object, path: str, **_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(LocalFileSystem, "ls", refuse)
+    with pytest.raises(TomatError, match=f"{recorded.parent}/checkpoints cannot be read: .*Give this user the right"):
+        refuse_changes(recorded, load_config(DEMO))
+
+
+def test_checkpoints_that_lie_elsewhere_count_and_without_any_there_is_nothing_to_continue(recorded, tmp_path):
+    (recorded.parent / "checkpoints" / "step-3").rmdir()
+    refuse_changes(recorded, load_config(DEMO, ["--loss.kind", "crps"]))
+    (tmp_path / "temporary" / "demo" / "step-5").mkdir(parents=True)
+    words = ["--trainer.checkpointer.temporary_base_path", str(tmp_path / "temporary")]
+    with pytest.raises(TomatError, match="loss.kind"):
+        refuse_changes(recorded, load_config(DEMO, [*words, "--loss.kind", "crps"]))

@@ -9,11 +9,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -191,30 +188,13 @@ def test_a_machine_that_is_taken_away_after_ctrl_c_has_its_grace_from_then():
         assert stop.status == 143 and 50 < stop.remaining_seconds <= 60
 
 
-class MetadataServer(BaseHTTPRequestHandler):
-    """The two keys of a virtual machine's metadata server; it answers nobody who does not name the flavour."""
-
-    values: dict[str, str] = {}
-
-    def do_GET(self) -> None:
-        value = self.values.get(self.path.removeprefix("/computeMetadata/v1/instance/"))
-        asked_rightly = self.headers.get("Metadata-Flavor") == "Google"
-        self.send_response(200 if value is not None and asked_rightly else 403)
-        self.end_headers()
-        self.wfile.write((value or "").encode())
-
-    def log_message(self, format: str, *args: object) -> None: ...
-
-
 @pytest.fixture
-def metadata(monkeypatch) -> Iterator[dict[str, str]]:
-    values = {"preempted": "FALSE", "maintenance-event": "NONE"}
-    monkeypatch.setattr(MetadataServer, "values", values)
-    with ThreadingHTTPServer(("127.0.0.1", 0), MetadataServer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
-        yield values
-        server.shutdown()
+def metadata(bucket, monkeypatch) -> dict[str, str]:
+    """What a virtual machine is told of itself."""
+    bucket.worker_zone = "us-east5-b"
+    bucket.metadata = {"preempted": "FALSE", "maintenance-event": "NONE"}
+    monkeypatch.setenv("GCE_METADATA_HOST", bucket.url.removeprefix("http://"))
+    return bucket.metadata
 
 
 def wait_for(condition, seconds: float = 10.0) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from levanter.checkpoint import load_checkpoint
 from levanter.optim.config import OptimizerConfig
 from levanter.trainer_state import TrainerState
+from run_facts import arrays, events, losses
 from tiny_run import DEMO, tiny_run
 
 from tomat.base.errors import TomatError
@@ -24,7 +25,6 @@ from tomat.train.loop import TrainingLoop
 from tomat.train.origins import Continuation
 from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.run import train
-from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
 
 TINY = tiny_run(
@@ -44,17 +44,9 @@ def stacked(tmp_path_factory) -> Path:
     return train(tiny(tmp_path_factory.mktemp("runs"))).run_dir
 
 
-def losses(run_dir: Path) -> list[float]:
-    return [row["train/loss"] for row in read_metrics(run_dir / "metrics.jsonl")]
-
-
 def forget(run_dir: Path, *steps: int) -> None:
     for step in steps:
         shutil.rmtree(run_dir / "checkpoints" / f"step-{step}")
-
-
-def arrays(tree: object) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def test_a_run_goes_on_unrolled_and_back_as_if_it_had_never_changed(stacked, tmp_path):
@@ -103,7 +95,7 @@ def test_averaged_weights_are_the_ones_that_are_used(stacked, tmp_path, capsys, 
     monkeypatch.setattr(TrainingLoop, "run", far_enough)
     with pytest.raises(AssertionError, match="far enough"):
         train(tiny(tmp_path, "--run_name", "warm", *UNROLLED), Continuation(warm_start=str(stacked)))
-    (event,) = [event for event in read_events(tmp_path / "warm") if event["event"] == "warm_start"]
+    (event,) = events(tmp_path / "warm", "warm_start")
     assert event["weights"] == "averaged"
     for model in (begun[0].model, cast(Any, begun[0].model_averaging).model):
         weight = cast(Any, model).transformer.layers.blocks[1].mlp.up_proj.weight.array

@@ -9,12 +9,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 import yaml
 from forked import Forked, signalled
 from levanter.tracker import current_tracker
+from run_facts import assert_same_model, losses
 from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
@@ -45,10 +44,6 @@ def tiny(output_dir: Path, *words: str) -> TrainConfig:
 def unbroken(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("unbroken")
     return train(tiny(folder, "--slice", "v6e-4", "--run_elsewhere", "true")).run_dir
-
-
-def losses(run_dir: Path) -> list[float]:
-    return [row["train/loss"] for row in read_metrics(run_dir / "metrics.jsonl")]
 
 
 def test_the_folder_says_what_happened(unbroken):
@@ -83,9 +78,7 @@ def test_a_resumed_run_equals_an_unbroken_one(unbroken, tmp_path):
     assert losses(tmp_path / "demo") == losses(unbroken)
     assert [line["event"] for line in read_lines(str(tmp_path))[0]] == ["resume", "end"]
     assert load_trained(unbroken).weights == "of the last step"
-    ours, theirs = (load_trained(folder).model for folder in (tmp_path / "demo", unbroken))
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same_model(tmp_path / "demo", unbroken)
 
 
 def test_a_complete_run_stays_as_it_is(unbroken):

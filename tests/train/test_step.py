@@ -13,6 +13,7 @@ import optax
 import pytest
 from levanter.tracker import NoopConfig
 from memory_back import give_back
+from tiny_run import ONE_STEP
 
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START
@@ -25,10 +26,8 @@ from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.step import build_trainer, with_state_dtype
 
 TINY = [
-    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--trainer.mp", "f32",
-    "--model.num_layers", "2", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--model.head_dim", "16", "--data.n_density_tokens", "64",
-    "--trainer.train_batch_size", "8", "--data.seq_len", "256", "--loss.block_positions", "128",
+    *ONE_STEP, "--model.num_layers", "2", "--trainer.train_batch_size", "8", "--data.seq_len", "256",
+    "--loss.block_positions", "128",
 ]  # fmt: skip
 
 
@@ -42,9 +41,8 @@ def example(config: TrainConfig) -> TokenExample:
     rng = np.random.default_rng(0)
     tokens = np.zeros((config.batch_size, config.seq_len), np.int32)
     tokens[:, :40] = rng.integers(1, 1000, (config.batch_size, 40))
-    tokens[:, 40:200] = rng.integers(
-        vocabulary.size - config.data.n_density_tokens, vocabulary.size, (config.batch_size, 160)
-    )
+    first = vocabulary.size - config.data.n_density_tokens
+    tokens[:, 40:200] = rng.integers(first, vocabulary.size, (config.batch_size, 160))
     atoms = None
     if (environment := environment_of(config.model)) is not None:
         tokens[:, 39] = DENSITY_BLOCK_START

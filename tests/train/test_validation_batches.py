@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from levanter.tracker import NoopConfig
 from levanter.tracker.tracker import DictTracker
+from tiny_run import ONE_STEP
 
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
@@ -23,10 +24,7 @@ from tomat.train.settings.config import load_config
 from tomat.train.step import build_trainer
 
 WORDS = [
-    "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "64",
-    "--trainer.mp", "compute=float32,params=float32,output=float32", "--loss.preamble_weight", "0.25",
-    "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--model.head_dim", "16", "--data.seq_len", "256", "--loss.block_positions", "128",
+    *ONE_STEP, "--loss.preamble_weight", "0.25", "--data.seq_len", "256", "--loss.block_positions", "128",
     "--trainer.train_batch_size", "4",
 ]  # fmt: skip
 VALUES = np.concatenate([[0.0], np.linspace(0.01, 1.0, 63)]).astype(np.float32)

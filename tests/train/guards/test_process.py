@@ -55,10 +55,7 @@ def words(folder: Path, *more: str) -> list[str]:
 
 
 def namespaces_allowed() -> bool:
-    try:
-        return subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0
-    except OSError:
-        return False
+    return subprocess.run("unshare -rm true", shell=True, capture_output=True).returncode == 0
 
 
 @pytest.mark.slow

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
+from run_facts import assert_same_model, events, losses
 from tiny_run import tiny_run
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.shuffle import ShuffledIndex
-from tomat.predict.inference.trained import load_trained
 from tomat.train.datasets import open_datasets
 from tomat.train.dispatch import CompiledStep
 from tomat.train.loop import DATA_KEY
 from tomat.train.run import train
-from tomat.train.runs.history import read_events, read_metrics
+from tomat.train.runs.history import read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.tracking import TrainingProgress
 
@@ -111,14 +111,7 @@ def steps(run_dir: Path) -> list[int]:
 
 
 def guard_events(run_dir: Path, name: str) -> list[dict]:
-    return [event for event in read_events(run_dir) if event["event"] == f"guard:{name}"]
-
-
-def assert_same_model(one: Path, other: Path, step: int, other_step: int) -> None:
-    models = (load_trained(one, step).model, load_trained(other, other_step).model)
-    for ours, theirs in zip(*map(jax.tree.leaves, models), strict=True):
-        assert np.isfinite(ours).all()
-        np.testing.assert_array_equal(ours, theirs)
+    return events(run_dir, f"guard:{name}")
 
 
 def test_a_bad_loss_stops_the_run_before_it_is_saved(stopped, poisoned):
@@ -167,12 +160,10 @@ def test_a_bad_loss_stops_the_run_with_steps_in_flight_and_none_of_them_is_saved
     assert dispatched == list(range(BAD_STEP + 3))
     assert str(error.value) == stopped[1].replace(str(stopped[0].parent), str(tmp_path))
     assert steps(tmp_path / "run") == []
-    logs = [
-        [row.get("train/loss") for row in read_metrics(run / "metrics.jsonl")] for run in (tmp_path / "run", stopped[0])
-    ]
-    assert logs[0][:BAD_STEP] == logs[1][:BAD_STEP] and len(logs[0]) == len(logs[1])
-    events = [guard_events(run, "bad_loss") for run in (tmp_path / "run", stopped[0])]
-    assert [{**event, "time": 0} for event in events[0]] == [{**event, "time": 0} for event in events[1]]
+    runs = (tmp_path / "run", stopped[0])
+    assert losses(runs[0])[:BAD_STEP] == losses(runs[1])[:BAD_STEP]
+    (ours,), (theirs,) = (guard_events(run, "bad_loss") for run in runs)
+    assert {**ours, "time": 0} == {**theirs, "time": 0}
 
 
 def test_a_batch_is_skipped_with_steps_in_flight(skipping, poisoned, tmp_path, dispatched):

@@ -5,6 +5,7 @@ import tracemalloc
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from run_facts import flipped
 
 from tomat.base.checked_json import with_checksum
 from tomat.train.runs.checkpoints import list_checkpoints
@@ -52,10 +53,7 @@ def test_a_save_cut_short_is_a_note_and_a_damaged_one_a_problem(make_run):
 
 def test_data_that_differ_from_their_checksum_are_a_problem_and_data_without_one_a_note(make_run):
     run = make_run(saved=(4, 9))
-    data = max((run / "checkpoints" / "step-9" / "d").iterdir(), key=lambda path: path.stat().st_size)
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    data = flipped(run / "checkpoints" / "step-9" / "d")
     (run / "checkpoints" / "step-4" / "checksums.json").unlink()
     verdict = verify_run(read_record(str(run)), list_checkpoints(str(run), read_data=True))
     (problem,), (note,) = verdict.problems, verdict.notes

@@ -13,6 +13,7 @@ import pytest
 from haliax import Axis, NamedArray
 from haliax.nn.scan import BlockSeq, Stacked
 from haliax.partitioning import pspec_for_axis
+from run_facts import arrays
 
 from tomat.base.errors import TomatError
 from tomat.train.settings.adafactor import AdafactorConfig, scale_by_adafactor
@@ -38,10 +39,6 @@ class Layer(eqx.Module):
 
 def model(container=Stacked) -> Any:
     return container.init(Layers, Layer)(key=jax.random.split(jax.random.PRNGKey(0), Layers.size))
-
-
-def arrays(tree: Any) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def trained(optimizer: optax.GradientTransformation, parameters: Any, steps: int = 4) -> tuple[Any, Any]:
@@ -73,21 +70,18 @@ def trained(optimizer: optax.GradientTransformation, parameters: Any, steps: int
 def test_each_layer_is_updated_as_optax_does(fields, theirs):
     """Plain arrays of one layer at a time, which know nothing of names and stacks."""
     ours, _ = trained(AdafactorConfig(**STEADY | {"weight_decay": 0.0} | fields).build(100), model())
-    optimizer = optax.adafactor(0.02, **{"min_dim_size_to_factor": 3} | theirs)
-    for layer, found in zip(model().unstacked(), ours.unstacked(), strict=True):
-        plain = [jnp.asarray(array) for array in arrays(layer)]
-        expected, _ = trained(optimizer, plain)
-        for one, other in zip(arrays(found), expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    plain = [[jnp.asarray(array) for array in arrays(layer)] for layer in model().unstacked()]
+    expected, _ = trained(optax.adafactor(0.02, **{"min_dim_size_to_factor": 3} | theirs), plain)
+    for one, other in zip(arrays(list(ours.unstacked())), arrays(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
     assert any((one != other).any() for one, other in zip(arrays(ours), arrays(model()), strict=True))
 
 
 def test_stacked_and_unrolled_layers_are_updated_alike():
     stacked, _ = trained(AdafactorConfig(**STEADY).build(100), model())
     unrolled, _ = trained(AdafactorConfig(**STEADY).build(100), model(BlockSeq))
-    for one, other in zip(stacked.unstacked(), unrolled.unstacked(), strict=True):
-        for a, b in zip(arrays(one), arrays(other), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5)
+    for one, other in zip(*(arrays(list(layers.unstacked())) for layers in (stacked, unrolled)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_rows_and_columns_are_kept_in_the_place_of_a_matrix_and_split_as_it_is():

@@ -15,12 +15,6 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 DEMO = CONFIGS / "train" / "demo.yaml"
 
 
-def test_overrides_nest_and_read_yaml_values():
-    words = ["--a.b", "1", "--a.c=x", "--d", "[1, 2]", "--lr", "1e-3", "--flag", "true", "--a-b.c-d", "e-f"]
-    expected = {"a": {"b": 1, "c": "x"}, "d": [1, 2], "lr": 1e-3, "flag": True, "a_b": {"c_d": "e-f"}}
-    assert parse_overrides(words) == expected
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -32,30 +26,26 @@ def test_overrides_nest_and_read_yaml_values():
     ],
 )
 def test_a_refusal_names_who_set_the_key(tmp_path: Path, key: str, value: str):
-    file = tmp_path / "run.yaml"
-    section, *below = key.split(".")
-    nested: dict = {"type": "adam"} if section == "optimizer" else {}
-    node = nested
-    for part in below[:-1]:
-        node = node.setdefault(part, {})
-    node[below[-1]] = yaml.safe_load(value)
-    file.write_text(yaml.safe_dump({section: nested}))
+    file, words = tmp_path / "run.yaml", [f"--{key}", value]
+    kind = ["--optimizer.type", "adam"] if key.startswith("optimizer") else []
+    file.write_text(yaml.safe_dump(parse_overrides([*kind, *words])))
     with pytest.raises(TomatError, match=f"^{file} (sets|cannot)"):
         load_config(file)
     with pytest.raises(TomatError) as refused:
-        load_config(DEMO, [f"--{key}", value], words_of="row 'b'")
-    assert "row 'b'" in str(refused.value) and below[-1] in str(refused.value)
-    assert not str(refused.value).startswith(f"{DEMO} sets") and not str(refused.value).startswith(f"{DEMO} cannot")
+        load_config(DEMO, words, words_of="row 'b'")
+    said = str(refused.value)
+    assert "row 'b'" in said and key.rpartition(".")[2] in said and not said.startswith(f"{DEMO} ")
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["a.b 1", "--a.b", "--", "--a {", "--a 1 --a.b 2", "--a.b 1 --a {c:2}", "--a 2026-13-01", "--a " + "[" * 1000],
-)
-def test_malformed_overrides_are_refused(words):
-    with pytest.raises(TomatError) as refused:
-        parse_overrides(words.split())
-    assert "\n" not in str(refused.value)
+def test_overrides_nest_and_read_yaml_values():
+    words = ["--a.b", "1", "--a.c=x", "--d", "[1, 2]", "--lr", "1e-3", "--flag", "true", "--a-b.c-d", "e-f"]
+    expected = {"a": {"b": 1, "c": "x"}, "d": [1, 2], "lr": 1e-3, "flag": True, "a_b": {"c_d": "e-f"}}
+    assert parse_overrides(words) == expected
+    malformed = ("a.b 1", "--a.b", "--", "--a {", "--a 1 --a.b 2", "--a.b 1 --a {c:2}", "--a 2026-13-01")
+    for text in (*malformed, "--a " + "[" * 1000):
+        with pytest.raises(TomatError) as refused:
+            parse_overrides(text.split())
+        assert "\n" not in str(refused.value)
 
 
 def test_overrides_lie_over_yaml_which_lies_over_the_preset(tmp_path):
@@ -118,16 +108,6 @@ def test_bad_values_are_one_error_that_names_the_key(words, expected):
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_missing_and_malformed_files_are_refused(tmp_path):
-    path = tmp_path / "c.yaml"
-    with pytest.raises(TomatError, match="does not exist"):
-        load_config(path)
-    for text, message in (("- 1\n", "list"), ("a: [1\n", "not YAML")):
-        path.write_text(text)
-        with pytest.raises(TomatError, match=message):
-            load_config(path)
-
-
 def test_another_optimizer_takes_the_null_for_what_it_does_not_have():
     """The demo's Muon has a rate for Adam."""
     words = ["--optimizer.type", "lion", "--optimizer.learning_rate", "3e-4"]
@@ -149,19 +129,15 @@ def test_what_is_not_one_product_is_refused_with_products_that_keep_scales():
             load_config(DEMO, words)
 
 
-@pytest.mark.parametrize(
-    "sharding, mapping", [("replicated", {}), ("zero1", {"embed": "data"}), ("fsdp", {"embed": "data"})]
-)
-def test_sharding_decides_where_parameters_lie(sharding, mapping):
-    config = load_config(DEMO, ["--sharding", sharding])
-    assert config.trainer_config().mesh.param_mapping == mapping
+def test_sharding_decides_where_parameters_lie():
+    for sharding, mapping in (("replicated", {}), ("zero1", {"embed": "data"}), ("fsdp", {"embed": "data"})):
+        assert load_config(DEMO, ["--sharding", sharding]).trainer_config().mesh.param_mapping == mapping
 
 
-@pytest.mark.parametrize("policy", sorted(NAMED_POLICIES))
-def test_named_checkpoint_policies_are_tomats_and_not_haliaxs(policy):
+def test_named_checkpoint_policies_are_tomats_and_not_haliaxs():
     """Haliax has policies of its own under some of the names, which draccus would otherwise choose."""
-    config = load_config(DEMO, ["--model.gradient_checkpointing", policy])
-    assert config.model.checkpoint_policy == NAMED_POLICIES[policy]
+    for name, policy in NAMED_POLICIES.items():
+        assert load_config(DEMO, ["--model.gradient_checkpointing", name]).model.checkpoint_policy == policy
 
 
 def test_a_recorded_setting_that_never_did_anything_is_left_out_with_a_word(tmp_path, capsys):

@@ -80,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
         self.silent = silent
         if "computeMetadata" in path:
             answers = {"instance/zone": f"projects/1/zones/{self.server.worker_zone}", "project/project-id": "emulated"}
-            answers |= {f"instance/{key}": value for key, value in self.server.metadata.items()}
+            answers |= {f"instance/{key}": value for key, value in self.server.machine.items()}
             answer = answers.get(path.removeprefix("/computeMetadata/v1/")) if self.server.worker_zone else None
             headers = {"Metadata-Flavor": "Google"}
             self._answer(200, answer.encode(), headers=headers) if answer else self._answer(404)
@@ -226,7 +226,7 @@ class BucketServer(ThreadingHTTPServer):
         self.regions = {"bucket": "US-EAST5"}
         self.worker_zone = ""
         """Zone of the pretended virtual machine, `us-east5-b`; empty for none."""
-        self.metadata: dict[str, str] = {}
+        self.machine: dict[str, str] = {}
         self.generation = 0
         self.lock = threading.RLock()
         self.faults = Faults()

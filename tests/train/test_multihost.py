@@ -43,8 +43,7 @@ def start_pair(
     second_environment: dict[str, str] | None = None,
     before_second: str = "",
 ) -> list[Forked]:
-    """Both hosts of a slice, on one disk as with a bucket; only the first writes the log. `second`: more words, and a
-    changed environment, of the second alone, and what it runs first."""
+    """Both hosts of a slice, on one disk as with a bucket; only the first writes the log. `second`: of it alone."""
     address = f"127.0.0.1:{port}"
     words = ["train", "--config_path", DEMO, "--output_dir", output_dir, *TINY, "--sharding", "zero1"]
     words += ["--preemption.grace_seconds", GRACE_SECONDS]

@@ -192,9 +192,9 @@ def test_a_machine_that_is_taken_away_after_ctrl_c_has_its_grace_from_then():
 def metadata(bucket, monkeypatch) -> dict[str, str]:
     """What a virtual machine is told of itself."""
     bucket.worker_zone = "us-east5-b"
-    bucket.metadata = {"preempted": "FALSE", "maintenance-event": "NONE"}
+    bucket.machine = {"preempted": "FALSE", "maintenance-event": "NONE"}
     monkeypatch.setenv("GCE_METADATA_HOST", bucket.url.removeprefix("http://"))
-    return bucket.metadata
+    return bucket.machine
 
 
 def wait_for(condition, seconds: float = 10.0) -> bool:

@@ -63,8 +63,8 @@ def guard_updates(optimizer: optax.GradientTransformation, config: GuardsConfig)
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> GuardedState:
-        losses, accepted, tally = jnp.zeros(SPIKE_HISTORY), jnp.zeros((), jnp.int32), jnp.zeros(3, jnp.int32)
-        return GuardedState(inner.init(params), losses.astype(jnp.float32), accepted, tally)
+        losses, accepted = jnp.zeros(SPIKE_HISTORY, jnp.float32), jnp.zeros((), jnp.int32)
+        return GuardedState(inner.init(params), losses, accepted, jnp.zeros(3, jnp.int32))
 
     def update(
         updates: optax.Updates, state: GuardedState, params: optax.Params | None = None, **extra_args: Any

@@ -14,7 +14,7 @@ from tiny_run import DEMO, tiny_run
 from tomat.train.run import train
 from tomat.train.settings.config import load_config
 
-STEPS = 6
+STEPS = 8
 TINY = tiny_run(STEPS, 3, "--optimizer.warmup", "2")
 IMPATIENT = """
 import tensorstore as ts
@@ -39,7 +39,7 @@ def machine(bucket: Any, disk: Path, before: str = "") -> Forked:
 @pytest.mark.slow
 def test_another_machine_takes_over_a_run_in_a_bucket_that_fails_now_and_then(bucket, tmp_path):
     bucket.faults.share = 0.03
-    # Before the last step is saved; step 3 was.
+    # Step 6 is being saved by then, and step 3 was complete before that began.
     first = machine(bucket, tmp_path / "first", signalled(STEPS, signal.SIGKILL))
     output, _ = first.communicate(timeout=600)
     assert first.returncode == -signal.SIGKILL, output[-3000:]

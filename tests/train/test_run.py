@@ -33,7 +33,7 @@ from tomat.train.runs.run_log import read_lines
 from tomat.train.settings.config import TrainConfig, load_config
 
 TINY = tiny_run(6, 2, "--optimizer.warmup", "2", "--trainer.steps_per_eval", "3", "--trainer.max_eval_batches", "1")
-"""The step is that of `test_origins.py` and `test_bucket_run.py`, compiled once."""
+"""The step is that of `test_origins.py`, compiled once."""
 
 
 def tiny(output_dir: Path, *words: str) -> TrainConfig:

@@ -13,8 +13,6 @@ pass are off by 14.5 % and those of the loss by 30 % (nine of ten; `docs/trackin
 is assumed. Both are said to be. What in a plan is no model of the device's work is named (`Assumption`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace

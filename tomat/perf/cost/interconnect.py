@@ -9,8 +9,6 @@ of it: https://jax-ml.github.io/scaling-book/tpus gives 45 GB/s each way for a p
 where the data sheets give 50 and 100.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -10,8 +10,6 @@ matrix unit holds one square tile of an operand and streams the rows of the othe
 (https://jax-ml.github.io/scaling-book/tpus, appendix B): the held dimensions pad to its side.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 from typing import Any

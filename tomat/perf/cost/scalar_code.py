@@ -6,8 +6,6 @@ definitions the trip count of a loop and the share of the iterations in which a 
 they depend on loop counters, on indices of a kernel's grid or on prefetched operands alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -7,8 +7,6 @@ the densest has 98 % as many. What the count leaves out is waiting, above all fo
 and the core that the bundles start are counted here, and `chip_model.py` says how long the two take together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

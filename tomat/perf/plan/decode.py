@@ -1,7 +1,5 @@
 """The plan of a prediction: how many patches fit at a time, how long a batch and a cell take, what bounds them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property

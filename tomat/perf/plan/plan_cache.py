@@ -8,8 +8,6 @@
   a list goes stale with the next import, and a stale list answers for a program that changed.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import errno

@@ -5,8 +5,6 @@ path of the inner instructions, weighed by their work; the direction of the loop
 operations decide only when a trace holds nothing else.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass

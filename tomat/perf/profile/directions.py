@@ -6,8 +6,6 @@ of attention runs once for each forward pass, so that the backward pass of a par
 what is not backward that much is forward, first come first; only what is beyond it is recomputed.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 

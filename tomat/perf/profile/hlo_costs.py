@@ -7,8 +7,6 @@ Memory traffic counts each operand and result once, and only buffers in HBM: wha
 update.
 """
 
-from __future__ import annotations
-
 import math
 
 from tomat.hardware.chip_table import Operand

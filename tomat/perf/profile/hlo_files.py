@@ -3,8 +3,6 @@
 What is gzipped is read up to a limit: a few megabytes of gzip can hold gigabytes of zeros.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import signal

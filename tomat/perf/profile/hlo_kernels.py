@@ -5,8 +5,6 @@ A *kernel* is an instruction that the machine executes as a unit: fusions are no
 attention kernel in a scan inside the loop over microbatches is element n of the inner loop's tuple, which is element m
 of the outer one's, which is a constant before both."""
 
-from __future__ import annotations
-
 import array
 from collections.abc import Iterator
 from dataclasses import dataclass

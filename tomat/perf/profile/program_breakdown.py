@@ -5,8 +5,6 @@ else the larger of flops over peak and HBM bytes over bandwidth, at least one cy
 Pallas call without a cost estimate, a collective) has no time, and is reported as unknown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

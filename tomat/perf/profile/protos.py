@@ -8,8 +8,6 @@ Field numbers: the descriptors embedded in jaxlib 0.11.1 (``xla/service/hlo.prot
 ``tsl/profiler/protobuf/xplane.proto``), with which ``tests/perf/profile/test_protos.py`` compares them.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@ duration is an ordinary one. Where other programs ran in most windows, those cou
 wait before each, so that one wait stays, as between any two steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

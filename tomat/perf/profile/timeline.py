@@ -8,8 +8,6 @@ Rules, in one place:
 * A moment in which nothing runs belongs to the program if one was executing, else it lies between steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -2,8 +2,6 @@
 one ``*.xplane.pb``, or a Chrome/Perfetto JSON trace (``*.trace.json[.gz]``, as JAX writes beside the xplane file). The
 latter holds less: no HLO, and the profiler may have dropped events above its limit."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

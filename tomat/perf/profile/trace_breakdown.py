@@ -1,7 +1,5 @@
 """A trace of real steps as a `Breakdown`."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from dataclasses import replace

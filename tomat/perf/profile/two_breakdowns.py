@@ -1,7 +1,5 @@
 """Two breakdowns side by side: what each category gained or lost, and whether that is a regression."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any

@@ -4,8 +4,6 @@
 apart); `programs.py` asks it.
 """
 
-from __future__ import annotations
-
 import gzip
 import sys
 import time

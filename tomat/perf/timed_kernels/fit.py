@@ -1,8 +1,6 @@
 """Fits the model of a chip to kernels and collectives that it has run, and says how well it does on kernels that it
 has not seen."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

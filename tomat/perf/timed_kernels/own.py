@@ -6,8 +6,6 @@ change out of a loop (seen in the compiled v6e programs), so only operations tha
 in one, by `loop`, to be longer than their dispatch: `CARRIED`. The others run once: `ONCE`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ What was compiled is found again: a calibration that was stopped goes on where i
 takes the compiler down costs its own row.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

@@ -1,8 +1,6 @@
 """Which batch to try next on the way to the largest one, whoever judges: the compiler (`search.py`) or runs on the
 devices that are here (`measure/lab/max_batch.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A line is a recipe on slice after slice; a row of the sweep is a point of every 
 whole slice, exposed collectives are the time of a step in which a chip does nothing but wait for others.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

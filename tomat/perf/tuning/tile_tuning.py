@@ -6,8 +6,6 @@ chip, in a process of its own (`python -m tomat.perf.tuning.tile_tuning REQUEST.
 that was stopped goes on where it was.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import sys

@@ -6,8 +6,6 @@ operation outside the trace ends in "'Executable' object has no attribute 'local
 `ShapeDtypeStruct`s, and the trace sees the mesh's abstract form alone. A test holds the result against what the
 trainer lowers on a mesh of CPU devices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

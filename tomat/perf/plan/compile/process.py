@@ -7,8 +7,6 @@ it finds goes to a folder of the plan cache that appears whole or not at all. `a
 `keep_answer` are the child's.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 A chip that is not in the table is None, with a warning: no utilisation is better than a wrong one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -164,7 +162,7 @@ class FoundDevices:
     """Processes: one for each machine of a TPU slice, and as many as the user starts elsewhere. None: not known."""
 
     @classmethod
-    def from_words(cls, devices: object, n_hosts: object) -> FoundDevices | None:
+    def from_words(cls, devices: object, n_hosts: object) -> "FoundDevices | None":
         """From what a record holds. None where that is not on record."""
         match = re.fullmatch(r"([1-9]\d{0,8}) x (\S.*)", devices) if isinstance(devices, str) else None
         if match is None:

@@ -28,8 +28,6 @@ Three conventions differ in what they hold to be the work:
 `executed.py` counts what the compiled program multiplies instead: whole tiles, and whatever is computed twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -141,7 +139,7 @@ def training_products(
     *,
     head_positions: int | None = None,
     head_rows: int | None = None,
-) -> Products:
+) -> "Products":
     """FLOPs of a training step over one sequence, by what is multiplied. `head_positions` and `head_rows` (ids) are
     those with logits; None: all."""
     rows = shape.vocab_size if head_rows is None else head_rows
@@ -183,7 +181,7 @@ class UsefulTokens:
         return max(0, self.n_tokens - 1) if self.loss_on_preamble else self.n_density
 
 
-def useful_training_products(shape: ModelShape, row: UsefulTokens) -> Products:
+def useful_training_products(shape: ModelShape, row: UsefulTokens) -> "Products":
     """FLOPs of a training step over one sequence that its result depends on: no padding, no masked pair, no logit that
     the loss leaves out."""
     return training_products(shape, row.n_tokens, "causal", head_positions=row.loss_positions, head_rows=row.head_rows)
@@ -236,7 +234,7 @@ class Products:
     def total(self) -> float:
         return sum(vars(self).values())
 
-    def times(self, count: int) -> Products:
+    def times(self, count: int) -> "Products":
         """Of so many sequences."""
         return Products(**{name: count * flops for name, flops in vars(self).items()})
 

@@ -9,8 +9,6 @@ The parameters are few and physical, and fitted to kernels that TPUs have run (`
     kernel = max((hbm^p + core^p)^(1/p), steps * step) + fixed
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,7 +101,7 @@ class KernelWork:
     """Bundles of its schedule, one a cycle; where none was found, products and vector operations at their peaks."""
     mxu_seconds: float
     """Of these, the busier matrix unit at work."""
-    copies: tuple[tuple[Transfer, float], ...]
+    copies: "tuple[tuple[Transfer, float], ...]"
     """Between HBM and the core, and how often each is started."""
     steps: float = 1.0
     """Steps of its grid that do something; 1 where there is none."""
@@ -270,7 +268,7 @@ class ChipModel:
         return tuple(said)
 
     @staticmethod
-    def load(tracking_dir: Path | None, chip: Chip) -> ChipModel:
+    def load(tracking_dir: Path | None, chip: Chip) -> "ChipModel":
         """The model of a chip from the first of `record_files` to which it was fitted; where there is none, with the
         parameters of the chip with most kernels there, which it says."""
         how = "Restore it, or delete it and write it again with tomat plan --calibrate --kernels FILE."

@@ -13,8 +13,6 @@ that starts a copy names its size and, in a comment of the compiler's pipeline e
 From these follows what XLA's HLO does not say: how often a block is fetched again.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -141,14 +139,14 @@ class Region:
     """Cycles that the busiest matrix unit works on the products issued in these bundles."""
     transfers: tuple[Transfer, ...] = ()
     """Copies between HBM and the core that these bundles start."""
-    regions: tuple[Region, ...] = ()
+    regions: "tuple[Region, ...]" = ()
 
     @property
     def read_bytes(self) -> int:
         """Bytes that these bundles ask of HBM (predicated transfers counted in full)."""
         return sum(each.size_bytes for each in self.transfers if not each.written)
 
-    def walk(self) -> Iterator[Region]:
+    def walk(self) -> "Iterator[Region]":
         yield self
         for region in self.regions:
             yield from region.walk()

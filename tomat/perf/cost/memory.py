@@ -11,8 +11,6 @@ packs all temporaries of a memory space into one allocation by simulating a heap
 trace is part of the ``HloProto``: replayed, it tells which buffers are live together when most bytes are.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -162,7 +160,7 @@ def replayed(events: Any, sizes: dict[int, int]) -> tuple[list[int], list[list[i
     return levels, [members[place] for place in at_peak]
 
 
-def _described(program: HloProgram, logical: dict[int, Any], ids: list[int], size: int) -> list[Buffer]:
+def _described(program: "HloProgram", logical: dict[int, Any], ids: list[int], size: int) -> list[Buffer]:
     """The buffer of a group that shares one place, told by the first of its operations that has a line in the model."""
     candidates: list[tuple[Instruction, Any, Shape, Instruction]] = []
     for buffer_id in ids:
@@ -198,7 +196,7 @@ _PASSING = frozenset(
 """Opcodes that hand a value on: whose value it is, their operand says."""
 
 
-def saved_value(program: HloProgram, instruction: Instruction, shape_index: Any = ()) -> Instruction:
+def saved_value(program: "HloProgram", instruction: "Instruction", shape_index: Any = ()) -> "Instruction":
     """What an in-place update stores (the value a scan keeps for its backward pass), which stands on the line that
     made it and not on the scan's; or `instruction` itself."""
     fused, value = None, instruction

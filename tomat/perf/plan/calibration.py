@@ -7,8 +7,6 @@ Figures must be finite, and of the size that their unit has: 2,080 where 2.080 s
 thousand times too short.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -87,7 +85,7 @@ class CalibrationRow:
     def chip(self) -> str:
         return slice_named(self.slice).chip.name
 
-    def training_config(self) -> TrainConfig:
+    def training_config(self) -> "TrainConfig":
         from tomat.train.settings.config import config_from_dict, load_config
 
         if self.config is not None:
@@ -95,7 +93,7 @@ class CalibrationRow:
         # where the tokens lie does not matter to the step
         return load_config(self.config_path, list(self.overrides))
 
-    def checked(self, where: str) -> CalibrationRow:
+    def checked(self, where: str) -> "CalibrationRow":
         """This row, if its figures can be. `where` is the file it is from, for the error."""
         row = f"{where}: {self.name!r}"
         given = {f"{row}, measured": self.measured}
@@ -144,7 +142,7 @@ class Calibration:
     rows: tuple[CalibrationRow, ...]
 
     @staticmethod
-    def load(tracking_dir: Path) -> Calibration:
+    def load(tracking_dir: Path) -> "Calibration":
         """The record of `tracking_dir`, else the one that came with tomat."""
         places = (tracking_dir / RECORD_FILE, PACKAGED_FILE, CHECKOUT_FILE)
         path = next((path for path in places if path.is_file()), None)

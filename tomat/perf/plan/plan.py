@@ -1,7 +1,5 @@
 """The plan of a training step: does it fit, where will its cycles go, which MFU to expect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -34,7 +32,7 @@ class Interval:
     high: float
 
     @staticmethod
-    def of(step: StepEstimate, times: int = 1) -> Interval:
+    def of(step: StepEstimate, times: int = 1) -> "Interval":
         """Of so many runs of a program; the range is that of its parts (`perf/cost/estimate.py`)."""
         seconds, factor = step.breakdown.step_seconds * times, 1 + step.error
         return Interval(seconds, seconds * (1 / factor), seconds * factor)
@@ -42,7 +40,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Plan:
-    config: TrainConfig
+    config: "TrainConfig"
     slice_: Slice
     compiled: CompiledStep
     calibration: Calibration
@@ -164,7 +162,7 @@ def program_dict(compiled: CompiledStep, step: StepEstimate | None) -> dict[str,
 
 
 def make_plan(
-    config: TrainConfig,
+    config: "TrainConfig",
     slice_: Slice,
     *,
     cache_dir: Path | None = None,

@@ -5,8 +5,6 @@ or one run of one device's program for a compiled step. The rows of `Breakdown.c
 sum to `step_seconds`.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,7 +90,7 @@ class Roofs:
     """The peaks are what the trace states of its device: the chip is not in the table."""
 
     @staticmethod
-    def of_device_kind(device_kind: str, stated: Roofs | None = None) -> Roofs:
+    def of_device_kind(device_kind: str, stated: "Roofs | None" = None) -> "Roofs":
         """The peaks of one JAX device. `stated` is what to take where the chip is not in the table."""
         chip = known_chip(device_kind)
         if chip is None and stated is not None:
@@ -140,7 +138,7 @@ class OpRow:
     source: str = ""
     operands: Operand = "bf16"
 
-    def of_step(self, seconds: float, hidden_seconds: float, occurrences: float) -> OpRow:
+    def of_step(self, seconds: float, hidden_seconds: float, occurrences: float) -> "OpRow":
         """The row of a step out of that of one execution, whose flops and bytes are taken `occurrences` times."""
         return replace(
             self,
@@ -316,7 +314,7 @@ class Breakdown:
         }
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any], origin: str = "breakdown") -> Breakdown:
+    def from_dict(data: Mapping[str, Any], origin: str = "breakdown") -> "Breakdown":
         remedy = "Write it with `tomat profile TRACE --json FILE`."
         content = mapping(data)
         if (version := content.get("format_version")) != FORMAT_VERSION:

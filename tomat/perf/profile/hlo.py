@@ -4,8 +4,6 @@ Read from HLO text, a serialised ``HloModuleProto`` or ``HloProto``, whole or ou
 own parser (``jaxlib``), so all three arrive as the same protocol buffer and nothing is parsed here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import graphlib
 import json
@@ -65,7 +63,7 @@ class Shape:
     dims: tuple[int, ...]
     bits: int
     memory_space: int
-    parts: tuple[Shape, ...] = ()
+    parts: "tuple[Shape, ...]" = ()
 
     @property
     def elements(self) -> int:
@@ -100,7 +98,7 @@ class Instruction:
     proto: Any = field(repr=False, compare=False)
 
     @staticmethod
-    def read(proto: Any, computation_id: int) -> Instruction:
+    def read(proto: Any, computation_id: int) -> "Instruction":
         """Of a decoded `HloInstructionProto`."""
         return Instruction(
             name=proto.name,

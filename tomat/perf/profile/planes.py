@@ -11,8 +11,6 @@ the thread's line; AMD's on a line of its own, whose number is not that of the t
 lie around the launches.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -203,7 +201,7 @@ class Plane:
             bytes_accessed=_amount(stats, "bytes_accessed", "raw_bytes_accessed"),
         )
 
-    def operations(self, line: Any, index: int, kinds: Kinds) -> np.ndarray:
+    def operations(self, line: Any, index: int, kinds: "Kinds") -> np.ndarray:
         """int64 [n, 4] of (kind, start_ps, duration_ps, `index`) of a line's events; `kinds` gets those it lacks."""
         if self._kind_by_metadata:
             starts, durations, metadata_ids = self._columns(line)

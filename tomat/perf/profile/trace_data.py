@@ -1,8 +1,6 @@
 """What a trace holds, whatever format it was read from: per device, which operation ran when, in integer picoseconds on
 the session's clock."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -56,7 +54,7 @@ class Events:
         return len(self.kind)
 
     @staticmethod
-    def build(rows: Sequence[tuple[int, int, int, int]] | np.ndarray) -> Events:
+    def build(rows: Sequence[tuple[int, int, int, int]] | np.ndarray) -> "Events":
         """From (kind, start_ps, duration_ps, line) tuples or [n, 4]: sorted by line and start, outer events first."""
         table = np.asarray(rows, dtype=np.int64).reshape(-1, 4)
         order = np.lexsort((-table[:, 2], table[:, 1], table[:, 3]))

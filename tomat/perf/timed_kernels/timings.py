@@ -5,8 +5,6 @@ The format is CSV with the columns of `COLUMNS`: openxla/tokamax's autotuning da
 `settings` its tiles. A row that cannot be is named and left out; the others count.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -140,7 +138,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def described(text: object, dtypes: Mapping[str, Any]) -> jax.ShapeDtypeStruct | None:
+def described(text: object, dtypes: Mapping[str, Any]) -> "jax.ShapeDtypeStruct | None":
     """`bf16[8,4]` as an array to be; None for what is none, or of another type than `dtypes`."""
     import jax
 

@@ -1,7 +1,5 @@
 """Changes of a run's configuration, as dotted keys and values: what a search tries and what a row of a sweep sets."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -43,7 +41,7 @@ def parsed_words(words: list[Any]) -> dict[str, Any]:
     return overrides
 
 
-def changed(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+def changed(config: "TrainConfig", overrides: Mapping[str, Any]) -> "TrainConfig":
     """`config` with these keys set."""
     from tomat.train.settings.config import config_from_dict
 

@@ -246,20 +246,14 @@ def test_a_copy_has_its_size_and_its_direction():
 
 
 @pytest.mark.parametrize(
-    ("predicate", "share"),
-    [("(%p2_p2), ", 1 / 5), ("(!%p3_p3), ", 1.0), ("(%p4_p4), ", None), ("(%p77_p7), ", None)],
-    ids=["indices 0 and 1", "index 2", "data", "nothing known"],
-)
-def test_a_block_is_fetched_where_an_index_changes_that_it_depends_on(predicate, share):
-    (found,) = read(copy(predicate=predicate))
-    # share() knows the grid's index alone: all but one of five.
-    expected = 4 / 5 if "p3" in predicate else share
-    assert found.share == (None if expected is None else pytest.approx(expected))
-
-
-def test_a_grid_whose_size_is_an_operand_leaves_it_open():
-    (found,) = read(copy(predicate="(%p2_p2), "), grid=(4, 3, UNBOUNDED))
-    assert found.share is None
+    ("predicate", "grid", "share"),
+    [("%p2_p2", GRID, 1 / 5), ("!%p3_p3", GRID, 4 / 5), ("%p4_p4", GRID, None), ("%p77_p7", GRID, None),
+     ("%p2_p2", (4, 3, UNBOUNDED), None)],
+    ids=["indices 0 and 1", "index 2", "data", "nothing known", "a size that is an operand"],
+)  # fmt: skip
+def test_a_block_is_fetched_where_an_index_changes_that_it_depends_on(predicate, grid, share):
+    (found,) = read(copy(predicate=f"({predicate}), "), grid=grid)
+    assert found.share == (None if share is None else pytest.approx(share))
 
 
 def test_a_size_that_is_no_constant_is_that_of_an_uneven_array():

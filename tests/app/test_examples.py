@@ -29,7 +29,6 @@ NOT_RUN = {
     "bench loss-tiles": "needs the TPU compiler and minutes",
     "bench attention-tiles": "needs the TPU compiler and minutes",
     "bench chip": "measures for minutes",
-    "bench numerics": "trains for minutes",
 }
 """Why, by the words that an example begins with."""
 

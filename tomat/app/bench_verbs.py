@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from tomat.base.arguments import add_flag, add_report, config_file, output_file, positive_float, positive_int
+from tomat.base.arguments import add_flag, add_report, output_file, positive_float, positive_int
 from tomat.model.loss.config import LOSS_KINDS
 from tomat.model.tiles import LOSS_NAMES
 
@@ -13,7 +13,6 @@ MODULES = {
     "loss-tiles": "tomat.measure.bench.tiles",
     "attention-tiles": "tomat.measure.bench.tiles",
     "chip": "tomat.measure.bench.chip",
-    "numerics": "tomat.app.workflow.quality",
 }
 """Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""
 
@@ -21,6 +20,7 @@ STUDIES = {
     "tokenize": "profiling/tokenize_speed.py",
     "tokenise": "profiling/tokenize_speed.py",
     "decode": "profiling/decode_speed.py",
+    "numerics": "profiling/numerics.py",
     "profile": "profiling/parse_speed.py",
     "loader": "profiling/loader_readers.py",
     "loss": "profiling/loss_memory.py",
@@ -83,23 +83,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     add_flag(parser, "--output", Path("chip-timings.csv"), "the timed kernels", type=output_file, metavar="FILE.csv")
     add_flag(parser, "--minutes", 10.0, "begin no further kernel after so many minutes", type=positive_float)
     parser.add_argument("--quick", action="store_true", help="small sizes only; on a CPU always")
-
-    parser = benches.add_parser(
-        "numerics",
-        help="train variants of a configuration over seeds: which learn the same, what the others cost",
-        description="Train every variant with every seed, each in a process of its own, and compare loss curves and "
-        "held-out NMAE and NEMD with the unchanged configuration. Finished runs are not repeated: the same command "
-        "goes on where it was stopped. Exit status 1 if a variant that is meant to be exact is not.",
-    )
-    text = "the configuration and its variants, a file or the name of one that ships"
-    add_flag(parser, "--variants", "demo", text, type=config_file("numerics"), metavar="FILE")
-    add_flag(parser, "--seeds", "0,1,2", "at least two", metavar="N,N[,N...]")
-    parser.add_argument("--steps", type=positive_int, metavar="N", help="of every run (default: the configuration's)")
-    parser.add_argument("--only", metavar="NAME[,NAME...]", help="train these variants and the base")
-    parser.add_argument("--compare_only", action="store_true", help="train nothing; compare what has ended")
-    add_flag(parser, "--output_dir", Path("runs/numerics"), "folder of the runs", type=Path, metavar="DIR")
-    parser.add_argument("--docs", action="store_true", help="write the page into the tracking folder")
-    add_flag(parser, "--tracking_dir", Path("docs/tracking"), "tracking folder, for --docs", type=Path, metavar="DIR")
 
     for bench in benches.choices.values():
         add_report(bench, "write the figures to FILE", run=run)

@@ -211,8 +211,7 @@ def _run_quality(args: argparse.Namespace) -> int:
     """Train every row of a sweep with every seed on the same data, and say by what each is faster or slower, better or
     worse, with intervals. Embedded data: training compounds alone, of which some are set aside to judge by. The same
     command goes on where it was stopped."""
-    from tomat.app.workflow.quality import train_study
-    from tomat.measure.lab.quality import Quality, seeds_of
+    from tomat.measure.lab.quality import Quality, seeds_of, train_study
     from tomat.measure.lab.record import record_path
     from tomat.perf.tuning.changes import override_words
     from tomat.perf.tuning.sweep_config import load_sweep

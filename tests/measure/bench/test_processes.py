@@ -28,7 +28,7 @@ with alone_in(pathlib.Path(folder)) as lock:
 
 
 def test_sigterm_stops_the_run_that_was_started_and_lets_it_save(tmp_path: Path):
-    """As `tomat lab quality` and `tomat bench numerics` start theirs, with another program in the run's place."""
+    """As `tomat lab quality` and `profiling/numerics.py` start theirs, with another program in the run's place."""
     with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)]) as parent:
         while not (tmp_path / "began").exists():
             assert parent.poll() is None

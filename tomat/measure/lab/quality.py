@@ -1,5 +1,5 @@
 """The rows of a sweep trained over seeds: what is faster and worse (`tomat lab quality`), what is the same but for
-rounding (`tomat bench numerics`).
+rounding (`profiling/numerics.py`).
 
 Each row is trained with each seed, a run in a process of its own (`quality_runs.py`), seed by seed and each time in
 another order, so that a machine that drifts does so for all rows. A seed decides the initial weights and the order of
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.progress import Stages
 from tomat.base.reporting import first_line, to_jsonable, write_json
 from tomat.measure.bench.processes import compile_cache
 from tomat.measure.lab.curves import CurveComparison, compare_curves, window_means
@@ -304,3 +305,21 @@ class Quality:
             ends = [*range(windows, steps - windows + 1, windows), steps]
             record |= {"window_steps": windows, "first_step_tolerance": tolerance, "window_end_steps": ends}
         return to_jsonable(record)
+
+
+def train_study(study: Quality, only: Sequence[str] = ()) -> None:
+    """Train what a study lacks, or of it the rows `only`, saying what each run does."""
+    name = study.sweep.name
+    with Stages() as stages:
+
+        def on_run(run: str, stage: str) -> None:
+            stages.done(name)
+            if stage == "training":
+                stages.show(run, stage)
+            else:
+                stages.done(run)
+                stages.say(f"{run}: {stage}")
+
+        study.on_run = on_run
+        stages.show(name, "importing JAX and reading the configurations")
+        study.run(only)

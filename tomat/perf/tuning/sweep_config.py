@@ -136,7 +136,7 @@ def load_sweep(path: str | Path) -> SweepConfig:
 
 
 def load_variants(path: str | Path) -> SweepConfig:
-    """Read the variants of `tomat bench numerics`, a sweep written otherwise: its base is the configuration itself, its
+    """Read variants (`profiling/numerics.py`), a sweep written otherwise: its base is the configuration itself, its
     other rows are `variants`, each with `name`, `exact`, `reason` (the row's question) and `overrides`."""
     values = read_yaml(path, "numerics")
     rows: list[dict[str, Any]] = [{"name": BASE}]

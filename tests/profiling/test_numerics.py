@@ -1,4 +1,4 @@
-"""`tomat bench numerics` on a decoder of one layer: a real run, and others made of it."""
+"""The study of numerics on a decoder of one layer: a real run, and others made of it."""
 
 import json
 import shutil
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from forked import instead_of_starting
+from numerics import build_parser
 from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
@@ -17,7 +18,7 @@ from tomat.perf.tuning.sweep_config import BASE, load_variants
 from tomat.train.runs.history import read_events
 
 STEPS = 20
-SHIPPED = Path(__file__).parents[3] / "configs" / "numerics" / "demo.yaml"
+SHIPPED = Path(__file__).parents[2] / "configs" / "numerics" / "demo.yaml"
 HEADS = ["--model.num_heads", 1, "--model.num_kv_heads", 1]
 VARIANTS = {
     "name": "tiny",
@@ -40,7 +41,7 @@ def folder(tmp_path_factory) -> Path:
 
 def bench(folder: Path, *words: str) -> int:
     arguments = ["--variants", str(folder / "tiny.yaml"), "--output_dir", str(folder / "runs"), "--seeds", "3,8"]
-    return main(["bench", "numerics", *arguments, *words])
+    return main([*arguments, *words], build_parser())
 
 
 def one_line(text: str) -> str:

@@ -20,6 +20,9 @@ ONE_STEP = [
 
 WITHOUT_ATOMS = ["--model.environment", "null", "--density_dropout", "0"]
 
+STEADY = ["--optimizer.warmup", "2", "--optimizer.lr_schedule", "constant"]
+"""With these a run of 6 steps and one of 10 have the same program, which is compiled once for all tests."""
+
 
 def tiny_run(steps: int, keep_every: int, *words: str, atoms: bool = False) -> list[str]:
     """Words for `load_config` or the command `train`: batches of four sequences, no evaluation unless `words` ask.

@@ -27,14 +27,8 @@ REFERENCE = [("200m-v6e16", "v6e-16", 2.08, 0.087), ("1b-v6e32", "v6e-32", 5.76,
 
 
 def small_config(**loss):
-    return config_from_dict(
-        {
-            "preset": "demo",
-            "data": {"source": "embedded", "layout": "v3-p7", "n_density_tokens": 1024},
-            "loss": loss,
-            "trainer": {"train_batch_size": 8},
-        }
-    )
+    data = {"source": "embedded", "layout": "v3-p7", "n_density_tokens": 1024}
+    return config_from_dict({"preset": "demo", "data": data, "loss": loss, "trainer": {"train_batch_size": 8}})
 
 
 @pytest.mark.parametrize("name, slice_name, seconds, reported", REFERENCE)
@@ -171,17 +165,11 @@ def test_a_mixture_of_experts_has_no_mfu(tmp_path, capsys):
     assert set(row) == {"tokens_per_second", "tokens_per_second_per_chip"}
 
 
-def a_row(step, seconds, **parts):
-    hooks = parts.pop("hook", 0.0) + sum(parts.get(f"{p}_seconds", 0.0) for p in ("eval", "profiler"))
-    loading, rest = parts.pop("loading", 0.0), parts.pop("rest", 0.0)
-    return {
-        "step": step,
-        "step_seconds": seconds,
-        "throughput/loading_time": loading,
-        "throughput/hook_time": hooks,
-        "wall_seconds": seconds + loading + hooks + parts.get("checkpoint_seconds", 0.0) + rest,
-        **parts,
-    }
+def a_row(step, seconds, hook=0.0, loading=0.0, rest=0.0, **parts):
+    hooks = hook + sum(parts.get(f"{part}_seconds", 0.0) for part in ("eval", "profiler"))
+    wall = seconds + loading + hooks + parts.get("checkpoint_seconds", 0.0) + rest
+    row = {"step": step, "step_seconds": seconds, "wall_seconds": wall, **parts}
+    return {**row, "throughput/loading_time": loading, "throughput/hook_time": hooks}
 
 
 def test_wall_clock_is_attributed():

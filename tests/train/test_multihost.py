@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from forked import Forked, signalled
 from run_facts import losses
-from tiny_run import DEMO, tiny_run
+from tiny_run import DEMO, STEADY, tiny_run
 
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import newest_whole
@@ -19,7 +19,7 @@ from tomat.train.runs.history import read_events
 from tomat.train.settings.config import load_config
 
 STEPS = 8
-TINY = tiny_run(STEPS, 3)
+TINY = tiny_run(STEPS, 3, *STEADY)
 GRACE_SECONDS = 8
 HEARTBEAT_SECONDS = 100
 """After which JAX 0.11.1 counts a silent host as lost (`heartbeat_timeout_seconds` of `jax.distributed.initialize`):

@@ -76,7 +76,7 @@ def test_the_training_gets_what_the_line_says_or_nothing_is_sent(tmp_path, line,
 
 
 @given(st.dictionaries(st.sampled_from("ABC_"), st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]))))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_what_is_written_anew_says_the_same(variables):
     with tempfile.TemporaryDirectory() as folder:
         path = env_file(Path(folder), shell_text(variables))

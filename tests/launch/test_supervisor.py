@@ -51,8 +51,8 @@ def test_failures_in_a_row_are_capped_and_wait_longer_each_time(world):
     watched = supervisor()
     with pytest.raises(TomatError, match="failed 3 times in a row"):
         watched.supervise()
-    assert watched.report.endings[::2] == ["could not reach its storage", "found its chips held by another process"]
-    assert watched.report.waited_seconds == pytest.approx(0.01 + 0.02)
+    assert watched.endings[::2] == ["could not reach its storage", "found its chips held by another process"]
+    assert watched.waited_seconds == pytest.approx(0.01 + 0.02)
     assert world.machines() == []
 
 
@@ -109,7 +109,7 @@ def test_machines_lost_while_installing_are_no_failure(world):
     world.answer("ssh", "", "connection reset")  # the answer to the first question, and to `mkdir`
     watched = supervisor()
     assert watched.supervise().endings == ["lost its machines", "finished"]
-    assert watched.report.waited_seconds == 0
+    assert watched.waited_seconds == 0
 
 
 def test_machines_whose_chips_another_process_holds_are_replaced(world):

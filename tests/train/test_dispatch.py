@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,10 +130,14 @@ class FakeStep:
     """A step whose devices are a function of the batch, here its number."""
 
     step: Callable[[int], Any]
-    state: Any = field(default_factory=lambda: SimpleNamespace(step=0))
+    done: int = 0
+
+    @property
+    def state(self) -> Any:
+        return SimpleNamespace(step=self.done)
 
     def __call__(self, batch: int) -> Any:
-        self.state.step += 1
+        self.done += 1
         return self.step(batch)
 
 

@@ -84,8 +84,8 @@ BOTH = {
     "trainer.mesh.shared_mapping": FOUR_AXES,
     "trainer.mesh.compute_mapping": FOUR_AXES,
     "trainer.model_averaging": "trainer.model_averaging {type: ema, beta: 0.9}",
-    "trainer.quantization.amax_history_length": "trainer.quantization {fp8: true}",
-    "trainer.quantization.targets": "trainer.quantization {int8: true}",
+    "trainer.quantization.amax_history_length": "trainer.quantization.fp8 true",
+    "trainer.quantization.targets": "trainer.quantization.int8 true",
 }
 """What must be set, before and after, for some of them or of a section to act."""
 

@@ -86,13 +86,13 @@ def fetch(dataset: ShardDataset, positions: Sequence[int] | range) -> np.ndarray
 @pytest.mark.parametrize("perm_type", ["feistel", "none", "full"])
 def test_every_epoch_is_a_bijection_at_the_default_sizes(rows: int, perm_type) -> None:
     index = ShuffledIndex(rows, BlockShuffleConfig(perm_type=perm_type), seed=4)
-    for epoch in (0, 1, 10**9):
+    for epoch in (1, 10**9):
         images = index(np.arange(epoch * rows, (epoch + 1) * rows))
         np.testing.assert_array_equal(np.sort(images), np.arange(rows))
         assert index(np.array(epoch * rows)) == images[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(1, 3000),
     io_block_size=st.integers(1, 70),

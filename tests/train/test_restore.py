@@ -124,16 +124,13 @@ def test_the_state_of_an_optimizer_is_rearranged_there_and_back_bit_for_bit(tmp_
         )
 
     with trainer.use_device_mesh():
-        begun = eqx.filter_jit(state)(True)
         random = np.random.default_rng(0)
-        begun = jax.tree.map(
-            lambda leaf: (
-                jnp.asarray(random.normal(size=leaf.shape), leaf.dtype)
-                if jnp.issubdtype(leaf.dtype, jnp.floating)
-                else leaf
-            ),
-            begun,
-        )
+
+        def draw(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+            floats = jnp.issubdtype(leaf.dtype, jnp.floating)
+            return jnp.asarray(random.normal(size=leaf.shape) if floats else np.zeros(leaf.shape), leaf.dtype)
+
+        begun = jax.tree.map(draw, eqx.filter_eval_shape(state, True))
         there = eqx.filter_eval_shape(state, False)
         unrolled = rearrange(begun, there, {}, trainer.device_mesh)
         assert jax.tree.structure(unrolled) == jax.tree.structure(there)

@@ -164,9 +164,9 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch") -> int:
         )
         raise
     finally:
-        report = supervisor.report
-        figures = {"run": launch.run_name, "slice": launch.slice_name, "attempts": len(report.endings)}
-        write_report(args.json, figures | vars(report) | {"total_seconds": time.monotonic() - began})
+        figures = {"run": launch.run_name, "slice": launch.slice_name, "attempts": len(supervisor.endings)}
+        figures |= {"endings": supervisor.endings, "waited_seconds": supervisor.waited_seconds}
+        write_report(args.json, figures | {"total_seconds": time.monotonic() - began})
     return 0
 
 

@@ -44,7 +44,6 @@ class RestartPolicy:
     """When to try again, and when to stop trying."""
 
     max_restarts: int = 200
-    """Restarts of whatever kind."""
     max_failures: int = 5
     """Failures in a row, storage that did not answer among them; losing machines is none, and an attempt that lasted
     `healthy_seconds` breaks the row."""
@@ -54,7 +53,6 @@ class RestartPolicy:
     healthy_seconds: float = 1800.0
     """An attempt that lasted this long was no immediate failure."""
     poll_seconds: float = 30.0
-    """Between two questions."""
     straggler_seconds: float = 120.0
     """How long other hosts may go on after one has ended; then they are stopped."""
     unreachable_polls: int = 10
@@ -79,13 +77,6 @@ class RestartPolicy:
 
 
 @dataclass
-class LaunchReport:
-    endings: list[str] = field(default_factory=list)
-    """How each attempt ended, in order."""
-    waited_seconds: float = 0.0
-
-
-@dataclass
 class Supervisor:
     launch: TpuLaunch
     policy: RestartPolicy
@@ -93,16 +84,20 @@ class Supervisor:
     say: Callable[[str], None]
     keep: bool = False
     """Do not give the slice back."""
-    report: LaunchReport = field(default_factory=LaunchReport)
+    endings: list[str] = field(default_factory=list)
+    """How each attempt ended, in order."""
+    waited_seconds: float = 0.0
     _installed: bool = False
     _held: bool = False
     """There may be a slice, which is paid for."""
     _logs_at: float = 0.0
     _unanswered: str = ""
 
-    def supervise(self) -> LaunchReport:
+    def supervise(self) -> "Supervisor":
+        """Until the training is finished; itself, with what it came to."""
         try:
-            return self._until_it_ends()
+            self._until_it_ends()
+            return self
         except TomatError:
             raise
         except Exception:
@@ -113,17 +108,17 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 self.launch.sent_environment.unlink(missing_ok=True)
 
-    def _until_it_ends(self) -> LaunchReport:
+    def _until_it_ends(self) -> None:
         failures = unlucky = 0
         while True:
-            attempt = len(self.report.endings) + 1
+            attempt = len(self.endings) + 1
             started = time.monotonic()
             ending, why = self._attempt(attempt)
-            self.report.endings.append(ending.value)
+            self.endings.append(ending.value)
             self._say(f"attempt {attempt} {ending.value}{f': {why}' if why else ''}")
             if ending is Ending.FINISHED:
                 self._give_back()
-                return self.report
+                return
             if time.monotonic() - started >= self.policy.healthy_seconds:
                 failures = 0
             failures += ending in _FAILURES
@@ -140,7 +135,7 @@ class Supervisor:
             if ending in _FAILURES or ending is Ending.NO_CAPACITY:
                 wait = self.policy.wait_seconds(max(failures, unlucky))
                 self._say(f"next attempt in {wait:.0f} s")
-                self.report.waited_seconds += wait
+                self.waited_seconds += wait
                 time.sleep(wait)
 
     def _give_back(self) -> None:
@@ -281,7 +276,7 @@ class Supervisor:
 
     def _last_error(self) -> str:
         """The training's own error message, from the newest logs."""
-        lines = "\n".join(self._logs(len(self.report.endings))).splitlines()
+        lines = "\n".join(self._logs(len(self.endings))).splitlines()
         errors = [line for line in lines if line.startswith("error: ") or "Error: " in line]
         return f" ({errors[-1]})" if errors else ""
 

@@ -4,7 +4,7 @@ import json
 
 import fsspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import RetryableError, TomatError
@@ -62,6 +62,7 @@ def test_a_damaged_line_is_named_and_a_torn_last_one_left_out(tmp_path, line):
 VALUES = st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.booleans() | st.none() | st.just("\ud800")
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.text(), VALUES | st.lists(VALUES, max_size=3), max_size=4))
 def test_a_line_reads_as_what_python_wrote(values):
     line = json.dumps(values | {"step": 3})

@@ -59,10 +59,9 @@ def trained(optimizer: optax.GradientTransformation, parameters: Any, steps: int
     "fields, theirs",
     [
         ({}, {}),
-        ({"parameter_scale": False}, {"multiply_by_parameter_scale": False}),
-        ({"clipping_threshold": None}, {"clipping_threshold": None}),
-        ({"clipping_threshold": 0.3, "decay_rate": 0.5}, {"clipping_threshold": 0.3, "decay_rate": 0.5}),
-        ({"momentum": 0.9}, {"momentum": 0.9}),
+        ({"parameter_scale": False, "decay_rate": 0.5}, {"multiply_by_parameter_scale": False, "decay_rate": 0.5}),
+        ({"clipping_threshold": 0.3}, {"clipping_threshold": 0.3}),
+        ({"momentum": 0.9, "clipping_threshold": None}, {"momentum": 0.9, "clipping_threshold": None}),
         ({"min_dim_size_to_factor": 128}, {"min_dim_size_to_factor": 128}),
         ({"weight_decay": 0.1, "default_weight_decay_mask": False}, {"weight_decay_rate": 0.1 * 0.02}),
     ],

@@ -38,11 +38,10 @@ from tomat.hardware.flops import (
     training_flops,
     useful_training_products,
 )
-from tomat.model.attention import ATTENTION_PROJECTION, QKV, SplashBlockSizes
-from tomat.model.checkpoint_policies import MLP_PROJECTIONS
+from tomat.model.checkpoint_policies import ATTENTION_OUTPUT, ATTENTION_PROJECTION, MLP_PROJECTIONS, QKV
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.shape import decoder_shape
-from tomat.model.splash import ATTENTION_OUTPUT
+from tomat.model.tiles import SplashBlockSizes
 
 BATCH, SEQ_LEN, VOCAB = 2, 256, 512
 SIZES: dict[str, Any] = dict(

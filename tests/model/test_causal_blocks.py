@@ -12,7 +12,7 @@ import pytest
 from attention_cases import heads, plain, two_devices, values_and_gradients
 
 from tomat.model.causal_blocks import causal_attention
-from tomat.model.splash import ATTENTION_OUTPUT
+from tomat.model.checkpoint_policies import ATTENTION_OUTPUT
 
 qkv = partial(heads, seq_len=96, head_size=16)
 

@@ -159,21 +159,13 @@ def test_the_residual_is_that_of_the_voxel_read(environment):
 
 
 def test_a_decoder_has_it_and_another_has_not():
-    config = DensityDecoderConfig(
-        max_seq_len=40,
-        hidden_dim=16,
-        intermediate_dim=16,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        environment=CONFIG,
-    )
+    sizes = dict(max_seq_len=40, hidden_dim=16, intermediate_dim=16, num_layers=1, num_heads=2, num_kv_heads=1)
+    config = DensityDecoderConfig(**sizes, environment=CONFIG)
     Vocab = Axis("vocab", DENSITY_START + len(VALUES))
     model = config.build(Vocab, key=jax.random.PRNGKey(0))
     plain = dataclasses.replace(config, environment=None).build(Vocab, key=jax.random.PRNGKey(0))
-    assert np.array_equal(
-        model.embeddings.token_embeddings.weight.array, plain.embeddings.token_embeddings.weight.array
-    )
+    tables = (each.embeddings.token_embeddings.weight.array for each in (model, plain))
+    assert np.array_equal(*tables)
     tokens, atoms = batch_of(ANCHOR)
     with pytest.raises(TomatError, match="was given no atoms"):
         hidden_and_head(model, tokens)
@@ -188,9 +180,7 @@ def test_a_decoder_has_it_and_another_has_not():
     assert hidden.resolve_axis("embed").size == head.resolve_axis("embed").size == 16
 
 
-@pytest.mark.parametrize(
-    "words", [{"channels": 0}, {"max_atoms": 0}, {"max_elements": 0}, {"prior_anchors": 3}, {"prior_width": 0.0}]
-)
+@pytest.mark.parametrize("words", [{"max_atoms": 0}, {"prior_anchors": 3}, {"prior_width": 0.0}])
 def test_numbers_that_cannot_be(words):
     with pytest.raises(TomatError, match=f"model.environment.{next(iter(words))} is"):
         EnvironmentConfig(**words)

@@ -19,9 +19,8 @@ from levanter.layers.rotary import DefaultRotaryEmbeddingsConfig, Llama3RotaryEm
 from tomat.base.errors import TomatError
 from tomat.model.attention import DensityAttention
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.norm_rotary import QkRotaryConfig, norm_rotate
-from tomat.model.splash import SplashBlockSizes
-from tomat.model.whole_head import WholeHeadConfig
+from tomat.model.norm_rotary import norm_rotate
+from tomat.model.tiles import QkRotaryConfig, SplashBlockSizes, WholeHeadConfig
 
 SEQ_LEN = 128
 
@@ -43,7 +42,7 @@ def formula(x, weight, table, eps):
     with_norm=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_values_and_gradients_are_the_formulas(batch, n_chunks, heads, head_size, block, with_norm, seed):
     S, rng, eps = 64 * n_chunks, np.random.default_rng(seed), 1e-3 if with_norm else None
     x, by_out = rng.normal(size=(2, batch, heads, S, head_size))
@@ -98,12 +97,10 @@ IN_ATTENTION = {
 @pytest.mark.parametrize(
     ("rope", "use_qk_norm", "mesh", "fields"),
     [
-        (Llama3RotaryEmbeddingsConfig(), True, contextlib.nullcontext, {}),
         (DefaultRotaryEmbeddingsConfig(theta=200), False, contextlib.nullcontext, {}),
-        (DefaultRotaryEmbeddingsConfig(), True, two_devices, {}),
-        (Llama3RotaryEmbeddingsConfig(), True, contextlib.nullcontext, IN_ATTENTION | {"head_dim": 256}),
+        (Llama3RotaryEmbeddingsConfig(), True, two_devices, {}),
         (DefaultRotaryEmbeddingsConfig(theta=200), False, contextlib.nullcontext, IN_ATTENTION),
-        (DefaultRotaryEmbeddingsConfig(), True, two_devices, IN_ATTENTION),
+        (Llama3RotaryEmbeddingsConfig(), True, two_devices, IN_ATTENTION | {"head_dim": 256}),
     ],
 )
 def test_attention_with_the_kernel_is_levanters(rope, use_qk_norm, mesh, fields):
@@ -132,8 +129,6 @@ def test_what_the_kernel_cannot_do_is_refused():
         TomatError, match=r"kernel is attention and model.whole_head is not set; only its kernels rotate"
     ):
         attention_config(qk_rotary=QkRotaryConfig("attention"))
-    with pytest.raises(TomatError, match=r"got 96 positions and a head size of 128"):
-        norm_rotate(jnp.zeros((1, 1, 96, 128)), jnp.ones(128), jnp.zeros((96, 128)), None, QkRotaryConfig("pallas"))
     flash = attention_config(attn_backend=AttentionBackend.JAX_FLASH, qk_rotary=QkRotaryConfig("pallas"))
     with pytest.raises(TomatError, match=r"the attention backend is .*jax_flash.*qk_rotary.kernel: xla"):
         attention_and_gradient(flash)

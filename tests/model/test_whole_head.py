@@ -13,7 +13,8 @@ from levanter.layers.attention import AttentionBackend, AttentionMask
 from tomat.base.errors import TomatError
 from tomat.hardware.executed import attention_kernels
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.whole_head import WholeHeadConfig, whole_head_attention
+from tomat.model.splash import whole_head_attention
+from tomat.model.tiles import WholeHeadConfig
 
 SMALL = WholeHeadConfig(256, 128, 256, 128, interpret=True)
 
@@ -22,8 +23,7 @@ SMALL = WholeHeadConfig(256, 128, 256, 128, interpret=True)
     ("n_heads", "n_kv_heads", "config", "mesh"),
     [
         pytest.param(2, 2, SMALL, two_devices, id="two-devices"),
-        pytest.param(4, 2, SMALL, contextlib.nullcontext, id="grouped-heads"),
-        pytest.param(1, 1, dataclasses.replace(SMALL, block=512, rows=512), contextlib.nullcontext, id="one-block"),
+        pytest.param(2, 1, dataclasses.replace(SMALL, block=512, rows=512), contextlib.nullcontext, id="one-block"),
         pytest.param(1, 1, dataclasses.replace(SMALL, block=128, block_bwd=512), contextlib.nullcontext, id="mixed"),
     ],
 )
@@ -69,5 +69,3 @@ def test_what_it_cannot_do_is_refused():
         WholeHeadConfig().tiles(32768, 256, 2)
     with pytest.raises(TomatError, match=r"sliding_window is 512; its kernels have no window"):
         DensityDecoderConfig(whole_head=WholeHeadConfig(), sliding_window=512)
-    with pytest.raises(TomatError, match="without window or segments"):
-        whole_head_attention(*heads(1, 1, 512, 128), AttentionMask.causal(sliding_window=100), SMALL, q_is_scaled=False)

@@ -25,7 +25,7 @@ from tomat.base.config_keys import fields_below, meaning_of, section_of
 from tomat.base.errors import TomatError
 from tomat.model.any_decoder import environment_of
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.splash import SplashBlockSizes
+from tomat.model.tiles import SplashBlockSizes
 from tomat.perf.plan.compile.lowering import _stand_in_atoms, lower_step, stand_in_table, stand_in_tables
 from tomat.train import startup
 from tomat.train.loader import TokenExample

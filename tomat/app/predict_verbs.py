@@ -118,10 +118,10 @@ def _run_predict(args: argparse.Namespace) -> int:
 
         predictor = load_promolecule(args.promolecule)
     else:
-        from tomat.predict.inference.described import DescribedRun
+        from tomat.predict.inference.predictor import described
 
         # A run without its model, which is loaded for the first structure that is predicted.
-        predictor = DescribedRun(args.run_dir, **given)
+        predictor = described(args.run_dir, **given)
     grid = choose_grid(None if args.grid is None else tuple(args.grid), args.spacing, args.like, predictor.spacing_a)
     console.print(f"grid: {grid.why}")
     settings = Settings(

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
-from tomat.base.shipped import named_configuration, none_of_that_name
 
 STANDARD_OUTPUT = Path("-")
 """`--json -`: the report goes to standard output, and everything else to standard error."""
@@ -128,6 +127,8 @@ def config_file(kind: str) -> Callable[[str], Path]:
     """An argparse type: a configuration that is there, or the name of one of this kind that ships with tomat."""
 
     def parse(text: str) -> Path:
+        from tomat.base.shipped import named_configuration, none_of_that_name
+
         found = named_configuration(text, kind)
         if found is None and not os.path.exists(text):
             raise argparse.ArgumentTypeError(none_of_that_name(text, kind))

@@ -14,6 +14,11 @@ FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What it says where there is no room left: on the disk, in the quota, or for one file."""
 
 
+STORAGE_TRIES = 7
+"""How often a request to a bucket is tried before the place counts as unreachable: 6 waits of 0.5 to 16 s, half a
+minute in all. TensorStore's own default, 32 waits of up to 32 s, would hide an outage for a quarter of an hour."""
+
+
 class TomatError(Exception):
     """Input, configuration or environment that tomat refuses.
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from tomat.base.documents import parse_yaml
 from tomat.base.errors import TomatError, causes
-from tomat.base.shipped import named_configuration, none_of_that_name
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -65,12 +64,15 @@ def set_by(parts: Sequence[str], source: str, overrides: Mapping[str, Any], word
 def read_yaml(config_path: str | Path, kind: str | None = None) -> dict[str, Any]:
     """The keys and values of a YAML file, or of one that ships with tomat under that name; an empty file has none.
     `kind` is that of the configurations that ship (`shipped.shipped_folder`); None: no name is looked for."""
-    named = named_configuration(str(config_path), kind) if kind is not None else None
-    path = named or Path(config_path)
+    path, missing = Path(config_path), f"config file {config_path} does not exist"
+    if kind is not None:
+        from tomat.base.shipped import named_configuration, none_of_that_name
+
+        path = named_configuration(str(config_path), kind) or path
+        missing = none_of_that_name(str(config_path), kind)
     try:
         text = path.read_bytes()
     except FileNotFoundError as error:
-        missing = f"config file {path} does not exist" if kind is None else none_of_that_name(str(config_path), kind)
         raise TomatError(f"{missing}.") from error
     except OSError as error:
         raise TomatError(f"config file {path} cannot be read: {error.strerror or error}.") from error

@@ -11,12 +11,8 @@ import random
 import time
 from collections.abc import Callable
 
-from tomat.base.errors import PASSING_ERRNOS, RetryableError, causes
+from tomat.base.errors import PASSING_ERRNOS, STORAGE_TRIES, RetryableError, causes
 from tomat.base.reporting import counted
-
-STORAGE_TRIES = 7
-"""How often a request to a bucket is tried before the place counts as unreachable: 6 waits of 0.5 to 16 s, half a
-minute in all. TensorStore's own default, 32 waits of up to 32 s, would hide an outage for a quarter of an hour."""
 
 LONGEST_WAIT_SECONDS = 16.0
 """Between two tries; the wait doubles from half a second."""

@@ -9,8 +9,7 @@ from urllib.request import url2pathname
 
 import tensorstore as ts
 
-from tomat.base.errors import PASSING_ERRNOS, RetryableError, TomatError
-from tomat.base.retries import STORAGE_TRIES
+from tomat.base.errors import PASSING_ERRNOS, STORAGE_TRIES, RetryableError, TomatError
 
 ARRAY_NAME = "tokens.zarr"
 MANIFEST_NAME = "manifest.json"

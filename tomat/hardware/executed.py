@@ -114,7 +114,7 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
     if hasattr(model_config, "splash"):
         b = model_config.splash.for_sequence(seq_len)
         forward = KernelPass(2, b.block_q, b.block_kv)
-        dkv, dq, fused = (b.block_q_dkv, b.block_kv_dkv), (b.block_q_dq, b.block_kv_dq), b.use_fused_bwd_kernel
+        dkv, dq, fused = (b.block_q_dkv, b.block_kv_dkv), (b.block_q_dq, b.block_kv_dq), b.use_fused_bwd
     else:
         limit = getattr(model_config, "flash_attention_block_size", None) or DEFAULT_SPLASH_BLOCK
         size = _largest_divisor(seq_len, limit)

@@ -9,10 +9,9 @@ from levanter.layers.attention import AttentionMask
 from levanter.models.lm_model import LmConfig, LmHeadModel
 
 from tomat.base.errors import TomatError
-from tomat.model.decoder import DensityDecoder, DensityDecoderConfig
+from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, Int8Matmuls
 from tomat.model.embedding import with_float32_sums
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables, PatchAtoms
-from tomat.model.int8_dot import Int8Matmuls
 
 
 def build_mask(config: LmConfig) -> AttentionMask:
@@ -64,8 +63,7 @@ def hidden_and_head(
     key=None,
 ) -> tuple[NamedArray, NamedArray]:
     """Hidden states [batch, position, embed] and head [vocab, embed] whose product is the logits, with what the model
-    knows of the atoms; `embed` is longer than the model's where there is a prior. Without `environment` atoms and
-    tables are not looked at."""
+    knows of the atoms, if it has an `environment`; `embed` is longer than the model's where there is a prior."""
     environment = model.environment if isinstance(model, DensityDecoder) else None
     if environment is None:
         return causal_activations(model, tokens, key=key), model.get_lm_head()

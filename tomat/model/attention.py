@@ -3,8 +3,8 @@
 - `vanilla`: one matrix of scores per head, or with `query_blocks` those of a block of queries and the keys that it
   sees (`causal_blocks.py`); memory grows with the square of the sequence.
 - `jax_flash`: Levanter's blockwise attention in plain JAX, for any platform.
-- `splash`: Pallas kernels for TPUs, those of JAX (`splash.py`) or, where the configuration has their sizes, tomat's own
-  that hold a whole head in VMEM (`whole_head.py`).
+- `splash`: Pallas kernels for TPUs, those of JAX or, where the configuration has their sizes, tomat's own that
+  hold a whole head in VMEM (`splash.py`).
 
 The backend follows the platform of the mesh that the step is traced for, which may be a TPU topology on a machine that
 has none.
@@ -13,7 +13,7 @@ has none.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import equinox as eqx
 import haliax as hax
@@ -34,24 +34,14 @@ from levanter.layers.attention import (
 from levanter.layers.rotary import RotaryEmbeddings
 
 from tomat.base.errors import TomatError
-from tomat.model.causal_blocks import MASKED, causal_attention, flash_attention
-from tomat.model.kv_cache import KvCache
-from tomat.model.norm_rotary import QkRotaryConfig, Rotary, RotaryKernel, norm_rotate
-from tomat.model.splash import (
-    ATTENTION_OUTPUT,
-    SplashBlockSizes,
-    flatten_group,
-    is_causal_alone,
-    mesh_axes,
-    splash_attention,
-)
-from tomat.model.whole_head import LOG2_E, WholeHeadConfig, whole_head_attention
+from tomat.model.causal_blocks import MASKED, causal_attention, flash_attention, is_causal_alone
+from tomat.model.checkpoint_policies import ATTENTION_OUTPUT, ATTENTION_PROJECTION, QKV
+from tomat.model.sharding import flatten_group, on_mesh, split_over
+from tomat.model.tiles import QkRotaryConfig, RotaryKernel, SplashBlockSizes, WholeHeadConfig
 
-QKV = "qkv"
-"""Checkpoint name of queries, keys and values, after normalisation and rotary embedding."""
-
-ATTENTION_PROJECTION = "attention_projection"
-"""Checkpoint name of what the output projection gives, before it is added to the residual stream."""
+if TYPE_CHECKING:  # kernels for TPUs, and what only decoding keeps
+    from tomat.model.kv_cache import KvCache
+    from tomat.model.norm_rotary import Rotary
 
 BACKENDS = (AttentionBackend.VANILLA, AttentionBackend.JAX_FLASH, AttentionBackend.SPLASH)
 
@@ -106,8 +96,7 @@ class DensityAttention(Attention):
 
     config: DensityAttentionConfig = eqx.field(static=True)
     first_values: NamedArray | None = None
-    """Values of the first layer as they are projected, for one call (`DensityDecoderLayer`), where `value_mix` is not
-    0."""
+    """Values of the first layer as they are projected, for one call (`DensityDecoderLayer`); with `value_mix` alone."""
 
     @staticmethod
     def init(config: DensityAttentionConfig, *, key) -> "DensityAttention":
@@ -134,16 +123,12 @@ class DensityAttention(Attention):
     ) -> tuple[NamedArray, NamedArray, NamedArray]:
         """The result, and keys and values of all positions as attention takes them; with the kernel `attention` keys
         that are not rotated yet."""
-        if not isinstance(mask, AttentionMask) or not mask.is_causal:
-            said = "attention was called without a causal mask, and would see the future"
+        if not isinstance(mask, AttentionMask) or not is_causal_alone(mask):
+            said = "attention was called with another mask than a causal one, with or without a sliding window"
             raise TomatError(f"{said}; call the model through tomat.model.any_decoder.causal_activations.")
         if self.config.sliding_window is not None:
             mask = mask.with_sliding_window(self.config.sliding_window)
         paired = self.config.paired_heads
-        if paired:
-            _check_plain_mask(mask, "paired_heads")
-        if self.config.query_blocks > 1:
-            _check_plain_mask(mask, "query_blocks")
         key_proj, key_o = maybe_rng_split(key, 2)
         if kernel != "xla":
             self._check_kernel(kernel, pos_ids)
@@ -165,13 +150,10 @@ class DensityAttention(Attention):
         attended = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads").astype(x.dtype)
         return tree_checkpoint_name(self.o_proj(attended, key=key_o), ATTENTION_PROJECTION), k, v
 
-    def decode(self, x: NamedArray, cache: KvCache, position: jax.Array) -> tuple[NamedArray, KvCache]:
-        """Attend to what is kept, and keep what is new.
-
-        Norm and rotary embedding of a single position, with `qk_rotary.kernel: attention` those of all, are Levanter's,
-        which differ from the kernels' by the rounding of the compute type (`QkRotaryConfig`). `x` is all positions that
-        the cache is for, [batch, position, embed], or one; `position`, an int scalar, its first: 0 for all.
-        """
+    def decode(self, x: NamedArray, cache: "KvCache", position: jax.Array) -> "tuple[NamedArray, KvCache]":
+        """Attend to what is kept, and keep what is new; `x` is all positions that the cache is for, [batch, position,
+        embed], or one; `position`, an int scalar, its first: 0 for all. Norm and rotary embedding of a single position,
+        with `qk_rotary.kernel: attention` those of all, are Levanter's (`QkRotaryConfig` says how they differ)."""
         Pos, KeyPos = x.resolve_axis("position"), cache.keys.resolve_axis("key_position")
         if Pos.size * self.config.heads_in_one == KeyPos.size:
             kernel = "pallas" if self.config.qk_rotary.kernel == "pallas" else "xla"
@@ -259,7 +241,7 @@ class DensityAttention(Attention):
         q, k, v = self._project(x, key=key)
         HeadSize = q.resolve_axis("head_size")
         rotary = self._rotary(x.resolve_axis("position"), HeadSize)
-        scale = (1.0 if config.whole_head is None else LOG2_E) / math.sqrt(HeadSize.size)
+        scale = (1.0 if config.whole_head is None else math.log2(math.e)) / math.sqrt(HeadSize.size)
         q = _norm_rotate_named(q, rotary.q_weight * scale, rotary, config.qk_rotary)
         return q, _norm_rotate_named(k, rotary.k_weight, rotary, config.qk_rotary), v
 
@@ -272,11 +254,15 @@ class DensityAttention(Attention):
                 scaled = kernel == "pallas"
                 q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
                 if config.whole_head is not None:
+                    from tomat.model.splash import whole_head_attention
+
                     rotary = None
                     if kernel == "attention":
                         Pos, HeadSize = q.resolve_axis("position"), q.resolve_axis("head_size")
                         rotary = self._rotary(Pos, HeadSize, in_attention=True)
                     return whole_head_attention(q, k, v, mask, config.whole_head, q_is_scaled=scaled, rotary=rotary)
+                from tomat.model.splash import splash_attention
+
                 return splash_attention(q, k, v, mask, config.splash, q_is_scaled=scaled)
             case AttentionBackend.JAX_FLASH:
                 block = config.flash_attention_block_size
@@ -288,22 +274,17 @@ class DensityAttention(Attention):
                 # of the first demo's step, whose softmax XLA (jaxlib 0.11.1) fuses with a sum alone.
                 seen = materialize_mask(mask, q.resolve_axis("position"), k.resolve_axis("key_position"))
                 assert seen is not None  # it is causal: `_whole`
-                out = dot_product_attention(
-                    "position",
-                    "key_position",
-                    "head_size",
-                    q,
-                    k,
-                    v,
-                    bias=hax.where(seen, 0.0, MASKED).astype(dtype),
-                    attention_dtype=dtype,
-                    attn_backend=AttentionBackend.VANILLA,
-                )
+                names = "position", "key_position", "head_size"
+                bias = hax.where(seen, 0.0, MASKED).astype(dtype)
+                how = {"attention_dtype": dtype, "attn_backend": AttentionBackend.VANILLA}
+                out = dot_product_attention(*names, q, k, v, bias=bias, **how)
                 return tree_checkpoint_name(out, ATTENTION_OUTPUT)
 
-    def _rotary(self, Pos: Axis, HeadSize: Axis, *, in_attention: bool = False) -> Rotary:
+    def _rotary(self, Pos: Axis, HeadSize: Axis, *, in_attention: bool = False) -> "Rotary":
         """Norm and rotary embedding of queries and keys, as a kernel takes them; in attention those of a pair of heads,
         side by side, are rotated alike."""
+        from tomat.model.norm_rotary import Rotary
+
         heads = self.config.heads_in_one if in_attention else 1
         assert self.rot_embs is not None  # `_check_kernel`
         norms = [
@@ -316,6 +297,8 @@ class DensityAttention(Attention):
 
     def paged_decode(self, x, kv_cache, batch_info, *, pos_ids, key=None):
         """`decode` at position `batch_info`: Levanter's layer calls this, its norms and MLP around it."""
+        from tomat.model.kv_cache import KvCache
+
         if not isinstance(kv_cache, KvCache):
             raise TomatError("density_decoder is decoded from a KvCache, and not from Levanter's pages.")
         return self.decode(x, kv_cache, cast(jax.Array, batch_info))
@@ -337,25 +320,18 @@ def heads_apart(x: NamedArray) -> NamedArray:
     return apart.flatten_axes(("kv_head", "of_pair"), "kv_head")
 
 
-def _check_plain_mask(mask: AttentionMask, key: str) -> None:
-    if not is_causal_alone(mask) or mask.sliding_window is not None:
-        only = "takes a causal mask alone, without window or segments"
-        raise TomatError(f"model.{key} {only}; leave it out, or the mask's other parts.")
-
-
 def rotary_table(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> jax.Array:
-    """Cosines and, in the second half, sines of any rotary embedding, float32 `[position, head_size]`.
-
-    A rotary embedding turns (a, b), the halves of a vector, into (a cos - b sin, b cos + a sin), whatever its
-    frequencies: what it makes of (1, 0) is (cos, sin).
-    """
+    """Cosines and, in the second half, sines of any rotary embedding, float32 `[position, head_size]`: whatever its
+    frequencies, it turns (a, b), the halves of a vector, into (a cos - b sin, b cos + a sin), and (1, 0) into both."""
     first = hax.arange(HeadSize) < HeadSize.size // 2
     turned = rotary(first.astype(jnp.float32).broadcast_axis(Pos), hax.arange(Pos))
     return turned.rearrange((Pos, HeadSize)).array
 
 
-def _norm_rotate_named(x: NamedArray, weight: jax.Array, rotary: Rotary, config: QkRotaryConfig) -> NamedArray:
+def _norm_rotate_named(x: NamedArray, weight: jax.Array, rotary: "Rotary", config: QkRotaryConfig) -> NamedArray:
     """`norm_rotate` of queries or keys in a `shard_map` over the mesh in scope, the positions after the heads."""
+    from tomat.model.norm_rotary import norm_rotate
+
     Pos, HeadSize = x.resolve_axis("position"), x.resolve_axis("head_size")
     Heads = tuple(axis for axis in x.axes if axis.name in ("kv_head", "q_heads_per_group"))
     Batch = tuple(axis for axis in x.axes if axis not in (*Heads, Pos, HeadSize))
@@ -365,17 +341,10 @@ def _norm_rotate_named(x: NamedArray, weight: jax.Array, rotary: Rotary, config:
     def rotate(x: jax.Array, weight: jax.Array, table: jax.Array) -> jax.Array:
         return norm_rotate(x, weight, table, rotary.eps, config)
 
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty:
-        batch, heads, whole = mesh_axes(Batch), mesh_axes(Heads), PartitionSpec()
-        rotate = jax.shard_map(
-            rotate,
-            mesh=mesh,
-            in_specs=(PartitionSpec(batch, heads), whole, whole),
-            out_specs=PartitionSpec(batch, heads),
-            check_vma=False,  # a Pallas call does not say over which mesh axes its result varies
-        )
-    out = rotate(bhsd.array, weight, rotary.table)
+    whole = split = PartitionSpec()
+    if not jax.sharding.get_abstract_mesh().empty:
+        split = PartitionSpec(split_over(Batch), split_over(Heads))
+    out = on_mesh(rotate, (split, whole, whole), split)(bhsd.array, weight, rotary.table)
     return hax.named(out.reshape([axis.size for axis in axes]), axes)
 
 
@@ -400,7 +369,7 @@ def parts(joined: NamedArray, axis: str, sizes: Sequence[int]) -> Sequence[Named
 
 
 def can_join(layers: Sequence[Any]) -> bool:
-    """Whether each is Haliax's own `Linear`. Others, such as layers in few bits (`packed.py`), are multiplied one by
+    """Whether each is Haliax's own `Linear`. Others, such as layers in few bits, are multiplied one by
     one, to the same result."""
     return all(type(layer) is hnn.Linear for layer in layers)
 

@@ -22,8 +22,9 @@ from haliax.jax_utils import tree_checkpoint_name
 from levanter.layers.attention import AttentionMask
 
 from tomat.base.errors import TomatError
-from tomat.base.ports.levanter import flash_attention_backward, flash_attention_forward
-from tomat.model.splash import ATTENTION_OUTPUT, LANES, flatten_group, largest_divisor
+from tomat.model.checkpoint_policies import ATTENTION_OUTPUT
+from tomat.model.sharding import flatten_group
+from tomat.model.tiles import LANES, largest_divisor
 
 MAX_QUERY_BLOCKS = 16
 """Each block is written out in the program; with 16 of them 17/32 of the scores are left, with any number 1/2."""
@@ -125,6 +126,12 @@ def _product(one: jax.Array, other: jax.Array, axis: int, other_axis: int) -> ja
     return jax.lax.dot_general(one, other, dimensions, preferred_element_type=jnp.float32)
 
 
+def is_causal_alone(mask: AttentionMask) -> bool:
+    """Whether a mask is causal and no more than that, but for a sliding window."""
+    others = (mask.explicit_mask, mask.causal_offset, mask.bidirectional_window, mask.segment_ids)
+    return mask.is_causal and all(other is None for other in others)
+
+
 def flash_attention(
     q: NamedArray, k: NamedArray, v: NamedArray, mask: AttentionMask, block_size: int | None = None
 ) -> NamedArray:
@@ -166,6 +173,8 @@ def flash_block(seq_len: int, block_size: int | None) -> int:
 
 
 def _blockwise_forward(*args, **kwargs):
+    from tomat.base.ports.levanter import flash_attention_forward
+
     # Named inside the forward rule: a name on the result alone would keep the output, yet recompute the log-sum-exp,
     # and with it all of attention.
     out, (_, logsumexp) = flash_attention_forward(*args, **kwargs)
@@ -173,10 +182,18 @@ def _blockwise_forward(*args, **kwargs):
     return out, (out, logsumexp)
 
 
+def _blockwise_backward(*args, **kwargs):
+    from tomat.base.ports.levanter import flash_attention_backward
+
+    return flash_attention_backward(*args, **kwargs)
+
+
 @eqx.filter_custom_vjp
 def _blockwise(qkv, *args, **kwargs):
+    from tomat.base.ports.levanter import flash_attention_forward
+
     return cast(NamedArray, flash_attention_forward(None, qkv, *args, **kwargs)[0])
 
 
 _blockwise.def_fwd(_blockwise_forward)
-_blockwise.def_bwd(flash_attention_backward)
+_blockwise.def_bwd(_blockwise_backward)

@@ -6,47 +6,48 @@ A policy is Haliax's `ScanCheckpointPolicy`. One added here is a value of the co
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal
 
 from haliax.nn.scan import ScanCheckpointPolicy
 
 from tomat.base.errors import TomatError
-from tomat.model.attention import QKV
-from tomat.model.splash import ATTENTION_OUTPUT
 
+QKV = "qkv"
+"""Name, for checkpoint policies, of queries, keys and values, after normalisation and rotary embedding."""
+ATTENTION_OUTPUT = "attention_output"
+"""Of what attention yields before its output projection, and of the log-sum-exp of each row of scores."""
+ATTENTION_PROJECTION = "attention_projection"
+"""Of what the output projection gives, before it is added to the residual stream."""
 MLP_PROJECTIONS = "mlp_projections"
-"""Name, for checkpoint policies, of what the two input projections of the MLP give."""
+"""Of what the two input projections of the MLP give."""
 
 
-NAMED_POLICIES: Mapping[str, ScanCheckpointPolicy] = MappingProxyType(
-    {
-        # Everything the backward pass needs is kept; nothing is computed twice.
-        "off": ScanCheckpointPolicy(disable=True),
-        # Only the input of each layer is kept; the layer is computed again.
-        "full": ScanCheckpointPolicy(simple=True),
-        # As full, and the output of attention with its log-sum-exp is kept: the attention kernel runs forward once
-        # (vanilla attention still computes its scores twice).
-        "save_attention": ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT]),
-        # As full, and queries, keys and values are kept as attention takes them: their projections, norms and rotary
-        # embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs what went into it, so
-        # queries and keys are projected again.
-        "save_qkv": ScanCheckpointPolicy(save_block_internals=[QKV]),
-        # save_qkv and save_attention together: the output projection, the MLP and the norms are computed again, with
-        # use_qk_norm also queries and keys.
-        "save_qkv_attention": ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT]),
-        # save_attention, and what the MLP's two input projections give is kept: the attention projections, norms and
-        # activations are computed again. 4 x intermediate_dim bytes a token and layer in bfloat16.
-        "save_attention_mlp": ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT, MLP_PROJECTIONS]),
-        # save_qkv_attention and save_attention_mlp together.
-        "save_matmuls": ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT, MLP_PROJECTIONS]),
-        # As full, with the input of each layer moved to host memory until the backward pass.
-        "offload": ScanCheckpointPolicy(save_carries="offload"),
-        # As full in two levels: the input of every sqrt(layers)-th layer is kept, and layers are computed up to three
-        # times (with scan_layers; unrolled layers: as full).
-        "nested": ScanCheckpointPolicy(nested=True, simple=True),
-    }
-)
+NAMED_POLICIES: Mapping[str, ScanCheckpointPolicy] = {
+    # Everything the backward pass needs is kept; nothing is computed twice.
+    "off": ScanCheckpointPolicy(disable=True),
+    # Only the input of each layer is kept; the layer is computed again.
+    "full": ScanCheckpointPolicy(simple=True),
+    # As full, and the output of attention with its log-sum-exp is kept: the attention kernel runs forward once
+    # (vanilla attention still computes its scores twice).
+    "save_attention": ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT]),
+    # As full, and queries, keys and values are kept as attention takes them: their projections, norms and rotary
+    # embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs what went into it, so
+    # queries and keys are projected again.
+    "save_qkv": ScanCheckpointPolicy(save_block_internals=[QKV]),
+    # save_qkv and save_attention together: the output projection, the MLP and the norms are computed again, with
+    # use_qk_norm also queries and keys.
+    "save_qkv_attention": ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT]),
+    # save_attention, and what the MLP's two input projections give is kept: the attention projections, norms and
+    # activations are computed again. 4 x intermediate_dim bytes a token and layer in bfloat16.
+    "save_attention_mlp": ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT, MLP_PROJECTIONS]),
+    # save_qkv_attention and save_attention_mlp together.
+    "save_matmuls": ScanCheckpointPolicy(save_block_internals=[QKV, ATTENTION_OUTPUT, MLP_PROJECTIONS]),
+    # As full, with the input of each layer moved to host memory until the backward pass.
+    "offload": ScanCheckpointPolicy(save_carries="offload"),
+    # As full in two levels: the input of every sqrt(layers)-th layer is kept, and layers are computed up to three
+    # times (with scan_layers; unrolled layers: as full).
+    "nested": ScanCheckpointPolicy(nested=True, simple=True),
+}
 """Values of `model.gradient_checkpointing` beside true (full), false (off) and a whole `ScanCheckpointPolicy`."""
 
 
@@ -78,10 +79,8 @@ def keeps_mlp_projections(policy: ScanCheckpointPolicy) -> bool:
 def unrolled_policies(
     policy: ScanCheckpointPolicy, num_layers: int, save_mlp_layers: int
 ) -> list[ScanCheckpointPolicy]:
-    """The policy of each unrolled layer: `policy`, and what `save_mlp_layers` adds to the last ones.
-
-    The last, because the backward pass frees what they keep first, before the gradients of the others are there.
-    """
+    """The policy of each unrolled layer: `policy`, and what `save_mlp_layers` adds to the last ones, since the backward
+    pass frees what those keep first, before the gradients of the others are there."""
     # Without a scan around them XLA would otherwise merge a layer computed again with its first time.
     policy = dataclasses.replace(policy, prevent_cse=True)
     internals = policy.save_block_internals

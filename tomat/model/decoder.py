@@ -9,7 +9,7 @@ Any other Levanter decoder works too, through `any_decoder.py`.
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import equinox as eqx
 import haliax.nn as hnn
@@ -24,7 +24,7 @@ from levanter.models.llama import LlamaDecoderLayer, LlamaEmbedding, LlamaLMHead
 from levanter.models.lm_model import LmConfig
 from levanter.models.qwen import Qwen3Config
 
-from tomat.base.config_keys import key
+from tomat.base.config_keys import check_range, key
 from tomat.base.errors import TomatError
 from tomat.model.attention import BACKENDS, DensityAttention, DensityAttentionConfig, can_join, joined_product, parts
 from tomat.model.causal_blocks import MAX_QUERY_BLOCKS, flash_block
@@ -36,11 +36,14 @@ from tomat.model.checkpoint_policies import (
     unrolled_policies,
 )
 from tomat.model.environment import Environment, EnvironmentConfig
-from tomat.model.int8_dot import Int8DotGeneral, Int8Matmuls
-from tomat.model.kv_cache import KvCache
-from tomat.model.norm_rotary import QkRotaryConfig
-from tomat.model.splash import SplashBlockSizes
-from tomat.model.whole_head import WholeHeadConfig
+from tomat.model.tiles import QkRotaryConfig, SplashBlockSizes, WholeHeadConfig
+
+if TYPE_CHECKING:
+    from tomat.model.kv_cache import KvCache
+
+Int8Matmuls = Literal["forward", "forward_and_inputs"]
+"""Which products of a linear layer are in int8 (`int8_dot.py`): the layer's own; or that and the one that gives the
+gradient of its input. The product that gives the gradient of the weights never is."""
 
 
 @LmConfig.register_subclass("density_decoder")
@@ -85,8 +88,7 @@ class DensityDecoderConfig(Qwen3Config):
     splash: SplashBlockSizes = SplashBlockSizes()
     """Tile sizes of the splash attention kernels."""
     whole_head: WholeHeadConfig | None = None
-    """Sizes of tomat's own kernels: all positions of a head in VMEM, on and below the diagonal alone. None: the splash
-    kernels."""
+    """Sizes of tomat's own kernels, with all positions of a head in VMEM. None: the splash kernels."""
     qk_rotary: QkRotaryConfig = QkRotaryConfig()
     """What computes the norm and the rotary embedding of queries and keys."""
     fused_qkv: bool = key(False, free="rounding")
@@ -95,19 +97,16 @@ class DensityDecoderConfig(Qwen3Config):
     """The two projections into the MLP are one product. Parameters and checkpoints are as without."""
     flat_mlp: bool = key(False, free="rounding")
     """Batch and position are one axis in the MLP's products. For CPUs: with two, XLA's compiler (jaxlib 0.11.1) copies
-    gradients into another order, in loops without vectors that also compute the activation's derivative. Parameters and
-    checkpoints are as without."""
+    gradients into another order, in loops without vectors. Parameters and checkpoints are as without."""
     # Names before Haliax's own of them.
     gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = key("full", free="rounding", entries=True)
     """A name in `checkpoint_policies.py`, true (full), false (off), or the fields of a `ScanCheckpointPolicy`."""
     save_mlp_layers: int = key(0, free="rounding")
-    """The last so many layers also keep what the MLP's two input projections give: memory that all layers together
-    would not leave. With unrolled layers alone."""
+    """The last so many layers, if unrolled, also keep what the MLP's two input projections give."""
     embedding_skip: float = key(0.0, added=True)
     """The embedding (with what the atoms add to it), times this, is added to what goes into each layer; 0: not."""
     value_mix: float = key(0.0, added=True)
-    """The values v of every layer become (1 - value_mix) v + value_mix v1 with v1 those of the first layer (Zhou et al.
-    2024, arXiv:2410.17897); 0: not."""
+    """The values v of every layer become (1 - value_mix) v + value_mix v1, those of the first (arXiv:2410.17897)."""
     paired_heads: bool = key(False, added=True)
     """Two neighbouring heads of keys, and their queries, attend to one another's keys and values as well: the first of
     a pair to the second's before its own position, the second to the first's up to its own. Both heads of a position
@@ -116,13 +115,10 @@ class DensityDecoderConfig(Qwen3Config):
     """Products of the projections of attention and of the MLP that are in int8: the layers' own (`forward`), or also
     those that give the gradients of their inputs (`forward_and_inputs`); None: none."""
     environment: EnvironmentConfig | None = None
-    """What each position knows of the atoms around its voxel, and the prior of the logits; None: neither. Without it a
-    model knows the atoms from the preamble alone."""
+    """What each position knows of the atoms around its voxel, and the logits' prior; None: the preamble tells alone."""
 
     def __post_init__(self) -> None:
-        for name in ("hidden_dim", "intermediate_dim", "num_layers", "num_heads", "num_kv_heads"):
-            if getattr(self, name) < 1:
-                raise TomatError(f"model.{name} is {getattr(self, name)}; expected at least 1.")
+        check_range("model.", self, hidden_dim=1, intermediate_dim=1, num_layers=1, num_heads=1, num_kv_heads=1)
         for wrong, said in self._impossible():
             if wrong:
                 raise TomatError(f"model.{said}.")
@@ -153,17 +149,12 @@ class DensityDecoderConfig(Qwen3Config):
         yield mlp and self.scan_layers, f"{same}: set scan_layers: false, or gradient_checkpointing: save_attention_mlp"
         yield all_keep, f"save_mlp_layers is {mlp}, and all layers keep that by gradient_checkpointing; leave out one"
 
+        in_vmem, mix = self.whole_head is not None, self.value_mix
         windowed = f"whole_head is set and sliding_window is {window}; its kernels have no window"
-        yield (
-            self.whole_head is not None and window is not None,
-            f"{windowed}: leave model.whole_head unset, which takes the splash kernels",
-        )
+        yield in_vmem and window is not None, f"{windowed}: leave whole_head unset, which takes the splash kernels"
         unrotated = "qk_rotary.kernel is attention and model.whole_head is not set; only its kernels rotate"
-        yield (
-            self.whole_head is None and self.qk_rotary.kernel == "attention",
-            f"{unrotated}: set model.whole_head ({{}} for its own sizes), or qk_rotary.kernel: pallas",
-        )
-        mix = self.value_mix
+        rotates = not in_vmem and self.qk_rotary.kernel == "attention"
+        yield rotates, f"{unrotated}: set model.whole_head ({{}} for its own sizes), or qk_rotary.kernel: pallas"
         yield not 0 <= mix <= 1, f"value_mix is {mix}; expected a share, 0 (none) to 1"
         one_layer = f"value_mix is {mix} and num_layers is 1"
         yield mix and layers == 1, f"{one_layer}; there is no layer after the first to mix into"
@@ -172,11 +163,9 @@ class DensityDecoderConfig(Qwen3Config):
         both = f"and sliding_window is {window}; leave out the one or the other"
         yield paired and window is not None, f"paired_heads is true {both}"
         yield not 1 <= blocks <= MAX_QUERY_BLOCKS, f"query_blocks is {blocks}; expected 1 to {MAX_QUERY_BLOCKS}"
-        other = f"query_blocks is {blocks} and attn_backend is {backend or 'not set'}"
-        yield (
-            blocks > 1 and backend != AttentionBackend.VANILLA,
-            f"{other}; blocks of queries are those of vanilla: set model.attn_backend: vanilla, or leave them out",
-        )
+        other = f"query_blocks is {blocks} and attn_backend is {backend or 'not set'}; they are those of vanilla"
+        elsewhere = blocks > 1 and backend != AttentionBackend.VANILLA
+        yield elsewhere, f"{other}: set model.attn_backend: vanilla, or leave them out"
         yield blocks > 1 and window is not None, f"query_blocks is {blocks} {both}"
 
     def _check_kernels(self, positions: int) -> None:
@@ -223,10 +212,6 @@ class DensityDecoderConfig(Qwen3Config):
         """Parameters, counted from the shapes of the model as built."""
         return parameter_count(self, vocab_size)
 
-    def to_hf_config(self, vocab_size: int, config_overrides: dict | None = None):
-        """Refused: what `tomat export` writes needs no counterpart there."""
-        raise TomatError("Hugging Face has no density_decoder; `tomat export` writes its weights as a folder.")
-
 
 def _norm(config: DensityDecoderConfig) -> hnn.RmsNorm:
     """A new norm over `embed`; Levanter declares the base class of what it builds."""
@@ -237,6 +222,8 @@ def _with_int8[M: eqx.Module](module: M, products: Int8Matmuls | None) -> M:
     """`module` with the products of the linear layers that are its fields in int8; None: as it is."""
     if products is None:
         return module
+    from tomat.model.int8_dot import Int8DotGeneral
+
     product = Int8DotGeneral.init(products)
     linears = {
         field.name: dataclasses.replace(linear, dot_general=product)
@@ -285,8 +272,7 @@ class DensityDecoderLayer(LlamaDecoderLayer):
         skip: NamedArray | None = None,
         first_values: NamedArray | None = None,
     ) -> NamedArray:
-        """`skip`, with the axes of `x`, is added to it first, and the layer's values are mixed with `first_values`;
-        None: nothing is."""
+        """`skip`, with the axes of `x`, is added to it first, and the layer's values are mixed with `first_values`."""
         if skip is not None:
             x = x + skip
         layer = self.mixing(first_values)
@@ -368,12 +354,10 @@ class DensityTransformer(LlamaTransformer):
 
     @named_call
     def decode_kept(
-        self, x: NamedArray, caches: Sequence[KvCache], position: jax.Array
-    ) -> tuple[NamedArray, list[KvCache]]:
-        """The last hidden state of one position, or of all, from what is kept of those before, and what is kept then;
-        `x` and `position` as for `DensityAttention.decode`."""
-        kept = []
-        skip = self.skip_of(x)
+        self, x: NamedArray, caches: "Sequence[KvCache]", position: jax.Array
+    ) -> "tuple[NamedArray, list[KvCache]]":
+        """The last hidden state, from what is kept, and what is kept then; arrays as for `DensityAttention.decode`."""
+        kept, skip = [], self.skip_of(x)
         first_values = self.first_values_of(x, skip)
         for layer, cache in zip(self.layers.unstacked(), caches, strict=True):
             if skip is not None:
@@ -396,10 +380,9 @@ class DensityDecoder(LlamaLMHeadModel):
         k_transformer, k_embedding = jrandom.split(key, 2)
         transformer = DensityTransformer.init(config, key=k_transformer)
         embeddings = LlamaEmbedding.init(Vocab, config, key=k_embedding)
-        head = None
+        head = environment = None
         if not config.tie_word_embeddings:
             head = hnn.Linear.init(In=config.Embed, Out=Vocab, key=k_embedding, use_bias=False, out_first=True)
-        environment = None
         if config.environment is not None:
             # A key of its own, so that all other weights are those of the model without it.
             environment = Environment.init(config.environment, config.Embed, key=jrandom.fold_in(key, 1))

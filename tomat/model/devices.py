@@ -1,7 +1,5 @@
 """Which of JAX's platforms a process looks at, whether it is one of several, and whose log its terminal shows."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import logging
@@ -10,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from tomat.base.ports.jax import kinds_of_cluster
 from tomat.base.reporting import console
 
 if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
@@ -24,12 +21,9 @@ TPU_DEVICE_FILES = ("accel[0-9]*", "vfio/[0-9]*")
 
 
 def ignore_absent_tpu() -> None:
-    """Keep JAX from starting libtpu where it is installed for planning, but no TPU is.
-
-    It would look for one for seconds and complain on standard error. To be called before the first device is touched;
-    says so where it decides. Nothing is changed where JAX was told a platform, where a TPU is, or where another plugin
-    (a GPU's) is installed.
-    """
+    """Keep JAX from starting libtpu where it is installed for planning, but no TPU is: it would look for one for
+    seconds and complain. To be called before the first device is touched; says so where it decides. Nothing is changed
+    where JAX was told a platform, where a TPU is, or where another plugin (a GPU's) is installed."""
     if jax.config.jax_platforms or importlib.util.find_spec("libtpu") is None:
         return
     if any(any(DEVICES.glob(pattern)) for pattern in TPU_DEVICE_FILES):
@@ -39,7 +33,7 @@ def ignore_absent_tpu() -> None:
         console.print("The TPU's library is installed, but no TPU is here: computing on the CPU.", highlight=False)
 
 
-def found_devices() -> FoundDevices:
+def found_devices() -> "FoundDevices":
     """All devices of the run; once the processes have joined."""
     from tomat.hardware.chips import FoundDevices
 
@@ -47,15 +41,14 @@ def found_devices() -> FoundDevices:
     return FoundDevices(", ".join(kinds), jax.device_count(), jax.process_count())
 
 
-def join_processes(distributed: DistributedConfig) -> None:
-    """Start `jax.distributed` as Levanter does, but not because mpi4py is installed.
-
-    Levanter (0.2.227) asks all of JAX's kinds of cluster whether they are there, and mpi4py's is wherever the package
-    is; JAX (0.11.1) itself takes that kind by name only, so that `jax.distributed.initialize` then finds no address and
-    fails. Where a launcher started the process that only mpi4py knows, it is taken for the only one; that is said.
-    """
+def join_processes(distributed: "DistributedConfig") -> None:
+    """Start `jax.distributed` as Levanter does, but not because mpi4py is installed: Levanter (0.2.227) asks all of
+    JAX's kinds of cluster whether they are there, and mpi4py's is wherever the package is; JAX (0.11.1) itself takes it
+    by name only, and then finds no address and fails. A process that only mpi4py knows is taken for the only one."""
     from iris.cluster.client.job_info import get_job_info
     from levanter.distributed import DistributedConfig
+
+    from tomat.base.ports.jax import kinds_of_cluster
 
     present = [kind for kind in kinds_of_cluster() if kind.is_env_present()]
     only_by_name = bool(present) and all(kind.opt_in_only_method for kind in present)

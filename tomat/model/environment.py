@@ -23,6 +23,7 @@ import numpy as np
 from haliax import Axis, NamedArray
 from haliax.jax_utils import named_call
 
+from tomat.base.config_keys import check_range
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS, covalent_radius_a, pauling_electronegativity
 from tomat.data.density.radial import RadialBasis
@@ -60,9 +61,7 @@ class EnvironmentConfig:
     """Width of the prior of a fresh model, in log density."""
 
     def __post_init__(self) -> None:
-        for name in ("channels", "hidden_dim", "max_atoms", "max_elements"):
-            if getattr(self, name) < 1:
-                raise TomatError(f"model.environment.{name} is {getattr(self, name)}; expected at least 1.")
+        check_range("model.environment.", self, channels=1, hidden_dim=1, max_atoms=1, max_elements=1)
         if self.prior_anchors != 0 and self.prior_anchors < 8:
             raise TomatError(f"model.environment.prior_anchors is {self.prior_anchors}; expected 0 or at least 8.")
         if not self.prior_width > 0:
@@ -93,19 +92,20 @@ class PatchAtoms(eqx.Module):
     def of(arrays: Mapping[str, Any], *before: Axis) -> "PatchAtoms":
         """Of arrays by field, or of their shapes; `before` are the axes before those of one patch."""
         named = {}
-        for key, names in _AXES.items():
+        for key, (_, *names) in _AXES.items():
             sizes = arrays[key].shape[len(before) :]
             named[key] = NamedArray(arrays[key], (*before, *map(Axis, names, sizes)))
         return PatchAtoms(**named)
 
 
-_AXES = {
-    "positions": ("atom", "xyz"),
-    "numbers": ("atom",),
-    "kinds": ("kind",),
-    "steps": ("side", "xyz"),
-    "shape": ("side",),
+_AXES: Mapping[str, tuple[Any, ...]] = {
+    "positions": (np.float32, "atom", "xyz"),
+    "numbers": (np.int32, "atom"),
+    "kinds": (np.int32, "kind"),
+    "steps": (np.float32, "side", "xyz"),
+    "shape": (np.int32, "side"),
 }
+"""Type and axes of each field."""
 
 
 def atoms_of_patch(
@@ -143,13 +143,8 @@ class Room:
 
     def shapes(self) -> dict[str, tuple[Any, ...]]:
         """Type and sizes of each array of a patch, by the fields of `PatchAtoms`."""
-        return {
-            "positions": (np.float32, self.atoms, 3),
-            "numbers": (np.int32, self.atoms),
-            "kinds": (np.int32, self.elements),
-            "steps": (np.float32, 3, 3),
-            "shape": (np.int32, 3),
-        }
+        sizes = {"atom": self.atoms, "kind": self.elements, "xyz": 3, "side": 3}
+        return {key: (dtype, *(sizes[name] for name in names)) for key, (dtype, *names) in _AXES.items()}
 
 
 def filled(
@@ -170,11 +165,8 @@ def filled(
             said = f"a patch of {name} of {prod(patch_shape):,} voxels has {near} near it and model.environment.{knob}"
             raise TomatError(f"{said} is {most}; set it to {needed} or more.")
     arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes().items()}
-    arrays["positions"][:n] = positions
-    arrays["numbers"][:n] = numbers
-    arrays["kinds"][: len(kinds)] = kinds
-    arrays["steps"][:] = steps
-    arrays["shape"][:] = patch_shape
+    arrays["positions"][:n], arrays["numbers"][:n], arrays["kinds"][: len(kinds)] = positions, numbers, kinds
+    arrays["steps"][:], arrays["shape"][:] = steps, patch_shape
     return PatchAtoms.of(arrays)
 
 
@@ -199,8 +191,7 @@ class EnvironmentTables:
 
 
 def environment_tables(promolecule: "Promolecule", bin_values: np.ndarray) -> EnvironmentTables:
-    """The constants of a run; the promolecule also tells how many valence electrons an element has. `bin_values`:
-    float32 [bin], e/Å³."""
+    """The constants of a run; the promolecule also tells valence electrons. `bin_values`: float32 [bin], e/Å³."""
     descriptors = np.zeros((len(SYMBOLS) + 1, DESCRIPTORS), np.float32)
     for number, electrons in promolecule.electrons().items():
         # Centred and scaled by what the 30 elements of the embedded densities have. Without a value: the middle.
@@ -249,8 +240,7 @@ class Environment(eqx.Module):
     prior: hnn.Linear | None
     """Last hidden state to the prior's shift and the logarithm of its sharpness; zero at first."""
     prior_of_sums: hnn.Linear | None
-    """The embedding of the sums to the same two: the short way. After 600 steps of a small decoder the error on
-    training densities was 4.7 % with it, 5.5 % without."""
+    """The embedding of the sums to the same two: after 600 steps of a small decoder 4.7 % error, 5.5 without."""
     config: EnvironmentConfig = eqx.field(static=True)
 
     @staticmethod
@@ -269,8 +259,7 @@ class Environment(eqx.Module):
 
     @named_call
     def sums(self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables) -> Sums:
-        """Radial sums at the voxel that each position predicts: at position p, that of token p + 1. The tokens, int
-        [batch, position], tell where the density begins."""
+        """Radial sums at the voxel of token p + 1 for each position p; the tokens tell where the density begins."""
         dtype = self.elements.dtype
         Position = tokens.resolve_axis("position")
         ids = tokens.rearrange(("batch", "position")).array
@@ -282,9 +271,8 @@ class Environment(eqx.Module):
         voxel = jnp.where(inside, voxel, 0)
         ny, nz = jnp.maximum(shape[:, 1:2], 1), jnp.maximum(shape[:, 2:3], 1)
         index = jnp.stack([voxel // (ny * nz), voxel // nz % ny, voxel % nz], axis=-1).astype(jnp.float32)
-        places = jnp.einsum(
-            "bps,bsx->bpx", index, atoms.steps.rearrange(("batch", "side", "xyz")).array, precision="highest"
-        )
+        steps = atoms.steps.rearrange(("batch", "side", "xyz")).array
+        places = jnp.einsum("bps,bsx->bpx", index, steps, precision="highest")
         numbers = atoms.numbers.rearrange(("batch", "atom")).array
         kinds = atoms.kinds.rearrange(("batch", "kind")).array
         of_kind = (numbers[..., None] == kinds[:, None]) & (kinds > 0)[:, None]
@@ -316,11 +304,9 @@ class Environment(eqx.Module):
 
     @named_call
     def embedding(self, tokens: NamedArray, sums: Sums, tables: EnvironmentTables) -> NamedArray:
-        """[batch, position, embed]: what the network makes of the sums, and of the voxel that is read.
-
-        Of that voxel it gets the residual, how far its density lies from the promolecule there, in log density: that of
-        the next voxel is nearly the same. Where no density is read it is 0, and said to be none.
-        """
+        """[batch, position, embed]: what the network makes of the sums, and of the residual of the voxel that is read,
+        how far its density lies from the promolecule there, in log density: that of the next voxel is nearly the same.
+        Where no density is read it is 0, and said to be none."""
         ids = tokens.rearrange(("batch", "position")).array - DENSITY_START
         logs = jnp.asarray(log_densities(tables.bin_values), jnp.float32)
         read = (ids >= 0) & (ids < len(logs))
@@ -334,12 +320,9 @@ class Environment(eqx.Module):
     def with_prior(
         self, hidden: NamedArray, head: NamedArray, embedding: NamedArray, sums: Sums, tables: EnvironmentTables
     ) -> tuple[NamedArray, NamedArray]:
-        """Hidden states and head whose product is the logits with the prior added.
-
-        A distribution around any density is the mean of those around the two anchors next to it: exactly, for
-        log-densities that are quadratic. So the prior is M more components of hidden state and head, and every way to
-        compute logits, of whatever precision and layout, has it.
-        """
+        """Hidden states and head whose product is the logits with the prior added. A distribution around any density is
+        the mean of those around the two anchors next to it (exactly, for quadratic log-densities): so the prior is M
+        more components of both, and every way to compute logits, of whatever precision and layout, has it."""
         return self.wide_hidden(hidden, embedding, sums, tables), self.wide_head(head, tables, DENSITY_START)
 
     def wide_hidden(
@@ -360,8 +343,7 @@ class Environment(eqx.Module):
         return hax.auto_sharded(NamedArray(wide, (Batch, Position, Axis("embed", Embed.size + len(anchors)))))
 
     def wide_head(self, head: NamedArray, tables: EnvironmentTables, first_bin: int) -> NamedArray:
-        """`with_prior`'s head, whose row `first_bin` is that of density id 0: what each anchor says of each bin is
-        beside it."""
+        """`with_prior`'s head, whose row `first_bin` is that of density id 0: beside it each anchor's log-density."""
         if self.prior is None:
             return head
         _, columns = prior_columns(tables.bin_values, self.config)
@@ -378,11 +360,8 @@ def log_densities(bin_values: np.ndarray) -> np.ndarray:
 
 
 def prior_columns(bin_values: np.ndarray, config: EnvironmentConfig) -> tuple[np.ndarray, np.ndarray]:
-    """The anchors, float32 [M], in log density, and the log-density of each bin around each of them, [bin, M].
-
-    Near an anchor it is a Gaussian of `prior_width`; beyond some widths it falls linearly, as errors of promolecules
-    do.
-    """
+    """The anchors, float32 [M], in log density, and the log-density of each bin around each of them, [bin, M]: near an
+    anchor a Gaussian of `prior_width`; beyond some widths it falls linearly, as errors of promolecules do."""
     logs = log_densities(bin_values)
     anchors = np.linspace(logs.min(), logs.max(), config.prior_anchors)
     z = (logs[:, None] - anchors) / config.prior_width

@@ -8,11 +8,9 @@ arXiv:1308.3432; in int8 training: SwitchBack, Wortsman et al. 2023, arXiv:2304.
 weights in 16 bits too).
 """
 
-from __future__ import annotations
-
 import importlib.util
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -23,11 +21,6 @@ from jax.typing import DTypeLike
 
 from tomat.base.errors import TomatError
 
-Int8Matmuls = Literal["forward", "forward_and_inputs"]
-"""Which products of a linear layer are in int8: the layer's own; or that and the one that gives the gradient of its
-input. The product that gives the gradient of the weights never is."""
-
-
 _LARGEST_AT_127 = f"absmax,{127.5 / 127}"
 """qwix's own `absmax` puts the largest magnitude at 127.5, where the last bit of a division decides between two codes:
 the same model compiled in another way, its layers in a loop or one by one, gave gradients 2 % apart."""
@@ -36,10 +29,10 @@ the same model compiled in another way, its layers in a loop or one by one, gave
 class Int8DotGeneral(eqx.Module):
     """In the place of `jax.lax.dot_general` in a Haliax `Linear`. It has no arrays: no checkpoint knows of it."""
 
-    products: Int8Matmuls = eqx.field(static=True)
+    products: str = eqx.field(static=True)
 
     @staticmethod
-    def init(products: Int8Matmuls) -> Int8DotGeneral:
+    def init(products: str) -> "Int8DotGeneral":
         if importlib.util.find_spec("qwix") is None:
             said = f"model.int8_matmuls is {products}, which needs qwix, and that is not installed"
             raise TomatError(f"{said}; install it with `uv sync --extra compress`, or leave model.int8_matmuls out.")
@@ -54,13 +47,10 @@ class Int8DotGeneral(eqx.Module):
         preferred_element_type: DTypeLike | None = None,
         out_sharding: Any = None,
     ) -> jax.Array:
-        """The product of the input [..., in] with the weights, `in` anywhere among their axes, as `jax.lax.dot_general`
-        takes them (Haliax's `Linear` gives its operands in this order); `precision` is that of the gradients in
-        floating point."""
-        (lhs_in, rhs_in), (lhs_batch, rhs_batch) = dimension_numbers
-        if lhs_batch or rhs_batch:
-            said = f"an int8 product was asked for batch axes {tuple(lhs_batch)} and {tuple(rhs_batch)}"
-            raise TomatError(f"{said}; expected that of a linear layer, which has none: leave model.int8_matmuls out.")
+        """The product of the input [..., in] with the weights, `in` anywhere among their axes, in Haliax's order of
+        operands; `precision` is that of the gradients in floating point."""
+        (lhs_in, rhs_in), batch = dimension_numbers
+        assert not any(batch)  # of a linear layer
         dims: DotDimensionNumbers = ((tuple(lhs_in), tuple(rhs_in)), ((), ()))
         dtype = jnp.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
         return _product(lhs, rhs, _How(dims, precision, dtype, out_sharding), self.products)
@@ -78,12 +68,9 @@ class _How(NamedTuple):
 def int8_dot_general(
     lhs: jax.Array, rhs: jax.Array, dims: DotDimensionNumbers, dtype: DTypeLike, out_sharding: Any = None
 ) -> jax.Array:
-    """The product of both in int8, summed in int32, with a scale for each slice along the axes that are contracted;
-    there are no batch axes.
-
-    A slice is divided by its largest magnitude over 127 and rounded to nearest. What it is off by, of Gaussian numbers:
-    the step over sqrt(12) for each operand, 1 % of the result where 1,000 to 10,000 are summed.
-    """
+    """The product of both in int8, summed in int32, without batch axes. Each slice along the axes that are contracted
+    is divided by its largest magnitude over 127 and rounded to nearest. What it is off by, of Gaussian numbers: the
+    step over sqrt(12) for each operand, 1 % of the result where 1,000 to 10,000 are summed."""
     import qwix
 
     def quantised(x: jax.Array, contracted: Any) -> Any:
@@ -98,7 +85,7 @@ def int8_dot_general(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _product(lhs: jax.Array, rhs: jax.Array, how: _How, products: Int8Matmuls) -> jax.Array:
+def _product(lhs: jax.Array, rhs: jax.Array, how: _How, products: str) -> jax.Array:
     del products  # of the backward pass alone
     return int8_dot_general(lhs, rhs, how.dims, how.dtype, how.out_sharding)
 

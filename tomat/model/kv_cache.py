@@ -10,10 +10,7 @@ than twice as many all.
 Shapes: B batch, H key-value heads, G queries of a head, P queried positions, K kept positions, D head size.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Literal, get_args
 
 import equinox as eqx
 import haliax as hax
@@ -23,11 +20,7 @@ from haliax import Axis, NamedArray
 from jax import lax
 from levanter.layers.attention import AttentionBackend, AttentionConfig, dot_product_attention
 
-from tomat.base.errors import TomatError
 from tomat.model.causal_blocks import MASKED
-
-KvCacheDtype = Literal["compute", "int8"]
-"""Of what is kept: the type that the model computes in, or int8 with a scale for each position and head."""
 
 TILE_POSITIONS = 128
 """Kept positions whose numbers exist at once in a product. (A choice: the lanes of a TPU's vector registers.)"""
@@ -39,31 +32,22 @@ _F32 = jnp.float32
 
 
 class KeysValues(eqx.Module):
-    """Keys and values of one layer at every position, as attention takes them: what decoding keeps. Of paired heads
-    those are half the heads, and twice the positions."""
+    """Keys and values of a layer as attention takes them; of paired heads half the heads, and twice the positions."""
 
     keys: NamedArray
     """[batch, kv_head, key_position, head_size], normalised and rotated."""
     values: NamedArray
 
-    def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> KeysValues:
+    def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> "KeysValues":
         """With those of as many positions as are given, from `position` on."""
         return KeysValues(_put(self.keys, keys, position), _put(self.values, values, position))
 
     def attended(self, q: NamedArray, seen: NamedArray, dtype) -> NamedArray:
         """What queries read: `q`, [batch, kv_head, q_heads_per_group, position, head_size], normalised and rotated, not
         scaled; `seen`, bool [key_position], or [position, key_position]."""
-        return dot_product_attention(
-            "position",
-            "key_position",
-            "head_size",
-            q,
-            self.keys,
-            self.values,
-            seen,
-            attention_dtype=dtype,
-            attn_backend=AttentionBackend.VANILLA,
-        )
+        arrays, how = (q, self.keys, self.values, seen), AttentionBackend.VANILLA
+        names = "position", "key_position", "head_size"
+        return dot_product_attention(*names, *arrays, attention_dtype=dtype, attn_backend=how)
 
 
 class Int8KeysValues(eqx.Module):
@@ -77,20 +61,15 @@ class Int8KeysValues(eqx.Module):
     """float32 [batch, kv_head, key_position]."""
     value_scales: NamedArray
 
-    def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> Int8KeysValues:
+    def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> "Int8KeysValues":
         """As `KeysValues.written`: what is given is quantised, what is there stays as it is."""
-        key_codes, key_scales = quantised(keys)
-        value_codes, value_scales = quantised(values)
-        return Int8KeysValues(
-            _put(self.keys, key_codes, position),
-            _put(self.values, value_codes, position),
-            _put(self.key_scales, key_scales, position),
-            _put(self.value_scales, value_scales, position),
-        )
+        (key_codes, key_scales), (value_codes, value_scales) = quantised(keys), quantised(values)
+        before = self.keys, self.values, self.key_scales, self.value_scales
+        new = key_codes, value_codes, key_scales, value_scales
+        return Int8KeysValues(*(_put(whole, part, position) for whole, part in zip(before, new, strict=True)))
 
     def attended(self, q: NamedArray, seen: NamedArray, dtype) -> NamedArray:
-        """As `KeysValues.attended`. Scores, softmax and sums are float32; factors of the products are `dtype`, which
-        holds every code exactly (bfloat16 does)."""
+        """As `KeysValues.attended`, in float32; factors of products are `dtype`, which holds every code exactly."""
         axes = ("batch", "kv_head", "q_heads_per_group", "position", "head_size")
         bhgpd = q.rearrange(axes)
         scaled = (bhgpd.array.astype(_F32) / math.sqrt(q.axis_size("head_size"))).astype(dtype)
@@ -104,8 +83,8 @@ class Int8KeysValues(eqx.Module):
 KvCache = KeysValues | Int8KeysValues
 
 
-def empty_cache(config: AttentionConfig, Batch: Axis, length: int, dtype, kv_cache_dtype: KvCacheDtype) -> KvCache:
-    """Of one layer and `length` positions, zero: attention never reads what has not been written."""
+def empty_cache(config: AttentionConfig, Batch: Axis, length: int, dtype, kv_cache_dtype: str) -> KvCache:
+    """Of one layer and `length` positions, zero: in 8 bits if `kv_cache_dtype` is int8, else in `dtype`."""
     # Heads before positions, as attention contracts them: the other order is copied at each step.
     heads = 2 if getattr(config, "paired_heads", False) else 1
     Heads = config.KVHeads.resize(config.KVHeads.size // heads)
@@ -119,19 +98,10 @@ def empty_cache(config: AttentionConfig, Batch: Axis, length: int, dtype, kv_cac
     return KeysValues(*two(axes, dtype))
 
 
-def kv_cache_bytes(config: AttentionConfig, batch: int, length: int, dtype, kv_cache_dtype: KvCacheDtype) -> int:
+def kv_cache_bytes(config: AttentionConfig, batch: int, length: int, dtype, kv_cache_dtype: str) -> int:
     """Bytes of `empty_cache`, of one layer, from its shapes."""
     shapes = eqx.filter_eval_shape(empty_cache, config, Axis("batch", batch), length, dtype, kv_cache_dtype)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-
-
-def check_kv_cache_dtype(kv_cache_dtype: str, decoder: str) -> None:
-    """Refuse a type that there is not, or of a cache that there is not."""
-    if kv_cache_dtype not in get_args(KvCacheDtype):
-        raise TomatError(f"kv_cache_dtype is {kv_cache_dtype!r}; expected one of {', '.join(get_args(KvCacheDtype))}.")
-    if kv_cache_dtype != "compute" and decoder != "autoregressive":
-        said = f"kv_cache_dtype is {kv_cache_dtype}, but the {decoder} decoder keeps no keys and values"
-        raise TomatError(f"{said}; choose decoder autoregressive, or leave it out.")
 
 
 def quantised(vectors: NamedArray) -> tuple[NamedArray, NamedArray]:
@@ -158,10 +128,9 @@ def _scores(q: jax.Array, keys: jax.Array) -> jax.Array:
         tile = lax.dynamic_slice_in_dim(keys, start, size, axis=2).astype(q.dtype)
         return jnp.einsum("bhgpd,bhkd->bhgpk", q, tile, preferred_element_type=_F32)
 
-    length = keys.shape[2]
-    whole, rest = divmod(length, TILE_POSITIONS)
+    whole, rest = divmod(keys.shape[2], TILE_POSITIONS)
     if whole <= 1:
-        return of(0, length)
+        return of(0, keys.shape[2])
     tiles = lax.map(lambda tile: of(tile * TILE_POSITIONS, TILE_POSITIONS), jnp.arange(whole))
     scores = jnp.moveaxis(tiles, 0, -2).reshape(*q.shape[:-1], whole * TILE_POSITIONS)
     return scores if rest == 0 else jnp.concatenate([scores, of(whole * TILE_POSITIONS, rest)], axis=-1)
@@ -175,9 +144,8 @@ def _weighted_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
         part = lax.dynamic_slice_in_dim(weights, start, size, axis=4)
         return jnp.einsum("bhgpk,bhkd->bhgpd", part, tile, preferred_element_type=_F32)
 
-    length = values.shape[2]
-    whole, rest = divmod(length, TILE_POSITIONS)
+    whole, rest = divmod(values.shape[2], TILE_POSITIONS)
     if whole <= 1:
-        return of(0, length)
+        return of(0, values.shape[2])
     last = of(whole * TILE_POSITIONS, rest) if rest else jnp.zeros((*weights.shape[:-1], values.shape[-1]), _F32)
     return lax.fori_loop(0, whole, lambda tile, sum_: sum_ + of(tile * TILE_POSITIONS, TILE_POSITIONS), last)

@@ -11,7 +11,6 @@ Axis letters: B batch, S positions, H heads, D head size.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,46 +18,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tomat.base.config_keys import key
-from tomat.base.errors import TomatError
-from tomat.model.splash import LANES, largest_divisor
-
-ROWS = 64
-"""Positions a kernel works on at a time: at D = 256 in float32 a value of them takes 16 of 64 vector registers."""
+from tomat.model.tiles import LANES, ROTARY_ROWS, QkRotaryConfig, largest_divisor
 
 SUBLANES = 8
-
-RotaryKernel = Literal["xla", "pallas", "attention"]
-
-
-@dataclass(frozen=True)
-class QkRotaryConfig:
-    """How queries and keys get their norm and rotary embedding."""
-
-    kernel: RotaryKernel = key("xla", free="rounding")
-    """`xla`: Levanter's formulas. `pallas`: one kernel, beside splash attention, for head sizes that are multiples of
-    128. `attention`: inside the kernels of `model.whole_head`, which then read what the projections give and write the
-    gradients of that. Both compute in float32, where Levanter rounds angles and normalised values to the compute
-    type."""
-    block_positions: int = key(1024, free="rounding")
-    """Positions per step of the kernel; the largest divisor of the sequence up to this is used."""
-    interpret: bool = key(False, free="rounding")
-    """As `model.splash.interpret`."""
-
-    def __post_init__(self) -> None:
-        if self.kernel not in get_args(RotaryKernel):
-            said = f"model.qk_rotary.kernel is {self.kernel!r}"
-            raise TomatError(f"{said}; expected one of {', '.join(get_args(RotaryKernel))}.")
-        if self.block_positions < ROWS or self.block_positions % ROWS:
-            said = f"model.qk_rotary.block_positions is {self.block_positions}"
-            raise TomatError(f"{said}; expected a positive multiple of {ROWS}.")
-
-    def check_head_size(self, head_size: int) -> None:
-        if self.kernel != "xla" and head_size % LANES:
-            raise TomatError(
-                f"model.qk_rotary.kernel is {self.kernel} and the head size is {head_size}; expected a multiple of "
-                f"{LANES}. Use fewer heads (model.num_heads), or qk_rotary.kernel: xla."
-            )
 
 
 @dataclass(frozen=True)
@@ -84,17 +46,13 @@ class _Spec:
 def norm_rotate(
     x: jax.Array, weight: jax.Array, table: jax.Array, eps: float | None, config: QkRotaryConfig
 ) -> jax.Array:
-    """Rotary embedding of the RMS norm of `x` `[B, H, S, D]` over D, in its type; differentiable by `x` and `weight`
-    `[D]`.
+    """Rotary embedding of the RMS norm of `x` `[B, H, S, D]` over D, in its type; differentiable by it and the weight.
 
     With n = weight x / sqrt(mean(x^2) + eps) (weight x where eps is None), whose halves are (a, b), the result is (a
     cos - b sin, b cos + a sin); cosines and, in the second half of D, sines are in `table`, float32 `[S, D]`.
     """
-    S, D = x.shape[2:]
-    if S % ROWS or D % LANES:
-        said = f"the norm and rotary kernel got {S} positions and a head size of {D}"
-        raise TomatError(f"{said}; expected multiples of {ROWS} and {LANES}. Use model.qk_rotary.kernel: xla.")
-    spec = _Spec(eps, largest_divisor(S, config.block_positions, ROWS), config.interpret)
+    # Splash attention has taken multiples of 128 positions alone, and `check_head_size` such heads.
+    spec = _Spec(eps, largest_divisor(x.shape[2], config.block_positions, ROTARY_ROWS), config.interpret)
     return _norm_rotate(spec, x, weight, table)
 
 
@@ -202,11 +160,11 @@ def _turn(x: jax.Array, table: jax.Array, *, back: bool) -> jax.Array:
 
 def _forward_kernel(spec: _Spec, x_ref, weight_ref, table_ref, out_ref) -> None:
     def chunk(i, _):
-        rows = pl.ds(pl.multiple_of(i * ROWS, ROWS), ROWS)
+        rows = pl.ds(pl.multiple_of(i * ROTARY_ROWS, ROTARY_ROWS), ROTARY_ROWS)
         x = x_ref[0, 0, rows, :].astype(jnp.float32)
         out_ref[0, 0, rows, :] = rotated(x, weight_ref[...], table_ref[rows, :], spec.eps).astype(out_ref.dtype)
 
-    lax.fori_loop(0, spec.block // ROWS, chunk, None)
+    lax.fori_loop(0, spec.block // ROTARY_ROWS, chunk, None)
 
 
 def _backward_kernel(spec: _Spec, by_out_ref, x_ref, weight_ref, table_ref, by_x_ref, by_weight_ref) -> None:
@@ -218,10 +176,12 @@ def _backward_kernel(spec: _Spec, by_out_ref, x_ref, weight_ref, table_ref, by_x
         by_weight_ref[...] = jnp.zeros_like(by_weight_ref)
 
     def chunk(i, by_weight):
-        rows = pl.ds(pl.multiple_of(i * ROWS, ROWS), ROWS)
+        rows = pl.ds(pl.multiple_of(i * ROTARY_ROWS, ROTARY_ROWS), ROTARY_ROWS)
         by_out, x = (ref[0, 0, rows, :].astype(jnp.float32) for ref in (by_out_ref, x_ref))
         by_x, more = rotated_gradients(by_out, x, weight_ref[...], table_ref[rows, :], spec.eps)
         by_x_ref[0, 0, rows, :] = by_x.astype(by_x_ref.dtype)
         return by_weight + more
 
-    by_weight_ref[...] += lax.fori_loop(0, spec.block // ROWS, chunk, jnp.zeros(by_weight_ref.shape, jnp.float32))
+    by_weight_ref[...] += lax.fori_loop(
+        0, spec.block // ROTARY_ROWS, chunk, jnp.zeros(by_weight_ref.shape, jnp.float32)
+    )

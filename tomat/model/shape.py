@@ -1,7 +1,6 @@
 """The shape of a decoder, for its FLOPs: of those classes alone whose shape has been held against what they build."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from levanter.models.apertus import ApertusConfig
@@ -18,23 +17,12 @@ from tomat.hardware.flops import ModelShape
 from tomat.model.any_decoder import build_mask
 from tomat.model.decoder import DensityDecoderConfig
 
-COUNTED: Mapping[str, type[LmConfig]] = MappingProxyType(
-    {
-        "density_decoder": DensityDecoderConfig,
-        "llama": LlamaConfig,
-        "qwen": QwenConfig,
-        "qwen3": Qwen3Config,
-        "mistral": MistralConfig,
-        "apertus": ApertusConfig,
-        "olmo2": Olmo2Config,
-        "olmo3": Olmo3Config,
-        "gemma": GemmaConfig,
-        "gemma2": Gemma2Config,
-        "gemma3": Gemma3Config,
-    }
-)
-"""`model.type` -> the class whose FLOPs are counted. A class made of one of them is another decoder: Mixtral is a
-Mistral to Python, and a mixture of experts."""
+_COUNTED = (
+    DensityDecoderConfig, LlamaConfig, QwenConfig, Qwen3Config, MistralConfig, ApertusConfig, Olmo2Config, Olmo3Config,
+    GemmaConfig, Gemma2Config, Gemma3Config,
+)  # fmt: skip
+COUNTED: Mapping[str, type[LmConfig]] = {LmConfig.get_choice_name(kind): kind for kind in _COUNTED}
+"""`model.type` -> the class whose FLOPs are counted, and no class made of it: Mixtral is a Mistral to Python."""
 
 _ALWAYS_NORMED = (Olmo2Config, Olmo3Config, Gemma2Config, Gemma3Config)
 _CAN_BE_NORMED = (LlamaConfig, Qwen3Config, DensityDecoderConfig)

@@ -4,9 +4,13 @@ JAX knows the mesh but not the logical axes, haliax's thread-local mapping knows
 up in the same way. Under the planner's abstract mesh these give the abstract mesh.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from haliax.partitioning import physical_axis_name
+import jax
+from haliax import Axis, NamedArray
+from haliax.partitioning import physical_axis_name, pspec_for_axis
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from tomat.base.ports.haliax import mesh_in_force
@@ -38,3 +42,25 @@ def mesh_axes(mesh: Mesh | AbstractMesh, name: str) -> tuple[str, ...]:
         return ()
     names = (physical,) if isinstance(physical, str) else tuple(physical)
     return tuple(axis for axis in names if mesh.shape.get(axis, 1) > 1)
+
+
+def on_mesh(function: Callable[..., Any], in_specs: tuple[Any, ...], out_specs: PartitionSpec) -> Callable[..., Any]:
+    """`function` of arrays in a `shard_map` over the mesh in scope; as it is where there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return function
+    # Unchecked: a Pallas call does not say over which mesh axes its result varies.
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def split_over(axes: tuple[Axis, ...]) -> tuple[str, ...] | None:
+    """The mesh axes that split a (flattened) group of logical axes; None if there are none."""
+    names: list[str] = []
+    for entry in pspec_for_axis(axes):
+        names += () if entry is None else (entry,) if isinstance(entry, str) else entry
+    return tuple(names) or None
+
+
+def flatten_group(array: NamedArray, axes: tuple[Axis, ...], name: str) -> NamedArray:
+    """`array` with `axes` as one axis `name`, a new leading one of size 1 if `axes` is empty."""
+    return array.flatten_axes(axes, name) if axes else array.broadcast_axis(Axis(name, 1))

@@ -1,5 +1,5 @@
-"""Tiles of the Pallas loss, what a configuration may set of them; and the tables of tuned tiles of that and of the
-kernels that hold a head in VMEM. No JAX here.
+"""Sizes of Pallas kernels: what a configuration may set of them, and the tables of tuned tiles of the loss and of the
+kernels that hold a head in VMEM. No JAX here, so that a step without these kernels imports none of them.
 
 `loss/loss_tiles.json` and `attention_tiles.json`, written by `tomat bench loss-tiles` and `attention-tiles`, have for
 each chip, shape and compute type the tiles with the shortest planned time, that time, those of the others, and the
@@ -7,10 +7,11 @@ compiler.
 """
 
 import math
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar, TypedDict
+from typing import Annotated, ClassVar, Literal, TypedDict, get_args
 
 from msgspec import Meta
 
@@ -19,7 +20,7 @@ from tomat.base.errors import TomatError
 from tomat.base.records import Positive, read_typed
 
 LANES = 128
-"""Lanes of a TPU vector register (`NUM_LANES` in JAX's splash kernel): ids of a tile are a multiple of it."""
+"""Lanes of a TPU vector register (`NUM_LANES` in JAX's splash kernel): sizes along them are multiples of it."""
 PACKED_ROWS = 16
 """Rows of a bfloat16 register tile (two rows in each of 8 sublanes): rows of a block are a multiple of it."""
 VMEM_BYTES = {"TPU v4": 16 * 2**20, "TPU v5 lite": 128 * 2**20, "TPU v5": 64 * 2**20, "TPU v6 lite": 128 * 2**20}
@@ -27,14 +28,223 @@ VMEM_BYTES = {"TPU v4": 16 * 2**20, "TPU v5 lite": 128 * 2**20, "TPU v5": 64 * 2
 VMEM_SHARE = 0.8
 """Share of VMEM that the kernels' blocks may take; the rest is for the products on their way and what is spilled."""
 SPARE_VMEM = 16 * 2**20
-"""VMEM that is granted on top of the blocks, bytes. What is not asked for stays with XLA, which keeps other arrays
-there."""
+"""VMEM that is granted on top of the blocks, bytes. What is not asked for stays with XLA, for other arrays."""
+
+DEFAULT_SPLASH_BLOCK = 512
+"""Tile where none is set: Levanter's `DEFAULT_SPLASH_BLOCK_SIZE`."""
+MOST_HEAD_VMEM = 112 * 2**20
+"""Of the 128 MiB of a v6e, the largest of the chips that tomat knows; the rest is the compiler's. MaxText gives kernels
+96 MiB on a v6e (`--xla_tpu_scoped_vmem_limit_kib=98304`)."""
+
+SPARE_HEAD_VMEM = 8 * 2**20
+"""Beyond the arrays that are counted: the kernels of 8 sequences of 8,192 and heads of 256 compile with it."""
+
+ROTARY_ROWS = 64
+"""Positions that norm and rotary embedding work on at a time: heads of 256 in float32 take 16 of 64 registers."""
+
+
+def largest_divisor(n: int, limit: int, multiple_of: int = 1) -> int:
+    """The largest multiple of `multiple_of` up to `limit` that divides `n`; `multiple_of` must divide `n`."""
+    candidates = range(min(n, limit) // multiple_of * multiple_of, 0, -multiple_of)
+    return next(size for size in candidates if n % size == 0)
+
+
+def check_multiples(section: str, sizes: object, units: Mapping[str, int]) -> None:
+    """Refuse a size that is set and no positive multiple of its unit."""
+    for name, unit in units.items():
+        size = getattr(sizes, name)
+        if size is not None and (size < unit or size % unit):
+            raise TomatError(f"{section}.{name} is {size}; expected a positive multiple of {unit}.")
+
+
+def check_divides(section: str, sizes: object, pairs: tuple[tuple[str, str], ...]) -> None:
+    """Refuse two sizes that are set of which the first is no multiple of the second."""
+    for outer, inner in pairs:
+        large, small = getattr(sizes, outer), getattr(sizes, inner)
+        if large is not None and small is not None and large % small:
+            said = f"{section}.{outer} is {large} and {inner} is {small}"
+            raise TomatError(f"{said}; expected {outer} to be a multiple of {inner}.")
+
+
+QkvLayout = Literal["head_dim_minor", "seq_minor"]
+
+
+@dataclass(frozen=True)
+class SplashBlockSizes:
+    """Tile sizes of the splash attention kernels, in positions. They change the speed, not (beyond rounding) the
+    values. None becomes the largest multiple of 128 up to 512 that divides the sequence; of a `compute` size that of
+    its memory block."""
+
+    block_q: int | None = key(None, free="rounding")
+    """Queries per step of the forward kernel."""
+    block_kv: int | None = key(None, free="rounding")
+    """Keys fetched per step of the forward kernel."""
+    block_kv_compute: int | None = key(None, free="rounding")
+    """Keys per inner step of the forward kernel; divides `block_kv`."""
+    block_q_dkv: int | None = key(None, free="rounding")
+    """Queries per step of the kernel for the gradients of keys and values (all three gradients when fused)."""
+    block_kv_dkv: int | None = key(None, free="rounding")
+    """Keys fetched per step of that kernel."""
+    block_kv_dkv_compute: int | None = key(None, free="rounding")
+    """Keys per inner step of that kernel; divides `block_kv_dkv`."""
+    block_q_dq: int | None = key(None, free="rounding")
+    """Queries per step of the kernel for the gradient of queries; not with `use_fused_bwd`."""
+    block_kv_dq: int | None = key(None, free="rounding")
+    """Keys per step of that kernel; not with `use_fused_bwd`."""
+    use_fused_bwd: bool = key(False, free="rounding")
+    """One backward kernel for all three gradients. It writes a gradient of the queries for each block of `block_kv_dkv`
+    keys and sums them afterwards, so its memory grows as that block shrinks."""
+    q_layout: QkvLayout = key("head_dim_minor", free="rounding")
+    """Which dimension of the queries lies innermost in memory."""
+    k_layout: QkvLayout = key("head_dim_minor", free="rounding")
+    """The same for the keys."""
+    v_layout: QkvLayout = key("head_dim_minor", free="rounding")
+    """The same for the values."""
+    interpret: bool = key(False, free="rounding")
+    """Run the kernels in Pallas' interpreter on whatever platform there is: to check values without a TPU, slowly."""
+
+    def __post_init__(self) -> None:
+        check_multiples("model.splash", self, dict.fromkeys(SPLASH_BLOCKS, LANES))
+        check_divides(
+            "model.splash", self, (("block_kv", "block_kv_compute"), ("block_kv_dkv", "block_kv_dkv_compute"))
+        )
+        if self.use_fused_bwd and not (self.block_q_dq is None and self.block_kv_dq is None):
+            raise TomatError(
+                f"model.splash.use_fused_bwd is true, yet block_q_dq is {self.block_q_dq} and block_kv_dq "
+                f"{self.block_kv_dq}; it has no separate kernel for queries: leave both unset."
+            )
+
+    def for_sequence(self, seq_len: int) -> "SplashBlockSizes":
+        """With every size that the kernels for sequences of `seq_len` positions take filled in."""
+        if seq_len % LANES:
+            said = f"the sequence length is {seq_len}; splash attention expects a multiple of {LANES}"
+            raise TomatError(f"{said}. Choose another length, or attn_backend jax_flash or vanilla.")
+        default = largest_divisor(seq_len, DEFAULT_SPLASH_BLOCK, LANES)
+        sizes: dict[str, int] = {}
+        for name in SPLASH_BLOCKS:
+            if not (self.use_fused_bwd and name.endswith("_dq")):
+                sizes[name] = getattr(self, name) or sizes.get(name.removesuffix("_compute"), default)
+                if seq_len % sizes[name]:
+                    said = f"model.splash.{name} is {sizes[name]} and the sequence length is {seq_len}"
+                    raise TomatError(f"{said}; expected a block that divides the sequence.")
+        try:
+            return replace(self, **sizes)
+        except TomatError as error:
+            raise TomatError(f"for a sequence length of {seq_len}, {error}") from None
+
+
+SPLASH_BLOCKS = tuple(field.name for field in fields(SplashBlockSizes) if field.name.startswith("block_"))
+
+
+RotaryKernel = Literal["xla", "pallas", "attention"]
+
+
+@dataclass(frozen=True)
+class QkRotaryConfig:
+    """How queries and keys get their norm and rotary embedding."""
+
+    kernel: RotaryKernel = key("xla", free="rounding")
+    """`xla`: Levanter's formulas. `pallas`: one kernel, beside splash attention, for head sizes that are multiples of
+    128. `attention`: inside the kernels of `model.whole_head`, which then read what the projections give. Both compute
+    in float32, where Levanter rounds angles and normalised values to the compute type."""
+    block_positions: int = key(1024, free="rounding")
+    """Positions per step of the kernel; the largest divisor of the sequence up to this is used."""
+    interpret: bool = key(False, free="rounding")
+    """As `model.splash.interpret`."""
+
+    def __post_init__(self) -> None:
+        if self.kernel not in get_args(RotaryKernel):
+            said = f"model.qk_rotary.kernel is {self.kernel!r}"
+            raise TomatError(f"{said}; expected one of {', '.join(get_args(RotaryKernel))}.")
+        check_multiples("model.qk_rotary", self, {"block_positions": ROTARY_ROWS})
+
+    def check_head_size(self, head_size: int) -> None:
+        if self.kernel != "xla" and head_size % LANES:
+            raise TomatError(
+                f"model.qk_rotary.kernel is {self.kernel} and the head size is {head_size}; expected a multiple of "
+                f"{LANES}. Use fewer heads (model.num_heads), or qk_rotary.kernel: xla."
+            )
+
+
+@dataclass(frozen=True)
+class WholeHeadConfig:
+    """Sizes of the kernels that hold all positions of a head in VMEM. They change the speed, not (but for rounding) the
+    values. Each is the most that is taken: the largest multiple of 128 up to it that divides what it is a part of.
+    None: as the table of tuned sizes has it for the nearest head below."""
+
+    block: int | None = key(None, free="rounding")
+    """Positions of a block of the forward kernel; blocks above the diagonal are not visited."""
+    rows: int | None = key(None, free="rounding")
+    """Queries of a block whose scores are computed at a time."""
+    block_bwd: int | None = key(None, free="rounding")
+    """Positions of a block of the backward kernel."""
+    keys_bwd: int | None = key(None, free="rounding")
+    """Keys of a block whose scores are computed at a time."""
+    interpret: bool = key(False, free="rounding")
+    """As `model.splash.interpret`."""
+
+    def __post_init__(self) -> None:
+        check_multiples("model.whole_head", self, dict.fromkeys(HEAD_NAMES, LANES))
+
+    def tiles(
+        self, seq_len: int, head_size: int, itemsize: int, *, rotate: bool = False, eps: float | None = None
+    ) -> "HeadTiles":
+        """What the kernels are compiled with; with `rotate` they do norm (no `eps`: none) and rotary embedding too."""
+        if seq_len % LANES or head_size % LANES:
+            said = f"model.whole_head takes multiples of {LANES}, and got {seq_len} positions and heads of {head_size}"
+            raise TomatError(f"{said}; leave it unset, or choose fewer, wider heads (model.num_heads).")
+        mine = {name: size for name in HEAD_NAMES if (size := getattr(self, name)) is not None}
+        sizes = mine if len(mine) == len(HEAD_NAMES) else {**tuned_sizes(seq_len, head_size), **mine}
+        block, block_bwd = (largest_divisor(seq_len, sizes[name], LANES) for name in ("block", "block_bwd"))
+        rows, keys = largest_divisor(block, sizes["rows"], LANES), largest_divisor(block_bwd, sizes["keys_bwd"], LANES)
+        counted = head_vmem_bytes(seq_len, head_size, itemsize, max(block, block_bwd), max(rows, keys), rotate=rotate)
+        needed = max(counted) + SPARE_HEAD_VMEM
+        if needed > MOST_HEAD_VMEM:
+            raise TomatError(
+                f"model.whole_head needs {needed / 2**20:.0f} MiB of VMEM for {seq_len} positions and heads of "
+                f"{head_size} in {itemsize} bytes, at most {MOST_HEAD_VMEM / 2**20:.0f} can be had; leave "
+                "model.whole_head unset, which takes the splash kernels."
+            )
+        return HeadTiles(block, rows, block_bwd, keys, needed, eps, self.interpret)
+
+
+@dataclass(frozen=True)
+class HeadTiles:
+    """What the kernels are compiled with; every size divides the one before it."""
+
+    block: int
+    """Positions of a block of the forward kernel, of queries and of keys."""
+    rows: int
+    """Queries whose scores are computed at a time."""
+    block_bwd: int
+    """The same for the backward kernel."""
+    keys_bwd: int
+    """Keys whose scores are computed at a time."""
+    vmem_bytes: int
+    """What the kernels may take of VMEM."""
+    eps: float | None = None
+    """Of the norm of queries and keys, where the kernels rotate; None: no norm."""
+    interpret: bool = False
+
+
+def head_vmem_bytes(S: int, D: int, itemsize: int, block: int, part: int, *, rotate: bool) -> tuple[int, int]:
+    """VMEM that the forward and the backward kernel hold at one time, counted from their arrays, for S
+    positions of heads of D numbers of `itemsize` bytes; `block` is the larger one of the two kernels, `part` the larger
+    number of queries or keys whose scores are computed at a time."""
+    head, head32, row = S * D * itemsize, S * D * 4, 8 * S * 4
+    # Inputs and outputs twice: a head is fetched and another written while one is worked on. Scores of three parts in
+    # float32 and of one in the type of the queries.
+    scores = part * block * (3 * 4 + itemsize)
+    forward = 2 * (4 * head + row) + head32 + 2 * S * LANES * 4 + scores
+    backward = 2 * (8 * head + row) + row + 3 * head32 + scores
+    if rotate:  # the table, and the rotated keys of the forward kernel
+        return forward + head32 + head, backward + head32
+    return forward, backward
 
 
 @dataclass(frozen=True)
 class LossTiles:
-    """Tiles of the Pallas loss. They change the speed, not (beyond rounding) the values. None: from the table of tuned
-    tiles."""
+    """Tiles of the Pallas loss, which change the speed, not (beyond rounding) the values. None: as tuned."""
 
     resident_rows: int | None = key(None, free="rounding")
     """Positions (of all sequences on a device) that are worked on between two passes over the head: their hidden
@@ -47,15 +257,9 @@ class LossTiles:
     """Positions whose softmax sums are held in registers at one time; a multiple of 16 that divides `block_rows`."""
 
     def __post_init__(self) -> None:
-        for name, unit in zip(LOSS_NAMES, (PACKED_ROWS, PACKED_ROWS, LANES, PACKED_ROWS), strict=True):
-            size = getattr(self, name)
-            if size is not None and (size < unit or size % unit):
-                raise TomatError(f"loss.tiles.{name} is {size}; expected a positive multiple of {unit}.")
-        for outer, inner in (("resident_rows", "block_rows"), ("block_rows", "chunk_rows")):
-            large, small = getattr(self, outer), getattr(self, inner)
-            if large is not None and small is not None and large % small:
-                said = f"loss.tiles.{outer} is {large} and {inner} is {small}"
-                raise TomatError(f"{said}; expected {outer} to be a multiple of {inner}.")
+        units = zip(LOSS_NAMES, (PACKED_ROWS, PACKED_ROWS, LANES, PACKED_ROWS), strict=True)
+        check_multiples("loss.tiles", self, dict(units))
+        check_divides("loss.tiles", self, (("resident_rows", "block_rows"), ("block_rows", "chunk_rows")))
 
     def filled(self, tuned: "LossTiles") -> "LossTiles":
         mine = {name: size for name, size in asdict(self).items() if size is not None}
@@ -121,8 +325,7 @@ def _apart(*sizes: tuple[int, int]) -> float:
 def tuned_tiles(
     device_kind: str, width: int, ids: int, dtype: str, table: tuple[TunedTiles, ...] | None = None
 ) -> LossTiles:
-    """The tiles of the nearest entry: of this chip (JAX's name of it) and compute type where there is one, then by
-    width and number of ids."""
+    """The tiles of the nearest entry: of this chip (JAX's name) and compute type if there is one, by width and ids."""
 
     def distance(entry: TunedTiles) -> tuple[bool, bool, float]:
         apart = _apart((entry.width, width), (entry.ids, ids))
@@ -142,12 +345,9 @@ def tuned_sizes(positions: int, head_size: int, table: tuple[TunedSizes, ...] | 
 
 
 def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int) -> int:
-    """VMEM of the blocks of the larger of the two kernels, bytes, for so many rows resident: fewer than
-    `tiles.resident_rows` where a device has fewer."""
+    """VMEM of the blocks of the larger kernel, bytes, for so many rows resident: the device's, if those are fewer."""
     block_rows, block_ids = tiles.block_rows or 0, tiles.block_ids or 0
-    lanes = 4 * LANES * rows
-    logits = 2 * 4 * block_rows * block_ids
-    head = 2 * itemsize * block_ids * width
+    lanes, logits, head = 4 * LANES * rows, 2 * 4 * block_rows * block_ids, 2 * itemsize * block_ids * width
     statistics = lanes * (1 + 2 * n_statistics) + itemsize * rows * width + head + logits
     by_head = 4 * 4 * block_ids * width
     gradients = lanes + (4 + 2 * itemsize) * rows * width + head + by_head + logits + itemsize * block_rows * block_ids

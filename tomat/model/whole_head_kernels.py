@@ -14,10 +14,7 @@ The scores are of base 2, softmax(s) = 2^s / sum 2^s: the vector unit raises 2 t
 Axis letters: B batch, K heads of keys and values, G query heads of each of them, H = K G, S positions, D head size.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,15 +25,15 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tomat.model.norm_rotary import ROWS, SUBLANES, rotated, rotated_gradients
-from tomat.model.splash import ATTENTION_OUTPUT, LANES
+from tomat.model.checkpoint_policies import ATTENTION_OUTPUT
+from tomat.model.norm_rotary import SUBLANES, rotated, rotated_gradients
+from tomat.model.tiles import LANES, ROTARY_ROWS, HeadTiles
 
 MASKED = -1e30
 """Score of a pair that the mask forbids: 2 to it is 0, and no difference of two of them is NaN."""
 LN_2 = math.log(2.0)
 UNROLL = 4
-"""Parts of 64 positions whose norms and rotations the compiler may schedule together: 0.34 to 0.26 ms of the forward
-kernel, planned as above."""
+"""Parts of 64 positions whose norms and rotations may be scheduled together: 0.34 to 0.26 ms forward, as above."""
 
 _OUTER = (((1,), (1,)), ((), ()))
 """a b^T."""
@@ -46,58 +43,22 @@ _OF_TRANSPOSED = (((0,), (0,)), ((), ()))
 """a^T b."""
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """What the kernels are compiled with; every size divides the one before it."""
-
-    block: int
-    """Positions of a block of the forward kernel, of queries and of keys."""
-    rows: int
-    """Queries whose scores are computed at a time."""
-    block_bwd: int
-    """The same for the backward kernel."""
-    keys_bwd: int
-    """Keys whose scores are computed at a time."""
-    vmem_bytes: int
-    """What the kernels may take of VMEM."""
-    eps: float | None = None
-    """Of the norm of queries and keys, where the kernels rotate; None: no norm."""
-    interpret: bool = False
-
-
-def vmem_bytes(S: int, D: int, itemsize: int, block: int, part: int, *, rotate: bool) -> tuple[int, int]:
-    """VMEM that the forward and the backward kernel hold at one time, counted from their arrays, for S
-    positions of heads of D numbers of `itemsize` bytes; `block` is the larger one of the two kernels, `part` the larger
-    number of queries or keys whose scores are computed at a time."""
-    head, head32, row = S * D * itemsize, S * D * 4, 8 * S * 4
-    # Inputs and outputs twice: a head is fetched and another written while one is worked on. Scores of three parts in
-    # float32 and of one in the type of the queries.
-    scores = part * block * (3 * 4 + itemsize)
-    forward = 2 * (4 * head + row) + head32 + 2 * S * LANES * 4 + scores
-    backward = 2 * (8 * head + row) + row + 3 * head32 + scores
-    if rotate:  # the table, and the rotated keys of the forward kernel
-        return forward + head32 + head, backward + head32
-    return forward, backward
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(
-    tiles: Tiles,
+    tiles: HeadTiles,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     weights: jax.Array | None = None,
     table: jax.Array | None = None,
 ) -> jax.Array:
-    """Causal attention with the weights 2^(q k) / sum 2^(q k), `[B, H, S, D]` in the type of `q`.
+    """Causal attention with the weights 2^(q k) / sum 2^(q k), `[B, H, S, D]` in the type of `q`. Sizes are multiples
+    of 128, and the blocks divide S.
 
-    Args:
-        tiles: Sizes; `block` and `block_bwd` divide S, all are multiples of 128.
-        q: `[B, H, S, D]`. D is a multiple of 128. Without a table, divided by sqrt(D) ln 2 for usual attention.
-        k: `[B, K, S, D]`; query heads h of [i G, (i + 1) G) see head i.
-        weights: Float32 `[2, 1, D]`, the weights of the norms of queries (divided as above) and of keys.
-        table: Float32 `[S, D]`, cosines and, in the second half of D, sines of the rotary embedding. None, as `weights`
-            then is: queries and keys are rotated already.
+    Query heads h of [i G, (i + 1) G) see head i of keys and values, `[B, K, S, D]`; queries are divided by sqrt(D) ln 2
+    for usual attention. With a table, float32 `[S, D]`, cosines and, in the second half of D, sines of the rotary
+    embedding, queries and keys are not rotated yet; then the weights of their norms are float32 `[2, 1, D]`, and those
+    of the queries are divided in their place.
     """
     return _forward(tiles, q, k, v, weights, table)[0]
 
@@ -133,7 +94,7 @@ def _cost(q: jax.Array, k: jax.Array, *, products: int, heads: int) -> pl.CostEs
 
 
 def _forward(
-    tiles: Tiles, q: jax.Array, k: jax.Array, v: jax.Array, weights: jax.Array | None, table: jax.Array | None
+    tiles: HeadTiles, q: jax.Array, k: jax.Array, v: jax.Array, weights: jax.Array | None, table: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """The output, and the base-2 log-sum-exp of each row of scores, float32 `[B, H, 1, S]`."""
     B, H, S, D = q.shape
@@ -157,12 +118,12 @@ def _forward(
     return checkpoint_name(out, ATTENTION_OUTPUT), checkpoint_name(lse, ATTENTION_OUTPUT)
 
 
-def _forward_rule(tiles: Tiles, q, k, v, weights, table):
+def _forward_rule(tiles: HeadTiles, q, k, v, weights, table):
     out, lse = _forward(tiles, q, k, v, weights, table)
     return out, (q, k, v, weights, table, out, lse)
 
 
-def _backward_rule(tiles: Tiles, residuals: tuple[jax.Array | None, ...], by_out: jax.Array):
+def _backward_rule(tiles: HeadTiles, residuals: tuple[jax.Array | None, ...], by_out: jax.Array):
     q, k, v, weights, table, out, lse = residuals
     assert q is not None and k is not None and v is not None
     S, D = q.shape[2:]
@@ -205,23 +166,22 @@ def _below_diagonal(n_blocks: int, body) -> None:
 
 
 def _fold(x: jax.Array) -> jax.Array:
-    """`[rows, 128]` whose sum over lanes is that of `x` `[rows, 128 n]`: the lanes themselves are summed once, at the
-    end of a head, and not for each block."""
+    """`[rows, 128]` whose sum over lanes is that of `x` `[rows, 128 n]`: lanes are summed once, after a head."""
     return sum(x[:, at : at + LANES] for at in range(LANES, x.shape[1], LANES)) + x[:, :LANES]
 
 
-def _rotate(tiles: Tiles, source_ref, weight: jax.Array, table_ref, target_ref) -> None:
+def _rotate(tiles: HeadTiles, source_ref, weight: jax.Array, table_ref, target_ref) -> None:
     """Norm and rotary embedding of a head, `[1, 1, S, D]` both."""
 
     def chunk(i, _) -> None:
-        rows = _part(i * ROWS, ROWS)
+        rows = _part(i * ROTARY_ROWS, ROTARY_ROWS)
         x = source_ref[0, 0, rows, :].astype(jnp.float32)
         target_ref[0, 0, rows, :] = rotated(x, weight, table_ref[rows, :], tiles.eps).astype(target_ref.dtype)
 
-    lax.fori_loop(0, table_ref.shape[0] // ROWS, chunk, None, unroll=UNROLL)
+    lax.fori_loop(0, table_ref.shape[0] // ROTARY_ROWS, chunk, None, unroll=UNROLL)
 
 
-def _forward_kernel(tiles: Tiles, rotate: bool, q_ref, k_ref, v_ref, *refs) -> None:
+def _forward_kernel(tiles: HeadTiles, rotate: bool, q_ref, k_ref, v_ref, *refs) -> None:
     if not rotate:
         _attend(tiles, q_ref, k_ref, v_ref, *refs)
         return
@@ -236,7 +196,7 @@ def _forward_kernel(tiles: Tiles, rotate: bool, q_ref, k_ref, v_ref, *refs) -> N
     _attend(tiles, out_ref, k_rotated, v_ref, out_ref, lse_ref, top_ref, sum_ref, acc_ref)
 
 
-def _attend(tiles: Tiles, q_ref, k_ref, v_ref, out_ref, lse_ref, top_ref, sum_ref, acc_ref) -> None:
+def _attend(tiles: HeadTiles, q_ref, k_ref, v_ref, out_ref, lse_ref, top_ref, sum_ref, acc_ref) -> None:
     """The forward kernel with queries and keys as attention takes them; `q_ref` may be `out_ref`."""
     S, D = acc_ref.shape
     block, rows = tiles.block, tiles.rows
@@ -288,7 +248,7 @@ def _attend(tiles: Tiles, q_ref, k_ref, v_ref, out_ref, lse_ref, top_ref, sum_re
     lax.fori_loop(0, S // rows, finish, None)
 
 
-def _backward_kernel(tiles: Tiles, rotate: bool, q_ref, k_ref, v_ref, by_out_ref, out_ref, lse_ref, *refs) -> None:
+def _backward_kernel(tiles: HeadTiles, rotate: bool, q_ref, k_ref, v_ref, by_out_ref, out_ref, lse_ref, *refs) -> None:
     *arrays, taken_off_ref, q_acc, k_acc, v_acc = refs
     # What turns queries, keys and gradients, `[2, 1, D]` and `[S, D]`, and the gradients of its weights, `[2, 8, D]`.
     weights_ref: Any = None
@@ -364,7 +324,7 @@ def _backward_kernel(tiles: Tiles, rotate: bool, q_ref, k_ref, v_ref, by_out_ref
 
     def finish(which: int, acc_ref, source_ref, by_ref) -> None:
         """Write the gradient of queries (0) or keys (1). The derivative of 2^s is ln 2 2^s."""
-        size = ROWS if rotate else keys
+        size = ROTARY_ROWS if rotate else keys
 
         def chunk(i, _) -> None:
             at = _part(i * size, size)

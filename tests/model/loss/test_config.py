@@ -19,13 +19,10 @@ LEVANTER = dict(kind="cross_entropy", vocabulary="full", kernel="levanter")
     ("change", "message"),
     [
         (dict(kind="mse"), "'mse'; expected one of cross_entropy, soft_cross_entropy, ce_emd, emd, l1_mean, crps"),
-        (dict(target_space="log"), "'log'"),
-        (dict(vocabulary="all"), "'all'"),
         (dict(kernel="triton"), "'triton'"),
         (dict(target_sigma=0.0), "target_sigma is 0.0"),
         (dict(target_sigma=math.nan), "target_sigma is nan"),
         (dict(emd_weight=-1.0), "emd_weight is -1.0"),
-        (dict(preamble_weight=-0.1), "preamble_weight is -0.1"),
         (dict(preamble_weight=math.inf), "preamble_weight is inf"),
         (dict(z_loss_weight=-1e-4), "z_loss_weight is -0.0001"),
         (dict(z_loss_weight=1e-4, kernel="pallas"), "loss.kernel: xla"),
@@ -42,13 +39,9 @@ def test_refuses(change, message):
         LossConfig(**change)
 
 
-@pytest.mark.parametrize("kind", LOSS_KINDS)
-@pytest.mark.parametrize("vocabulary", ["density", "full"])
-def test_two_token_layouts_take_only_full_cross_entropy(kind, vocabulary):
-    config = LossConfig(kind=kind, vocabulary=vocabulary)
-    config.check_layout(1)
-    if kind == "cross_entropy" and vocabulary == "full":
-        config.check_layout(2)
-    else:
+def test_two_token_layouts_take_only_full_cross_entropy():
+    LossConfig(kind="cross_entropy", vocabulary="full").check_layout(2)
+    for config in (LossConfig(kind="cross_entropy"), LossConfig(kind="emd", vocabulary="full")):
+        config.check_layout(1)
         with pytest.raises(TomatError, match="2 tokens per voxel"):
             config.check_layout(2)

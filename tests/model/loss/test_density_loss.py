@@ -48,7 +48,7 @@ CASES = [
     (kind, vocabulary, preamble_weight, BLOCKS[(4 * i + j) % len(BLOCKS)])
     for i, kind in enumerate(LOSS_KINDS)
     for j, (vocabulary, preamble_weight) in enumerate(product(["density", "full"], [0.0, 0.4]))
-    if (vocabulary == "full") == (preamble_weight > 0) or kind in ("soft_cross_entropy", "emd")
+    if (vocabulary == "full") == (preamble_weight > 0) or kind == "emd"
 ]
 
 
@@ -63,7 +63,7 @@ def compiled_comparison(config: LossConfig):
 
 
 @pytest.mark.parametrize(("kind", "vocabulary", "preamble_weight", "block"), CASES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.0, 1.5), in_bins=st.booleans())
 def test_blocked_equals_plain(kind, vocabulary, preamble_weight, block, seed, scale, in_bins):
     target: dict[str, Any] = (
@@ -89,10 +89,9 @@ def test_blocked_equals_plain(kind, vocabulary, preamble_weight, block, seed, sc
     assert_close(by_blocked[1], by_plain[1], 1e-5, "gradient by head")
 
 
-@pytest.mark.parametrize("ids", [V, 9000])  # all logits at once, and two blocks of 8,192
-def test_levanters_program_has_the_same_loss_and_gradients(ids):
+def test_levanters_program_has_the_same_loss_and_gradients():
     config = LossConfig(kind="cross_entropy", vocabulary="full", kernel="levanter")
-    arrays = loss_batches.make_batch(0, 3, 12, bins=K, width=E, ids=ids)
+    arrays = loss_batches.make_batch(0, 3, 12, bins=K, width=E, ids=9000)  # two of its blocks of 8,192 ids
     (found, gradients), (expected, plain_gradients) = compiled_comparison(config)(*arrays)
     for name in ("density_loss", "cross_entropy_nats", "density_positions"):
         np.testing.assert_allclose(found[1][name], expected[1][name], rtol=1e-5)
@@ -123,7 +122,6 @@ def test_plain_formulas_against_numpy(vocabulary):
     # The energy form, E|X - r| - E|X - X'| / 2 (Gneiting and Raftery 2007, eq. 21), shares no step with ours.
     crps = p @ distance - 0.5 * p @ np.abs(v[:, None] - v[None, :]) @ p
     expected = {
-        LossConfig(kind="cross_entropy"): -np.log(p[t]),
         LossConfig(kind="cross_entropy", z_loss_weight=0.1): -np.log(p[t]) + 0.1 * z**2,
         LossConfig(kind="soft_cross_entropy", target_sigma=3.0): -(q / q.sum()) @ np.log(p),
         LossConfig(target_space="rho", target_sigma=0.2): -(q_rho / q_rho.sum()) @ np.log(p),
@@ -143,29 +141,29 @@ def test_plain_formulas_against_numpy(vocabulary):
         np.testing.assert_allclose(metrics["cross_entropy_nats"], -np.log(p[t]) + full, rtol=1e-5)
 
 
-def test_full_vocabulary_with_preamble_is_the_usual_language_model_loss():
+def test_full_vocabulary_with_preamble_is_the_usual_language_model_loss_with_its_z_loss():
     hidden, head, tokens = make_batch(3, 3, 17)
-    config = LossConfig(kind="cross_entropy", vocabulary="full", preamble_weight=1.0, block_positions=5)
+    config = LossConfig(
+        kind="cross_entropy", vocabulary="full", preamble_weight=1.0, z_loss_weight=0.01, block_positions=5
+    )
     loss, metrics = value_of(density_loss, hidden, head, tokens, config)
-    log_p = np.asarray(jax.nn.log_softmax(hidden @ head.T))
-    expected = []
+    logits = np.asarray(hidden @ head.T, np.float64)
+    z, expected = np.log(np.exp(logits).sum(axis=-1)), []
     for row in range(3):
         targets = np.asarray(tokens[row, 1:])
         real = np.flatnonzero(targets != 0)
-        expected.append(-log_p[row, real, targets[real]].mean())
+        expected.append((z[row, real] - logits[row, real, targets[real]] + 0.01 * z[row, real] ** 2).mean())
     np.testing.assert_allclose(loss, np.mean(expected), rtol=1e-5)
     assert metrics["preamble_cross_entropy_nats"] > 0
 
 
-@pytest.mark.parametrize("kind", ["soft_cross_entropy", "crps"])
-def test_padding_and_later_positions_cost_nothing(kind):
+def test_padding_and_later_positions_cost_nothing():
     hidden, head, tokens = make_batch(5, 2, 12)
     tokens = tokens.at[:, 8:].set(0)
-    config = LossConfig(kind=kind, preamble_weight=0.5, block_positions=4)
+    config = LossConfig(kind="crps", preamble_weight=0.5, block_positions=4)
     loss, _, (by_hidden, _) = value_and_gradients(density_loss, hidden, head, tokens, config)
     # The last real token is at 7 and is predicted at 6.
-    assert np.all(np.asarray(by_hidden[:, 7:]) == 0)
-    assert np.any(np.asarray(by_hidden[:, :7]) != 0)
+    assert np.all(np.asarray(by_hidden[:, 7:]) == 0) and np.any(np.asarray(by_hidden[:, :7]) != 0)
     short, _ = value_of(density_loss, hidden[:, :8], head, tokens[:, :8], config)
     np.testing.assert_allclose(loss, short, rtol=1e-6)
 
@@ -196,67 +194,28 @@ def test_sequence_without_density_contributes_nothing_and_is_counted():
     assert np.all(np.asarray(by_hidden[2:]) == 0)
 
 
-def test_the_z_loss_and_its_gradients_against_numpy():
-    """0.01 z^2 in float64, over the bins where the target is one, elsewhere over all ids; dz/dlogit is the softmax."""
-    hidden, head, tokens = make_batch(21, 3, 14)
-    (without, _, by_without), (found, _, by_found) = (
-        value_and_gradients(
-            density_loss,
-            *(hidden, head, tokens),
-            LossConfig(kind="cross_entropy", preamble_weight=0.5, block_positions=5, z_loss_weight=weight),
-        )
-        for weight in (0.0, 0.01)
-    )
-    x, w = np.asarray(hidden, np.float64), np.asarray(head, np.float64)
-    value, by_x, by_w = 0.0, np.zeros_like(x), np.zeros_like(w)
-    for b, targets in enumerate(np.asarray(tokens)[:, 1:]):
-        density = (targets >= START) & (targets < START + K)
-        weights = np.where(density, 1.0, np.where(targets != 0, 0.5, 0.0))
-        for p in np.flatnonzero(weights):
-            ids = slice(START, START + K) if density[p] else slice(0, V)
-            exponentials = np.exp(w[ids] @ x[b, p])
-            z, share = np.log(exponentials.sum()), weights[p] / weights.sum() / len(tokens)
-            value += 0.01 * share * z**2
-            by_logits = 0.02 * share * z * exponentials / exponentials.sum()
-            by_x[b, p] += by_logits @ w[ids]
-            by_w[ids] += np.outer(by_logits, x[b, p])
-    assert value > 0.05
-    np.testing.assert_allclose(found - without, value, rtol=1e-4)
-    assert_close(by_found[0] - by_without[0], by_x, 1e-4, "gradient by hidden")
-    assert_close(by_found[1] - by_without[1], by_w, 1e-4, "gradient by head")
-
-
 def test_evaluation_sums_do_not_depend_on_the_batches():
     """Rows that fill a batch up, and one that is nothing but preamble, do not count; all others weigh the same."""
     hidden, head, tokens = make_batch(31, 6, 15)
     tokens = tokens.at[4].set(3).at[5].set(0)
     config = LossConfig(kind="ce_emd", preamble_weight=0.3, block_positions=4)
 
+    of = {rows: jax.jit(partial(density_loss, config=config, target=TARGET)) for rows in (2, 6)}
+
     def sums(rows: list[int]) -> dict[str, float]:
         index = jnp.asarray(rows)
-        loss, metrics = value_of(density_loss, hidden[index], head, tokens[index], config)
+        loss, metrics = of[len(rows)](hidden[index], head, tokens[index])
         return {name: float(value) for name, value in evaluation_sums(loss, metrics, len(rows)).items()}
 
-    alone = [sums([i]) for i in range(4)]
-    expected = {name: sum(part[name] for part in alone) for name in alone[0]}
+    expected = sums([0, 1, 2, 3, 4, 5])
     assert expected["sequences"] == 4
-    for batches in ([[0, 1, 2, 3]], [[0, 1, 2], [3, 5, 5]], [[0, 4], [1, 5], [2, 4], [3, 4]], [[0, 1, 2, 3, 4, 5]]):
+    for batches in ([[0, 1], [2, 3]], [[0, 4], [1, 5], [2, 4], [3, 4]]):
         parts = [sums(batch) for batch in batches]
         for name, value in expected.items():
             assert sum(part[name] for part in parts) == pytest.approx(value, rel=1e-6), (name, batches)
-    # By the plain definitions, row by row.
-    losses = [float(value_of(plain_loss, hidden[i : i + 1], head, tokens[i : i + 1], config)[0]) for i in range(4)]
-    assert expected["loss"] / 4 == pytest.approx(np.mean(losses), rel=1e-5)
-
-
-def test_perfect_prediction_and_its_metrics():
-    _, _, tokens = make_batch(8, 2, 10)
-    targets = np.pad(np.asarray(tokens[:, 1:]), ((0, 0), (0, 1)))
-    hidden = jnp.asarray(30.0 * np.eye(V, dtype=np.float32)[targets])
-    for kind in ("emd", "crps"):
-        loss, metrics = value_of(density_loss, hidden, jnp.eye(V), tokens, LossConfig(kind=kind, block_positions=3))
-        assert abs(float(loss)) < 1e-4 and metrics["emd_e_per_A3"] < 1e-5
-        np.testing.assert_allclose(metrics["top1_accuracy"], 1.0, rtol=1e-6)
+    # By the plain definitions, of those rows.
+    loss = float(value_of(plain_loss, hidden[:4], head, tokens[:4], config)[0])
+    assert expected["loss"] / 4 == pytest.approx(loss, rel=1e-5)
 
 
 def test_top1_of_a_tie_is_the_chance_of_the_target():
@@ -279,20 +238,6 @@ def test_bfloat16_keeps_types_and_stays_near_float32():
     assert_close(rounded, value, 0.01, "loss")
     assert_close(by_hidden, exact[0], 0.03, "gradient by hidden")
     assert_close(by_head, exact[1], 0.03, "gradient by head")
-
-
-def test_scaled_loss_scales_both_gradients():
-    hidden, head, tokens = make_batch(6, 2, 9)
-
-    @jax.jit
-    def scaled(factor):
-        def of(h, w):
-            return factor * density_loss(h, w, tokens, config=LossConfig(), target=TARGET)[0]
-
-        return jax.grad(of, argnums=(0, 1))(hidden, head)
-
-    for once, thrice in zip(scaled(1.0), scaled(3.0), strict=True):
-        np.testing.assert_allclose(3.0 * once, thrice, rtol=1e-5)
 
 
 def test_named_arrays_in_any_axis_order():
@@ -349,12 +294,8 @@ def test_memory_does_not_grow_with_positions_times_vocabulary():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(tokens=jnp.zeros((2, 7), jnp.int32)), r"tokens \(2, 7\)"),
-        (dict(tokens=jnp.zeros((2, 8), jnp.float32)), "type float32"),
-        (dict(head=jnp.zeros((V, E + 1))), r"head \(33, 7\)"),
         (dict(target=DensityTarget(K, VALUES, 20)), "20..43 and the head has 33 rows"),
         (dict(target=DensityTarget(K, None, START)), "needs the codec's table"),
-        (dict(hidden=named(jnp.zeros((2, 8)), (Axis("batch", 2), Axis("embed", 8)))), "axes .'batch', 'embed'."),
     ],
 )
 def test_refuses(change, message):
@@ -363,17 +304,3 @@ def test_refuses(change, message):
         density_loss(
             **{"hidden": hidden, "head": head, "tokens": tokens, "config": LossConfig(), "target": TARGET, **change}
         )
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        (VALUES[:-1], r"shape \(23,\) and there are 24"),
-        (VALUES[::-1], "does not increase from bin 0"),
-        (np.where(np.arange(24) == 3, np.nan, VALUES), "1 of 24 densities"),
-    ],
-)
-def test_a_table_that_is_none_is_refused_where_a_token_has_a_density(table, message):
-    with pytest.raises(TomatError, match=message):
-        DensityTarget(24, table)
-    assert not DensityTarget(24, table, tokens_per_voxel=2).has_values and not DensityTarget(24, None).has_values

@@ -36,14 +36,10 @@ TWO_BLOCKS, THREE_BLOCKS, ONE_BLOCK = LossTiles(64, 32, 128, 16), LossTiles(48, 
 
 CASES: list[tuple[Any, ...]] = [
     ("cross_entropy", "full", 0.0, TWO_BLOCKS, {}),
-    ("cross_entropy", "density", 0.0, THREE_BLOCKS, {}),
     ("soft_cross_entropy", "full", 0.4, ONE_BLOCK, {}),
     ("soft_cross_entropy", "density", 0.0, TWO_BLOCKS, dict(target_space="rho", target_sigma=0.3)),
-    ("ce_emd", "full", 0.4, THREE_BLOCKS, dict(emd_weight=0.7)),
-    ("ce_emd", "density", 0.4, ONE_BLOCK, dict(emd_weight=0.7)),
+    ("ce_emd", "density", 0.4, THREE_BLOCKS, dict(emd_weight=0.7)),
     ("emd", "full", 0.0, ONE_BLOCK, {}),
-    ("emd", "density", 0.0, TWO_BLOCKS, {}),
-    ("l1_mean", "full", 0.4, TWO_BLOCKS, {}),
     ("l1_mean", "density", 0.0, THREE_BLOCKS, {}),
 ]
 
@@ -76,7 +72,7 @@ def largest_terms(hidden, head, tokens, config: LossConfig) -> tuple[float, floa
 
 
 @pytest.mark.parametrize(("kind", "vocabulary", "preamble_weight", "tiles", "target"), CASES)
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @example(seed=616245, scale=1.5)  # distributions of all but one bin, whose terms cancel to a hundredth
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.0, 1.5))
 def test_equals_the_plain_formulas(kind, vocabulary, preamble_weight, tiles, target, seed, scale):
@@ -103,30 +99,17 @@ def test_equals_the_plain_formulas(kind, vocabulary, preamble_weight, tiles, tar
         assert_close(got, plain, 1e-5, f"gradient by {name}", terms)
 
 
-def both(arrays, config: LossConfig, target: DensityTarget) -> list[Any]:
-    """Value and metrics of the loss and of the plain formulas."""
-    losses = [partial(loss, config=config, target=target) for loss in (density_loss, plain_loss)]
-    return [jax.jit(loss, compiler_options=UNOPTIMISED)(*arrays) for loss in losses]
-
-
-def test_whole_tiles_without_padding_and_no_gradient():
-    bins = 256
-    arrays = make_batch(3, positions=32, bins=bins)
-    target = DensityTarget(bins, np.linspace(0, 6, bins), START)
-    config = LossConfig(kind="emd", kernel="pallas", tiles=LossTiles(64, 16, 128, 16), interpret=True)
-    (value, metrics), (expected, expected_metrics) = both(arrays, config, target)
+def test_whole_tiles_of_two_tokens_per_voxel_without_padding_and_no_gradient():
+    arrays = make_batch(3, positions=32, bins=256)
+    config = LossConfig(
+        kind="cross_entropy", vocabulary="full", kernel="pallas", tiles=LossTiles(64, 16, 128, 16), interpret=True
+    )
+    of = dict(config=config, target=DensityTarget(256, None, START, tokens_per_voxel=2))
+    (value, metrics), (expected, expected_metrics) = (
+        jax.jit(partial(loss, **of), compiler_options=UNOPTIMISED)(*arrays) for loss in (density_loss, plain_loss)
+    )
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(metrics["cross_entropy_nats"], expected_metrics["cross_entropy_nats"], rtol=1e-5)
-
-
-def test_two_tokens_per_voxel_have_no_densities():
-    arrays = make_batch(10)
-    config = LossConfig(
-        kind="cross_entropy", vocabulary="full", kernel="pallas", tiles=LossTiles(80, 80, 128, 16), interpret=True
-    )
-    target = DensityTarget(K, None, START, tokens_per_voxel=2)
-    (loss, metrics), (expected, _) = both(arrays, config, target)
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
     assert "emd_e_per_A3" not in metrics
 
 
@@ -175,12 +158,8 @@ def test_compiles_for_v6e_without_logits_in_hbm():
     sizes = dict(slice="v6e-4", batch=2, positions=2048, width=256, density_tokens=4096)
     tiles = dict(resident_rows=512, block_rows=128, block_ids=256, chunk_rows=32)
     requests = [
-        sizes | {"dtype": dtype, "loss": {"kind": kind, "vocabulary": "full", "kernel": kernel, **others}}
-        for dtype, kind, kernel, others in (
-            ("bfloat16", "cross_entropy", "pallas", {"tiles": tiles}),
-            ("float32", "soft_cross_entropy", "pallas", {"tiles": tiles}),
-            ("bfloat16", "cross_entropy", "xla", {"block_positions": 2048}),
-        )
+        sizes | {"dtype": "bfloat16", "loss": {"vocabulary": "full", "kernel": kernel, **others}}
+        for kernel, others in (("pallas", {"tiles": tiles}), ("xla", {"block_positions": 2048}))
     ]
     environment = os.environ | child_environment(slice_named("v6e-4"), [], [])
     done = subprocess.run(
@@ -190,4 +169,4 @@ def test_compiles_for_v6e_without_logits_in_hbm():
     assert done.returncode == 0, done.stderr[-2000:]
     found = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("temporary ")]
     logits = 4 * 2 * 2048 * 4096
-    assert max(found[:2]) < logits <= found[2], (found, "the check must see logits where there are some")
+    assert found[0] < logits <= found[1], (found, "the check must see logits where there are some")

@@ -16,7 +16,7 @@ from tomat.model.environment import Room
 from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.plan import decode
 from tomat.perf.plan.decode import cell_of, plan_decoder
-from tomat.predict.inference.predictor import sequences_to_try
+from tomat.predict.inference.decoding import sequences_to_try
 from tomat.train.settings.config import load_config
 
 P19 = ["--data.layout", "v3-p19"]

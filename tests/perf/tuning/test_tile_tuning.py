@@ -8,8 +8,16 @@ import pytest
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.measure.bench.tiles import parse_tiles
-from tomat.model.tiles import HEAD_NAMES, LOSS_NAMES, TunedSizes, TunedTiles, load_table, tuned_sizes, tuned_tiles
-from tomat.model.whole_head import WholeHeadConfig
+from tomat.model.tiles import (
+    HEAD_NAMES,
+    LOSS_NAMES,
+    TunedSizes,
+    TunedTiles,
+    WholeHeadConfig,
+    load_table,
+    tuned_sizes,
+    tuned_tiles,
+)
 from tomat.perf.plan.plan_cache import open_cache, open_result
 from tomat.perf.tuning import tile_tuning
 from tomat.perf.tuning.tile_tuning import AttentionShape, LossShape, table_entry, write_entry

@@ -4,7 +4,6 @@ import json
 import numpy as np
 import pytest
 
-from tomat.base.errors import TomatError
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.density.crystal import Crystal
@@ -107,8 +106,3 @@ def test_what_is_flagged_is_told_and_nothing_is_refused(promolecule, codec):
     assert [m.compound for m in result.materials] == ["CSi", "Si"]
     near = evaluate_free_running(PromoleculePredictor(promolecule), promolecule, codec, NAMES[:1], load_stored)
     assert near.materials[0].flags == () and "Flagged" not in near.summary()
-
-
-def test_nothing_to_evaluate_is_refused(promolecule, codec):
-    with pytest.raises(TomatError, match="no material to evaluate"):
-        evaluate_free_running(PromoleculePredictor(promolecule), promolecule, codec, [], load_stored)

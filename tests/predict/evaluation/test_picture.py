@@ -21,7 +21,7 @@ def test_plane_holds_the_reference_and_the_models_answer(plane, grid, codec):
     assert np.isin(plane.predicted, codec.decode(np.arange(64, dtype=np.uint16))).all()
 
 
-@pytest.mark.parametrize(("chosen", "boxes"), [(0, False), (2, False), (3, False), (2, True)])
+@pytest.mark.parametrize(("chosen", "boxes"), [(0, False), (2, True)])
 def test_tiles_lie_where_they_belong(grid, codec, layout, chosen, boxes, make_oracle):
     if boxes:
         layout = dataclasses.replace(layout, context=64, max_side_difference=1)
@@ -31,14 +31,15 @@ def test_tiles_lie_where_they_belong(grid, codec, layout, chosen, boxes, make_or
     np.testing.assert_array_equal(found.predicted, codec.decode(codec.encode(grid.rho[:, :, chosen])))
 
 
-@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
-def test_same_plane_gives_the_same_bytes(plane, tmp_path, ending):
-    first = draw_plane(plane, tmp_path / "new" / f"a{ending}")
-    second = draw_plane(plane, tmp_path / "new" / f"b{ending}")
-    other = draw_plane(dataclasses.replace(plane, predicted=plane.predicted + np.float32(0.1)), tmp_path / f"c{ending}")
-    assert first.read_bytes() == second.read_bytes() != other.read_bytes()
-    assert len(first.read_bytes()) > 10_000
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [f"a{ending}", f"b{ending}"]
+def test_same_plane_gives_the_same_bytes(plane, tmp_path):
+    other = dataclasses.replace(plane, predicted=plane.predicted + np.float32(0.1))
+    written = set()
+    for ending in (".png", ".svg", ".pdf"):
+        first, second = (draw_plane(plane, tmp_path / f"{name}{ending}").read_bytes() for name in ("a", "b"))
+        assert first == second and len(first) > 10_000
+        written |= {f"a{ending}", f"b{ending}"}
+    assert draw_plane(other, tmp_path / "c.png").read_bytes() != (tmp_path / "a.png").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == written | {"c.png"}
 
 
 def test_refuses_no_such_plane_and_no_such_format(plane, grid, codec, layout, decoder, tmp_path):

@@ -33,21 +33,14 @@ def evaluate(model, grids, codec, layout, **config):
     return evaluator.evaluate(model, list(by_name), by_name.__getitem__)
 
 
-@pytest.mark.parametrize("whole_cell", [False, True])
-def test_oracle_has_exactly_the_codec_floor(grid, codec, layout, whole_cell, make_oracle):
-    found = evaluate(make_oracle(), [grid], codec, layout, whole_cell=whole_cell).materials[0]
+def test_oracle_has_exactly_the_codec_floor_and_a_whole_cell_its_electrons(grid, codec, layout, make_oracle):
+    found = evaluate(make_oracle(), [grid], codec, layout, whole_cell=True).materials[0]
     assert 0 < found.codec_floor_nmae < 0.1
-    assert found.teacher_forced_nmae_median == found.codec_floor_nmae
-    assert found.teacher_forced_nmae_mode == found.codec_floor_nmae
+    assert found.teacher_forced_nmae_median == found.teacher_forced_nmae_mode == found.codec_floor_nmae
     assert found.teacher_forced_nemd == pytest.approx(found.codec_floor_nmae, rel=1e-5)
     assert found.teacher_forced_cross_entropy_nats == pytest.approx(0, abs=1e-6)
-    if whole_cell:
-        means = codec.decode(codec.encode(grid.rho), decoder="mean")
-        assert found.teacher_forced_nmae_mean == pytest.approx(nmae(means, grid.rho), rel=1e-5)
-
-
-def test_whole_cell_counts_the_cells_electrons(grid, codec, layout, make_oracle):
-    found = evaluate(make_oracle(), [grid], codec, layout, whole_cell=True).materials[0]
+    means = codec.decode(codec.encode(grid.rho), decoder="mean")
+    assert found.teacher_forced_nmae_mean == pytest.approx(nmae(means, grid.rho), rel=1e-5)
     assert (found.patches, found.voxels) == (3 * 2 * 2, 7 * 5 * 4)
     assert found.reference_charge_e == pytest.approx(grid.electron_count, rel=1e-6)
     rounded = codec.decode(codec.encode(grid.rho)).sum(dtype=np.float64) * grid.voxel_volume_a3
@@ -81,27 +74,14 @@ def test_answer_for_a_voxel_depends_on_earlier_voxels_alone(grid, codec, layout,
         assert (first[:, voxel + 1] != second[:, voxel + 1]).all()
 
 
-def test_figures_do_not_depend_on_batch_block_or_company(codec, layout, decoder):
-    grids = [make_small_grid(shape, name) for shape, name in (((7, 5, 4), "a"), ((6, 6, 5), "b"), ((4, 4, 4), "c"))]
+def test_figures_do_not_depend_on_batch_block_or_company(codec, layout, decoder, make_grid):
+    grids = [make_grid(shape, name) for shape, name in (((7, 5, 4), "a"), ((6, 6, 5), "b"), ((4, 4, 4), "c"))]
     together = evaluate(decoder, grids, codec, layout, patches_per_material=3, batch_size=4, block_voxels=5)
     assert [m.material_id for m in together.materials] == ["a", "b", "c"]
     for grid, found in zip(grids, together.materials, strict=True):
         alone = evaluate(decoder, [grid], codec, layout, patches_per_material=3, batch_size=1).materials[0]
         for name in FIGURES:
             assert getattr(found, name) == pytest.approx(getattr(alone, name), rel=1e-4), name
-
-
-def make_small_grid(shape, name):
-    from tomat.data.density.grid import DensityGrid
-
-    generator = np.random.default_rng(sum(shape))
-    return DensityGrid(
-        rho=generator.uniform(0.06, 1.5, size=shape).astype(np.float32),
-        lattice=np.diag([2.0, 2.5, 3.0]),
-        atomic_numbers=np.array([14, 8]),
-        frac_coords=np.array([[0.0, 0.0, 0.0], [0.5, 0.5, 0.5]]),
-        material_id=name,
-    )
 
 
 def test_smaller_patches_of_a_crowded_cell_share_a_batch(grid, codec, layout, make_oracle):
@@ -118,8 +98,7 @@ def test_smaller_patches_of_a_crowded_cell_share_a_batch(grid, codec, layout, ma
 
 
 def test_sharded_over_two_devices_equals_one(grid, codec, layout, decoder):
-    config = TeacherForcedConfig(patches_per_material=5, batch_size=3).for_devices(2)
-    assert config.batch_size == 4
+    config = TeacherForcedConfig(patches_per_material=5, batch_size=4)
     plain = TeacherForcedEvaluator(codec, layout, config).evaluate(decoder, ["g"], lambda _: grid)
     with set_mesh(Mesh(np.array(jax.devices()[:2]), ("data",))):
         evaluator = TeacherForcedEvaluator(codec, layout, config, axis_mapping={"batch": "data"})
@@ -152,15 +131,13 @@ def test_errors(grid, codec, layout, make_oracle):
     evaluator = TeacherForcedEvaluator(codec, layout)
     oracle = make_oracle()
     with pytest.raises(TomatError, match="no material"):
-        evaluator.evaluate(oracle, [], lambda _: grid)
+        evaluator.evaluate(oracle, [], lambda _: grid).headline()
     small = make_oracle(codec.n_density_tokens - 1)
     with pytest.raises(TomatError, match="2,249 ids and the codec needs 2,250"):
         evaluator.evaluate(small, ["g"], lambda _: grid)
     empty = dataclasses.replace(grid, rho=np.zeros_like(grid.rho))
     with pytest.raises(TomatError, match="material vacuum: .*zero on all"):
         evaluator.evaluate(oracle, ["vacuum"], lambda _: empty)
-    with pytest.raises(TomatError, match="batch_size is 0"):
-        TeacherForcedConfig(batch_size=0)
 
 
 # 128 bins are one group; 127, 129 and 300 leave a ragged last one.
@@ -175,16 +152,7 @@ def example(n_bins: int, seed: int, voxels: int = 5):
     return logits.astype(np.float32), medians, reference
 
 
-def test_median_at_exactly_one_half_is_the_lower_bin():
-    # Powers of two: no rounding, so the rule itself is seen.
-    weights = np.zeros((3, 260), dtype=np.float32)
-    weights[0, [3, 200]] = 1  # CDF reaches 1/2 at bin 3
-    weights[1, [3, 7, 200]] = 1, 2, 1  # 1/4, 3/4, 1
-    weights[2, [127, 128]] = 1  # the half lies at the end of a group
-    np.testing.assert_array_equal(quantile_bin(jnp.asarray(weights), 0.5), [3, 7, 127])
-
-
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from(SIZES), st.integers(0, 2**31))
 def test_median_decoder_minimises_the_expected_absolute_error(n_bins, seed):
     logits, medians, reference = example(n_bins, seed)
@@ -214,15 +182,12 @@ def test_decoded_figures_equal_their_definitions(n_bins, seed):
 
 
 def test_large_logits_do_not_overflow():
-    logits = jnp.array([[1e4, -1e4, 0.0]])
     tables = jnp.array([1.0, 2.0, 3.0])
-    found = decode_logits(logits, jnp.array([1.0]), jnp.array([0]), tables, tables)
-    assert (int(found.median_bin[0]), int(found.mode_bin[0])) == (0, 0)
-    assert [float(x[0]) for x in found[2:]] == [1.0, 0.0, 0.0]
+    found = decode_logits(jnp.array([[1e4, -1e4, 0.0]]), jnp.array([1.0]), jnp.array([0]), tables, tables)
+    assert [float(x[0]) for x in found] == [0, 0, 1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("block_voxels", [4, 27])
-def test_blocks_change_nothing_and_each_voxel_reads_the_position_before_it(block_voxels):
+def test_blocks_change_nothing_and_each_voxel_reads_the_position_before_it():
     generator = np.random.default_rng(0)
     sequences, positions, embed, voxels, n_bins = 3, 40, 8, 27, 50
     hidden = generator.normal(size=(sequences, positions, embed)).astype(np.float32)
@@ -232,7 +197,7 @@ def test_blocks_change_nothing_and_each_voxel_reads_the_position_before_it(block
     reference = generator.uniform(0, 9, size=(sequences, voxels)).astype(np.float32)
     bins = generator.integers(0, n_bins, size=(sequences, voxels)).astype(np.int32)
     arrays = (hidden, head, start, reference, bins, tables, tables)
-    found = decode_hidden(*(jnp.asarray(a) for a in arrays), block_voxels=block_voxels)
+    found = decode_hidden(*(jnp.asarray(a) for a in arrays), block_voxels=4)
     for row in range(sequences):
         logits = hidden[row, start[row] - 1 : start[row] - 1 + voxels] @ head.T
         single = (logits, reference[row], bins[row], tables, tables)

@@ -41,11 +41,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         scan_layers=False, hybrid_norm=True, rope=DefaultRotaryEmbeddingsConfig(200.0), input_embedding_norm=True,
         environment=EnvironmentConfig(4, 16, promolecule().basis, 6, prior_anchors=0),
     ),
-    "paired heads of their own, mixed values, unrolled": dict(
-        num_kv_heads=4, paired_heads=True, value_mix=0.3, scan_layers=False, environment=None
-    ),
-    "no norm of queries and keys, yarn, paired": dict(
-        num_kv_heads=2, paired_heads=True, use_qk_norm=False, rope=YarnRotaryEmbeddingsConfig()
+    "paired, no norm of queries and keys, yarn, mixed values, unrolled": dict(
+        num_kv_heads=2, paired_heads=True, use_qk_norm=False, rope=YarnRotaryEmbeddingsConfig(), value_mix=0.3,
+        scan_layers=False, environment=None,
     ),
 }  # fmt: skip
 
@@ -130,21 +128,13 @@ def test_the_cached_and_the_whole_forward_pass_agree(variant):
     np.testing.assert_allclose(sixth, expected[:, 5], atol=within)
 
 
-def test_another_preamble_runs_the_same_program():
+def test_another_preamble_runs_the_same_program(caplog):
     model = built("with environment")
     long = decoded(model, patches(2, start=20))
-    traced = []
-
-    @eqx.filter_jit
-    def run(batch):
-        traced.append(1)
-        return decode_autoregressive(
-            model, batch, TABLES, VALUES, VOXELS, "greedy", np.float32(1), np.uint32(0), None, None
-        )[0]
-
-    np.testing.assert_array_equal(run(patches(2, start=20)), long)
-    short = run(patches(2, start=9))
-    assert short.shape == long.shape and (short != long).any() and len(traced) == 1
+    with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
+        short = decoded(model, patches(2, start=9))
+    assert short.shape == long.shape and (short != long).any()
+    assert not [message for message in caplog.messages if "decode_autoregressive" in message]
 
 
 def test_what_is_drawn_depends_on_seed_patch_and_sample_alone():
@@ -159,8 +149,6 @@ def test_what_is_drawn_depends_on_seed_patch_and_sample_alone():
     assert (first != decoded(model, batch, "sampled", seed=1)).any(axis=1).all()
     reverse = {name: array[::-1].copy() for name, array in batch.items()}
     np.testing.assert_array_equal(first, decoded(model, reverse, "sampled")[::-1])
-    alone = {name: array[2:3] for name, array in batch.items()}
-    np.testing.assert_array_equal(first[2:3], decoded(model, alone, "sampled"))
 
 
 def test_on_two_devices_it_is_the_same():

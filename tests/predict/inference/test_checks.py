@@ -77,6 +77,18 @@ def test_a_vacuum_is_flagged_with_the_electrons_that_were_put_there():
     assert PromoleculePredictor(unknown).predict(crystal, SHAPE).flags == ()
 
 
+def test_neighbours_and_grids_unlike_the_training_are_flagged_with_their_figures():
+    distances = {(9, 9): 2.0, (9, 11): 9.0}
+    trained = Fills(dataclasses.replace(LEARNT, shortest_distance_a=distances, spacing_a=0.05), 0.0)
+    flags = {flag["kind"]: flag for flag in trained.predict(cell(), SHAPE).flags}
+    assert flags["pair"]["pair"] == "Na-Na" and flags["distance"]["pair"] == "F-Na"
+    shortest_a = min(a.distance(b) for a in skewed() for b in skewed() if a.specie != b.specie)
+    assert flags["distance"]["trained_a"] == 9.0 and flags["distance"]["distance_a"] == pytest.approx(
+        shortest_a, abs=1e-4
+    )
+    assert flags["spacing"]["trained_a"] == 0.05 < flags["spacing"]["spacing_a"]
+
+
 def test_too_many_electrons_are_flagged_and_more_are_refused_unless_accepted():
     volume_a3 = cell().volume_a3
     assert Fills(LEARNT, 0.009 * 8 / volume_a3).predict(cell(), SHAPE).flags == ()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.predict.inference.choice import Choice, chosen_bins, quantile_bin, sequence_keys
+from tomat.predict.inference.choice import Choice, check_kv_cache_dtype, chosen_bins, quantile_bin, sequence_keys
 
 P = np.array([0.05, 0.0, 0.4, 0.25, 0.3], np.float32)
 
@@ -36,3 +36,12 @@ def test_a_choice_that_makes_no_sense_is_refused():
     for fields in (dict(kind="mean"), dict(samples=0), dict(kind="sampled", temperature=0.0), dict(temperature=2.0)):
         with pytest.raises(TomatError):
             Choice(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_type_or_a_decoder_without_a_cache_is_refused_by_name():
+    check_kv_cache_dtype("int8", "autoregressive")
+    check_kv_cache_dtype("compute", "parallel")
+    with pytest.raises(TomatError, match="kv_cache_dtype is int8, but the parallel decoder keeps no keys and values"):
+        check_kv_cache_dtype("int8", "parallel")
+    with pytest.raises(TomatError, match="kv_cache_dtype is 'int4'; expected one of compute, int8"):
+        check_kv_cache_dtype("int4", "autoregressive")

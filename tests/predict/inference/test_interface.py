@@ -74,13 +74,10 @@ def factors(n: int) -> set[int]:
     return found
 
 
-def test_where_nothing_is_asked_for_the_training_decides_and_is_said():
-    assert choose_grid(None, None, None, 0.2) == GridChoice(spacing_a=0.2, why="0.2 A, the median of the training")
-    assert choose_grid(None, None, None, None).spacing_a == SPACING_A
-
-
 def test_sides_and_those_of_another_density(tmp_path, structure):
     assert choose_grid((5, 6, 7), None, None, 0.2).shape(BOX) == (5, 6, 7)
+    assert choose_grid(None, None, None, 0.2) == GridChoice(spacing_a=0.2, why="0.2 A, the median of the training")
+    assert choose_grid(None, None, None, None).spacing_a == SPACING_A
     path = tmp_path / "CHGCAR"
     Chgcar(structure, {"total": np.ones((4, 5, 6))}).write_file(str(path))
     path.write_text(path.read_text().partition("   4   5   6\n")[0] + "   4   5   6\n noise")

@@ -10,7 +10,6 @@ from small_promolecule import skewed
 from tiny_run import tomat
 
 from tomat.app.cli import main
-from tomat.data.density.zarr_store import read_zarr
 
 
 def predict(*words: object) -> int:
@@ -38,26 +37,6 @@ def test_files_in_files_out(tmp_path, promolecule_file, capsys):
     assert "failed: bad has Cl, which no training density had; the model knows F Na Mg." in told
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["failed"] == ["bad"] and report["skipped"] == ["a"] and len(report["ignored"]) == 1
-
-
-def test_a_density_that_is_not_scaled_says_so(tmp_path, promolecule_file, capsys):
-    skewed().to(filename=str(tmp_path / "a.json"))
-    words = ["--promolecule", promolecule_file, "--structure", tmp_path / "a.json", "--output", tmp_path / "out"]
-    assert predict(*words, "--grid", 4, 5, 6) == 0
-    assert "warning: the valence electrons are not known" in " ".join(capsys.readouterr().out.split())
-    line = json.loads((tmp_path / "out" / "predictions.jsonl").read_text())
-    assert line["electrons"] == pytest.approx(line["electrons_before"], rel=1e-6)
-
-
-def test_the_grid_of_another_density(tmp_path, promolecule_file):
-    skewed().to(filename=str(tmp_path / "a.cif"))
-    words = ["--promolecule", promolecule_file, "--structure", tmp_path / "a.cif", "--output", tmp_path / "out"]
-    words += ["--valences", "Na=1,F=7"]
-    assert predict(*words, "--grid", 5, 6, 7) == 0
-    assert predict(*words, "--like", tmp_path / "out" / "a.CHGCAR", "--format", "zarr") == 0
-    assert read_zarr(tmp_path / "out" / "a.zarr").grid_shape == (5, 6, 7)
-    assert predict(*words, "--like", tmp_path / "out" / "a.zarr", "--format", "cube") == 0
-    assert (tmp_path / "out" / "a.cube").read_text().splitlines()[3].split()[0] == "5"
 
 
 DISK = """

@@ -18,10 +18,10 @@ from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
-from tomat.predict.inference import predictor
+from tomat.predict.inference import decoding
 from tomat.predict.inference.choice import Choice
-from tomat.predict.inference.described import DescribedRun
-from tomat.predict.inference.predictor import RunPredictor, batches, can_predict, cell_patches, check_decoder, load
+from tomat.predict.inference.decoding import batches, can_predict, cell_patches, check_decoder
+from tomat.predict.inference.predictor import RunPredictor, described, load
 from tomat.train.run import train
 from tomat.train.settings.config import load_config
 
@@ -76,11 +76,13 @@ def test_patches_tile_the_cell(trained):
     assert sizes == [(16, 16), (11, 16)]
 
 
-def test_a_patch_does_not_depend_on_its_batch(trained, prediction, monkeypatch):
-    monkeypatch.setattr(predictor, "MOST_SEQUENCES", {"parallel": 5, "autoregressive": 5})
-    monkeypatch.setattr(predictor, "BLOCK_VOXELS", 100)
-    other = RunPredictor(trained.run).predict(CRYSTAL, SHAPE, electrons=8.0).rho
-    assert np.allclose(other, prediction, rtol=2e-5, atol=1e-6)
+def test_rounds_read_the_round_before_and_a_patch_does_not_depend_on_its_batch(trained, prediction, monkeypatch):
+    again = RunPredictor(trained.run, rounds=2).predict(CRYSTAL, SHAPE, electrons=8.0).rho
+    assert 0 < np.abs(again - prediction).sum() / prediction.sum() < 0.5
+    monkeypatch.setattr(decoding, "MOST_SEQUENCES", {"parallel": 5, "autoregressive": 5})
+    monkeypatch.setattr(decoding, "BLOCK_VOXELS", 100)
+    other = RunPredictor(trained.run, rounds=2).predict(CRYSTAL, SHAPE, electrons=8.0).rho
+    assert np.allclose(other, again, rtol=2e-5, atol=1e-6)
 
 
 def test_moving_all_atoms_moves_the_density(trained, prediction):
@@ -91,18 +93,26 @@ def test_moving_all_atoms_moves_the_density(trained, prediction):
     assert np.abs(rolled - prediction).sum() / prediction.sum() < 0.05
 
 
-WITHOUT_JAX = """
+PREDICTS = """
 import sys
 from tomat.app.cli import main
 status = main(sys.argv[1:])
 heavy = sorted({"jax", "levanter", "haliax", "equinox"} & set(sys.modules))
-import tomat.predict.inference.predictor
-print(len([name for name in sys.modules if name.split(".")[0] == "tomat"]))
-print(status, heavy)
+print(status, len([name for name in sys.modules if name.split(".")[0] == "tomat"]), *heavy)
 """
+MOST_MODULES = 88
+"""Of tomat's, that a process has imported which has predicted with a run; it was 98."""
 
 
-def test_structures_and_known_outputs_are_looked_at_before_the_model(run_dir, tmp_path, capsys):
+def predicts(*words: str) -> tuple[str, int, int, list[str]]:
+    """Standard output of a `tomat predict` of its own, its exit status, and what it has imported at the end: how many
+    modules of tomat, and which of the large packages."""
+    done = subprocess.run([sys.executable, "-c", PREDICTS, *words], capture_output=True, text=True, timeout=600)
+    status, modules, *heavy = done.stdout.splitlines()[-1].split()
+    return done.stdout, int(status), int(modules), heavy
+
+
+def test_structures_and_known_outputs_are_looked_at_before_the_model(run_dir, tmp_path):
     """A call with nothing left to predict imports no JAX, and one with something finds what is refused before it."""
     (tmp_path / "in").mkdir()
     good = Structure(CRYSTAL.lattice, ["Na", "F"], CRYSTAL.frac_coords)
@@ -111,13 +121,12 @@ def test_structures_and_known_outputs_are_looked_at_before_the_model(run_dir, tm
     over.to(filename=str(tmp_path / "in" / "over.cif"))
     words = ["predict", "--run", str(run_dir), "--structure", str(tmp_path / "in"), "--grid", "9", "8", "7"]
     words += ["--output", str(tmp_path / "out")]
-    assert main(words) == 1
-    told = capsys.readouterr().out
+    told, status, modules, heavy = predicts(*words)
+    assert status == 1 and heavy and modules <= MOST_MODULES, modules
     assert told.index("over: failed") < told.index("loading the model")
-    again = subprocess.run([sys.executable, "-c", WITHOUT_JAX, *words], capture_output=True, text=True, timeout=600)
-    modules, end = again.stdout.splitlines()[-2:]
-    assert end == "1 []" and int(modules) <= 98, again.stdout + again.stderr  # of tomat, for one that predicts
-    assert "good: there already" in again.stdout and "loading the model" not in again.stdout
+    again, status, _, heavy = predicts(*words)
+    assert status == 1 and not heavy
+    assert "good: there already" in again and "loading the model" not in again
 
 
 def test_the_examples_of_the_guide_run(run_dir, tmp_path, monkeypatch):
@@ -152,24 +161,19 @@ def test_tomat_alone_imports_nothing():
 
 
 def test_a_run_is_described_by_the_identity_that_it_loads_with(run_dir, trained, tmp_path):
-    assert DescribedRun(run_dir).identity == trained.identity
+    assert described(run_dir).identity == trained.identity
     drawn = {"decoder": "autoregressive", "samples": 3, "seed": 4, "kv_cache_dtype": "int8"}
-    assert DescribedRun(str(run_dir), **drawn).identity == load(str(run_dir), **drawn).identity
-    described = DescribedRun(run_dir)
+    assert described(str(run_dir), **drawn).identity == load(str(run_dir), **drawn).identity
+    found = described(run_dir)
     for name in ("elements", "shortest_distance_a", "void_radius_a", "spacing_a", "valences", "usual_deviation"):
-        assert getattr(described, name) == getattr(trained, name), name
-    assert described.void_radius_a == pytest.approx(3.0224, abs=1e-3), "SrCl2's, of the embedded training cells"
+        assert getattr(found, name) == getattr(trained, name), name
+    assert found.void_radius_a == pytest.approx(3.0224, abs=1e-3), "SrCl2's, of the embedded training cells"
     assert main(["export", "--run", str(run_dir), "--output", str(tmp_path / "weights")]) == 0
-    assert DescribedRun(tmp_path / "weights").identity == load(str(tmp_path / "weights")).identity
+    assert described(tmp_path / "weights").identity == load(str(tmp_path / "weights")).identity
     with pytest.raises(TomatError, match="holds the weights of step 2 alone; leave out --step 1"):
-        DescribedRun(tmp_path / "weights", step=1)
+        described(tmp_path / "weights", step=1)
     with pytest.raises(TomatError, match="the parallel one has one answer"):
-        DescribedRun(run_dir, samples=2)
-
-
-def test_rounds_read_the_round_before(trained, prediction):
-    again = RunPredictor(trained.run, rounds=2).predict(CRYSTAL, SHAPE, electrons=8.0).rho
-    assert 0 < np.abs(again - prediction).sum() / prediction.sum() < 0.5
+        described(run_dir, samples=2)
 
 
 def test_what_cannot_be_predicted_is_refused(trained):
@@ -225,12 +229,8 @@ def test_samples_have_a_mean_and_a_spread_and_can_be_had_again(run_dir, trained,
     again = drawn.predict(CRYSTAL, FOUR, electrons=10.0, accept=("normalisation",))
     said = capsys.readouterr().out
     assert said.count("autoregressive decoder: 32 patches of 343 voxels at a time on 2 devices") == 1
-    assert (
-        three.spread is not None
-        and again.spread is not None
-        and three.spread.shape == FOUR
-        and (three.spread > 0).any()
-    )
+    assert three.spread is not None and again.spread is not None
+    assert three.spread.shape == FOUR and (three.spread > 0).any()
     scale = 10.0 / three.electrons_before
     np.testing.assert_allclose(again.rho, three.rho * scale, rtol=1e-5)
     np.testing.assert_allclose(again.spread, three.spread * scale, rtol=1e-5)
@@ -256,11 +256,11 @@ def test_a_batch_is_halved_until_it_fits_into_memory(trained, prediction, monkey
     size, program = next(iter(trained._programs.values()))
     memory = program.compiled.memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
     needed = memory.temp_size_in_bytes + memory.output_size_in_bytes
-    monkeypatch.setattr(predictor, "free_bytes", lambda: needed)  # of which nine tenths are taken
+    monkeypatch.setattr(decoding, "free_bytes", lambda: needed)  # of which nine tenths are taken
     half = RunPredictor(trained.run)
     np.testing.assert_allclose(half.predict(CRYSTAL, SHAPE, electrons=8.0).rho, prediction, rtol=2e-5, atol=1e-6)
     assert "parallel decoder: 16 patches of 343 voxels" in capsys.readouterr().out and size == 32
-    monkeypatch.setattr(predictor, "free_bytes", lambda: 1000)
-    monkeypatch.setattr(predictor, "MOST_SEQUENCES", {"parallel": 1, "autoregressive": 1})
+    monkeypatch.setattr(decoding, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(decoding, "MOST_SEQUENCES", {"parallel": 1, "autoregressive": 1})
     with pytest.raises(TomatError, match="decoding 2 patches at a time takes"):
         RunPredictor(trained.run).predict(CRYSTAL, SHAPE, electrons=8.0)

@@ -18,10 +18,6 @@ def test_packing_is_a_bijection(bits, data):
     assert np.array_equal(unpacked(stored, bits, codes.size), codes)
 
 
-def test_two_bits_are_two_bits():
-    assert packed(np.array([1, 2, 3, 0, 3], np.uint8), 2).tolist() == [0b00111001, 0b11]
-
-
 NORMAL = np.random.default_rng(0).normal(size=(256, 512)).astype(np.float32)
 
 
@@ -29,9 +25,7 @@ NORMAL = np.random.default_rng(0).normal(size=(256, 512)).astype(np.float32)
     "scheme, bits, relative",
     # Lloyd-Max of a normal distribution (J. Max 1960): distortions 0.009497, 0.03454, 0.1175 of the variance.
     [
-        ("lut", 4, 0.009497**0.5),
-        ("lut", 3, 0.03454**0.5),
-        ("lut", 2, 0.1175**0.5),
+        *(("lut", bits, distortion**0.5) for bits, distortion in ((4, 0.009497), (3, 0.03454), (2, 0.1175))),
         ("affine", 4, 0.11),
         ("affine", 8, 0.0065),
     ],

@@ -89,8 +89,9 @@ def evaluate_held_out(
     from tomat.data.density.outputs import write_density
     from tomat.predict.evaluation.picture import draw_plane, predicted_plane, teacher_forced_plane
     from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
-    from tomat.predict.inference.checks import ACCEPTABLE
-    from tomat.predict.inference.predictor import RunPredictor, can_predict
+    from tomat.predict.inference.decoding import can_predict
+    from tomat.predict.inference.interface import ACCEPTABLE
+    from tomat.predict.inference.predictor import RunPredictor
     from tomat.predict.inference.trained import load_trained
 
     asked = config.evaluation

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import write_text
 from tomat.data.codec.base import CODEC_FORMAT_VERSION, DensityCodec
 from tomat.data.codec.lloyd_max import LloydMaxCodec
-from tomat.data.codec.two_token import TwoTokenCodec
 
 
 def codec_text(codec: DensityCodec) -> str:
@@ -29,8 +29,12 @@ def write_codec(codec: DensityCodec, path: str | os.PathLike[str]) -> None:
 def codec_from_text(text: str, source: str) -> DensityCodec:
     again = "Fit the codec again with `tomat codec fit`, or copy it again from where it came from."
     content, checked = parse_checked(text, source, "a codec", again)
-    kinds = {LloydMaxCodec.kind: LloydMaxCodec, TwoTokenCodec.kind: TwoTokenCodec}
+    kinds: dict[str, type[Any]] = {LloydMaxCodec.kind: LloydMaxCodec}
     kind, version = content.get("kind"), content.get("format_version")
+    if kind not in kinds:
+        from tomat.data.codec.two_token import TwoTokenCodec
+
+        kinds[TwoTokenCodec.kind] = TwoTokenCodec
     if not isinstance(kind, str) or kind not in kinds:
         raise TomatError(f"{source} is not a codec: its kind is {kind!r}, expected one of {', '.join(kinds)}. {again}")
     if version != CODEC_FORMAT_VERSION:

@@ -12,8 +12,7 @@ from tomat.base.report.model import Column, Table
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, write_report
 from tomat.model.loss.config import LossConfig
-from tomat.model.tiles import HEAD_NAMES, LOSS_NAMES, LossTiles
-from tomat.model.whole_head import WholeHeadConfig
+from tomat.model.tiles import HEAD_NAMES, LOSS_NAMES, LossTiles, WholeHeadConfig
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.plan_cache import GIB
 from tomat.perf.tuning.tile_tuning import (

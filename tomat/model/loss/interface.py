@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
 from tomat.model.loss.config import LossConfig
 
@@ -22,30 +21,11 @@ class DensityTarget:
     n_density_tokens: int
     """K, one for each bin of the codec."""
     value_table: np.ndarray | None
-    """Density of each density id, `[n_density_tokens]`, e/Å³, increasing: the codec's medians. None where one id has
-    no density (two tokens per voxel)."""
+    """Density of each density id, `[n_density_tokens]`, e/Å³, increasing: the codec's medians. None: it has none."""
     density_start: int = DENSITY_START
     pad_id: int = PAD
     tokens_per_voxel: int = 1
     """Of the layout. Above 1 the table is not used."""
-
-    def __post_init__(self) -> None:
-        if not self.has_values:
-            return
-        values, n_bins = self.values, self.n_density_tokens
-        if values.shape != (n_bins,):
-            said = f"the table of densities has shape {values.shape} and there are {n_bins} density ids"
-            raise TomatError(f"{said}; use the table of the codec that wrote the data.")
-        if not np.isfinite(values).all():
-            bad = np.count_nonzero(~np.isfinite(values))
-            raise TomatError(f"{bad} of {n_bins} densities of the table are not finite.")
-        falls = np.flatnonzero(np.diff(values) <= 0)
-        if falls.size:
-            k = int(falls[0])
-            raise TomatError(
-                f"the table of densities does not increase from bin {k} ({values[k]:g} e/Å³) to {k + 1} "
-                f"({values[k + 1]:g}), nor at {falls.size - 1} other places; refit the codec with fewer bins."
-            )
 
     @property
     def density_end(self) -> int:

@@ -43,8 +43,7 @@ class _Rows(NamedTuple):
 def pallas_loss_sums(
     spec: BlockSpec, differentiate: bool, inputs: LossInputs
 ) -> tuple[LossSums, tuple[jax.Array, ...]]:
-    """All rows of this device: their sums, and with `differentiate` the gradients of `sums.loss` by `hidden`, in its
-    type, and by `head`, in float32."""
+    """As `xla_loss_sums`, of all rows of this device."""
     hidden, head, rows, weights, tables = inputs
     n = hidden.shape[0] * hidden.shape[1]
     dtype = jnp.result_type(hidden, head)
@@ -168,8 +167,7 @@ def _scalars(columns: dict[int, jax.Array], n_rows: int) -> jax.Array:
 
 
 def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> tuple[PositionTerms, dict[int, jax.Array]]:
-    """Losses and metrics of S rows, and the scalars of the gradient kernel by column, `[S]` each, of statistics
-    `[sections, n_statistics, S, L]`."""
+    """Terms of S rows and the gradient kernel's scalars by column, of statistics `[sections, n_statistics, S, L]`."""
     config = plan.config
     w_density, w_other = rows.weights.density, rows.weights.other
     lanes_maximum = statistics[:, kernels.MAXIMUM]

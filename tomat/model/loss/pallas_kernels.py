@@ -23,8 +23,7 @@ from tomat.model.loss.config import LossConfig
 from tomat.model.tiles import LANES
 
 MASKED_LOGIT = -1e30
-"""Logit of an id that pads a section, and the largest logit before the first: finite, so that no difference of two is
-NaN, and far below any logit that a model has."""
+"""Logit of an id that pads a section, and the largest before the first: finite, so that no difference is NaN."""
 
 ID, VALUE, TARGET_WEIGHT, PADDING = range(4)
 """Rows of the table of ids `[8, R]`: number among the tiles' ids; density of the bin, e/Å³; what a soft target's
@@ -89,17 +88,11 @@ def row_statistics(
 ) -> jax.Array:
     """`[sections, n_statistics, S, L]` float32, of S resident rows over the whole head: `hidden` `[S, E]`, `head` `[R,
     E]`, `table` `[8, R]`, and the first two columns of `scalars` `[S, 16]`."""
-    rows, width = hidden.shape
-    n_sums = n_statistics(plan.config)
+    rows, n_sums = hidden.shape[0], n_statistics(plan.config)
     return pl.pallas_call(
         partial(_statistics_kernel, plan),
         grid=(plan.n_tiles,),
-        in_specs=[
-            _resident(scalars.shape),
-            pl.BlockSpec((TABLE_ROWS, plan.block_ids), lambda tile: (0, tile)),
-            _resident(hidden.shape),
-            pl.BlockSpec((plan.block_ids, width), lambda tile: (tile, 0)),
-        ],
+        in_specs=_input_specs(plan, scalars, hidden),
         out_specs=pl.BlockSpec(
             (1, n_sums, rows, LANES),
             lambda tile: (jnp.where(tile < plan.density_tiles, 0, 1) if plan.other_ids else 0, 0, 0, 0),
@@ -116,38 +109,29 @@ def row_statistics(
 def gradients(
     plan: KernelPlan, scalars: jax.Array, table: jax.Array, hidden: jax.Array, head: jax.Array, by_head: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The gradients of S resident rows: by `hidden`, in its type, and `by_head`, `[R, E]` float32 of the rows before,
-    plus theirs, in its place; arrays as for `row_statistics`."""
-    width = hidden.shape[1]
-    tile = pl.BlockSpec((plan.block_ids, width), lambda tile: (tile, 0))
-    logits = pltpu.VMEM((plan.block_rows, plan.block_ids), jnp.float32)
+    """The gradients of S resident rows: by `hidden`, in its type, and, added to `by_head` in its place, `[R, E]`."""
+    inputs = _input_specs(plan, scalars, hidden)
+    logits, by_logits = (pltpu.VMEM((plan.block_rows, plan.block_ids), dtype) for dtype in (jnp.float32, hidden.dtype))
     return pl.pallas_call(
         partial(_gradient_kernel, plan),
         grid=(plan.n_tiles,),
-        in_specs=[
-            _resident(scalars.shape),
-            pl.BlockSpec((TABLE_ROWS, plan.block_ids), lambda tile: (0, tile)),
-            _resident(hidden.shape),
-            tile,
-            tile,
-        ],
-        out_specs=[_resident(hidden.shape), tile],
-        out_shape=[
-            jax.ShapeDtypeStruct(hidden.shape, hidden.dtype),
-            jax.ShapeDtypeStruct(by_head.shape, by_head.dtype),
-        ],
-        scratch_shapes=[
-            logits,
-            logits,
-            pltpu.VMEM((plan.block_rows, plan.block_ids), hidden.dtype),
-            pltpu.VMEM(hidden.shape, jnp.float32),
-        ],
+        in_specs=[*inputs, inputs[-1]],
+        out_specs=[_resident(hidden.shape), inputs[-1]],
+        out_shape=[jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (hidden, by_head)],
+        scratch_shapes=[logits, logits, by_logits, pltpu.VMEM(hidden.shape, jnp.float32)],
         input_output_aliases={4: 1},
         compiler_params=_compiler_params(plan),
         cost_estimate=_cost(hidden, head, products=3, moved=head.nbytes + 2 * hidden.nbytes + 2 * by_head.nbytes),
         interpret=plan.config.interpret,
         name="loss_gradients",
     )(scalars, table, hidden, head, by_head)
+
+
+def _input_specs(plan: KernelPlan, scalars: jax.Array, hidden: jax.Array) -> list[pl.BlockSpec]:
+    """Of scalars, table, hidden states and head."""
+    table = pl.BlockSpec((TABLE_ROWS, plan.block_ids), lambda tile: (0, tile))
+    tile = pl.BlockSpec((plan.block_ids, hidden.shape[1]), lambda tile: (tile, 0))
+    return [_resident(scalars.shape), table, _resident(hidden.shape), tile]
 
 
 def _resident(shape: tuple[int, ...]) -> pl.BlockSpec:
@@ -212,15 +196,10 @@ def _statistics_kernel(plan: KernelPlan, scalars, table, hidden, head, out, *log
                 elif plan.is_soft:
                     q = _soft_target(config, ids - target, offset, table[TARGET_WEIGHT : TARGET_WEIGHT + 1, lanes])
                     extra, soft_total = extra + q * s, soft_total + q
-            out[0, MAXIMUM, rows, :] = maximum
-            out[0, TOTAL, rows, :] = total
-            out[0, TARGET_LOGIT, rows, :] = target_logit
-            out[0, TIES, rows, :] = ties
-            out[0, DISTANCE, rows, :] = distances
-            if n_sums > EXTRA:
-                out[0, EXTRA, rows, :] = extra
-            if n_sums > SOFT_TOTAL:
-                out[0, SOFT_TOTAL, rows, :] = soft_total
+            # In the order of the statistics, of which a loss has the first so many.
+            sums = maximum, total, target_logit, ties, distances, extra, soft_total
+            for statistic, value in enumerate(sums[:n_sums]):
+                out[0, statistic, rows, :] = value
             return carry
 
         lax.fori_loop(0, plan.block_rows // plan.chunk_rows, add_chunk, 0, unroll=True)

@@ -130,8 +130,7 @@ def _density_terms(
 def _block_terms(
     spec: BlockSpec, tables: BinTables, logits: jax.Array, rows: jax.Array, weights: PositionWeights
 ) -> tuple[LossSums, jax.Array]:
-    """Sums of one block, and the gradient of its loss by all its logits `[B, Q, R]`; `rows` are those of the head,
-    int32 `[B, Q]`."""
+    """Sums of one block, and the gradient of its loss by all its logits `[B, Q, R]`; `rows` as in `LossInputs`."""
     config, n_rows, last = spec.config, logits.shape[-1], spec.first_bin + spec.n_bins
     target = jnp.clip(rows - spec.first_bin, 0, spec.n_bins - 1)[..., None]
     density_logits = lax.slice_in_dim(logits, spec.first_bin, last, axis=2)

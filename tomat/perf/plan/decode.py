@@ -14,7 +14,6 @@ from tomat.data.tokens.patch import tiling_anchors
 from tomat.hardware.chips import Slice
 from tomat.model.any_decoder import environment_of
 from tomat.model.environment import Room
-from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
 from tomat.perf.cost.chip_model import ChipModel
 from tomat.perf.cost.estimate import StepEstimate
 from tomat.perf.cost.memory import MemoryReport
@@ -24,7 +23,8 @@ from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import data_axis_size
 from tomat.perf.plan.plan import Interval, estimated, program_dict
 from tomat.predict.inference.autoregressive import kept_bytes
-from tomat.predict.inference.predictor import SHARE, DecoderName, atoms_near, check_decoder, sequences_to_try
+from tomat.predict.inference.choice import DecoderName, KvCacheDtype, check_kv_cache_dtype
+from tomat.predict.inference.decoding import SHARE, atoms_near, check_decoder, sequences_to_try
 from tomat.train.settings.config import TrainConfig
 
 
@@ -76,7 +76,7 @@ class DecoderPlan:
     compiled: CompiledStep
     model: ChipModel
     fits: bool
-    """Whether the batch takes no more than a predictor lets it (`inference.predictor.SHARE` of what is free)."""
+    """Whether the batch takes no more than a predictor lets it (`inference.decoding.SHARE` of what is free)."""
 
     @cached_property
     def step(self) -> StepEstimate | None:

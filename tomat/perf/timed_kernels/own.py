@@ -62,7 +62,8 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, *, tiles: Mapping[str, Any
     import haliax as hax
     from levanter.layers.attention import AttentionMask
 
-    from tomat.model.splash import SplashBlockSizes, splash_attention
+    from tomat.model.splash import splash_attention
+    from tomat.model.tiles import SplashBlockSizes
 
     queries = hax.named(q, ("batch", "kv_head", "q_heads_per_group", "position", "head_size"))
     keys, values = (hax.named(array, ("batch", "kv_head", "key_position", "head_size")) for array in (k, v))

@@ -190,7 +190,7 @@ def _heavier_policies(config: TrainConfig) -> list[Any]:
 
 def _smaller_tiles(config: TrainConfig) -> list[dict[str, Any]]:
     """The attention kernel's tiles halved, all that are set, until one would pass below a vector register's lanes."""
-    from tomat.model.splash import LANES
+    from tomat.model.tiles import LANES
 
     tiles = getattr(config.model, "splash", None)
     if tiles is None:

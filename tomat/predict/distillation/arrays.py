@@ -11,8 +11,6 @@ learning rate then moves all of them by the same part of what they are. The demo
 divergence from the teacher stayed at 0.5 nats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -55,14 +53,11 @@ class TrainedArrays(eqx.Module):
         stored: Mapping[str, np.ndarray | Quantised],
         numbers: Mapping[str, np.ndarray],
         trained: Callable[[str], bool],
-    ) -> TrainedArrays:
-        """To begin with.
-
-        Args:
-            numbers: Matrices before they were quantised, by name; where one is not there, the values of its codes.
-            trained: Whether a matrix in few bits is trained, by name; the others are whole here, and stay.
-        """
+    ) -> "TrainedArrays":
+        """To begin with: `numbers` are matrices before they were quantised, where one is missing the values of its
+        codes; matrices in few bits that are not `trained` are whole here, and stay."""
         few = {name: its for name, its in stored.items() if isinstance(its, Quantised) and trained(name)}
+        scales = {name: jnp.asarray(its.scales, jnp.float32) for name, its in few.items()}
         return cls(
             whole={
                 name: jnp.asarray(its.values() if isinstance(its, Quantised) else its)
@@ -71,14 +66,12 @@ class TrainedArrays(eqx.Module):
             },
             numbers={
                 name: _over_scales(
-                    jnp.asarray(numbers.get(name, its.values()), jnp.float32),
-                    jnp.asarray(its.scales, jnp.float32),
-                    its.group,
+                    jnp.asarray(numbers.get(name, its.values()), jnp.float32), scales[name], its.group
                 ).reshape(its.shape)
                 for name, its in few.items()
             },
-            growth={name: jnp.zeros(its.scales.shape, jnp.float32) for name, its in few.items()},
-            scales={name: jnp.asarray(its.scales, jnp.float32) for name, its in few.items()},
+            growth={name: jnp.zeros_like(each) for name, each in scales.items()},
+            scales=scales,
             tables={name: jnp.asarray(its.table, jnp.float32) for name, its in few.items()},
             packings=tuple(Packing(name, its.scheme, its.bits, its.group) for name, its in few.items()),
         )
@@ -86,35 +79,29 @@ class TrainedArrays(eqx.Module):
     def values(self) -> dict[str, jax.Array]:
         """All arrays as the model computes with them."""
         few = {}
-        for each in self.packings:
-            numbers, growth = self.numbers[each.name], self.growth[each.name]
-            scales, table = self.scales[each.name], self.tables[each.name]
-            few[each.name] = straight_through(numbers, growth, scales, table, each.group)
+        for how in self.packings:
+            name = how.name
+            parts = self.numbers[name], self.growth[name], self.scales[name], self.tables[name]
+            few[name] = straight_through(*parts, how.group)
         return {**self.whole, **few}
 
     def stored(self, begun_with: Mapping[str, np.ndarray | Quantised]) -> dict[str, np.ndarray | Quantised]:
-        """What a folder holds of them.
-
-        Args:
-            begun_with: As for `of`: matrices that were not trained are stored as they were.
-        """
+        """What a folder holds of them; matrices that were not trained as they were before, `begun_with`."""
         result: dict[str, np.ndarray | Quantised] = dict(begun_with)
         for name, its in begun_with.items():
             if not isinstance(its, Quantised):
                 result[name] = np.asarray(self.whole[name], its.dtype)
         for how in self.packings:
-            numbers, growth, table = self.numbers[how.name], self.growth[how.name], jnp.sort(self.tables[how.name])
-            shape = numbers.shape[0], numbers.shape[1]
-            nearest_codes = nearest(_over_scales(numbers, jnp.exp(growth), how.group), table)
-            codes = np.asarray(nearest_codes, np.uint8).reshape(shape)
-            scales = np.asarray((self.scales[how.name] * jnp.exp(growth)).astype(jnp.float16))
+            numbers, grown, table = self.numbers[how.name], jnp.exp(self.growth[how.name]), self.tables[how.name]
+            shape, table = (numbers.shape[0], numbers.shape[1]), jnp.sort(table)
+            codes = np.asarray(nearest(_over_scales(numbers, grown, how.group), table), np.uint8).reshape(shape)
+            scales = np.asarray((self.scales[how.name] * grown).astype(jnp.float16))
             values = np.asarray(table, np.float32)
             result[how.name] = Quantised(how.scheme, how.bits, shape, how.group, codes, scales, values)
         return result
 
-    def trainable(self, everything: bool) -> TrainedArrays:
-        """True for the parts that are trained, as Levanter's trainer takes them; with `everything` also the arrays that
-        are whole."""
+    def trainable(self, everything: bool) -> "TrainedArrays":
+        """True for the parts that are trained, as Levanter's trainer takes them; `everything`: also whole arrays."""
         # The values of an affine scheme are whole numbers, and stay.
         tables = {each.name: each.scheme == "lut" for each in self.packings}
         flags = {"whole": everything, "numbers": True, "growth": True, "scales": False, "tables": tables}

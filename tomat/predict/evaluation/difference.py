@@ -9,8 +9,7 @@ from tomat.data.density.grid import DensityGrid
 from tomat.predict.evaluation.metrics import nmae
 
 SAME_LATTICE = 1e-3
-"""Largest difference of two lattices, as a share of the longest vector: files round to six decimals, relaxations move
-more."""
+"""Of the longest vector that two lattices may differ by: files round to six decimals, relaxations move more."""
 SAME_PLACE_A = 0.05
 """Of an atom. Files round to six decimals of a side; a shift of this size is that of another structure."""
 
@@ -47,13 +46,12 @@ class Comparison:
 def compare_densities(reference: DensityGrid, other: DensityGrid) -> Comparison:
     """Put two densities of one crystal on one grid."""
     _check_same_crystal(reference, other)
-    shape = tuple(max(sides) for sides in zip(reference.grid_shape, other.grid_shape, strict=True))
     if reference.grid_shape == other.grid_shape:
         return Comparison(reference, other, False)
+    shape = tuple(max(sides) for sides in zip(reference.grid_shape, other.grid_shape, strict=True))
     # Only the values are compared: the other's may be of a lattice that was rounded.
-    other = replace(other, lattice=reference.lattice)
-    finer = [each.refined(shape, clip_negative=True) for each in (reference, other)]
-    return Comparison(finer[0], finer[1], True)
+    other = replace(other, lattice=reference.lattice).refined(shape, clip_negative=True)
+    return Comparison(reference.refined(shape, clip_negative=True), other, True)
 
 
 def _check_same_crystal(reference: DensityGrid, other: DensityGrid) -> None:

@@ -1,8 +1,7 @@
 """Free-running evaluation: whole cells from their structures alone, as a user would have them.
 
-The predictor is given lattice, atoms and the grid's sides. The electron count is the sum of valences that its training
-set has taught it; where that set does not settle them, nothing is scaled. The true density is read
-afterwards, to be compared with.
+The predictor is given lattice, atoms and the grid's sides; what it learnt of valences says the electrons. The true
+density is read afterwards, to be compared with.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +18,7 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.predict.evaluation.metrics import nmae
 from tomat.predict.evaluation.patches import quantise
 from tomat.predict.evaluation.result import Evaluation
-from tomat.predict.inference.checks import ACCEPTABLE
-from tomat.predict.inference.interface import Predictor, electron_count, normalised
+from tomat.predict.inference.interface import ACCEPTABLE, Predictor, electron_count, normalised
 
 FREE_RUNNING = "free-running, whole cell, structure only"
 """Stands beside the figures: nothing of the true density was read."""
@@ -42,8 +40,7 @@ class FreeRunningMaterial:
     seconds: float
     electrons_before: float
     electrons: float | None
-    """Sum of the valences, to which it was scaled; None: the training set does not settle them, and it is as
-    predicted."""
+    """Sum of the valences, to which it was scaled; None: the training set does not settle them, nothing is scaled."""
     free_running_nmae: float
     promolecule_nmae: float
     """Of the sum of atoms, scaled to the same count."""
@@ -74,14 +71,13 @@ class FreeRunningResult(Evaluation):
         """How well the spread over samples says the error: Spearman's rank correlation over the voxels of a cell (the
         median cell) and over the cells, and the error over what a Gaussian of that deviation has, its mean absolute
         value sqrt(2 / pi) sigma (1: the spread is as large as the error). None of single samples."""
-        shares = [m.spread_share for m in self.materials]
-        within = [m.spread_rank_correlation for m in self.materials]
-        if any(each is None for each in shares):
+        if self.materials[0].spread_share is None:
             return None
         errors = np.array([m.free_running_nmae for m in self.materials])
-        expected = np.sqrt(2 / np.pi) * np.array(shares, np.float64)
+        expected = np.sqrt(2 / np.pi) * np.array([m.spread_share for m in self.materials], np.float64)
+        within = np.array([m.spread_rank_correlation for m in self.materials], np.float64)
         return {
-            "rank_correlation_over_voxels": float(np.median(np.array(within, np.float64))),
+            "rank_correlation_over_voxels": float(np.median(within)),
             "rank_correlation_over_materials": _rank_correlation(expected, errors),
             "error_over_expected": float(np.median(errors / expected)),
         }
@@ -137,14 +133,11 @@ def evaluate_free_running(
         learnt = predictor.valences
         settled = learnt is not None and set(crystal.atomic_numbers.tolist()) <= set(learnt)
         electrons = electron_count(crystal, None, learnt)[0] if settled else None
-        # Nothing is refused: how far off it is will be seen. A density whose reader was told to accept its distances is
-        # in the evaluation.
-        prediction = predictor.predict(
-            crystal, shape, electrons=electrons, accept=tuple(ACCEPTABLE), on_patches=on_patches
-        )
+        # Nothing is refused: how far off it is will be seen.
+        words = {"electrons": electrons, "accept": tuple(ACCEPTABLE), "on_patches": on_patches}
+        prediction = predictor.predict(crystal, shape, **words)
         atoms, _ = normalised(promolecule.density(crystal, shape), crystal, electrons)
         total = prediction.electrons_before if electrons is None else electrons
-        constant = np.full(shape, total / crystal.volume_a3, np.float32)
         correlation = share = None
         if prediction.spread is not None:
             share = float(prediction.spread.sum(dtype=np.float64) / prediction.rho.sum(dtype=np.float64))
@@ -157,7 +150,7 @@ def evaluate_free_running(
             electrons=electrons,
             free_running_nmae=nmae(prediction.rho, truth.rho),
             promolecule_nmae=nmae(atoms, truth.rho),
-            constant_nmae=nmae(constant, truth.rho),
+            constant_nmae=nmae(np.full(shape, total / crystal.volume_a3, np.float32), truth.rho),
             codec_floor_nmae=nmae(quantise(truth.rho, codec), truth.rho),
             spread_share=share,
             spread_rank_correlation=correlation,

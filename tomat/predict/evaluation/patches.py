@@ -54,15 +54,9 @@ class EvaluationPatches:
         from tomat.model.environment import Room, atoms_of_patch, filled
 
         x, y, z = self.reference.shape[1:]
-        return [
-            filled(
-                *atoms_of_patch(self.crystal, anchor, self.grid_shape, (x, y, z), environment.basis.cutoff_a),
-                (x, y, z),
-                Room.of(environment),
-                self.crystal.name,
-            )
-            for anchor in self.anchors
-        ]
+        reach_a, room, name = environment.basis.cutoff_a, Room.of(environment), self.crystal.name
+        near = (atoms_of_patch(self.crystal, each, self.grid_shape, (x, y, z), reach_a) for each in self.anchors)
+        return [filled(*found, (x, y, z), room, name) for found in near]
 
     @property
     def n_patches(self) -> int:
@@ -86,15 +80,14 @@ def random_anchors(material_id: str, grid_shape: Sequence[int], count: int, seed
     """
     digest = hashlib.sha256(f"evaluation anchors:{seed}:{material_id}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
-    voxels = int(np.prod([int(side) for side in grid_shape]))
+    voxels = prod(int(side) for side in grid_shape)
     flat = generator.choice(voxels, size=count, replace=count > voxels)
     return np.stack(np.unravel_index(flat, tuple(grid_shape)), axis=-1).astype(np.int64)
 
 
 def inside_cell(anchors: np.ndarray, grid_shape: Sequence[int], patch_shape: Sequence[int]) -> np.ndarray:
     """bool [tile, voxel]: whether a tile's voxel lies in the cell without wrapping round (C order)."""
-    inside = [anchors[:, axis, None] + np.arange(patch_shape[axis])[None, :] < grid_shape[axis] for axis in range(3)]
-    x, y, z = inside
+    x, y, z = (anchors[:, axis, None] + np.arange(patch_shape[axis]) < grid_shape[axis] for axis in range(3))
     return (x[:, :, None, None] & y[:, None, :, None] & z[:, None, None, :]).reshape(len(anchors), -1)
 
 
@@ -149,14 +142,12 @@ def check_codec(codec: DensityCodec) -> None:
 
 
 def constant_median(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
-    """The same density for every voxel, of patches [patch, px, py, pz]. The median of the voxels evaluated is the best
-    that any constant can do in absolute error."""
+    """The same density for every voxel: the median of those evaluated does best of all constants in absolute error."""
     return np.full(patches.shape, constant_e_per_a3, dtype=np.float32)
 
 
 def copy_previous(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
-    """The value of the token before, in C order inside the patch, e/Å³ [patch, px, py, pz]; of the first voxel the
-    constant."""
+    """The value of the token before, in C order inside the patch; of the first voxel the constant."""
     flat = patches.reshape(patches.shape[0], -1).astype(np.float32)
     predicted = np.empty_like(flat)
     predicted[:, 0] = constant_e_per_a3
@@ -165,8 +156,7 @@ def copy_previous(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
 
 
 def lorenzo(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
-    """Lorenzo extrapolation from the 7 earlier corners of each voxel's unit cube (Ibarria et al., 2003), in patches
-    [patch, px, py, pz].
+    """Lorenzo extrapolation from the 7 earlier corners of each voxel's unit cube (Ibarria et al., 2003).
 
     `f(x-1) + f(y-1) + f(z-1) - f(x-1,y-1) - f(x-1,z-1) - f(y-1,z-1) + f(x-1,y-1,z-1)`: exact wherever the mixed third
     difference vanishes. Terms outside the patch count as zero, which on the three faces leaves the planar rule `f(y-1)
@@ -193,7 +183,6 @@ def quantise(rho: np.ndarray, codec: DensityCodec) -> np.ndarray:
 
 
 def predict_baselines(visible: np.ndarray, codec: DensityCodec, constant_e_per_a3: float) -> dict[str, np.ndarray]:
-    """Every baseline, by name, on the true patches as the codec decodes them, [patch, px, py, pz] in e/Å³; answers are
-    on the codec's values."""
+    """Every baseline by name, on the codec's values, of patches as the codec decodes them, [patch, px, py, pz]."""
     predictors = {"lorenzo": lorenzo, "copy_previous": copy_previous, "constant_median": constant_median}
     return {name: quantise(predict(visible, constant_e_per_a3), codec) for name, predict in predictors.items()}

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -79,8 +79,7 @@ def most_structured_plane(grid: DensityGrid) -> int:
 def teacher_forced_plane(
     evaluator: "TeacherForcedEvaluator", model: "LmHeadModel", grid: DensityGrid, plane: int | None = None
 ) -> DensityPlane:
-    """Tile one slab of patches so that the plane (None: `most_structured_plane`) lies in the middle of each, and keep
-    that."""
+    """Tile a slab of patches so that the plane (None: `most_structured_plane`) is the middle of each; keep that."""
     chosen = most_structured_plane(grid) if plane is None else plane
     nx, ny, nz = (int(side) for side in grid.grid_shape)
     if not 0 <= chosen < nz:
@@ -103,38 +102,28 @@ def teacher_forced_plane(
     return DensityPlane(grid, chosen, image)
 
 
-def predicted_plane(predicted: np.ndarray, truth: DensityGrid, plane: int | None = None) -> DensityPlane:
-    """A plane (None: `most_structured_plane`) of a whole cell that was predicted from its structure."""
-    chosen = most_structured_plane(truth) if plane is None else plane
+def predicted_plane(predicted: np.ndarray, truth: DensityGrid) -> DensityPlane:
+    """The most structured plane of a whole cell that was predicted from its structure."""
+    chosen = most_structured_plane(truth)
     return DensityPlane(truth, chosen, predicted[:, :, chosen], "predicted from the structure", FREE_RUNNING)
 
 
 def compared_plane(reference: DensityGrid, other: DensityGrid) -> DensityPlane:
     """The most structured plane of two densities on one grid."""
-    chosen = most_structured_plane(reference)
-    return DensityPlane(
-        reference,
-        chosen,
-        other.rho[:, :, chosen],
-        panel=other.material_id,
-        label=f"{other.material_id} against {reference.material_id}",
-        reference_panel=reference.material_id,
-        difference_panel="difference",
-    )
+    chosen, names = most_structured_plane(reference), (other.material_id, reference.material_id)
+    label = f"{names[0]} against {names[1]}"
+    return DensityPlane(reference, chosen, other.rho[:, :, chosen], names[0], label, names[1], "difference")
 
 
 def check_picture(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix not in FORMATS:
-        said = f"cannot draw to {target}"
-        raise TomatError(f"{said}: its ending is {target.suffix!r}, expected one of {', '.join(FORMATS)}.")
+        raise TomatError(f"cannot draw to {target}: expected one of {', '.join(FORMATS)} as its ending.")
     return target
 
 
-Panel = tuple[str, np.ndarray, "Normalize", str, str]
-
-
-def _panels(plane: DensityPlane) -> list[Panel]:
+def _panels(plane: DensityPlane) -> list[tuple[str, np.ndarray, "Normalize", str, str]]:
+    """Heading, values, colour scale and its name, label of each."""
     from matplotlib.colors import Normalize, PowerNorm
 
     shown = [(plane.reference_panel, plane.reference)]
@@ -142,7 +131,7 @@ def _panels(plane: DensityPlane) -> list[Panel]:
         shown.append((plane.panel, plane.predicted))
     top = float(max(values.max() for _, values in shown)) or 1.0
     norm, label = PowerNorm(0.5, vmin=0.0, vmax=top), r"density (e/$\mathrm{\AA}^3$), square-root scale"
-    panels: list[Panel] = [(heading, values, norm, "viridis", label) for heading, values in shown]
+    panels: list[Any] = [(heading, values, norm, "viridis", label) for heading, values in shown]
     if plane.predicted is not None:
         difference = plane.predicted - plane.reference
         limit = float(np.abs(difference).max()) or 1.0
@@ -190,14 +179,9 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
             for symbol, (at_x, at_y) in atoms:
                 axes.plot(at_x, at_y, "o", ms=9, mfc="none", mec="white", mew=2.2)
                 axes.plot(at_x, at_y, "o", ms=9, mfc="none", mec="black", mew=0.9)
-                axes.annotate(
-                    symbol,
-                    (at_x, at_y),
-                    xytext=(6, 6),
-                    textcoords="offset points",
-                    fontsize=7,
-                    bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.7},
-                )
+                box = {"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.7}
+                place = {"xytext": (6, 6), "textcoords": "offset points"}
+                axes.annotate(symbol, (at_x, at_y), **place, fontsize=7, bbox=box)
             figure.colorbar(mesh, ax=axes, orientation="horizontal", label=label, shrink=0.85)
         figure.suptitle(title)
         metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[target.suffix]

@@ -66,10 +66,10 @@ class Evaluation:
     def table(self, most: int | None = None) -> Table:
         """Shares in per cent, and seconds: of each material, or of the first `most`, and over all."""
         shown = [Column("material")]
+        names = [name for _, name in self.columns]
         for heading, name in self.columns:
             seconds = name == "seconds"
             shown.append(Column(heading if seconds else f"{heading} %", number(1) if seconds else number(2, 100), True))
-        names = [name for _, name in self.columns]
         rows: list[list[Cell]] = [[each.material_id, *(getattr(each, n) for n in names)] for each in self.materials]
         if most is not None and len(rows) > most:
             rows[most:] = [[f"... {len(rows) - most} more", *[""] * len(names)]]
@@ -111,6 +111,10 @@ FIGURES = tuple(f.name for f in fields(MaterialResult) if f.type is float and no
 class TeacherForcedResult(Evaluation):
     materials: tuple[MaterialResult, ...]
 
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        return COLUMNS
+
     def against_lorenzo(self) -> PairedComparison:
         """The model's median decoder (first) against Lorenzo (second), material by material."""
         return compare_paired(self.figure("teacher_forced_nmae_median"), self.figure("lorenzo_nmae"))
@@ -147,10 +151,6 @@ class TeacherForcedResult(Evaluation):
                 raise TomatError(f"{said}; evaluate both with the same options.")
         return compare_paired(self.figure("teacher_forced_nmae_median"), other.figure("teacher_forced_nmae_median"))
 
-    @property
-    def columns(self) -> tuple[tuple[str, str], ...]:
-        return COLUMNS
-
     def summary(self) -> str:
         """How far the model is from what needs no model, in sentences."""
         lorenzo, paired = self.spread("lorenzo_nmae"), self.against_lorenzo()
@@ -176,9 +176,8 @@ class PartialResults:
 
     def _read(self) -> dict[str, MaterialResult]:
         """Finished materials of the same settings, by id; a torn last line is dropped."""
-        if not self.path.exists():
-            return {}
-        header, *rows = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
+        header, *rows = text.split("\n")
         if header != self._header:
             return {}
         remedy = "Delete the file; its materials are then evaluated again."

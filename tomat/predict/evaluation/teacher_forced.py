@@ -7,6 +7,7 @@ for the same weights. So every result carries its label and the baselines that r
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -29,7 +30,7 @@ from tomat.data.tokens.patch import check_encodable, tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables, named_atoms, stacked_atoms
-from tomat.predict.evaluation.metrics import electron_count, nemd, nmae
+from tomat.predict.evaluation.metrics import nemd, nmae
 from tomat.predict.evaluation.patches import (
     EvaluationPatches,
     check_codec,
@@ -40,7 +41,7 @@ from tomat.predict.evaluation.patches import (
 )
 from tomat.predict.evaluation.result import MaterialResult, TeacherForcedResult
 from tomat.predict.inference.choice import quantile_bin
-from tomat.predict.inference.predictor import batches, of_voxels
+from tomat.predict.inference.decoding import batches, of_voxels
 from tomat.predict.inference.trained import LoadedRun
 
 
@@ -55,15 +56,6 @@ class TeacherForcedConfig:
     """Sequences a forward pass; a multiple of the number of devices on the data axis."""
     block_voxels: int = 64
     """Voxels of each patch whose logits exist at once: 8 x 64 x 16,384 bins in float32 are 34 MB."""
-
-    def __post_init__(self) -> None:
-        for name in ("patches_per_material", "batch_size", "block_voxels"):
-            if getattr(self, name) < 1:
-                raise TomatError(f"{name} is {getattr(self, name)}; expected at least 1.")
-
-    def for_devices(self, data_axis_size: int) -> "TeacherForcedConfig":
-        """The same with the batch raised to a multiple of the devices on the data axis."""
-        return replace(self, batch_size=-(-self.batch_size // data_axis_size) * data_axis_size)
 
 
 class DecodedVoxels[A](NamedTuple):
@@ -117,50 +109,39 @@ def decode_hidden(
     of the density ids; the rest is as for `decode_logits`.
     """
     places = density_start[:, None] - 1 + jnp.arange(reference.shape[1], dtype=jnp.int32)
-
-    def decode(logits: Array, reference: Array, true_bins: Array) -> DecodedVoxels[Array]:
-        return decode_logits(logits, reference, true_bins, medians, means)
-
     places = jnp.minimum(places, hidden.shape[1] - 1)
+    decode = partial(decode_logits, medians=medians, means=means)
     return of_voxels(hidden, head, places, decode, reference, true_bins, block_voxels=block_voxels)
 
 
 @contextlib.contextmanager
 def evaluator_of(run: LoadedRun, config: TeacherForcedConfig) -> Iterator[tuple["TeacherForcedEvaluator", LmHeadModel]]:
-    """An evaluator of a run, its batch raised to a multiple of the devices, and the model that it takes, both on the
-    mesh of the run's trainer, which is in force meanwhile."""
+    """An evaluator of a run, its batch a multiple of the devices, and its model, on the trainer's mesh."""
     trainer = run.config.trainer_config()
+    sequences = -(-config.batch_size // trainer.data_axis_size) * trainer.data_axis_size
+    of_run = run.codec, run.config.data.sequence_layout, replace(config, batch_size=sequences)
+    how = {"axis_mapping": trainer.compute_axis_mapping, "policy": trainer.mp, "tables": run.tables}
     with trainer.use_device_mesh():
-        evaluator = TeacherForcedEvaluator(
-            run.codec,
-            run.config.data.sequence_layout,
-            config.for_devices(trainer.data_axis_size),
-            axis_mapping=trainer.compute_axis_mapping,
-            policy=trainer.mp,
-            tables=run.tables,
-        )
+        evaluator = TeacherForcedEvaluator(*of_run, **how)
         yield evaluator, hax.shard(run.model, trainer.parameter_axis_mapping)
 
 
 class TeacherForcedEvaluator:
-    """Compiles the evaluation of a model once, and runs it as often as asked. The codec, of one token a voxel in e/Å³,
-    and the layout are the run's; with an axis mapping it is called within the model's mesh; the model is cast to the
-    compute type of the policy, if there is one."""
+    """Evaluates models with the codec, of one token a voxel in e/Å³, and the layout of a run; with an axis
+    mapping within the model's mesh; cast to the compute type of the policy, if there is one."""
 
     def __init__(
         self,
         codec: DensityCodec,
         layout: SequenceLayout,
-        config: TeacherForcedConfig | None = None,
+        config: TeacherForcedConfig = TeacherForcedConfig(),  # noqa: B008  (immutable)
         *,
         axis_mapping: ResourceMapping | None = None,
         policy: jmp.Policy | None = None,
         tables: EnvironmentTables | None = None,
     ) -> None:
         check_codec(codec)
-        self.codec = codec
-        self.layout = layout
-        self.config = config if config is not None else TeacherForcedConfig()
+        self.codec, self.layout, self.config = codec, layout, config
         bins = np.arange(codec.n_density_tokens, dtype=np.uint16)
         self.medians = codec.decode(bins, decoder="median")
         self.means = codec.decode(bins, decoder="mean")
@@ -200,8 +181,7 @@ class TeacherForcedEvaluator:
         materials: Sequence[EvaluationPatches],
         on_sequences: Callable[[int, int], None] | None = None,
     ) -> list[DecodedVoxels[np.ndarray]]:
-        """What the model says of the patches of several materials, batched together; arrays [patch, px, py, pz].
-        `on_sequences` is told the sequences done, and of all."""
+        """What the model says of the patches of several materials, batched together; arrays [patch, px, py, pz]."""
         expected = DENSITY_START + self.codec.n_density_tokens
         if model.Vocab.size < expected:
             said = f"the model has {model.Vocab.size:,} ids and the codec needs {expected:,}"
@@ -227,16 +207,17 @@ class TeacherForcedEvaluator:
         self, materials: Sequence[EvaluationPatches], environment: EnvironmentConfig | None
     ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         """Batches of one shape, each with the number of sequences before it; smaller patches end in zeros."""
-        most = self.layout.n_voxels
-        reference = [np.reshape(patches.reference, (patches.n_patches, -1)) for patches in materials]
+
+        def filled(rows: np.ndarray) -> np.ndarray:
+            flat = rows.reshape(len(rows), -1)
+            return np.pad(flat, ((0, 0), (0, self.layout.n_voxels - flat.shape[1])))
+
+        starts = [np.full(patches.n_patches, patches.density_start, np.int32) for patches in materials]
         everything = {
             "tokens": np.concatenate([patches.tokens for patches in materials]).astype(np.int32),
-            "density_start": np.repeat(
-                np.array([patches.density_start for patches in materials], np.int32),
-                [patches.n_patches for patches in materials],
-            ),
-            "reference": np.concatenate([_fill(part, most) for part in reference]),
-            "true_bins": np.concatenate([_fill(patches.true_bins, most) for patches in materials]).astype(np.int32),
+            "density_start": np.concatenate(starts),
+            "reference": np.concatenate([filled(patches.reference) for patches in materials]),
+            "true_bins": np.concatenate([filled(patches.true_bins) for patches in materials]).astype(np.int32),
         }
         if environment is not None:
             everything |= stacked_atoms([atoms for patches in materials for atoms in patches.atoms(environment)])
@@ -255,8 +236,7 @@ class TeacherForcedEvaluator:
         on_material: Callable[[MaterialResult], None] | None = None,
         on_sequences: Callable[[int, int], None] | None = None,
     ) -> TeacherForcedResult:
-        """Evaluate `model` on materials, a few at a time. Those that are `done`, with the same settings, are not
-        loaded."""
+        """Evaluate `model` on materials, a few at a time; those that are `done`, of these settings, are not loaded."""
         done = done or {}
         results = {name: done[name] for name in material_ids if name in done}
         group: list[tuple[str, EvaluationPatches]] = []
@@ -279,28 +259,22 @@ class TeacherForcedEvaluator:
             if sum(patches.n_patches for _, patches in group) >= 2 * self.config.batch_size:
                 finish_group()
         finish_group()
-        if not results:
-            raise TomatError("no material to evaluate; choose a split or input that has at least one.")
-        return TeacherForcedResult(
-            {**(settings or {}), **self.sampling(model)}, tuple(results[name] for name in material_ids)
-        )
+        said = {**(settings or {}), **self.sampling(model)}
+        return TeacherForcedResult(said, tuple(results[name] for name in material_ids))
 
 
 def measure(
     material_id: str, patches: EvaluationPatches, predictions: DecodedVoxels[np.ndarray], codec: DensityCodec
 ) -> MaterialResult:
-    """The figures of one material, of the model and of the baselines, over the counted voxels.
-
-    The constant is the median of those very voxels: no constant does better on them.
-    """
+    """Figures of a material, of model and baselines, over the counted voxels, whose median is the constant."""
     counted = patches.counted.reshape(patches.reference.shape)
     reference = patches.reference[counted]
-    visible = patches.visible(codec)
     median, mode = (codec.decode(bins[counted]) for bins in (predictions.median_bin, predictions.mode_bin))
     constant = float(np.median(reference))
-    baselines = predict_baselines(visible, codec, constant)
+    baselines = predict_baselines(patches.visible(codec), codec, constant)
     try:
-        predicted_e, reference_e = electron_count(median, reference, patches.voxel_volume_a3)
+        sums = (each.sum(dtype=np.float64) * patches.voxel_volume_a3 for each in (median, reference))
+        predicted_e, reference_e = map(float, sums)
         return MaterialResult(
             material_id=material_id,
             patches=patches.n_patches,
@@ -335,8 +309,7 @@ def _decode_batch(
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy | None,
 ) -> DecodedVoxels[Array]:
-    """Forward pass and decoding of one batch: arrays [batch, voxel]. The inputs are NumPy arrays, which JAX takes as
-    the same on every host."""
+    """Forward pass and decoding of one batch, of NumPy arrays, which JAX takes as the same on every host."""
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
@@ -363,8 +336,3 @@ def _on_host(array: Array) -> np.ndarray:
     from jax.experimental.multihost_utils import process_allgather
 
     return np.asarray(process_allgather(array, tiled=True))
-
-
-def _fill(rows: np.ndarray, width: int) -> np.ndarray:
-    """`rows`, [row, voxel], with zeros up to `width` voxels."""
-    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])))

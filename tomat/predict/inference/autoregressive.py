@@ -22,18 +22,16 @@ from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 from tomat.model.decoder import DensityDecoder, DensityDecoderConfig
 from tomat.model.environment import Environment, EnvironmentTables, Sums, named_atoms
-from tomat.model.kv_cache import KvCache, KvCacheDtype, empty_cache, kv_cache_bytes
-from tomat.predict.inference.choice import ChoiceKind, chosen_bins, sequence_keys
+from tomat.model.kv_cache import KvCache, empty_cache, kv_cache_bytes
+from tomat.predict.inference.choice import ChoiceKind, KvCacheDtype, chosen_bins, sequence_keys
 from tomat.train.settings.config import TrainConfig
 
 
 def require_cache(model: LmHeadModel) -> DensityDecoder:
     """The model, if it can be decoded from a cache."""
     if not isinstance(model, DensityDecoder):
-        raise TomatError(
-            f"model.type is {model.config.get_choice_name(type(model.config))}; only density_decoder keeps keys and "
-            "values for the autoregressive decoder: choose the parallel one."
-        )
+        said = f"model.type is {model.config.get_choice_name(type(model.config))}; only density_decoder keeps keys"
+        raise TomatError(f"{said} and values for the autoregressive decoder: choose the parallel one.")
     return model
 
 
@@ -71,8 +69,7 @@ class CachedModel(eqx.Module):
         sums = None
         if whole.environment is not None:
             atoms = named_atoms(batch)
-            if atoms is None or tables is None:
-                raise TomatError("the model has model.environment and was given no atoms; give those of its patches.")
+            assert atoms is not None and tables is not None  # the predictor gives them
             sums = whole.environment.sums(_named(batch["tokens"]), atoms, tables)
             head = whole.environment.wide_head(head, tables, 0)
         return CachedModel(whole, hax.shard(head), sums, tables, kv_cache_dtype)
@@ -82,8 +79,7 @@ class CachedModel(eqx.Module):
         return self._whole(tokens)[2]
 
     def logits(self, ids: jax.Array, position: jax.Array, caches: Sequence[KvCache]) -> tuple[jax.Array, list[KvCache]]:
-        """Of the density bins after one more id, int [batch] at `position`, a scalar: float32 [batch, bin], and the
-        cache with this position."""
+        """float32 [batch, bin], of the density bins after the ids, int [batch], at a position; and the cache."""
         sums = _at(self.sums, position)
         x, added = self._embedded(_named(ids[:, None]), sums)
         x, caches = self.model.transformer.decode_kept(x, caches, position)
@@ -147,11 +143,8 @@ def decode_autoregressive(
     kv_cache_dtype: KvCacheDtype = "compute",
 ) -> tuple[jax.Array, jax.Array]:
     """A bin, int32 [batch, voxel], for every voxel of a batch of patches, one after another, and its value of `values`,
-    the codec's means in e/Å³.
-
-    The batch is that of `CellPatches.arrays`, with int32 [batch] `patch` and `sample`, the numbers that decide with the
-    seed what is drawn. All sequences begin their density at the same position, as those of one structure do.
-    """
+    the codec's means in e/Å³. The batch is that of `CellPatches.arrays`, with int32 [batch] `patch` and `sample`, which
+    decide with the seed what is drawn. All sequences begin their density at one position, as those of one structure."""
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):

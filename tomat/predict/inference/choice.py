@@ -3,21 +3,18 @@
 JAX is imported by what computes with it: a choice is checked, and known outputs are recognised by it, without.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from tomat.base.errors import TomatError
 
 if TYPE_CHECKING:
     from jax import Array
 
-    from tomat.data.density.promolecule import Promolecule
-
 DecoderName = Literal["parallel", "autoregressive"]
 ChoiceKind = Literal["greedy", "median", "sampled"]
-KINDS: tuple[ChoiceKind, ...] = ("greedy", "median", "sampled")
+KvCacheDtype = Literal["compute", "int8"]
+"""Of keys and values that are kept (`model/kv_cache.py`): the type that the model computes in, or 8 bits."""
 
 BINS_PER_GROUP = 128
 """A quantile is sought in two steps, group then bin, so that no running sum over all K bins is formed; 128 is a TPU
@@ -37,13 +34,12 @@ class Choice:
     """Of what is drawn; with it go the patch's number, the sample's and the voxel's."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise TomatError(f"choice is {self.kind!r}; expected one of {', '.join(KINDS)}.")
+        if self.kind not in get_args(ChoiceKind):
+            raise TomatError(f"choice is {self.kind!r}; expected one of {', '.join(get_args(ChoiceKind))}.")
+        said = f"choice is {self.kind}, samples {self.samples}, temperature {self.temperature} and seed {self.seed}"
         if self.samples < 1 or not self.temperature > 0 or self.seed < 0:
-            said = f"samples is {self.samples}, temperature {self.temperature} and seed {self.seed}"
             raise TomatError(f"{said}; expected at least one sample, a temperature above 0 and a seed from 0 on.")
         if self.kind != "sampled" and (self.samples, self.temperature) != (1, 1.0):
-            said = f"choice is {self.kind} and samples is {self.samples}, temperature {self.temperature}"
             raise TomatError(f"{said}: only choice 'sampled' has several answers. Set it, or leave the others out.")
 
     def __str__(self) -> str:
@@ -68,27 +64,18 @@ def choice_of(
     return Choice(choice or ("sampled" if given else "median"), **given)
 
 
-def identity_of(
-    weights: tuple[str, int, str],
-    codec_sha256: str,
-    promolecule: Promolecule,
-    rounds: int,
-    decoder: DecoderName,
-    choice: Choice,
-    kv_cache_dtype: str,
-) -> str:
-    """All that decides the densities of a run, in words; `weights` is the run's name, the step, and their kind."""
-    how = f"parallel, rounds {rounds}" if decoder == "parallel" else f"autoregressive, {choice}"
-    if kv_cache_dtype != "compute":
-        how += f", kv_cache_dtype {kv_cache_dtype}"
-    name, step, kind = weights
-    return f"run {name} step {step}, weights {kind}, codec {codec_sha256}, promolecule {promolecule.sha256}, {how}"
+def check_kv_cache_dtype(kv_cache_dtype: str, decoder: str) -> None:
+    """Refuse a type that there is not, or of a cache that there is not."""
+    if kv_cache_dtype not in get_args(KvCacheDtype):
+        raise TomatError(f"kv_cache_dtype is {kv_cache_dtype!r}; expected one of {', '.join(get_args(KvCacheDtype))}.")
+    if kv_cache_dtype != "compute" and decoder != "autoregressive":
+        said = f"kv_cache_dtype is {kv_cache_dtype}, but the {decoder} decoder keeps no keys and values"
+        raise TomatError(f"{said}; choose decoder autoregressive, or leave it out.")
 
 
-def quantile_bin(weights: Array, share: float | Array) -> Array:
+def quantile_bin(weights: "Array", share: "float | Array") -> "Array":
     """Smallest bin, int32 [...], whose cumulative weight reaches a share, above 0 and up to 1, of the total of weights,
-    float32 [..., K], not negative and not all zero. Sums are in float32: within rounding of the share the bin on either
-    side may be returned."""
+    float32 [..., K], not negative and not all zero. Within float32's rounding a bin beside it may be returned."""
     import jax.numpy as jnp
 
     n_bins = weights.shape[-1]
@@ -105,9 +92,8 @@ def quantile_bin(weights: Array, share: float | Array) -> Array:
     return jnp.minimum(group[..., 0] * BINS_PER_GROUP + inside, n_bins - 1).astype(jnp.int32)
 
 
-def sequence_keys(seed: Array, patches: Array, samples: Array) -> Array:
-    """A random key for each sequence, by its own numbers, int [batch]: what is drawn does not depend on the batch it is
-    in."""
+def sequence_keys(seed: "Array", patches: "Array", samples: "Array") -> "Array":
+    """A random key for each sequence, by its own numbers, int [batch], whatever batch it is in."""
     import jax
 
     # By name: another default of JAX (rbg) draws other numbers in other batches.
@@ -115,7 +101,7 @@ def sequence_keys(seed: Array, patches: Array, samples: Array) -> Array:
     return jax.vmap(lambda patch, sample: jax.random.fold_in(jax.random.fold_in(key, patch), sample))(patches, samples)
 
 
-def chosen_bins(logits: Array, kind: ChoiceKind, temperature: Array, keys: Array, voxel: Array) -> Array:
+def chosen_bins(logits: "Array", kind: ChoiceKind, temperature: "Array", keys: "Array", voxel: "Array") -> "Array":
     """The bin, int32 [batch], of voxel number `voxel` of each sequence, whose logits are float32 [batch, K]; the
     temperature, and keys of `sequence_keys`, are of `sampled` alone."""
     import jax

@@ -1,7 +1,5 @@
 """Predictions of many structures into a folder: one output and one line each, resumable, one bad one by itself."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl
@@ -35,8 +33,14 @@ from tomat.data.density.outputs import (
     write_spread,
 )
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
-from tomat.predict.inference.checks import DISTANCE_TOLERANCE_A, check_structure, spacing_a
-from tomat.predict.inference.interface import GridChoice, OnPatches, Predictor, electron_count
+from tomat.predict.inference.interface import (
+    DISTANCE_TOLERANCE_A,
+    GridChoice,
+    OnPatches,
+    Predictor,
+    electron_count,
+    spacing_a,
+)
 from tomat.predict.inference.structures import NoStructureError, StructureFile, formula, read_structure
 
 if TYPE_CHECKING:
@@ -44,10 +48,8 @@ if TYPE_CHECKING:
     from tomat.data.density.espresso import ReciprocalList
 
 LINES_FILE = "predictions.jsonl"
-
 SPREAD_SUFFIX = ".spread.cube"
 """Ends the name of the file with the standard deviation over samples, where there are several."""
-
 
 FileName = Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")]
 
@@ -109,7 +111,7 @@ class Settings:
     structure."""
     rules: ReadRules = DEFAULT_RULES
     accept: tuple[str, ...] = ()
-    """Of `checks.ACCEPTABLE`; how a file is read is in `rules`."""
+    """Of `interface.ACCEPTABLE`; how a file is read is in `rules`."""
     recorded: Mapping[str, Any] = field(default_factory=dict)
     """Further settings, kept in each line: decoder, samples, seed."""
 
@@ -138,13 +140,11 @@ def predict_structures(
 ) -> Outcome:
     """Predict each structure, write its density and its line.
 
-    All are read and checked, and those that are done recognised, before the first is predicted. A structure whose
-    output and line are there, of the same structure and settings, is skipped. One that cannot be predicted gets a line
-    with `error`, and is tried again by the next call. However the process ends, each output is whole or absent; where
-    the folder cannot be written (OutputError), what was done until then stays.
-
-    `on_start` is told of each structure before it is read, and again before it is predicted; `on_line` of each line,
-    and whether it was there before.
+    All are read and checked, and those that are done, of the same structure and settings, recognised and skipped,
+    before the first is predicted. One that cannot be predicted gets a line with `error`, and is tried again by the next
+    call. However the process ends, each output is whole or absent; where the folder cannot be written (OutputError),
+    what was done until then stays. `on_start` is told of each structure before it is read, and again before it is
+    predicted; `on_line` of each line, and whether it was there before.
     """
     augmentation = None
     if settings.augmentation_from is not None:
@@ -210,7 +210,7 @@ class _Todo:
     crystal: Crystal
     notes: list[str]
     """What its reader said."""
-    vectors: ReciprocalList | None
+    vectors: "ReciprocalList | None"
     """What `qe` is written from."""
     line: Line
     """What is known before the prediction."""
@@ -220,12 +220,12 @@ def _looked_at(
     predictor: Predictor,
     file: StructureFile,
     settings: Settings,
-    augmentation: Augmentation | None,
+    augmentation: "Augmentation | None",
     before: Line | None,
 ) -> _Todo | Line:
     """All that can be known of a structure before it is predicted; or the line of before, if it is done."""
     crystal, notes = read_structure(file.path, file.name, settings.rules)
-    check_structure(predictor, crystal, settings.accept)
+    predictor.check(crystal, settings.accept)
     shape = settings.grid.shape(crystal)
     electrons, electrons_from = electron_count(crystal, settings.valences, predictor.valences)
     if augmentation is not None:
@@ -275,13 +275,12 @@ def _predict(
     predictor: Predictor,
     todo: _Todo,
     settings: Settings,
-    augmentation: Augmentation | None,
+    augmentation: "Augmentation | None",
     on_patches: OnPatches | None,
 ) -> Line:
     crystal, asked = todo.crystal, todo.line
-    prediction = predictor.predict(
-        crystal, tuple(asked["grid"]), electrons=asked["electrons"], accept=settings.accept, on_patches=on_patches
-    )
+    how = {"electrons": asked["electrons"], "accept": settings.accept, "on_patches": on_patches}
+    prediction = predictor.predict(crystal, tuple(asked["grid"]), **how)
     started = time.monotonic()
     metadata = {"predictor": predictor.identity, **settings.recorded}
     # Before the density, by which a structure is known to be done.
@@ -327,11 +326,8 @@ def _is_whole(output: Path, line: Line) -> bool:
 
 @contextlib.contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    """Make the output folder if it is not there, and lock it for this process.
-
-    Unfinished outputs are removed twice: those of a killed process at the start, and at the end one that Ctrl-C left
-    between the creation of its folder and the block that removes it.
-    """
+    """Make the output folder if it is not there, and lock it for this process. Unfinished outputs are removed twice:
+    those of a killed process at the start, and at the end one that Ctrl-C left before the block that removes it."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         folder = os.open(output, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,14 +1,12 @@
 """A predictor, from a structure to its density: what is asked is checked, or chosen as the training had it, and the
-answer scaled and flagged."""
-
-from __future__ import annotations
+answer scaled and flagged. What may be wrong is refused, or flagged, by the command and the Python API alike."""
 
 import math
 import os
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,22 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import console
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import plausible_electron_counts, symbol_of
+from tomat.data.density.geometry import check_cell, nearest_atom_a, shortest_distances_a, void_radius_a
 from tomat.data.density.grid import DensityGrid, fast_shape
 from tomat.data.density.limits import MOST_VOXELS
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.rules import ReadRules
-from tomat.predict.inference.checks import (
-    PROMOLECULE_DEVIATION,
-    Flag,
-    Learnt,
-    check_structure,
-    extrapolations,
-    normalisation,
-    say_if_voids_unknown,
-    vacuum,
-)
 from tomat.predict.inference.structures import crystal_of, read_structure
 
 if TYPE_CHECKING:
@@ -40,6 +30,37 @@ if TYPE_CHECKING:
 SPACING_A = 0.065
 """Where neither a grid is asked for nor the model knows the spacing of its training: that of the embedded densities,
 about the median of the Materials Project's (0.064 A)."""
+
+ACCEPTABLE = {
+    "distances": "atoms however near or far",
+    "normalisation": "densities scaled by more than 10 % to the electron count",
+}
+"""Refusals that a caller can lift, each with what that lets in."""
+
+MODEL_DEVIATION = 0.01
+"""Of a model's electrons from those that the structure has, beyond which a prediction is flagged. The demo's ten
+held-out cells deviate by up to 0.8 %, but for GaP, its worst compound, by 1.2 to 1.8 %."""
+
+PROMOLECULE_DEVIATION = 0.05
+"""The same of a sum of atoms, whose functions hold no whole numbers of electrons: in the 103 embedded cells, to most of
+which it was fitted, it is up to 4.6 % off."""
+
+LARGEST_DEVIATION = 0.1
+"""Beyond it a prediction is refused. What is too much is taken from everywhere in the cell alike, so that every atom
+is wrong by as much: N2 in a box of 8 A comes out as 13.4 electrons for 10, Na in one of 20 A as 43.9 for 1."""
+
+VOID_TOLERANCE = 1.05
+"""A void up to this times the largest of the training is that of a crystal a little expanded."""
+
+LARGEST_SPACING_RATIO = 1.5
+"""Between the spacing asked for and that of the training, either way; beyond it a prediction is flagged."""
+
+DISTANCE_TOLERANCE_A = 0.001
+"""Below the shortest trained distance, or between two places of an atom, that is not flagged: a file's last digit."""
+
+Flag = dict[str, Any]
+"""Where structure, grid or density are outside of what a predictor was trained on, or what a file's reader said:
+`kind`, `text` and the figures behind it."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +90,7 @@ OnPatches = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Prediction(DensityGrid):
-    """A density that was predicted from a structure alone, with its crystal; its integral is the electron count that
-    was asked for, if one was."""
+    """A density that was predicted from a structure alone; its integral is the electron count that was asked for."""
 
     electrons_before: float = field(kw_only=True)
     """Integral as the predictor gave it, before it was normalised."""
@@ -78,9 +98,8 @@ class Prediction(DensityGrid):
     """Of the prediction, without loading the model."""
     spread: np.ndarray | None = field(default=None, kw_only=True)
     """float32 `[nx, ny, nz]`, standard deviation over samples, e/Å³; None of a single sample."""
-    flags: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
-    """Where structure, grid or density are outside of what the predictor was trained on: objects with `kind`, `text`
-    and the figures behind it (`checks.py`). Empty: as the training."""
+    flags: tuple[Flag, ...] = field(default=(), kw_only=True)
+    """Empty: as the training."""
 
 
 def choose_grid(
@@ -125,8 +144,36 @@ def electron_count(
     return total, " and ".join(sorted(sources))
 
 
-class Predictor(Learnt, ABC):
-    """From a crystal to its density. It never sees one."""
+class Predictor(ABC):
+    """From a crystal to its density; it never sees one. What it learnt is in its promolecule, a fit to its training."""
+
+    promolecule: Promolecule
+    usual_deviation: float
+    """Share by which the electrons of its densities, before they are scaled, differ from a crystal's at most."""
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        return self.promolecule.elements
+
+    @property
+    def shortest_distance_a(self) -> Mapping[tuple[int, int], float] | None:
+        """By pair of atomic numbers, the lower first: A, as `shortest_distances_a`, of the training. None: unknown."""
+        return self.promolecule.shortest_distance_a or None
+
+    @property
+    def void_radius_a(self) -> float | None:
+        """The farthest that a point of the training's cells is from its nearest atom, A. None: not known."""
+        return self.promolecule.void_radius_a
+
+    @property
+    def spacing_a(self) -> float | None:
+        """Median voxel spacing of the training, A. None: any is as good."""
+        return self.promolecule.spacing_a or None
+
+    @property
+    def valences(self) -> Mapping[int, float] | None:
+        """By atomic number: electrons that an atom brings, learnt from the training set. None: not known."""
+        return self.promolecule.valences or None
 
     @property
     @abstractmethod
@@ -137,52 +184,46 @@ class Predictor(Learnt, ABC):
     def density(
         self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """The density as it is before it is scaled, float `[nx, ny, nz]`, e/Å³; and its standard deviation over
-        samples, None of a single one."""
+        """The density before it is scaled, float `[nx, ny, nz]`, e/Å³; and its deviation over samples, if several."""
 
     def predict(
         self,
-        structure: Crystal | Structure | str | os.PathLike[str],
+        structure: "Crystal | Structure | str | os.PathLike[str]",
         grid_shape: tuple[int, int, int] | None = None,
         *,
         electrons: float | Literal["learnt"] | None = LEARNT,
         accept: Collection[str] = (),
         on_patches: OnPatches | None = None,
     ) -> Prediction:
-        """The density on a grid of the cell.
-
+        """The density on a grid of the cell of a crystal, of pymatgen's structure, or of a file of one.
         What the reader of a file has to say of it is a warning and a flag, and so are valences that are not known.
 
-        Args:
-            structure: Cell and atoms: a crystal, pymatgen's structure, or a file of one.
-            grid_shape: Voxels along a, b, c; None: as fine as the training was, 0.065 A where any is as good.
-            electrons: What the density is scaled to integrate to, if that is within 10 % of what it holds; None leaves
-                it as it is, and so does `learnt` where no valences were.
-            accept: Refusals that are lifted: `distances`, `normalisation` (`checks.ACCEPTABLE`).
-            on_patches: Told how many patches are done, and of how many.
+        `grid_shape` are voxels along a, b, c (None: as fine as the training was, 0.065 A where any is as good);
+        `electrons` what the density is scaled to integrate to, if that is within 10 % of what it holds (None leaves it
+        as it is, and so does `learnt` where no valences were); `accept` refusals that are lifted: `distances`,
+        `normalisation` (`ACCEPTABLE`).
         """
         flags: list[Flag] = []
         if isinstance(structure, (str, os.PathLike)):
-            rules = ReadRules(accept=tuple({"distances"} & set(accept)))
-            crystal, notes = read_structure(structure, rules=rules)
+            crystal, notes = read_structure(structure, rules=ReadRules(accept=tuple({"distances"} & set(accept))))
             for note in notes:
                 flags.append({"kind": "file", "text": f"{os.fspath(structure)}: {note}"})
                 warnings.warn(flags[-1]["text"], stacklevel=2)
         else:
             crystal = crystal_of(structure)
-        check_structure(self, crystal, accept)
+        self.check(crystal, accept)
         if grid_shape is None:
             grid_shape = choose_grid(None, None, None, self.spacing_a).shape(crystal)
         if electrons == LEARNT:
             electrons, source = electron_count(crystal, None, self.valences)
             if electrons is None:
                 warnings.warn(f"{crystal.name}: electrons {source}.", stacklevel=2)
-        flags += extrapolations(self, crystal, grid_shape)
+        flags += self._extrapolations(crystal, grid_shape)
         started = time.monotonic()
         rho, deviations = self.density(crystal, grid_shape, on_patches)
         scaled, before = normalised(rho, crystal, electrons)
-        vacuums = vacuum(self, crystal, scaled)
-        scale = normalisation(self, crystal, before, electrons, vacuums, accept)
+        vacuums = self._vacuum(crystal, scaled)
+        scale = self._normalisation(crystal, before, electrons, vacuums, accept)
         spread = None
         if deviations is not None:
             spread = (deviations * np.float32(1.0 if electrons is None else electrons / before)).astype(np.float32)
@@ -191,6 +232,101 @@ class Predictor(Learnt, ABC):
             electrons_before=before, seconds=time.monotonic() - started, spread=spread,
             flags=(*flags, *vacuums, *scale),
         )  # fmt: skip
+
+    def check(self, crystal: Crystal, accept: Collection[str]) -> None:
+        """Refuse what cannot be predicted, before it is."""
+        if unknown := sorted(set(accept) - set(ACCEPTABLE)):
+            raise TomatError(f"accept names {unknown[0]!r}; expected some of {', '.join(ACCEPTABLE)}.")
+        if other := sorted(set(crystal.atomic_numbers.tolist()) - set(self.elements)):
+            found, known = ", ".join(map(symbol_of, other)), " ".join(map(symbol_of, self.elements))
+            said = f"{crystal.name or 'the structure'} has {found}, which no training density had"
+            raise TomatError(f"{said}; the model knows {known}. Train it on densities with that element.")
+        if "distances" not in accept:
+            source = crystal.name or "the structure"
+            check_cell(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, source)
+
+    def _extrapolations(self, crystal: Crystal, grid_shape: Sequence[int]) -> list[Flag]:
+        """Where atoms or grid lie outside of what the predictor was trained on."""
+        found: list[Flag] = []
+        trained = self.shortest_distance_a
+        if trained is not None:
+            ours = shortest_distances_a(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords)
+            for pair, distance_a in ours.items():
+                names = "-".join(symbol_of(z) for z in pair)
+                if pair not in trained:
+                    text = f"no training structure has {names} neighbours; here they are {distance_a:.3f} A apart"
+                    found.append({"kind": "pair", "pair": names, "distance_a": distance_a, "text": text})
+                elif distance_a < trained[pair] - DISTANCE_TOLERANCE_A:
+                    text = f"{names} are {distance_a:.3f} A apart, the shortest in training was {trained[pair]:.3f} A"
+                    figures = {"distance_a": distance_a, "trained_a": trained[pair]}
+                    found.append({"kind": "distance", "pair": names, **figures, "text": text})
+        trained_a = self.spacing_a
+        if trained_a is not None:
+            ratio, asked_a = max((max(a / trained_a, trained_a / a), a) for a in spacing_a(crystal, grid_shape))
+            if ratio > LARGEST_SPACING_RATIO:
+                text = f"the voxel spacing is {asked_a:.3f} A, that of the training {trained_a:.3f} A"
+                found.append({"kind": "spacing", "spacing_a": asked_a, "trained_a": trained_a, "text": text})
+        return found
+
+    def _vacuum(self, crystal: Crystal, rho: np.ndarray) -> list[Flag]:
+        """Whether voxels are farther from every atom than any of the training was, and the electrons of `rho` there."""
+        trained_a = self.void_radius_a
+        if trained_a is None:
+            return []
+        radius_a = void_radius_a(crystal.lattice, crystal.frac_coords)
+        if radius_a <= VOID_TOLERANCE * trained_a:
+            return []
+        nx, ny, nz = rho.shape
+        beyond = nearest_atom_a(crystal.lattice, crystal.frac_coords, (nx, ny, nz)) > trained_a
+        share, electrons = float(beyond.mean()), float(rho[beyond].sum(dtype=np.float64)) * crystal.volume_a3 / rho.size
+        text = (
+            f"{share:.0%} of the cell is farther than {trained_a:.2f} A from every atom (up to {radius_a:.2f} A), "
+            f"where no training structure has a point; the prediction puts {electrons:.3g} electrons there"
+        )
+        figures = {"void_radius_a": radius_a, "trained_a": trained_a, "share": share, "electrons": electrons}
+        return [{"kind": "vacuum", **figures, "text": text}]
+
+    def _normalisation(
+        self,
+        crystal: Crystal,
+        before: float,
+        electrons: float | None,
+        vacuums: Sequence[Flag],
+        accept: Collection[str],
+    ) -> list[Flag]:
+        """Whether the density had to be scaled by more than an ordinary crystal's; beyond `LARGEST_DEVIATION` it is
+        refused, with the vacuums that were found, unless `accept` lifts it. Electrons: None if not known."""
+        if electrons is None:
+            text = "the valence electrons are not known, so the density is not scaled to them"
+            return [{"kind": "electrons", "text": f"{text}; give them with --valences"}]
+        deviation = before / electrons - 1
+        if abs(deviation) <= self.usual_deviation:
+            return []
+        words = f"{before:.4g} electrons were predicted for {electrons:g}, {abs(deviation):.1%} too "
+        words += "many" if deviation > 0 else "few"
+        if abs(deviation) > LARGEST_DEVIATION and "normalisation" not in accept:
+            raise TomatError(
+                f"{crystal.name or 'the structure'}: {words}; expected within {LARGEST_DEVIATION:.0%}"
+                + "".join(f" ({flag['text']})" for flag in vacuums)
+                + ". Scaled, every atom would be wrong by as much: the structure is too far from those of the training "
+                "or the valences are others than its. `--accept normalisation` (accept in Python) takes it scaled."
+            )
+        text = f"{words}; the density was scaled to them"
+        return [{"kind": "normalisation", "factor": electrons / before, "deviation": deviation, "text": text}]
+
+
+def say_if_voids_unknown(promolecule: Promolecule, place: str) -> None:
+    """Print that vacuum is not checked, where the training's voids are not known."""
+    if promolecule.void_radius_a is None:
+        console.print(
+            f"note: the promolecule of {place} was fitted by an earlier tomat, which did not record how far points of "
+            "its cells were from atoms: vacuum is not flagged, only too many or too few electrons."
+        )
+
+
+def spacing_a(crystal: Crystal, grid_shape: Sequence[int]) -> list[float]:
+    """Of neighbouring voxels along a, b, c, in A."""
+    return (np.linalg.norm(crystal.lattice, axis=1) / np.array(grid_shape)).tolist()
 
 
 def normalised(rho: np.ndarray, crystal: Crystal, electrons: float | None) -> tuple[np.ndarray, float]:

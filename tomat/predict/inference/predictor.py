@@ -1,281 +1,113 @@
-"""A trained run as a predictor, from a structure to its density; and its parallel decoder: all voxels of a patch in one
-forward pass, of a model that is told the atoms and no density.
+"""A trained run, or a folder of weights, as a predictor: from a structure to its density.
+
+Without JAX until the first structure is predicted, so that structures are checked and known outputs recognised before
+the seconds that JAX and a model take.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import equinox as eqx
-import haliax as hax
-import jax
-import jax.numpy as jnp
-import jmp
 import numpy as np
-import psutil
-from haliax import Axis, NamedArray
-from haliax.partitioning import ResourceMapping
-from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import CODEC_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import console, counted
 from tomat.data.codec.base import UNIT_E_PER_A3, require_unit
+from tomat.data.codec.files import load_codec
 from tomat.data.density.crystal import Crystal
-from tomat.data.density.grid import DensityGrid
-from tomat.data.tokens.layouts import PatchShape
-from tomat.data.tokens.patch import encode_rows, tiling_anchors
-from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
-from tomat.model.any_decoder import environment_of, hidden_and_head
-from tomat.model.environment import (
-    EnvironmentConfig,
-    EnvironmentTables,
-    Room,
-    atoms_of_patch,
-    filled,
-    named_atoms,
-    stacked_atoms,
-)
-from tomat.model.kv_cache import KvCacheDtype, check_kv_cache_dtype
-from tomat.predict.inference.checks import MODEL_DEVIATION, say_if_voids_unknown
-from tomat.predict.inference.choice import Choice, ChoiceKind, DecoderName, choice_of, identity_of
-from tomat.predict.inference.interface import OnPatches, Predictor
-from tomat.predict.inference.trained import LoadedRun, load_weights_found
-from tomat.predict.weights.record import find_weights
-from tomat.train.settings.config import TrainConfig
+from tomat.data.density.promolecule import Promolecule
+from tomat.predict.inference.choice import Choice, DecoderName, KvCacheDtype, check_kv_cache_dtype, choice_of
+from tomat.predict.inference.interface import MODEL_DEVIATION, OnPatches, Prediction, Predictor, say_if_voids_unknown
+from tomat.predict.weights.record import FoundWeights, find_weights
 
-MOST_SEQUENCES: Mapping[DecoderName, int] = MappingProxyType({"parallel": 16, "autoregressive": 256})
-"""Sequences of one device at a time, if there is memory for them: one pass over 16 patches keeps any chip busy, a step
-of one token each does not with fewer than hundreds."""
-SHARE = 0.9
-"""Of what is free that a program may take: fragmentation, and on CPUs other processes."""
-FILLED_SHARE = 0.8
-"""Of the sequences that a batch has decoded at the end, those that half of it has: above that it is not halved."""
-BLOCK_VOXELS = 128
-"""Voxels of each patch whose logits exist at once."""
+if TYPE_CHECKING:
+    from levanter.models.lm_model import LmHeadModel
 
-
-@dataclass(frozen=True, eq=False)
-class CellPatches:
-    """Patches that tile a cell, as a model reads them that is told no density."""
-
-    anchors: np.ndarray
-    """int [patch, 3]: first voxel of each."""
-    patch_shape: PatchShape
-    grid_shape: tuple[int, int, int]
-    arrays: dict[str, np.ndarray]
-    """`tokens` int32 [patch, position], and the arrays of `stacked_atoms` for a model with `environment`."""
-
-    def assembled(self, values: np.ndarray) -> np.ndarray:
-        """The cell from the values of its patches, float [patch, voxel]; what reaches past the cell is left out."""
-        cell = np.zeros(self.grid_shape, values.dtype)
-        boxes = values.reshape(len(self.anchors), *self.patch_shape)
-        for anchor, box in zip(self.anchors, boxes, strict=True):
-            sides = [min(p, n - a) for p, n, a in zip(self.patch_shape, self.grid_shape, anchor, strict=True)]
-            place = tuple(slice(a, a + side) for a, side in zip(anchor, sides, strict=True))
-            cell[place] = box[tuple(slice(side) for side in sides)]
-        return cell
-
-
-def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, int]) -> CellPatches:
-    """The patches of a cell for the model of a run."""
-    layout, environment = run.config.data.sequence_layout, environment_of(run.config.model)
-    patch_shape = layout.patch_shape(len(crystal.atomic_numbers))
-    anchors = tiling_anchors(grid_shape, patch_shape)
-    # The rows are encoded from an empty cell: nothing but the structure can be in them.
-    empty = DensityGrid(
-        np.zeros(grid_shape, np.float32), crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name
-    )
-    tokens = encode_rows(empty, anchors, layout, run.codec)[:, : run.config.seq_len].astype(np.int32)
-    tokens[tokens >= DENSITY_START] = PAD
-    arrays = {"tokens": tokens}
-    if environment is not None:
-        near, room = atoms_near(environment, crystal, anchors, grid_shape, patch_shape)
-        arrays |= stacked_atoms([filled(*found, patch_shape, room, crystal.name) for found in near])
-    return CellPatches(anchors, patch_shape, grid_shape, arrays)
-
-
-def atoms_near(
-    environment: EnvironmentConfig,
-    crystal: Crystal,
-    anchors: np.ndarray,
-    grid_shape: tuple[int, int, int],
-    patch_shape: PatchShape,
-) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], Room]:
-    """`atoms_of_patch` of each patch, and the room that they are given."""
-    reach_a = environment.basis.cutoff_a
-    near = [atoms_of_patch(crystal, anchor, grid_shape, patch_shape, reach_a) for anchor in anchors]
-    # A structure that is denser than any trained, or of more elements, gets room of its own.
-    return near, Room.of(environment).enlarged(numbers for numbers, *_ in near)
-
-
-def batches(arrays: dict[str, np.ndarray], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Batches of one size, each with its number of real rows; the last is filled up with its last row."""
-    for start in range(0, len(arrays["tokens"]), size):
-        rest = {name: array[start:] for name, array in arrays.items()}
-        yield min(size, len(rest["tokens"])), first_rows(rest, size)
-
-
-def first_rows(arrays: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
-    """The first rows, filled up with the last one."""
-    rows = np.minimum(np.arange(size), len(arrays["tokens"]) - 1)
-    return {name: array[rows] for name, array in arrays.items()}
-
-
-@eqx.filter_jit
-def decode_parallel(
-    model: LmHeadModel,
-    batch: dict[str, np.ndarray],
-    tables: EnvironmentTables | None,
-    values: np.ndarray,
-    n_voxels: int,
-    rounds: int,
-    axis_mapping: ResourceMapping | None,
-    policy: jmp.Policy | None,
-) -> jax.Array:
-    """Expected density of every voxel of a batch of `CellPatches.arrays`, float32 [batch, voxel], from the codec's
-    means, `values`, all in e/Å³. Each round after the first reads the most probable densities of the one before."""
-    if policy is not None:
-        model = policy.cast_to_compute(model)
-    with hax.axis_mapping(axis_mapping or {}):
-        n_sequences, length = batch["tokens"].shape
-        axes = Axis("batch", n_sequences), Axis("position", length)
-        ids = jnp.asarray(batch["tokens"])
-        start = jnp.argmax(ids == DENSITY_BLOCK_START, axis=1)[:, None]
-        places = jnp.minimum(start + jnp.arange(n_voxels), length - 1)
-        atoms = named_atoms(batch)
-        rho, means = jnp.zeros((n_sequences, n_voxels)), jnp.asarray(values)
-        for _ in range(rounds):
-            hidden, head = hidden_and_head(model, hax.shard(NamedArray(ids, axes)), atoms, tables)
-            head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + len(values))]
-            rho, best = of_voxels(
-                hidden.rearrange(("batch", "position", "embed")).array,
-                head.rearrange((model.Vocab.name, "embed")).array.astype(hidden.dtype),
-                places,
-                lambda logits: (jax.nn.softmax(logits) @ means, jnp.argmax(logits, axis=-1).astype(jnp.int32)),
-                block_voxels=BLOCK_VOXELS,
-            )
-            rows = jnp.arange(n_sequences)[:, None]
-            ids = ids.at[rows, jnp.minimum(places + 1, length - 1)].set(best + DENSITY_START)
-    return rho
-
-
-def of_voxels[T](
-    hidden: jax.Array,
-    head: jax.Array,
-    places: jax.Array,
-    function: Callable[..., T],
-    *more: jax.Array,
-    block_voxels: int,
-) -> T:
-    """What `function` makes, in arrays [B, V], of the logits of voxels, float32 [B, V, K], and of `more` arrays [B, V].
-    It is called with `block_voxels` voxels of each patch at a time, the last of them again where they do not fill it.
-    Hidden states are [B, T, E], the rows of the head [K, E]; `places`, int [B, V], are the positions to read."""
-    n_voxels = places.shape[1]
-    block = min(block_voxels, n_voxels)
-    n_blocks = -(-n_voxels // block)
-
-    def in_blocks(array: jax.Array) -> jax.Array:
-        padded = jnp.pad(array, ((0, 0), (0, n_blocks * block - n_voxels)), mode="edge")
-        return padded.reshape(len(array), n_blocks, block).swapaxes(0, 1)
-
-    def one(parts: tuple[jax.Array, ...]) -> T:
-        at, *rest = parts
-        states = jnp.take_along_axis(hidden, at[..., None], axis=1)
-        logits = jnp.einsum("bve,ke->bvk", states, head, preferred_element_type=jnp.float32)
-        return function(logits, *rest)
-
-    found = jax.lax.map(one, tuple(in_blocks(array) for array in (places, *more)))
-    return jax.tree.map(lambda part: part.swapaxes(0, 1).reshape(len(hidden), -1)[:, :n_voxels], found)
-
-
-def can_predict(run: LoadedRun) -> bool:
-    """Whether the model of a run was trained to predict from a structure alone."""
-    return environment_of(run.config.model) is not None and run.config.density_dropout > 0
-
-
-def check_decoder(config: TrainConfig, decoder: DecoderName, rounds: int = 1) -> None:
-    """Refuse a decoder that a run of this configuration is not trained for."""
-    name = config.run_name
-    if environment_of(config.model) is None:
-        said = f"run '{name}' has no model.environment, and knows atoms from the preamble alone, rounded to 0.05 A"
-        raise TomatError(f"{said}. Train one with model.environment and density_dropout.")
-    if decoder not in MOST_SEQUENCES:
-        raise TomatError(f"decoder is {decoder!r}; expected one of {', '.join(MOST_SEQUENCES)}.")
-    if decoder == "autoregressive" and config.density_dropout == 1:
-        said = f"run '{name}' was trained with density_dropout 1: it has never read a density"
-        raise TomatError(f"{said}. Use the parallel decoder, or train with density_dropout below 1.")
-    if decoder == "parallel" and config.density_dropout == 0:
-        said = f"run '{name}' was trained with density_dropout 0, and predicts no voxel without the density before it"
-        raise TomatError(f"{said}. Train with more, or use the autoregressive decoder.")
-    if rounds < 1 or (rounds > 1 and decoder == "autoregressive"):
-        raise TomatError(f"rounds is {rounds}; expected at least 1, and 1 for the autoregressive decoder.")
-
-
-def sequences_to_try(decoder: DecoderName, n_rows: int, devices: int) -> int:
-    """Sequences at a time, of all devices, that a search for what fits begins with.
-
-    Powers of two of at least the fewest, so that structures share programs. The last batch is filled up with copies:
-    where that is a fifth of the work or more, half as many (343 patches on 16 devices: 3 batches of 8 on each, not 2
-    of 16).
-    """
-    fewest, most = min(MOST_SEQUENCES.values()), MOST_SEQUENCES[decoder]
-    each = fewest
-    while each < most and each * devices < n_rows:
-        each *= 2
-
-    def done(each: int) -> int:
-        return -(-n_rows // (each * devices)) * each
-
-    if each * devices < n_rows and each % 2 == 0 and done(each // 2) <= FILLED_SHARE * done(each):
-        each //= 2
-    return each * devices
+    from tomat.predict.inference.trained import LoadedRun
 
 
 class RunPredictor(Predictor):
-    """The model of a run that has `environment`. Of several samples of the `choice`, of the autoregressive decoder, the
+    """The model of a run that has `environment`; as it was found, it is loaded for the first structure that is
+    predicted, of whose seconds that is no part. Of several samples of the `choice`, of the autoregressive decoder, the
     prediction is the mean, with their standard deviation as `Prediction.spread`."""
 
     usual_deviation = MODEL_DEVIATION
 
     def __init__(
         self,
-        run: LoadedRun,
+        source: "FoundWeights | LoadedRun",
         rounds: int = 1,
         decoder: DecoderName = "parallel",
         choice: Choice = Choice(),  # noqa: B008  (immutable)
         kv_cache_dtype: KvCacheDtype = "compute",
     ) -> None:
-        check_decoder(run.config, decoder, rounds)
         check_kv_cache_dtype(kv_cache_dtype, decoder)
-        tables = run.tables  # raises where there is no promolecule
-        assert tables is not None and run.promolecule is not None
-        if decoder == "autoregressive":
+        self.rounds, self.choice = rounds, choice
+        self.decoder: DecoderName = decoder
+        self.kv_cache_dtype: KvCacheDtype = kv_cache_dtype
+        self._programs: dict[tuple[Any, ...], tuple[int, Callable]] = {}
+        self._run: LoadedRun | None = None
+        if not isinstance(source, FoundWeights):
+            self._take(source)
+            self._codec_sha256 = source.codec.sha256
+            self._name = f"run {source.config.run_name} step {source.step}, weights {source.weights}"
+            return
+        self.found, path = source, source.folder / PROMOLECULE_FILE
+        if not path.exists():
+            said = f"{source.folder} has no {PROMOLECULE_FILE} (its data had no structures), and predicts nothing"
+            raise TomatError(f"{said}. Train one with model.environment and density_dropout.")
+        self.promolecule = Promolecule.load(path)
+        say_if_voids_unknown(self.promolecule, str(source.folder))
+        self._name = f"run {source.run_name} step {source.step}, weights {source.kind}"
+        self._codec_sha256 = load_codec(source.folder / CODEC_FILE).sha256
+
+    @property
+    def identity(self) -> str:
+        how = f"autoregressive, {self.choice}" if self.decoder != "parallel" else f"parallel, rounds {self.rounds}"
+        if self.kv_cache_dtype != "compute":
+            how += f", kv_cache_dtype {self.kv_cache_dtype}"
+        return f"{self._name}, codec {self._codec_sha256}, promolecule {self.promolecule.sha256}, {how}"
+
+    @property
+    def run(self) -> "LoadedRun":
+        if self._run is None:
+            console.print(f"loading the model of {self.found.folder}")
+            self.load()
+        assert self._run is not None
+        return self._run
+
+    def load(self) -> None:
+        """Load the model that was found."""
+        from tomat.predict.inference.trained import load_weights_found
+
+        self._take(load_weights_found(self.found, packed=True))
+
+    def _take(self, run: "LoadedRun") -> None:
+        from tomat.predict.inference.decoding import check_decoder
+
+        check_decoder(run.config, self.decoder, self.rounds)
+        assert run.tables is not None and run.promolecule is not None  # `tables` raises where there is no promolecule
+        if self.decoder == "autoregressive":
             from tomat.predict.inference.autoregressive import require_cache
 
             require_cache(run.model)
         require_unit(run.codec, UNIT_E_PER_A3, "a prediction")
-        self.run, self.rounds, self.promolecule = run, rounds, run.promolecule
-        self.decoder: DecoderName = decoder
-        self.choice = choice
-        self.kv_cache_dtype: KvCacheDtype = kv_cache_dtype
-        self._programs: dict[tuple[Any, ...], tuple[int, Callable]] = {}
+        self._run, self.promolecule = run, run.promolecule
         self._means = run.codec.decode(np.arange(run.codec.n_density_tokens), decoder="mean")
 
-    @property
-    def identity(self) -> str:
-        run = self.run
-        weights = run.config.run_name, run.step, run.weights
-        how = self.rounds, self.decoder, self.choice, self.kv_cache_dtype
-        return identity_of(weights, run.codec.sha256, self.promolecule, *how)
+    def predict(self, *asked: Any, **words: Any) -> Prediction:
+        self.run  # noqa: B018  (loaded before the seconds are counted)
+        return super().predict(*asked, **words)
 
     def density(
         self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
+        import haliax as hax
+
+        from tomat.predict.inference.decoding import batches, cell_patches
+
         patches = cell_patches(self.run, crystal, grid_shape)
         trainer = self.run.config.trainer_config()
         samples, n_patches, n_voxels = self.choice.samples, len(patches.anchors), prod(patches.patch_shape)
@@ -297,7 +129,7 @@ class RunPredictor(Predictor):
         cells = np.stack([patches.assembled(each) for each in values])
         return cells.mean(axis=0), cells.std(axis=0, ddof=1) if samples > 1 else None
 
-    def _arguments(self, model: LmHeadModel, batch: dict[str, np.ndarray], n_voxels: int) -> tuple[Any, ...]:
+    def _arguments(self, model: "LmHeadModel", batch: dict[str, np.ndarray], n_voxels: int) -> tuple[Any, ...]:
         trainer, choice = self.run.config.trainer_config(), self.choice
         first = model, batch, self.run.tables, self._means, n_voxels
         mapped = trainer.compute_axis_mapping, trainer.mp
@@ -306,21 +138,23 @@ class RunPredictor(Predictor):
         drawn = np.asarray(choice.temperature, np.float32), np.asarray(choice.seed, np.uint32)
         return *first, choice.kind, *drawn, *mapped, self.kv_cache_dtype
 
-    def _program(self, model: LmHeadModel, arrays: dict[str, np.ndarray], n_voxels: int) -> tuple[int, Callable]:
+    def _program(self, model: "LmHeadModel", arrays: dict[str, np.ndarray], n_voxels: int) -> tuple[int, Callable]:
         """Sequences at a time, and the decoder compiled for them."""
+        from tomat.predict.inference import decoding
+
         devices = self.run.config.trainer_config().data_axis_size
-        most = sequences_to_try(self.decoder, len(arrays["tokens"]), devices)
+        most = decoding.sequences_to_try(self.decoder, len(arrays["tokens"]), devices)
         key = most, n_voxels, *((name, array.shape[1:]) for name, array in arrays.items())
         if key not in self._programs:
-            decode: Any = decode_parallel
+            decode: Any = decoding.decode_parallel
             if self.decoder == "autoregressive":
                 from tomat.predict.inference.autoregressive import decode_autoregressive as decode
 
             def lower(size: int):
-                return decode.lower(*self._arguments(model, first_rows(arrays, size), n_voxels))
+                return decode.lower(*self._arguments(model, decoding.first_rows(arrays, size), n_voxels))
 
-            free = free_bytes()
-            size, program, needed = largest_batch(lower, most, devices, free)
+            free = decoding.free_bytes()
+            size, program, needed = decoding.largest_batch(lower, most, devices, free)
             if not self._programs:
                 console.print(
                     f"{self.decoder} decoder: {counted(size, 'patch', 'patches')} of {n_voxels:,} voxels at a time on "
@@ -337,7 +171,7 @@ def load(
     step: int | None = None,
     rounds: int = 1,
     decoder: DecoderName = "parallel",
-    choice: ChoiceKind | None = None,
+    choice: Literal["greedy", "median", "sampled"] | None = None,
     samples: int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
@@ -345,47 +179,26 @@ def load(
 ) -> RunPredictor:
     """The predictor of a run, or of a folder of weights.
 
-    Args:
-        step: Of its checkpoint; None: the newest.
-        rounds: Forward passes a patch, of the parallel decoder.
-        choice: `Choice.kind`, of the autoregressive decoder; None: sampled if one of the next three is given,
-            else median.
-        samples, temperature, seed: As of `Choice`, of what is drawn; None: its defaults.
-        kv_cache_dtype: `int8` keeps the autoregressive decoder's keys and values in 8 bits; None: in the type that the
-            model computes in.
+    `step` is that of its checkpoint (None: the newest), `rounds` the forward passes a patch of the parallel decoder.
+    Of the autoregressive decoder: `choice` is `Choice.kind` (None: sampled if one of the next three is given, else
+    median), `samples`, `temperature` and `seed` are as of `Choice`, and `kv_cache_dtype` int8 keeps keys and values in
+    8 bits (None: in the type that the model computes in).
     """
-    chosen = choice_of(decoder, choice, samples, temperature, seed)
-    kept = kv_cache_dtype or "compute"
-    check_kv_cache_dtype(kept, decoder)
-    loaded = RunPredictor(load_weights_found(find_weights(run_dir, step), packed=True), rounds, decoder, chosen, kept)
-    say_if_voids_unknown(loaded.promolecule, str(run_dir))
-    return loaded
+    drawn = {"choice": choice, "samples": samples, "temperature": temperature, "seed": seed}
+    predictor = described(run_dir, step, rounds=rounds, decoder=decoder, kv_cache_dtype=kv_cache_dtype, **drawn)
+    predictor.load()
+    return predictor
 
 
-def free_bytes() -> int:
-    """Memory that is free on the fullest device here; of CPU devices, each its part of the machine's."""
-    devices = jax.local_devices()
-    stats = [device.memory_stats() for device in devices]
-    if devices[0].platform == "cpu" or not all(stats):
-        return psutil.virtual_memory().available // len(devices)
-    return min(each["bytes_limit"] - each["bytes_in_use"] for each in stats if each)
-
-
-def largest_batch(lower: Callable[[int], Any], most: int, least: int, free: int) -> tuple[int, Callable, int]:
-    """Halve a batch of `most` sequences, `least` times a power of two, until its program fits into the bytes that are
-    free on a device: sequences, the compiled program, and the bytes that it takes beside what is there already."""
-    size = most
-    while True:
-        compiled = lower(size).compile()
-        memory = compiled.compiled.memory_analysis()
-        if memory is None:
-            raise TomatError(f"JAX's {jax.default_backend()} backend does not say what memory a program takes.")
-        needed = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-        if needed <= SHARE * free:
-            return size, compiled, needed
-        if size <= least:
-            raise TomatError(
-                f"decoding {size} patches at a time takes {needed / 2**30:.2f} GiB a device, more than {SHARE:.0%} of "
-                f"the {free / 2**30:.2f} GiB that are free. Free memory, or use more devices."
-            )
-        size //= 2
+def described(
+    run_dir: str | Path,
+    step: int | None = None,
+    *,
+    rounds: int = 1,
+    decoder: DecoderName = "parallel",
+    kv_cache_dtype: KvCacheDtype | None = None,
+    **drawn: Any,
+) -> RunPredictor:
+    """As `load`, but that the model is loaded for the first structure that is predicted."""
+    choice = choice_of(decoder, **drawn)
+    return RunPredictor(find_weights(run_dir, step), rounds, decoder, choice, kv_cache_dtype or "compute")

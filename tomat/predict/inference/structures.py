@@ -4,8 +4,6 @@ VASP's files and JSON are read by the readers of `density`, which make nothing u
 helium, ... where a POSCAR names no element, reads the rest. Of a CHGCAR only the header is read, never the density.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -20,7 +18,6 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
-from tomat.data.density import poscar
 from tomat.data.density.crystal import Crystal, structure_from_dict
 from tomat.data.density.elements import SYMBOLS, atomic_number, symbol_of
 from tomat.data.density.geometry import check_cell
@@ -73,8 +70,6 @@ _GROUP = re.compile(
 _D_EXPONENT = re.compile(rb"(\d\.\d*|\.\d+)[dD]([+-]?\d)")
 """Of a number in double precision, as Fortran writes it."""
 
-_PACKED = (".gz", ".bz2", ".xz")
-
 
 class NoStructureError(TomatError):
     """A file that holds something else; in a folder it is passed over."""
@@ -90,17 +85,15 @@ class StructureFile:
 
 
 def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str, str]]:
-    """The structure files among files and folders, by name, in the order given, those of a folder sorted; and for each
-    file of a folder that is passed over, why.
-
-    A structure is called as its file without suffixes; a file just called POSCAR, CONTCAR or CHGCAR as its folder.
-    """
+    """The structure files among files and folders, by name (`structure_name`), in the order given, those of a folder
+    sorted; and for each file of a folder that is passed over, why."""
     found: dict[str, StructureFile] = {}
     ignored: dict[str, str] = {}
     for given in paths:
         place = Path(given)
         if place.is_dir():
-            inside = sorted(str(each) for each in place.rglob("*") if each.is_file() and not _hidden(each, place))
+            files = (each for each in place.rglob("*") if each.is_file() and "/." not in f"/{each.relative_to(place)}")
+            inside = sorted(map(str, files))
             taken = [each for each in inside if _reader(each, named=False) is not None]
             ignored |= {each: "its name is that of no structure" for each in inside if each not in set(taken)}
             if not taken:
@@ -113,17 +106,15 @@ def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str
             taken = [given]
         for each in taken:
             file = StructureFile(structure_name(each), each, place.is_dir())
-            if file.name in found and os.path.samefile(found[file.name].path, each):
-                continue
-            if file.name in found:
-                said = f"{found[file.name].path} and {each} would both be called {file.name}"
+            before = found.setdefault(file.name, file)
+            if not os.path.samefile(before.path, each):
+                said = f"{before.path} and {each} would both be called {file.name}"
                 raise TomatError(f"{said}; rename one, or name the files to take, such as --structure */CONTCAR.")
-            found[file.name] = file
     return list(found.values()), ignored
 
 
 def structure_name(path: str) -> str:
-    """`mp-149` for `mp-149.cif`, `mp-149.POSCAR.gz` and `mp-149/POSCAR`."""
+    """`mp-149` for `mp-149.cif`, `mp-149.POSCAR.gz` and `mp-149/POSCAR`: without suffixes, or as its folder."""
     file = Path(path).absolute()
     stem = _unpacked(file.name)
     suffix = next((suffix for suffix in _READERS if stem.lower().endswith(suffix)), "")
@@ -138,15 +129,8 @@ def structure_name(path: str) -> str:
 def read_structure(
     path: str | os.PathLike[str], name: str | None = None, rules: ReadRules = DEFAULT_RULES
 ) -> tuple[Crystal, list[str]]:
-    """One structure of a kind that `EXPECTED` names, checked, and what its reader had to say of the file.
-
-    Args:
-        rules: elements of a POSCAR that names none; `accept` with `distances` takes atoms however near or far.
-
-    Raises:
-        NoStructureError: JSON of something else.
-        MemoryError: as it is; it says nothing about the file.
-    """
+    """One structure of a kind that `EXPECTED` names, checked, and what its reader had to say of the file. A
+    NoStructureError is JSON of something else; a MemoryError says nothing about the file."""
     source = os.fspath(path)
     reader = _reader(source, named=True)
     if reader is None or not Path(source).is_file():
@@ -178,10 +162,13 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
     if rules.species and not of_vasp:
         said = f"--species names {' '.join(rules.species)}, but none of the structures is a POSCAR"
         raise TomatError(f"{said}; other files name their elements themselves. Leave it out.")
-    poscar.check_species_used(of_vasp, rules)
+    if of_vasp:
+        from tomat.data.density import poscar
+
+        poscar.check_species_used(of_vasp, rules)
 
 
-def crystal_of(structure: Crystal | Structure) -> Crystal:
+def crystal_of(structure: "Crystal | Structure") -> Crystal:
     """A structure of pymatgen's, checked as one that is read; a crystal as it is."""
     if isinstance(structure, Crystal):
         return structure
@@ -204,10 +191,12 @@ def _reader(path: str, *, named: bool) -> Callable[[str, ReadRules], Parts] | No
 
 
 def _vasp(source: str, rules: ReadRules) -> Parts:
+    from tomat.data.density.poscar import read_header, species_of
+
     text = open_text(source)
     with text.stream:
-        header = poscar.read_header(text)
-        return header.lattice, poscar.species_of(header, Path(source), rules), header.frac_coords
+        header = read_header(text)
+        return header.lattice, species_of(header, Path(source), rules), header.frac_coords
 
 
 def _json(source: str, rules: ReadRules) -> Parts:
@@ -245,8 +234,7 @@ def _xyz(source: str, rules: ReadRules) -> Parts:
     for name, width in zip(fields[::3], fields[2::3], strict=True):
         starts[name] = column
         column += int(width)
-    rows = [line.split() for line in lines[2 : 2 + count]]
-    at = starts["pos"]
+    rows, at = [line.split() for line in lines[2 : 2 + count]], starts["pos"]
     numbers = np.array([atomic_number(row[starts["species"]]) for row in rows])
     places = np.array([_numbers(" ".join(row[at : at + 3]), 3, source) for row in rows])
     matrix = np.reshape(_numbers(lattice[1], 9, source), (3, 3))
@@ -261,8 +249,7 @@ def _numbers(words: str, count: int, source: str) -> list[float]:
 
 
 def bounded_cif(text: str, source: str) -> str:
-    """The text without blank lines and loops that say nothing of a structure; one that pymatgen would take minutes for
-    is refused."""
+    """The text without blank lines and loops of no structure; what pymatgen would take minutes for is refused."""
     lines = [line for line in text.splitlines() if not (line == "" or line.isspace())]
     if sum(len(line) * (line.count("'") + line.count('"')) for line in lines) > MOST_QUOTED:
         raise TomatError(f"{source} has lines of thousands of quotes; it is no CIF, or damaged.")
@@ -346,16 +333,10 @@ def formula(crystal: Crystal) -> str:
 
 
 def _molecule(source: str) -> TomatError:
-    return TomatError(
-        f"{source} has no lattice: it is a molecule. tomat predicts crystals; models that have not learnt from vacuum "
-        "fill a box around a molecule with charge."
-    )
-
-
-def _hidden(path: Path, below: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(below).parts)
+    said = f"{source} has no lattice: it is a molecule. tomat predicts crystals"
+    return TomatError(f"{said}; models that have not learnt from vacuum fill a box around a molecule with charge.")
 
 
 def _unpacked(name: str) -> str:
     """Without the suffix of a compression."""
-    return next((name.removesuffix(suffix) for suffix in _PACKED if name.endswith(suffix)), name)
+    return re.sub(r"\.(gz|bz2|xz)$", "", name)

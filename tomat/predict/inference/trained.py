@@ -1,5 +1,8 @@
 """The model of a run that has trained, or of a folder of weights, and what is needed to use it."""
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +13,6 @@ from levanter.models.lm_model import LmHeadModel
 from levanter.utils.tree_utils import inference_mode
 
 from tomat.base.errors import TomatError
-from tomat.base.event_loop import outside_event_loop
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import console
 from tomat.data.codec.base import DensityCodec
@@ -34,8 +36,7 @@ class LoadedRun:
     """Of its training data; None: they have none."""
     step: int
     weights: str
-    """`averaged` where the run averages its weights (`trainer.model_averaging`), or `of the last step`; and how they
-    were compressed."""
+    """`averaged` (`trainer.model_averaging`), or `of the last step`; and how they were compressed."""
 
     @cached_property
     def tables(self) -> EnvironmentTables | None:
@@ -49,21 +50,14 @@ class LoadedRun:
 
     def settings(self, materials_from: str) -> dict[str, Any]:
         """What a result says of the run, and of where its materials are from."""
-        return {
-            "run": self.config.run_name,
-            "step": self.step,
-            "weights": self.weights,
-            "materials_from": materials_from,
-        }
+        of_run = {"run": self.config.run_name, "step": self.step, "weights": self.weights}
+        return {**of_run, "materials_from": materials_from}
 
 
 def load_trained(run_dir: str | Path, step: int | None = None, *, packed: bool = False) -> LoadedRun:
     """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any; or that of
-    a folder that `tomat export` or `tomat compress` wrote.
-
-    `packed`, to predict with: matrices that the folder has in few bits stay so in memory (`model/packed.py`).
-    Such a model has no arrays by name.
-    """
+    a folder that `tomat export` or `tomat compress` wrote. `packed`, to predict with: matrices that the folder has in
+    few bits stay so in memory (`PackedMatrix`), and have no names."""
     return load_weights_found(find_weights(run_dir, step), packed=packed)
 
 
@@ -112,3 +106,14 @@ def _stored(folder: Path, config: TrainConfig, packed: bool) -> LmHeadModel:
     except TomatError as error:
         raise TomatError(f"{folder}: {error}") from None
     return with_packed(model, stored.quantised) if packed else model
+
+
+def outside_event_loop[Result](work: Callable[[], Result]) -> Result:
+    """What `work` returns or raises. Where this thread runs an event loop, as in every notebook, it runs in a thread of
+    its own, where `asyncio.run` is allowed; so it relies on nothing of a thread alone, such as a JAX mesh."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # none runs
+        return work()
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        return threads.submit(work).result()

@@ -1,36 +1,38 @@
-"""A model as arrays with names, and back; also as one whose matrices stay in few bits in memory.
+"""A model as arrays with names, and back; also as one whose matrices stay in few bits in memory, unpacked where they
+are used, a tile of rows at a time.
 
 The names are those that Levanter gives its models for Hugging Face (`model.layers.0.self_attn.q_proj.weight`), also
 where Hugging Face has no such architecture; matrices are [out, in], as there. What tomat adds to the decoder,
 `model.environment`, has the paths of its fields (`environment.network.layers.0.weight`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
 import equinox as eqx
+import haliax as hax
 import haliax.nn as hnn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from haliax import Axis
+from haliax import Axis, NamedArray
+from haliax.axis import AxisSpec
+from haliax.jax_utils import named_call
 from haliax.partitioning import ResourceMapping
 from haliax.state_dict import from_torch_compatible_state_dict, to_torch_compatible_state_dict
 from haliax.util import ensure_tuple
+from jax import lax
 from jax.sharding import Mesh
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
 from tomat.model.any_decoder import int8_matmuls_of
-from tomat.model.packed import PackedEmbedding, PackedLinear, PackedMatrix, packed_rows
-from tomat.predict.weights.quantise import Quantised
+from tomat.predict.weights.quantise import Quantised, packed
 from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.settings.config import TrainConfig
 
@@ -44,8 +46,7 @@ SMALLEST_MATRIX = 1024
 
 def named_arrays(model: LmHeadModel) -> dict[str, np.ndarray]:
     """Every array of a model by name, as it is computed with; layers one by one."""
-    environment = getattr(model, "environment", None)
-    found = {}
+    environment, found = getattr(model, "environment", None), {}
     if environment is not None:
         # Haliax 0.2.227 names no array inside a tuple, as the layers of the environment's network are.
         model = dataclasses.replace(cast(Any, model), environment=None)
@@ -77,8 +78,8 @@ def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: TrainConfig) -> 
 
 
 def stacked_model(arrays: Mapping[str, jax.Array], config: TrainConfig) -> LmHeadModel:
-    """The model of `config` with its layers stacked; also of arrays that are being traced, with their gradients. They
-    are all of the model's, on a device: Haliax 0.2.227 would place arrays of the host on a mesh of no devices."""
+    """The model of `config` with its layers stacked, also of arrays that are being traced. They are all of the model's,
+    on a device: Haliax 0.2.227 would place arrays of the host on a mesh of no devices."""
     stacked = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), scan_layers=True))
     shapes = eqx.filter_eval_shape(model_initialiser(stacked, jax.random.PRNGKey(0)))
     environment = getattr(shapes, "environment", None)
@@ -124,24 +125,116 @@ def _name(path: tuple[Any, ...]) -> str:
     return ENVIRONMENT + re.sub(r"\[(\d+)\]", r".\1", text).lstrip(".")
 
 
+TILE_ROWS = 256
+"""Rows whose numbers exist at once in a product. (A choice: 1 MiB in float32 where a row has 1,024 numbers.)"""
+
+
+class PackedMatrix(eqx.Module):
+    """A matrix [out, in], or a stack of such with a leading axis that a scan over layers takes apart."""
+
+    codes: jax.Array
+    """uint8 [out, bytes of a row]: codes one behind another, lowest bit first (`packed` in `quantise.py`)."""
+    scales: jax.Array
+    """float [out, in / group]; float16, until a policy of precision has made it the compute type."""
+    table: jax.Array
+    """float [2^bits], of the compute type."""
+    columns: int = eqx.field(static=True)
+    bits: int = eqx.field(static=True)
+
+    def rows(self, codes: jax.Array, scales: jax.Array) -> jax.Array:
+        """Numbers, [..., in], of rows of codes, uint8 [..., bytes of a row], and of scales, [..., in / group]."""
+        bits = (codes[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & 1
+        bits = bits.reshape(*codes.shape[:-1], -1)[..., : self.columns * self.bits]
+        each = bits.reshape(*bits.shape[:-1], self.columns, self.bits).astype(jnp.int32)
+        index = jnp.sum(each << jnp.arange(self.bits, dtype=jnp.int32), axis=-1)
+        return self.table.astype(scales.dtype)[index] * jnp.repeat(scales, self.columns // scales.shape[-1], axis=-1)
+
+    def whole(self, dtype: jnp.dtype) -> jax.Array:
+        return self.rows(self.codes, self.scales.astype(dtype))
+
+    def product(self, x: jax.Array) -> jax.Array:
+        """x times the transposed matrix, [n, in] to [n, out], in the type of x."""
+        rows = self.codes.shape[0]
+        scales = self.scales.astype(x.dtype)
+        n_tiles = -(-rows // TILE_ROWS)
+        if n_tiles == 1:
+            return x @ self.rows(self.codes, scales).T
+        tile = -(-rows // n_tiles)
+        # The last tile ends with the matrix: what it shares with the one before is computed twice, and equal.
+        starts = jnp.minimum(jnp.arange(n_tiles) * tile, rows - tile)
+
+        def one(start: jax.Array) -> jax.Array:
+            cut = (lax.dynamic_slice_in_dim(each, start, tile, axis=0) for each in (self.codes, scales))
+            return x @ self.rows(*cut).T
+
+        parts = lax.map(one, starts)
+        out = jnp.zeros((rows, x.shape[0]), x.dtype)
+        for index in range(n_tiles):
+            start = min(index * tile, rows - tile)
+            out = out.at[start : start + tile].set(parts[index].T)
+        return out.T
+
+
+class PackedLinear(eqx.Module):
+    """In the place of Haliax's `Linear`, with the same result to rounding."""
+
+    matrix: PackedMatrix
+    bias: NamedArray | None
+    In: AxisSpec = eqx.field(static=True)
+    Out: AxisSpec = eqx.field(static=True)
+
+    @named_call
+    def __call__(self, inputs: NamedArray, *, key=None) -> NamedArray:
+        del key
+        taken, given = (cast(tuple[Axis, ...], ensure_tuple(axes)) for axes in (self.In, self.Out))
+        names = {axis.name for axis in taken}
+        rest = tuple(axis for axis in inputs.axes if axis.name not in names)
+        x = inputs.rearrange((*rest, *taken)).array.reshape(-1, self.matrix.columns)
+        shape = tuple(axis.size for axis in (*rest, *given))
+        result = hax.auto_sharded(NamedArray(self.matrix.product(x).reshape(shape), (*rest, *given)))
+        return result if self.bias is None else hax.auto_sharded(result + self.bias)
+
+
+class PackedEmbedding(eqx.Module):
+    """In the place of Haliax's `Embedding`: rows of ids are unpacked alone; as the head of tied logits all are."""
+
+    matrix: PackedMatrix
+    Vocab: Axis = eqx.field(static=True)
+    Embed: Axis = eqx.field(static=True)
+
+    def __call__(self, input_ids: NamedArray, *, key=None) -> NamedArray:
+        return self.embed(input_ids)
+
+    @named_call
+    def embed(self, input_ids: NamedArray) -> NamedArray:
+        """Rows of ids, integer [...], as [..., embed]."""
+        ids, matrix = input_ids.array, self.matrix
+        scales = matrix.scales[ids].astype(matrix.table.dtype)
+        return NamedArray(matrix.rows(matrix.codes[ids], scales), (*input_ids.axes, self.Embed))
+
+    @property
+    def weight(self) -> NamedArray:
+        """[vocab, embed]."""
+        return NamedArray(self.matrix.whole(self.matrix.table.dtype), (self.Vocab, self.Embed))
+
+    def unembed(self, x: NamedArray) -> NamedArray:
+        return x.dot(self.weight, axis=self.Embed)
+
+
 LAYER = "{layer}"
 """In the name of a layer's weight, of each of a stack."""
 
 
 def with_packed(model: LmHeadModel, quantised: Mapping[str, Quantised]) -> LmHeadModel:
-    """`model` with its linear layers and its embedding in few bits where they are stored so.
-
-    Layers of one stack that are not stored alike (other bits, another group) stay whole, and so do matrices that belong
-    to neither, such as the environment's table of elements.
-    """
+    """`model` with its linear layers and its embedding in few bits where they are stored so. Whole stay layers of a
+    stack that are not stored alike (bits, group), and other matrices, such as the environment's table of elements."""
     leaves, structure = tree_flatten_with_path(model, is_leaf=_is_layer)
     return tree_unflatten(structure, [_packed(keystr(path), leaf, quantised) for path, leaf in leaves])
 
 
 def check_compressible(config: TrainConfig, what: str) -> None:
     """Refuse matrices in few bits for a model whose products are in int8: theirs would be in floats."""
-    products = int8_matmuls_of(config.model)
-    if products is not None:
+    if (products := int8_matmuls_of(config.model)) is not None:
         said = f"{what} is of a model with model.int8_matmuls {products}; matrices in few bits are multiplied as floats"
         raise TomatError(f"{said}: another model. Write it whole, with `tomat export`.")
 
@@ -166,21 +259,18 @@ def _packed(path: str, leaf: Any, quantised: Mapping[str, Quantised]) -> Any:
     own = (leaf.In, leaf.Out) if isinstance(leaf, hnn.Linear) else (leaf.Vocab, leaf.Embed)
     inside = {axis.name for axes in own for axis in cast(tuple[Axis, ...], ensure_tuple(axes))}
     stacked = [axis for axis in leaf.weight.axes if axis.name not in inside]
-    if LAYER in name:
-        every = [quantised.get(name.replace(LAYER, str(layer))) for layer in range(stacked[0].size)]
-    else:
-        every = [quantised.get(name)]
-    found = [each for each in every if each is not None]
-    if len(found) < len(every) or len({(each.bits, each.group, each.shape) for each in found}) > 1:
+    names = [name.replace(LAYER, str(layer)) for layer in range(stacked[0].size if LAYER in name else 1)]
+    found = [quantised[each] for each in names if each in quantised]
+    if len(found) < len(names) or len({(each.bits, each.group, each.shape) for each in found}) > 1:
         return leaf
     first = found[0]
-    codes = [packed_rows(each.codes, each.bits) for each in found]
 
-    def together(parts: list[np.ndarray]) -> jax.Array:
-        return jnp.asarray(np.stack(parts) if LAYER in name else parts[0])
+    def together(part: Callable[[Quantised], np.ndarray]) -> jax.Array:
+        return jnp.asarray(np.stack([part(each) for each in found]) if LAYER in name else part(first))
 
-    scales, tables = ([getattr(each, part) for each in found] for part in ("scales", "table"))
-    matrix = PackedMatrix(together(codes), together(scales), together(tables), first.shape[1], first.bits)
+    codes = together(lambda each: packed(each.codes, each.bits))
+    scales, table = together(lambda each: each.scales), together(lambda each: each.table)
+    matrix = PackedMatrix(codes, scales, table, first.shape[1], first.bits)
     if isinstance(leaf, hnn.Linear):
         return PackedLinear(matrix, leaf.bias, leaf.In, leaf.Out)
     return PackedEmbedding(matrix, leaf.Vocab, leaf.Embed)

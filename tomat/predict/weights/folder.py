@@ -5,8 +5,6 @@
 and `tomat eval` take the folder as they take a run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -103,8 +101,7 @@ def write_weights(
     workers: int = 1,
     on_array: Callable[[str], None] = lambda name: None,
 ) -> WrittenWeights:
-    """Write the folder, which must not be there; it appears whole or not at all. Arrays that are in few bits already
-    stay as they are, and so do all without a compression."""
+    """Write the folder, which must not be there; it appears whole or not at all. Arrays in few bits stay so."""
     if output.exists():
         raise TomatError(f"{output} is there already; give another folder, or remove it.")
     quantised_from = None
@@ -148,16 +145,10 @@ def write_weights(
             if (run_dir / name).exists():
                 shutil.copyfile(run_dir / name, folder / name)
         write_text(folder / PAGE_FILE, _card(run_dir, step, kind, written, licence))
-        values = {
-            "format_version": FORMAT_VERSION,
-            "step": step,
-            "weights": kind,
-            "quantised": how,
-            "quantised_from": quantised_from,
-            "weights_bytes": written.weights_bytes,
-            "float32_bytes": written.float32_bytes,
-            "sha256": {path.name: _sha256(path) for path in sorted(folder.iterdir())},
-        }
+        hashes = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+        values = {"format_version": FORMAT_VERSION, "step": step, "weights": kind, "sha256": hashes}
+        values |= {"quantised": how, "quantised_from": quantised_from}
+        values |= {"weights_bytes": written.weights_bytes, "float32_bytes": written.float32_bytes}
         write_json(folder / WEIGHTS_FILE, with_checksum(to_jsonable(values)))
     return written
 
@@ -169,10 +160,10 @@ def read_weights(folder: Path) -> StoredWeights:
             continue
         path = folder / name
         if not path.is_file():
-            raise TomatError(f"{path} is missing; write the folder again.")
+            raise TomatError(f"{path} is missing. {AGAIN}")
         if _sha256(path) != expected:
             said = f"{path} is not the file that was written ({WEIGHTS_FILE} has another SHA-256)"
-            raise TomatError(f"{said}: it is cut, damaged or of another run; write the folder again.")
+            raise TomatError(f"{said}: it is cut, damaged or of another run. {AGAIN}")
     try:
         stored = load_file(folder / ARRAYS_FILE)
     except (OSError, SafetensorError) as error:
@@ -202,22 +193,20 @@ def _sha256(path: Path) -> str:
 
 
 def _card(run_dir: Path, step: int, kind: str, written: WrittenWeights, licence: str | None) -> str:
-    lines = [
-        f"# {run_dir.resolve().name}",
-        "",
-        "Predicts electron densities of crystals from their structures, with tomat:",
-        "",
-        "```bash",
-        "tomat predict --run THIS_FOLDER --structure POSCAR --output OUT",
-        "```",
-        "",
-        f"- Weights: {kind}, step {step}; {readable_bytes(written.weights_bytes)}, "
-        f"{written.weights_bytes / written.float32_bytes:.3f} of float32.",
-        f"- Data and settings: `{CONFIG_FILE}`; bins `{CODEC_FILE}`, sum of atoms `{PROMOLECULE_FILE}`.",
-        f"- Error: {_error_of(run_dir, compressed=bool(written.relative_error))}",
-        f"- Licence of the weights: {licence or 'not stated by who wrote this folder'}.",
-    ]
-    return "\n".join(lines) + "\n"
+    size, share = readable_bytes(written.weights_bytes), written.weights_bytes / written.float32_bytes
+    return f"""# {run_dir.resolve().name}
+
+Predicts electron densities of crystals from their structures, with tomat:
+
+```bash
+tomat predict --run THIS_FOLDER --structure POSCAR --output OUT
+```
+
+- Weights: {kind}, step {step}; {size}, {share:.3f} of float32.
+- Data and settings: `{CONFIG_FILE}`; bins `{CODEC_FILE}`, sum of atoms `{PROMOLECULE_FILE}`.
+- Error: {_error_of(run_dir, compressed=bool(written.relative_error))}
+- Licence of the weights: {licence or "not stated by who wrote this folder"}.
+"""
 
 
 def _error_of(run_dir: Path, compressed: bool) -> str:
@@ -229,7 +218,5 @@ def _error_of(run_dir: Path, compressed: bool) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         return f"the run has no {EVALUATION_FILE} with whole predicted cells; `tomat eval --free_running` measures it."
     before = " before it was compressed; `tomat eval --free_running` measures this folder's" if compressed else ""
-    return (
-        f"NMAE of {cells} held-out cells, predicted from their structures alone: median {100 * median:.2f} %, mean "
-        f"{100 * mean:.2f} %{before}."
-    )
+    figures = f"median {100 * median:.2f} %, mean {100 * mean:.2f} %{before}"
+    return f"NMAE of {cells} held-out cells, predicted from their structures alone: {figures}."

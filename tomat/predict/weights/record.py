@@ -1,14 +1,12 @@
 """Which weights of a run are taken, and what a folder of weights says of itself; without JAX or the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from tomat.base.checked_json import parse_checked
-from tomat.base.documents import mapping, parse_json, read_bytes
+from tomat.base.documents import flatten, mapping, parse_json, read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, WEIGHTS_FOLDER
 from tomat.base.overrides import read_yaml
@@ -94,9 +92,7 @@ def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
             raise TomatError(f"{folder} holds the weights of step {record.step} alone; leave out --step {step}.")
         return FoundWeights(folder, name, record.step, record.weights, None)
     output = str(config.get("output_dir")).rstrip("/")
-    temporary: Any = config
-    for key in ("trainer", "checkpointer", "temporary_base_path"):
-        temporary = temporary.get(key) if isinstance(temporary, dict) else None
+    temporary = flatten(config).get("trainer.checkpointer.temporary_base_path")
     place = f"{output}/{name}" if is_remote(output) else str(folder)
     found = find_checkpoint(place, step, None if temporary is None else f"{str(temporary).rstrip('/')}/{name}")
     return FoundWeights(folder, name, found.step, weights_kind(found.path), found.path)

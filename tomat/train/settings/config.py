@@ -23,15 +23,13 @@ from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
 
 from tomat.base.config_keys import key
-from tomat.base.documents import take_out
+from tomat.base.documents import mapping, take_out
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER
 from tomat.base.overrides import COMMAND_LINE, parse_overrides, read_yaml, set_by, tomat_cause
 from tomat.base.reporting import console, dump_json
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.presets import preset_model
 from tomat.train.runs.former_keys import FOLLOWS
-from tomat.train.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
 from tomat.train.settings.checks import LEVANTER_DEFAULTS, drop_without_effect, refuse_what_cannot_work, without_former
 from tomat.train.settings.schema import RunSchema, TrackersSchema
 from tomat.train.settings.trainer import TrainerSettings
@@ -165,10 +163,15 @@ def config_from_dict(
     for name, why in refused.items():
         raise TomatError(f"{set_by(name.split('.'), source, overrides, words_of)} sets {name}, which {why}.")
     preset = values.get("preset")
-    # `density_decoder` is the default type; a preset's keys are fields that every Llama-like decoder has.
-    model: dict[str, Any] = {"type": "density_decoder", **(preset_model(preset) if preset is not None else {})}
+    model: dict[str, Any] = {"type": "density_decoder"}
+    if preset is not None:
+        from tomat.model.presets import preset_model
+
+        model |= preset_model(preset)  # keys of fields that every Llama-like decoder has
     defaults = {"trainer": {"jax_config": TrainerSettings().jax_config}, "model": model}
     merged = mergedeep.merge({}, defaults, values)
+    if mapping(merged.get("optimizer")).get("type", "adam") != "adam":
+        from tomat.train.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
     _leave_out_nulls_of_another_optimizer(merged)
     try:
         return draccus.decode(TrainConfig, merged)

@@ -19,7 +19,8 @@ from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.compiler import set_jax_options
 from tomat.perf.plan.compile.lowering import DecoderBatch, lower_decoder, lower_step, stand_in_table
 from tomat.predict.inference.autoregressive import decode_autoregressive
-from tomat.predict.inference.predictor import RunPredictor, cell_patches, decode_parallel, first_rows
+from tomat.predict.inference.decoding import cell_patches, decode_parallel, first_rows
+from tomat.predict.inference.predictor import RunPredictor
 from tomat.train.loader import TokenExample
 from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tomat.base.event_loop import outside_event_loop
+from tomat.predict.inference.trained import outside_event_loop
 
 
 async def in_a_notebook(work):

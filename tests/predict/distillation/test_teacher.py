@@ -10,7 +10,7 @@ from haliax import NamedArray
 from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
 from tomat.model.loss.interface import DensityTarget
-from tomat.model.loss.teacher import HiddenHead, divergence, teacher_divergence
+from tomat.predict.distillation.subject import HiddenHead, divergence, teacher_divergence
 
 BINS, ROWS = 6, DENSITY_START + 6
 TARGET = DensityTarget(BINS, np.arange(1.0, BINS + 1.0))

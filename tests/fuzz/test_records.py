@@ -4,14 +4,13 @@ Each starts from a real one: those of `docs/tracking`, and small ones that are w
 """
 
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fuzz_damage import VALUE_DAMAGE, damaged_document, damaged_file, fuzz_file, fuzz_json, fuzz_lines
 from hypothesis import strategies as st
 from scf_savings_pwscf import RECORD, _kept
 
@@ -45,8 +44,6 @@ from tomat.report.pages.report import write_index
 from tomat.report.sweep import epochs_parts, measured_table
 from tomat.train.runs.checkpoints import array_shapes, examine, write_checksums
 
-damage = sys.modules["fuzz_damage"]
-fuzz, Tried = damage.fuzz, damage.Tried
 TRACKING = Path(__file__).parents[2] / "docs" / "tracking"
 
 
@@ -56,52 +53,35 @@ def shortened(path: Path, key: str, rows: int) -> dict[str, Any]:
     return record | {key: record[key][:rows]}
 
 
-def of_file(path: Path, read: Callable[[Path], Any]) -> Callable[[bytes], None]:
-    def written(data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        read(path)
-
-    return written
-
-
-def whole_text(document: Any) -> bytes:
-    return json.dumps(document).encode()
-
-
-def fuzz_json(tried: Any, name: str, document: Any, path: Path, read: Callable[[Path], Any], count: int) -> None:
-    fuzz(tried, name, whole_text(document), damage.damaged_texts(document), of_file(path, read), count)
-
-
-def test_lab_record(tried: Any, tmp_path: Path):
+def test_lab_record(tmp_path: Path):
     def read(path: Path) -> None:
         page_html(page_of(str(path)))
         rows = [row for row in rows_of_record(path).values() if row.is_whole]  # what a lab goes on with
         assert markdown([measured_table(rows), *epochs_parts(rows, None)])
 
     record = shortened(TRACKING / "lab" / "lab-demo.json", "rows", 2)
-    fuzz_json(tried, "lab record", record, tmp_path / "lab" / "lab-demo.json", read, 120)
+    fuzz_json(tmp_path / "lab" / "lab-demo.json", record, read, 120)
 
 
-def test_max_batch_record(tried: Any, tmp_path: Path):
+def test_max_batch_record(tmp_path: Path):
     def read(path: Path) -> None:
         searches = read_typed(path, MaxBatchRecord, "", version=("record_format", 1)).searches
         assert markdown(probes_parts(searches))
 
     record = shortened(TRACKING / "lab" / "max-batch-demo.json", "searches", 2)
-    fuzz_json(tried, "max-batch record", record, tmp_path / "max-batch.json", read, 150)
+    fuzz_json(tmp_path / "max-batch.json", record, read, 150)
 
 
-def test_sweep_record(tried: Any, tmp_path: Path):
+def test_sweep_record(tmp_path: Path):
     def read(path: Path) -> None:
         assert page_html(page_of(str(path))) and rows_on_record(path)
         write_index(tmp_path)
 
     record = shortened(TRACKING / "sweeps" / "tracking-issue.json", "rows", 3)
-    fuzz_json(tried, "sweep record", record, tmp_path / "sweeps" / "tracking-issue.json", read, 120)
+    fuzz_json(tmp_path / "sweeps" / "tracking-issue.json", record, read, 120)
 
 
-def test_kernels_record(tried: Any, tmp_path: Path):
+def test_kernels_record(tmp_path: Path):
     def read(path: Path) -> None:
         ChipModel.load(path.parent, slice_named("v6e-1").chip)
         chips, refused = kept_kernels(path.parent, ())
@@ -109,10 +89,10 @@ def test_kernels_record(tried: Any, tmp_path: Path):
 
     record = json.loads((TRACKING / "kernels.json").read_text())
     record = {"chips": {"v6e": record["chips"]["v6e"]}, "refused": record["refused"][:2]}
-    fuzz_json(tried, "kernels.json", record, tmp_path / "kernels.json", read, 150)
+    fuzz_json(tmp_path / "kernels.json", record, read, 150)
 
 
-def test_memory_report(tried: Any, tmp_path: Path):
+def test_memory_report(tmp_path: Path):
     buffer = {"hbm_bytes": 9, "logical_bytes": 8, "shape": "f32[2]", "instruction": "a", "opcode": "add",
               "op_name": "", "source": ""}  # fmt: skip
     report = {"fits": False, "required_bytes": 9, "capacity_bytes": 5, "largest": [buffer], "largest_are": "x",
@@ -123,7 +103,7 @@ def test_memory_report(tried: Any, tmp_path: Path):
         page_html(page_of(str(path)))
         read_memory(json.loads(path.read_text())["memory"]).by_kind()
 
-    fuzz_json(tried, "plan that does not fit", plan, tmp_path / "plan.json", read, 150)
+    fuzz_json(tmp_path / "plan.json", plan, read, 150)
 
 
 def prediction(name: str) -> dict[str, Any]:
@@ -136,7 +116,7 @@ def prediction(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", ["page", "predict"])
-def test_predictions(tried: Any, tmp_path: Path, form: str):
+def test_predictions(tmp_path: Path, form: str):
     rows = [prediction("a"), prediction("b"), {"name": "c", "structure": "c.cif", "error": "no"}]
     seen = json.dumps(rows[0])
 
@@ -150,13 +130,10 @@ def test_predictions(tried: Any, tmp_path: Path, form: str):
         if seen not in map(json.dumps, lines.values()):
             raise TomatError("predicted again")
 
-    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    fuzz(
-        tried, f"predictions.jsonl, {form}", text, damage.damaged_lines(rows), of_file(tmp_path / LINES_FILE, read), 150
-    )
+    fuzz_lines(tmp_path / LINES_FILE, rows, read, 150)
 
 
-def test_run_of_pwscf(tried: Any, tmp_path: Path):
+def test_run_of_pwscf(tmp_path: Path):
     said = {"version": "6.7", "iterations": 3, "reason": "", "accuracy_ry": [1.0, 1e-9], "energy_ry": -17.0,
             "wall_seconds": 2.0, "cpu_seconds": 1.9, "fft_shape": [27, 27, 27], "k_points": 10}  # fmt: skip
 
@@ -165,10 +142,10 @@ def test_run_of_pwscf(tried: Any, tmp_path: Path):
         assert sum(kept.said.accuracy_ry) >= 0 and dict(kept.facts) is not None
 
     for document in ({"said": said, "facts": {"nmae": 0.1}}, with_checksum({"said": said, "facts": {"nmae": 0.1}})):
-        fuzz_json(tried, "run of pw.x", document, tmp_path / RECORD, read, 100)
+        fuzz_json(tmp_path / RECORD, document, read, 100)
 
 
-def test_weights(tried: Any, tmp_path: Path):
+def test_weights(tmp_path: Path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("a: 1\n")
@@ -180,12 +157,12 @@ def test_weights(tried: Any, tmp_path: Path):
         assert np.array_equal(found.arrays["model.a"], arrays["model.a"]) and found.step >= 0
 
     record = json.loads((tmp_path / "w" / WEIGHTS_FILE).read_text())
-    fuzz_json(tried, WEIGHTS_FILE, record, tmp_path / "w" / WEIGHTS_FILE, read, 100)
+    fuzz_json(tmp_path / "w" / WEIGHTS_FILE, record, read, 100)
     del record["content_sha256"]  # as before there was one
-    fuzz_json(tried, f"{WEIGHTS_FILE} of before", record, tmp_path / "w" / WEIGHTS_FILE, read, 100)
+    fuzz_json(tmp_path / "w" / WEIGHTS_FILE, record, read, 100)
 
 
-def test_codec_figures(tried: Any, tmp_path: Path):
+def test_codec_figures(tmp_path: Path):
     histogram = DensityHistogram()
     histogram.add(np.geomspace(1e-4, 10, 4000).astype(np.float32))
     write_codec(fit_lloyd_max(histogram, 8), tmp_path / "codec.json")
@@ -199,18 +176,10 @@ def test_codec_figures(tried: Any, tmp_path: Path):
         draw_codec(codec, path.with_suffix(".svg"))
 
     del record["content_sha256"]
-    fuzz_json(tried, "codec of before, its report", record, tmp_path / "codec.json", read, 30)
-    fit = {"fit": record["fit"]}
-    inputs = damage.damaged_texts(fit).map(lambda text: whole_text(record | _object(text)) if _object(text) else b"cut")
-    fuzz(tried, "codec, how it was fitted", whole_text(record), inputs, of_file(tmp_path / "codec.json", read), 60)
-
-
-def _object(text: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return {"fit": found["fit"]} if isinstance(found, dict) and "fit" in found else {}
+    fuzz_json(tmp_path / "codec.json", record, read, 30)
+    fits = VALUE_DAMAGE.map(lambda steps: damaged_document(record["fit"], steps))
+    inputs = fits.map(lambda fit: json.dumps(record | {"fit": fit}).encode())
+    fuzz_file(tmp_path / "codec.json", json.dumps(record).encode(), inputs, read, 60)
 
 
 def crystal_density() -> DensityGrid:
@@ -219,7 +188,7 @@ def crystal_density() -> DensityGrid:
     return DensityGrid(rho, 4 * np.eye(3), np.array([11, 17]), np.array([[0.0, 0, 0], [0.5, 0.5, 0.5]]), "a")
 
 
-def test_survey(tried: Any, tmp_path: Path):
+def test_survey(tmp_path: Path):
     one = Material.of(crystal_density(), "a", "2" * 64)
     rows = [{"file_sha256": "2" * 64, "found": asdict(one)}, {"file_sha256": "3" * 64, "found": "no density"}]
 
@@ -232,11 +201,10 @@ def test_survey(tried: Any, tmp_path: Path):
         if len(answers) < 2:
             raise TomatError("read again")
 
-    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    fuzz(tried, "survey.jsonl", text, damage.damaged_lines(rows), of_file(tmp_path / "survey.jsonl", read), 200)
+    fuzz_lines(tmp_path / "survey.jsonl", rows, read, 200)
 
 
-def test_charge_density_of_quantum_espresso(tried: Any, tmp_path: Path):
+def test_charge_density_of_quantum_espresso(tmp_path: Path):
     density = crystal_density()
     miller = np.array([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1)], np.int32)
     reciprocal = 2 * np.pi * np.linalg.inv(density.lattice / BOHR_A).T
@@ -252,12 +220,12 @@ def test_charge_density_of_quantum_espresso(tried: Any, tmp_path: Path):
     in_header = st.tuples(st.integers(0, header), st.binary(min_size=1, max_size=8)).map(
         lambda at: whole[: at[0]] + at[1] + whole[at[0] + len(at[1]) :]
     )
-    inputs = st.one_of(in_header, damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(whole, steps)))
-    fuzz(tried, "charge-density.dat", whole, inputs, of_file(path, read), 300)
+    inputs = st.one_of(in_header, damaged_file(whole))
+    fuzz_file(path, whole, inputs, read, 300)
 
 
 @pytest.mark.parametrize("name", ["metadata.json", "manifest.json", "checksums.json"])
-def test_checkpoint(tried: Any, tmp_path: Path, name: str):
+def test_checkpoint(tmp_path: Path, name: str):
     import tensorstore as ts
 
     path = tmp_path / "step-3"
@@ -279,4 +247,4 @@ def test_checkpoint(tried: Any, tmp_path: Path, name: str):
             raise TomatError(found.reason)
         assert array_shapes(str(path)) == {"model/a": (8,)}
 
-    fuzz_json(tried, f"checkpoint, {name}", document, path / name, read, 100)
+    fuzz_json(path / name, document, read, 100)

@@ -2,20 +2,20 @@
 
 Traces, programs, logs and reports have no checksum: a number that damage made another possible number cannot be seen,
 so the property is only that what comes out is whole. Each reader has a valid file that is damaged in the ways of
-`damage.py`; none may raise anything else, hang, or take far more memory than its file.
+`fuzz_damage.py`; none may raise anything else, hang, or take far more memory than its file.
 """
 
 import contextlib
 import gzip
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from fuzz_damage import ODD_INTEGERS, damaged_file, damaged_texts, fuzz_file, fuzz_json, fuzz_lines
 from hypothesis import strategies as st
 from trace_builder import build_xspace, serialise_program
 
@@ -40,10 +40,7 @@ from tomat.train.runs.record import read_record as read_run
 from tomat.train.runs.summary import summarise
 from tomat.train.runs.verify import verify_run
 
-damage = sys.modules["fuzz_damage"]
-
 V6E = "TPU v6 lite"
-fuzz, Tried = damage.fuzz, damage.Tried
 
 HLO_TEXT = """HloModule tiny
 
@@ -122,17 +119,8 @@ def whole_breakdown(breakdown: Breakdown) -> None:
     compare_breakdowns(breakdown, breakdown)
 
 
-def read_file(path: Path, data: bytes, read: Callable[[Path], Any]) -> Any:
-    path.write_bytes(data)
-    return read(path)
-
-
-def json_lines(rows: list[Any]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def breakdown_of_file(path: Path) -> Callable[[bytes], None]:
-    return lambda data: whole_breakdown(read_file(path, data, lambda p: load_breakdown(str(p), device_kind=V6E)))
+def read_breakdown(path: Path) -> None:
+    whole_breakdown(load_breakdown(str(path), device_kind=V6E))
 
 
 EVENT_DAMAGE = st.lists(
@@ -142,7 +130,7 @@ EVENT_DAMAGE = st.lists(
             ("offset_ps", "duration_ps", "metadata_id", "timestamp_ns", "uint64_value", "str_value", "name")
         ),
         st.integers(0, 10**6),
-        st.sampled_from(damage.ODD_INTEGERS),
+        st.sampled_from(ODD_INTEGERS),
     ),
     min_size=1,
     max_size=12,
@@ -165,12 +153,12 @@ def damaged_xspace(data: bytes, steps: list[tuple[str, str, int, int]]) -> bytes
     return space.SerializeToString()
 
 
-def test_xplane(tried: Tried, folder: Path, xspace: bytes):
+def test_xplane(folder: Path, xspace: bytes):
     inputs = st.one_of(
-        damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(xspace, steps)),
+        damaged_file(xspace),
         EVENT_DAMAGE.map(lambda steps: damaged_xspace(xspace, steps)),
     )
-    fuzz(tried, "xplane", xspace, inputs, breakdown_of_file(folder / "a.xplane.pb"), 350)
+    fuzz_file(folder / "a.xplane.pb", xspace, inputs, read_breakdown, 350)
 
 
 def chrome_document() -> dict[str, Any]:
@@ -194,82 +182,66 @@ def chrome_document() -> dict[str, Any]:
     return {"traceEvents": events}
 
 
-def test_chrome_trace(tried: Tried, folder: Path):
-    inputs = damage.damaged_texts(chrome_document())
-    whole = json.dumps(chrome_document()).encode()
-    fuzz(tried, "Chrome trace", whole, inputs, breakdown_of_file(folder / "a.trace.json"), 600)
+def test_chrome_trace(folder: Path):
+    fuzz_json(folder / "a.trace.json", chrome_document(), read_breakdown, 400)
 
 
-INSTRUCTION_DAMAGE = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ("id", "operand", "called", "size", "tuple_index", "opcode", "parameter_number", "config", "frame",
-             "contracted", "window", "root", "drop", "literal")
-        ),
-        st.integers(0, 10**6),
-        st.sampled_from(damage.ODD_INTEGERS),
-    ),
-    min_size=1,
-    max_size=3,
-)  # fmt: skip
 CONFIGS = (b"{", b"[]", b'{"window_config": {"estimated_cycles": "nan"}}', b'{"window_config": 3}', b"[" * 20000,
            b'{"known_trip_count": {"n": "-7"}}', b'{"known_trip_count": {"n": "99999999999999999999"}}')  # fmt: skip
+OPCODES = ("add", "dot", "while", "fusion", "parameter", "slice", "convolution", "scatter", "all-reduce", "custom-call")
+INSTRUCTIONS: dict[str, Callable[[Any, int], Any]] = {
+    "id": lambda at, value: setattr(at, "id", value),
+    "operand": lambda at, value: at.operand_ids.__setitem__(0, value),
+    "size": lambda at, value: at.shape.dimensions.append(value),
+    "tuple_index": lambda at, value: setattr(at, "tuple_index", value),
+    "parameter_number": lambda at, value: setattr(at, "parameter_number", value),
+    "opcode": lambda at, value: setattr(at, "opcode", OPCODES[value % len(OPCODES)]),
+    "config": lambda at, value: setattr(at, "backend_config", CONFIGS[value % len(CONFIGS)]),
+    "frame": lambda at, value: setattr(at.metadata, "stack_frame_id", value),
+    "contracted": lambda at, value: at.dot_dimension_numbers.lhs_contracting_dimensions.append(value),
+    "window": lambda at, value: at.window.dimensions.add(size=value, base_dilation=value, stride=3),
+    "drop": lambda at, value: at.operand_ids.__delitem__(slice(None)),
+    "literal": lambda at, value: at.literal.s32s.append(value),
+}
+INSTRUCTION_DAMAGE = st.lists(
+    st.tuples(st.sampled_from([*INSTRUCTIONS, "called", "root"]), st.integers(0, 10**6), st.sampled_from(ODD_INTEGERS)),
+    min_size=1,
+    max_size=3,
+)
 
 
 def damaged_module(data: bytes, steps: list[tuple[str, int, int]]) -> bytes:
     """An HLO module whose instructions name, call or hold something else."""
     message = new_message("HloProto")
     message.ParseFromString(data)
-    module = message.hlo_module
-    opcodes = sorted(
-        {i.opcode for c in module.computations for i in c.instructions} | {"scatter", "all-reduce", "custom-call"}
-    )
+    computations = message.hlo_module.computations
+    found = [instruction for computation in computations for instruction in computation.instructions]
     for kind, place, value in steps:
-        found = [i for c in module.computations for i in c.instructions]
-        target = found[place % len(found)]
         with contextlib.suppress(ValueError, IndexError):  # the value does not fit the field, or there is none
-            if kind == "operand":
-                target.operand_ids[place % len(target.operand_ids) if target.operand_ids else 0] = value
+            at = found[place % len(found)]
+            if kind == "root":
+                computations[place % len(computations)].root_id = value
             elif kind == "called":
-                target.called_computation_ids.append(module.computations[value % len(module.computations)].id)
-            elif kind == "size":
-                target.shape.dimensions.append(value)
-            elif kind == "opcode":
-                target.opcode = opcodes[value % len(opcodes)]
-            elif kind == "config":
-                target.backend_config = CONFIGS[value % len(CONFIGS)]
-            elif kind == "frame":
-                target.metadata.stack_frame_id = value
-            elif kind == "contracted":
-                target.dot_dimension_numbers.lhs_contracting_dimensions.append(value)
-            elif kind == "window":
-                target.window.dimensions.add(size=value, base_dilation=value, stride=3)
-            elif kind == "root":
-                module.computations[place % len(module.computations)].root_id = value
-            elif kind == "drop":
-                del target.operand_ids[:]
-            elif kind == "literal":
-                target.literal.s32s.append(value)
+                at.called_computation_ids.append(computations[value % len(computations)].id)
             else:
-                setattr(target, kind, value)
+                INSTRUCTIONS[kind](at, value)
     return message.SerializeToString()
 
 
-@pytest.mark.parametrize(("suffix", "count"), [("", 600), (".gz", 150)])
-def test_hlo_module(tried: Tried, folder: Path, program: HloProgram, suffix: str, count: int):
+@pytest.mark.parametrize(("suffix", "count"), [("", 500), (".gz", 100)])
+def test_hlo_module(folder: Path, program: HloProgram, suffix: str, count: int):
     module = serialise_program(program)
     whole = gzip.compress(module, mtime=0) if suffix else module
-    inputs = damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(whole, steps))
+    inputs = damaged_file(whole)
     if not suffix:
         inputs = st.one_of(inputs, INSTRUCTION_DAMAGE.map(lambda steps: damaged_module(whole, steps)))
-    fuzz(tried, f"HLO module{suffix}", whole, inputs, breakdown_of_file(folder / f"a.hlo.pb{suffix}"), count)
+    fuzz_file(folder / f"a.hlo.pb{suffix}", whole, inputs, read_breakdown, count)
 
 
-def test_breakdown(tried: Tried, folder: Path, xspace: bytes):
+def test_breakdown(folder: Path, xspace: bytes):
     (folder / "b.xplane.pb").write_bytes(xspace)
     whole = load_breakdown(str(folder / "b.xplane.pb")).to_dict()
-    inputs = damage.damaged_texts(whole)
-    fuzz(tried, "breakdown", json.dumps(whole).encode(), inputs, breakdown_of_file(folder / "b.json"), 500)
+    fuzz_json(folder / "b.json", whole, read_breakdown, 400)
 
 
 ROWS = [
@@ -290,7 +262,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def test_metrics(tried: Tried, folder: Path):
+def test_metrics(folder: Path):
     def read(path: Path) -> None:
         rows = read_metrics(path)
         assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
@@ -299,43 +271,35 @@ def test_metrics(tried: Tried, folder: Path):
         assert all(math.isfinite(figure) for figure in figures)
         assert all(value > 0 for value in times.step_percentiles.values())
 
-    fuzz(
-        tried, "metrics.jsonl", json_lines(ROWS).encode(), damage.damaged_lines(ROWS),
-        lambda data: read_file(folder / "m.jsonl", data, read), 600,
-    )  # fmt: skip
+    fuzz_lines(folder / "m.jsonl", ROWS, read, 400)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "history.jsonl", "config.yaml"])
-def test_run_folder(tried: Tried, folder: Path, name: str):
+def test_run_folder(folder: Path, name: str):
     """What `tomat runs` reads of a run, one of its files damaged; nothing but its configuration can refuse it."""
     run = folder / f"run-{name}"
     run.mkdir()
-    texts = {
-        "metrics.jsonl": json_lines(ROWS), "history.jsonl": json_lines(EVENTS), "config.yaml": yaml.safe_dump(CONFIG),
-    }  # fmt: skip
+    rows = {"metrics.jsonl": ROWS, "history.jsonl": EVENTS}
+    texts = {file: "".join(json.dumps(row) + "\n" for row in some) for file, some in rows.items()}
+    texts["config.yaml"] = yaml.safe_dump(CONFIG)
     for file, text in texts.items():
         (run / file).write_text(text, encoding="utf-8")
-    damaged = {
-        "metrics.jsonl": damage.damaged_lines(ROWS),
-        "history.jsonl": damage.damaged_lines(EVENTS),
-        "config.yaml": damage.damaged_texts(CONFIG, lambda value: yaml.safe_dump(value)),
-    }[name]
-    problems = 0
 
-    def read(data: bytes) -> None:
-        nonlocal problems
-        (run / name).write_bytes(data)
+    def read(_: Path) -> None:
         record = read_run(str(run))
         summary = summarise(record, None, 0, 0.0)
         json.dumps(summary.to_dict(), allow_nan=False)
         verdict = verify_run(record, [])
-        problems += bool(verdict.problems)
         assert all(len(text) < 1000 for text in verdict.problems)
         assert read_events(run) == record.events
         if name != "config.yaml" and verdict.problems:
             raise TomatError("damage was found")
 
-    fuzz(tried, f"run folder, {name}", texts[name].encode(), damaged, read, 300)
+    if name in rows:
+        fuzz_lines(run / name, rows[name], read, 300)
+    else:
+        inputs = damaged_texts(CONFIG, yaml.safe_dump)
+        fuzz_file(run / name, texts[name].encode(), inputs, read, 300)
 
 
 def report_document() -> dict[str, Any]:
@@ -352,7 +316,7 @@ def report_document() -> dict[str, Any]:
     return report
 
 
-def test_evaluation_report(tried: Tried, folder: Path):
+def test_evaluation_report(folder: Path):
     report = report_document()
     needed = {key: report[key] for key in ("label", "settings", "materials")}  # the rest is for other readers
     whole = TeacherForcedResult.from_dict(report, "here")
@@ -364,21 +328,17 @@ def test_evaluation_report(tried: Tried, folder: Path):
         with contextlib.suppress(TomatError):  # of other materials, or other settings
             whole.compare(result)
 
-    inputs = damage.damaged_texts(needed)
-    undamaged = json.dumps(needed).encode()
-    fuzz(tried, "evaluation report", undamaged, inputs, lambda data: read_file(folder / "e.json", data, read), 80)
+    fuzz_json(folder / "e.json", needed, read, 80)
 
 
-def test_partial_evaluation(tried: Tried, folder: Path):
+def test_partial_evaluation(folder: Path):
     rows = [{"settings": {"run": "a"}}, *report_document()["materials"]]
 
     def read(path: Path) -> None:
         done = PartialResults(path, {"run": "a"}).done
         assert set(PartialResults(path, {"run": "a"}).done) == set(done)
 
-    inputs = damage.damaged_lines(rows)
-    whole = json_lines(rows).encode()
-    fuzz(tried, "partial evaluation", whole, inputs, lambda data: read_file(folder / "p.jsonl", data, read), 300)
+    fuzz_lines(folder / "p.jsonl", rows, read, 300)
 
 
 PAGE = """# Runs
@@ -408,20 +368,14 @@ RECORD = {
 
 
 @pytest.mark.parametrize(("name", "document"), [("index.md", None), ("data/r1.json", RECORD)])
-def test_tracking_folder(tried: Tried, folder: Path, name: str, document: dict[str, Any] | None):
+def test_tracking_folder(folder: Path, name: str, document: dict[str, Any] | None):
     """The index is written anew, or refused and left as it was with what people wrote in it."""
     docs = folder / name.replace("/", "-")
     for file, text in (("index.md", PAGE), ("data/r1.json", json.dumps(RECORD))):
         (docs / file).parent.mkdir(parents=True, exist_ok=True)
         (docs / file).write_text(text, encoding="utf-8")
-    inputs = (
-        damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(PAGE.encode(), steps))
-        if document is None
-        else damage.damaged_texts(document)
-    )
 
-    def read(data: bytes) -> None:
-        (docs / name).write_bytes(data)
+    def read(_: Path) -> None:
         before = (docs / "index.md").read_bytes()
         try:
             write_index(docs)
@@ -431,25 +385,28 @@ def test_tracking_folder(tried: Tried, folder: Path, name: str, document: dict[s
             raise
         assert b"<!-- tomat:begin runs -->" in (docs / "index.md").read_bytes()
 
-    whole = PAGE if document is None else json.dumps(document)
-    fuzz(tried, f"tracking folder, {name}", whole.encode(), inputs, read, 250)
+    if document is None:
+        inputs = damaged_file(PAGE.encode())
+        fuzz_file(docs / name, PAGE.encode(), inputs, read, 250)
+    else:
+        fuzz_json(docs / name, document, read, 250)
 
 
-def test_overrides_and_configuration_files(tried: Tried, folder: Path):
+def test_overrides_and_configuration_files(folder: Path):
     text = "a:\n  b: 1.5\n  c: [1, two, {d: 2026-01-01}]\nrun_name: x\n"
 
-    def read(data: bytes) -> None:
-        assert isinstance(read_file(folder / "c.yaml", data, lambda path: read_yaml(path, "configs/")), dict)
-        assert isinstance(parse_overrides(["--a.b", data.decode(errors="replace"), "--c=1"]), dict)
+    def read(path: Path) -> None:
+        assert isinstance(read_yaml(path, "configs/"), dict)
+        assert isinstance(parse_overrides(["--a.b", path.read_text(errors="replace"), "--c=1"]), dict)
 
     odd = st.sampled_from(
         ["!!int x", "!!float x", "!!bool x", "!!timestamp x", "2026-99-99", "0b_", "{[]: 1}", "[" * 1000]
     )
     inputs = st.one_of(
-        damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(text.encode(), steps)),
+        damaged_file(text.encode()),
         odd.map(lambda value: text.replace("1.5", value).encode()),
     )
-    fuzz(tried, "configuration YAML", text.encode(), inputs, read, 200)
+    fuzz_file(folder / "c.yaml", text.encode(), inputs, read, 200)
 
 
 CALIBRATION = {
@@ -461,40 +418,39 @@ CALIBRATION = {
 }  # fmt: skip
 
 
-def test_calibration(tried: Tried, folder: Path):
-    def read(data: bytes) -> None:
-        (folder / "calibration.json").write_bytes(data)
+def test_calibration(folder: Path):
+    def read(_: Path) -> None:
         record = Calibration.load(folder)
         assert all(0 < ratio < math.inf for ratio in record.step_ratios("v6e"))
         assert record.notes("v6e")
 
-    fuzz(tried, "calibration.json", json.dumps(CALIBRATION).encode(), damage.damaged_texts(CALIBRATION), read, 250)
+    fuzz_json(folder / "calibration.json", CALIBRATION, read, 250)
 
 
-def test_measurements(tried: Tried, folder: Path):
+def test_measurements(folder: Path):
     document = {
         "measurements": [{key: CALIBRATION["rows"][0][key] for key in ("name", "source", "measured", "config_path")}]
     }
-    inputs = damage.damaged_texts(document, lambda value: yaml.safe_dump(value))
+    inputs = damaged_texts(document, yaml.safe_dump)
 
-    def read(data: bytes) -> None:
-        (folder / "calibration.yaml").write_bytes(data)
+    def read(_: Path) -> None:
         rows, _ = read_measurements(folder)
         for row in rows:
             assert row.step_ratio is None or row.step_ratio > 0
 
-    fuzz(tried, "calibration.yaml", yaml.safe_dump(document).encode(), inputs, read, 250)
+    whole = yaml.safe_dump(document).encode()
+    fuzz_file(folder / "calibration.yaml", whole, inputs, read, 200)
 
 
-def test_sweep(tried: Tried, folder: Path):
+def test_sweep(folder: Path):
     document = {
         "name": "s", "config_path": "c.yaml", "base": "first", "overrides": {"a.b": 1},
         "rows": [{"name": "first", "overrides": {"c": 2}}, {"name": "second", "slice": "v6e-8"}],
         "grid": {"x.y": [1, 2], "z": [{"name": "big", "overrides": {"w": 3}}]}, "exclude": [{"x.y": 2}],
     }  # fmt: skip
-    inputs = damage.damaged_texts(document, lambda value: yaml.safe_dump(value))
+    inputs = damaged_texts(document, yaml.safe_dump)
 
-    def read(data: bytes) -> None:
-        assert read_file(folder / "s.yaml", data, lambda path: load_sweep(path).rows)
+    def read(path: Path) -> None:
+        assert load_sweep(path).rows
 
-    fuzz(tried, "sweep YAML", yaml.safe_dump(document).encode(), inputs, read, 300)
+    fuzz_file(folder / "s.yaml", yaml.safe_dump(document).encode(), inputs, read, 250)

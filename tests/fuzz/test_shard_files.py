@@ -9,13 +9,13 @@ import dataclasses
 import json
 import math
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fuzz_damage import BYTE_DAMAGE, VALUE_DAMAGE, damaged_bytes, damaged_document, damaged_file, fuzz
 from hypothesis import strategies as st
 
 from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
@@ -37,28 +37,19 @@ from tomat.data.tokens.pipeline.stages import Surveyed, SurveyUnit, UnitSurvey, 
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.writer import checksum_of_record, record_content
 
-damage = sys.modules["fuzz_damage"]
-
-fuzz, Tried = damage.fuzz, damage.Tried
-
-
-def damaged_bytes(content: bytes) -> st.SearchStrategy[bytes]:
-    """A file with damage to its bytes."""
-    return damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(content, steps))
-
 
 def damaged_values(document: Any) -> st.SearchStrategy[bytes]:
     """A document as JSON, with damage to its values."""
-    return damage.VALUE_DAMAGE.map(lambda steps: json.dumps(damage.damaged_document(document, steps)).encode())
+    return VALUE_DAMAGE.map(lambda steps: json.dumps(damaged_document(document, steps)).encode())
 
 
 def damaged_json(text: str) -> st.SearchStrategy[bytes]:
     """A JSON file with damage to its bytes or to its values."""
-    return damaged_bytes(text.encode()) | damaged_values(json.loads(text))
+    return damaged_file(text.encode()) | damaged_values(json.loads(text))
 
 
 def check(
-    tried: Tried, name: str, whole: Any, read: Callable[[Any], Any], inputs: st.SearchStrategy[Any], count: int,
+    whole: Any, read: Callable[[Any], Any], inputs: st.SearchStrategy[Any], count: int,
     same: Callable[[Any], bool],
 ) -> None:  # fmt: skip
     """Every input is refused, or `same` holds for what it gives."""
@@ -66,7 +57,7 @@ def check(
     def judged(content: Any) -> None:
         assert same(read(content))
 
-    fuzz(tried, name, whole, inputs, judged, count)
+    fuzz(whole, inputs, judged, count)
 
 
 PROMOLECULE = Promolecule(RadialBasis(4, 3.0), {14: np.arange(4.0)}, 1)
@@ -106,12 +97,12 @@ def read_manifest(content: bytes) -> ShardManifest:
     return parse_manifest(content, "manifest.json")
 
 
-def test_manifest(tried, manifest):
+def test_manifest(manifest):
     text = manifest.to_text()
-    check(tried, "manifest", text.encode(), read_manifest, damaged_json(text), 400, lambda found: found == manifest)
+    check(text.encode(), read_manifest, damaged_json(text), 400, lambda found: found == manifest)
 
 
-def test_manifest_of_before_there_was_a_checksum(tried, manifest):
+def test_manifest_of_before_there_was_a_checksum(manifest):
     def whole(found: ShardManifest) -> bool:
         found.chunk_rows(0)
         # Wherever the rows lie, the names, seeds and layouts that make their tokens are not another set's.
@@ -122,11 +113,11 @@ def test_manifest_of_before_there_was_a_checksum(tried, manifest):
         return parse_manifest(found.to_text(), "again") == found
 
     old = without(manifest.to_text(), CHECKSUM_KEY, "clipped", "max_clipped_share")
-    check(tried, "manifest without a checksum", old.encode(), read_manifest, damaged_json(old), 300, whole)
+    check(old.encode(), read_manifest, damaged_json(old), 300, whole)
 
 
 @pytest.mark.parametrize("kind", ["lloyd_max", "two_token"])
-def test_codec(tried, codec, kind):
+def test_codec(codec, kind):
     whole = codec if kind == "lloyd_max" else TwoTokenCodec()
     text, expected = codec_text(whole), whole.to_dict()
     old = without(text, CHECKSUM_KEY, "fitted_min")
@@ -134,17 +125,15 @@ def test_codec(tried, codec, kind):
     def parse(content: bytes) -> Any:
         return codec_from_text(content.decode(errors="replace"), "codec.json")
 
-    check(
-        tried, f"codec, {kind}", text.encode(), parse, damaged_json(text), 200,
+    check(text.encode(), parse, damaged_json(text), 200,
         lambda found: found.to_dict() == expected,
     )  # fmt: skip
-    check(
-        tried, f"codec without a checksum, {kind}", old.encode(), parse, damaged_json(old), 150,
+    check(old.encode(), parse, damaged_json(old), 150,
         lambda found: found.sha256 == whole.sha256,
     )  # fmt: skip
 
 
-def test_layout_configuration(tried, tmp_path):
+def test_layout_configuration(tmp_path):
     text = Path("configs/tokenize/v3-p19.yaml").read_text() + "valences: {Si: 4, O: 6}\nmax_skipped: 0.02\n"
     path = tmp_path / "layout.yaml"
 
@@ -156,14 +145,14 @@ def test_layout_configuration(tried, tmp_path):
         numbers = [found.max_skipped, found.electron_tolerance, found.max_clipped_share, *found.valences.values()]
         return all(math.isfinite(each) and each >= 0 for each in numbers) and found.layout in LAYOUTS
 
-    check(tried, "layout YAML", text.encode(), parse, damaged_bytes(text.encode()), 60, plausible)
+    check(text.encode(), parse, damaged_file(text.encode()), 60, plausible)
     keys = {"layout": "v3-p19", "patches_per_material": 64, "valences": {"Si": 4}, "max_skipped": 0.01, "bins": 512}
     keys |= {"electron_tolerance": 0.005, "max_clipped_share": 0.001, "seed": 0, "split": "train", "block_rows": 64}
     # JSON is YAML, and has every odd value.
-    check(tried, "layout YAML, values", text.encode(), parse, damaged_values(keys), 120, plausible)
+    check(text.encode(), parse, damaged_values(keys), 120, plausible)
 
 
-def test_survey(tried, tmp_path):
+def test_survey(tmp_path):
     unit = SurveyUnit(0, tuple(Material(f"mp-{k}", f"in/mp-{k}.zarr") for k in range(3)))
     outside = ClippedMaterial("mp-1", 3, 1, 2.5e-5)
     surveyed = tuple(Surveyed(f"mp-{k}", (40, 41, 42 + k), 2, 8.0, 17, outside if k else None) for k in range(2))
@@ -171,13 +160,13 @@ def test_survey(tried, tmp_path):
     content, store = whole.to_bytes(), Store(tmp_path)
 
     def parse(damaged: bytes) -> UnitSurvey:
-        store.write(unit.part("record"), damaged)
+        store.write(unit.part("json"), damaged)
         return unit_survey(store, unit)
 
-    check(tried, "survey", content, parse, damaged_json(content.decode()), 250, lambda found: found == whole)
+    check(content, parse, damaged_json(content.decode()), 250, lambda found: found == whole)
 
 
-def test_histogram(tried, tmp_path):
+def test_histogram(tmp_path):
     whole = DensityHistogram()
     whole.add(np.random.default_rng(0).gamma(0.3, 2.0, 300).astype(np.float32), "mp-1")
     path = tmp_path / "histogram.npz"
@@ -193,10 +182,10 @@ def test_histogram(tried, tmp_path):
         rest = (found.unit, found.n_zero, found.max_density, found.material_ids)
         return tables and rest == (whole.unit, whole.n_zero, whole.max_density, whole.material_ids)
 
-    check(tried, "histogram", content, parse, damaged_bytes(content), 250, same)
+    check(content, parse, damaged_file(content), 250, same)
 
 
-def test_request(tried):
+def test_request():
     whole = {"identity": {"layout": {"name": "v3-p7", "context": 512}, "seed": 0}, "source": {"input": "in"}}
 
     def parse(content: bytes) -> dict | None:
@@ -205,10 +194,10 @@ def test_request(tried):
         return found if CHECKSUM_KEY.encode() in content else None
 
     text = json.dumps(with_checksum(whole))
-    check(tried, "request", text.encode(), parse, damaged_json(text), 150, lambda found: found in (None, whole))
+    check(text.encode(), parse, damaged_json(text), 150, lambda found: found in (None, whole))
 
 
-def test_record_of_a_chunk(tried):
+def test_record_of_a_chunk():
     checksum = f"{12345:064x}"
     whole = record_content(checksum)
 
@@ -216,8 +205,8 @@ def test_record_of_a_chunk(tried):
         return checksum_of_record(damaged, "progress/00000000")
 
     # One damage: cut after its checksum a record is one of before there was a CRC32, which guards nothing further.
-    once = damage.BYTE_DAMAGE.map(lambda steps: damage.damaged_bytes(whole, steps[:1]))
-    check(tried, "record of a chunk", whole, parse, once, 150, lambda found: found == checksum)
+    once = BYTE_DAMAGE.map(lambda steps: damaged_bytes(whole, steps[:1]))
+    check(whole, parse, once, 150, lambda found: found == checksum)
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +231,7 @@ def shard_set(tmp_path_factory, codec) -> tuple[Path, np.ndarray]:
     "name",
     ["tokens.zarr/c/1/0", "tokens.zarr/zarr.json", "manifest.json", "codec.json", "structures.npz", "promolecule.json"],
 )
-def test_objects_of_a_set(tried, shard_set, tmp_path, name):
+def test_objects_of_a_set(shard_set, tmp_path, name):
     place, rows = shard_set
     copied = tmp_path / "set"
     shutil.copytree(place, copied)
@@ -256,7 +245,5 @@ def test_objects_of_a_set(tried, shard_set, tmp_path, name):
         assert all(np.array_equal(found, density(k).frac_coords) for k, found in enumerate(crystals))
         return np.concatenate([shards.read_block(block, verify=True).result() for block in range(shards.n_blocks)])
 
-    inputs = (
-        damaged_bytes(content) | damaged_json(content.decode()) if name.endswith("json") else damaged_bytes(content)
-    )
-    check(tried, f"set, {name}", content, parse, inputs, 70, lambda found: np.array_equal(found, rows))
+    inputs = damaged_file(content) | damaged_json(content.decode()) if name.endswith("json") else damaged_file(content)
+    check(content, parse, inputs, 70, lambda found: np.array_equal(found, rows))

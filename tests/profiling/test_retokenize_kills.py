@@ -1,4 +1,4 @@
-"""What the kills must not change; that they hit: `tests/data/tokens/pipeline/test_runners.py`."""
+"""What the kills must not change."""
 
 import json
 

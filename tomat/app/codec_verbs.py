@@ -13,8 +13,8 @@ from tomat.base.reporting import console, counted, write_bytes, write_report, wr
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:
-    from tomat.data.codec.inputs import DensityInputs
     from tomat.data.density.grid import DensityGrid
+    from tomat.data.tokens.pipeline.sources import DensityInputs
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -53,7 +53,7 @@ def _add_source(fit: argparse.ArgumentParser) -> None:
 
 def _inputs(args: argparse.Namespace) -> "DensityInputs":
     """What the flags of `_add_source` name."""
-    from tomat.data.codec.inputs import demo_inputs, path_inputs
+    from tomat.data.tokens.pipeline.sources import demo_inputs, path_inputs
 
     if args.demo:
         refuse_rules(args.species, args.accept, "the embedded densities")

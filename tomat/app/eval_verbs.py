@@ -128,7 +128,7 @@ def _materials(
 ) -> "tuple[Sequence[str], Callable[[str], DensityGrid], str]":
     """Names of the materials, how to load one, and where they come from in words."""
     if args.input is not None:
-        from tomat.data.codec.inputs import path_inputs
+        from tomat.data.tokens.pipeline.sources import path_inputs
 
         inputs = path_inputs(args.input, rules_of(args.species, args.accept))
         return list(inputs.material_ids), inputs.get_grid, counted(len(inputs.material_ids), "input")

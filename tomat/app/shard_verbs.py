@@ -81,9 +81,9 @@ def _run_show(args: argparse.Namespace) -> int:
         raise TomatError("Give a shard set, or a density with --input PATH --codec FILE.")
     if args.input is not None:
         from tomat.data.codec.files import load_codec
-        from tomat.data.codec.inputs import path_inputs
         from tomat.data.tokens.layouts import layout_named
         from tomat.data.tokens.patch import encode_sequence
+        from tomat.data.tokens.pipeline.sources import path_inputs
 
         if args.codec is None:
             raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
@@ -254,7 +254,7 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
     settings |= {key: value for key, value in given.items() if value is not None}
     if args.input is not None and args.source is None and "://" not in args.input:
         # A file or folder of this machine, of whatever kinds.
-        from tomat.data.codec.inputs import path_inputs
+        from tomat.data.tokens.pipeline.sources import path_inputs
 
         place = args.input
         inputs = path_inputs([place], rules_of(settings.get("species"), settings.get("accept")))

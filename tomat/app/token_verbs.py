@@ -68,11 +68,11 @@ def _run_tokenize(args: argparse.Namespace) -> int:
     on where it was, and ends with the same bytes."""
     from tomat.app.shard_verbs import report_shards
     from tomat.data.codec.files import load_codec
-    from tomat.data.codec.inputs import demo_inputs, path_inputs
     from tomat.data.density.promolecule import Promolecule
     from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE
     from tomat.data.tokens.layouts import layout_named
     from tomat.data.tokens.pipeline.driver import write_shards
+    from tomat.data.tokens.pipeline.sources import demo_inputs, path_inputs
     from tomat.data.tokens.shards import open_shards
 
     layout, codec = layout_named(args.layout), load_codec(args.codec)

@@ -10,6 +10,7 @@ from tomat.base.errors import TomatError
 from tomat.data.codec.files import load_codec, write_codec
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.report import relative_widths
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import write_zarr
@@ -87,20 +88,21 @@ def test_fit_skips_what_cannot_be_read_and_refuses_what_is_too_little(tmp_path, 
     assert not (tmp_path / "none.json").exists()
 
 
-def test_fit_of_the_embedded_densities(tmp_path):
-    assert run("codec", "fit", "--demo", "--bins", 256, "--output", tmp_path / "codec.json") == 0
-    floors = load_codec(tmp_path / "codec.json").fit["nmae_floor"]
-    # 256 bins over the 3 decades that matter: below 4 %, and the absolute fit is the better one.
-    assert floors["absolute"]["median"] < floors["squared"]["median"] < 0.04
-
-
 def test_show(tmp_path, capsys):
     path, codec = tmp_path / "codec.json", fitted_to([grid_of(0)], 64, "squared")
     write_codec(codec, path)
     picture, figures = tmp_path / "codec.svg", tmp_path / "figures.json"
     assert run("codec", "show", path, "--plot", picture, "--json", figures) == 0
     assert "squared error" in capsys.readouterr().out
-    assert picture.read_text().startswith("<?xml") and json.loads(figures.read_text())["n_density_tokens"] == 64
+    whole, found = picture.read_bytes(), json.loads(figures.read_text())
+    assert run("codec", "show", path, "--plot", picture) == 0 and picture.read_bytes() == whole
+    assert whole.startswith(b"<?xml") and (found["n_density_tokens"], found["n_voxels"]) == (64, 16**3)
+    # The median voxel's bin, counted voxel by voxel.
+    ids = codec.encode(grid_of(0).rho)
+    widths = relative_widths(codec)[ids[(ids > 0) & (ids < 63)] - 1]
+    assert found["relative_bin_width_by_voxel"]["p50"] == pytest.approx(np.median(widths), rel=1e-6)
+    with pytest.raises(TomatError, match=r"\.svg or \.png, not a\.gif"):
+        run("codec", "show", path, "--plot", tmp_path / "a.gif")
     write_codec(dataclasses.replace(codec, fit={}), path)
     with pytest.raises(TomatError, match="does not say how it was fitted"):
         run("codec", "show", path)

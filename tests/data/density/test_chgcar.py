@@ -143,22 +143,6 @@ def test_zeros_that_fill_a_last_line_are_no_damage(tmp_path, make_grid, per_line
             read_chgcar(tmp_path / "CHGCAR")
 
 
-def test_damage_between_the_blocks(tmp_path, grid):
-    text = as_vasp_writes(grid, spin_blocks=1)
-    for damaged, message in (
-        (text.replace("   6   5   4\n", "   6   5   3\n", 1), "values are left over"),
-        (text[::-1].replace("\n4   5   6", "\n6   5   4", 1)[::-1], "there is a grid 4 x 5 x 6"),
-        (text + " 0.1 0.2\n", "values are left over"),
-        (text[: len(text) - 60], "not a complete CHGCAR"),
-        (text.replace("occupancies   2  13", "occupancies   2  14"), "augmentation"),
-        (text.replace("occupancies   2  13", "occupancies   2  99999999999"), "number of augmentation"),
-    ):
-        assert damaged != text
-        (tmp_path / "CHGCAR").write_text(damaged)
-        with pytest.raises(TomatError, match=message):
-            read_chgcar(tmp_path / "CHGCAR")
-
-
 def test_a_bomb_behind_a_small_header_is_refused_early(tmp_path):
     head = HELIUM.format(0.5, 1.0, 2.0, 2.5, 2.6, 3.4)
     with gzip.open(tmp_path / "CHGCAR.gz", "wb", compresslevel=1) as file:

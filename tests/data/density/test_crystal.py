@@ -76,11 +76,3 @@ def test_what_is_no_crystal_is_refused(change, message):
     values = {"lattice": 5.6 * np.eye(3), "atomic_numbers": [11, 17], "frac_coords": [[0, 0, 0], [0.5, 0.5, 0.5]]}
     with pytest.raises(TomatError, match=message):
         Crystal(**(values | change), name="NaCl")
-
-
-def test_crystal_of_a_density(grid):
-    crystal = Crystal.of(grid)
-    assert crystal.name == "LiF" and crystal.volume_a3 == pytest.approx(grid.volume_a3)
-    np.testing.assert_array_equal(crystal.frac_coords, grid.frac_coords)
-    with pytest.raises(ValueError, match="read-only"):
-        crystal.lattice[0, 0] = 1.0

@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.data.density.demo.embedded import demo_materials, load_stored
 from tomat.data.density.elements import SYMBOLS, atomic_number, covalent_radius_a
 from tomat.data.density.geometry import (
     BOHR_A,
@@ -51,14 +50,6 @@ def test_known_structures_pass_and_no_lattice_in_another_unit(name):
         for factor in (1 / BOHR_A, 10, 0.1, 0.4):
             with pytest.raises(TomatError, match="file: .*(closest atoms|A.3 for an atom|apart).*`--accept distances`"):
                 check_cell(lattice * factor, numbers, coords, "file")
-
-
-def test_embedded_structures_pass_and_fail_in_bohr():
-    for material in demo_materials():
-        grid = load_stored(material.material_id)
-        check_cell(grid.lattice, grid.atomic_numbers, grid.frac_coords, "file")
-        with pytest.raises(TomatError, match="closest atoms are .* Is the lattice in angstrom"):
-            check_cell(grid.lattice / BOHR_A, grid.atomic_numbers, grid.frac_coords, "file")
 
 
 def test_atoms_on_top_of_each_other_and_numbers_that_are_none():
@@ -179,10 +170,3 @@ def test_it_is_what_a_fine_grid_approaches_whatever_the_cell_is_called(seed):
     assert on_grid.max() - 1e-5 <= radius_a <= on_grid.max() + step
     skewed = np.array([[1, 0, 0], [3, 1, 0], [-2, 4, 1]])  # the same crystal by other vectors
     assert void_radius_a(skewed @ lattice, coords @ np.linalg.inv(skewed)) == pytest.approx(radius_a, rel=1e-9)
-
-
-def test_a_voxel_is_as_far_as_its_nearest_image():
-    found = nearest_atom_a(np.diag([4.0, 5.0, 6.0]), np.array([[0.9, 0.0, 0.0]]), (4, 5, 6))
-    assert found.shape == (4, 5, 6)
-    assert found[0, 0, 0] == pytest.approx(0.4) and found[2, 0, 0] == pytest.approx(1.6)
-    assert found[0, 3, 3] == pytest.approx(np.sqrt(0.4**2 + 2**2 + 3**2))

@@ -11,7 +11,7 @@ from tomat.base.errors import TomatError
 from tomat.data.density.cube import write_cube
 from tomat.data.density.io import find_densities, open_density
 from tomat.data.density.outputs import write_density
-from tomat.data.density.rules import ReadRules, kind_of_name, kind_of_titles
+from tomat.data.density.rules import ReadRules, check_kind, kind_of_name
 
 FORMATS = {"chgcar": ".vasp", "cube": ".cube.gz", "zarr": ".zarr", "json": ".json.gz"}
 
@@ -76,8 +76,8 @@ def test_titles_are_read_too(tmp_path):
             path.write_text("\n".join([title, *path.read_text().splitlines()[1:]]))
         with pytest.raises(TomatError, match=f"{name}: its title says that it holds {what}"):
             open_density(path)
-    assert kind_of_titles(["methane density=scf", "Electron density from Total SCF Density"]) is None
-    assert kind_of_titles(["GaAs, ONCV pseudopotentials", "electrons/bohr^3"]) is None
+    for titles in (["methane density=scf", "from Total SCF Density"], ["ONCV pseudopotentials", "electrons/bohr^3"]):
+        assert not check_kind("a.cube", titles, ())
 
 
 def test_a_part_has_no_count(tmp_path):

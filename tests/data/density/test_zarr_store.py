@@ -66,22 +66,6 @@ def test_what_is_there_is_kept_and_another_unit_not_written(tmp_path, grid, make
     assert read_zarr(tmp_path / "a.zarr").grid_shape == grid.grid_shape
 
 
-@pytest.mark.parametrize("chunks", [None, 2])
-def test_missing_and_damaged_chunks(tmp_path, make_grid, chunks):
-    path = tmp_path / "a.zarr"
-    write_zarr(make_grid((6, 6, 6)), path, chunks=chunks)
-    files = sorted((path / TOTAL / "c").rglob("*"))
-    victim = [file for file in files if file.is_file()][-1]
-    whole = victim.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"not zstd at all"):
-        victim.write_bytes(damaged)
-        with pytest.raises(TomatError, match="does not decode"):
-            read_zarr(path)
-    victim.unlink()
-    with pytest.raises(TomatError, match=r"'charge_density_total' is not whole .* \(1 chunk\(s\) not found"):
-        read_zarr(path)
-
-
 def test_an_all_zero_chunk_is_no_loss(tmp_path, make_grid):
     grid = make_grid((16, 8, 8))
     # As a slab's density: it falls off on both sides of the vacuum, whose last digits are clipped to zero.
@@ -108,20 +92,6 @@ def test_what_is_no_density_group(tmp_path, grid):
             read_zarr(tmp_path / f"{name}.zarr")
 
 
-def test_broken_attributes(tmp_path, grid):
-    write_zarr(grid, tmp_path / "a.zarr")
-    group = zarr.open_group(tmp_path / "a.zarr", mode="a")
-    for attributes, message in (
-        ({}, "attribute 'structure' is missing"),
-        ({"structure": "{not json"}, "attribute 'structure' is not JSON"),
-        ({"structure": "[1]"}, "attribute 'structure' is missing or not an object"),
-        ({"structure": "{}"}, "not a pymatgen structure"),
-    ):
-        group.attrs.put(attributes)
-        with pytest.raises(TomatError, match=message):
-            read_zarr(tmp_path / "a.zarr")
-
-
 def test_a_store_without_checksums_is_read(tmp_path, grid):
     group = zarr.open_group(tmp_path / "old.zarr", mode="w")
     write_zarr(grid, tmp_path / "new.zarr")
@@ -144,9 +114,7 @@ def test_what_was_changed_behind_the_checksum_is_refused(tmp_path, grid):
         read_zarr(path)
     group.attrs["structure"] = before
     read_zarr(path)
-    array = group[TOTAL]
-    assert isinstance(array, zarr.Array)
-    array[0, 0, 0] = np.asarray(array[0, 0, 0]) * np.float32(1.0001)
+    group[TOTAL][0, 0, 0] = np.asarray(group[TOTAL][0, 0, 0]) * np.float32(1.0001)
     with pytest.raises(TomatError, match="values, structure or metadata are not what was written .sha256"):
         read_zarr(path)
 

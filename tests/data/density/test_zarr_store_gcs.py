@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.data.codec.inputs import path_inputs
 from tomat.data.density.zarr_store import read_zarr, write_zarr
+from tomat.data.tokens.pipeline.sources import path_inputs
 
 
 @pytest.fixture

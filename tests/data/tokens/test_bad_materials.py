@@ -16,7 +16,6 @@ from tomat.data.density import io
 from tomat.data.tokens.pipeline.driver import retokenize
 from tomat.data.tokens.pipeline.runners import PoolRunner
 from tomat.data.tokens.shards import open_shards
-from tomat.data.tokens.source_check import damaged_chunks
 
 ALLOWED = {"max_skipped": 0.4}
 
@@ -28,21 +27,6 @@ def bad_tree(tree):
     array = tree / "label" / "mp-1.zarr" / "charge_density_total" / "zarr.json"
     array.write_text(array.read_text().replace('"regular"', '"irregular"'))
     return tree
-
-
-def test_broken_groups_are_skipped_by_name_in_one_process_and_in_two(tmp_path, bad_tree, retokenize_config):
-    for workers in (1, 2):
-        place = tmp_path / f"with{workers}"
-        manifest = retokenize(retokenize_config(place, **ALLOWED), PoolRunner(workers)).manifest
-        assert [each.material_id for each in manifest.materials] == ["mp-4", "mp-2", "mp-5"]
-        reasons = {each.material_id: each.reason for each in manifest.skipped}
-        assert set(reasons) == {"mp-0", "mp-1"}
-        for name, reason in reasons.items():
-            assert f"{name}.zarr" in reason
-        assert not damaged_chunks(open_shards(place))
-    assert files(tmp_path / "with1") == files(tmp_path / "with2")
-    with pytest.raises(TomatError, match="2 of 5 materials would be skipped, more than the 0.*mp-0: .*mp-0.zarr"):
-        retokenize(retokenize_config(tmp_path / "none"), PoolRunner(1))
 
 
 def test_tokenize_and_codec_fit_name_the_file(tmp_path, bad_tree, capsys):

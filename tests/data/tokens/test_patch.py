@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -97,14 +95,6 @@ def test_v3_token_by_token(codec):
     assert ids == expected + [0] * (60 - len(expected))
 
 
-def test_smaller_patch_where_atoms_leave_no_room(make_grid, codec):
-    for n_atoms, side in ((7, 4), (8, 3), (10, 3), (11, 2), (12, 2), (13, 1)):
-        ids = encode_sequence(make_grid(n_atoms=n_atoms), (9, 0, 8), V3, codec)
-        assert decode_sequence(ids, V3, codec).patch_shape == (side, side, side)
-    with pytest.raises(TomatError, match="too short for 14 atoms"):
-        encode_sequence(make_grid(n_atoms=14), (0, 0, 0), V3, codec)
-
-
 @settings(max_examples=20, deadline=None)
 @given(cases, st.lists(anchors, min_size=1, max_size=40))
 def test_rows_are_the_sequences_one_by_one(make_grid, codec, case, many):
@@ -112,20 +102,6 @@ def test_rows_are_the_sequences_one_by_one(make_grid, codec, case, many):
     grid = make_grid(**case)
     rows = encode_rows(grid, np.array(many), V3, codec)
     np.testing.assert_array_equal(rows, [encode_sequence(grid, anchor, V3, codec) for anchor in many])
-
-
-@settings(max_examples=20, deadline=None)
-@given(cases, anchors, anchors)
-def test_v3_does_not_depend_on_the_origin(make_grid, codec, case, anchor, offset):
-    """A crystal whose origin is moved gives the same sequence at the same place, but for rounded coordinates."""
-    grid = make_grid(**case)
-    here = decode_sequence(encode_sequence(grid, anchor, V3, codec), V3, codec)
-    rho = np.roll(grid.rho, tuple(-np.array(offset)), axis=(0, 1, 2))
-    shifted = replace(grid, rho=rho, frac_coords=grid.frac_coords - np.array(offset) / grid.grid_shape)
-    there = np.subtract(anchor, offset).tolist()
-    moved = decode_sequence(encode_sequence(shifted, there, V3, codec), V3, codec)
-    np.testing.assert_array_equal(here.density_tokens, moved.density_tokens)
-    assert np.all(wrapped_distance(here.frac_coords, moved.frac_coords) <= 2.0**-16)
 
 
 def test_v2_tells_first_and_last_voxel(make_grid):

@@ -56,22 +56,3 @@ def test_keys_of_different_contexts_differ() -> None:
     contexts += [("window", 1, 23, 4), ("window", 12, 3, 4), ("window", 123, 4), (1, 2), (12,)]
     keys = {derive_key(seed, *context) for seed in (0, 1, 10) for context in contexts}
     assert len(keys) == 3 * len(contexts)
-
-
-@pytest.mark.parametrize("n", [10, 100_000])
-def test_indices_outside_the_domain_are_refused(n: int) -> None:
-    permutation = KeyedPermutation(n, 1)
-    for bad in (-1, n):
-        with pytest.raises(IndexError, match=rf"\[0, {n}\)"):
-            permutation(np.array([0, bad]))
-        with pytest.raises(IndexError):
-            permutation.inverse(np.array([bad]))
-
-
-def test_impossible_domains_and_keys_are_refused() -> None:
-    for n in (0, -5, 2**63):
-        with pytest.raises(ValueError, match="1 <= n"):
-            KeyedPermutation(n, 0)
-    for key in (-1, 2**128):
-        with pytest.raises(ValueError, match="derive_key"):
-            KeyedPermutation(10, key)

@@ -83,13 +83,6 @@ def test_place_may_be_a_url(written):
     assert not (written / "nowhere").exists()
 
 
-def test_out_of_range_is_refused(written):
-    shards = open_shards(written)
-    for call in (lambda: shards.read_block(5), lambda: shards.read_block(-1), lambda: shards.read_rows(30, 41)):
-        with pytest.raises(TomatError, match="was asked for|were asked for"):
-            call()
-
-
 def chunk_path(place, chunk):
     return place / "tokens.zarr" / "c" / str(chunk) / "0"
 
@@ -135,21 +128,15 @@ def test_other_versions_and_other_parts_are_refused(place, codec):
         with pytest.raises(TomatError, match=message):
             open_shards(place)
 
+    # Damaged and lost files: tests/fuzz/test_shard_files.py.
     manifest = (place / "manifest.json").read_text()
     edit(place / "manifest.json", format_version=7)
     refused("format version 7")
-    (place / "manifest.json").write_text(manifest[:-20])
-    refused("is not a manifest")
-    (place / "manifest.json").unlink()
-    refused("holds no shard set")
     (place / "manifest.json").write_text(manifest)
     kept = (place / "codec.json").read_bytes()
     write_codec(dataclasses.replace(codec, means=codec.medians), place / "codec.json")
     refused("codec.json is not the set's: it hashes")
-    (place / "codec.json").unlink()
-    refused("has no codec.json")
     (place / "codec.json").write_bytes(kept)
-    open_shards(place)
     zarr = place / "tokens.zarr" / "zarr.json"
     content = json.loads(zarr.read_text())
     zarr.write_text(json.dumps(content | {"shape": [48, 160]}))

@@ -126,13 +126,6 @@ def test_density_that_changed_since_the_plan_is_refused(tmp_path, grids, codec):
         chunk_tokens(plan, 0, grids, codec)
 
 
-def test_a_set_is_not_begun_without_what_its_plan_says_lies_beside(tmp_path, codec):
-    plan = JOB.plan([("a", (5, 6, 7))], codec, structures_sha256="0" * 64)
-    with pytest.raises(TomatError, match="other structures or another promolecule"):
-        start_shards(Store(tmp_path / "set"), plan, codec)
-    assert not (tmp_path / "set").exists()
-
-
 def test_array_of_unknown_origin_is_refused(tmp_path, grids, codec, whole):
     place = tmp_path / "whole"
     (place / "manifest.json").unlink()

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
@@ -20,15 +20,13 @@ Decoder = Literal["median", "mean"]
 DECODERS: tuple[Decoder, ...] = ("median", "mean")
 
 
-@runtime_checkable
 class DensityCodec(Protocol):
     """Turns densities into ids 0 to n_density_tokens - 1, and ids into densities."""
 
-    @property
-    def n_density_tokens(self) -> int: ...
+    tokens_per_voxel: ClassVar[int]
 
     @property
-    def tokens_per_voxel(self) -> int: ...
+    def n_density_tokens(self) -> int: ...
 
     @property
     def unit(self) -> str: ...

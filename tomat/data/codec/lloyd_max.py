@@ -48,6 +48,7 @@ class LloydMaxCodec:
     """How the fit went: `n_voxels`, voxels of each bin (`counts`), `nmae_floor` of both objectives with both tables."""
 
     kind: ClassVar[str] = "lloyd_max"
+    tokens_per_voxel: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The Lloyd-Max codec")
@@ -79,17 +80,9 @@ class LloydMaxCodec:
             )
 
     @property
-    def n_bins(self) -> int:
+    def n_density_tokens(self) -> int:
         """Number of bins, the one of zero included."""
         return len(self.medians)
-
-    @property
-    def tokens_per_voxel(self) -> int:
-        return 1
-
-    @property
-    def n_density_tokens(self) -> int:
-        return self.n_bins
 
     @cached_property
     def _lookup(self) -> tuple[np.ndarray, np.ndarray, int]:
@@ -132,8 +125,9 @@ class LloydMaxCodec:
         if decoder not in DECODERS:
             raise TomatError(f"There is no decoder {decoder!r}; expected one of {', '.join(DECODERS)}.")
         ids = np.asarray(ids)
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.n_bins:
-            raise TomatError(f"Density ids {ids.min()} to {ids.max()}; expected 0 to {self.n_bins - 1}. Another codec?")
+        n_bins = self.n_density_tokens
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < n_bins:
+            raise TomatError(f"Density ids {ids.min()} to {ids.max()}; expected 0 to {n_bins - 1}. Another codec?")
         return (self.medians if decoder == "median" else self.means)[ids]
 
     @property

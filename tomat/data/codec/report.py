@@ -83,7 +83,7 @@ def fit_of(codec: LloydMaxCodec) -> Fit:
     if not codec.fit:
         raise TomatError(f"The codec {codec.sha256[:12]}... does not say how it was fitted. {how}")
     fit = typed(dict(codec.fit), Fit, f"How the codec {codec.sha256[:12]}... was fitted", how)
-    if len(fit.counts) != codec.n_bins:
+    if len(fit.counts) != codec.n_density_tokens:
         raise TomatError(f"The codec {codec.sha256[:12]}... counts the voxels of {len(fit.counts)} bins. {how}")
     return fit
 
@@ -107,7 +107,7 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
     share = np.array(fit.counts, dtype=np.float64)[2:-1] / fit.n_voxels
     bounds = np.arange(np.floor(edges[0] * 10), np.ceil(edges[-1] * 10) + 1) / 10
     mass, _ = np.histogram(np.log10(medians), bounds, weights=share)
-    bins, _ = np.histogram(np.log10(medians), bounds, weights=np.full(len(medians), 1 / codec.n_bins))
+    bins, _ = np.histogram(np.log10(medians), bounds, weights=np.full(len(medians), 1 / codec.n_density_tokens))
     unit = "e/Å³" if codec.unit == "e_per_A3" else "density x cell volume"
     # A fixed salt and no date: the same codec draws the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": "tomat", "svg.fonttype": "path"}):
@@ -118,7 +118,7 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
         upper.set_ylabel("share per decade")
         upper.legend(frameon=False)
         floor = fit.nmae_floor[codec.objective]["median"]
-        title = f"{codec.n_bins:,} bins, {codec.objective} error; NMAE floor {100 * floor:.3g} %"
+        title = f"{codec.n_density_tokens:,} bins, {codec.objective} error; NMAE floor {100 * floor:.3g} %"
         upper.set_title(title, fontsize=10)
         lower.plot(medians, 100 * relative_widths(codec)[1:], linewidth=0.8, color="#a4262c")
         lower.set(xscale="log", yscale="log", xlabel=f"density, {unit}", ylabel="bin width, % of median")

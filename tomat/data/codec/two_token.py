@@ -31,6 +31,7 @@ class TwoTokenCodec:
     """log10 of the upper end; densities above take the last level."""
 
     kind: ClassVar[str] = "two_token"
+    tokens_per_voxel: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The two-token codec")
@@ -42,10 +43,6 @@ class TwoTokenCodec:
     @property
     def n_density_tokens(self) -> int:
         return N_COARSE + N_FINE
-
-    @property
-    def tokens_per_voxel(self) -> int:
-        return 2
 
     @property
     def fitted_range(self) -> tuple[float, float]:
@@ -67,8 +64,7 @@ class TwoTokenCodec:
 
     def decode(self, ids: np.ndarray, decoder: Decoder = "median") -> np.ndarray:
         """Density of each pair of ids: the middle of the level in log10 for either decoder, 0 for level 0. Returns
-        float32 [...]. `ids`: integers [..., 2] as `encode` gives them.
-        """
+        float32 [...]. `ids`: integers [..., 2] as `encode` gives them."""
         ids = np.asarray(ids, dtype=np.int64)
         coarse, fine = ids[..., 0], ids[..., 1] - N_COARSE
         if np.any((coarse < 0) | (coarse >= N_COARSE) | (fine < 0) | (fine >= N_FINE)):

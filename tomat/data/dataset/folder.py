@@ -10,9 +10,8 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from tomat.base.checked_json import parse_checked, with_checksum
 from tomat.base.errors import TomatError
@@ -23,7 +22,6 @@ from tomat.base.retries import with_retries
 from tomat.base.storage import Store
 from tomat.data.codec.files import load_codec, write_codec
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.inputs import SAVE_EVERY_SECONDS
 from tomat.data.codec.lloyd_max import LloydMaxCodec, Objective, fit_lloyd_max
 from tomat.data.dataset.split import held_out_compositions
 from tomat.data.dataset.survey import SURVEY_FILE, Material, Survey, file_sha256, files_of_contents, hash_files, survey
@@ -35,6 +33,7 @@ from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.layouts import layout_named
 from tomat.data.tokens.patch import check_cell_encodable
 from tomat.data.tokens.pipeline.driver import write_shards
+from tomat.data.tokens.pipeline.sources import SAVE_EVERY_SECONDS
 from tomat.data.tokens.pipeline.stages import Findings, Surveyed, UnitSurvey
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.structures import Structures
@@ -160,7 +159,7 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
             f"{place}, of which run '{run_name}' held out {_some(names)}, is not there (looked for in {Path.cwd()}); "
             "put it back, or name these densities with --input."
         )
-    rules = ReadRules(tuple(recorded.request["species"]), tuple(recorded.request["accept"]))
+    rules = ReadRules(recorded.request.species, recorded.request.accept)
     files = find_densities([place], accept=rules.accept).files
     held = {each.name: each for each in recorded.materials}
     held = {name: held[name] for name in names}
@@ -201,8 +200,7 @@ def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> 
     chosen = held_out_compositions(compositions, request.validation_share, request.split_seed)
     if request.validation_share > 0 and not chosen:
         console.print("nothing can be held out: no composition has all its elements in the others too")
-    # Tuples as the lists that a later start reads.
-    record = _Record(json.loads(json.dumps(asdict(request))), list(looked.materials), list(chosen))
+    record = _Record(request, list(looked.materials), list(chosen))
     write_text(folder / FOLDER_FILE, json.dumps(with_checksum(asdict(record)), sort_keys=True) + "\n")
     return record
 
@@ -222,16 +220,7 @@ def _tokenized(
     if not all(plan is not None and plan.complete for plan in plans.values()):
         codec, promolecule = _fit(folder, request, learnt, reader, potcars)
         # The survey knows all of the densities that the codec is fitted to; none of their voxels lies outside it.
-        found = tuple(
-            Surveyed(
-                material_id=each.name,
-                grid_shape=each.grid_shape,
-                n_atoms=sum(each.atoms.values()),
-                n_electrons=each.electrons,
-                clipped_voxels=0,
-            )
-            for each in learnt
-        )
+        found = tuple(Surveyed(m.name, m.grid_shape, sum(m.atoms.values()), m.electrons, 0) for m in learnt)
         surveyed = Findings(UnitSurvey(found), Structures.of(each.crystal for each in learnt))
         for split in plans:
             plans[split] = write_shards(
@@ -334,15 +323,9 @@ def choose_codec(histogram: DensityHistogram, most_bins: int, objective: Objecti
 class _Record:
     """What the data in a folder were made of."""
 
-    request: dict[str, Any]
+    request: FolderRequest
     materials: list[Material]
     validation_formulas: list[str]
-
-    def __post_init__(self) -> None:
-        for key in ("species", "accept"):
-            words = self.request.get(key)
-            if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-                raise ValueError(f"expected a list of words as {key} of its request")
 
 
 def _recorded(folder: Path) -> _Record | None:
@@ -354,14 +337,15 @@ def _recorded(folder: Path) -> _Record | None:
     return typed(content, _Record, place, _AGAIN)
 
 
-def _refuse_other_request(recorded: Mapping[str, Any], request: FolderRequest, run_name: str) -> None:
-    wanted = json.loads(json.dumps(asdict(request)))
-    del wanted["most_bins"]  # a limit; the run's own configuration names the bins that were chosen
-    differing = sorted(key for key, value in wanted.items() if recorded.get(key) != value)
-    if differing:
-        lines = "\n".join(f"  {key}: {recorded.get(key)!r} -> {wanted[key]!r}" for key in differing)
+def _refuse_other_request(recorded: FolderRequest, request: FolderRequest, run_name: str) -> None:
+    # The most bins are a limit; the run's own configuration names those that were chosen.
+    keys = sorted(each.name for each in fields(FolderRequest) if each.name != "most_bins")
+    pairs = [(key, getattr(recorded, key), getattr(request, key)) for key in keys]
+    lines = [f"  {key}: {before!r} -> {now!r}" for key, before, now in pairs if before != now]
+    if lines:
+        listed = "\n".join(lines)
         raise TomatError(
-            f"the data of run '{run_name}' were made with other settings:\n{lines}\nUse another --run_name, or the "
+            f"the data of run '{run_name}' were made with other settings:\n{listed}\nUse another --run_name, or the "
             "settings that the run began with."
         )
 

@@ -200,8 +200,7 @@ def files_of_contents(
     wanted: Mapping[str, str], files: Sequence[DensityFile], hashes: Mapping[str, str], read: Reader, kept: Path
 ) -> dict[str, str]:
     """Paths of the files that hold given densities, whatever they are called and however they are packed. Nothing is
-    written. Returns paths by material; one that no file holds is not in it.
-    """
+    written. Returns paths by material; one that no file holds is not in it."""
     known = _answers(kept)
     found: dict[str, str] = {}
     for file in files:

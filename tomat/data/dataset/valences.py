@@ -181,8 +181,7 @@ def potcar_beside(path: str) -> Path | None:
 
 def potcar_valences(place: Path) -> dict[int, float]:
     """Valence electrons by atomic number, as a POTCAR states them; a potential without an element or a valence is
-    passed over.
-    """
+    passed over."""
     try:
         content = structure_text(str(place))
     except COMPRESSION_ERRORS as error:

@@ -104,8 +104,9 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
             while found < count:
                 if not (line := text.line(limits.LONGEST_LINE_BYTES)):
                     raise TomatError(f"{source} ends in the augmentation occupancies of atom {atom}.")
-                found += limits.parsed(line, source, "augmentation occupancies", KIND).size
-                lines.append(limits.with_e(line).decode("latin-1"))
+                spelt, values = limits.parsed(line, source, "augmentation occupancies", KIND)
+                found += values.size
+                lines.append(spelt.decode("latin-1"))
     n_atoms = len(crystal.atomic_numbers)
     kinds = sorted({False} | {imaginary for _, imaginary in parts})
     if parts != list(itertools.product(range(1, n_atoms + 1), kinds)):
@@ -140,7 +141,7 @@ def _read_values(text: limits.BoundedText, n_atoms: int) -> tuple[np.ndarray, Pa
             limits.read_block(text, count, "augmentation occupancies", KIND)
             augmentation = True
         else:  # the magnetic moments of the atoms stand before a spin density
-            moments = limits.parsed(line, source, "magnetic moments", KIND)
+            _, moments = limits.parsed(line, source, "magnetic moments", KIND)
             per_line = max(per_line, moments.size)
             loose += (
                 limits.without_padding(moments, n_atoms - loose, per_line).size if loose < n_atoms else moments.size

@@ -98,8 +98,7 @@ SAME_PLACE_A = 0.01
 
 def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lattice, atomic numbers and fractional coordinates of a pymatgen `Structure.as_dict()`: lattice float64 `[3, 3]`
-    in A, atomic numbers int64 `[n]`, fractional coordinates float64 `[n, 3]`.
-    """
+    in A, atomic numbers int64 `[n]`, fractional coordinates float64 `[n, 3]`."""
     try:
         lattice = np.array(structure["lattice"]["matrix"], dtype=np.float64).reshape(3, 3)
         sites = structure["sites"]

@@ -175,8 +175,7 @@ def nearest_distances_a(lattice: np.ndarray, frac_coords: np.ndarray) -> np.ndar
 
 def atoms_and_images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A reduced basis, the atoms in its cell, and these with their images around it, the cell itself first: `[3, 3]`
-    rows, `[n, 3]` and `[images, 3]`, all in A.
-    """
+    rows, `[n, 3]` and `[images, 3]`, all in A."""
     basis = reduced_basis(lattice)
     fractions = frac_coords @ lattice @ np.linalg.inv(basis)
     cartesian = (fractions - np.floor(fractions)) @ basis

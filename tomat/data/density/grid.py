@@ -116,8 +116,7 @@ class DensityGrid:
 
     def patch(self, anchor: Sequence[int], shape: Sequence[int]) -> np.ndarray:
         """A sub-block of the endless crystal: float32 `shape`, a copy: element `[i, j, k]` is `rho[(anchor + (i, j, k))
-        mod grid_shape]`. `shape`: its sides in voxels, at least 1; also larger than the cell.
-        """
+        mod grid_shape]`. `shape`: its sides in voxels, at least 1; also larger than the cell."""
         sides = [int(side) for side in shape]
         if len(sides) != 3 or len(anchor) != 3 or min(sides) < 1:
             raise TomatError(f"a patch needs an anchor and 3 sides of at least 1, found {list(anchor)} and {sides}.")

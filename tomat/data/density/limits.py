@@ -180,15 +180,6 @@ def finite_numbers(line: bytes) -> list[float] | None:
     return None
 
 
-def with_e(line: bytes) -> bytes:
-    """A line of numbers with their exponents as other languages read them; as it is if it has others."""
-    found = _numbers(line)
-    if found is None:
-        return line
-    spelt, _ = found
-    return spelt
-
-
 def without_padding(values: np.ndarray, n_values: int, per_line: int) -> np.ndarray:
     """`values` without the zeros that fill their last line: some programs write every line in full. `values`: `[n]`."""
     excess = values[n_values:]
@@ -203,7 +194,7 @@ def read_block(text: BoundedText, n_values: int, what: str, kind: str) -> np.nda
         # As many lines as are certain to belong to the block, from the values of its first line.
         certain = min((n_values - found) // per_line, _LINES_AT_ONCE) if found else 1
         lines = text.lines(max(certain, 1), LONGEST_LINE_BYTES)
-        part = parsed(lines, text.source, what, kind)
+        _, part = parsed(lines, text.source, what, kind)
         blank += not part.size
         if not lines or blank > MOST_BLANK_READS:
             end = "blank lines" if lines else "the end"
@@ -220,14 +211,13 @@ def read_block(text: BoundedText, n_values: int, what: str, kind: str) -> np.nda
     return values
 
 
-def parsed(lines: bytes, source: str, what: str, kind: str) -> np.ndarray:
-    """The numbers in a piece of text, of which every word must be one."""
+def parsed(lines: bytes, source: str, what: str, kind: str) -> tuple[bytes, np.ndarray]:
+    """A piece of text, of which every word must be a number, with exponents as other languages read them; and these."""
     found = _numbers(lines)
     if found is None:
         word = next((word for word in lines.split() if _numbers(word) is None), b"")[:40].decode("latin-1")
         raise TomatError(f"{source} is not a complete {kind}: found {word!r} among the values of the {what}.")
-    _, values = found
-    return values
+    return found
 
 
 def _as_fortran(text: bytes) -> Iterator[bytes]:

@@ -22,8 +22,6 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
-from tomat.data.density.cube import SUFFIXES as CUBE_SUFFIXES
-from tomat.data.density.cube import write_cube
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.grid import DensityGrid, check_electrons
 
@@ -43,13 +41,15 @@ _EXCHANGES = 100
 
 def form_of(path: str | os.PathLike[str]) -> str:
     """The format that the name of a file to be written asks for."""
+    from tomat.data.density.cube import SUFFIXES
+
     name = Path(path).name
     plain = name.removesuffix(".gz")
     if name.endswith(".zarr"):
         return "zarr"
     if plain.endswith(".json"):
         return "json"
-    if plain.endswith(CUBE_SUFFIXES):
+    if plain.endswith(SUFFIXES):
         return "cube"
     if plain.endswith(".vasp") or "CHGCAR" in plain.upper():
         return "chgcar"
@@ -94,8 +94,7 @@ def write_density(
             data_aug: Any = None if augmentation is None else {"total": list(augmentation.lines)}
             Chgcar(grid.structure, {"total": values}, data_aug).write_file(str(place))
         elif form == "cube":
-            with _binary(place) as file:
-                write_cube(grid, file)
+            _write_cube(grid, place)
         elif form == "json":
             from tomat.data.density.materials_project import write_materials_project
 
@@ -114,7 +113,14 @@ def write_density(
 
 def write_spread(grid: DensityGrid, path: Path) -> None:
     """Write the standard deviation over samples, `grid.rho`, as a cube in e/bohr^3."""
-    with _replacing(path) as place, _binary(place) as file:
+    with _replacing(path) as place:
+        _write_cube(grid, place)
+
+
+def _write_cube(grid: DensityGrid, place: Path) -> None:
+    from tomat.data.density.cube import write_cube
+
+    with _binary(place) as file:
         write_cube(grid, file)
 
 

@@ -155,12 +155,6 @@ def kind_of_name(location: str) -> Kind | None:
     return next((kind for kind in KINDS if kind.name and re.search(kind.name, name, re.IGNORECASE)), None)
 
 
-def kind_of_titles(titles: Iterable[str]) -> Kind | None:
-    """What title lines say; None for a total density, or nothing."""
-    text = "\n".join(titles)
-    return next((kind for kind in KINDS if kind.title and re.search(kind.title, text, re.IGNORECASE)), None)
-
-
 def is_partial(location: str) -> bool:
     """Whether a file is called as one that holds a part of the electrons, which only `--accept not_total` reads."""
     kind = kind_of_name(location)
@@ -172,8 +166,9 @@ def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> b
 
     True for a part of the electrons, which `accept` lets in.
     """
-    of_name = kind_of_name(location)
-    kind = of_name or kind_of_titles(titles)
+    of_name, text = kind_of_name(location), "\n".join(titles)
+    of_title = (kind for kind in KINDS if kind.title and re.search(kind.title, text, re.IGNORECASE))
+    kind = of_name or next(of_title, None)
     if kind is None or kind.form == "other_total":
         return False
     if (partial := kind.form == "not_total") and "not_total" in accept:

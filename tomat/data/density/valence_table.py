@@ -85,8 +85,7 @@ class Reading:
 def readings(atomic_numbers: np.ndarray, given: Valences | None = None) -> tuple[Reading, ...]:
     """What densities of these atoms can hold: of pseudopotentials, of all electrons, or of all electrons of the lighter
     elements and pseudopotentials of the heavier. Ascending in electrons, at most `MOST_READINGS` of each count; the
-    counts are complete.
-    """
+    counts are complete."""
     elements, counts = np.unique(atomic_numbers, return_counts=True)
     atoms = dict(zip(elements.tolist(), counts.tolist(), strict=True))
     if given is not None and set(atoms) <= set(given):

@@ -63,12 +63,6 @@ def clipped_of(grid: DensityGrid, codec: DensityCodec, material_id: str, max_sha
     return ClippedMaterial(material_id, n_below, n_above, share)
 
 
-def check_max_clipped_share(share: float) -> None:
-    """Refuse a share that is none; 0 skips every material that has a voxel outside the codec."""
-    if not 0 <= share <= 1:
-        raise TomatError(f"max_clipped_share is {share}; expected a share of a material's electrons, 0 to 1.")
-
-
 def clipped_lines(clipped: Sequence[ClippedMaterial] | None, max_share: float | None) -> list[str]:
     """What to say about the voxels outside the codec: one line in all, and one for each of the worst materials."""
     if clipped is None:
@@ -93,12 +87,11 @@ def clipped_lines(clipped: Sequence[ClippedMaterial] | None, max_share: float | 
 
 def clipped_figures(clipped: Sequence[ClippedMaterial] | None) -> dict[str, int | float | None]:
     """The same as figures; None where they were not counted."""
-    if clipped is None:
-        names = ("materials_clipped", "voxels_below_codec", "voxels_above_codec", "largest_clipped_electron_fraction")
-        return dict.fromkeys(names)
-    return {
-        "materials_clipped": len(clipped),
-        "voxels_below_codec": sum(each.below_voxels for each in clipped),
-        "voxels_above_codec": sum(each.above_voxels for each in clipped),
-        "largest_clipped_electron_fraction": max((each.electron_share for each in clipped), default=0.0),
+    found = clipped or ()
+    figures = {
+        "materials_clipped": len(found),
+        "voxels_below_codec": sum(each.below_voxels for each in found),
+        "voxels_above_codec": sum(each.above_voxels for each in found),
+        "largest_clipped_electron_fraction": max((each.electron_share for each in found), default=0.0),
     }
+    return figures if clipped is not None else dict.fromkeys(figures)

@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
 from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import TomatError
@@ -20,7 +21,7 @@ from tomat.base.records import Count, Positive, Sha256, typed
 from tomat.base.reporting import counted
 from tomat.data.codec.base import check_unit
 from tomat.data.density.rules import ReadRules
-from tomat.data.tokens.clipping import ClippedMaterial, check_max_clipped_share
+from tomat.data.tokens.clipping import ClippedMaterial
 from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.data.tokens.vocabulary import VOCABULARY_VERSION
 
@@ -102,19 +103,19 @@ class ShardManifest:
     layout: SequenceLayout
     rows: Count
     """Rows in all; those that pad the last chunk do not count."""
-    block_rows: Count
+    block_rows: Positive
     """Rows of a chunk, the block of a shuffle."""
     codec_sha256: str
     n_density_tokens: Count
     unit: str
-    patches_per_material: Count
+    patches_per_material: Positive
     """Rows of each material, M."""
     seed: int
     materials: tuple[MaterialRows, ...]
     skipped: tuple[SkippedMaterial, ...] = ()
     clipped: tuple[ClippedMaterial, ...] | None = None
     """The materials with voxels outside the codec; None: not counted (imported, or planned before they were)."""
-    max_clipped_share: float | None = None
+    max_clipped_share: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Share of its electrons that a material may lose outside the codec before it is skipped; None: not counted."""
     read_rules: Mapping[str, tuple[str, ...]] | None = None
     """What was assumed of the densities: `species` and `accept`, by name. None: not recorded (imported, embedded,
@@ -134,9 +135,6 @@ class ShardManifest:
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The shard set")
-        if self.block_rows < 1 or self.patches_per_material < 1:
-            found = f"block_rows {self.block_rows} and patches_per_material {self.patches_per_material}"
-            raise TomatError(f"A shard set has {found}; expected at least 1 each.")
         expected = 0
         for entry in (*self.materials, *self.skipped):
             check_material_id(entry.material_id)
@@ -255,8 +253,6 @@ def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
 
 def _check_derived(manifest: ShardManifest, content: Mapping[str, Any]) -> None:
     """Refuse what a manifest says twice and not alike: the only guard of one without a checksum."""
-    if manifest.max_clipped_share is not None:
-        check_max_clipped_share(manifest.max_clipped_share)
     rules = manifest.read_rules
     if rules is not None:
         if set(rules) != {"species", "accept"}:

@@ -79,16 +79,6 @@ class ShardSet:
         }
         return hashlib.sha256(dump_json(content).encode()).hexdigest()
 
-    @property
-    def environment_sha256(self) -> str | None:
-        """Hash of structures and promolecule: what a model may read beside the rows. None without exact structures,
-        which the rows then decide."""
-        manifest = self.manifest
-        if manifest.structures_sha256 is None:
-            return None
-        content = {"structures": manifest.structures_sha256, "promolecule": manifest.promolecule_sha256}
-        return hashlib.sha256(dump_json(content).encode()).hexdigest()
-
     @cached_property
     def crystals(self) -> Structures | PreambleStructures:
         """The structures of `manifest.materials`, by the same index; read when first asked for.

@@ -30,6 +30,7 @@ from typing import Literal
 
 import numpy as np
 
+from tomat.base.config_keys import check_range
 from tomat.base.errors import TomatError
 
 TABLE_SIZE = 1024
@@ -167,9 +168,7 @@ class BlockShuffleConfig:
     `full`: one permutation of all rows; each row then costs the reading of its block, unless the set fits the cache."""
 
     def __post_init__(self) -> None:
-        for key in ("io_block_size", "window_blocks"):
-            if getattr(self, key) < 1:
-                raise TomatError(f"shuffle.{key} is {getattr(self, key)}; expected at least 1.")
+        check_range("shuffle.", self, io_block_size=1, window_blocks=1)
         if self.perm_type not in ("feistel", "none", "full"):
             raise TomatError(f"shuffle.perm_type is '{self.perm_type}'; expected feistel, none or full.")
 
@@ -211,7 +210,7 @@ class ShuffledIndex:
         # each batch of 128 by itself took 2.8 us a row in NumPy calls.
         self._epoch = lru_cache(maxsize=2)(self._make_epoch)
         self._window_rows = lru_cache(maxsize=4)(self._make_window_rows)
-        self._full_order = lru_cache(maxsize=2)(self._make_full_order)
+        self._full_order = lru_cache(maxsize=2)(lambda epoch: KeyedPermutation(rows, derive_key(seed, "full", epoch)))
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Rows at the given positions: int64 of the same shape, in [0, rows)."""
@@ -279,6 +278,3 @@ class ShuffledIndex:
             tail_slot = int(block_order.inverse(np.array([self._blocks - 1]))[0])
             bounds = bounds - np.where(self._window_slots > tail_slot, self._missing, 0)
         return _Epoch(block_order, tail_slot, bounds)
-
-    def _make_full_order(self, epoch: int) -> KeyedPermutation:
-        return KeyedPermutation(self.rows, derive_key(self.seed, "full", epoch))

@@ -75,8 +75,8 @@ def start_shards(
     codec: DensityCodec,
     structures: Structures | None = None,
     promolecule: Promolecule | None = None,
-) -> None:
-    """Put the codec, structures and promolecule as planned, the plan and the empty array in place."""
+) -> ShardManifest:
+    """Put the codec, structures and promolecule as planned, the plan and the empty array in place; the plan."""
     if codec.sha256 != plan.codec_sha256:
         raise TomatError("The plan was made with another codec than the one given; plan again.")
     found = read_plan(store)
@@ -96,6 +96,7 @@ def start_shards(
             store.write(PROMOLECULE_NAME, promolecule.to_text().encode())
         store.write(MANIFEST_NAME, plan.to_text().encode())
     store.create_array(plan.rows, plan.context, plan.block_rows)
+    return plan
 
 
 def read_plan(store: Store) -> ShardManifest | None:

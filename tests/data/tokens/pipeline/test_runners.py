@@ -1,21 +1,21 @@
 """Units on the cores of this machine, through Zephyr on its threads, and as jobs of a real Iris cluster on it."""
 
 import importlib
+import multiprocessing
 import os
-import random
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import psutil
 import pytest
-from retokenize_kills import run_with_kills
 from retokenized import files
-from tiny_run import tomat
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.pipeline.driver import retokenize
-from tomat.data.tokens.pipeline.runners import PoolRunner, ZephyrRunner
+from tomat.data.tokens.pipeline.runners import PoolRunner, ZephyrRunner, _end_with_driver
 
 # Workers import the functions they run; a program of its own is what they can import from.
 PROGRAM = """
@@ -58,65 +58,6 @@ if __name__ == "__main__":
     sys.exit(outcome.status)
 """
 
-KILLED_AT_THE_END = """
-import os
-import signal
-import sys
-import threading
-import time
-from pathlib import Path
-import psutil
-from tomat.data.tokens.pipeline.runners import PoolRunner
-
-FOLDER = Path(sys.argv[1])
-
-def say_who_has_the_lock():
-    # Of the workers that wait for a unit, one reads from the queue's pipe, and the others wait for its lock.
-    while True:
-        frame, names = sys._current_frames()[threading.main_thread().ident], set()
-        while frame is not None:
-            names.add(frame.f_code.co_name)
-            frame = frame.f_back
-        mine = FOLDER / str(os.getpid())
-        mine.touch() if "_recv" in names else mine.unlink(missing_ok=True)
-        time.sleep(0.02)
-
-def work(unit):
-    if threading.active_count() < 3:
-        threading.Thread(target=say_who_has_the_lock, daemon=True).start()
-    time.sleep(0.3)
-    return os.getpid()
-
-def main():
-    pids = []
-
-    def on_done(pid):
-        pids.append(pid)
-        if len(pids) < 8:
-            return
-        time.sleep(0.5)
-        [holder] = [int(path.name) for path in FOLDER.iterdir()]
-        [other] = set(pids) - {holder}
-        for worker in (holder, other):
-            os.kill(worker, signal.SIGSTOP)
-            # On a busy machine a worker goes on until one of its threads has had its turn, and could end by itself.
-            while psutil.Process(worker).status() != psutil.STATUS_STOPPED:
-                time.sleep(0.01)
-
-        def kill_once_the_pool_ends():
-            time.sleep(1.0)
-            os.kill(holder, signal.SIGKILL)
-            os.kill(other, signal.SIGCONT)
-
-        threading.Thread(target=kill_once_the_pool_ends).start()
-
-    PoolRunner(2).run(work, range(8), on_done)
-    print("ended")
-
-if __name__ == "__main__":
-    main()
-"""
-
 
 def run(tmp_path, function):
     folder = tmp_path / "units"
@@ -141,12 +82,16 @@ def test_workers_that_always_die_are_one_error(tmp_path):
     assert "error: Workers died 3 times in a row and finished nothing, 4 units left" in done.stderr
 
 
-def test_a_worker_that_is_killed_as_the_pool_ends_holds_nobody_up(tmp_path):
-    (tmp_path / "program.py").write_text(KILLED_AT_THE_END)
-    (tmp_path / "waiting").mkdir()
-    command = [sys.executable, tmp_path / "program.py", tmp_path / "waiting"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+def test_a_worker_ends_by_itself_once_the_driver_has_all():
+    """Else one that waits for the lock of another that was killed would hold up the pool for ever (CPython 3.12)."""
+    context = multiprocessing.get_context("spawn")
+    driver_is_done, done = context.Pipe(duplex=False)
+    with driver_is_done, ProcessPoolExecutor(1, context, None, _end_with_driver, (driver_is_done,)) as pool:
+        pool.submit(abs, 1).result(timeout=60)
+        waiting = pool.submit(time.sleep, 120)
+        done.close()
+        with pytest.raises(BrokenProcessPool):
+            waiting.result(timeout=60)
 
 
 def test_refusal_of_a_unit_ends_the_run(tmp_path):
@@ -170,27 +115,6 @@ def test_workers_end_with_their_driver(tmp_path):
             workers = [each for each in psutil.Process(driver.pid).children() if "spawn_main" in str(each.cmdline())]
         driver.kill()
     assert not psutil.wait_procs(workers, timeout=60)[1]
-
-
-@pytest.mark.slow
-def test_killed_twice_it_ends_with_the_same_bytes(tmp_path, tree, kept_set):
-    def command(output):
-        words = ["--input", tree, "--output", output, "--filelist", "mp_filelist.txt", "--layout", "v3-p7"]
-        words += ["--split_file", "split_limit_22M.json", "--bins", "200", "--patches_per_material", "20"]
-        words += ["--block_rows", "8", "--workers", "2"]
-        return tomat("retokenize", *words)
-
-    began = time.monotonic()
-    subprocess.run(command(tmp_path / "timed"), check=True, stdout=subprocess.DEVNULL)
-    horizon_seconds = time.monotonic() - began
-    # A moment drawn for a kill can lie behind the end of a start; on a machine whose speed varies all may.
-    for attempt in range(5):
-        output = tmp_path / f"killed{attempt}"
-        found = run_with_kills(command(output), random.Random(attempt), horizon_seconds, kills=2)
-        assert files(output) == files(kept_set)
-        if found["driver"] + found["worker"]:
-            return
-    raise AssertionError("no kill hit")
 
 
 def local_cluster_missing():

@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal
 
+from tomat.base.config_keys import check_range
 from tomat.base.errors import TomatError
 from tomat.base.overrides import COMMAND_LINE, parse_overrides, read_yaml, set_by, tomat_cause
 from tomat.base.reporting import counted
@@ -20,7 +20,7 @@ from tomat.data.density.elements import SYMBOLS
 from tomat.data.density.io import text_at
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.rules import ReadRules
-from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial, check_max_clipped_share
+from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial
 from tomat.data.tokens.layouts import SequenceLayout, layout_named
 from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, MaterialRows, ShardManifest, SkippedMaterial, anchors_seed
 
@@ -96,13 +96,10 @@ class RetokenizeConfig:
             )
         if self.split_file is not None and self.filelist is None:
             raise TomatError("split_file is set, but filelist, which its indices count in, is not; set both.")
-        for name, low in (("patches_per_material", 1), ("block_rows", 1), ("bins", 2), ("storage_tries", 1)):
-            if getattr(self, name) < low:
-                raise TomatError(f"{name} is {getattr(self, name)}; expected at least {low}.")
+        check_range("", self, patches_per_material=1, block_rows=1, bins=2, storage_tries=1, max_clipped_share=(0, 1))
         # NaN fails every comparison, so each of these asks for what is good.
         if not 0 < self.electron_tolerance < 1:
             raise TomatError(f"electron_tolerance is {self.electron_tolerance}; expected a share between 0 and 1.")
-        check_max_clipped_share(self.max_clipped_share)
         share, number = 0 <= self.max_skipped < 1, 1 <= self.max_skipped < math.inf
         if not share and not (number and self.max_skipped == int(self.max_skipped)):
             raise TomatError(f"max_skipped is {self.max_skipped}; expected a whole number, or a share of 0 to below 1.")
@@ -169,26 +166,6 @@ def load_retokenize_config(
         raise TomatError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
 
 
-class ShardSettings(TypedDict, total=False):
-    """What `write_shards` is told of the set, as the fields of `ShardJob`."""
-
-    layout: Required[SequenceLayout]
-    patches_per_material: Required[int]
-    seed: Required[int]
-    split: str
-    block_rows: int
-    max_clipped_share: float
-    read_rules: Mapping[str, Sequence[str]] | None
-    promolecule: Promolecule | None
-
-
-_AS_CONFIGURED = (
-    "output", "bins", "objective", "patches_per_material", "seed", "split", "block_rows", "max_clipped_share",
-    "electron_tolerance", "valences", "accept", "storage_tries",
-)  # fmt: skip
-"""Fields that a job has from its configuration as they are."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShardJob:
     """A shard set to write, as every worker needs it."""
@@ -226,13 +203,9 @@ class ShardJob:
             codec = TwoTokenCodec()
         if config.promolecule is not None:
             promolecule = Promolecule.from_text(text_at(config.promolecule, config.storage_tries), config.promolecule)
-        return cls(
-            layout=config.sequence_layout,
-            codec=codec,
-            promolecule=promolecule,
-            fits_promolecule=config.fits_promolecule,
-            **{name: getattr(config, name) for name in _AS_CONFIGURED},
-        )
+        named = {"layout": config.sequence_layout, "codec": codec, "promolecule": promolecule}
+        names = {each.name for each in dataclasses.fields(cls)} - named.keys() - {"read_rules"}
+        return cls(**named, **{name: getattr(config, name) for name in names})
 
     def plan(
         self,
@@ -249,13 +222,10 @@ class ShardJob:
         Of `clipped`, None says that nobody counted the voxels outside the codec.
         """
         rows = self.patches_per_material
-        entries = []
-        for i, (name, shape) in enumerate(materials):
-            grid_shape = (int(shape[0]), int(shape[1]), int(shape[2]))
-            entries.append(MaterialRows(name, i * rows, (i + 1) * rows, anchors_seed(self.seed, name), grid_shape))
-        names = Counter(entry.material_id for entry in (*entries, *skipped))
-        if twice := next((name for name, count in names.items() if count > 1), None):
-            raise TomatError(f"Material {twice} is named twice; name each material once.")
+        entries = [
+            MaterialRows(name, i * rows, (i + 1) * rows, anchors_seed(self.seed, name), (int(nx), int(ny), int(nz)))
+            for i, (name, (nx, ny, nz)) in enumerate(materials)
+        ]
         if not entries:
             were = f"{counted(len(skipped), 'material')} {'was' if len(skipped) == 1 else 'were'} skipped"
             first = f" The first reason: {skipped[0].material_id}: {skipped[0].reason}" if skipped else ""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any
 
 from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import TomatError
@@ -24,16 +24,15 @@ from tomat.base.reporting import console, counted
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, Store
 from tomat.data.codec.base import DensityCodec
 from tomat.data.density.grid import DensityGrid
-from tomat.data.tokens.clipping import check_max_clipped_share
 from tomat.data.tokens.manifest import ShardManifest, lined_json
 from tomat.data.tokens.patch import check_codec
-from tomat.data.tokens.pipeline.config import RetokenizeConfig, ShardJob, ShardSettings
-from tomat.data.tokens.pipeline.runners import PoolRunner
+from tomat.data.tokens.pipeline.config import RetokenizeConfig, ShardJob
+from tomat.data.tokens.pipeline.runners import PoolRunner, ZephyrRunner
 from tomat.data.tokens.pipeline.sources import Material, find_materials
 from tomat.data.tokens.pipeline.stages import (
+    RECORD,
     SURVEY_PREFIX,
     Findings,
-    Planned,
     SurveyUnit,
     look_at,
     missing_chunks,
@@ -53,12 +52,7 @@ SURVEY_NAME = "survey.json"
 """Grid, atoms and electron count of every material, and why others were skipped; kept."""
 REASONS_SHOWN = 5
 
-
-class Runner(Protocol):
-    """Runs the units of a stage: a process pool, or Zephyr."""
-
-    def run[Unit](self, function: Callable[[Unit], int], units: Sequence[Unit], on_done: Callable[[int], None]) -> None:
-        """Call `function` for every unit, in any order, anywhere, and `on_done` in the driver with what it returns."""
+Runner = PoolRunner | ZephyrRunner
 
 
 @dataclass(frozen=True)
@@ -90,9 +84,7 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
     surveyed = 0
     began = time.monotonic()
     if plan is None:
-        planned, surveyed = _survey_in_store(config, job, store, materials, runner)
-        start_shards(store, *planned)
-        plan = planned.plan
+        plan, surveyed = _survey_in_store(config, job, store, materials, runner)
     else:
         _go_on(job, store, plan)
     begun = time.monotonic()
@@ -109,16 +101,16 @@ def write_shards(
     *,
     codec: DensityCodec,
     surveyed: Findings | None = None,
-    **settings: Unpack[ShardSettings],
+    **settings: Any,
 ) -> ShardManifest:
     """Tokenize materials into a data set, in this process; goes on where it was stopped. Returns its manifest.
 
     Every density is read once before the first token is written, so that one that cannot be tokenized is skipped, with
-    the reason in the manifest, and the rows of the others are known; unless it is `surveyed` already.
+    the reason in the manifest, and the rows of the others are known; unless it is `surveyed` already. `settings`:
+    fields of `ShardJob`.
     """
     store, runner = Store(place), PoolRunner(1)
     job = ShardJob(output=store.url, codec=codec, **settings)
-    check_max_clipped_share(job.max_clipped_share)
     check_codec(job.layout, codec)
     # A chunk boundary inside a material must not read it twice.
     read = lru_cache(maxsize=2)(get_grid)
@@ -133,9 +125,7 @@ def write_shards(
     if plan is None:
         if surveyed is None:
             _run_with_bar(runner, look, survey_units(materials), "Surveying materials", len(materials))
-        planned = plan_set(job, found)
-        start_shards(store, *planned)
-        plan = planned.plan
+        plan = start_shards(store, *plan_set(job, found))
     else:
         # The grids, which are not read yet, are no part of what a set is known by.
         rows = [(material.material_id, (1, 1, 1)) for material in materials]
@@ -234,14 +224,15 @@ def request_identity(config: RetokenizeConfig, job: ShardJob, materials: Sequenc
 
 def _survey_in_store(
     config: RetokenizeConfig, job: ShardJob, store: Store, materials: Sequence[Material], runner: Runner
-) -> tuple[Planned, int]:
-    """Survey what is not surveyed, keeping each unit's findings in the output, and refuse if too much is skipped."""
+) -> tuple[ShardManifest, int]:
+    """Survey what is not surveyed, keeping each unit's findings in the output, refuse if too much is skipped, and start
+    the set. Returns its plan, and how many materials were surveyed."""
     units = survey_units(materials)
     records = set(store.names(SURVEY_PREFIX))
     surveys = {
         unit.index: unit_survey(store, unit)
         for unit in units
-        if unit.part("record").removeprefix(SURVEY_PREFIX) in records
+        if unit.part(RECORD).removeprefix(SURVEY_PREFIX) in records
     }
     # A unit with skipped materials is looked at again: they may have been repaired since. So is an older one, in which
     # voxels outside the codec were not counted, or which left no structures and sums.
@@ -270,7 +261,7 @@ def _survey_in_store(
     planned = plan_set(job, (stored_findings(job, store, unit, surveys[unit.index]) for unit in units))
     found = tuple(asdict(material) for unit in units for material in surveys[unit.index].materials)
     store.write(SURVEY_NAME, lined_json({"materials": found}).encode())
-    return planned, n_left
+    return start_shards(store, *planned), n_left
 
 
 def _run_with_bar(

@@ -29,7 +29,7 @@ MAX_EXECUTION_RETRIES = 3
 
 
 class PoolRunner:
-    """Runs units in processes of their own.
+    """Runs the units of a stage in processes of their own.
 
     Processes are spawned, not forked: TensorStore, gcsfs and zarr have threads, which a fork would lose with their
     locks held. With one worker the units run in this process.
@@ -42,7 +42,7 @@ class PoolRunner:
             raise TomatError(f"--workers is {self.workers}; expected at least 1.")
 
     def run[Unit](self, function: Callable[[Unit], int], units: Sequence[Unit], on_done: Callable[[int], None]) -> None:
-        """See `driver.Runner`."""
+        """Call `function` for every unit, in any order, anywhere, and `on_done` in the driver with what it returns."""
         if self.workers == 1:
             for unit in units:
                 on_done(function(unit))
@@ -91,8 +91,7 @@ class PoolRunner:
 
 def _end_with_driver(driver_is_done: Connection) -> None:
     """End this worker when the driver needs it no more, or is gone. A worker waits on a queue whose other end it holds
-    itself, so it would otherwise wait for ever after the driver was killed.
-    """
+    itself, so it would otherwise wait for ever after the driver was killed."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -119,7 +118,7 @@ class ZephyrRunner:
     memory: str = WORKER_MEMORY
 
     def run[Unit](self, function: Callable[[Unit], int], units: Sequence[Unit], on_done: Callable[[int], None]) -> None:
-        """See `driver.Runner`. Zephyr reports a pipeline's results together, so the bar moves at its end;
+        """As a pool does. Zephyr reports a pipeline's results together, so the bar moves at its end;
         while it runs, Zephyr's log counts shards, and its counters `tomat/items` the materials or rows."""
         from fray.types import ResourceConfig
         from zephyr.context import ZephyrContext

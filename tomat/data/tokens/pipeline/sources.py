@@ -1,17 +1,19 @@
-"""Where the densities to tokenize lie: `rho_gga` trees with id list and split, Materials Project objects, CHGCARs, the
-embedded ones.
+"""Densities to fit or tokenize, by name: `rho_gga` trees with id list and split, Materials Project objects, files and
+folders of any kind, the embedded ones.
 
 A material that is broken is its own fault and is skipped; a place that cannot be reached is tried again, and then ends
 the run (`tomat/base/retries.py`).
 """
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tomat.base.errors import TomatError
-from tomat.base.retries import with_retries
+from tomat.base.errors import RetryableError, TomatError
+from tomat.base.progress import progress
+from tomat.base.retries import STORAGE_TRIES, with_retries
 from tomat.data.density import io
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.density.grid import DensityGrid
@@ -21,6 +23,8 @@ from tomat.data.tokens.pipeline.config import RetokenizeConfig
 
 SUFFIXES = {"rho_gga": ".zarr", "materials_project": ".json.gz"}
 """What an id of a list is called below the input."""
+SAVE_EVERY_SECONDS = 30.0
+"""Between two saves of what was added: each takes a few tenths of a second."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,77 @@ class Material:
         return with_retries(lambda: io.open_density(self.location, self.material_id, self.rules), self.location, tries)
 
 
+@dataclass(frozen=True)
+class DensityInputs:
+    """Materials that can be read one by one."""
+
+    materials: Mapping[str, Material]
+
+    @property
+    def material_ids(self) -> tuple[str, ...]:
+        return tuple(self.materials)
+
+    def get_grid(self, name: str) -> DensityGrid:
+        return self.materials[name].read(STORAGE_TRIES)
+
+    def add_to(
+        self,
+        add: Callable[[str, DensityGrid], None],
+        added: Iterable[str],
+        save: Callable[[], None],
+        *,
+        what: str,
+        kept: object,
+    ) -> dict[str, str]:
+        """Add the densities that are not added yet to sums; why others could not be, by name."""
+        done = set(added)
+        if extra := sorted(done - set(self.materials)):
+            raise TomatError(f"{kept} has {extra[0]}, which is not among the inputs. Give the same, or another file.")
+        skipped: dict[str, str] = {}
+        saved = time.monotonic()
+        with progress() as bar:
+            left = [name for name in self.materials if name not in done]
+            for name in bar.track(left, description=what):
+                try:
+                    add(name, self.get_grid(name))
+                except RetryableError:
+                    raise
+                except MemoryError as error:
+                    raise TomatError(f"Memory ran out at {name}: {error}. Leave this material out.") from error
+                except TomatError as error:
+                    skipped[name] = str(error)
+                    continue
+                if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+                    save()
+                    saved = time.monotonic()
+        save()
+        if len(skipped) == len(self.materials):
+            reason = next(iter(skipped.values()), "there is no input")
+            raise TomatError(f"No density could be read, so there is nothing to fit. The first reason: {reason}")
+        return skipped
+
+
+def demo_inputs(split: str | None) -> DensityInputs:
+    """The embedded densities of a split, "train" or "validation"; None for all."""
+    return DensityInputs({each.material_id: each for each in _embedded(split)})
+
+
+def path_inputs(paths: Iterable[str], rules: ReadRules = DEFAULT_RULES) -> DensityInputs:
+    """Densities in files, and in folders of files, as `find_densities` finds and names them."""
+    files = io.find_densities(paths, accept=rules.accept).files
+    io.check_species_apply((file.path for file in files), rules)
+    return DensityInputs({file.name: Material(file.name, file.path, rules=rules) for file in files})
+
+
+def _embedded(split: str | None) -> list[Material]:
+    found = demo_materials(split)
+    return [Material(each.material_id, f"embedded:{each.material_id}", each.n_electrons) for each in found]
+
+
 def find_materials(config: RetokenizeConfig) -> tuple[Material, ...]:
     """The materials that a configuration names, in the order of their rows."""
     if config.source == "embedded":
-        embedded = demo_materials(config.split or None)
-        materials = [Material(each.material_id, f"embedded:{each.material_id}", each.n_electrons) for each in embedded]
+        materials = _embedded(config.split or None)
     elif config.filelist is not None:
         materials = _listed(config)
     else:

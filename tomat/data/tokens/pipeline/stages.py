@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from io import BytesIO
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -51,13 +51,8 @@ LARGEST_UNIT = 256
 UNITS_AIMED_AT = 128
 """Units of a small set: a few for each core of one machine, each with a histogram of some megabytes to write."""
 
-
-_ENDINGS = {
-    "record": "json",
-    "structures": "structures.npz",
-    "histogram": "npz",
-    "promolecule": "promolecule.npz",
-}
+RECORD, STRUCTURES, HISTOGRAM, SUMS = "json", "structures.npz", "npz", "promolecule.npz"
+"""Endings of the objects of a unit, each a part of what was found."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +62,13 @@ class SurveyUnit:
     index: int
     materials: tuple[Material, ...]
 
-    def part(self, name: Literal["record", "structures", "histogram", "promolecule"]) -> str:
+    def part(self, ending: str) -> str:
         """The object that keeps a part of what was found."""
-        return f"{SURVEY_PREFIX}{self.index:06d}.{_ENDINGS[name]}"
+        return f"{SURVEY_PREFIX}{self.index:06d}.{ending}"
 
     def parts(self, job: ShardJob) -> list[str]:
-        fitted = [self.part("histogram")] if job.codec is None else []
-        fitted += [self.part("promolecule")] if job.fits_promolecule else []
-        return [self.part("record"), self.part("structures"), *fitted]
+        fitted = [HISTOGRAM] * (job.codec is None) + [SUMS] * job.fits_promolecule
+        return [self.part(each) for each in (RECORD, STRUCTURES, *fitted)]
 
 
 @dataclass(frozen=True)
@@ -186,14 +180,8 @@ def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
                 # A codec that is fitted to these very densities has none of their voxels outside.
                 if job.codec is not None:
                     outside = clipped_of(grid, job.codec, name, job.max_clipped_share)
-                surveyed = Surveyed(
-                    material_id=name,
-                    grid_shape=grid.grid_shape,
-                    n_atoms=len(grid.atomic_numbers),
-                    n_electrons=round(grid.electron_count, 4),
-                    clipped_voxels=grid.clipped_voxels,
-                    outside_codec=outside,
-                )
+                n_atoms, n_electrons = len(grid.atomic_numbers), round(grid.electron_count, 4)
+                surveyed = Surveyed(name, grid.grid_shape, n_atoms, n_electrons, grid.clipped_voxels, outside)
                 crystal = Crystal.of(grid)
                 if promolecule is not None:
                     promolecule.add(grid)
@@ -220,20 +208,20 @@ def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
     """Survey the materials of a unit, and leave the findings in the output. Returns the number of materials."""
     found = look_at(job, unit)
     store = Store(job.output, job.storage_tries)
-    store.write(unit.part("structures"), found.structures.to_bytes())
+    store.write(unit.part(STRUCTURES), found.structures.to_bytes())
     if found.promolecule is not None:
-        store.write(unit.part("promolecule"), found.promolecule.to_bytes())
+        store.write(unit.part(SUMS), found.promolecule.to_bytes())
     if found.histogram is not None:
-        store.write(unit.part("histogram"), found.histogram.to_bytes())
+        store.write(unit.part(HISTOGRAM), found.histogram.to_bytes())
     # Last: the record says that the others are there.
-    store.write(unit.part("record"), found.survey.to_bytes())
+    store.write(unit.part(RECORD), found.survey.to_bytes())
     return len(unit.materials)
 
 
 def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
     """The record that `survey_unit` left."""
-    content = store.read(unit.part("record"))
-    source = store.url + unit.part("record")
+    content = store.read(unit.part(RECORD))
+    source = store.url + unit.part(RECORD)
     if content is None:
         raise TomatError(f"{source} is gone although its unit was surveyed. Run the command again.")
     again = "Remove this file and run the same command again; it surveys its materials again."
@@ -249,7 +237,7 @@ def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
 
 def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitSurvey) -> Findings:
     """What `survey_unit` left of a unit, whose record is read already."""
-    again = f"Remove {store.url}{unit.part('record')} and run the same command again; it surveys these materials again."
+    again = f"Remove {store.url}{unit.part(RECORD)} and run the same command again; it surveys these materials again."
 
     def part(name: str) -> tuple[bytes, str]:
         if (content := store.read(name)) is None:
@@ -257,27 +245,23 @@ def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitS
         return content, store.url + name
 
     names = [material.material_id for material in survey.materials]
-    structures = Structures.from_bytes(*part(unit.part("structures")), names, again)
+    structures = Structures.from_bytes(*part(unit.part(STRUCTURES)), names, again)
     histogram = promolecule = None
     if job.codec is None:
-        content, source = part(unit.part("histogram"))
+        content, source = part(unit.part(HISTOGRAM))
         histogram = DensityHistogram.load(BytesIO(content), source, again)
     if job.fits_promolecule:
-        promolecule = PromoleculeFit.from_bytes(*part(unit.part("promolecule")), again)
+        promolecule = PromoleculeFit.from_bytes(*part(unit.part(SUMS)), again)
     return Findings(survey, structures, histogram, promolecule)
 
 
-class Planned(NamedTuple):
-    """A shard set before its first row, as `start_shards` takes it."""
+def plan_set(
+    job: ShardJob, findings: Iterable[Findings]
+) -> tuple[ShardManifest, DensityCodec, Structures, Promolecule | None]:
+    """Fit codec and promolecule, unless given, to the findings of all units in their order; lay out the rows.
 
-    plan: ShardManifest
-    codec: DensityCodec
-    structures: Structures
-    promolecule: Promolecule | None
-
-
-def plan_set(job: ShardJob, findings: Iterable[Findings]) -> Planned:
-    """Fit codec and promolecule, unless given, to the findings of all units in their order; lay out the rows."""
+    Returns a set before its first row, as `start_shards` takes it.
+    """
     histogram, sums = DensityHistogram(), PromoleculeFit()
     found: list[Surveyed] = []
     skipped: list[SkippedMaterial] = []
@@ -301,7 +285,7 @@ def plan_set(job: ShardJob, findings: Iterable[Findings]) -> Planned:
         structures_sha256=structures.sha256,
         promolecule_sha256=promolecule and promolecule.sha256,
     )
-    return Planned(plan, codec, structures, promolecule)
+    return plan, codec, structures, promolecule
 
 
 def write_units(plan: ShardManifest, materials: Sequence[Material], missing: Sequence[int]) -> list[WriteUnit]:

@@ -7,12 +7,14 @@ import contextlib
 import copy
 import json
 import math
+import os
 import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
@@ -55,6 +57,10 @@ def damaged_bytes(data: bytes, damage: Sequence[tuple[str, float, int]]) -> byte
     return data
 
 
+def damaged_file(data: bytes) -> st.SearchStrategy[bytes]:
+    return BYTE_DAMAGE.map(lambda damage: damaged_bytes(data, damage))
+
+
 VALUE_DAMAGE = st.lists(
     st.tuples(
         st.integers(0, 10**6),
@@ -95,11 +101,38 @@ def _places(node: Any) -> list[tuple[Any, Any]]:
     return [place for key in keys for place in ((node, key), *_places(node[key]))]
 
 
+SEEDS = st.integers(0, 2**32 - 1)
+ODD_WORDS = (
+    "nan", "inf", "-inf", "1e999", "-1e999", "1e30", "-1e30", "****", "1,5", "x", "1.2.3", "0x10", "1_000", "²", "\0",
+    "", "1e", "--1", "+", "10001", "99999999", "9" * 20, "-9223372036854775808", "1" * 400, "'", "loop_",
+)  # fmt: skip
+
+
+def damage_lines(lines: list[str], how: str, first_value: int, last_value: int, rng: np.random.Generator) -> bool:
+    """Remove, repeat or cut at a line, or put an odd word into one of the values; False for other ways."""
+    place = int(rng.integers(len(lines)))
+    if how == "remove":
+        del lines[place]
+    elif how == "repeat":
+        lines.insert(place, lines[place])
+    elif how == "cut":
+        del lines[place:]
+        lines[-1:] = [line[: rng.integers(len(line) + 1)] for line in lines[-1:]]
+    elif how == "number":
+        place = int(rng.integers(first_value, last_value + 1))
+        words = lines[place].split() or [""]
+        words[rng.integers(len(words))] = str(rng.choice(ODD_WORDS))
+        lines[place] = " ".join(words)
+    else:
+        return False
+    return True
+
+
 def damaged_texts(document: Any, write: Callable[[Any], str] = json.dumps) -> st.SearchStrategy[bytes]:
     """Bytes of `document` as `write` gives it, with damage to its values or to the bytes."""
     whole = write(document).encode()
     values = VALUE_DAMAGE.map(lambda damage: write(damaged_document(document, damage)).encode())
-    return st.one_of(values, values, BYTE_DAMAGE.map(lambda damage: damaged_bytes(whole, damage)))
+    return st.one_of(values, values, damaged_file(whole))
 
 
 def damaged_lines(rows: list[Any]) -> st.SearchStrategy[bytes]:
@@ -111,18 +144,11 @@ def _as_rows(found: Any) -> list[Any]:
     return found if isinstance(found, list) else [found]
 
 
+FACTOR = int(os.environ.get("FUZZ_FACTOR", "1"))
+"""Of how many inputs are tried: with `FUZZ_FACTOR=30` 30 times as many as in CI."""
 HANG_SECONDS = 10
 """Of CPU, so that a busy machine is no hang."""
 MEMORY_BYTES = 4 * 2**30
-
-
-class Tried(Protocol):
-    """`tried("xplane", 400, 120)`: record that 400 inputs were read, 120 of which were refused."""
-
-    factor: int
-    """How many times as many inputs as in CI."""
-
-    def __call__(self, reader: str, inputs: int, refused: int) -> None: ...
 
 
 @contextlib.contextmanager
@@ -145,25 +171,22 @@ def limits() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def fuzz(
-    tried: Tried, reader: str, whole: Any, inputs: st.SearchStrategy[Any], read: Callable[[Any], None], count: int
-) -> None:
+def fuzz(whole: Any, inputs: st.SearchStrategy[Any], read: Callable[[Any], None], count: int) -> None:
     """Read `count` damaged inputs: each gives a result that `read` finds whole, or a TomatError of one line.
 
     The undamaged input, `whole`, is read first: where that is refused, no damage would ever be seen.
     """
-    seen = refused = 0
+    refused = 0
     with limits():
         read(whole)
 
     @settings(
-        max_examples=count * tried.factor, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=count * FACTOR, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(inputs)
     def one(damaged: Any) -> None:
-        nonlocal seen, refused
-        seen += 1
+        nonlocal refused
         note(repr(damaged)[:2000])
         try:
             with limits():
@@ -173,5 +196,26 @@ def fuzz(
             assert str(error).strip() and "Traceback" not in str(error) and "\n" not in str(error)
 
     one()
-    tried(reader, seen, refused)
     assert refused  # the damage reaches the reader
+
+
+def fuzz_file(
+    path: Path, whole: bytes, inputs: st.SearchStrategy[bytes], read: Callable[[Path], Any], count: int
+) -> None:
+    """`fuzz` of what is read of a file; `read` gets its path."""
+
+    def written(data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        read(path)
+
+    fuzz(whole, inputs, written, count)
+
+
+def fuzz_json(path: Path, document: Any, read: Callable[[Path], Any], count: int) -> None:
+    fuzz_file(path, json.dumps(document).encode(), damaged_texts(document), read, count)
+
+
+def fuzz_lines(path: Path, rows: list[Any], read: Callable[[Path], Any], count: int) -> None:
+    whole = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    fuzz_file(path, whole, damaged_lines(rows), read, count)

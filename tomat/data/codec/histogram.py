@@ -1,8 +1,7 @@
 """A fine histogram of densities, counted voxel by voxel, from which codecs are fitted.
 
-The bits of a non-negative float32, read as an integer, grow with its value, so the upper bits name bins that are
-log-spaced from octave to octave and even within one: 2^13 bins an octave, 1.2e-4 of the value wide or less. Counting
-takes a shift and no logarithm. Beside the count a bin keeps the sum of its densities, so means are exact.
+The bits of a non-negative float32, read as an integer, grow with its value, so that the upper bits name bins, 2^13 an
+octave, 1.2e-4 of the value wide or less. Beside the count a bin keeps the sum of its densities, so means are exact.
 """
 
 import os

@@ -86,11 +86,8 @@ class LloydMaxCodec:
 
     @cached_property
     def _lookup(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Bin at the start of each fine cell of float32 bits, edges as bits, and how many edges a cell holds at most.
-
-        The edges of a fitted codec lie on the fine histogram's edges, so the cell alone names the bin and no correction
-        is needed; the edges of another codec may lie inside a cell, and each needs one more comparison.
-        """
+        """Bin at the start of each fine cell of float32 bits, edges as bits, and how many edges a cell holds at most:
+        none of a fitted codec, whose edges lie on those of cells; each of another one needs one more comparison."""
         edge_bits = self.edges.view(np.int32).astype(np.int64)
         n_cells = (int(edge_bits[-1]) >> SHIFT) + 2
         cell_starts = np.arange(n_cells, dtype=np.int64) << SHIFT
@@ -101,12 +98,9 @@ class LloydMaxCodec:
         return first.astype(np.uint16), bits, int((last - first).max())
 
     def encode(self, rho: np.ndarray) -> np.ndarray:
-        """Bin of each density, `np.searchsorted(edges, rho, side="right")`, computed from the bits of the float32:
-        uint16 [...].
-
-        Negative values go to bin 0, values above the last edge to the last bin; NaN is the caller's to exclude, as
-        `DensityGrid` does. `rho`: float32 [...], in `unit`.
-        """
+        """Bin of each density, `np.searchsorted(edges, rho, side="right")` by the bits of the float32: uint16 [...].
+        Negative values go to bin 0; NaN is the caller's to exclude, as `DensityGrid` does. `rho`: float32 [...], in
+        `unit`."""
         values = np.asarray(rho, dtype=np.float32)
         bits = np.ascontiguousarray(values).reshape(-1).view(np.int32)
         table, edge_bits, corrections = self._lookup
@@ -168,11 +162,8 @@ class LloydMaxCodec:
 def fit_lloyd_max(
     histogram: DensityHistogram, n_bins: int = DEFAULT_BINS, objective: Objective = "absolute"
 ) -> LloydMaxCodec:
-    """Fit bins and reconstructions to all the voxels of a histogram.
-
-    Both objectives are fitted, since their floors belong side by side; the codec is of the one asked for. The floor is
-    the NMAE that is left when every voxel is replaced by its bin's reconstruction, over all voxels of the histogram.
-    """
+    """Fit bins and reconstructions to all the voxels of a histogram, for both objectives, whose floors belong side by
+    side; the codec is of the one asked for. Floor: NMAE of all voxels when each is replaced by its reconstruction."""
     if objective not in OBJECTIVES:
         raise TomatError(f"There is no objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
     if not 2 <= n_bins <= 1 << 16:

@@ -1,13 +1,11 @@
 """Optimal scalar quantisation of a fine histogram: where to cut, what to reconstruct, how much is lost.
 
-The best cuts obey Lloyd's and Max's conditions (IEEE Trans. Inf. Theory 28, 1982; IRE Trans. 6, 1960): half-way between
-reconstructions, which are the medians (absolute error) or means (squared error) of what is between two cuts. Their
-iteration stops at the first cuts that obey them: on 991 to 4,839 distinct densities it left up to 2.0 times the
-optimum's absolute error and 12.7 times its squared one. In one dimension the optimum itself can be computed by dynamic
-programming, since the error of an interval obeys the quadrangle inequality (X. Wu, J. Algorithms 12, 1991).
-
-Cuts lie on edges of the fine histogram, so that encoding needs no comparison. For 16,384 bins of a log-normal density
-(sigma 1.8, 20 M voxels) that costs 1 % of the floor against a histogram twice as fine: 0.01224 % against 0.01211 %.
+The best cuts obey Lloyd's and Max's conditions (IEEE Trans. Inf. Theory 28, 1982; IRE Trans. 6, 1960), but their
+iteration stops at the first that do: on 991 to 4,839 distinct densities it left up to 2.0 times the optimum's absolute
+error and 12.7 times its squared one. In one dimension dynamic programming finds the optimum, since the error of an
+interval obeys the quadrangle inequality (X. Wu, J. Algorithms 12, 1991). Cuts lie on edges of the fine histogram, so
+that encoding needs no comparison; for 16,384 bins of a log-normal density (sigma 1.8, 20 M voxels) that costs 1 % of
+the floor against a histogram twice as fine: 0.01224 % against 0.01211 %.
 """
 
 import numpy as np
@@ -71,10 +69,8 @@ class FineBins:
         return float((below + above + at_bin).sum())
 
     def errors(self, start: np.ndarray, stop: np.ndarray, absolute: bool) -> np.ndarray:
-        """float64 [...]: the least error of intervals of the fine bins from `start` up to, not including, `stop`.
-
-        Fine bins count as voxels at their mean, so that one fine bin has no error.
-        """
+        """float64 [...]: the least error of intervals of the fine bins from `start` up to, not including, `stop`; fine
+        bins count as voxels at their mean, so that one has no error."""
         n, total, square = self.running_counts, self.running_sums, self._running_squares
         if absolute:
             middle = np.searchsorted(n, (n[start] + n[stop] + 1) // 2, side="left") - 1
@@ -113,10 +109,8 @@ def optimal_cuts(fine: FineBins, n: int, absolute: bool) -> tuple[np.ndarray, in
 
 
 def _exchange(fine: FineBins, cuts: np.ndarray, absolute: bool) -> tuple[np.ndarray, bool]:
-    """Cuts taken away where that costs least, as many set where they gain most, as far as the gain is larger.
-
-    No two of them touch one interval, so that gains and costs add up.
-    """
+    """Cuts taken away where that costs least, as many set where they gain most, as far as the gain is larger; no two
+    touch one interval, so that gains and costs add up."""
     errors = fine.errors(cuts[:-1], cuts[1:], absolute)
     costs = fine.errors(cuts[:-2], cuts[2:], absolute) - errors[:-1] - errors[1:]
     free = np.setdiff1d(np.arange(cuts[-1]), cuts, assume_unique=True)
@@ -148,10 +142,8 @@ def _worth(gains: np.ndarray, costs: np.ndarray) -> int:
 
 def _move(fine: FineBins, cuts: np.ndarray, absolute: bool) -> tuple[np.ndarray, float]:
     """The best cuts of all whose k-th lies between the old ones k - `WINDOW` and k + `WINDOW`, and their error.
-
-    Where the best predecessor of a cut lies, grows with the cut. So the row in the middle of each range halves what is
-    left to search (divide and conquer); all middles of one level are computed together.
-    """
+    Where the best predecessor of a cut lies grows with the cut, so that the row in the middle of a range halves what
+    is left."""
     n, n_fine = len(cuts) - 1, int(cuts[-1])
     k = np.arange(n + 1)
     low = np.maximum(cuts[np.maximum(k - WINDOW, 0)], k)

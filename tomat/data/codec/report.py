@@ -17,11 +17,8 @@ PICTURE_FORMATS = (".svg", ".png")
 
 
 def codec_figures(codec: DensityCodec) -> dict[str, Any]:
-    """The figures of a codec, JSON-ready, units in the keys ("unit" is that of the codec).
-
-    For a Lloyd-Max codec: bins, voxels, share of zeros, quantiles of the bins' widths, relative to their medians, over
-    voxels, and the NMAE floor of both objectives with both tables.
-    """
+    """The figures of a codec, JSON-ready, units in the keys ("unit" is that of the codec); of a Lloyd-Max codec also
+    its voxels, quantiles over voxels of the bins' relative widths, and the NMAE floors of both objectives."""
     figures: dict[str, Any] = {
         "kind": codec.to_dict()["kind"],
         "sha256": codec.sha256,

@@ -138,12 +138,9 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
 
 
 def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
-    """What a run held out of the densities below a path, as its record says, with their files as they lie there now.
-
-    A file counts if its bytes are those recorded, or, renamed or packed since, if the density in it is. Nothing is made
-    or written, and other densities may have come or gone. Its only split is `validation`, and it loads only the
-    materials of that.
-    """
+    """What a run held out of the densities below a path, by its record, with their files as they lie there now: those
+    with the bytes recorded or, renamed or packed since, that density. Nothing is written; its only split is
+    `validation`."""
     recorded, plan = _recorded(folder), read_plan(Store(folder / "validation"))
     if recorded is not None and not recorded.validation_formulas:
         raise TomatError(f"run '{run_name}' held nothing out of {place}; name densities with --input.")
@@ -300,11 +297,8 @@ def _fit(
 
 
 def choose_codec(histogram: DensityHistogram, most_bins: int, objective: Objective, floor: float) -> LloydMaxCodec:
-    """The codec with the fewest bins, a power of two, whose NMAE floor on the densities is below `floor`.
-
-    What no model can go below should be small beside what models reach, and every bin is one more answer to learn from
-    the same patches. The floor of Lloyd-Max bins halves with twice as many. `floor`: NMAE, a fraction.
-    """
+    """The codec with the fewest bins, a power of two, whose NMAE floor on the densities is below `floor`, a fraction:
+    it halves with twice as many bins, and every bin is one more answer to learn from the same patches."""
     bins = min(FEWEST_BINS, most_bins)
     while True:
         codec = fit_lloyd_max(histogram, bins, objective)

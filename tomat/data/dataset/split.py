@@ -10,13 +10,11 @@ Atoms = Mapping[str, int]
 
 
 def held_out_compositions(materials: Sequence[tuple[str, Atoms]], share: float, seed: int) -> tuple[str, ...]:
-    """The compositions of the validation set.
+    """The compositions of the validation set, sorted formulas: drawn in an order that the seed decides, until their
+    densities are `share` of all (0 to 1; 0: none), but at least one.
 
-    They are drawn in an order that the seed decides, until their densities are `share` of all, but at least one. A
-    composition can be held out if each of its elements is in the rest: nothing can be predicted of an element that no
-    training density has. Those come first whose valence electrons the rest settles too (`PromoleculeFit.valences`), so
-    that the electrons of a prediction are known. `share`: of the densities, 0 to 1; 0: none are held out. Returns
-    formulas, sorted; empty if none can be held out.
+    Each of a composition's elements must be in the rest: nothing can be predicted of others. Those come first whose
+    valence electrons the rest settles too (`PromoleculeFit.valences`), so that the electrons of a prediction are known.
     """
     atoms = {formula: counts for formula, counts in materials}
     sizes = {formula: sum(each == formula for each, _ in materials) for formula in atoms}

@@ -1,8 +1,5 @@
-"""Look at every density below a path once: what can be read, what is there twice, what is left out and why.
-
-Each answer is kept as it is found, by the hash of the file, so that a survey that was stopped goes on, and one of a
-folder with a new file reads that file alone. Files are told apart by their bytes, densities by what they hold.
-"""
+"""Look at every density below a path once: what can be read, what is there twice, what is left out and why. Each answer
+is kept as it is found, by the hash of the file's bytes, so that a survey that was stopped goes on."""
 
 import contextlib
 import hashlib

@@ -63,11 +63,8 @@ def potcars_beside(paths: Iterable[str]) -> Potcars:
 def choose_valences(
     materials: Sequence[Material], potcars: Potcars, accept: Sequence[str] = ()
 ) -> tuple[dict[int, float], str]:
-    """The valence electrons of each element, as far as counts or POTCARs settle them, and where each is from.
-
-    `accept`: of the rules of reading; `electrons` lets densities differ in what their atoms bring. Returns
-    valences by atomic number; and `Mg 2, O 6 of the densities' electron counts; Na 1 of a/POTCAR`.
-    """
+    """The valence electrons of each element, as far as counts or POTCARs settle them, by atomic number; and where each
+    is from: `Mg 2, O 6 of the densities' electron counts; Na 1 of a/POTCAR`. `accept`: of the rules of reading."""
     atoms = [{atomic_number(symbol): count for symbol, count in each.atoms.items()} for each in materials]
     electrons = [each.electrons for each in materials]
     elements = sorted({z for row in atoms for z in row})
@@ -180,8 +177,7 @@ def potcar_beside(path: str) -> Path | None:
 
 
 def potcar_valences(place: Path) -> dict[int, float]:
-    """Valence electrons by atomic number, as a POTCAR states them; a potential without an element or a valence is
-    passed over."""
+    """Valence electrons by atomic number, as a POTCAR states them; a potential without either is passed over."""
     try:
         content = structure_text(str(place))
     except COMPRESSION_ERRORS as error:

@@ -69,11 +69,7 @@ class Misfit:
 
 
 def misfit_of(rho: np.ndarray, crystal: Crystal) -> Misfit | None:
-    """Fit a sum of atoms to a density.
-
-    `rho`: `[nx, ny, nz]`, in any unit; the share does not depend on it. Returns what is left; None where the voxels are
-    too far apart to tell.
-    """
+    """What a sum of atoms, fitted to a density in any unit, leaves of it; None where the voxels are too far apart."""
     from scipy.optimize import nnls
 
     mean = float(np.mean(rho, dtype=np.float64))
@@ -103,10 +99,8 @@ def misfit_of(rho: np.ndarray, crystal: Crystal) -> Misfit | None:
 def check_atoms_on_density(
     values: np.ndarray, crystal: Crystal, meanings: Sequence[Reading] = (), hint: str = ""
 ) -> None:
-    """Refuse a density that does not lie on its atoms, or on other elements than those; errors name the crystal.
-
-    `meanings`: how many electrons the atoms can bring, by the count; empty where that is not known.
-    """
+    """Refuse a density that does not lie on its atoms, or on other elements; errors name the crystal. `meanings`: how
+    many electrons the atoms can bring, by the count; empty where that is not known."""
     found = misfit_of(values, crystal)
     if found is None:
         return

@@ -87,11 +87,8 @@ def _meanings(
 
 
 def check_zeros(values: np.ndarray, source: str) -> None:
-    """Refuse values of which a part was zeroed: exact zeros beside ordinary values, in runs or in number.
-
-    Zeros as such say nothing: half of a slab's vacuum can be zero after rounding or clipping. But a density is smooth,
-    and reaches zero through small values; a lost page, a lost chunk and scattered losses do not.
-    """
+    """Refuse values of which a part was zeroed: exact zeros beside ordinary values, in runs or in number. A density is
+    smooth, and reaches zero (half of a slab's vacuum may be) through small values; a lost page or chunk does not."""
     zero = values == 0
     n_zeros = int(np.count_nonzero(zero))
     if not n_zeros:
@@ -172,12 +169,9 @@ ROUGH_TIMES = 3.0
 
 
 def earned_tolerance(values: np.ndarray, lattice: np.ndarray, *, cube: bool) -> float:
-    """Electrons that the sum of these values may be off a count, for what is known of how they were written.
-
-    Beyond `ELECTRON_TOLERANCE` a file earns what stands beside its exact zeros (negative values that a writer has set
-    to zero are between them and the values around: 0.011 electrons of 8 in silicon of VASP), and a cube what its
-    voxels' sides are rounded by (0.01 of 1,000 electrons).
-    """
+    """Electrons that the sum of these values may be off a count, for what is known of how they were written: beyond
+    `ELECTRON_TOLERANCE` what stands beside exact zeros (negative values that a writer has set to zero lie between these
+    and the values around: 0.011 of 8 electrons in silicon of VASP), and of a cube the rounding of its voxels' sides."""
     allowed = ELECTRON_TOLERANCE
     zero = values == 0
     if zero.any():

@@ -30,10 +30,8 @@ KIND = "CHGCAR"
 
 
 def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
-    """Read the total density of a CHGCAR; spin densities and augmentation occupancies in it are checked and left alone.
-
-    Returns the density in e/Å³; negative values are set to zero and counted in `clipped_voxels`.
-    """
+    """The density, in e/Å³, of a CHGCAR; spin densities and augmentation occupancies in it are checked and left
+    alone."""
     source = os.fspath(path)
     with limits.opened(source, KIND) as text:
         header = read_header(text)
@@ -158,10 +156,8 @@ def _read_values(text: limits.BoundedText, n_atoms: int) -> tuple[np.ndarray, Pa
 
 
 def _occupancies(line: bytes, before: int, source: str) -> tuple[int, bool, int]:
-    """Atom, whether of the imaginary part, and how many values follow, from the line before them.
-
-    VASP writes both in four columns each (2I4): 1000 and 1234 are one word, and atom 10,000 is `****`.
-    """
+    """Atom, whether of the imaginary part, and how many values follow, from the line before them. VASP writes both
+    numbers in four columns (2I4): 1000 and 1234 are one word, and atom 10,000 is `****`."""
     imaginary = line.startswith(_AUGMENTATION + _IMAGINARY)
     words = line.removeprefix(_AUGMENTATION).removeprefix(_IMAGINARY).split()
     if len(words) == 1:

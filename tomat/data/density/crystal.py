@@ -53,15 +53,11 @@ class Crystal:
         return basis, self.frac_coords @ whole
 
     def near_box(self, origin: np.ndarray, edges: np.ndarray, radius_a: float) -> tuple[np.ndarray, np.ndarray]:
-        """Atoms and periodic images within `radius_a` of a parallelepiped, nearest to its centre first.
-
-        A box stands for the points `origin + s0 edges[0] + s1 edges[1] + s2 edges[2]` with s in [0, 1]. An atom is
-        taken if it is within `radius_a` of the sphere around the box, which is never too few. Returns atomic numbers
+        """Atoms and periodic images within `radius_a` of a parallelepiped, nearest to its centre first: atomic numbers
         int64 `[n]`, and positions float64 `[n, 3]` in A relative to `origin`.
 
-        Args:
-            origin: `[3]`, A.
-            edges: `[3, 3]`, rows in A.
+        The box has the points `origin + s0 edges[0] + s1 edges[1] + s2 edges[2]`, s in [0, 1], all in A. An atom is
+        taken if it is within `radius_a` of the sphere around the box, which is never too few.
         """
         centre = origin + edges.sum(axis=0) / 2
         corners = np.array(list(np.ndindex(2, 2, 2))) @ edges - edges.sum(axis=0) / 2
@@ -97,8 +93,7 @@ SAME_PLACE_A = 0.01
 
 
 def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lattice, atomic numbers and fractional coordinates of a pymatgen `Structure.as_dict()`: lattice float64 `[3, 3]`
-    in A, atomic numbers int64 `[n]`, fractional coordinates float64 `[n, 3]`."""
+    """Lattice `[3, 3]` in A, atomic numbers and fractional coordinates of a pymatgen `Structure.as_dict()`."""
     try:
         lattice = np.array(structure["lattice"]["matrix"], dtype=np.float64).reshape(3, 3)
         sites = structure["sites"]

@@ -35,11 +35,8 @@ _log = logging.getLogger(__name__)
 
 
 def read_cube(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
-    """Read the density of a cube whose voxels tile the cell.
-
-    Returns the density in e/Å³, without ghost atoms (Z = 0), which are counted in a warning; negative values are set
-    to zero and counted in `clipped_voxels`.
-    """
+    """The density, in e/Å³, of a cube whose voxels tile the cell, without ghost atoms (Z = 0), which a warning
+    counts."""
     source = os.fspath(path)
     with limits.opened(source, KIND) as text:
         header = _read_header(text)

@@ -77,12 +77,10 @@ def pauling_electronegativity(number: int) -> float | None:
 
 
 def fewest_valence_electrons(number: int) -> int:
-    """A lower bound on the valence electrons that any pseudopotential in use leaves an atom of Z in 1..118.
-
-    Counted from the periodic table: the electrons outside the noble-gas core without a full d or f shell below a p
-    shell; 3 for the lanthanides and actinides, 1 and 2 for the coinage metals and the zinc group. It stays at or below
-    the smallest `ZVAL` of VASP's PBE PAW set and the smallest `q` of the GTH tables (Cu-q1, Zn-q2, Ga-q3, Ti-q4).
-    """
+    """A lower bound on the valence electrons that any pseudopotential in use leaves an atom of Z in 1..118: the
+    electrons outside the noble-gas core without a full d or f shell below a p shell; 3 for lanthanides and actinides, 1
+    and 2 for the coinage metals and the zinc group. At or below the smallest `ZVAL` of VASP's PBE PAW set and `q` of
+    the GTH tables."""
     core = max(gas for gas in _NOBLE_GASES if gas < number)
     outside = number - core
     period_length = min(gas for gas in _NOBLE_GASES if gas >= number) - core

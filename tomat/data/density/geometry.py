@@ -124,11 +124,8 @@ def lattice_parameters(lattice: np.ndarray) -> tuple[float, float, float, float,
 def shortest_distances_a(
     lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray
 ) -> dict[tuple[int, int], float]:
-    """The shortest distance of each pair of elements that are neighbours, periodic images too.
-
-    The eight nearest atoms of every atom are looked at; a pair of elements that is nowhere among them is left out.
-    Returns distances in A by pair of atomic numbers, the lower one first.
-    """
+    """The shortest distance in A, periodic images too, by pair of atomic numbers, the lower first; a pair of elements
+    that is nowhere among the eight nearest atoms of any atom is left out."""
     first, second, distance_a = _neighbours(lattice, frac_coords)
     numbers = np.asarray(atomic_numbers)
     pairs = np.sort(np.stack([numbers[first], numbers[second]], axis=1), axis=1)
@@ -140,11 +137,10 @@ def shortest_distances_a(
 
 def reduced_basis(lattice: np.ndarray) -> np.ndarray:
     """The shortest three vectors that span a lattice (a Minkowski-reduced basis), in which images of atoms are counted:
-    float64 `[3, 3]`, rows: whole-numbered combinations of those of `lattice`, with its volume.
+    float64 `[3, 3]`, whole-numbered combinations of the rows of `lattice`, which are finite and not flat.
 
-    By pairs, and then the longest vector by the nearest one of the plane of the others (I. Semaev, A 3-dimensional
-    lattice reduction algorithm, Lecture Notes in Computer Science 2146, 2001). A basis that is reduced stays as it is.
-    `lattice`: `[3, 3]`, finite rows, not flat.
+    By pairs, and then the longest vector by the nearest one of the plane of the others (I. Semaev, Lecture Notes in
+    Computer Science 2146, 2001). A basis that is reduced stays as it is.
     """
     basis = np.array(lattice, dtype=np.float64)
 
@@ -210,11 +206,8 @@ _ON_FACE = 1e-6
 
 
 def void_radius_a(lattice: np.ndarray, frac_coords: np.ndarray) -> float:
-    """The farthest that any point of the cell is from its nearest atom: the radius of the largest sphere that holds no
-    nucleus.
-
-    Its centre is a corner of the atoms' Voronoi cells. `frac_coords`: `[n, 3]`, at least one.
-    """
+    """The farthest that any point of the cell is from its nearest atom, A: the radius of the largest sphere without a
+    nucleus. Its centre is a corner of the atoms' Voronoi cells. `frac_coords`: `[n, 3]`, at least one."""
     from scipy.spatial import KDTree, Voronoi
 
     basis, _, images = atoms_and_images(lattice, frac_coords)
@@ -238,12 +231,8 @@ def void_radius_a(lattice: np.ndarray, frac_coords: np.ndarray) -> float:
 def nearest_atom_a(
     lattice: np.ndarray, frac_coords: np.ndarray, grid_shape: tuple[int, int, int], sides: np.ndarray | None = None
 ) -> np.ndarray:
-    """The distance of every voxel to its nearest atom, periodic images too: float32 `grid_shape`, A.
-
-    Args:
-        grid_shape: voxels along a, b, c; the first one at the origin.
-        sides: `[3, 3]`, a, b, c of the voxels in A; None: the lattice.
-    """
+    """The distance of every voxel to its nearest atom, periodic images too: float32 `grid_shape`, A; the first voxel is
+    at the origin. `sides`: `[3, 3]`, a, b, c of the voxels in A; None: the lattice."""
     from scipy.spatial import KDTree
 
     basis, _, images = atoms_and_images(lattice, frac_coords)

@@ -124,13 +124,9 @@ class DensityGrid:
         return self.rho[np.ix_(*((int(start) + np.arange(side)) % n for start, side, n in along))]
 
     def refined(self, grid_shape: Sequence[int], *, clip_negative: bool = False) -> DensityGrid:
-        """The trigonometric interpolation of rho on a finer grid.
-
-        Exact for a plane-wave density, whose Fourier series ends: the coefficients are kept, zeros are added beyond
-        them. The electron count stays, and so does every original value where the two grids meet. `clip_negative`: set
-        negative values to zero and count them; for a density whose series was cut off, which rings below zero between
-        voxels.
-        """
+        """The trigonometric interpolation of rho on a finer grid: exact for a plane-wave density, whose Fourier series
+        ends. The electron count stays, and every original value where the grids meet. `clip_negative`: set to zero, and
+        count, what is negative; a series that was cut off rings below zero between voxels."""
         sides = [int(side) for side in grid_shape]
         if len(sides) != 3 or any(side < n for side, n in zip(sides, self.grid_shape, strict=True)):
             raise TomatError(f"density {self.material_id!r}: {self.grid_shape} refined to {sides}: no side may shrink.")

@@ -79,11 +79,9 @@ def is_chgcar(location: str) -> bool:
 
 
 def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
-    """Call `read`, and make a TomatError that names the file of whatever it raises, but for a MemoryError.
-
-    Readers refuse by themselves what they foresee. But a file can be broken in ways that surface anywhere in Zarr,
-    pymatgen, NumPy or a decompressor, each with exceptions of its own, and one such file must not end the work on all.
-    """
+    """Call `read`, and make a TomatError that names the file of whatever it raises, but for a MemoryError. A file
+    can be broken in ways that surface anywhere in Zarr, pymatgen, NumPy or a decompressor, each with exceptions of
+    its own."""
     try:
         return read()
     except (TomatError, MemoryError):

@@ -25,11 +25,7 @@ Location = str | os.PathLike[str]
 def read_materials_project(
     location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES
 ) -> DensityGrid:
-    """Read one document.
-
-    `location`: a local path or a URL that fsspec opens; `.json.gz` or `.json`. Returns the density in e/Å³; negative
-    values are set to zero and counted in `clipped_voxels`.
-    """
+    """Read one document, `.json.gz` or `.json`, from a local path or a URL that fsspec opens; the density in e/Å³."""
     source = os.fspath(location)
     document, chgcar, structure, total = _load(source)
     title = chgcar["poscar"].get("comment")

@@ -92,10 +92,7 @@ def read_header(text: limits.BoundedText) -> Header:
 
 def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
     """The elements of a header, from itself, from `--species`, or from the files of its calculation beside it: atomic
-    numbers int64 `[n]`.
-
-    A header that names its elements is read as it is, and what the flag says else is said to be left aside.
-    """
+    numbers int64 `[n]`. One that names its elements is read as it is; that the flag says others is told."""
     species, elements = rules.species, header.elements
     groups = f"{len(header.counts)} group(s) of {_words(header.counts)} atom(s)"
     if elements is not None:
@@ -131,10 +128,8 @@ def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
 
 
 def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
-    """Refuse `--species` where every file names its elements, and none those of the flag.
-
-    A file that cannot be read is passed over, and the flag taken to be for it: its reader says what is wrong.
-    """
+    """Refuse `--species` where every file names its elements, and none those of the flag. A file that cannot be read is
+    passed over, and the flag taken to be for it: its reader says what is wrong."""
     first = ""
     for path in paths if rules.species else ():
         try:

@@ -76,11 +76,8 @@ class Promolecule:
         return table
 
     def density(self, crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarray:
-        """The sum of atoms on a grid of the cell: float32 `[nx, ny, nz]`, e/Å³.
-
-        Radial functions are interpolated linearly from points `cutoff_a` / 16,384 apart, to some 1e-6 of their value.
-        The time grows with the atoms and the voxels within `cutoff_a` of each, in a skewed cell too.
-        """
+        """The sum of atoms on a grid of the cell: float32 `[nx, ny, nz]`, e/Å³. Radial functions are interpolated
+        linearly from points `cutoff_a` / 16,384 apart, to some 1e-6 of their value; a skewed cell takes no longer."""
         present = sorted(set(crystal.atomic_numbers.tolist()))
         if unknown := [symbol_of(z) for z in present if z not in self.coefficients]:
             raise TomatError(
@@ -196,11 +193,9 @@ def _pair(words: str) -> tuple[int, int]:
 
 @dataclass
 class PromoleculeFit:
-    """Normal equations of the least-squares fit, to which densities are added one by one.
-
-    A voxel weighs 1 / (rho + `WEIGHT_E_PER_A3`), and every density the same.
-    Sums of floats depend on their order: add densities, and partial sums of workers, in a fixed one.
-    """
+    """Normal equations of the least-squares fit, to which densities are added one by one; each density weighs the
+    same, a voxel 1 / (rho + `WEIGHT_E_PER_A3`). Sums of floats depend on their order: add densities and parts in a
+    fixed one."""
 
     basis: RadialBasis = field(default_factory=RadialBasis)
     n_materials: int = 0
@@ -347,10 +342,8 @@ class PromoleculeFit:
 
 
 def radial_sums(crystal: Crystal, places: np.ndarray, basis: RadialBasis) -> dict[int, np.ndarray]:
-    """Sums over the atoms of each element, periodic images too, of the radial functions.
-
-    `places`: `[n_points, 3]`, fractional. Returns, by atomic number, float64 `[n_points, basis.n]`.
-    """
+    """Sums over the atoms of each element, periodic images too, of the radial functions, by atomic number: float64
+    `[n_points, basis.n]`. `places`: `[n_points, 3]`, fractional."""
     elements = np.unique(crystal.atomic_numbers)
     cell = reduced_basis(crystal.lattice)
     numbers, images = crystal.near_box(np.zeros(3), cell, basis.cutoff_a)

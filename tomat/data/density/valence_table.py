@@ -83,9 +83,8 @@ class Reading:
 
 
 def readings(atomic_numbers: np.ndarray, given: Valences | None = None) -> tuple[Reading, ...]:
-    """What densities of these atoms can hold: of pseudopotentials, of all electrons, or of all electrons of the lighter
-    elements and pseudopotentials of the heavier. Ascending in electrons, at most `MOST_READINGS` of each count; the
-    counts are complete."""
+    """What densities of these atoms can hold: of pseudopotentials, of all electrons, or of all of the lighter elements
+    and pseudopotentials of the heavier. Ascending; of each count at most `MOST_READINGS`, of the counts all."""
     elements, counts = np.unique(atomic_numbers, return_counts=True)
     atoms = dict(zip(elements.tolist(), counts.tolist(), strict=True))
     if given is not None and set(atoms) <= set(given):
@@ -119,12 +118,11 @@ VALENCE_TOLERANCE = 0.05
 def settled_valences(
     atoms: Sequence[Mapping[int, int]], electrons: Sequence[float], known: Mapping[int, float] | None = None
 ) -> dict[int, float]:
-    """Electrons that an atom of each element brings, as far as the densities' counts settle it.
+    """Electrons that an atom of each element brings, as far as the densities' counts settle it: a whole number within
+    `VALENCE_TOLERANCE` each, from all compositions at once by least squares.
 
-    A whole number within `VALENCE_TOLERANCE` each, from all compositions at once by least squares. Nothing where the
-    counts do not add up to within that (densities of several sets of pseudopotentials), and no element whose number
-    another's could make up for (it is always in the same ratio with others). `known`: elements whose electrons are
-    known otherwise. They help to settle the others, and are not in the answer.
+    Nothing where the counts do not add up to within that (several sets of pseudopotentials), and no element whose
+    number another's could make up for. `known`: electrons known otherwise, which help and are not in the answer.
     """
     known = known or {}
     present = {z for row in atoms for z in row}

@@ -35,10 +35,7 @@ Location = str | os.PathLike[str]
 
 
 def read_zarr(location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
-    """Read one material.
-
-    Returns the density in e/Å³; negative values are set to zero and counted in `clipped_voxels`.
-    """
+    """Read one material; the density in e/Å³, negative values set to zero and counted in `clipped_voxels`."""
     import zarr
 
     from tomat.data.density.zarr_limits import check_array
@@ -78,10 +75,8 @@ def parts_of_group(location: Location) -> Parts:
 def write_zarr(
     grid: DensityGrid, location: Location, *, chunks: int | None = None, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write one material where nothing is; `outputs.write_density` replaces what is there, in one step.
-
-    `chunks`: side of cubic chunks (the `rho_gga` set uses 16); None for one chunk.
-    """
+    """Write one material where nothing is; `outputs.write_density` replaces what is there, in one step. `chunks`: side
+    of cubic chunks (the `rho_gga` set uses 16); None for one chunk."""
     import zarr
     from zarr.codecs import ZstdCodec
 

@@ -1,8 +1,7 @@
 """Voxels outside the codec: what tokens cannot say about a density, counted by material.
 
-A codec stands for the densities it was fitted to, and zero. One below the smallest of them takes the first id above
-zero's (the two-token codec: zero's), one above the largest the last, and comes back as another density. Negative values
-are another thing: they are set to zero when a density is read, and `DensityGrid.clipped_voxels` counts them.
+A density below the smallest that a codec was fitted to takes the first id above zero's (the two-token codec: zero's),
+one above the largest the last. Negative values are another thing: `DensityGrid.clipped_voxels` counts them.
 """
 
 from collections.abc import Sequence

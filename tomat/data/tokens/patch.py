@@ -99,14 +99,8 @@ def _in_unit(rho: np.ndarray, grid: DensityGrid, codec: DensityCodec) -> np.ndar
 
 
 def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, codec: DensityCodec) -> np.ndarray:
-    """One sequence for each anchor: uint16 [n, context].
-
-    A codec of unit `rho_times_volume` gets the density times the cell volume.
-
-    Args:
-        grid: the density, e/Å³.
-        anchors: int [n, 3], first voxel of each patch, wrapped into the cell.
-    """
+    """One sequence for each anchor: uint16 [n, context]. `anchors`: int [n, 3], first voxel of each patch, wrapped into
+    the cell. A codec of unit `rho_times_volume` gets the density times the cell volume."""
     v.Vocabulary(codec.n_density_tokens)
     patch_shape = check_encodable(grid, layout, codec)
     n_voxels = prod(patch_shape)

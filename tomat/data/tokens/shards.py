@@ -81,10 +81,7 @@ class ShardSet:
 
     @cached_property
     def crystals(self) -> Structures | PreambleStructures:
-        """The structures of `manifest.materials`, by the same index; read when first asked for.
-
-        Of a set without exact ones those of its rows, with a warning.
-        """
+        """The structures of `manifest.materials`, by the same index; of a set without exact ones those of its rows."""
         manifest = self.manifest
         if manifest.structures_sha256 is None:
             return PreambleStructures(self.url, manifest, self.codec, self.read_rows)
@@ -96,12 +93,9 @@ class ShardSet:
         return read_part(Store(self.url), STRUCTURES_NAME, manifest.structures_sha256, read)
 
     def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
-        """Start reading a block.
-
-        Returns a future of uint16 [rows of the block, context]; its result raises TomatError, naming the chunk, if the
-        chunk is missing or damaged. A stored object that is damaged or gone is noticed in any case, by its crc32c and
-        by rows that do not begin with BOS; with `verify` the manifest's checksum is compared too.
-        """
+        """Start reading a block: a future of uint16 [rows of the block, context], whose result raises a TomatError that
+        names a chunk that is missing or damaged, by its crc32c and by rows that do not begin with BOS; with `verify`
+        also by the manifest's checksum."""
         if not 0 <= block < self.n_blocks:
             raise TomatError(f"Block {block} was asked for; {self.url} has blocks 0 to {self.n_blocks - 1}.")
         start, stop = self.manifest.chunk_rows(block)

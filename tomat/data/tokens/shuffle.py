@@ -48,20 +48,14 @@ _STRIP = 8192
 
 
 def derive_key(seed: int, *context: str | int) -> int:
-    """A 128-bit key for one purpose of one run.
-
-    Keys of different contexts are independent for every practical purpose: BLAKE2b of the JSON of `[seed, *context]`.
-    Returns an integer in [0, 2**128).
-    """
+    """A key in [0, 2**128) for one purpose of one run: BLAKE2b of the JSON of `[seed, *context]`."""
     text = json.dumps([int(seed), *context], separators=(",", ":"))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
 
 class KeyedPermutation:
-    """A bijection of [0, n) chosen by a key. See the module's docstring for the construction.
-
-    A ValueError for n or a key out of range, an IndexError for an index outside [0, n).
-    """
+    """A bijection of [0, n) chosen by a key (see the module). A ValueError for n or a key out of range, an IndexError
+    for an index outside [0, n)."""
 
     def __init__(self, n: int, key: int):
         if not 1 <= n < 2**63:
@@ -132,11 +126,9 @@ class KeyedPermutation:
 
 
 def _round_function(half: np.ndarray, key: np.uint64, size: np.uint64, out: np.ndarray, scratch: np.ndarray) -> None:
-    """Write a pseudo-random function of `half` and `key`, uniform on [0, size), to `out`.
-
-    The top 32 bits h of the mixed word give h * size >> 32 without a division (Lemire, "Fast Random Integer Generation
-    in an Interval", 2019). size <= 2**32, so the product fits 64 bits; its bias is below size / 2**32.
-    """
+    """Write a pseudo-random function of `half` and `key`, uniform on [0, size), to `out`: the top 32 bits h of the
+    mixed word give h * size >> 32 (Lemire, "Fast Random Integer Generation in an Interval", 2019). size <= 2**32, so
+    the product fits 64 bits; its bias is below size / 2**32."""
     np.bitwise_xor(half, key, out=out)
     np.right_shift(out, _SHIFT_30, out=scratch)
     np.bitwise_xor(out, scratch, out=out)
@@ -188,10 +180,8 @@ class _Epoch:
 class ShuffledIndex:
     """The row at every position of a run. Positions count rows since the start of the first epoch, without end.
 
-    Each epoch is a bijection of [0, rows), the rows of a last, shorter block included, and has permutations of its own.
-    With `feistel`, the blocks are dealt to ceil(blocks / window_blocks) windows whose sizes differ by at most one
-    block, so that no epoch ends in a window of a few blocks with a few materials. `rows`: rows of the data set, at
-    least 1.
+    Each epoch is a bijection of [0, rows) with permutations of its own. With `feistel`, the blocks are dealt to
+    ceil(blocks / window_blocks) windows whose sizes differ by at most one block, so that none is of a few materials.
     """
 
     def __init__(self, rows: int, config: BlockShuffleConfig, seed: int):
@@ -230,10 +220,8 @@ class ShuffledIndex:
         return out
 
     def window_at(self, position: int) -> tuple[int, int]:
-        """The positions [start, stop) that draw on the same window of blocks as `position`.
-
-        The window of `none` is a stretch of `IN_ORDER_WINDOW_BLOCKS` blocks, that of `full` the epoch.
-        """
+        """The positions [start, stop) that draw on the same window of blocks as `position`: of `none` a stretch of
+        `IN_ORDER_WINDOW_BLOCKS` blocks, of `full` the epoch."""
         epoch, offset = divmod(position, self.rows)
         if self.config.perm_type == "full":
             start, stop = 0, self.rows

@@ -48,15 +48,12 @@ def repair_chunks(shards: ShardSet, chunks: Iterable[int], get_grid: GetGrid) ->
 
 
 def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid) -> dict[str, float]:
-    """Read rows back into densities, cells and atoms, and hold them against the source.
+    """Read rows back into densities, cells and atoms, and hold them against the source, independently of how rows are
+    written: every voxel's token must be the bin its density, by `DensityGrid.patch`, lies in.
 
-    Independent of how rows are written: the patch comes from `DensityGrid.patch`, and every voxel's token must be the
-    bin its density lies in.
-
-    Returns:
-        `rows_compared` and `voxels_compared`; `nmae_fraction`, sum |decoded - source| / sum |source| over the patches
-        of these rows, the codec's own error; `largest_relative_error_fraction`, of a voxel above 1e-3 of the largest
-        density in its patch.
+    Returns `rows_compared` and `voxels_compared`; `nmae_fraction`, sum |decoded - source| / sum |source| over the
+    patches, the codec's own error; `largest_relative_error_fraction`, of voxels above 1e-3 of their patch's largest
+    density.
     """
     error_sum = total_sum = largest = 0.0
     n_rows = voxels = 0

@@ -120,11 +120,8 @@ class PreambleStructures:
 
 
 def crystal_of_row(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, name: str = "") -> Crystal:
-    """The structure that a row's preamble says, its lattice rounded to 0.05 A and 0.2 degrees.
-
-    In version 3 of the layout its origin is the patch's first voxel, in version 2 the cell's. `ids`: integers
-    [context].
-    """
+    """The structure that a row's preamble says, its lattice rounded to 0.05 A and 0.2 degrees; in version 3 its origin
+    is the patch's first voxel, in version 2 the cell's. `ids`: integers [context]."""
     read = decode_sequence(ids, layout, codec)
     a, b, c = read.lattice_parameters[:3]
     cos_alpha, cos_beta, cos_gamma = np.cos(np.radians(read.lattice_parameters[3:]))

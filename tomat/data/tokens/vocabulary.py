@@ -1,8 +1,5 @@
-"""Vocabulary version 3: which id means what.
-
-The ids are fixed: data sets with them exist. Ids below `DENSITY_START` are the same for every codec; the density ids
-follow, one for each id of the codec, so 16,384 Lloyd-Max bins make 18,570 ids in all.
-"""
+"""Vocabulary version 3: which id means what. The ids are fixed: data sets with them exist. Those below `DENSITY_START`
+are the same for every codec; one for each id of the codec follows: 16,384 Lloyd-Max bins make 18,570 ids in all."""
 
 from dataclasses import dataclass
 

@@ -60,10 +60,8 @@ def load_stored(material_id: str) -> DensityGrid:
 def load_demo(material_id: str) -> DensityGrid:
     """One embedded density at its refined grid, e/Å³, read once in a process; its values cannot be written to.
 
-    A run reads each three times (codec, check, tokens), at 17 ms of processor time; all 103 are 90 MB.
-
-    The interpolation of a plane-wave density is nowhere negative; should rounding make it so, the value is set to zero
-    and counted in `clipped_voxels` (0 in every cell shipped).
+    A run reads each three times (codec, check, tokens), at 17 ms of processor time; all 103 are 90 MB. Interpolated
+    plane-wave densities are nowhere negative; should rounding make one so, `clipped_voxels` says it (0 of all shipped).
     """
     stored = load_stored(material_id)
     shapes = {cell["material_id"]: cell["refined_shape"] for cell in demo_index()["cells"]}

@@ -217,10 +217,8 @@ class ShardJob:
         structures_sha256: str | None = None,
         promolecule_sha256: str | None = None,
     ) -> ShardManifest:
-        """Lay out the rows of materials, by name and grid shape: the manifest, not complete and without checksums.
-
-        Of `clipped`, None says that nobody counted the voxels outside the codec.
-        """
+        """Lay out the rows of materials, by name and grid shape: the manifest, not complete and without checksums. Of
+        `clipped`, None says that nobody counted the voxels outside the codec."""
         rows = self.patches_per_material
         entries = [
             MaterialRows(name, i * rows, (i + 1) * rows, anchors_seed(self.seed, name), (int(nx), int(ny), int(nz)))

@@ -105,9 +105,8 @@ def write_shards(
 ) -> ShardManifest:
     """Tokenize materials into a data set, in this process; goes on where it was stopped. Returns its manifest.
 
-    Every density is read once before the first token is written, so that one that cannot be tokenized is skipped, with
-    the reason in the manifest, and the rows of the others are known; unless it is `surveyed` already. `settings`:
-    fields of `ShardJob`.
+    Every density is read once before the first token is written, unless it is `surveyed` already, so that one that
+    cannot be tokenized is skipped, with the reason in the manifest. `settings`: fields of `ShardJob`.
     """
     store, runner = Store(place), PoolRunner(1)
     job = ShardJob(output=store.url, codec=codec, **settings)

@@ -29,11 +29,8 @@ MAX_EXECUTION_RETRIES = 3
 
 
 class PoolRunner:
-    """Runs the units of a stage in processes of their own.
-
-    Processes are spawned, not forked: TensorStore, gcsfs and zarr have threads, which a fork would lose with their
-    locks held. With one worker the units run in this process.
-    """
+    """Runs the units of a stage in processes of their own, spawned and not forked: TensorStore, gcsfs and zarr have
+    threads, which a fork would lose with their locks held. With one worker they run in this process."""
 
     def __init__(self, workers: int | None = None) -> None:
         """Args: workers: number of processes; None for one a core."""
@@ -105,11 +102,8 @@ def _end_with_driver(driver_is_done: Connection) -> None:
 
 @dataclass(frozen=True)
 class ZephyrRunner:
-    """Runs units as shards of a Zephyr pipeline, which tries one again when its worker is lost.
-
-    Inside an Iris job Fray finds the cluster by itself; elsewhere it runs on threads of this machine. A unit leaves its
-    own record in the output, so a second start skips what is finished; Zephyr's own results are not kept.
-    """
+    """Runs units as shards of a Zephyr pipeline, which tries one again when its worker is lost. Inside an Iris job Fray
+    finds the cluster by itself; elsewhere it runs on threads. A unit leaves its own record in the output."""
 
     temporary: str
     """Folder or URL that driver and workers reach, for Zephyr's own messages; removed by Zephyr."""

@@ -351,11 +351,9 @@ def unit_writer(store: Store, tries: int) -> Callable[[WriteUnit], int]:
 
 @contextmanager
 def reading(materials: Sequence[Material], tries: int) -> Iterator[Callable[[str], DensityGrid]]:
-    """A function that reads materials by name, best in the order given.
-
-    The last two stay in memory, since a chunk may end inside a material. From a bucket the next one is fetched while
-    the present one is encoded; only one ahead, so that three grids of 448 x 448 x 110 stay far below a gigabyte.
-    """
+    """A function that reads materials by name, best in the order given. The last two stay in memory, since a chunk may
+    end inside a material; from a bucket the next one is fetched meanwhile, so that three grids of 448 x 448 x 110 stay
+    far below a gigabyte."""
     order = {material.material_id: index for index, material in enumerate(materials)}
     ahead: dict[int, Future[DensityGrid]] = {}
     with ThreadPoolExecutor(1) as executor:

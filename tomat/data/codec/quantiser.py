@@ -109,8 +109,7 @@ def optimal_cuts(fine: FineBins, n: int, absolute: bool) -> tuple[np.ndarray, in
 
 
 def _exchange(fine: FineBins, cuts: np.ndarray, absolute: bool) -> tuple[np.ndarray, bool]:
-    """Cuts taken away where that costs least, as many set where they gain most, as far as the gain is larger; no two
-    touch one interval, so that gains and costs add up."""
+    """Cuts taken away where that costs least, as many set where they gain most; no two of them touch one interval."""
     errors = fine.errors(cuts[:-1], cuts[1:], absolute)
     costs = fine.errors(cuts[:-2], cuts[2:], absolute) - errors[:-1] - errors[1:]
     free = np.setdiff1d(np.arange(cuts[-1]), cuts, assume_unique=True)

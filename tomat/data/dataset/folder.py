@@ -258,8 +258,7 @@ def _tokenized(
 def _fit(
     folder: Path, request: FolderRequest, learnt: Sequence[Material], load: DensityReader, potcars: Potcars
 ) -> tuple[LloydMaxCodec, Promolecule]:
-    """Codec and promolecule of the training densities, in one pass over them, which can be stopped; or those that were
-    fitted before."""
+    """Codec and promolecule of the training densities, in one pass that can be stopped, or as they were fitted."""
     if not learnt:
         raise TomatError("there is no density to learn from; lower data.validation_share.")
     codec_file, promolecule_file = folder / CODEC_FILE, folder / PROMOLECULE_FILE

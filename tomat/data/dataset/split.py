@@ -1,5 +1,4 @@
-"""Which compositions are held out: by a seed, all densities of one on one side, and so that the rest teaches what the
-held-out ones need."""
+"""Which compositions are held out: by a seed, and so that the rest teaches what the held-out ones need."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -24,8 +24,7 @@ from tomat.data.density.rules import ReadRules
 SAMPLES = 64
 """Voxels by which densities are first compared: two that share cell, atoms and these are the same."""
 SAME_DENSITY = 1e-5
-"""Largest difference of two samples, as a share of the largest value: formats keep seven digits and more, two
-calculations that agree better were not worth telling apart."""
+"""Largest difference of two samples, as a share of the largest value: formats keep seven digits and more."""
 SAME_PLACE = 1e-4
 """Of lattice vectors in A, and of fractional coordinates: files round to six decimals."""
 
@@ -196,8 +195,7 @@ def survey(
 def files_of_contents(
     wanted: Mapping[str, str], files: Sequence[DensityFile], hashes: Mapping[str, str], read: Reader, kept: Path
 ) -> dict[str, str]:
-    """Paths of the files that hold given densities, whatever they are called and however they are packed. Nothing is
-    written. Returns paths by material; one that no file holds is not in it."""
+    """Paths, by material, of the files that hold given densities, whatever they are called; nothing is written."""
     known = _answers(kept)
     found: dict[str, str] = {}
     for file in files:
@@ -241,8 +239,7 @@ class _Answer:
 
 
 def _answers(kept: Path, rules: Mapping[str, list[str]] | None = None) -> dict[str, Material | str]:
-    """What was found before, by the hash of the file, under the same rules (None: under any); a damaged line is passed
-    over, and its file read again."""
+    """What was found before, by the hash of the file, under these rules (None: any); a damaged line is passed over."""
     answers: dict[str, Material | str] = {}
     if not kept.exists():
         return answers

@@ -109,8 +109,7 @@ def choose_valences(
 
 
 def _refuse_odd_ones(materials: Sequence[Material]) -> None:
-    """Refuse densities in which an element brings another number of electrons than in most others: calculations with
-    other pseudopotentials, whose atoms one model cannot tell apart."""
+    """Refuse densities in which an element brings other electrons than in most: of other pseudopotentials."""
     meanings = []
     for each in materials:
         numbers = np.repeat([atomic_number(symbol) for symbol in each.atoms], list(each.atoms.values()))

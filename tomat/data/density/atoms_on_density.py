@@ -46,8 +46,7 @@ MOST_GAINED = 1.5
 """Electrons that such a sphere may hold beyond those that the atom brings."""
 
 LEAST_HELD = 0.05
-"""Share of its valence electrons that an atom of at least `MANY` must have in a sphere of 1 A; less in a smaller one,
-by its volume."""
+"""Share of its valence electrons that an atom of `MANY` or more has in a sphere of 1 A; less in one of less volume."""
 
 MANY = 5
 
@@ -147,8 +146,7 @@ def _other_readings(values: np.ndarray, crystal: Crystal) -> Iterator[tuple[str,
 
 
 def _held(values: np.ndarray, crystal: Crystal) -> dict[int, tuple[float, float, float]]:
-    """By atomic number, in the mean over its first atoms: the electrons in a sphere, its radius in A, and the electrons
-    of the core."""
+    """By atomic number, in the mean over its first atoms: electrons in a sphere, its radius in A, those of the core."""
     nearest = nearest_distances_a(crystal.lattice, crystal.frac_coords)
     held = {}
     for z in np.unique(crystal.atomic_numbers).tolist():

@@ -30,8 +30,7 @@ KIND = "CHGCAR"
 
 
 def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
-    """The density, in e/Å³, of a CHGCAR; spin densities and augmentation occupancies in it are checked and left
-    alone."""
+    """The density, in e/Å³, of a CHGCAR; spin densities and augmentation occupancies are checked and left alone."""
     source = os.fspath(path)
     with limits.opened(source, KIND) as text:
         header = read_header(text)

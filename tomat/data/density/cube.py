@@ -35,8 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_cube(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
-    """The density, in e/Å³, of a cube whose voxels tile the cell, without ghost atoms (Z = 0), which a warning
-    counts."""
+    """The density, in e/Å³, of a cube whose voxels tile the cell, without ghost atoms (Z = 0), which are counted."""
     source = os.fspath(path)
     with limits.opened(source, KIND) as text:
         header = _read_header(text)

@@ -17,8 +17,7 @@ from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 
 SAME_METRIC = 1e-4
-"""Of the products of reciprocal vectors, relative to the largest: lattice constants are written with four digits and
-more."""
+"""Of the products of reciprocal vectors, relative to the largest; lattice constants have four digits and more."""
 
 LARGEST_RECIPROCAL, SMALLEST_VOLUME = 1e3, 1e-12
 """1/bohr, and of the reciprocal cell 1/bohr^3: cells of 0.003 A and of 4e14 A^3."""

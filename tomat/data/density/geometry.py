@@ -21,8 +21,7 @@ SHORTEST_DISTANCE_A = 0.5
 """The shortest bond of all, that of H2, is 0.741 A (Huber and Herzberg, Constants of Diatomic Molecules, 1979)."""
 
 SHORTEST_SHARE = 0.6
-"""Of the sum of two covalent radii. Short multiple bonds have 0.77 (N2: 1.10 A of 1.42) and 0.68 (uranyl: 1.77 A of
-2.62), caesium at 12 GPa 0.68."""
+"""Of the sum of two covalent radii. Short bonds have 0.77 (N2, 1.10 A of 1.42) and 0.68 (uranyl, caesium at 12 GPa)."""
 
 LONGEST_SHARE = 1.5
 """Of the sum of two covalent radii, for the closest pair of a cell. Metals have up to 1.16 (Be: 2.22 A of 1.92), F2 has
@@ -38,16 +37,14 @@ BOHR_A = 0.529177210903
 """CODATA 2018."""
 
 LARGEST_LENGTH_A = 1e6
-"""Of a lattice's numbers. A cell of 10,000 atoms has sides of some 100 A; beyond this a number is damaged, and its
-products overflow."""
+"""Of a lattice's numbers: a cell of 10,000 atoms has sides of some 100 A; the products of larger ones overflow."""
 
 _NOBLE_GASES = (2, 10, 18, 36, 54, 86, 118)
 _NEIGHBOURS = 8
 _MOST_REDUCTIONS = 200
 """Rounds of `reduced_basis`, of which each shortens a vector: a skew of 1e15 takes 5."""
 _MOST_DISTANCES = 1_000_000
-"""Up to here (89 atoms) all distances are computed, in 60 ms at most: the first import of `scipy.spatial` takes 1 s,
-nearly all that reading a POSCAR took."""
+"""Up to here (89 atoms, 60 ms) all distances are computed: the first import of `scipy.spatial` takes 1 s."""
 
 
 def checked_cell(
@@ -170,8 +167,7 @@ def nearest_distances_a(lattice: np.ndarray, frac_coords: np.ndarray) -> np.ndar
 
 
 def atoms_and_images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A reduced basis, the atoms in its cell, and these with their images around it, the cell itself first: `[3, 3]`
-    rows, `[n, 3]` and `[images, 3]`, all in A."""
+    """A reduced basis, the atoms in its cell, and these with their images around it, the cell first: rows in A."""
     basis = reduced_basis(lattice)
     fractions = frac_coords @ lattice @ np.linalg.inv(basis)
     cartesian = (fractions - np.floor(fractions)) @ basis

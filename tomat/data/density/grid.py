@@ -41,8 +41,7 @@ class DensityGrid:
     clipped_voxels: int = 0
     """How many negative values were set to zero when it was read or refined."""
     clipped_electrons: float = 0.0
-    """What that added to the electron count. On 32^3 voxels, silicon of VASP dips to -0.19 e/Å³ at its nuclei: 0.011
-    of 8 electrons."""
+    """Electrons that this added. On 32^3 voxels, silicon of VASP dips to -0.19 e/Å³ at its nuclei: 0.011 of 8."""
 
     def __post_init__(self) -> None:
         name = f"density {self.material_id!r}" if self.material_id else "density"

@@ -28,12 +28,10 @@ MOST_TEXT_BYTES = 2**33
 grid of a CHGCAR is known, its limit is what that grid can need, more or less than this: it is read piece by piece."""
 
 MOST_STRUCTURE_BYTES = 2**24
-"""Of a file that is read for its structure alone, decompressed: 1,600 for each of 10,000 atoms; JSON of pymatgen takes
-300, a CIF 100."""
+"""Decompressed, of a structure: 1,600 for each of 10,000 atoms; JSON of pymatgen takes 300, a CIF 100."""
 
 MOST_EXPANSION = 64
-"""Decompressed over compressed bytes, above `FREE_BYTES`. Eleven random digits compress 3 to 4 times, a file of zeros
-about 1,000 times."""
+"""Decompressed over compressed bytes, above `FREE_BYTES`: random digits compress 3 to 4 times, zeros 1,000 times."""
 
 FREE_BYTES = 2**26
 """Decompressed without a look at the ratio."""
@@ -148,8 +146,7 @@ def open_structure(path: str) -> BoundedText:
 
 
 def structure_text(path: str) -> str:
-    """The whole content of a local file with a structure or pseudopotentials, plain or compressed; damaged compression
-    is one of `COMPRESSION_ERRORS`."""
+    """A local file with a structure or pseudopotentials, plain or compressed; raises one of `COMPRESSION_ERRORS`."""
     text = open_structure(path)
     with text.stream:
         content = text.everything()

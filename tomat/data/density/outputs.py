@@ -178,8 +178,7 @@ def _lock(folder: Path, *, needed: bool = True) -> int:
 
 
 def _exchange(temporary: Path, target: Path) -> None:
-    """Give what is whole the name of the target; a folder of that name goes first, and a process that writes the same
-    may put another there meanwhile."""
+    """Give what is whole the name of the target; another process may put a folder of that name there meanwhile."""
     for attempt in itertools.count():
         if target.is_dir():
             with contextlib.suppress(FileNotFoundError):

@@ -24,8 +24,7 @@ NEIGHBOURS = ("POSCAR", "CONTCAR", "POTCAR")
 """Files of the same calculation that name its elements."""
 
 OF_A_CALCULATION = ("CHGCAR", "CHG", "AECCAR0", "AECCAR1", "AECCAR2", "PARCHG")
-"""Names that VASP gives: what lies beside such a file is of the same calculation. `mp-1.CHGCAR` and `mp-1.vasp` lie in
-collections, beside files of others."""
+"""Names that VASP gives: what lies beside is of the same calculation. `mp-1.CHGCAR`, `mp-1.vasp` lie in collections."""
 
 LARGEST_VOLUME_CHANGE = 0.2
 """Of the cell, between the density and a POSCAR or CONTCAR of its calculation: relaxations stay below it."""

@@ -60,8 +60,7 @@ class Promolecule:
     spacing_a: float = 0.0
     """Median distance of neighbouring voxels, A; 0 where nothing was fitted."""
     void_radius_a: float | None = None
-    """The farthest that any point of these densities was from its nearest atom, A; None: an earlier tomat fitted
-    it, which did not record that."""
+    """The farthest that any point of these densities was from its nearest atom, A; None: an earlier fit."""
 
     @property
     def elements(self) -> tuple[int, ...]:

@@ -35,11 +35,9 @@ class ReadRules:
     accept: tuple[str, ...] = ()
     """Keys of `ACCEPTABLE` whose refusal is lifted."""
     count_electrons: bool = True
-    """Whether the electron count is compared with what the atoms bring. False: the caller knows it and compares it
-    himself."""
+    """Whether the electron count is compared with what the atoms bring; False: the caller compares it."""
     valences: Mapping[int, float] | None = None
-    """Electrons that an atom brings, by atomic number, where they are known; densities of other elements have the known
-    ones."""
+    """Electrons that an atom brings, by atomic number, where known; densities of other elements have the known ones."""
 
     def __post_init__(self) -> None:
         for symbol in self.species:

@@ -178,8 +178,7 @@ class DecodedSequence:
     values: np.ndarray
     """float32 [px, py, pz]: the decoded density, in `unit`."""
     unit: str
-    """Unit of `values`, the codec's. To go from `rho_times_volume` to e/Å³, divide by the volume of the cell they
-    were computed in: the lattice here is rounded."""
+    """Unit of `values`, the codec's; `rho_times_volume` is of the density's own cell: the lattice here is rounded."""
 
 
 class _Reader:

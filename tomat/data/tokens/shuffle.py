@@ -54,8 +54,7 @@ def derive_key(seed: int, *context: str | int) -> int:
 
 
 class KeyedPermutation:
-    """A bijection of [0, n) chosen by a key (see the module). A ValueError for n or a key out of range, an IndexError
-    for an index outside [0, n)."""
+    """A bijection of [0, n) chosen by a key. ValueError: n or key out of range; IndexError: an index outside [0, n)."""
 
     def __init__(self, n: int, key: int):
         if not 1 <= n < 2**63:
@@ -220,8 +219,7 @@ class ShuffledIndex:
         return out
 
     def window_at(self, position: int) -> tuple[int, int]:
-        """The positions [start, stop) that draw on the same window of blocks as `position`: of `none` a stretch of
-        `IN_ORDER_WINDOW_BLOCKS` blocks, of `full` the epoch."""
+        """The positions [start, stop) that draw on the same window of blocks as `position`; of `full` the epoch."""
         epoch, offset = divmod(position, self.rows)
         if self.config.perm_type == "full":
             start, stop = 0, self.rows

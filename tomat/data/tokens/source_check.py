@@ -20,8 +20,7 @@ STRUCTURE_TOLERANCE_A = 1e-4
 
 
 def damaged_chunks(shards: ShardSet, blocks: Iterable[int] | None = None) -> dict[int, str]:
-    """Those of the chunks (None: of all) that are missing or whose checksum is not the manifest's, each with what is
-    wrong."""
+    """Those of the chunks (None: of all) that are missing or have another checksum than the manifest's, and why."""
     bad = {}
     for block in range(shards.n_blocks) if blocks is None else blocks:
         try:

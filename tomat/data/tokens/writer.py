@@ -236,8 +236,7 @@ def begin_chunk(
 
 
 def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:
-    """True if the chunk has a whole record, and its stored rows have the record's checksum; a place that does not
-    answer is a RetryableError, and no damage."""
+    """Whether the chunk has a whole record, and its rows the record's checksum; an outage is a RetryableError."""
     name = PROGRESS_PREFIX + record_name(chunk)
     record = store.read(name)
     if record is None:

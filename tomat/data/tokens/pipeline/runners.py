@@ -18,8 +18,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 
 DEATHS_IN_A_ROW = 3
-"""Pools that may break without one unit being finished in between. A worker that is killed for its memory will be
-killed again."""
+"""Pools that may break without one unit being finished: a worker killed for its memory will be killed again."""
 WORKER_MEMORY = "2g"
 """Of a worker: the largest grid of the Materials Project set takes less than half (`profiling/tokenize_speed.py`)."""
 WORKER_DISK = "4g"

@@ -7,9 +7,9 @@ from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS, atomic_number, covalent_radius_a
 from tomat.data.density.geometry import (
     BOHR_A,
-    _neighbours,
     check_cell,
     nearest_atom_a,
+    neighbours,
     reduced_basis,
     shortest_distances_a,
     void_radius_a,
@@ -75,7 +75,7 @@ def test_nearest_distances_are_those_of_a_wide_search_in_any_cell(seed):
         return
     coords = rng.uniform(-1, 2, (3, 3))
     skewed = np.array([[1, 0, 0], [rng.integers(-3, 4), 1, 0], [rng.integers(-3, 4), rng.integers(-3, 4), 1]])
-    first, second, distance = _neighbours(skewed @ lattice, coords @ np.linalg.inv(skewed))
+    first, second, distance = neighbours(skewed @ lattice, coords @ np.linalg.inv(skewed))
     steps = np.array(list(np.ndindex(13, 13, 13))) - 6
     for i in range(3):
         apart = np.linalg.norm(((coords - coords[i])[:, None] + steps) @ lattice, axis=-1).ravel()
@@ -129,7 +129,7 @@ def test_a_reduced_basis_is_the_shortest_of_the_same_lattice(seed):
 
 
 @pytest.mark.parametrize("skew", [300, 3e5, 9e5])
-def test_neighbours_in_a_very_skewed_cell_are_those_of_the_plain_one(skew):
+def testneighbours_in_a_very_skewed_cell_are_those_of_the_plain_one(skew):
     plain = np.diag([3.0, 3.0, 3.0])
     skewed = np.array([[3.0, 0, 0], [skew, 3.0, 0], [0, 0, 3.0]])
     numbers, coords = np.array([55, 17]), np.array([[0.1, 0.2, 0.3], [0.5, 0.7, 0.9]])

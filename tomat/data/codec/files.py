@@ -26,7 +26,7 @@ def write_codec(codec: DensityCodec, path: str | os.PathLike[str]) -> None:
     write_text(path, codec_text(codec))
 
 
-def codec_from_text(text: str, source: str) -> DensityCodec:
+def codec_from_text(text: str | bytes, source: str) -> DensityCodec:
     again = "Fit the codec again with `tomat codec fit`, or copy it again from where it came from."
     content, checked = parse_checked(text, source, "a codec", again)
     kinds: dict[str, type[Any]] = {LloydMaxCodec.kind: LloydMaxCodec}

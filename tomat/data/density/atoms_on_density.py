@@ -13,7 +13,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import symbol_of
-from tomat.data.density.geometry import BOHR_A, atoms_and_images, nearest_distances_a
+from tomat.data.density.geometry import BOHR_A, atoms_and_images, neighbours
 from tomat.data.density.promolecule import radial_sums
 from tomat.data.density.radial import RadialBasis
 from tomat.data.density.valence_table import Reading
@@ -147,12 +147,12 @@ def _other_readings(values: np.ndarray, crystal: Crystal) -> Iterator[tuple[str,
 
 def _held(values: np.ndarray, crystal: Crystal) -> dict[int, tuple[float, float, float]]:
     """By atomic number, in the mean over its first atoms: electrons in a sphere, its radius in A, those of the core."""
-    nearest = nearest_distances_a(crystal.lattice, crystal.frac_coords)
+    first, _, distance_a = neighbours(crystal.lattice, crystal.frac_coords)
     held = {}
     for z in np.unique(crystal.atomic_numbers).tolist():
         found = []
         for atom in np.flatnonzero(crystal.atomic_numbers == z)[:ATOMS_LOOKED_AT]:
-            radius_a = min(SPHERE_A, float(nearest[atom]) / 2)
+            radius_a = min(SPHERE_A, float(distance_a[first == atom].min()) / 2)
             within = [
                 electrons_within(values, crystal.lattice, crystal.frac_coords[atom], r)
                 for r in (radius_a, CORE_SPHERE_A)

@@ -89,7 +89,7 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
             "Are lengths in A taken for bohr (in a cube, write its numbers of voxels as negative)? "
             "`--accept distances` reads it as it is."
         )
-    first, second, distance_a = _neighbours(lattice, frac_coords)
+    first, second, distance_a = neighbours(lattice, frac_coords)
     sums = radii[first] + radii[second]
     too_close = distance_a < np.maximum(SHORTEST_DISTANCE_A, SHORTEST_SHARE * sums)
     if too_close.any():
@@ -123,7 +123,7 @@ def shortest_distances_a(
 ) -> dict[tuple[int, int], float]:
     """The shortest distance in A, periodic images too, by pair of atomic numbers, the lower first; a pair of elements
     that is nowhere among the eight nearest atoms of any atom is left out."""
-    first, second, distance_a = _neighbours(lattice, frac_coords)
+    first, second, distance_a = neighbours(lattice, frac_coords)
     numbers = np.asarray(atomic_numbers)
     pairs = np.sort(np.stack([numbers[first], numbers[second]], axis=1), axis=1)
     found: dict[tuple[int, int], float] = {}
@@ -158,14 +158,6 @@ def reduced_basis(lattice: np.ndarray) -> np.ndarray:
     return basis
 
 
-def nearest_distances_a(lattice: np.ndarray, frac_coords: np.ndarray) -> np.ndarray:
-    """How far the nearest other atom is from each, periodic images too: `[n]` in A."""
-    first, _, distance_a = _neighbours(lattice, frac_coords)
-    nearest = np.full(len(frac_coords), np.inf)
-    np.minimum.at(nearest, first, distance_a)
-    return nearest
-
-
 def atoms_and_images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A reduced basis, the atoms in its cell, and these with their images around it, the cell first: rows in A."""
     basis = reduced_basis(lattice)
@@ -178,7 +170,7 @@ def atoms_and_images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.n
     return basis, cartesian, (cartesian[None] + (steps @ basis)[:, None]).reshape(-1, 3)
 
 
-def _neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The nearest atoms of every atom, periodic images among them: indices of both, and the distance in A."""
     n_atoms = len(frac_coords)
     _, atoms, images = atoms_and_images(lattice, frac_coords)

@@ -155,7 +155,7 @@ class Promolecule:
         return dump_json({**self._content(), "sha256": self.sha256})
 
     @classmethod
-    def from_text(cls, text: str, source: str) -> Promolecule:
+    def from_text(cls, text: str | bytes, source: str) -> Promolecule:
         try:
             values = json.loads(text)
             found = cls(

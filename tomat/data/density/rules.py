@@ -106,42 +106,22 @@ KINDS = (
     Kind("the superposition of free atoms", "not_total", "AECCAR1"),
     Kind("the valence density with its nodes at the nuclei", "other_total", "AECCAR2"),
     Kind("the density of some bands", "not_total", "PARCHG"),
-    Kind(
-        "a localisation function",
-        "no_density",
-        rf"ELFCAR|{_BEGINS}ELF_S\d|{_words('ELF', 'LOL')}",
-        rf"locali[sz]ation function|{_words('ELF', 'LOL')}",
-    ),
-    Kind(
-        "a potential",
-        "no_density",
-        "LOCPOT|" + _words("ESP", "TOTESP", "V_?HARTREE", "V_?XC", "(?:HARTREE_|LOCAL_)?POTENTIAL", "VTOTAL", "ELPOT"),
-        _words("potential", "V_?hartree", "V_?xc"),
-    ),
+    Kind("a localisation function", "no_density", rf"ELFCAR|{_BEGINS}ELF_S\d|{_words('ELF', 'LOL')}",
+         rf"locali[sz]ation function|{_words('ELF', 'LOL')}"),
+    Kind("a potential", "no_density",
+         "LOCPOT|" + _words("ESP", "TOTESP", "V_?HARTREE", "V_?XC", "(?:HARTREE_|LOCAL_)?POTENTIAL", "VTOTAL", "ELPOT"),
+         _words("potential", "V_?hartree", "V_?xc")),
     Kind("a kinetic energy density", "no_density", "TAUCAR|" + _words("KINETIC_ENERGY_DENSITY"), "kinetic energy dens"),
     # CP2K: NAME-SPIN_DENSITY-1_0.cube; FHI-aims: cube_001_spin_density.cube; ORCA: NAME.spindens.cube; Psi4: Ds.cube.
-    Kind(
-        "a spin density",
-        "not_total",
-        _words(r"SPIN[_ .-]?DENS(?:ITY)?", r"SPIN[_ .-]?(?:UP|DOWN|DIFF)", "MAG", "MAGNETI[SZ]ATION", "MAGDENS(?:ITY)?")
-        + r"|^(?:SPIN|DS)\.",
-        r"spin[ _-]?(?:\w+ )?dens|magneti[sz]ation dens|" + _words("alpha minus beta"),
-    ),
-    Kind(
-        "a difference of densities",
-        "not_total",
-        _words(
-            "(?:CHG|CHGCAR|CHARGE|RHO|DENSITY)_?DIFF(?:ERENCE)?", "DIFF(?:ERENCE)?_?(?:DENSITY|RHO|CHARGE)",
-            "DELTA_?(?:RHO|DENSITY)", "DEFORMATION_DENSITY"
-        ),
-        "difference dens|density difference|deformation dens|delta[ _]dens",
-    ),
-    Kind(
-        "an orbital",
-        "not_total",
-        _words("WFN", "HOMO", "LUMO", "ORBITAL", "PSI_[AB]"),
-        _words("orbitals?", "wave ?functions?", "MO coefficients"),
-    ),
+    Kind("a spin density", "not_total", r"^(?:SPIN|DS)\.|" + _words(
+             r"SPIN[_ .-]?DENS(?:ITY)?", r"SPIN[_ .-]?(?:UP|DOWN|DIFF)", "MAG", "MAGNETI[SZ]ATION", "MAGDENS(?:ITY)?"),
+         r"spin[ _-]?(?:\w+ )?dens|magneti[sz]ation dens|" + _words("alpha minus beta")),
+    Kind("a difference of densities", "not_total",
+         _words("(?:CHG|CHGCAR|CHARGE|RHO|DENSITY)_?DIFF(?:ERENCE)?", "DIFF(?:ERENCE)?_?(?:DENSITY|RHO|CHARGE)",
+                "DELTA_?(?:RHO|DENSITY)", "DEFORMATION_DENSITY"),
+         "difference dens|density difference|deformation dens|delta[ _]dens"),
+    Kind("an orbital", "not_total", _words("WFN", "HOMO", "LUMO", "ORBITAL", "PSI_[AB]"),
+         _words("orbitals?", "wave ?functions?", "MO coefficients")),
     Kind("electrons and nuclei together", "no_density", "-TOTAL_DENSITY-"),
 )  # fmt: skip
 """Of names and title lines; the first that matches says what a file holds."""

@@ -12,7 +12,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count
 from tomat.base.reporting import counted
-from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME, DensityCodec
+from tomat.data.codec.base import DensityCodec, in_unit
 from tomat.data.density.grid import DensityGrid
 
 MAX_CLIPPED_SHARE = 0.001
@@ -42,7 +42,7 @@ class ClippedMaterial:
 
 def clipped_of(grid: DensityGrid, codec: DensityCodec, material_id: str, max_share: float) -> ClippedMaterial:
     """The voxels of a density outside a codec, if it can hold the rest."""
-    values = grid.rho_times_volume() if codec.unit == UNIT_RHO_TIMES_VOLUME else grid.rho
+    values = in_unit(codec, grid.rho, grid.volume_a3)
     low, high = codec.fitted_range
     below = (values > 0) & (values < low)
     above = values > high

@@ -108,7 +108,7 @@ class SequenceLayout:
         else:
             shapes = [(side, side, side) for side in range(1, self.patch_size) if side**3 <= room]
         if shapes:
-            return max(shapes, key=lambda shape: (prod(shape), -surface(shape), shape))
+            return max(shapes, key=lambda shape: (prod(shape), -sum(prod(shape) // side for side in shape), shape))
         preamble, whole = self._preamble(n_atoms, says_shape=True), self.used_tokens(n_atoms, self.default_shape)
         raise TomatError(
             f"The context of layout {self.name}, {self.context:,} tokens, is too short for {counted(n_atoms, 'atom')} "
@@ -139,12 +139,6 @@ def boxes(room_voxels: int, max_side_difference: int) -> list[PatchShape]:
                 found.append((shortest, middle, last))
         shortest += 1
     return found
-
-
-def surface(shape: PatchShape) -> int:
-    """Faces of voxels on a patch's surface, counted once for each pair of opposite faces."""
-    x, y, z = shape
-    return x * y + y * z + z * x
 
 
 LAYOUTS: dict[str, SequenceLayout] = {

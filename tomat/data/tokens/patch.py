@@ -14,7 +14,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
-from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME, Decoder, DensityCodec
+from tomat.data.codec.base import Decoder, DensityCodec, in_unit
 from tomat.data.codec.position import TOKENS_PER_COORDINATE, decode_positions, encode_positions
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.geometry import lattice_parameters
@@ -92,12 +92,6 @@ def _patch_of(values: np.ndarray, anchor: np.ndarray, patch_shape: PatchShape) -
     return values[np.ix_(*(each % length for each, length in zip(steps, values.shape, strict=False)))]
 
 
-def _in_unit(rho: np.ndarray, grid: DensityGrid, codec: DensityCodec) -> np.ndarray:
-    if codec.unit == UNIT_RHO_TIMES_VOLUME:
-        return (rho * np.float64(grid.volume_a3)).astype(np.float32)
-    return rho
-
-
 def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, codec: DensityCodec) -> np.ndarray:
     """One sequence for each anchor: uint16 [n, context]. `anchors`: int [n, 3], first voxel of each patch, wrapped into
     the cell. A codec of unit `rho_times_volume` gets the density times the cell volume."""
@@ -142,10 +136,11 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
     rows[:, end] = v.DENSITY_BLOCK_END
     rows[:, end + 1] = v.EOS
     # Encoding is voxel by voxel, so encode the smaller of the two: the whole cell, or the patches.
-    whole = codec.encode(_in_unit(grid.rho, grid, codec)) if n_rows * n_voxels >= grid.rho.size else None
+    whole = codec.encode(in_unit(codec, grid.rho, grid.volume_a3)) if n_rows * n_voxels >= grid.rho.size else None
     for row, anchor in zip(rows, anchors, strict=True):
         if whole is None:
-            ids = codec.encode(_in_unit(np.ascontiguousarray(_patch_of(grid.rho, anchor, patch_shape)), grid, codec))
+            rho = np.ascontiguousarray(_patch_of(grid.rho, anchor, patch_shape))
+            ids = codec.encode(in_unit(codec, rho, grid.volume_a3))
         else:
             ids = _patch_of(whole, anchor, patch_shape)
         row[start:end] = ids.reshape(-1)

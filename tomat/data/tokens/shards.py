@@ -8,7 +8,7 @@ reads the manifest, the codec and the promolecule and no tokens; whether a block
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -86,10 +86,7 @@ class ShardSet:
         if manifest.structures_sha256 is None:
             return PreambleStructures(self.url, manifest, self.codec, self.read_rows)
         names = [each.material_id for each in manifest.materials]
-
-        def read(content: bytes, source: str) -> Structures:
-            return Structures.from_bytes(content, source, names, AGAIN)
-
+        read = partial(Structures.from_bytes, names=names, remedy=AGAIN)
         return read_part(Store(self.url), STRUCTURES_NAME, manifest.structures_sha256, read)
 
     def read_block(self, block: int, *, verify: bool = False) -> ts.Future:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.storage import ARRAY_NAME, STRUCTURES_NAME, Store, explaining_storage
-from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME
+from tomat.data.codec.base import in_unit
 from tomat.data.codec.position import MAX_ERROR
 from tomat.data.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_sequence
 from tomat.data.tokens.shards import ShardSet
@@ -86,9 +86,7 @@ def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid
                 and np.allclose((moved - np.round(moved)) @ grid.lattice, 0, atol=STRUCTURE_TOLERANCE_A)
             ):
                 raise TomatError(f"{where}: the structure in {STRUCTURES_NAME} is another one.")
-        patch = grid.patch(anchor.tolist(), read.patch_shape)
-        if shards.codec.unit == UNIT_RHO_TIMES_VOLUME:
-            patch = (patch * np.float64(grid.volume_a3)).astype(np.float32)
+        patch = in_unit(shards.codec, grid.patch(anchor.tolist(), read.patch_shape), grid.volume_a3)
         offset = shards.codec.encode(patch).astype(np.int64) - read.density_tokens
         if np.any(offset):
             n = np.count_nonzero(offset)

@@ -119,20 +119,13 @@ def read_part[Part: DensityCodec | Promolecule | Structures](
 
 
 def stored_codec(store: Store, plan: ShardManifest) -> DensityCodec:
-    def read(content: bytes, source: str) -> DensityCodec:
-        return codec_from_text(content.decode(errors="replace"), source)
-
-    return read_part(store, CODEC_NAME, plan.codec_sha256, read)
+    return read_part(store, CODEC_NAME, plan.codec_sha256, codec_from_text)
 
 
 def stored_promolecule(store: Store, plan: ShardManifest) -> Promolecule | None:
     """The promolecule beside a plan; None if the plan has none."""
-
-    def read(content: bytes, source: str) -> Promolecule:
-        return Promolecule.from_text(content.decode(errors="replace"), source)
-
     stated = plan.promolecule_sha256
-    return None if stated is None else read_part(store, PROMOLECULE_NAME, stated, read)
+    return None if stated is None else read_part(store, PROMOLECULE_NAME, stated, Promolecule.from_text)
 
 
 def check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:

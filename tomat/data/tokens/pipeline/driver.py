@@ -26,24 +26,10 @@ from tomat.data.codec.base import DensityCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.manifest import ShardManifest, lined_json
 from tomat.data.tokens.patch import check_codec
+from tomat.data.tokens.pipeline import stages
 from tomat.data.tokens.pipeline.config import RetokenizeConfig, ShardJob
 from tomat.data.tokens.pipeline.runners import PoolRunner, ZephyrRunner
 from tomat.data.tokens.pipeline.sources import Material, find_materials
-from tomat.data.tokens.pipeline.stages import (
-    RECORD,
-    SURVEY_PREFIX,
-    Findings,
-    SurveyUnit,
-    look_at,
-    missing_chunks,
-    plan_set,
-    stored_findings,
-    survey_unit,
-    survey_units,
-    unit_survey,
-    unit_writer,
-    write_units,
-)
 from tomat.data.tokens.writer import check_same, finalise, read_plan, refuse_differing, start_shards, stored_codec
 
 REQUEST_NAME = "request.json"
@@ -90,7 +76,7 @@ def retokenize(config: RetokenizeConfig, runner: Runner, *, allow_cross_region: 
     begun = time.monotonic()
     rows = _write_rows(job, store, plan, materials, runner, read_again=False)
     written = WrittenSet(finalise(store), surveyed, rows, begun - began, time.monotonic() - begun)
-    store.delete(SURVEY_PREFIX)
+    store.delete(stages.SURVEY_PREFIX)
     return written
 
 
@@ -100,7 +86,7 @@ def write_shards(
     get_grid: Callable[[str], DensityGrid],
     *,
     codec: DensityCodec,
-    surveyed: Findings | None = None,
+    surveyed: stages.Findings | None = None,
     **settings: Any,
 ) -> ShardManifest:
     """Tokenize materials into a data set, in this process; goes on where it was stopped. Returns its manifest.
@@ -117,14 +103,14 @@ def write_shards(
     plan = read_plan(store)
     found = [] if surveyed is None else [surveyed]
 
-    def look(unit: SurveyUnit) -> int:
-        found.append(look_at(job, unit))
+    def look(unit: stages.SurveyUnit) -> int:
+        found.append(stages.look_at(job, unit))
         return len(unit.materials)
 
     if plan is None:
         if surveyed is None:
-            _run_with_bar(runner, look, survey_units(materials), "Surveying materials", len(materials))
-        plan = start_shards(store, *plan_set(job, found))
+            _run_with_bar(runner, look, stages.survey_units(materials), "Surveying materials", len(materials))
+        plan = start_shards(store, *stages.plan_set(job, found))
     else:
         # The grids, which are not read yet, are no part of what a set is known by.
         rows = [(material.material_id, (1, 1, 1)) for material in materials]
@@ -148,10 +134,10 @@ def _write_rows(
     job: ShardJob, store: Store, plan: ShardManifest, materials: Sequence[Material], runner: Runner, *, read_again: bool
 ) -> int:
     """Write the rows that are missing, and with `read_again` those that are damaged; how many."""
-    units = write_units(plan, materials, missing_chunks(store, plan, read=read_again))
+    units = stages.write_units(plan, materials, stages.missing_chunks(store, plan, read=read_again))
     spans = [plan.chunk_rows(chunk) for unit in units for chunk in unit.chunks]
     rows = sum(stop - start for start, stop in spans)
-    write = unit_writer(store, job.storage_tries)
+    write = stages.unit_writer(store, job.storage_tries)
     _run_with_bar(runner, write, units, "Writing rows", plan.rows, done=plan.rows - rows)
     return rows
 
@@ -226,26 +212,26 @@ def _survey_in_store(
 ) -> tuple[ShardManifest, int]:
     """Survey what is not surveyed, keeping each unit's findings in the output, refuse if too much is skipped, and start
     the set. Returns its plan, and how many materials were surveyed."""
-    units = survey_units(materials)
-    records = set(store.names(SURVEY_PREFIX))
+    units = stages.survey_units(materials)
+    records = set(store.names(stages.SURVEY_PREFIX))
     surveys = {
-        unit.index: unit_survey(store, unit)
+        unit.index: stages.unit_survey(store, unit)
         for unit in units
-        if unit.part(RECORD).removeprefix(SURVEY_PREFIX) in records
+        if unit.part(stages.RECORD).removeprefix(stages.SURVEY_PREFIX) in records
     }
     # A unit with skipped materials is looked at again: they may have been repaired since. So is an older one, in which
     # voxels outside the codec were not counted, or which left no structures and sums.
     left = [
         unit
         for unit in units
-        if any(name.removeprefix(SURVEY_PREFIX) not in records for name in unit.parts(job))
+        if any(name.removeprefix(stages.SURVEY_PREFIX) not in records for name in unit.parts(job))
         or surveys[unit.index].skipped
         or not (job.codec is None or all(each.outside_codec for each in surveys[unit.index].materials))
     ]
     n = len(materials)
     n_left = sum(len(unit.materials) for unit in left)
-    _run_with_bar(runner, partial(survey_unit, job), left, "Surveying materials", n, done=n - n_left)
-    surveys |= {unit.index: unit_survey(store, unit) for unit in left}
+    _run_with_bar(runner, partial(stages.survey_unit, job), left, "Surveying materials", n, done=n - n_left)
+    surveys |= {unit.index: stages.unit_survey(store, unit) for unit in left}
     skipped = [f"{name}: {reason}" for unit in units for name, reason in surveys[unit.index].skipped]
     allowed = int(config.max_skipped * n) if config.max_skipped < 1 else int(config.max_skipped)
     if len(skipped) > allowed:
@@ -257,7 +243,7 @@ def _survey_in_store(
         )
     if job.codec is None:
         console.print(f"Fitting {config.bins:,} bins")
-    planned = plan_set(job, (stored_findings(job, store, unit, surveys[unit.index]) for unit in units))
+    planned = stages.plan_set(job, (stages.stored_findings(job, store, unit, surveys[unit.index]) for unit in units))
     found = tuple(asdict(material) for unit in units for material in surveys[unit.index].materials)
     store.write(SURVEY_NAME, lined_json({"materials": found}).encode())
     return start_shards(store, *planned), n_left

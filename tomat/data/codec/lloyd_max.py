@@ -1,8 +1,6 @@
-"""The Lloyd-Max codec ("LMQ"): one token a voxel, bins where the densities are.
-
-Bin 0 is exact zero. Each other bin runs from an edge up to, not including, the next one; the last has no upper end. A
-bin keeps two reconstructions: its median, best for absolute error, and its mean, best for squared error.
-"""
+"""The Lloyd-Max codec ("LMQ"): one token a voxel, bins where the densities are. Bin 0 is exact zero; each other runs
+from an edge up to, not including, the next one, the last without end, and keeps two reconstructions: its median, best
+for absolute error, and its mean, best for squared error."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

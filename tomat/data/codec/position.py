@@ -1,9 +1,6 @@
-"""Fractional coordinates in [0, 1) as three tokens: sign and exponent, then two bytes of the mantissa.
-
-A coordinate is rounded to a float32 whose mantissa keeps 16 of its 23 bits; the 9 bits of sign and exponent are the
-first token (512 values), the upper and the lower byte of the mantissa the second and third (256 values each). Near 0
-the precision is relative, so that an atom displaced by 1e-6 from the origin is not at the origin.
-"""
+"""Fractional coordinates in [0, 1) as three tokens: sign and exponent (512 values), then two bytes of the mantissa (256
+values each), of a float32 of whose mantissa 16 of 23 bits are kept. Near 0 the precision is relative, so that an atom
+displaced by 1e-6 from the origin is not at the origin."""
 
 import numpy as np
 

@@ -1,9 +1,6 @@
-"""A folder of densities as the data of a run: read, split by composition, and tokenized with a codec of its own.
-
-All of it lies in the run's folder, in `data/`: `survey.jsonl` (what each file is), `folder.json` (what the data are,
-once all files are read), `histogram.npz` and `promolecule.sums` (while they are fitted), `codec.json`,
-`promolecule.json`, and the shard sets `train` and `validation`. Stopped anywhere and started again it goes on.
-"""
+"""A folder of densities as the data of a run: read, split by composition, and tokenized with a codec of its own. All of
+it lies in the run's folder, in `data/`: what each file is, what the data are (`folder.json`, once all are read), the
+fitted codec and promolecule, and the shard sets. Stopped anywhere and started again it goes on."""
 
 import fcntl
 import json

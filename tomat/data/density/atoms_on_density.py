@@ -1,8 +1,7 @@
 """Do these atoms sit on this density?
 
-Every density is near a sum of atoms: one radial function for each element, fitted to the density itself, leaves some
-percent of it. Around places where no atoms are it leaves half and more. What the functions are does not matter, so that
-pseudo-densities with a hole at the nucleus, all-electron densities with a cusp and empty ions are all fitted.
+Every density is near a sum of atoms: one radial function for each element, fitted to the density itself, whatever its
+cores, leaves some percent of it. Around places where no atoms are it leaves half and more.
 """
 
 from collections.abc import Iterator, Sequence

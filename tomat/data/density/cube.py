@@ -1,8 +1,5 @@
-"""Gaussian's cube: text, e/bohr^3, z fastest, lengths in bohr. Plain, `.gz`, `.bz2` or `.xz`.
-
-Read and written here, and not by pymatgen or ASE: these write the sides of a voxel to six decimals, which costs 1e-5 of
-the volume and with it of the electrons, and read a file that is cut off or goes on as if it were whole.
-"""
+"""Gaussian's cube: text, e/bohr^3, z fastest, lengths in bohr. Plain, `.gz`, `.bz2` or `.xz`. Not by pymatgen or ASE:
+these write the sides of a voxel to six decimals, which costs 1e-5 of the electrons, and read what is cut off."""
 
 import logging
 import math

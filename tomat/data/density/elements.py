@@ -1,7 +1,5 @@
-"""The 118 chemical symbols, and the fewest valence electrons that a pseudopotential leaves an element.
-
-A table of its own, so that a tokenizing worker reads a structure without importing pymatgen (about a second).
-"""
+"""The 118 chemical symbols, and the fewest valence electrons that a pseudopotential leaves an element: a table of its
+own, so that a tokenizing worker reads a structure without importing pymatgen (about a second)."""
 
 from collections import Counter
 from collections.abc import Sequence

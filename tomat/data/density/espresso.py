@@ -2,9 +2,8 @@
 
 Unformatted Fortran records (`write_rhog` of Modules/io_base.f90, 6.x without HDF5): `gamma_only, ngm, nspin`; b1, b2,
 b3 in 1/bohr; Miller indices `[ngm, 3]`; for each spin component the coefficients, complex128 `[ngm]`, e/bohr^3.
-`read_rhog` takes the coefficients in the order of the reading run's own vectors and does not look at the indices,
-unless the file is of the other kind of `gamma_only`. So the list is not made up here: it is taken from a file that
-pw.x has written for the same cell and cut-off, and only the coefficients are exchanged.
+`read_rhog` takes the coefficients in the order of the reading run's own vectors, so that the list is taken from a file
+that pw.x has written for the same cell and cut-off, and only the coefficients are exchanged.
 """
 
 import os

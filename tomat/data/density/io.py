@@ -40,14 +40,9 @@ READERS = {
 def open_density(
     location: str | os.PathLike[str], material_id: str | None = None, rules: ReadRules = DEFAULT_RULES
 ) -> DensityGrid:
-    """Read a CHGCAR, a cube, a `rho_gga` Zarr group or a Materials Project document, told apart by name.
-
-    `location`: `*CHGCAR*[.gz|.bz2|.xz]`, `*.vasp`, `*.cube[.gz|.bz2|.xz]`, `*.zarr` (or a folder with `zarr.json`),
-    `*.json[.gz]`; Zarr and JSON also as URLs.
-
-    Raises:
-        MemoryError: as it is; it says nothing about the file.
-    """
+    """Read a density, told apart by name: `*CHGCAR*[.gz|.bz2|.xz]`, `*.vasp`, `*.cube[.gz|.bz2|.xz]`, `*.zarr` (or a
+    folder with `zarr.json`), `*.json[.gz]` of the Materials Project; Zarr and JSON also as URLs. A MemoryError is
+    passed on."""
     text = os.fspath(location).rstrip("/")
     return read_density(lambda: _known_reader(text)(text, material_id, rules), text)
 
@@ -144,11 +139,10 @@ class FoundDensities:
 def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES, accept: Sequence[str] = ()) -> FoundDensities:
     """The densities among files, folders and URLs.
 
-    A folder is searched to any depth, links to folders too; what is hidden (`.name`) is left alone. Taken are CHGCARs,
-    cubes, `*.vasp` that are not called POSCAR or CONTCAR, `*.zarr`, `*.json[.gz]`; a CHG where no CHGCAR of the same
-    calculation lies beside it. A material is called as its file without suffixes, a file just called CHGCAR as its
-    folder; where two would be called the same, the folders above go before the name. A file that is named is taken
-    whatever it is called; with `not_total` in `accept` a folder gives parts of densities too (AECCAR0, PARCHG).
+    A folder is searched to any depth, links to folders too, but for what is hidden. A CHG is taken where no CHGCAR lies
+    beside it; a file that is named is taken whatever it is called; with `not_total` in `accept` a folder gives parts of
+    densities too (AECCAR0, PARCHG). A material is called as its file without suffixes, a file just called CHGCAR as its
+    folder; where two would be called the same, the folders above go before the name.
     """
     found: dict[str, tuple[str, str]] = {}
     ignored: dict[str, str] = {}

@@ -1,8 +1,6 @@
-"""Materials Project charge densities: one gzipped JSON document per calculation, `chgcars/<id>.json.gz`, CC BY 4.0.
-
+"""Materials Project charge densities: one gzipped JSON document per calculation, `chgcars/<id>.json.gz`, CC BY 4.0:
 `{task_id, fs_id, data: {"@class": "Chgcar", poscar: {structure}, data: {total: {"@class": "array", dtype, data}}}}`;
-values are rho x V in electrons, nested as `[nx][ny][nz]`.
-"""
+values are rho x V in electrons, nested as `[nx][ny][nz]`."""
 
 import io
 import json

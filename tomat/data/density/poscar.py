@@ -1,8 +1,5 @@
-"""The structure at the head of VASP's density files, read strictly: nothing that it does not say is made up.
-
-pymatgen's reader of the same text takes hydrogen, helium, ... where no element is named, drops species without a count,
-and ignores what is left over; that is why the densities have one of their own.
-"""
+"""The structure at the head of VASP's density files, read strictly. pymatgen's reader of the same text takes hydrogen,
+helium, ... where no element is named, drops species without a count, and ignores what is left over."""
 
 import logging
 import re

@@ -1,9 +1,8 @@
 """The promolecule: a density as a sum over atoms of one non-negative radial function for each element.
 
-It reads the structure alone, and is the baseline that every prediction from a structure has to beat. Fitted like the
-codec: normal equations are added up density by density, in any process, and solved once. Without non-negativity an
-element that is in one compound takes whatever its neighbours leave over, and is useless elsewhere (up to 116 % NMAE
-where the non-negative one has 6 %).
+It reads the structure alone, and is the baseline that every prediction has to beat. Normal equations are added up
+density by density, in any process, and solved once. Without non-negativity an element of one compound takes what its
+neighbours leave over, and is useless elsewhere (up to 116 % NMAE where the non-negative one has 6 %).
 """
 
 from __future__ import annotations

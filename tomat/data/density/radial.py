@@ -1,8 +1,5 @@
-"""Radial functions around an atom: cubic B-splines that are fine near the nucleus and end at a radius.
-
-The promolecule is fitted with them, and the model's environment reads sums of them (`model/environment.py` evaluates
-the same functions in JAX).
-"""
+"""Radial functions around an atom: cubic B-splines that are fine near the nucleus and end at a radius. The promolecule
+is fitted with them; `model/environment.py` evaluates the same functions in JAX."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

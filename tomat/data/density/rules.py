@@ -1,9 +1,6 @@
 """What a reader may assume, which of its refusals are lifted, and what the name and the title lines of a file say that
-it holds: one list for every format.
-
-Codes write the density of the cores, of spins, of some bands, differences, potentials and localisation functions in
-the format of their densities, beside them. Some cannot be told by their values.
-"""
+it holds, in every format: codes write cores, spins, bands, differences, potentials and localisation functions as they
+write their densities, beside them."""
 
 import argparse
 import re

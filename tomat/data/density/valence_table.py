@@ -1,8 +1,7 @@
 """Valence electrons that pseudopotentials in use leave an element, and the electron counts they add up to.
 
-A density of known elements cannot hold any number of electrons: each element brings what its potential leaves it, the
-same for each of its atoms. A count that no set of potentials gives is a density of another kind, in another unit, of
-other atoms, or of a charged cell.
+Each element brings what its potential leaves it, the same for each of its atoms. A count that no set of potentials
+gives is a density of another kind, in another unit, of other atoms, or of a charged cell.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,8 @@
 """Densities as `rho_gga` Zarr v3: one group per material, `<task_id>.zarr`, local or at a URL such as `gs://`.
 
-The array `charge_density_total` (float32, zstd) holds rho x V in electrons; the group attributes `structure` (of
-pymatgen) and `metadata` (`task_id` and whatever the source adds) are JSON strings. Sources chunk the array as one chunk
-or in 16^3 voxels, and some add `charge_density_diff`, the spin density, which is left alone here. What tomat writes has
-zstd's checksum in every chunk, and the attribute `sha256` over values, structure and metadata.
+The array `charge_density_total` (float32, zstd, of one chunk or 16^3 voxels each) holds rho x V in electrons; the
+attributes `structure` (of pymatgen) and `metadata` (`task_id` and what the source adds) are JSON strings. What tomat
+writes has zstd's checksum in every chunk, and the attribute `sha256` over values, structure and metadata.
 """
 
 import contextlib

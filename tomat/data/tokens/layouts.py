@@ -1,7 +1,5 @@
-"""Sequence layouts: how many voxels and atoms a sequence of a given length holds.
-
-A patch is a cube of P^3 voxels, or, in a layout that fills the context, the near-cubic box with the most voxels that
-fits beside the atoms; both say their SHAPE wherever they are not the cube of P^3.
+"""Sequence layouts: how many voxels and atoms a sequence of a given length holds. A patch is a cube of P^3 voxels, or,
+in a layout that fills the context, the near-cubic box with the most voxels that fits beside the atoms.
 
 Version 3 writes `BOS GRID nx ny nz /GRID LATTICE qa qb qc qalpha qbeta qgamma /LATTICE ATOMS Z... /ATOMS POS xyz...
 /POS [SHAPE px py pz /SHAPE] DENS d... /DENS EOS PAD...`; version 2 always writes SHAPE, then OFFSET and HI.

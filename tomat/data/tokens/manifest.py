@@ -1,8 +1,6 @@
-"""What is in a data set of tokens: which row holds which patch of which material, laid out before the first token.
-
-Rows run material by material, `patches_per_material` each, in the order the materials were given. The anchors of a
-material follow from the data set's seed and the material's name alone, so any worker writes any rows.
-"""
+"""What is in a data set of tokens: which row holds which patch of which material, laid out before the first token. Rows
+run material by material, `patches_per_material` each; the anchors of a material follow from the data set's seed and its
+name alone, so any worker writes any rows."""
 
 import hashlib
 import json

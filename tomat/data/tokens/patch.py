@@ -1,8 +1,7 @@
 """A patch of a density, with its cell and atoms, as a sequence of tokens, and back; and in words.
 
-Voxels run in C order, z fastest. Version 3 moves the atoms so that the patch's first voxel is the origin and wraps them
-into [0, 1); version 2 leaves them and says where the patch lies: OFFSET is its first voxel, HI its last, both wrapped
-into the cell.
+Voxels run z fastest. Version 3 moves the atoms so that the patch's first voxel is the origin; version 2 leaves them and
+says where the patch lies: OFFSET is its first voxel, HI its last, both wrapped into the cell.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,6 @@
 """A data set of tokens on disk or in a bucket: `tokens.zarr`, `manifest.json`, `codec.json`, and since there are such
-`structures.npz`, the exact structures of the materials, and where one was fitted or given `promolecule.json`.
-
-The array is Zarr v3, uint16 [rows, context], a chunk for each block of rows, so that a block is one object. Opening
-reads the manifest, the codec and the promolecule and no tokens; whether a block is whole is checked when it is read.
-"""
+`structures.npz` and, where one was fitted or given, `promolecule.json`. The array is Zarr v3, uint16 [rows, context], a
+chunk for each block of rows. Opening reads no tokens; whether a block is whole is checked when it is read."""
 
 import hashlib
 from collections.abc import Callable

@@ -1,24 +1,18 @@
-"""The order in which a run reads the rows of a shard set: a function of seed and position, with no state.
+"""The order in which a run reads the rows of a shard set: a function of seed and position, with no state, so that a run
+resumes at any step. Blocks of rows are permuted over the epoch, and the rows of a window of blocks among themselves
+(`train/loader.py` says why).
 
-Blocks of rows are permuted over the epoch, and the rows of a window of blocks among themselves (`train/loader.py`
-says why).
+Permutations of [0, n) are keyed and computed where they are asked for. Two constructions, chosen by n alone, both from
+Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. Up to `TABLE_SIZE` a table ("prefix cipher"):
+positions sorted by 64 random bits each, a uniformly random permutation (two equal words have probability below n^2 /
+2^65 = 3e-14). Beyond, where NIST SP 800-38G Rev. 1 trusts them, an alternating Feistel network on [0, a) x [0, b) with
+a = ceil(sqrt n), b = ceil(n / a) and modular addition ("generalised-Feistel cipher"), walked along its cycle until it
+lands below n ("cycle-walking cipher"): fewer than one walk in sqrt(n) takes a second step, since a * b - n < a. The
+round function is the SplitMix64 finaliser (Steele, Lea, Flood, OOPSLA 2014; constants of Stafford's variant 13) of the
+other half and a 64-bit round key.
 
-Permutations of [0, n) are keyed and computed where they are asked for, never stored for large n: a shuffle that resumes
-at any step must be a function of the position, a key and nothing else. Two constructions, chosen by n alone, both from
-Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002:
-
-- n <= `TABLE_SIZE`: a table ("prefix cipher"). Positions are sorted by 64 random bits each, which is a uniformly random
-  permutation (two equal words, the only source of bias, have probability below n^2 / 2^65 = 3e-14). Feistel networks
-  are weakest exactly here: NIST SP 800-38G Rev. 1 wants at least a million elements before it trusts one with secrets.
-- larger n: an alternating Feistel network on [0, a) x [0, b) with a = ceil(sqrt n), b = ceil(n / a) and modular
-  addition ("generalised-Feistel cipher"), walked along its cycle until it lands below n ("cycle-walking cipher").
-  a * b - n < a, so fewer than one walk in sqrt(n) takes a second step, where a power-of-two domain would waste up to
-  every other one. Ten rounds, the number of FF1 in NIST SP 800-38G. The round function is the SplitMix64 finaliser
-  (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014; constants of Stafford's variant
-  13) of the other half and a 64-bit round key.
-
-Only what NumPy guarantees to be stable between versions is used (the raw words of Philox, integer arithmetic), so a run
-resumed under another NumPy sees the same data. `Generator.permutation` gives no such guarantee (NEP 19).
+Only what NumPy guarantees to be stable is used (the raw words of Philox, integer arithmetic), so a run resumed under
+another NumPy sees the same data; `Generator.permutation` gives no such guarantee (NEP 19).
 """
 
 import hashlib

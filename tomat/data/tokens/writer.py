@@ -1,9 +1,8 @@
 """Write a data set of tokens chunk by chunk; any worker writes any chunk alone, and nobody else's.
 
-`start_shards` puts the plan, the codec and what else lies beside it in place, `ChunkWriter` writes chunks and after
-each a small record with its checksum, `finalise` gathers the records into the manifest and says `complete: true`.
-`pipeline/driver.py` drives them. Stopped anywhere and started again it goes on with the chunks that have no record, and
-ends with the same bytes.
+`start_shards` puts the plan and what else lies beside it in place, `ChunkWriter` writes chunks and after each a record
+with its checksum, `finalise` gathers the records into the manifest. Stopped anywhere and started again it goes on with
+the chunks that have no record, and ends with the same bytes.
 """
 
 import hashlib

@@ -1,10 +1,6 @@
 """The one way from densities to a shard set: takes the stages in order, hands units to a runner, decides whether to go
 on. `retokenize` takes a configuration and any number of workers, `write_shards` a function that reads densities, in
-this process.
-
-The driver holds no state: everything that is finished is in the output, so that a driver that is killed and started
-again finds it there.
-"""
+this process. Everything that is finished is in the output, where a driver that is started again finds it."""
 
 import hashlib
 import json

@@ -1,11 +1,9 @@
 """From densities to a shard set: the three stages, and the function that does one unit of each.
 
-*Survey* reads every density once: grid, structure, electron count, whether it can be written, and, where a codec is to
-be fitted, the histogram of its voxels and the sums that a promolecule is fitted from. *Fit* adds histograms and sums in
-the order of the units and fits codec and promolecule. *Write* turns chunks into tokens. A unit's function needs nothing
-but its arguments and the storage, so a process pool runs it on a laptop and Zephyr on a cluster. A unit that is
-finished has left an object that says so; whatever is killed and started again goes on with the units that have not, and
-ends with the same bytes.
+*Survey* reads every density once; where a codec is to be fitted also for the histogram of its voxels and the sums that
+a promolecule is fitted from. *Fit* adds these in the order of the units. *Write* turns chunks into tokens. A unit's
+function needs nothing but its arguments and the storage, so that any process runs it. A unit that is finished has left
+an object that says so; what is killed and started again goes on with the others, and ends with the same bytes.
 """
 
 import hashlib

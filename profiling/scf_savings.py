@@ -26,7 +26,7 @@ from tomat.base.reporting import console, counted, write_report
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import demo_index, load_stored
 from tomat.data.density.elements import symbol_of
-from tomat.data.density.espresso import read_coefficients, read_reciprocal_list, write_charge_density
+from tomat.data.density.espresso import read_coefficients, write_charge_density
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 from tomat.predict.evaluation.metrics import nmae
@@ -183,7 +183,7 @@ def study(
         }
     assert own.said.fft_shape is not None
     shape = own.said.fft_shape
-    vectors = read_reciprocal_list(own.folder / CHARGE_DENSITY)
+    vectors, _ = read_coefficients(own.folder / CHARGE_DENSITY)
     truth = density_of_run(own.folder / CHARGE_DENSITY, crystal, shape)
 
     def predicted(by: Predictor) -> Start:

@@ -24,16 +24,17 @@ from tomat.base.memory import peak_memory_bytes
 from tomat.base.report.terminal import show
 from tomat.base.reporting import write_report
 from tomat.base.storage import Store
+from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import write_zarr
+from tomat.data.tokens.manifest import ShardManifest
 from tomat.data.tokens.pipeline.config import RetokenizeConfig, ShardJob
 from tomat.data.tokens.pipeline.driver import retokenize
 from tomat.data.tokens.pipeline.runners import PoolRunner
 from tomat.data.tokens.pipeline.sources import find_materials
 from tomat.data.tokens.pipeline.stages import (
-    Planned,
     SurveyUnit,
     WriteUnit,
     plan_set,
@@ -133,13 +134,15 @@ def write_grids(folder: Path, n_materials: int) -> tuple[ShardJob, SurveyUnit]:
     return ShardJob.of(config), SurveyUnit(0, tuple(find_materials(config)))
 
 
-def start_set(job: ShardJob, surveyed: SurveyUnit) -> tuple[Planned, list[WriteUnit], Callable[[WriteUnit], int]]:
+def start_set(
+    job: ShardJob, surveyed: SurveyUnit
+) -> tuple[tuple[ShardManifest, DensityCodec], list[WriteUnit], Callable[[WriteUnit], int]]:
     """Plan the set of what has been surveyed and begin it; what is left to write, by chunk, and what writes it."""
     store = Store(job.output, job.storage_tries)
-    planned = plan_set(job, [stored_findings(job, store, surveyed, unit_survey(store, surveyed))])
-    start_shards(store, *planned)
-    units = write_units(planned.plan, surveyed.materials, range(planned.plan.n_chunks))
-    return planned, units, unit_writer(store, job.storage_tries)
+    plan, codec, *parts = plan_set(job, [stored_findings(job, store, surveyed, unit_survey(store, surveyed))])
+    start_shards(store, plan, codec, *parts)
+    units = write_units(plan, surveyed.materials, range(plan.n_chunks))
+    return (plan, codec), units, unit_writer(store, job.storage_tries)
 
 
 def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
@@ -152,7 +155,7 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
     materials = unit.materials
     voxels, patches = n_materials * SIDE**3, n_materials * PATCHES
     figures = rates("survey_voxels", voxels, lambda: survey_unit(job, unit))
-    (plan, codec, *_), chunks, write_chunk = start_set(job, unit)
+    (plan, codec), chunks, write_chunk = start_set(job, unit)
     # A worker reads the plan and the codec once; what it does for hours comes after.
     write_chunk(chunks[0])
     figures |= rates("write_patches", patches, lambda: [write_chunk(unit) for unit in chunks])

@@ -16,7 +16,7 @@ from small_promolecule import skewed
 
 from tomat.base.errors import TomatError
 from tomat.data.density.chgcar import Parts, read_augmentation, read_chgcar, read_parts
-from tomat.data.density.espresso import read_reciprocal_list
+from tomat.data.density.espresso import read_coefficients
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import open_density
@@ -196,13 +196,13 @@ def test_a_charge_density_of_quantum_espresso_is_on_the_vectors_of_its_run(tmp_p
     for n_spin, factor, message in ((2, 1, "has 2 spin components"), (1, 1e300, "vectors"), (1, np.nan, "vectors")):
         write_template(n_spin, factor)
         with pytest.raises(TomatError, match=message):
-            read_reciprocal_list(template)
+            read_coefficients(template)
     write_template(1)
     x, y, z = np.meshgrid(*(np.arange(n) / n for n in (5, 6, 7)), indexing="ij")
     waves = 0.2 * np.cos(2 * np.pi * 2 * x) + 0.1 * np.sin(2 * np.pi * y) + 0.05 * np.cos(2 * np.pi * z + 1.0)
     rho = 8 / structure.volume * (1 + waves)
     grid = DensityGrid(rho, structure.lattice.matrix, np.array([11, 9]), structure.frac_coords, "NaF")
-    vectors = read_reciprocal_list(template)
+    vectors, _ = read_coefficients(template)
     write_density(grid, tmp_path / "NaF.save", "qe", vectors=vectors)
     with FortranFile(tmp_path / "NaF.save" / CHARGE_DENSITY) as file:
         head, axes, indices = (file.read_record(kind) for kind in ("i4", "f8", "i4"))
@@ -221,7 +221,7 @@ def test_a_charge_density_of_quantum_espresso_is_on_the_vectors_of_its_run(tmp_p
             write_density(wrong, tmp_path / "c.save", "qe", vectors=vectors)
     template.write_bytes(template.read_bytes()[:90])
     with pytest.raises(TomatError, match="cannot be read as Quantum ESPRESSO's"):
-        read_reciprocal_list(template)
+        read_coefficients(template)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["NaF.save", "charge-density.dat"]
 
 

@@ -24,21 +24,15 @@ class FineBins:
     """The fine bins of a histogram that are not empty, ascending, with running sums; zeros are in none."""
 
     def __init__(self, histogram: DensityHistogram) -> None:
-        self.bins = np.flatnonzero(histogram.counts)
-        """int64 [m]: their numbers."""
-        self.counts = histogram.counts[self.bins]
-        """int64 [m]."""
-        self.sums = histogram.sums[self.bins]
-        """float64 [m]."""
-        self.lower = fine_bin_edges(self.bins).astype(np.float64)
-        """float64 [m]: lower edges."""
+        self.bins = np.flatnonzero(histogram.counts)  # int64 [m]: their numbers
+        self.counts = histogram.counts[self.bins]  # int64 [m]
+        self.sums = histogram.sums[self.bins]  # float64 [m]
+        self.lower = fine_bin_edges(self.bins).astype(np.float64)  # float64 [m]: lower edges
         above = fine_bin_edges(np.minimum(self.bins + 1, N_FINE_BINS - 1)).astype(np.float64)
         self.upper = np.where(self.bins + 1 >= N_FINE_BINS, 2.0**128, above)
         """float64 [m]: upper edges; that of the last finite bin is 2^128, which float32 has not."""
-        self.centres = self.sums / self.counts
-        """float64 [m]: mean of each bin."""
-        self.running_counts = np.concatenate([[0], np.cumsum(self.counts)])
-        """int64 [m + 1]: voxels below each bin."""
+        self.centres = self.sums / self.counts  # float64 [m]: mean of each bin
+        self.running_counts = np.concatenate([[0], np.cumsum(self.counts)])  # int64 [m + 1]: voxels below each bin
         self.running_sums = np.concatenate([[0.0], np.cumsum(self.sums)])
         """float64 [m + 1]: sum of the densities below each bin."""
         self._running_squares = np.concatenate([[0.0], np.cumsum(self.counts * self.centres**2)])

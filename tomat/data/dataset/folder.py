@@ -206,10 +206,8 @@ def _tokenized(
     held = set(recorded.validation_formulas)
     formulas = {each.name: each.formula for each in recorded.materials}
     learnt = [each for each in recorded.materials if each.formula not in held]
-    names = {
-        "train": [each.name for each in learnt],
-        "validation": [name for name, formula in formulas.items() if formula in held],
-    }
+    out = [name for name, formula in formulas.items() if formula in held]
+    names = {"train": [each.name for each in learnt], "validation": out}
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS if names[split]}
     if not all(plan is not None and plan.complete for plan in plans.values()):
         codec, promolecule = _fit(folder, request, learnt, reader, potcars)
@@ -246,8 +244,8 @@ def _tokenized(
         for split in splits
     }
     rest = "nothing held out"
-    if out := compositions.get("validation"):
-        rest = f"{words['validation']} held out ({', '.join(out[:8])}{', ...' if len(out) > 8 else ''})"
+    if shown := compositions.get("validation"):
+        rest = f"{words['validation']} held out ({', '.join(shown[:8])}{', ...' if len(shown) > 8 else ''})"
     console.print(f"{words['train']} to learn from, {rest}; {bins:,} bins", soft_wrap=True)
     return FolderData(folder, splits, bins, formulas, reader)
 

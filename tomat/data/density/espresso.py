@@ -38,11 +38,6 @@ class ReciprocalList:
     source: str
 
 
-def read_reciprocal_list(path: str | os.PathLike[str]) -> ReciprocalList:
-    """The vectors that a `charge-density.dat` lists; its coefficients are not read."""
-    return read_coefficients(path)[0]
-
-
 def read_coefficients(path: str | os.PathLike[str]) -> tuple[ReciprocalList, np.ndarray]:
     """The vectors, and complex128 `[n]`, e/bohr^3, one coefficient for each."""
     from scipy.io import FortranFile

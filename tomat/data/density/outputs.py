@@ -195,7 +195,7 @@ def content_sha256(path: Path) -> str | None:
     """Of a file, or of all files of a folder with their names; None where it is not there or cannot be read."""
     digest = hashlib.sha256()
     try:
-        for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
+        for file in _files(path):
             digest.update(f"{file.relative_to(path)}\0".encode())
             with file.open("rb") as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
@@ -206,9 +206,11 @@ def content_sha256(path: Path) -> str | None:
 
 def size_bytes(path: Path) -> int | None:
     """Of a file, or of all files in a folder; None if there is neither."""
-    if path.is_dir():
-        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-    return path.stat().st_size if path.is_file() else None
+    return sum(each.stat().st_size for each in _files(path)) if path.exists() else None
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
 
 
 @contextlib.contextmanager

@@ -16,18 +16,10 @@ from typing import Any, Self
 import numpy as np
 import tensorstore as ts
 
+from tomat.base import storage
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.reporting import counted
-from tomat.base.storage import (
-    ARRAY_NAME,
-    CODEC_NAME,
-    MANIFEST_NAME,
-    PROGRESS_PREFIX,
-    PROMOLECULE_NAME,
-    STRUCTURES_NAME,
-    Store,
-    explaining_storage,
-)
+from tomat.base.storage import Store, explaining_storage
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text, codec_text
 from tomat.data.density.grid import DensityGrid
@@ -76,32 +68,27 @@ def start_shards(
     promolecule: Promolecule | None = None,
 ) -> ShardManifest:
     """Put the codec, structures and promolecule as planned, the plan and the empty array in place; the plan."""
-    if codec.sha256 != plan.codec_sha256:
-        raise TomatError("The plan was made with another codec than the one given; plan again.")
     found = read_plan(store)
     if found is not None:
         check_same(store, found, plan.identity())
     else:
-        given = structures and structures.sha256, promolecule and promolecule.sha256
-        if given != (plan.structures_sha256, plan.promolecule_sha256):
-            raise TomatError("The plan was made with other structures or another promolecule than given; plan again.")
         # An array and records without a manifest are left-overs of nobody knows what.
-        if store.names(ARRAY_NAME + "/") or store.names(PROGRESS_PREFIX):
+        if store.names(storage.ARRAY_NAME + "/") or store.names(storage.PROGRESS_PREFIX):
             raise TomatError(f"{store.url} holds a token array but no manifest. Remove it, or choose another place.")
-        store.write(CODEC_NAME, codec_text(codec).encode())
+        store.write(storage.CODEC_NAME, codec_text(codec).encode())
         if structures is not None:
-            store.write(STRUCTURES_NAME, structures.to_bytes())
+            store.write(storage.STRUCTURES_NAME, structures.to_bytes())
         if promolecule is not None:
-            store.write(PROMOLECULE_NAME, promolecule.to_text().encode())
-        store.write(MANIFEST_NAME, plan.to_text().encode())
+            store.write(storage.PROMOLECULE_NAME, promolecule.to_text().encode())
+        store.write(storage.MANIFEST_NAME, plan.to_text().encode())
     store.create_array(plan.rows, plan.context, plan.block_rows)
     return plan
 
 
 def read_plan(store: Store) -> ShardManifest | None:
     """The manifest in place, complete or not; None if there is none."""
-    content = store.read(MANIFEST_NAME)
-    return None if content is None else parse_manifest(content, store.url + MANIFEST_NAME)
+    content = store.read(storage.MANIFEST_NAME)
+    return None if content is None else parse_manifest(content, store.url + storage.MANIFEST_NAME)
 
 
 def read_part[Part: DensityCodec | Promolecule | Structures](
@@ -118,13 +105,13 @@ def read_part[Part: DensityCodec | Promolecule | Structures](
 
 
 def stored_codec(store: Store, plan: ShardManifest) -> DensityCodec:
-    return read_part(store, CODEC_NAME, plan.codec_sha256, codec_from_text)
+    return read_part(store, storage.CODEC_NAME, plan.codec_sha256, codec_from_text)
 
 
 def stored_promolecule(store: Store, plan: ShardManifest) -> Promolecule | None:
     """The promolecule beside a plan; None if the plan has none."""
     stated = plan.promolecule_sha256
-    return None if stated is None else read_part(store, PROMOLECULE_NAME, stated, Promolecule.from_text)
+    return None if stated is None else read_part(store, storage.PROMOLECULE_NAME, stated, Promolecule.from_text)
 
 
 def check_same(store: Store, found: ShardManifest, wanted: dict[str, Any]) -> None:
@@ -204,13 +191,13 @@ class ChunkWriter:
         while len(self.chunks) > behind:
             chunk, checksum, future = self.chunks.popleft()
             self._wait(chunk, future)
-            name = PROGRESS_PREFIX + record_name(chunk)
+            name = storage.PROGRESS_PREFIX + record_name(chunk)
             self.records.append((chunk, self.store.objects.write(name, record_content(checksum))))
         while len(self.records) > behind:
             self._wait(*self.records.popleft())
 
     def _wait(self, chunk: int, future: ts.Future | ts.WriteFutures) -> None:
-        with explaining_storage(f"Cannot write chunk {chunk} of {self.store.url}{ARRAY_NAME}"):
+        with explaining_storage(f"Cannot write chunk {chunk} of {self.store.url}{storage.ARRAY_NAME}"):
             future.result()
 
 
@@ -223,13 +210,13 @@ def begin_chunk(
     if stop - start < plan.block_rows:
         # TensorStore reads a chunk that is not full, the last one, to keep its other rows, of which there are none, and
         # would fail on a damaged one.
-        store.delete(f"{ARRAY_NAME}/c/{chunk}/")
+        store.delete(f"{storage.ARRAY_NAME}/c/{chunk}/")
     return array[start:stop].write(rows)
 
 
 def chunk_is_written(store: Store, plan: ShardManifest, chunk: int) -> bool:
     """Whether the chunk has a whole record, and its rows the record's checksum; an outage is a RetryableError."""
-    name = PROGRESS_PREFIX + record_name(chunk)
+    name = storage.PROGRESS_PREFIX + record_name(chunk)
     record = store.read(name)
     if record is None:
         return False
@@ -247,20 +234,20 @@ def finalise(store: Store) -> ShardManifest:
     """Gather the records of all chunks into the manifest, and mark the set complete."""
     plan = read_plan(store)
     if plan is None:
-        raise TomatError(f"{store.url} holds no data set: there is no {MANIFEST_NAME}.")
+        raise TomatError(f"{store.url} holds no data set: there is no {storage.MANIFEST_NAME}.")
     if not plan.complete:
-        records = set(store.names(PROGRESS_PREFIX))
+        records = set(store.names(storage.PROGRESS_PREFIX))
         missing = [chunk for chunk in range(plan.n_chunks) if record_name(chunk) not in records]
         if missing:
             what = f"{len(missing)} of {counted(plan.n_chunks, 'chunk')} not written, the first is {missing[0]}"
             raise TomatError(f"{store.url} is not finished: {what}. Write them, then finalise.")
-        names = [PROGRESS_PREFIX + record_name(chunk) for chunk in range(plan.n_chunks)]
+        names = [storage.PROGRESS_PREFIX + record_name(chunk) for chunk in range(plan.n_chunks)]
         reads = [store.objects.read(name) for name in names]
-        with explaining_storage(f"Cannot read {store.url}{PROGRESS_PREFIX}"):
+        with explaining_storage(f"Cannot read {store.url}{storage.PROGRESS_PREFIX}"):
             found = [read.result().value for read in reads]
         pairs = zip(names, found, strict=True)
         checksums = tuple(checksum_of_record(record, store.url + name) for name, record in pairs)
         plan = replace(plan, chunk_checksums=checksums, complete=True, has_checksum=True)
-        store.write(MANIFEST_NAME, plan.to_text().encode())
-    store.delete(PROGRESS_PREFIX)
+        store.write(storage.MANIFEST_NAME, plan.to_text().encode())
+    store.delete(storage.PROGRESS_PREFIX)
     return plan

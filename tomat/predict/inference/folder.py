@@ -232,10 +232,10 @@ def _looked_at(
         check_augmentation(augmentation, crystal.atomic_numbers, crystal.name)
     vectors = None
     if settings.vectors_from is not None:
-        from tomat.data.density.espresso import read_reciprocal_list
+        from tomat.data.density.espresso import read_coefficients
 
         place = Path(settings.vectors_from)
-        vectors = read_reciprocal_list(place / f"{file.name}.save" / CHARGE_DENSITY if place.is_dir() else place)
+        vectors, _ = read_coefficients(place / f"{file.name}.save" / CHARGE_DENSITY if place.is_dir() else place)
     inputs = {
         "lattice": crystal.lattice,
         "atomic_numbers": crystal.atomic_numbers,

@@ -139,8 +139,9 @@ def start_set(
 ) -> tuple[tuple[ShardManifest, DensityCodec], list[WriteUnit], Callable[[WriteUnit], int]]:
     """Plan the set of what has been surveyed and begin it; what is left to write, by chunk, and what writes it."""
     store = Store(job.output, job.storage_tries)
-    plan, codec, *parts = plan_set(job, [stored_findings(job, store, surveyed, unit_survey(store, surveyed))])
-    start_shards(store, plan, codec, *parts)
+    planned = plan_set(job, [stored_findings(job, store, surveyed, unit_survey(store, surveyed))])
+    plan, codec, _, _ = planned
+    start_shards(store, *planned)
     units = write_units(plan, surveyed.materials, range(plan.n_chunks))
     return (plan, codec), units, unit_writer(store, job.storage_tries)
 

@@ -157,7 +157,7 @@ def test_survey(tmp_path):
     outside = ClippedMaterial("mp-1", 3, 1, 2.5e-5)
     surveyed = tuple(Surveyed(f"mp-{k}", (40, 41, 42 + k), 2, 8.0, 17, outside if k else None) for k in range(2))
     whole = UnitSurvey(surveyed, (("mp-2", "does not decode"),))
-    content, store = whole.to_bytes(), Store(tmp_path)
+    content, store = json.dumps(with_checksum(dataclasses.asdict(whole))).encode(), Store(tmp_path)
 
     def parse(damaged: bytes) -> UnitSurvey:
         store.write(unit.part("json"), damaged)

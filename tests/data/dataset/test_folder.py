@@ -55,8 +55,8 @@ def test_a_folder_becomes_two_sets(densities, tmp_path, capsys):
     assert "2 duplicates: copy (of NaF), same (of NaF)" in words
     every = [name for split in data.splits.values() for name in split]
     assert sorted(every) == ["Mg", "MgCl2", "MgF2", "MgO", "NaCl", "NaF", "NaF-strained"]
-    held = {data.formulas[name] for name in data.splits["validation"]}
-    assert held and not held & {data.formulas[name] for name in data.splits["train"]}
+    train, held = ({data.load(name).formula for name in data.splits[split]} for split in ("train", "validation"))
+    assert held and not held & train
     train, validation = (open_shards(str(data.folder / split)) for split in ("train", "validation"))
     assert train.codec.sha256 == validation.codec.sha256 and train.promolecule is not None
     assert train.codec.n_density_tokens == data.n_density_tokens <= 64
@@ -163,7 +163,6 @@ def test_what_was_held_out_is_found_by_its_record(prepared, tmp_path, monkeypatc
         same = found()
     assert same.splits == {"validation": names} and same.n_density_tokens == data.n_density_tokens
     assert same.load.paths == {name: data.load.paths[name] for name in names}
-    assert {name: same.formulas[name] for name in names} == {name: data.formulas[name] for name in names}
     # Called otherwise and packed it is the same density; that others have gone says nothing of what was held out.
     shutil.copytree(densities, tmp_path / "other")
     for name, path in data.load.paths.items():
@@ -223,9 +222,9 @@ def test_settings_decide_the_data(prepared, tmp_path):
         prepare(densities, tmp_path, replace(REQUEST, most_bins=4))
     # Without the POSCAR the elements of the VASP 4 file are those that are named.
     (densities / "NaCl" / "POSCAR").unlink()
-    assert "NaCl" not in prepare(densities, tmp_path / "without").formulas
+    assert "NaCl" not in prepare(densities, tmp_path / "without").splits["train"]
     named = prepare(densities / "NaCl", tmp_path / "named", replace(REQUEST, species=("Na", "Cl")))
-    assert named.formulas == {"NaCl": "ClNa"} and list(named.splits) == ["train"]
+    assert named.load("NaCl").formula == "ClNa" and list(named.splits) == ["train"]
 
 
 def test_damage_is_one_error(prepared, tmp_path):

@@ -17,8 +17,6 @@ from tomat.data.codec.quantiser import FineBins, optimal_cuts
 Objective = Literal["absolute", "squared"]
 OBJECTIVES: tuple[Objective, ...] = ("absolute", "squared")
 
-DEFAULT_BINS = 16_384
-
 _TABLES = ("edges", "medians", "means")
 
 _CHUNK_VOXELS = 1 << 16
@@ -96,9 +94,8 @@ class LloydMaxCodec:
         return first.astype(np.uint16), bits, int((last - first).max())
 
     def encode(self, rho: np.ndarray) -> np.ndarray:
-        """Bin of each density, `np.searchsorted(edges, rho, side="right")` by the bits of the float32: uint16 [...].
-        Negative values go to bin 0; NaN is the caller's to exclude, as `DensityGrid` does. `rho`: float32 [...], in
-        `unit`."""
+        """Bin of each density, float32 [...] in `unit`: `np.searchsorted(edges, rho, side="right")` by the bits of the
+        float32, uint16 [...]; 0 of negative values. NaN is the caller's to exclude."""
         values = np.asarray(rho, dtype=np.float32)
         bits = np.ascontiguousarray(values).reshape(-1).view(np.int32)
         table, edge_bits, corrections = self._lookup
@@ -158,7 +155,7 @@ class LloydMaxCodec:
 
 
 def fit_lloyd_max(
-    histogram: DensityHistogram, n_bins: int = DEFAULT_BINS, objective: Objective = "absolute"
+    histogram: DensityHistogram, n_bins: int = 16_384, objective: Objective = "absolute"
 ) -> LloydMaxCodec:
     """Fit bins and reconstructions to all the voxels of a histogram, for both objectives, whose floors belong side by
     side; the codec is of the one asked for. Floor: NMAE of all voxels when each is replaced by its reconstruction."""

@@ -134,9 +134,8 @@ def _worth(gains: np.ndarray, costs: np.ndarray) -> int:
 
 
 def _move(fine: FineBins, cuts: np.ndarray, absolute: bool) -> tuple[np.ndarray, float]:
-    """The best cuts of all whose k-th lies between the old ones k - `WINDOW` and k + `WINDOW`, and their error.
-    Where the best predecessor of a cut lies grows with the cut, so that the row in the middle of a range halves what
-    is left."""
+    """The best cuts of all whose k-th lies between the old ones k - `WINDOW` and k + `WINDOW`, and their error. Where
+    the best predecessor lies grows with the cut, so that the row in the middle of a range halves the rest."""
     n, n_fine = len(cuts) - 1, int(cuts[-1])
     k = np.arange(n + 1)
     low = np.maximum(cuts[np.maximum(k - WINDOW, 0)], k)

@@ -13,8 +13,6 @@ from tomat.base.reporting import replacing
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.lloyd_max import OBJECTIVES, LloydMaxCodec, Objective
 
-PICTURE_FORMATS = (".svg", ".png")
-
 
 def codec_figures(codec: DensityCodec) -> dict[str, Any]:
     """The figures of a codec, JSON-ready, units in the keys ("unit" is that of the codec); of a Lloyd-Max codec also
@@ -93,8 +91,8 @@ def relative_widths(codec: LloydMaxCodec) -> np.ndarray:
 
 def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
     """Draw where the voxels are and where the bins are, a decade, and how wide the bins are."""
-    if path.suffix not in PICTURE_FORMATS:
-        raise TomatError(f"A picture is {' or '.join(PICTURE_FORMATS)}, not {path.name}.")
+    if path.suffix not in (".svg", ".png"):
+        raise TomatError(f"A picture is .svg or .png, not {path.name}.")
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -74,7 +74,6 @@ class FolderData:
     splits: Mapping[str, tuple[str, ...]]
     """Materials that have rows, by split; a split without any is not there."""
     n_density_tokens: int
-    formulas: Mapping[str, str]
     load: "DensityReader" = field(repr=False)
 
 
@@ -135,9 +134,8 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
 
 
 def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
-    """What a run held out of the densities below a path, by its record, with their files as they lie there now: those
-    with the bytes recorded or, renamed or packed since, that density. Nothing is written; its only split is
-    `validation`."""
+    """What a run held out of the densities below a path, by its record, with their files as they lie there now: the
+    bytes recorded or, renamed or packed since, that density. Nothing is written."""
     recorded, plan = _recorded(folder), read_plan(Store(folder / "validation"))
     if recorded is not None and not recorded.validation_formulas:
         raise TomatError(f"run '{run_name}' held nothing out of {place}; name densities with --input.")
@@ -173,8 +171,7 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
             "back what the run began with, or name densities with --input."
         )
     bins = open_shards(str(folder / "validation")).codec.n_density_tokens
-    formulas = {name: each.formula for name, each in held.items()}
-    return FolderData(folder, {"validation": tuple(names)}, bins, formulas, DensityReader(paths, rules))
+    return FolderData(folder, {"validation": tuple(names)}, bins, DensityReader(paths, rules))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -247,7 +244,7 @@ def _tokenized(
     if shown := compositions.get("validation"):
         rest = f"{words['validation']} held out ({', '.join(shown[:8])}{', ...' if len(shown) > 8 else ''})"
     console.print(f"{words['train']} to learn from, {rest}; {bins:,} bins", soft_wrap=True)
-    return FolderData(folder, splits, bins, formulas, reader)
+    return FolderData(folder, splits, bins, reader)
 
 
 def _fit(

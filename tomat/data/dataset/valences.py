@@ -162,10 +162,8 @@ POTCAR_NAMES = ("POTCAR", "POTCAR.gz")
 
 _ELEMENT = re.compile(r"^[ \t]*VRHFIN[ \t]*=[ \t]*([A-Z][a-z]?)", re.MULTILINE)
 _VALENCE = re.compile(r"\bZVAL\s*=\s*([\d.]+)")
-"""Element and valence of each potential: `VRHFIN =Na: ...`, then `POMASS = 22.990; ZVAL = 1.000` (VASP's POTCAR).
-
-These two lines alone, and not pymatgen's `Potcar`: that wants whole data sets, warns of each that its table of hashes
-lacks, and takes seconds to import."""
+"""Element and valence of each potential of a POTCAR: `VRHFIN =Na: ...`, then `POMASS = 22.990; ZVAL = 1.000`. Not by
+pymatgen's `Potcar`, which wants whole data sets and takes seconds to import."""
 
 
 def potcar_beside(path: str) -> Path | None:

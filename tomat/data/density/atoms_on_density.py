@@ -1,8 +1,5 @@
-"""Do these atoms sit on this density?
-
-Every density is near a sum of atoms: one radial function for each element, fitted to the density itself, whatever its
-cores, leaves some percent of it. Around places where no atoms are it leaves half and more.
-"""
+"""Do these atoms sit on this density? Every density is near a sum of atoms: one radial function for each element,
+fitted to it, leaves some percent, whatever its cores; around places where no atoms are it leaves half and more."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

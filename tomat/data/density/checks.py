@@ -277,10 +277,7 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Seque
 
 def unit_hint(reading: Reading) -> str:
     """What is said of a cube whose values are in another unit."""
-    return (
-        f"this cube is in e/Å³, not in e/bohr^3: so it holds {reading.words()}, and `--accept cube_e_per_a3` reads it "
-        "so."
-    )
+    return f"this cube is in e/Å³, not in e/bohr^3: it holds {reading.words()}; `--accept cube_e_per_a3` reads it so."
 
 
 def _ends_are_one(values: np.ndarray, axis: int) -> bool:

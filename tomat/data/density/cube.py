@@ -13,13 +13,12 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.data.density import limits
 from tomat.data.density.checks import density_of
-from tomat.data.density.chgcar import Parts
+from tomat.data.density.chgcar import Location, Parts
 from tomat.data.density.elements import SYMBOLS
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules, check_kind
 
-Location = str | os.PathLike[str]
 KIND = "cube"
 SUFFIXES = (".cube", ".cub")
 _VALUE_BYTES = 32

@@ -52,10 +52,8 @@ _NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
 
 
 def atomic_number(symbol: str) -> int:
-    """Z of a chemical symbol; a KeyError if it is that of no element.
-
-    Deuterium and tritium are hydrogen to a density. An oxidation state after the symbol (`O2-`) is ignored.
-    """
+    """Z of a chemical symbol (a KeyError if it is none): deuterium and tritium are hydrogen, the oxidation state of
+    `O2-` is ignored."""
     bare = symbol.rstrip("+-0123456789.")
     return 1 if bare in ("D", "T") else _NUMBER_OF[bare]
 
@@ -93,8 +91,7 @@ def fewest_valence_electrons(number: int) -> int:
         return 1  # copper, silver, gold
     if period_length == 32 and outside <= 17:
         return 3  # lanthanides and actinides, up to Lu and Lr
-    group = outside if period_length == 18 else outside - 14
-    return group
+    return outside if period_length == 18 else outside - 14
 
 
 def reduced_formula(atomic_numbers: Sequence[int]) -> str:

@@ -24,10 +24,8 @@ shell, passes this at Z = 29; pseudopotential and PAW valence densities peak bet
 
 @dataclass(frozen=True, eq=False)
 class DensityGrid:
-    """An electron density and the crystal it belongs to.
-
-    The grid has no duplicate end points: voxel `[i, j, k]` is the value at fractional position `(i/nx, j/ny, k/nz)`.
-    """
+    """An electron density and the crystal it belongs to: voxel `[i, j, k]` lies at `(i/nx, j/ny, k/nz)` of the cell,
+    without duplicate end points."""
 
     rho: np.ndarray
     """float32 `[nx, ny, nz]`, e/Å³, C order."""

@@ -74,9 +74,8 @@ def is_chgcar(location: str) -> bool:
 
 
 def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
-    """Call `read`, and make a TomatError that names the file of whatever it raises, but for a MemoryError. A file
-    can be broken in ways that surface anywhere in Zarr, pymatgen, NumPy or a decompressor, each with exceptions of
-    its own."""
+    """Call `read`, and make a TomatError that names the file of whatever it raises, but for a MemoryError: what is
+    broken may surface anywhere in Zarr, pymatgen, NumPy or a decompressor."""
     try:
         return read()
     except (TomatError, MemoryError):

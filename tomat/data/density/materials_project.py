@@ -11,13 +11,11 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.density.checks import density_of
-from tomat.data.density.chgcar import Parts
+from tomat.data.density.chgcar import Location, Parts
 from tomat.data.density.crystal import structure_from_dict
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.limits import COMPRESSION_ERRORS, BoundedText, check_grid_shape
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules, check_kind
-
-Location = str | os.PathLike[str]
 
 
 def read_materials_project(

@@ -1,7 +1,5 @@
-"""Densities as files that other codes read: each appears whole under its name, or not at all.
-
-What the formats are is in the module of each, imported where it is written; a CHGCAR is written by pymatgen.
-"""
+"""Densities as files that other codes read: each appears whole under its name, or not at all. A format's module is
+imported where it is written; a CHGCAR is written by pymatgen."""
 
 from __future__ import annotations
 

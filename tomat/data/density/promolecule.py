@@ -191,9 +191,8 @@ def _pair(words: str) -> tuple[int, int]:
 
 @dataclass
 class PromoleculeFit:
-    """Normal equations of the least-squares fit, to which densities are added one by one; each density weighs the
-    same, a voxel 1 / (rho + `WEIGHT_E_PER_A3`). Sums of floats depend on their order: add densities and parts in a
-    fixed one."""
+    """Normal equations of the least-squares fit, to which densities of one weight each are added, in a fixed order,
+    since sums of floats depend on it; a voxel weighs 1 / (rho + `WEIGHT_E_PER_A3`)."""
 
     basis: RadialBasis = field(default_factory=RadialBasis)
     n_materials: int = 0

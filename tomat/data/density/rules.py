@@ -1,6 +1,5 @@
-"""What a reader may assume, which of its refusals are lifted, and what the name and the title lines of a file say that
-it holds, in every format: codes write cores, spins, bands, differences, potentials and localisation functions as they
-write their densities, beside them."""
+"""What a reader may assume, which of its refusals are lifted, and what the name and the titles of a file say it holds:
+codes write cores, spins, bands, differences and potentials as they write their densities, beside them."""
 
 import argparse
 import re

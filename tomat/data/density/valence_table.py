@@ -1,8 +1,5 @@
-"""Valence electrons that pseudopotentials in use leave an element, and the electron counts they add up to.
-
-Each element brings what its potential leaves it, the same for each of its atoms. A count that no set of potentials
-gives is a density of another kind, in another unit, of other atoms, or of a charged cell.
-"""
+"""Valence electrons that pseudopotentials in use leave an element, and the counts they add up to. A count that no set
+gives is a density of another kind, in another unit, of other atoms, or of a charged cell."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
 from tomat.data.density.checks import density_of
-from tomat.data.density.chgcar import Parts
+from tomat.data.density.chgcar import Location, Parts
 from tomat.data.density.crystal import structure_from_dict
 from tomat.data.density.grid import DensityGrid, check_electrons
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules, check_kind
@@ -29,8 +29,6 @@ DIFFERENCE = "charge_density_diff"
 CHECKSUM = "sha256"
 CODEC_BYTES = 64
 """What a codec may add to a chunk that it cannot shrink."""
-
-Location = str | os.PathLike[str]
 
 
 def read_zarr(location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:

@@ -1,8 +1,5 @@
-"""Voxels outside the codec: what tokens cannot say about a density, counted by material.
-
-A density below the smallest that a codec was fitted to takes the first id above zero's (the two-token codec: zero's),
-one above the largest the last. Negative values are another thing: `DensityGrid.clipped_voxels` counts them.
-"""
+"""Voxels outside the codec, which tokens cannot say: below its smallest density they take the first id above zero's
+(the two-token codec: zero's), above its largest the last. `DensityGrid.clipped_voxels` counts negative ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

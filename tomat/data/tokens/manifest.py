@@ -1,6 +1,5 @@
-"""What is in a data set of tokens: which row holds which patch of which material, laid out before the first token. Rows
-run material by material, `patches_per_material` each; the anchors of a material follow from the data set's seed and its
-name alone, so any worker writes any rows."""
+"""What is in a data set of tokens: which row holds which patch of which material, material by material. Anchors follow
+from the data set's seed and a material's name alone, so any worker writes any rows."""
 
 import hashlib
 import json

@@ -62,9 +62,8 @@ class ShardSet:
 
     @property
     def content_sha256(self) -> str:
-        """Hash of all that decides which tokens stand in which row: layout, vocabulary, codec, rows, and the checksum
-        of every chunk's rows. Names of materials, their exact structures, the promolecule and where the set lies do
-        not count: sets from before there were such keep their hash."""
+        """Hash of all that decides which tokens stand in which row: layout, vocabulary, codec, and the checksums of the
+        rows; not of what lies beside, so that older sets keep theirs."""
         manifest = self.manifest
         content = {
             "layout": manifest.layout.to_dict(),

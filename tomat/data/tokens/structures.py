@@ -1,7 +1,5 @@
-"""The exact structures of a set's materials, beside its rows in one object; of older sets, what the rows say.
-
-A preamble rounds the lattice to 0.05 A and 0.2 degrees, too coarse to place atoms by.
-"""
+"""The exact structures of a set's materials, beside its rows in one object; of older sets, what the rows say: their
+preambles round the lattice to 0.05 A and 0.2 degrees, too coarse to place atoms by."""
 
 from __future__ import annotations
 

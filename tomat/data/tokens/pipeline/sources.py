@@ -1,6 +1,5 @@
-"""Densities to fit or tokenize, by name: `rho_gga` trees with id list and split, Materials Project objects, files and
-folders of any kind, the embedded ones. A material that is broken is its own fault and is skipped; a place that cannot
-be reached is tried again, and then ends the run."""
+"""Densities to fit or tokenize, by name. One that is broken is its own fault and is skipped; a place that cannot be
+reached is tried again, and then ends the run."""
 
 import json
 import time

@@ -107,10 +107,6 @@ class UnitSurvey:
     materials: tuple[Surveyed, ...]
     skipped: tuple[tuple[str, str], ...] = ()
 
-    def to_bytes(self) -> bytes:
-        """JSON with its checksum, the same for the same findings."""
-        return json.dumps(with_checksum(asdict(self)), sort_keys=True).encode()
-
 
 @dataclass(frozen=True)
 class Findings:
@@ -212,7 +208,7 @@ def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
     if found.histogram is not None:
         store.write(unit.part(HISTOGRAM), found.histogram.to_bytes())
     # Last: the record says that the others are there.
-    store.write(unit.part(RECORD), found.survey.to_bytes())
+    store.write(unit.part(RECORD), json.dumps(with_checksum(asdict(found.survey)), sort_keys=True).encode())
     return len(unit.materials)
 
 
@@ -256,10 +252,8 @@ def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitS
 def plan_set(
     job: ShardJob, findings: Iterable[Findings]
 ) -> tuple[ShardManifest, DensityCodec, Structures, Promolecule | None]:
-    """Fit codec and promolecule, unless given, to the findings of all units in their order; lay out the rows.
-
-    Returns a set before its first row, as `start_shards` takes it.
-    """
+    """Fit codec and promolecule, unless given, to the findings of all units in their order; lay out the rows. Returns
+    what `start_shards` takes."""
     histogram, sums = DensityHistogram(), PromoleculeFit()
     found: list[Surveyed] = []
     skipped: list[SkippedMaterial] = []

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tomat.base.errors import TomatError
+from tomat.data.codec.base import SHIFT
 from tomat.data.codec.files import load_codec, write_codec
-from tomat.data.codec.histogram import SHIFT, DensityHistogram
+from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
 
 RHO = np.random.default_rng(0).lognormal(-2, 1.8, 100_000).astype(np.float32)

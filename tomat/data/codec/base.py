@@ -15,6 +15,9 @@ UNITS = (UNIT_E_PER_A3, UNIT_RHO_TIMES_VOLUME)
 """Electrons per cubic angstrom; or density times cell volume, as CHGCAR and the first generation of tokens keep it."""
 
 CODEC_FORMAT_VERSION = 1
+MANTISSA_BITS = 13
+SHIFT = 23 - MANTISSA_BITS
+"""Bits of a float32 that name no fine bin (`histogram.py`)."""
 
 Decoder = Literal["median", "mean"]
 DECODERS: tuple[Decoder, ...] = ("median", "mean")

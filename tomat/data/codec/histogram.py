@@ -13,10 +13,8 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_bytes
-from tomat.data.codec.base import UNIT_E_PER_A3, check_unit
+from tomat.data.codec.base import MANTISSA_BITS, SHIFT, UNIT_E_PER_A3, check_unit
 
-MANTISSA_BITS = 13
-SHIFT = 23 - MANTISSA_BITS
 N_FINE_BINS = 0x7F800000 >> SHIFT
 """Fine bins of all finite, non-negative float32."""
 FIRST_NORMAL_BIN = 0x00800000 >> SHIFT
@@ -57,8 +55,7 @@ class DensityHistogram:
         return self.n_zero + int(self.counts.sum())
 
     def add(self, rho: np.ndarray, material_id: str = "") -> None:
-        """Count every voxel of a density, or none if it is refused. `rho`: float32 [...], in `unit`, finite and at
-        least 0. An empty name is not kept."""
+        """Count every voxel of a density, float32 [...] in `unit`, or none; an empty name is not kept."""
         values = np.ascontiguousarray(rho, dtype=np.float32).reshape(-1)
         if material_id in self.material_ids:
             raise TomatError(f"Material {material_id} is counted already; count each material once.")

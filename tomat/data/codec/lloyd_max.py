@@ -5,14 +5,15 @@ for absolute error, and its mean, best for squared error."""
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.data.codec.base import CODEC_FORMAT_VERSION, DECODERS, Decoder, check_unit, content_sha256
-from tomat.data.codec.histogram import FIRST_NORMAL_BIN, SHIFT, DensityHistogram, fine_bin_edges
-from tomat.data.codec.quantiser import FineBins, optimal_cuts
+from tomat.data.codec.base import CODEC_FORMAT_VERSION, DECODERS, SHIFT, Decoder, check_unit, content_sha256
+
+if TYPE_CHECKING:  # a prediction reads codecs and fits none
+    from tomat.data.codec.histogram import DensityHistogram
 
 Objective = Literal["absolute", "squared"]
 OBJECTIVES: tuple[Objective, ...] = ("absolute", "squared")
@@ -38,8 +39,7 @@ class LloydMaxCodec:
     fitted_max: float
     """Largest density the fit saw, in `unit`; above it the last bin is a guess."""
     fitted_min: float = 0.0
-    """Smallest density above zero the fit saw, in `unit` (the lower edge of its fine bin); below it bin 1 is a guess.
-    0: not recorded, as in older codecs."""
+    """Smallest density above zero the fit saw, in `unit`; below it bin 1 is a guess. 0: not recorded."""
     fit: Mapping[str, Any] = field(default_factory=dict)
     """How the fit went: `n_voxels`, voxels of each bin (`counts`), `nmae_floor` of both objectives with both tables."""
 
@@ -155,10 +155,13 @@ class LloydMaxCodec:
 
 
 def fit_lloyd_max(
-    histogram: DensityHistogram, n_bins: int = 16_384, objective: Objective = "absolute"
+    histogram: "DensityHistogram", n_bins: int = 16_384, objective: Objective = "absolute"
 ) -> LloydMaxCodec:
     """Fit bins and reconstructions to all the voxels of a histogram, for both objectives, whose floors belong side by
     side; the codec is of the one asked for. Floor: NMAE of all voxels when each is replaced by its reconstruction."""
+    from tomat.data.codec.histogram import FIRST_NORMAL_BIN, fine_bin_edges
+    from tomat.data.codec.quantiser import FineBins, optimal_cuts
+
     if objective not in OBJECTIVES:
         raise TomatError(f"There is no objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
     if not 2 <= n_bins <= 1 << 16:

@@ -19,8 +19,7 @@ MAX_ERROR = 2.0**-18
 
 
 def encode_positions(frac_coords: np.ndarray) -> np.ndarray:
-    """Three ids for each coordinate, nearest rounding; a coordinate that rounds to 1 becomes 0, which is the same
-    place. `frac_coords` float [...] in [0, 1) to uint16 [..., 3] in [0, 512), [512, 768) and [768, 1024)."""
+    """Three ids, uint16 [..., 3], for each coordinate in [0, 1), nearest rounding; what rounds to 1 becomes 0."""
     coords = np.ascontiguousarray(frac_coords, dtype=np.float64).reshape(np.shape(frac_coords))
     if not np.all((coords >= 0) & (coords <= 1)):
         bad = coords[~((coords >= 0) & (coords <= 1))].flat[0]
@@ -40,8 +39,7 @@ def encode_positions(frac_coords: np.ndarray) -> np.ndarray:
 
 
 def decode_positions(ids: np.ndarray) -> np.ndarray:
-    """The coordinates that `encode_positions` rounded to, exactly: `encode_positions(decode_positions(ids)) == ids`.
-    Returns float64 [...], in [0, 1). `ids`: integers [..., 3] as `encode_positions` gives them."""
+    """The coordinates, float64 [...] in [0, 1), that `encode_positions` rounded to, exactly."""
     parts = np.asarray(ids, dtype=np.int64) - [0, N_EXPONENT_IDS, N_EXPONENT_IDS + N_BYTE_IDS]
     if np.any((parts < 0) | (parts >= [N_EXPONENT_IDS, N_BYTE_IDS, N_BYTE_IDS])):
         raise TomatError(

@@ -10,7 +10,8 @@ the floor against a histogram twice as fine: 0.01224 % against 0.01211 %.
 
 import numpy as np
 
-from tomat.data.codec.histogram import N_FINE_BINS, SHIFT, DensityHistogram, fine_bin_edges
+from tomat.data.codec.base import SHIFT
+from tomat.data.codec.histogram import N_FINE_BINS, DensityHistogram, fine_bin_edges
 
 WINDOW = 8
 """Intervals to each side of a cut among which dynamic programming moves it in one pass."""

@@ -50,8 +50,7 @@ class TwoTokenCodec:
         return 10.0**self.log10_low, 10.0**self.log10_high
 
     def encode(self, rho: np.ndarray) -> np.ndarray:
-        """Ids of each density, float32 [...] in `unit` and at least 0: uint16 [..., 2], coarse in [0, 512), fine in
-        [512, 4608)."""
+        """Ids of each density, at least 0 in `unit`: uint16 [..., 2], coarse in [0, 512), fine in [512, 4608)."""
         values = np.asarray(rho, dtype=np.float64)
         if not np.all((values >= 0) & (values < np.inf)):
             raise TomatError("A density to encode is negative or not finite; expected finite values of at least 0.")

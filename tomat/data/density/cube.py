@@ -70,8 +70,7 @@ class _Header:
 
 
 def _read_header(text: limits.BoundedText) -> _Header:
-    """Up to the values; with a negative number of atoms (Gaussian's `cubegen`) a list of data sets follows them, which
-    must be one."""
+    """Up to the values; a negative number of atoms (Gaussian's `cubegen`) says that one data set is named."""
     source = text.source
     titles = [text.line().decode("latin-1") for _ in range(2)]
     head = _words(text, "the number of atoms and the origin", 4, 5)

@@ -24,8 +24,7 @@ class RadialBasis:
     cutoff_a: float = 5.0
     """Distance from which on all are zero, A."""
     stretch_a: float = 0.5
-    """Knots are uniform in log(1 + r / stretch_a): with 16 functions they are 0.07 A apart at the nucleus, 0.35 A at
-    2 A."""
+    """Knots are uniform in log(1 + r / stretch_a): 16 lie 0.07 A apart at the nucleus, 0.35 A at 2 A."""
 
     def __post_init__(self) -> None:
         if self.n < 4 or not self.cutoff_a > 0 or not self.stretch_a > 0:

@@ -136,8 +136,7 @@ def is_partial(location: str) -> bool:
 
 
 def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> bool:
-    """Refuse a file that says, by name or titles, that it holds something else than the total density; True for a part
-    of the electrons, which `accept` lets in."""
+    """Refuse a file that says it is no total density; True for a part that `accept` lets in."""
     of_name, text = kind_of_name(location), "\n".join(titles)
     of_title = (kind for kind in KINDS if kind.title and re.search(kind.title, text, re.IGNORECASE))
     kind = of_name or next(of_title, None)

@@ -29,8 +29,7 @@ class ClippedMaterial:
     above_voxels: Count
     """Above the codec's largest density."""
     electron_share: Amount
-    """sum |decoded - density| over these voxels, over the sum of the density in the whole cell: the NMAE that they cost
-    (median decoder)."""
+    """sum |decoded - density| over these, over the sum of the density: the NMAE that they cost (median decoder)."""
 
     @property
     def voxels(self) -> int:

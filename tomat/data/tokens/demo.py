@@ -45,20 +45,12 @@ def write_demo_shards(
                 )
         return
     codec = fit_demo_codec(n_density_tokens, objective)
+    settings = {"layout": layout, "patches_per_material": patches_per_material, "seed": SEED}
     for split, plan in plans.items():
         place = folder / split
         # A set that is there keeps its own, or goes on without, if it is from before there were such.
         promolecule = fit_demo_promolecule() if plan is None else stored_promolecule(Store(place), plan)
-        write_shards(
-            place,
-            names[split],
-            load_demo,
-            layout=layout,
-            codec=codec,
-            patches_per_material=patches_per_material,
-            seed=SEED,
-            promolecule=promolecule,
-        )
+        write_shards(place, names[split], load_demo, codec=codec, promolecule=promolecule, **settings)
 
 
 @cache

@@ -94,8 +94,7 @@ class SequenceLayout:
         return self.preamble_tokens(n_atoms, patch_shape) + self.tokens_per_voxel * prod(patch_shape)
 
     def patch_shape(self, n_atoms: int) -> PatchShape:
-        """The patch with the most voxels beside `n_atoms` atoms: a cube of at most P^3, or of boxes with equally many
-        voxels that of the least surface; sides ascend."""
+        """The patch with most voxels beside `n_atoms` atoms, of equal boxes that of least surface; sides ascend."""
         if self.used_tokens(n_atoms, self.default_shape) <= self.context and not self.fills_context:
             return self.default_shape
         room = (self.context - self._preamble(n_atoms, says_shape=True)) // self.tokens_per_voxel

@@ -127,8 +127,7 @@ class ShardManifest:
     format_version: int = field(default=SHARD_FORMAT_VERSION)
     vocabulary_version: int = field(default=VOCABULARY_VERSION)
     has_checksum: bool = field(default=True, compare=False)
-    """False for a manifest that was read from an older file, without a checksum of its own. Not in the file; what is
-    written always has one."""
+    """False for one read from an older file, without a checksum of its own. Not in the file."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The shard set")

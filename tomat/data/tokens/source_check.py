@@ -31,8 +31,7 @@ def damaged_chunks(shards: ShardSet, blocks: Iterable[int] | None = None) -> dic
 
 
 def repair_chunks(shards: ShardSet, chunks: Iterable[int], get_grid: GetGrid) -> None:
-    """Write chunks again from the source; no other chunk is touched, and none changes the manifest. A chunk is left as
-    it is, and the source refused, if its densities give other tokens than those the manifest has the checksum of."""
+    """Write chunks again, and nothing else, from a source that gives the tokens of the manifest's checksum."""
     store = Store(shards.url)
     for chunk in chunks:
         rows = chunk_tokens(shards.manifest, chunk, get_grid, shards.codec)

@@ -204,8 +204,7 @@ class ChunkWriter:
 def begin_chunk(
     store: Store, array: ts.TensorStore, plan: ShardManifest, chunk: int, rows: np.ndarray
 ) -> ts.WriteFutures:
-    """Start to write the rows of one chunk as one object; they must not be changed afterwards. Returns the write under
-    way; its result raises TensorStore's own errors."""
+    """Start to write the rows of a chunk, which must not change; the result raises TensorStore's errors."""
     start, stop = plan.chunk_rows(chunk)
     if stop - start < plan.block_rows:
         # TensorStore reads a chunk that is not full, the last one, to keep its other rows, of which there are none, and

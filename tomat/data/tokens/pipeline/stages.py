@@ -297,8 +297,7 @@ def write_units(plan: ShardManifest, materials: Sequence[Material], missing: Seq
 
 
 def missing_chunks(store: Store, plan: ShardManifest, *, read: bool = False) -> list[int]:
-    """The chunks without a record, or whose object is gone: two listings. With `read` also those whose rows have
-    another checksum than their record."""
+    """The chunks without a record or object: two listings. With `read` also those that are damaged."""
     if plan.complete:
         return []
     records = set(store.names(PROGRESS_PREFIX))

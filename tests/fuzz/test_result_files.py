@@ -238,6 +238,7 @@ def test_hlo_module(folder: Path, program: HloProgram, suffix: str, count: int):
     fuzz_file(folder / f"a.hlo.pb{suffix}", whole, inputs, read_breakdown, count)
 
 
+@pytest.mark.filterwarnings("ignore:no peak is known")
 def test_breakdown(folder: Path, xspace: bytes):
     (folder / "b.xplane.pb").write_bytes(xspace)
     whole = load_breakdown(str(folder / "b.xplane.pb")).to_dict()

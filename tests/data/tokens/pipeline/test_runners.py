@@ -86,7 +86,10 @@ def test_a_worker_ends_by_itself_once_the_driver_has_all():
     """Else one that waits for the lock of another that was killed would hold up the pool for ever (CPython 3.12)."""
     context = multiprocessing.get_context("spawn")
     driver_is_done, done = context.Pipe(duplex=False)
-    with driver_is_done, ProcessPoolExecutor(1, context, None, _end_with_driver, (driver_is_done,)) as pool:
+    with (
+        driver_is_done,
+        ProcessPoolExecutor(1, context, initializer=_end_with_driver, initargs=(driver_is_done,)) as pool,
+    ):
         pool.submit(abs, 1).result(timeout=60)
         waiting = pool.submit(time.sleep, 120)
         done.close()

@@ -148,12 +148,12 @@ def load_retokenize_config(
     values = {} if config_path is None else read_yaml(config_path, "tokenize")
     over = parse_overrides(overrides) | {key: value for key, value in (flags or {}).items() if value is not None}
     values |= over
-    # draccus would take `true` for 1.
+    # draccus would take `true` for 1, and null for a number.
     numbers = {each.name for each in dataclasses.fields(RetokenizeConfig) if each.type in (int, float)}
     given = {key: value for key, value in values.items() if key in numbers}
     if isinstance(valences := values.get("valences"), Mapping):
         given |= {f"valences of {symbol}": electrons for symbol, electrons in valences.items()}
-    if bad := next((key for key, value in given.items() if isinstance(value, bool)), None):
+    if bad := next((key for key, value in given.items() if value is None or isinstance(value, bool)), None):
         raise TomatError(f"{bad} is {given[bad]}; expected a number.")
     try:
         return draccus.decode(RetokenizeConfig, values)

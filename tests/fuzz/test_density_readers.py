@@ -6,7 +6,6 @@ flipped bits and lost or added bytes in a plain CHGCAR, cube or JSON the propert
 a `TomatError` comes out. What is compressed has a checksum, and so has what tomat writes.
 """
 
-import contextlib
 import copy
 import gzip
 import io
@@ -16,7 +15,7 @@ import shutil
 
 import numpy as np
 import pytest
-from fuzz_damage import BYTE_DAMAGE, SEEDS, damage_lines, damaged_bytes, fuzz, limits
+from fuzz_damage import BYTE_DAMAGE, SEEDS, damage_lines, damaged_bytes, fuzz
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
@@ -125,23 +124,6 @@ def test_lines_and_numbers_of_a_chgcar(tmp_path, kind):
     fuzz(("whole", 0), st.tuples(ways, SEEDS), damaged, 150)
 
 
-@pytest.mark.parametrize("largest", [3, 300, 30_000, 300_000])
-def test_cells_of_any_skew(tmp_path, largest):
-    """The same lattice by other vectors is read or refused, and soon; the values stay, so it is another density."""
-    for seed in range(12):
-        rng = np.random.default_rng(seed)
-        whole = np.eye(3, dtype=int)
-        i, j, k = rng.permutation(3)
-        whole[i, j], whole[k, j] = rng.integers(-largest, largest + 1), rng.integers(-3, 4)
-        lines = list(LINES["total"])
-        lines[2:5] = [" ".join(f"{x:.9f}" for x in row) for row in whole @ WHOLE.lattice]
-        coords = WHOLE.frac_coords @ np.round(np.linalg.inv(whole)) % 1
-        lines[8:10] = [" ".join(f"{x:.9f}" for x in row) for row in coords]
-        (tmp_path / "CHGCAR").write_text("\n".join(lines) + "\n")
-        with limits(), contextlib.suppress(TomatError):
-            read(tmp_path / "CHGCAR", comparable=False)
-
-
 COUNTS = ("0", "-0", "1", "-1", "2", "-2", "3", "7.5", "8", "-8", "10", "645", "10000", "10001", "16385", "99999999")
 COUNTS += ("2147483648", "9223372036854775808", "1e18", "1e308", "nan", "inf", "")
 
@@ -193,14 +175,12 @@ HUGE = 80 * 2**20
     "edit",
     [
         lambda: [CUBE[0], CUBE[1], "10000" + CUBE[2][5:], *CUBE[3:]],
-        lambda: [*CUBE[:3], *("645" + line[5:] for line in CUBE[3:6]), *CUBE[6:]],
         lambda: [*CUBE[:3], "268435456" + CUBE[3][5:], "1" + CUBE[4][5:], "1" + CUBE[5][5:], *CUBE[6:]],
         lambda: ["x" * HUGE],
         lambda: [*CUBE[:CUBE_VALUES], "0 " * (HUGE // 2)],
-        lambda: [*CUBE, *[""] * 2**22],
         lambda: [*CUBE[:CUBE_VALUES], *[""] * 2**22],
     ],
-    ids=["atoms", "grid", "one side", "title", "one line", "after", "no values"],
+    ids=["atoms", "one side", "title", "one line", "no values"],
 )
 def test_a_cube_that_claims_much_takes_little(tmp_path, edit):
     path = tmp_path / "a.cube.gz"

@@ -20,27 +20,6 @@ from tomat.data.tokens.shards import open_shards
 ALLOWED = {"max_skipped": 0.4}
 
 
-@pytest.fixture
-def bad_tree(tree):
-    """The tree, of whose materials two are broken in ways that surface outside tomat's own checks."""
-    (tree / "label" / "mp-0.zarr" / "zarr.json").write_bytes(b"")
-    array = tree / "label" / "mp-1.zarr" / "charge_density_total" / "zarr.json"
-    array.write_text(array.read_text().replace('"regular"', '"irregular"'))
-    return tree
-
-
-def test_tokenize_and_codec_fit_name_the_file(tmp_path, bad_tree, capsys):
-    codec, densities = str(tmp_path / "codec.json"), str(bad_tree / "label")
-    assert main(["codec", "fit", "--input", densities, "--bins", "20", "--output", codec]) == 0
-    fitted = capsys.readouterr().out.replace("\n", " ")
-    words = ["--layout", "v3-p7", "--codec", codec, "--patches_per_material", "4"]
-    assert main(["tokenize", "--input", densities, *words, "--output", str(tmp_path / "set")]) == 0
-    tokenized = capsys.readouterr().out.replace("\n", " ")
-    for name in ("mp-0", "mp-1"):
-        for printed in (fitted, tokenized):
-            assert f"skipped {name}: " in printed and f"{name}.zarr" in printed
-
-
 class Reader:
     """The reader of every kind, but that it raises for one material, so often."""
 

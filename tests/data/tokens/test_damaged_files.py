@@ -84,17 +84,6 @@ def test_set_of_before_there_were_checksums_goes_on_and_is_said_to_be_one(tmp_pa
     assert json.loads((tmp_path / "figures.json").read_text())["manifest_has_checksum"] is False
 
 
-def test_verify_with_a_damaged_request_is_one_line(tmp_path, tree, whole, capsys):
-    for content in (b"", b'{"source": {"colour": "red"}}', b'{"source": {"input": 3}}'):
-        (tmp_path / "whole" / "request.json").write_bytes(content)
-        assert main(["shards", "verify", str(tmp_path / "whole")]) == 2
-        error = capsys.readouterr().err
-        assert "request.json" in error and "--input and --source" in error and "Traceback" not in error
-    # With both given, there is nothing to read in it.
-    words = ["--input", str(tree), "--source", "rho_gga"]
-    assert main(["shards", "verify", str(tmp_path / "whole"), *words]) == 0
-
-
 def test_damaged_survey_of_a_finished_set_is_one_line(tmp_path, tree, capsys):
     words = ["retokenize", "--input", tree, "--output", tmp_path / "set", "--layout", "v3-p7", "--bins", "200"]
     words += ["--patches_per_material", "4", "--workers", "1"]

@@ -68,12 +68,6 @@ def test_layouts_of_cubes_are_written_as_they_always_were():
         assert SequenceLayout(**layout.to_dict()) == layout
 
 
-def test_padding_of_the_median_material():
-    # 21 fixed tokens and 10 an atom, counted off the specification's sequence.
-    assert LAYOUTS["v3-p19"].padding_share(12) == pytest.approx((8192 - 6859 - 21 - 120) / 8192)
-    assert LAYOUTS["v2-p14"].padding_share(12) == pytest.approx((8192 - 2 * 2744 - 36 - 120) / 8192)
-
-
 def test_unknown_and_impossible_layouts_are_refused():
     with pytest.raises(TomatError, match="v3-p19, v3-p20, v3-p15"):
         layout_named("v3-p21")

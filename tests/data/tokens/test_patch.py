@@ -130,12 +130,6 @@ def test_material_out_of_range_is_refused(make_grid, codec, changes, message):
         encode_rows(grid, np.zeros((1, 3), int), V3, codec)
 
 
-def test_largest_grid_and_lattice_fit(make_grid, codec):
-    grid = make_grid(shape=(1023, 1, 1), lattice=np.diag([51.15, 0.9, 0.9]))
-    read = decode_sequence(encode_sequence(grid, (1022, 0, 0), V3, codec), V3, codec)
-    assert read.grid_shape == (1023, 1, 1) and read.lattice_parameters[0] == pytest.approx(51.15)
-
-
 def test_layout_and_codec_that_disagree_are_refused(make_grid, codec):
     with pytest.raises(TomatError, match="writes 1 token"):
         encode_rows(make_grid(), np.zeros((1, 3), int), V3, TwoTokenCodec())
@@ -188,14 +182,9 @@ def silica():
 def test_sequence_in_words(silica, codec):
     lines = humanise(encode_sequence(silica, (1, 0, 0), WORDS_V3, codec), WORDS_V3, codec, first_voxels=2)
     token = codec.encode(np.float32(0.25))
-    assert lines[0] == "layout   p2: 64 tokens, 15 of them padding (23.4 %)"
     assert lines[4:6] == ["         Si  0.25000  0.00000  0.25000", "         O   0.75000  0.20000  0.75000"]
     assert lines[9] == f"         voxel 0 0 1  rho {token}  = {codec.decode(token):.5g} e/Å³" and "6 more" in lines[10]
-
-
-def test_v2_says_where_the_patch_lies_and_the_unit(silica):
-    codec = TwoTokenCodec()
-    lines = humanise(encode_sequence(silica, (3, 4, 5), WORDS_V2, codec), WORDS_V2, codec)
+    lines = humanise(encode_sequence(silica, (3, 4, 5), WORDS_V2, TwoTokenCodec()), WORDS_V2, TwoTokenCodec())
     assert "patch    2 x 2 x 2 voxels, first voxel 3 x 4 x 5" in lines
     # 0.25 e/Å³ in a cell of 60 A^3.
     assert any("max 15 e (density x cell volume)" in line for line in lines)

@@ -87,14 +87,6 @@ def test_show_a_density(tmp_path, shards, densities, capsys):
     assert capsys.readouterr().out.splitlines() == row
 
 
-def test_show_needs_one_source(shards, densities):
-    for arguments in ([], [shards, "--input", densities / "mp-0.zarr"]):
-        with pytest.raises(TomatError, match="Give a shard set, or a density"):
-            run("tokens", "show", *arguments)
-    with pytest.raises(TomatError, match="needs --codec"):
-        run("tokens", "show", "--input", densities / "mp-0.zarr")
-
-
 def test_defaults_in_the_help_are_those_of_the_settings():
     from tomat.app.token_verbs import SETTINGS
     from tomat.data.tokens.pipeline.config import RetokenizeConfig

@@ -199,13 +199,5 @@ def test_validation_takes_the_training_codec(tmp_path, retokenize_config, whole)
         retokenize(retokenize_config(tmp_path / "v2", codec=codec, layout="v2-p14"), PoolRunner(1))
 
 
-def test_two_token_layout_needs_no_fit(tmp_path, retokenize_config):
-    retokenize(retokenize_config(tmp_path / "v2", layout="v2-p14", patches_per_material=3), PoolRunner(1))
-    shards = open_shards(tmp_path / "v2")
-    assert shards.codec.tokens_per_voxel == 2 and shards.rows == 15
-    materials = {each.material_id: each for each in find_materials(retokenize_config(tmp_path / "v2"))}
-    assert compare_with_source(shards, range(15), lambda name: materials[name].read(1))["nmae_fraction"] < 1e-5
-
-
 def test_units_depend_on_the_number_of_materials_alone():
     assert [unit_size(n) for n in (1, 128, 129, 77_498)] == [1, 1, 2, 256]

@@ -256,8 +256,8 @@ def test_storage(tmp_path, name, lines, comparable):
     fuzz((), BYTE_DAMAGE, damaged, 200)
 
 
-@pytest.mark.parametrize("chunks", [None, 4])
-def test_stores(tmp_path, chunks):
+@pytest.mark.parametrize(("chunks", "count"), [(None, 150), (4, 80)])
+def test_stores(tmp_path, chunks, count):
     whole, path = tmp_path / "whole.zarr", tmp_path / "a.zarr"
     write_zarr(WHOLE, whole, chunks=chunks)
 
@@ -286,4 +286,4 @@ def test_stores(tmp_path, chunks):
         read(path)
 
     ways = st.sampled_from(["bytes", "bytes", "bytes", "empty", "lost", "swapped", "remove", "replace"])
-    fuzz(("bytes", (), 0), st.tuples(ways, BYTE_DAMAGE, SEEDS), damaged, 150)
+    fuzz(("bytes", (), 0), st.tuples(ways, BYTE_DAMAGE, SEEDS), damaged, count)

@@ -162,10 +162,10 @@ def test_codec_figures(tmp_path: Path):
         draw_codec(codec, path.with_suffix(".svg"))
 
     del record["content_sha256"]
-    fuzz_json(tmp_path / "codec.json", record, read, 30)
+    fuzz_json(tmp_path / "codec.json", record, read, 20)
     fits = VALUE_DAMAGE.map(lambda steps: damaged_document(record["fit"], steps))
     inputs = fits.map(lambda fit: json.dumps(record | {"fit": fit}).encode())
-    fuzz_file(tmp_path / "codec.json", json.dumps(record).encode(), inputs, read, 60)
+    fuzz_file(tmp_path / "codec.json", json.dumps(record).encode(), inputs, read, 40)
 
 
 def crystal_density() -> DensityGrid:

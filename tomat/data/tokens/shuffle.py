@@ -3,9 +3,9 @@ resumes at any step. Blocks of rows are permuted over the epoch, and the rows of
 (`train/loader.py` says why).
 
 Permutations of [0, n) are keyed and computed where they are asked for. Two constructions, chosen by n alone, both from
-Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. Up to `TABLE_SIZE` a table ("prefix cipher"):
-positions sorted by 64 random bits each, a uniformly random permutation (two equal words have probability below n^2 /
-2^65 = 3e-14). Beyond, where NIST SP 800-38G Rev. 1 trusts them, an alternating Feistel network on [0, a) x [0, b) with
+Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. Up to `TABLE_SIZE`, where Feistel networks
+are weakest, a table ("prefix cipher"): positions sorted by 64 random bits each, a uniformly random permutation (two
+equal words have probability below n^2 / 2^65 = 3e-14). Beyond, an alternating Feistel network on [0, a) x [0, b) with
 a = ceil(sqrt n), b = ceil(n / a) and modular addition ("generalised-Feistel cipher"), walked along its cycle until it
 lands below n ("cycle-walking cipher"): fewer than one walk in sqrt(n) takes a second step, since a * b - n < a. The
 round function is the SplitMix64 finaliser (Steele, Lea, Flood, OOPSLA 2014; constants of Stafford's variant 13) of the

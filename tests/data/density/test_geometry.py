@@ -129,7 +129,7 @@ def test_a_reduced_basis_is_the_shortest_of_the_same_lattice(seed):
 
 
 @pytest.mark.parametrize("skew", [300, 3e5, 9e5])
-def testneighbours_in_a_very_skewed_cell_are_those_of_the_plain_one(skew):
+def test_neighbours_in_a_very_skewed_cell_are_those_of_the_plain_one(skew):
     plain = np.diag([3.0, 3.0, 3.0])
     skewed = np.array([[3.0, 0, 0], [skew, 3.0, 0], [0, 0, 3.0]])
     numbers, coords = np.array([55, 17]), np.array([[0.1, 0.2, 0.3], [0.5, 0.7, 0.9]])

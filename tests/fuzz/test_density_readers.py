@@ -6,6 +6,7 @@ flipped bits and lost or added bytes in a plain CHGCAR, cube or JSON the propert
 a `TomatError` comes out. What is compressed has a checksum, and so has what tomat writes.
 """
 
+import contextlib
 import copy
 import gzip
 import io
@@ -15,7 +16,7 @@ import shutil
 
 import numpy as np
 import pytest
-from fuzz_damage import BYTE_DAMAGE, SEEDS, damage_lines, damaged_bytes, fuzz
+from fuzz_damage import BYTE_DAMAGE, SEEDS, damage_lines, damaged_bytes, fuzz, limits
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
@@ -122,6 +123,23 @@ def test_lines_and_numbers_of_a_chgcar(tmp_path, kind):
 
     ways = st.sampled_from(["remove", "repeat", "cut", "number", "grid", "counts"])
     fuzz(("whole", 0), st.tuples(ways, SEEDS), damaged, 150)
+
+
+@pytest.mark.parametrize("largest", [3, 300, 30_000, 300_000])
+def test_cells_of_any_skew(tmp_path, largest):
+    """The same lattice by other vectors is read or refused, and soon; the values stay, so it is another density."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        whole = np.eye(3, dtype=int)
+        i, j, k = rng.permutation(3)
+        whole[i, j], whole[k, j] = rng.integers(-largest, largest + 1), rng.integers(-3, 4)
+        lines = list(LINES["total"])
+        lines[2:5] = [" ".join(f"{x:.9f}" for x in row) for row in whole @ WHOLE.lattice]
+        coords = WHOLE.frac_coords @ np.round(np.linalg.inv(whole)) % 1
+        lines[8:10] = [" ".join(f"{x:.9f}" for x in row) for row in coords]
+        (tmp_path / "CHGCAR").write_text("\n".join(lines) + "\n")
+        with limits(), contextlib.suppress(TomatError):
+            read(tmp_path / "CHGCAR", comparable=False)
 
 
 COUNTS = ("0", "-0", "1", "-1", "2", "-2", "3", "7.5", "8", "-8", "10", "645", "10000", "10001", "16385", "99999999")

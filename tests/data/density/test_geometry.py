@@ -170,3 +170,10 @@ def test_it_is_what_a_fine_grid_approaches_whatever_the_cell_is_called(seed):
     assert on_grid.max() - 1e-5 <= radius_a <= on_grid.max() + step
     skewed = np.array([[1, 0, 0], [3, 1, 0], [-2, 4, 1]])  # the same crystal by other vectors
     assert void_radius_a(skewed @ lattice, coords @ np.linalg.inv(skewed)) == pytest.approx(radius_a, rel=1e-9)
+
+
+def test_a_voxel_is_as_far_as_its_nearest_image():
+    found = nearest_atom_a(np.diag([4.0, 5.0, 6.0]), np.array([[0.9, 0.0, 0.0]]), (4, 5, 6))
+    assert found.shape == (4, 5, 6)
+    assert found[0, 0, 0] == pytest.approx(0.4) and found[2, 0, 0] == pytest.approx(1.6)
+    assert found[0, 3, 3] == pytest.approx(np.sqrt(0.4**2 + 2**2 + 3**2))

@@ -28,6 +28,7 @@ with warnings.catch_warnings():
         "a.xsf": SALT.to(fmt="xsf") + "\n",
         "a.xyz": XYZ,
     }
+ODD = ("nan", "inf", "1e999", "-1", "0", "10001", "99999999", "1e300", "****", "x", "1_000", "²", "'", '"', "loop_", "")
 WAYS = st.sampled_from(["remove", "repeat", "cut", "number", "many", "storage"])
 
 
@@ -40,7 +41,7 @@ def test_structures_of_every_kind(tmp_path, name):
             return damaged_bytes(WHOLE[name].encode(), storage)
         rng = np.random.default_rng(seed)
         lines = WHOLE[name].replace(",", ",\n").split("\n")  # a JSON is one line
-        if not damage_lines(lines, how, 0, len(lines) - 1, rng):
+        if not damage_lines(lines, how, 0, len(lines) - 1, rng, ODD):
             place = int(rng.integers(len(lines)))
             lines[place:place] = [lines[place]] * int(rng.choice([1_000, 30_000]))
         return "\n".join(lines).encode()

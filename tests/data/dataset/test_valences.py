@@ -67,13 +67,6 @@ def test_a_potcar_settles_the_others(salts, tmp_path, capsys):
     assert again == valences and "valence electrons" not in told and "1 ignored: old/POTCAR" in told
 
 
-def test_one_element_of_a_potcar_settles_its_partner(salts, tmp_path, capsys):
-    (salts / "NaF" / "POTCAR").write_text(potcar(Na=1) + "   VRHFIN =F: cut off here\n")
-    valences, told = prepare(salts, tmp_path, capsys)
-    assert valences == {"Mg": 2, "O": 6, "Na": 1, "F": 7}
-    assert f"O 6, F 7, Mg 2 of the densities' electron counts; Na 1 of {salts / 'NaF' / 'POTCAR'}" in told
-
-
 def test_another_number_than_the_counts_is_refused_with_both(salts, tmp_path, capsys):
     place = salts / "MgO" / "POTCAR"
     place.write_text(potcar(Mg=8, O=6))

@@ -15,7 +15,6 @@ from tomat.data.density.checks import (
 )
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.cube import read_cube, write_cube
-from tomat.data.density.elements import plausible_electron_counts
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import check_electrons
 from tomat.data.density.rules import ACCEPTABLE, ReadRules
@@ -41,11 +40,6 @@ def test_values_are_those_of_a_density_in_its_unit(grid):
     ):
         with pytest.raises(TomatError, match=f"file: .*{message}"):
             check_rho_times_volume(wrong, of(grid))
-
-
-def test_all_electron_and_valence_counts_are_plausible():
-    least, most = plausible_electron_counts(np.array([3, 9]))
-    assert least < 8 and 12 < most  # Li-q1 + F-q7 to all electrons
 
 
 def test_check_electrons_refuses_rho_times_volume_taken_for_rho(grid):

@@ -64,8 +64,7 @@ class FineBins:
         return float((below + above + at_bin).sum())
 
     def errors(self, start: np.ndarray, stop: np.ndarray, absolute: bool) -> np.ndarray:
-        """float64 [...]: the least error of intervals of the fine bins from `start` up to, not including, `stop`; fine
-        bins count as voxels at their mean, so that one has no error."""
+        """The least error, float64 [...], of fine bins from `start` to before `stop`, each as voxels at its mean."""
         n, total, square = self.running_counts, self.running_sums, self._running_squares
         if absolute:
             middle = np.searchsorted(n, (n[start] + n[stop] + 1) // 2, side="left") - 1

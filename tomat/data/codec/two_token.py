@@ -60,8 +60,7 @@ class TwoTokenCodec:
         return np.stack([level // N_FINE, N_COARSE + level % N_FINE], axis=-1).astype(np.uint16)
 
     def decode(self, ids: np.ndarray, decoder: Decoder = "median") -> np.ndarray:
-        """Density of each pair of ids: the middle of the level in log10 for either decoder, 0 for level 0. Returns
-        float32 [...]. `ids`: integers [..., 2] as `encode` gives them."""
+        """Density, float32 [...], of each pair of ids: the middle of the level in log10, 0 for level 0."""
         ids = np.asarray(ids, dtype=np.int64)
         coarse, fine = ids[..., 0], ids[..., 1] - N_COARSE
         if np.any((coarse < 0) | (coarse >= N_COARSE) | (fine < 0) | (fine >= N_FINE)):

@@ -121,8 +121,7 @@ def lattice_parameters(lattice: np.ndarray) -> tuple[float, float, float, float,
 def shortest_distances_a(
     lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray
 ) -> dict[tuple[int, int], float]:
-    """The shortest distance in A, periodic images too, by pair of atomic numbers, the lower first; a pair of elements
-    that is nowhere among the eight nearest atoms of any atom is left out."""
+    """The shortest distance in A by pair of atomic numbers, the lower first, among the eight nearest of each atom."""
     first, second, distance_a = neighbours(lattice, frac_coords)
     numbers = np.asarray(atomic_numbers)
     pairs = np.sort(np.stack([numbers[first], numbers[second]], axis=1), axis=1)

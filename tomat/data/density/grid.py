@@ -112,8 +112,7 @@ class DensityGrid:
         return (self.rho * np.float64(self.volume_a3)).astype(np.float32)
 
     def patch(self, anchor: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """A sub-block of the endless crystal: float32 `shape`, a copy: element `[i, j, k]` is `rho[(anchor + (i, j, k))
-        mod grid_shape]`. `shape`: its sides in voxels, at least 1; also larger than the cell."""
+        """A block of the endless crystal, of any size: `[i, j, k]` is `rho[(anchor + (i, j, k)) mod grid_shape]`."""
         sides = [int(side) for side in shape]
         if len(sides) != 3 or len(anchor) != 3 or min(sides) < 1:
             raise TomatError(f"a patch needs an anchor and 3 sides of at least 1, found {list(anchor)} and {sides}.")

@@ -1,5 +1,4 @@
-"""How large a density may be, so that a damaged header or a crafted file is refused before memory is taken for it;
-and blocks of numbers in text, read whole within these limits or refused."""
+"""How large a density may be, before memory is taken for it; and blocks of numbers in text, read whole or refused."""
 
 import bz2
 import contextlib

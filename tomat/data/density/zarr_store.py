@@ -72,8 +72,7 @@ def parts_of_group(location: Location) -> Parts:
 def write_zarr(
     grid: DensityGrid, location: Location, *, chunks: int | None = None, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write one material where nothing is; `outputs.write_density` replaces what is there, in one step. `chunks`: side
-    of cubic chunks (the `rho_gga` set uses 16); None for one chunk."""
+    """Write one material where nothing is, in one chunk or cubic ones (of side 16 in the `rho_gga` set)."""
     import zarr
     from zarr.codecs import ZstdCodec
 

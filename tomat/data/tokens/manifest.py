@@ -29,8 +29,7 @@ IMPORTED_ANCHORS = "imported"
 """In place of a key for anchors that were drawn by another program and are not known."""
 
 CHECKSUM = "sha256 of the chunk's rows as little-endian uint16, without the padding of the last chunk"
-"""Of the decoded rows: the loader checks what it has read without reading it twice, and another compressor makes the
-same checksums. Damage of the stored object itself is caught by its crc32c."""
+"""Of the decoded rows, so that another compressor makes the same; a stored object is guarded by its crc32c."""
 
 
 @dataclass(frozen=True)

@@ -206,8 +206,7 @@ def request_identity(config: RetokenizeConfig, job: ShardJob, materials: Sequenc
 def _survey_in_store(
     config: RetokenizeConfig, job: ShardJob, store: Store, materials: Sequence[Material], runner: Runner
 ) -> tuple[ShardManifest, int]:
-    """Survey what is not surveyed, keeping each unit's findings in the output, refuse if too much is skipped, and start
-    the set. Returns its plan, and how many materials were surveyed."""
+    """Survey what is not surveyed, refuse if too much is skipped, start the set: its plan, and how many are new."""
     units = stages.survey_units(materials)
     records = set(store.names(stages.SURVEY_PREFIX))
     surveys = {

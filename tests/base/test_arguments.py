@@ -43,13 +43,9 @@ def test_places_to_write(tmp_path):
 def test_places_to_read(tmp_path):
     (tmp_path / "config.yaml").write_text("")
     assert parse(arguments.run_folder, str(tmp_path)) == tmp_path
-    for kind, place in (
-        (arguments.existing_file, tmp_path),
-        (arguments.existing_file, tmp_path / "none"),
-        (arguments.existing_file, "n" * 5000),
-        (arguments.run_folder, tmp_path / "config.yaml"),
-        (arguments.config_file("configs/train/"), tmp_path / "none"),
-    ):
+    files = [(arguments.existing_file, place) for place in (tmp_path, tmp_path / "none", "n" * 5000)]
+    files.append((arguments.config_file("configs/train/"), tmp_path / "none"))
+    for kind, place in (*files, (arguments.run_folder, tmp_path / "config.yaml")):
         with pytest.raises(TomatError, match="`test --help` says"):
             parse(kind, str(place))
 

@@ -39,12 +39,10 @@ def test_what_is_over_short_or_on_a_terminal_gets_no_lines():
 def test_a_pipe_gets_a_line_a_stage_and_a_sign_of_life():
     text = io.StringIO()
     with Stages(plain_console(file=text, width=200), repeat_seconds=0.2) as stages:
-        stages.show("200m [fast]", "lowering")
-        stages.show("200m [fast]", "compiling")
-        time.sleep(0.5)
-        stages.show("200m [fast]", "done")
+        for stage in ("lowering", "compiling", "done"):
+            stages.show("200m [fast]", stage)
+            time.sleep(0.5 if stage == "compiling" else 0.3)
         stages.say("a note")
-        time.sleep(0.5)
     lines = text.getvalue().splitlines()
     assert all(line.startswith("[") and " s] " in line for line in lines)
     said = [line.split(" s] ")[1] for line in lines]
@@ -58,6 +56,6 @@ def test_a_pipe_gets_a_line_a_stage_and_a_sign_of_life():
 def test_a_terminal_gets_how_long_each_stage_took():
     text = io.StringIO()
     with Stages(plain_console(file=text, width=200, force_terminal=True)) as stages:
-        stages.show("200m", "lowering")
-        stages.show("200m", "compiling")
+        for stage in ("lowering", "compiling"):
+            stages.show("200m", stage)
     assert re.search(r"200m: lowering took \d+ s(.|\n)*200m: compiling took \d+ s", text.getvalue())

@@ -54,7 +54,6 @@ def test_a_whole_record_is_what_was_written(tmp_path):
         (record(name=["a\nb"]), "rows[1].name is list of 1; expected str"),
         (record(name="bad"), "rows[1] is dict of 2; expected another name"),
         ({"rows": []}, "it is dict of 1; expected an object with the key shares"),
-        ({"rows": [], "shares": {"a": None}}, "shares[...] is dict of 1; expected float, got null"),
         ([], "it is list of 0; expected object"),
     ],
 )
@@ -85,11 +84,10 @@ def test_another_version_is_told_from_damage_and_its_keys_are_refused_where_aske
             typed(record() | {"format": stated}, Record, "r.json", "", version=("format", 1))
 
 
-def test_hashes_are_hexadecimal():
-    assert typed(["0" * 64], list[Sha256], "r.json", "")
-    for wrong in ("0" * 63, "0" * 65, "g" * 64, "0" * 64 + "\n"):
-        with pytest.raises(TomatError):
-            typed([wrong], list[Sha256], "r.json", "")
+@pytest.mark.parametrize("wrong", ["0" * 63, "0" * 65, "g" * 64, "0" * 64 + "\n"])
+def test_hashes_are_hexadecimal(wrong):
+    with pytest.raises(TomatError):
+        typed(["0" * 64, wrong], list[Sha256], "r.json", "")
 
 
 def test_a_signed_text_is_told_from_a_changed_one():
@@ -101,9 +99,7 @@ def test_a_signed_text_is_told_from_a_changed_one():
 
 @pytest.mark.parametrize("folder", ["lab", "sweeps", "data"])
 def test_records_of_before_are_read(folder):
-    paths = sorted((TRACKING / folder).glob("*.json"))
-    assert len(paths) > 3
-    for path in paths:
+    for path in sorted((TRACKING / folder).glob("*.json")):
         if folder == "data":
             assert read_record(TRACKING, path.stem)["run"]
         elif path.name.startswith("max-batch"):

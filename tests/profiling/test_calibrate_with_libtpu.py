@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 from pathlib import Path
@@ -10,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from another_libtpu import another_libtpu
 from calibrate_with_libtpu import build_parser, libtpu_in, read_compilers, read_tokamax
 from calibrate_with_libtpu_programs import (
     CHUNKED_LOSS,
@@ -39,7 +39,14 @@ TIMINGS = Path(__file__).parents[1] / "fixtures" / "kernels" / "timings.csv"
 
 @pytest.fixture
 def other(tmp_path):
-    return another_libtpu(tmp_path / "other")
+    """The installed libtpu, under another version, in a folder."""
+    folder, found = tmp_path / "other", importlib.util.find_spec("libtpu")
+    facts = folder / "libtpu-0.0.1.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: libtpu\nVersion: 0.0.1\n")
+    (folder / "libtpu").mkdir()
+    (folder / "libtpu" / "libtpu.so").symlink_to(Path(found.origin).with_name("libtpu.so"))
+    return folder
 
 
 def test_each_operation_may_have_a_compiler_of_its_own(other, tmp_path):

@@ -8,7 +8,7 @@ from markdown_reader import MARKDOWN, hostile, raw_html, read
 from tomat.base import reporting
 from tomat.base.report.document import empty_section, find_sections, replace_sections
 from tomat.base.report.formats import number
-from tomat.base.report.markdown import markdown, update_page
+from tomat.base.report.markdown import markdown, markdown_table, update_page
 from tomat.base.report.model import (
     Axis,
     Chart,
@@ -28,6 +28,7 @@ from tomat.base.report.model import (
 )
 from tomat.base.report.svg import chart_svg
 from tomat.base.report.terminal import show
+from tomat.base.report.text import code, fenced, plain
 
 LOSSES = Chart("Losses", [Series("a", [0, 1], [2.0, 1.0])], Axis("step"), Axis("loss"), "It falls.", "losses.svg")
 
@@ -59,6 +60,19 @@ def test_words_are_no_html_and_no_marker_of_a_page_and_every_letter_of_them_is_s
     assert list(find_sections(page, "x")) == ["a", "b"] and replace_sections(page, {"a": written}, "x") == page
     # A block of code that was left open does not swallow what follows.
     assert "<p>by hand</p>" in MARKDOWN.render(page)
+
+
+@settings(max_examples=300, deadline=None)
+@given(hostile)
+def test_words_are_shown_letter_by_letter(words):
+    line = " ".join(words.split())
+    for written in (plain(words), f"# {plain(words)}", markdown_table(("x",), [(plain(words),)])):
+        seen = read(written)
+        assert seen.tags <= {"p", "h1", "table", "thead", "tbody", "tr", "th", "td"}, written
+        assert line in " ".join(seen.text.split()) or not line, written
+    # With a bar it could be two cells of a table.
+    assert line in read(f"a {code(words)} b").text
+    assert read(fenced(words)).text.replace("&lt;!--", "<!--").split() == words.split()
 
 
 def test_words_are_no_markup_of_the_terminal(monkeypatch, capsys):

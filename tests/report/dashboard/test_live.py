@@ -33,22 +33,13 @@ def test_a_log_is_followed_through_everything_that_a_run_does_to_it(tmp_path):
     assert not log.read()[1].curves
 
 
-def test_a_line_that_is_not_whole_waits(tmp_path):
+def test_a_line_that_is_not_whole_waits_and_only_what_is_new_is_read(tmp_path, monkeypatch):
     log, path = LiveLog(str(tmp_path)), tmp_path / "metrics.jsonl"
     whole, half = lines(0, 10), lines(10, 11)
     path.write_text(whole + half[:9])
     assert log.read()[1].steps_done == 10
+    fed, feed = [], log._reader.feed
+    monkeypatch.setattr(log._reader, "feed", lambda line: fed.append(line) or feed(line))
     path.write_text(whole + half + "damage\n")
     found = log.read()[1]
-    assert (found.steps_done, found.unreadable) == (11, 1)
-
-
-def test_only_what_is_new_is_read(tmp_path, monkeypatch):
-    log, path = LiveLog(str(tmp_path)), tmp_path / "metrics.jsonl"
-    path.write_text(lines(0, 2000))
-    log.read()
-    fed = []
-    monkeypatch.setattr(log._reader, "feed", fed.append)
-    path.write_text(lines(0, 2003))
-    log.read()
-    assert len(fed) == 3
+    assert (found.steps_done, found.unreadable, len(fed)) == (11, 1, 2)

@@ -45,7 +45,7 @@ def test_a_page_stands_alone_and_escapes_what_it_is_given():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.text(max_size=9), st.lists(st.text(max_size=20) | st.integers(-(2**53), 2**53), max_size=3)))
+@given(st.dictionaries(st.text(max_size=9), st.lists(st.text(max_size=20), max_size=3)))
 def test_no_data_end_their_element(value):
     reader = HtmlReader(json_script("name", {"value": value, "end": HOSTILE}))
     assert reader.data == {"name": {"value": value, "end": HOSTILE}}
@@ -79,10 +79,8 @@ CELLS = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.intege
 def test_a_table_holds_its_text_and_sorts_by_the_values(rows):
     reader = HtmlReader(table_html(Table("All <of> it", [Column("name"), Column("value", number(2))], rows)))
     assert [row[0][0] for row in reader.tables[0]] == [name for name, _ in rows]
-    for (_, value), row in zip(rows, reader.tables[0], strict=True):
-        key = row[1][1]
-        assert (key is None) == (value is None)
-        assert value is None or float(key) == value
+    keys = [row[1][1] for row in reader.tables[0]]
+    assert [None if key is None else float(key) for key in keys] == [value for _, value in rows]
     assert reader.tags.count("button") == 2
     assert ("input" in reader.tags) == (len(rows) >= document.FILTER_FROM)
     assert "All <of> it" in reader.text

@@ -41,10 +41,8 @@ def test_curves_tables_and_densities_are_those_of_the_files(run):
     reference, prediction = density(seed=1), density(seed=2)
     write_density(reference, run / REFERENCE_DENSITY, "cube")
     write_density(prediction, run / PREDICTED_DENSITY, "cube")
-    found = {
-        "free_running": {"materials": [{"material_id": "<Si>", **MATERIAL}], "settings": {"materials_from": "here"}}
-    }
-    (run / "evaluation.json").write_text(json.dumps(found))
+    found = {"materials": [{"material_id": "<Si>", **MATERIAL}], "settings": {"materials_from": "here"}}
+    (run / "evaluation.json").write_text(json.dumps({"free_running": found}))
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config + "\nnote_of_the_user: '<script>alert(1)</script>'\n")
     page = run_page(str(run))

@@ -25,8 +25,9 @@ MEMORY = MemoryReport(
 
 
 def test_a_profile_has_every_operation_and_charts_of_the_whole_step(step):
-    page = breakdown_page(step, "profile")
-    reader = read_page(page_html(page))
+    # Modules are the scopes of the model.
+    assert [module_path(op) for op in step.ops[:3]] == [("Model", "scan(layer)", "Attention")] * 2 + [()]
+    reader = read_page(page_html(breakdown_page(step, "profile")))
     operations = next(rows for rows in reader.tables if len(rows[0]) == 14)
     assert {(row[0][0], float(row[5][1])) for row in operations} == {(op.name, op.seconds) for op in step.ops}
     assert "<model>.py:1" in reader.text and "A <step>" in reader.text and "A note." in reader.text
@@ -35,15 +36,10 @@ def test_a_profile_has_every_operation_and_charts_of_the_whole_step(step):
         assert math.isclose(sum(trace["values"]), 1e3 * step.step_seconds)
         assert len(set(trace["ids"])) == len(trace["ids"]) and set(trace["parents"]) <= {"", *trace["ids"]}
         assert "1 short operations" in trace["labels"]
-    points = [trace for figure in reader.figures for trace in figure["data"] if trace.get("mode") == "markers"]
-    [trace] = points
+    [trace] = [trace for figure in reader.figures for trace in figure["data"] if trace.get("mode") == "markers"]
     assert [text.split(":")[0] for text in trace["hovertext"]] == ["fusion.1", "fusion.2"]
     assert trace["y"] == [2e9 / 3e-3, 2e9 / 1e-3]
-    assert points[0]["x"][0] == 2000.0 and points[0]["x"][1] > points[0]["x"][0]  # that of no bytes at the right edge
-
-
-def test_modules_are_the_scopes_of_the_model(step):
-    assert [module_path(op) for op in step.ops[:3]] == [("Model", "scan(layer)", "Attention")] * 2 + [()]
+    assert trace["x"][0] == 2000.0 and trace["x"][1] > trace["x"][0]  # that of no bytes at the right edge
 
 
 def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(step):

@@ -2,15 +2,13 @@
 
 import pytest
 
-from tomat.report.pages.compare_page import sparkline, sparklines, write_comparison_page
+from tomat.report.pages.compare_page import PARTS, sparkline, sparklines, write_comparison_page
 from tomat.train.runs.compare import Comparison, RunView
 
 
 def view(name: str, losses: dict[int, float]) -> RunView:
-    parts = dict.fromkeys(
-        ("steps", "evaluation", "checkpoints", "profiler", "other", "compiling", "waiting_for_data", "hooks"), 1.0
-    )
-    return RunView(name, f"runs/{name}", {"last_loss": 2.0}, {"wall": 5.0, **parts}, losses, {2: 3.0})
+    parts = dict.fromkeys((part for part, _ in PARTS), 1.0) | {"wall": 5.0}
+    return RunView(name, f"runs/{name}", {"last_loss": 2.0}, parts, losses, {2: 3.0})
 
 
 def comparison(reasons: tuple[str, ...] = (), windows: bool = True) -> Comparison:

@@ -1,7 +1,5 @@
 """`tomat plan --calibrate --kernels FILE`: the model of a chip fitted to kernels that it has timed, with its errors."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,10 +133,8 @@ def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any
 
 
 def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: Path) -> dict[str, Any]:
-    """The parameters that explain a chip's kernels best, and how far off they are on kernels left out of the fit.
-
-    Fewer kernels than `FEWEST_TO_FIT` are judged by the parameters on record.
-    """
+    """The parameters that explain a chip's kernels best, and how far off they are on kernels left out of the fit; fewer
+    kernels than `FEWEST_TO_FIT` are judged by the parameters on record."""
     chip = slice_named(SMALLEST_SLICES[chip_name]).chip
     table = TimedPrograms([(program.timing, program.work) for program in programs], chip_model.core_bandwidth(chip))
     fitted = fit(table) if len(programs) >= FEWEST_TO_FIT else None
@@ -147,16 +143,10 @@ def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: 
     else:
         at = chip_model.ChipModel.load(tracking_dir, chip).parameters
         errors = table.errors(at)
-    record: dict[str, Any] = {
-        "fitted": fitted is not None,
-        "parameters": {
-            name: {"value": getattr(at, name), "deviation": fitted.deviations[name] if fitted is not None else None}
-            for name in chip_model.NAMES
-        },
-        "all": summary(programs, errors),
-    }
-    groups = {"operations": [program.timing.op for program in programs], "bounds": table.bounds(at)}
-    for group, of in groups.items():
+    deviations = fitted.deviations if fitted is not None else {}
+    parameters = {name: {"value": getattr(at, name), "deviation": deviations.get(name)} for name in chip_model.NAMES}
+    record: dict[str, Any] = {"fitted": fitted is not None, "parameters": parameters, "all": summary(programs, errors)}
+    for group, of in (("operations", [program.timing.op for program in programs]), ("bounds", table.bounds(at))):
         record[group] = {}
         for name in sorted(set(of)):
             places = [place for place, its in enumerate(of) if its == name]
@@ -207,10 +197,8 @@ def kernels_report(record: Mapping[str, Any]) -> Report:
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in record["refused"]:
         groups[row["row"], row["reason"]].append(row["line"])
-    refused = [
-        (len(lines), name or f"line {lines[0]}", reason)
-        for (name, reason), lines in sorted(groups.items(), key=lambda item: -len(item[1]))
-    ]
+    most_first = sorted(groups.items(), key=lambda item: -len(item[1]))
+    refused = [(len(lines), name or f"line {lines[0]}", reason) for (name, reason), lines in most_first]
     without = Table("", columns("rows", "operation", "reason"), refused) if refused else "None."
     sections = (
         Section("", [lead]),

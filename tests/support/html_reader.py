@@ -18,7 +18,7 @@ class HtmlReader(HTMLParser):
 
     def __init__(self, written: str) -> None:
         super().__init__()
-        self.open: list[str] = []
+        self.open: list[tuple[str, dict[str, str | None]]] = []
         self.ids: list[str] = []
         self.references: list[str] = []
         self.tags: list[str] = []
@@ -26,47 +26,40 @@ class HtmlReader(HTMLParser):
         self.words: list[str] = []
         self.tables: list[list[list[tuple[str, str | None]]]] = []
         """Rows of the bodies of the tables: (text, sort key) of each cell."""
-        self._script: str | None = None
-        self._cell: list[str] | None = None
         self.feed(written)
         self.close()
         assert not self.open, f"never closed: {self.open}"
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
+        given, within = dict(attrs), self.is_in("tbody")
         self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-        if "id" in given:
-            self.ids.append(str(given["id"]))
+        self.open += [] if tag in VOID else [(tag, given)]
+        self.ids += [str(value) for name, value in attrs if name == "id"]
         self.references += [value for name, value in attrs if name in LOADS and value is not None]
         assert not [name for name in given if name.startswith("on")], f"{tag} has a handler in its text"
-        if tag == "script" and given.get("type") == "application/json":
-            self._script = str(given["id"])
         if tag == "tbody":
             self.tables.append([])
-        if tag == "tr" and "tbody" in self.open:
+        elif tag == "tr" and within:
             self.tables[-1].append([])
-        if tag == "td" and "tbody" in self.open:
-            self._cell = []
+        elif tag == "td" and within:
             self.tables[-1][-1].append(("", given.get("data-v")))
 
     def handle_endtag(self, tag):
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        assert self.open and self.open[-1][0] == tag, f"</{tag}> closes {self.open[-3:]}"
         self.open.pop()
-        if tag == "script":
-            self._script = None
-        if tag == "td" and self._cell is not None:
-            self.tables[-1][-1][-1] = ("".join(self._cell), self.tables[-1][-1][-1][1])
-            self._cell = None
 
     def handle_data(self, data):
-        if self._script is not None:
-            self.data[self._script] = json.loads(data)
-        elif self.open and self.open[-1] not in ("script", "style"):
+        tag, given = self.open[-1] if self.open else ("", {})
+        if tag == "script" and given.get("type") == "application/json":
+            self.data[str(given["id"])] = json.loads(data)
+        elif tag not in ("", "script", "style"):
             self.words.append(data)
-            if self._cell is not None:
-                self._cell.append(data)
+            if self.is_in("tbody") and self.is_in("td"):
+                text, key = self.tables[-1][-1].pop()
+                self.tables[-1][-1].append((text + data, key))
+
+    def is_in(self, tag: str) -> bool:
+        return any(name == tag for name, _ in self.open)
 
     @property
     def text(self) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 import yaml
-from small_commands import TOO_LONG, VERBS, required_words, small_commands, why_not
+from small_commands import TOO_LONG, VERBS, is_too_long, required_words, small_commands
 from tiny_run import tomat
 
 from tomat.app.cli import main
@@ -76,7 +76,7 @@ def test_every_verb_shows_every_letter_and_writes_the_keys_of_before(commands, t
             found[verb] = dict(sorted(keys_of(json.loads(report.read_text()))))
             report.unlink()
     assert not wrong
-    assert named >= 12 and {*commands, *filter(why_not, VERBS)} == {*VERBS}
+    assert named >= 12 and {*commands, *filter(is_too_long, VERBS)} == {*VERBS}
     assert all(any(verb == one or verb.startswith(f"{one} ") for verb in VERBS) for one in TOO_LONG)
     before = yaml.safe_load(JSON_KEYS.read_text())
     assert {verb: [*keys] for verb, keys in found.items()} == {verb: [*keys] for verb, keys in before.items()}
@@ -85,7 +85,7 @@ def test_every_verb_shows_every_letter_and_writes_the_keys_of_before(commands, t
 
 
 @pytest.mark.parametrize(
-    "verb", [verb for verb in filter(why_not, VERBS) if any(action.required for action in VERBS[verb]._actions)]
+    "verb", [verb for verb in filter(is_too_long, VERBS) if any(action.required for action in VERBS[verb]._actions)]
 )
 def test_a_refusal_names_the_file_as_it_is_called(verb, tmp_path, capfd):
     """Of verbs that would take long: what they are to read is damaged."""
@@ -123,7 +123,7 @@ def one_line(told: str) -> bool:
 
 @full_device
 def test_a_report_that_the_disk_does_not_take_is_one_line(commands, tmp_path, capfd):
-    reports = [verb for verb in VERBS if "--json" in flags(verb) and not why_not(verb)]
+    reports = [verb for verb in VERBS if "--json" in flags(verb) and not is_too_long(verb)]
     assert len(reports) > 12 and set(reports) <= set(commands)
     picture = tmp_path / "full.png"
     picture.symlink_to(FULL)

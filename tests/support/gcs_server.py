@@ -8,15 +8,16 @@ a bucket for experiments, as `tokenize/README.md` shows.
 import argparse
 import base64
 import json
-import random
 import re
 import threading
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
 from typing import Literal
 
 import google_crc32c
@@ -32,15 +33,12 @@ class Faults:
     share: float = 0.0
     """Part of all requests that fail."""
     kinds: tuple[Fault, ...] = ("429", "503", "drop", "truncate")
-    seed: int = 0
     only: Callable[[str, str], bool] = lambda method, path: True
     """Method and path of the requests that may fail."""
     counts: Counter = field(default_factory=Counter)
     """How many of each kind there were."""
-
-    def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
-        self.lock = threading.Lock()
+    random: Random = field(default_factory=lambda: Random(0))
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def draw(self, method: str, path: str) -> Fault | None:
         with self.lock:
@@ -117,8 +115,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(412)
         else:
             first, last = 0, len(content)
-            wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-            if wanted:
+            if wanted := re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "")):
                 low, high = wanted.groups()
                 first = int(low) if low else max(len(content) - int(high), 0)
                 last = min(int(high) + 1, len(content)) if low and high else len(content)
@@ -134,9 +131,7 @@ class Handler(BaseHTTPRequestHandler):
                 return self._refuse(404, "The specified bucket does not exist.")
             names = sorted(n for b, n in self.server.stored if b == bucket and n.startswith(prefix))
             items, prefixes, token = [], [], ""
-            for name in names:
-                if name < first or (end and name >= end) or name <= after:
-                    continue
+            for name in (one for one in names if first <= one and after < one and (not end or one < end)):
                 if len(items) == int(query.get("maxResults") or 1000):
                     token = items[-1]["name"]
                     break
@@ -274,14 +269,12 @@ class BucketServer(ThreadingHTTPServer):
 @contextmanager
 def serve_bucket() -> Iterator[BucketServer]:
     """A server of its own thread: `gs://bucket/` for whoever has its `environment`."""
-    with BucketServer() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with BucketServer() as server, ThreadPoolExecutor(1) as thread:
+        thread.submit(server.serve_forever)
         try:
             yield server
         finally:
             server.shutdown()
-            thread.join()
 
 
 def main() -> None:
@@ -290,9 +283,8 @@ def main() -> None:
     parser.add_argument("--fault_share", type=float, default=0.0, help="part of the requests that fail")
     args = parser.parse_args()
     with BucketServer(args.port) as server:
-        server.faults = Faults(args.fault_share)
-        for key, value in server.environment.items():
-            print(f"export {key}={value}", flush=True)
+        server.faults.share = args.fault_share
+        print(*(f"export {key}={value}" for key, value in server.environment.items()), sep="\n", flush=True)
         server.serve_forever()
 
 

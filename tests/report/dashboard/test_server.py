@@ -61,8 +61,8 @@ def test_every_run_is_a_row_and_names_are_text(runs):
     record = read_record(str(runs / "a run"))
     whole, partial = survey(record.url, record.temporary_url)
     expected, shown = summarise(record, whole, len(partial), 0.0).to_dict(), found["a run"]["summary"]
-    for key in ("steps_done", "first_loss", "last_loss", "validation_loss", "survived"):
-        assert shown[key] == expected[key]
+    keys = "steps_done", "first_loss", "last_loss", "validation_loss", "survived"
+    assert [shown[key] for key in keys] == [expected[key] for key in keys]
     assert found["a run"]["planned_step_seconds"] == 2.0
     page, own = web.get("/").text, web.get("/run/%3Cimg%20src%3Dx%3E").text
     assert '<a href="/run/a%20run">a run</a>' in page and "nothing written yet" in page

@@ -25,11 +25,9 @@ def shown(*items):
 @settings(max_examples=40, deadline=None)
 @given(st.tuples(*[st.integers(1, 4)] * 3), st.integers(0, 9), st.sampled_from([1, 2, 3]))
 def test_a_coarser_grid_keeps_the_points_that_it_shares(sides, seed, factor):
-    whole = [2 * factor * side for side in sides]
-    values = np.random.default_rng(seed).random(whole).astype(np.float32)
+    values = np.random.default_rng(seed).random([2 * factor * side for side in sides]).astype(np.float32)
     found = pages.coarser(values, values.size // factor**3)
-    assert found.dtype == np.float32
-    assert np.array_equal(found, values[::factor, ::factor, ::factor])
+    assert found.dtype == np.float32 and np.array_equal(found, values[::factor, ::factor, ::factor])
 
 
 @settings(max_examples=40, deadline=None)

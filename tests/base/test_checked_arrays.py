@@ -17,12 +17,9 @@ def test_round_trip_is_exact_and_bytes_are_those_of_the_content():
 
 
 def test_checksum_is_of_names_types_shapes_and_values():
-    changed = [
-        {**ARRAYS, "a": ARRAYS["a"].reshape(4, 3)},
-        {**ARRAYS, "a": ARRAYS["a"].astype(np.float32)},
-        {**ARRAYS, "a": ARRAYS["a"] + np.eye(3, 4)},
-        {"c" if name == "a" else name: values for name, values in ARRAYS.items()},
-    ]
+    a = ARRAYS["a"]
+    changed = [{**ARRAYS, "a": other} for other in (a.reshape(4, 3), a.astype(np.float32), a + np.eye(3, 4))]
+    changed.append({"c" if name == "a" else name: values for name, values in ARRAYS.items()})
     assert len({arrays_checksum(each) for each in (ARRAYS, *changed)}) == 5
     big = {**ARRAYS, "a": np.asfortranarray(ARRAYS["a"]).astype(">f8")}
     assert arrays_checksum(big) == arrays_checksum(ARRAYS)

@@ -22,7 +22,6 @@ PASSING = [
     ValueError("ABORTED: All 6 retry attempts failed: injected [http_response_code='429'] [source locations='a']"),
     ValueError("UNAVAILABLE: connection closed [source locations='a']"),
     TimeoutError(),
-    ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
     OSError(errno.ESTALE, "Stale file handle"),
 ]
 LASTING = [

@@ -2,7 +2,7 @@
 
 import html
 import re
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -15,17 +15,11 @@ hostile = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
-@dataclass
-class Seen:
-    """The tags and the text of what Markdown became."""
-
-    tags: set[str]
-    text: str
-
-
-def read(markdown: str) -> Seen:
+def read(markdown: str) -> SimpleNamespace:
+    """The `tags` and the `text` of what Markdown becomes."""
     rendered = MARKDOWN.render(markdown)
-    return Seen(set(re.findall(r"<(\w+)", rendered)), html.unescape(re.sub(r"<[^>]*>", "", rendered)))
+    text = html.unescape(re.sub(r"<[^>]*>", "", rendered))
+    return SimpleNamespace(tags=set(re.findall(r"<(\w+)", rendered)), text=text)
 
 
 def raw_html(markdown: str) -> list[str]:

@@ -94,8 +94,7 @@ def small_commands(place: Path, word: str) -> dict[str, list[str]]:
         "tokenize": [*tokenize, "--output", retold],
         "retokenize": [
             "retokenize", "--source", "embedded", "--split", "validation", "--codec", codec, "--layout", "v3-p7",
-            "--output", f"{retold}-3", "--patches_per_material", "1", "--workers", "1",
-            "--max_clipped_share", "1",
+            "--output", f"{retold}-3", "--patches_per_material", "1", "--workers", "1", "--max_clipped_share", "1",
         ],
         "tokens show": ["tokens", "show", shards],
         "shards info": ["shards", "info", shards],

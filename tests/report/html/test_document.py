@@ -89,8 +89,7 @@ def test_a_table_holds_its_text_and_sorts_by_the_values(rows):
 def test_a_long_table_says_what_it_leaves_out(monkeypatch):
     monkeypatch.setattr(document, "MOST_ROWS", 3)
     reader = HtmlReader(table_html(Table("Rows", [Column("n")], [(i,) for i in range(5)], ["sum"])))
-    assert len(reader.tables[0]) == 3
-    assert "The first 3 of 5 rows." in reader.text and "sum" in reader.text
+    assert len(reader.tables[0]) == 3 and "The first 3 of 5 rows." in reader.text and "sum" in reader.text
 
 
 def test_what_is_not_known_is_no_fact():

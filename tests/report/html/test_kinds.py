@@ -32,7 +32,6 @@ def test_each_kind_is_told_by_what_it_is(tmp_path, run, step):
     ("name", "content", "words"),
     [
         ("nowhere.json", None, "does not exist"),
-        ("cut.json", "{", "is not JSON"),
         ("other.json", "{}", "a JSON of another kind"),
         ("profile.json", '{"format_version": 1, "ops": 3}', "profile.json is damaged"),
         ("plan.json", '{"program_key": "x", "breakdown": null}', "the memory of the plan is damaged"),

@@ -8,13 +8,15 @@ import pytest
 from html_reader import read_page, values_of
 
 from tomat.base.errors import TomatError
+from tomat.base.report.svg import chart_svg
 from tomat.perf.cost.chip_model import Support
 from tomat.perf.cost.memory import LIVE_AT_PEAK, Buffer, MemoryReport, read_memory
 from tomat.perf.profile.breakdown import Roofs
+from tomat.perf.profile.categories import Category
 from tomat.report.html.document import page_html
 from tomat.report.html.kinds import page_of
 from tomat.report.html.step import breakdown_page, module_path
-from tomat.report.step import roofline_chart
+from tomat.report.step import COLOURS, roofline_chart, step_charts
 
 SPAN = {"estimate": 5e-3, "low": 4e-3, "high": 6e-3}
 BUFFER = Buffer(2**30, 2**29, "bf16[8]", "fusion.9", "fusion", "jit(step)/x", "model.py:3")
@@ -79,6 +81,17 @@ def test_a_plan_that_does_not_fit_shows_what_fills_the_memory_and_what_was_tried
     del report["nearest_fits"]  # of `--no_search`
     (tmp_path / "plan.json").write_text(json.dumps(report))
     assert "Nothing else was tried." in read_page(page_html(page_of(str(tmp_path / "plan.json")))).text
+
+
+def test_the_share_bar_names_every_category_and_every_chart_has_a_file(step):
+    charts = step_charts(step, "run")
+    assert [chart.file for chart in charts] == ["run-shares.svg", "run-roofline.svg", "run-steps.svg"]
+    drawn, shown = chart_svg(charts[0]), [row for row in step.categories if row.share > 0]
+    assert len(shown) == 3 and all(f"{row.name} {100 * row.share:.1f} %" in drawn for row in shown)
+    # A device without roofs has no roofline.
+    cpu = replace(step, roofs=Roofs("cpu"), step_times_seconds=())
+    assert [chart.file for chart in step_charts(cpu, "cpu")] == ["cpu-shares.svg"]
+    assert set(COLOURS) == set(Category) and len(set(COLOURS.values())) == len(COLOURS)
 
 
 def test_int8_products_have_a_roof_of_their_own(step):

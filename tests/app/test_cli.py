@@ -23,7 +23,6 @@ HEAVY = ("jax", "levanter", "pymatgen", "scipy", "matplotlib", "numpy")
 """JAX with Levanter takes 17 seconds of CPU time to import, and NumPy as long as everything else of `--help`."""
 
 
-LEAVES = {tuple(verb.split()): parser for verb, parser in VERBS.items()}
 RESULT = "result "
 CONFIG, RUN = "configs/train/demo.yaml", "tests/fixtures/run"
 CODE = """
@@ -51,8 +50,8 @@ def run_apart(lines: list[list[str]]) -> list[tuple[int, str, set[str]]]:
 
 
 def test_no_verb_imports_anything_heavy_for_its_help_or_to_refuse_a_flag():
-    helps = [["--help"], ["--version"], *([*words, "--help"] for words in LEAVES)]
-    wrong = [[*words, *required_words(" ".join(words), CONFIG, RUN), "--no_such_flag"] for words in LEAVES]
+    helps = [["--help"], ["--version"], *([*verb.split(), "--help"] for verb in VERBS)]
+    wrong = [[*verb.split(), *required_words(verb, CONFIG, RUN), "--no_such_flag"] for verb in VERBS]
     for words, (status, told, loaded) in zip([*helps, *wrong], run_apart([*helps, *wrong]), strict=True):
         if words in helps:
             assert status == 0 and not loaded, words
@@ -111,7 +110,7 @@ def test_wrong_words_are_one_line_before_anything_heavy(words, message, refusals
 
 
 def test_every_argument_of_every_verb_says_what_it_is_and_has_underscores():
-    for words, parser in LEAVES.items():
+    for words, parser in VERBS.items():
         assert parser.description, words
         flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
         assert not [flag for flag in flags if "-" in flag[2:]], words

@@ -44,10 +44,6 @@ def bench(folder: Path, *words: str) -> int:
     return main([*arguments, *words], build_parser())
 
 
-def one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def copy_run(source: Path, run: Path, settings: dict, factor: float, early: float = 1 + 1e-7) -> None:
     """A run as if it had learnt what another did, but for the loss of the late steps."""
     shutil.rmtree(run, ignore_errors=True)
@@ -96,8 +92,7 @@ def test_a_run_that_has_ended_is_left_alone(trained: Path, capsys):
     assert record["window_end_steps"] == [5, 10, 15, 20]
     assert 0 < record["base"]["held_out_nmae_median"]["mean"] < 2
     assert bench(trained, "--only", "base", "--steps", "10") == 2
-    said = one_line(capsys.readouterr().err)
-    assert "base-seed-3 holds a run with other settings (trainer.num_train_steps)" in said
+    assert "base-seed-3 holds a run with other settings (trainer.num_train_steps)" in capsys.readouterr().err
 
 
 def put_runs(folder: Path, variant: str, settings: dict, factor: float) -> None:
@@ -106,7 +101,7 @@ def put_runs(folder: Path, variant: str, settings: dict, factor: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_says_what_is_the_same_and_what_is_not(trained: Path, capsys):
+def test_the_page_says_what_is_the_same_and_what_is_not(trained: Path):
     tracking, report = trained / "tracking", trained / "all.json"
     words = ("--compare_only", "--docs", "--tracking_dir", str(tracking), "--json", str(report))
     put_runs(trained, "blocks", {"loss.block_positions": 64}, 1 + 1e-6)
@@ -128,10 +123,6 @@ def test_the_page_says_what_is_the_same_and_what_is_not(trained: Path, capsys):
     assert bench(trained, *words) == 1
     changed = page.read_text()
     assert "| not the same |" in changed and changed.endswith("\nWritten by hand.\n")
-
-    put_runs(trained, "blocks", {"loss.block_positions": 32}, 1.0)
-    assert bench(trained, *words) == 2
-    assert "blocks-seed-3 holds a run with other settings (loss.block_positions)" in one_line(capsys.readouterr().err)
 
 
 ONE = VARIANTS["variants"][0]

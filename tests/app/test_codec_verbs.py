@@ -62,15 +62,3 @@ def test_fit_goes_on_from_its_sums(densities, tmp_path):
     kept.write_bytes(b"no sums")
     with pytest.raises(TomatError, match="sums.npz is not the sums of a promolecule's fit.* Remove it and fit again."):
         run("fit", "--input", densities, "--sums", kept, "--output", tmp_path / "d.json")
-
-
-def test_fit_skips_what_cannot_be_read_and_says_so(densities, tmp_path, capsys):
-    bad = tmp_path / "mp-9.json.gz"
-    bad.write_bytes(b"not gzip")
-    run("fit", "--input", densities / "mp-0.zarr", bad, "--output", tmp_path / "promolecule.json")
-    assert "skipped mp-9: " in capsys.readouterr().out
-    with pytest.raises(TomatError, match="nothing to fit. The first reason: "):
-        run("fit", "--input", bad, "--output", tmp_path / "none.json")
-    assert not (tmp_path / "none.json").exists()
-    with pytest.raises(TomatError, match="Cannot read the promolecule"):
-        run("show", tmp_path / "none.json")

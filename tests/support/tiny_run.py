@@ -21,10 +21,10 @@ ONE_STEP = [
 WITHOUT_ATOMS = ["--model.environment", "null", "--density_dropout", "0"]
 
 STEADY = ["--optimizer.warmup", "2", "--optimizer.lr_schedule", "constant"]
-"""With these a run of 6 steps and one of 10 have the same program, which is compiled once for all tests."""
+"""With these runs of any number of steps have the same program, which is compiled once for all tests."""
 
 
-def tiny_run(steps: int, keep_every: int, *words: str, atoms: bool = False) -> list[str]:
+def tiny_run(steps: int, keep_every: int, *words: str, atoms: bool = False, steady: bool = True) -> list[str]:
     """Words for `load_config` or the command `train`: batches of four sequences, no evaluation unless `words` ask.
 
     `atoms`: with the environment and dropout of the demo, whose programs take a third more time to compile (28 against
@@ -35,7 +35,8 @@ def tiny_run(steps: int, keep_every: int, *words: str, atoms: bool = False) -> l
         *ONE_LAYER, "--data.patches_per_material", "4", "--trainer.train_batch_size", "4",
         "--trainer.num_train_steps", str(steps), "--trainer.checkpointer.keep", keep,
         "--trainer.max_eval_batches", "0", "--evaluation.patches_per_material", "0",
-        "--evaluation.free_running", "false", *([] if atoms else WITHOUT_ATOMS), *words,
+        "--evaluation.free_running", "false", *([] if atoms else WITHOUT_ATOMS),
+        *(STEADY if steady else []), *words,
     ]  # fmt: skip
 
 

@@ -9,13 +9,13 @@ from urllib.parse import unquote
 import pytest
 from forked import Forked, signalled
 from run_facts import losses
-from tiny_run import DEMO, STEADY, tiny_run
+from tiny_run import DEMO, tiny_run
 
 from tomat.train.run import train
 from tomat.train.settings.config import load_config
 
 STEPS = 8
-TINY = tiny_run(STEPS, 3, *STEADY)
+TINY = tiny_run(STEPS, 3)
 IMPATIENT = """
 import tensorstore as ts
 from tomat.base import storage

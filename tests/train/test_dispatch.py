@@ -22,7 +22,7 @@ import pytest
 from levanter.tracker.tracker import NoopTracker
 from levanter.trainer_state import TrainerState
 from run_facts import assert_same_model
-from tiny_run import DEMO, STEADY, tiny_run
+from tiny_run import DEMO, tiny_run
 
 from tomat.train import dispatch
 from tomat.train.dispatch import CompiledStep, ReadState, training_steps
@@ -36,7 +36,7 @@ from tomat.train.settings.schema import PauseConfig
 from tomat.train.tracking import TrainingProgress
 
 STEPS = 10
-TINY = tiny_run(STEPS, 7, *STEADY, "--trainer.steps_per_eval", "4", "--trainer.max_eval_batches", "1")
+TINY = tiny_run(STEPS, 7, "--trainer.steps_per_eval", "4", "--trainer.max_eval_batches", "1")
 CLOCKS = ("seconds", "_time", "/timing/", "tokens_per_second")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from forked import Forked, signalled
 from run_facts import losses
-from tiny_run import DEMO, STEADY, tiny_run
+from tiny_run import DEMO, tiny_run
 
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import newest_whole
@@ -19,12 +19,17 @@ from tomat.train.runs.history import read_events
 from tomat.train.settings.config import load_config
 
 STEPS = 8
-TINY = tiny_run(STEPS, 3, *STEADY)
+TINY = tiny_run(STEPS, 3)
 GRACE_SECONDS = 8
-HEARTBEAT_SECONDS = 100
-"""After which JAX 0.11.1 counts a silent host as lost (`heartbeat_timeout_seconds` of `jax.distributed.initialize`):
-the longest that the host that is left can wait. Mostly a broken collective tells it within seconds; once, in a whole
-run of the tests, it took 67 s."""
+HEARTBEAT_SECONDS = 25
+HEARTBEAT = f"""
+import jax
+from functools import partial
+
+jax.distributed.initialize = partial(jax.distributed.initialize, heartbeat_timeout_seconds={HEARTBEAT_SECONDS})
+"""
+"""After which a silent host counts as lost; JAX 0.11.1 takes 100 s. The host that is left can wait so long: sometimes a
+broken collective tells it within seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +55,9 @@ def start_pair(
     hosts = []
     for index in (0, 1):
         distributed = f"{{coordinator_address: '{address}', num_processes: 2, process_id: {index}}}"
-        own, changed = (second, second_environment or {}) if index == 1 else ((), {})
-        before, environment = before_second if index == 1 else "", {**os.environ, **changed}
-        hosts.append(Forked(*words, "--trainer.distributed", distributed, *own, env=environment, before=before))
+        own, changed, before = (second, second_environment or {}, before_second) if index == 1 else ((), {}, "")
+        own = ("--trainer.distributed", distributed, *own)
+        hosts.append(Forked(*words, *own, env={**os.environ, **changed}, before=HEARTBEAT + before))
     return hosts
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from fsspec.implementations.local import LocalFileSystem
 from run_facts import assert_same_model, events, flipped, losses
-from tiny_run import DEMO, STEADY, tiny_run
+from tiny_run import DEMO, tiny_run
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.data.codec.files import write_codec
@@ -29,7 +29,7 @@ from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.settings.meanings import changed_keys
 from tomat.train.startup import initialise
 
-TINY = tiny_run(6, 2, *STEADY)
+TINY = tiny_run(6, 2)
 
 
 def tiny(output_dir: Path, *words: str) -> TrainConfig:

@@ -28,7 +28,7 @@ from tomat.train.run import train
 from tomat.train.settings.config import TrainConfig, load_config
 
 TINY = tiny_run(
-    6, 2, "--model.num_layers", "2", "--optimizer.warmup", "2", "--trainer.mp", "f32", "--trainer.model_averaging",
+    6, 2, "--model.num_layers", "2", "--trainer.mp", "f32", "--trainer.model_averaging",
     "{type: ema, beta: 0.5}",
 )  # fmt: skip
 UNROLLED = ("--model.scan_layers", "false")

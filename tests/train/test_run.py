@@ -14,7 +14,7 @@ import yaml
 from forked import Forked, signalled
 from levanter.tracker import current_tracker
 from run_facts import assert_same_model, losses
-from tiny_run import DEMO, STEADY, tiny_run
+from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -32,7 +32,7 @@ from tomat.train.runs.lock import Holder
 from tomat.train.runs.run_log import read_lines
 from tomat.train.settings.config import TrainConfig, load_config
 
-TINY = tiny_run(6, 2, *STEADY, "--trainer.steps_per_eval", "3", "--trainer.max_eval_batches", "1")
+TINY = tiny_run(6, 2, "--trainer.steps_per_eval", "3", "--trainer.max_eval_batches", "1")
 
 
 def tiny(output_dir: Path, *words: str) -> TrainConfig:

@@ -77,7 +77,8 @@ class DataConfig:
         if self.source != "shards" and (self.train or self.validation):
             raise TomatError(f"{source}, yet data.train or data.validation is set; set data.source=shards.")
         if (self.source == "folder") != (self.input is not None):
-            raise TomatError(f"{source} and data.input {self.input!r}; source `folder` needs it, no other takes it.")
+            needs = "data.source=folder needs the folder of densities as data.input, no other source takes one"
+            raise TomatError(f"{source} and data.input {self.input!r}; {needs}.")
         check_range("data.", self, prefetch_batches=(0, MOST_PREFETCHED), n_density_tokens=2)
         check_range("data.", self, seq_len=(2, self.sequence_layout.context))
         if not 0 < self.codec_floor < 1 or not 0 <= self.validation_share < 1:

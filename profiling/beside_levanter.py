@@ -142,6 +142,8 @@ def levanter_model(config: TrainConfig) -> Qwen3Config:
         raise TomatError(f"{names}: there is no counterpart in Levanter's Qwen3; leave it out.")
     shared = {field.name for field in dataclasses.fields(Qwen3Config)} - {"sliding_window", "use_sliding_window"}
     values = {name: getattr(model, name) for name in shared}
+    if values["attn_backend"] == "cudnn":  # what it has on a GPU instead
+        values["attn_backend"] = None
     return Qwen3Config(**{**values, "gradient_checkpointing": model.checkpoint_policy})
 
 

@@ -276,7 +276,12 @@ def test_splash_kernels():
     assert fused.backward_flops(windowed, 1024) == 2 * 5 * 64 * 7 * 256**2
     # Levanter's own splash call, and the kernel away from TPUs.
     assert attention_kernels(LlamaConfig(), 1024, "tpu") == unfused
-    assert attention_kernels(DensityDecoderConfig(), 1024, "gpu").backend == "jax_flash"
+    assert attention_kernels(LlamaConfig(), 1024, "gpu").backend == "jax_flash"
+    assert attention_kernels(DensityDecoderConfig(), 1024, "gpu").backend == "cudnn"
+    assert attention_kernels(DensityDecoderConfig(), 1024, "cpu").backend == "jax_flash"
+    cudnn = attention_kernels(DensityDecoderConfig(attn_backend="cudnn"), 1024, "gpu")
+    assert cudnn.forward_flops(shape, 1024) == 2 * 2 * 64 * 36 * 128**2
+    assert cudnn.backward_flops(windowed, 1024) == 2 * 5 * 64 * (1 + 2 + 3 * 6) * 128**2
 
 
 def test_ragged_loss_blocks_are_rounded_up():

@@ -1,4 +1,5 @@
 import contextlib
+import math
 from functools import cache, partial
 
 import haliax as hax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from attention_cases import heads, plain, two_devices, values_and_gradients
 from haliax import Axis
+from haliax.nn.scan import ScanCheckpointPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
@@ -16,6 +18,8 @@ from levanter.layers.attention import AttentionBackend, AttentionMask
 from tomat.base.errors import TomatError
 from tomat.model.attention import DensityAttention, DensityAttentionConfig, resolve_backend, traced_platform
 from tomat.model.causal_blocks import flash_attention, flash_block
+from tomat.model.checkpoint_policies import ATTENTION_OUTPUT, QKV
+from tomat.model.cudnn import cudnn_attention
 from tomat.model.splash import kernel_sizes, splash_attention
 from tomat.model.tiles import SPLASH_BLOCKS, SplashBlockSizes
 
@@ -135,7 +139,7 @@ def test_flash_block_divides_the_sequence_or_is_refused(seq_len):
 
 def test_backend_follows_the_platform_of_the_mesh_and_not_of_this_machine():
     found = {platform: str(resolve_backend(None, platform)) for platform in ("tpu", "cpu", "gpu")}
-    assert found == {"tpu": "splash", "cpu": "jax_flash", "gpu": "jax_flash"}
+    assert found == {"tpu": "splash", "cpu": "jax_flash", "gpu": "cudnn"}
     assert resolve_backend(AttentionBackend.DEFAULT, "tpu") == "splash"
     assert resolve_backend(AttentionBackend.VANILLA, "tpu") == "vanilla"
     assert resolve_backend(AttentionBackend.SPLASH, None) == "splash"
@@ -174,3 +178,96 @@ def test_layer_applies_its_window_whatever_mask_it_gets():
     expected = plain(x, AttentionMask.causal(sliding_window=10)).array
     np.testing.assert_array_equal(windowed(x, AttentionMask.causal()).array, expected)
     assert not np.array_equal(plain(x, AttentionMask.causal()).array, expected)
+
+
+H100 = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+GPUS = AbstractMesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, abstract_device=H100)
+
+
+def lowered_for_gpus(window=None, seq_len=512, head_size=128, **mapping: str) -> str:
+    """The CUDA program of the gradient of cuDNN's attention, 4 heads of queries on 2 of keys, on a mesh of 2 x 2 GPUs;
+    needs no GPU."""
+    arrays = heads(4, 2, seq_len, head_size, jnp.bfloat16)
+
+    def gradient(*arrays):
+        attend = partial(cudnn_attention, window=window)
+        with hax.axis_mapping(mapping):
+            return jax.grad(lambda *each: attend(*each).array.astype(jnp.float32).sum(), argnums=(0, 1, 2))(*arrays)
+
+    with jax.sharding.use_abstract_mesh(GPUS):
+        return jax.jit(gradient).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_cudnn_traces_for_gpus_with_its_mask_and_splits_heads_over_them():
+    text = lowered_for_gpus()
+    assert text.count("@__cudnn$fmhaSoftmax(") == text.count("@__cudnn$fmhaSoftmaxBackward(") == 1
+    assert text.count(r"mask_type\22: \22CAUSAL") == 2 and text.count(r"sliding_window_length\22: 0") == 2
+    # positions before heads, as projections give them; the scale; the log-sum-exp that a policy can keep
+    assert "tensor<2x512x4x128xbf16>" in text and "tensor<2x4x512xf32>" in text
+    assert text.count(f"fmha_scale\\22: {1 / math.sqrt(128)}") == 2
+    assert "tensor<1x512x2x128xbf16>" in lowered_for_gpus(kv_head="model", batch="data")
+    windowed = lowered_for_gpus(window=100)
+    assert windowed.count(r"sliding_window_length\22: 100") == 2
+    with pytest.raises(TomatError, match="splits `position`"):
+        lowered_for_gpus(position="model")
+
+
+def test_a_policy_that_keeps_cudnns_output_runs_its_forward_kernel_once():
+    def text(names: list[str]) -> str:
+        layer, x = attention_layer(attn_backend="cudnn", head_dim=64)
+        policy = ScanCheckpointPolicy(save_block_internals=names)
+
+        def loss(x):
+            return policy.checkpoint("carry", "in", lambda c, m: m(c, AttentionMask.causal()))(x, layer).sum().scalar()
+
+        with jax.sharding.use_abstract_mesh(GPUS):
+            return (
+                jax.jit(jax.value_and_grad(loss))
+                .trace(x.astype(jnp.bfloat16))
+                .lower(lowering_platforms=("cuda",))
+                .as_text()
+            )
+
+    for kept, forward in (([ATTENTION_OUTPUT], 1), ([QKV], 2), ([QKV, ATTENTION_OUTPUT], 1)):
+        assert text(kept).count("@__cudnn$fmhaSoftmax(") == forward, kept
+
+
+class OtherGpu:
+    def __init__(self, kind: str, capability: str):
+        self.device_kind, self.compute_capability = kind, capability
+
+
+@pytest.mark.parametrize(
+    ("platform", "gpu", "head_size", "dtype", "said"),
+    [
+        ("cpu", None, 128, jnp.bfloat16, "the step is for cpu; cudnn needs an NVIDIA GPU"),
+        ("tpu", None, 128, jnp.bfloat16, "the step is for tpu"),
+        ("gpu", OtherGpu("Tesla V100", "7.0"), 64, jnp.float16, "V100 has compute capability 7.0; cudnn needs 8.0"),
+        (
+            "gpu",
+            OtherGpu("A100", "8.0"),
+            256,
+            jnp.bfloat16,
+            "256 numbers; on A100 cudnn takes multiples of 8 up to 128",
+        ),
+        ("gpu", OtherGpu("H100", "9.0"), 264, jnp.bfloat16, "multiples of 8 up to 256"),
+        ("gpu", OtherGpu("H100", "9.0"), 60, jnp.bfloat16, "multiples of 8"),
+        ("gpu", OtherGpu("MI300X", "gfx942"), 64, jnp.bfloat16, "MI300X is none of NVIDIA's"),
+        ("gpu", OtherGpu("H100", "9.0"), 64, jnp.float32, "float32; cudnn takes bfloat16"),
+        ("gpu", OtherGpu("A100", "8.0"), 128, jnp.bfloat16, None),
+        ("gpu", OtherGpu("H100", "9.0"), 256, jnp.bfloat16, None),
+    ],
+)
+def test_cudnn_is_chosen_where_the_gpu_has_it_and_refused_by_name_elsewhere(
+    monkeypatch, platform, gpu, head_size, dtype, said
+):
+    if gpu is not None:
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
+    resolve = partial(resolve_backend, platform=platform, head_size=head_size, dtype=dtype)
+    if said is None:
+        assert resolve("cudnn") == resolve(None) == "cudnn"
+        return
+    assert resolve(None) == ("splash" if platform == "tpu" else "jax_flash")
+    with pytest.raises(TomatError, match=f"{said}.*: use jax_flash or vanilla"):
+        resolve("cudnn")

@@ -39,6 +39,14 @@ def test_tensorboard_forgets_what_a_killed_process_wrote_beyond_its_checkpoint(t
     assert [one.purge_step for one in found if isinstance(one, TensorboardConfig)] == [7]
 
 
+def test_gpus_of_two_kinds_and_a_machine_without_a_gpu_are_one_line_each():
+    with pytest.raises(TomatError, match="several kinds, NVIDIA A100, NVIDIA H100, .* CUDA_VISIBLE_DEVICES"):
+        refuse_other_devices(load_config("demo"), FoundDevices("NVIDIA A100, NVIDIA H100", 2, 1))
+    for recipe in ("30m-h100", "200m-h100", "200m-h100-fast", "200m-h100x8"):
+        with pytest.raises(TomatError, match="expected [18] x NVIDIA H100 80GB HBM3 on 1 host .*, found 16 x cpu"):
+            refuse_other_devices(load_config(recipe), CPU)
+
+
 def test_the_devices_that_are_here_are_asked():
     assert found_devices() == FoundDevices("cpu", 2, 1)
     with pytest.raises(TomatError, match=r"expected 4 x TPU v6 lite on 1 host \(v6e-4\), found 2 x cpu on 1 host"):

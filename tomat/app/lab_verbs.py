@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_WORK_DIR = Path("runs/lab")
 DEFAULT_QUALITY_DIR = Path("runs/quality")
-OF_A_WINDOW = ("rounds", "repeats", "window_seconds", "steps", "warmup_steps")
+OF_A_WINDOW = ("rounds", "repeats", "window_seconds", "steps", "warmup_steps", "minutes")
 """Flags that `LabConfig` takes as they are."""
 
 
@@ -45,6 +45,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_flag(run, "--window_seconds", 1.0, "length of a window, at least 2 steps", type=positive_float)
     add_flag(run, "--warmup_steps", 4, "after the one that compiles", type=positive_int)
     run.add_argument("--steps", type=positive_int, help="of a window, instead of --window_seconds")
+    text = "begin no start that would end later; the same command goes on with what is left"
+    run.add_argument("--minutes", type=positive_float, help=text)
     _add_limits(run, row_seconds=600.0)
     _add_output(run, DEFAULT_WORK_DIR)
 

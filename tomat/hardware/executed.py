@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tomat.base.errors import TomatError
 from tomat.hardware.flops import TRAINING_PASSES, ModelShape, Products
 
-Backend = Literal["vanilla", "query_blocks", "jax_flash", "splash"]
+Backend = Literal["vanilla", "query_blocks", "jax_flash", "splash", "cudnn"]
 
 QKV_NAME = "qkv"
 ATTENTION_NAME = "attention_output"
@@ -25,6 +25,8 @@ MLP_NAME = "mlp_projections"
 """Checkpoint names of tomat's decoder (`tomat/model/decoder.py`): queries, keys and values; what attention yields;
 what its output projection gives; what the MLP's input projections give."""
 
+CUDNN_BLOCK = 128
+"""Tile of cuDNN's attention, which tells none: that of FlashAttention-3 (arXiv:2407.08608) for heads of 128."""
 DEFAULT_SPLASH_BLOCK = 512
 """Tile of Levanter's splash call where its configuration names none."""
 COMPUTE_BYTES = 2
@@ -72,8 +74,8 @@ class AttentionKernels:
         positions, heads = shape.heads_in_one * seq_len, shape.num_heads // shape.heads_in_one
         total = 0.0
         for layers, window in shape.windows:
-            # Splash leaves out the tiles outside a sliding window; the others mask them after they were multiplied.
-            seen = window if self.backend == "splash" else None
+            # These leave out the tiles outside a sliding window; the others mask them after they were multiplied.
+            seen = window if self.backend in ("splash", "cudnn") else None
             per_head = sum(2 * shape.head_dim * step.n_matmuls * step.pairs(positions, seen) for step in passes)
             total += layers * heads * per_head
         return total
@@ -85,16 +87,18 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
     vanilla: the whole score matrix; 2 multiplications forward (scores, values), 4 backward. vanilla with
     `query_blocks`, and jax_flash: square blocks up to the diagonal, a ragged last one whole; 5 backward, since the
     scores are computed again (of unrolled layers without checkpointing XLA keeps those of `query_blocks`, and this
-    counts one too many). splash: tiles of the configuration's sizes that the mask touches; the fused backward has 5,
-    the other one 4 for keys and values (scores, dP, dV, dK) and 3 for queries (scores, dP, dQ). splash with
-    `whole_head`: as a fused backward, the triangle in parts of a block. Paired heads are kernels over twice the
-    positions. `platform` (`tpu`, `gpu`, `cpu`) decides where the configuration names no backend.
+    counts one too many). cudnn: the same in tiles of 128. splash: tiles of the configuration's sizes that the mask
+    touches; the fused backward has 5, the other one 4 for keys and values (scores, dP, dV, dK) and 3 for queries
+    (scores, dP, dQ). splash with `whole_head`: as a fused backward, the triangle in parts of a block. Paired heads are
+    kernels over twice the positions. `platform` (`tpu`, `gpu`, `cpu`) decides where the configuration names no backend.
     """
     seq_len *= 2 if getattr(model_config, "paired_heads", False) else 1
     named = getattr(model_config, "attn_backend", None)
     backend = "default" if named is None else str(getattr(named, "value", named)).lower()
     if backend == "default":
-        backend = "splash" if platform == "tpu" else "jax_flash"
+        # tomat's decoder on a GPU: cuDNN's, where it has it.
+        fused = platform == "gpu" and hasattr(model_config, "whole_head")
+        backend = "splash" if platform == "tpu" else "cudnn" if fused else "jax_flash"
     if backend == "vanilla":
         blocks = getattr(model_config, "query_blocks", 1)
         if blocks <= 1:
@@ -104,8 +108,12 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
     if backend == "jax_flash":
         size = getattr(model_config, "flash_attention_block_size", None) or _largest_divisor(seq_len, MAX_FLASH_BLOCK)
         return AttentionKernels("jax_flash", KernelPass(2, size, size), (KernelPass(5, size, size),))
+    if backend == "cudnn":
+        tiles = CUDNN_BLOCK, CUDNN_BLOCK
+        return AttentionKernels("cudnn", KernelPass(2, *tiles), (KernelPass(5, *tiles),))
     if backend != "splash":
-        raise TomatError(f"FLOPs of attention by '{backend}' are not known; expected vanilla, jax_flash or splash.")
+        known = "vanilla, jax_flash, splash or cudnn"
+        raise TomatError(f"FLOPs of attention by '{backend}' are not known; expected {known}.")
     if getattr(model_config, "whole_head", None) is not None:
         # Each part of a block's queries ends at its own last position, each part of its keys begins at its first one.
         tiles = model_config.whole_head.tiles(seq_len, model_config.actual_head_size, COMPUTE_BYTES)

@@ -3,6 +3,7 @@
 - `vanilla`: one matrix of scores per head, or with `query_blocks` those of a block of queries and the keys that it
   sees (`causal_blocks.py`); memory grows with the square of the sequence.
 - `jax_flash`: Levanter's blockwise attention in plain JAX, for any platform.
+- `cudnn`: cuDNN's fused kernels, for NVIDIA GPUs (`cudnn.py`).
 - `splash`: Pallas kernels for TPUs, those of JAX or, where the configuration has their sizes, tomat's own that
   hold a whole head in VMEM (`splash.py`).
 
@@ -13,6 +14,7 @@ has none.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
 import equinox as eqx
@@ -43,7 +45,18 @@ if TYPE_CHECKING:  # kernels for TPUs, and what only decoding keeps
     from tomat.model.kv_cache import KvCache
     from tomat.model.norm_rotary import Rotary
 
-BACKENDS = (AttentionBackend.VANILLA, AttentionBackend.JAX_FLASH, AttentionBackend.SPLASH)
+
+class Backend(StrEnum):
+    """Levanter's `AttentionBackend`, without Transformer Engine, and with cuDNN."""
+
+    DEFAULT = "default"
+    VANILLA = "vanilla"
+    JAX_FLASH = "jax_flash"
+    SPLASH = "splash"
+    CUDNN = "cudnn"
+
+
+BACKENDS = tuple(backend for backend in Backend if backend is not Backend.DEFAULT)
 
 
 def traced_platform() -> str | None:
@@ -56,16 +69,31 @@ def traced_platform() -> str | None:
 
 
 def resolve_backend(
-    backend: AttentionBackend | None, platform: str | None, *, interpret: bool = False
-) -> AttentionBackend:
+    backend: str | None,
+    platform: str | None,
+    *,
+    interpret: bool = False,
+    head_size: int = 128,
+    dtype: Any = jnp.bfloat16,
+) -> Backend:
     """The backend to use on `platform`; None, an unknown one, is taken for where the step will be compiled. With
     `interpret` the splash kernels run in Pallas' interpreter, on any platform."""
-    if backend is None or backend == AttentionBackend.DEFAULT:
-        return AttentionBackend.SPLASH if platform == "tpu" else AttentionBackend.JAX_FLASH
-    if backend == AttentionBackend.SPLASH and platform not in ("tpu", None) and not interpret:
+    unset = backend is None or backend == Backend.DEFAULT
+    if unset and platform == "tpu":
+        return Backend.SPLASH
+    if unset and platform in ("cpu", None):
+        return Backend.JAX_FLASH
+    if unset or backend == Backend.CUDNN:
+        from tomat.model.cudnn import lacks_cudnn
+
+        lacks = lacks_cudnn(platform, head_size, dtype)
+        if lacks is not None and not unset:
+            raise TomatError(f"model.attn_backend is cudnn, but {lacks}: use jax_flash or vanilla.")
+        return Backend.CUDNN if lacks is None else Backend.JAX_FLASH
+    if backend == Backend.SPLASH and platform not in ("tpu", None) and not interpret:
         said = f"model.attn_backend is splash, but the step is for {platform}"
         raise TomatError(f"{said}; splash needs a TPU: use jax_flash or vanilla.")
-    return backend
+    return Backend(backend)
 
 
 @dataclass(frozen=True)
@@ -197,7 +225,7 @@ class DensityAttention(Attention):
             what = "positions were given; it takes positions that count from 0"
         elif self.rot_embs is None:
             what = "there is no rotary embedding"
-        elif backend != AttentionBackend.SPLASH:
+        elif backend != Backend.SPLASH:
             what = f"the attention backend is {backend}; it runs beside splash attention on a TPU"
         if what is not None:
             raise TomatError(f"model.qk_rotary.kernel is {kernel}, and {what}. Use model.qk_rotary.kernel: xla.")
@@ -248,9 +276,9 @@ class DensityAttention(Attention):
     def _attend(
         self, q: NamedArray, k: NamedArray, v: NamedArray, mask: AttentionMask, dtype, kernel: RotaryKernel
     ) -> NamedArray:
-        config = self.config
-        match resolve_backend(config.attn_backend, traced_platform(), interpret=config.interpret):
-            case AttentionBackend.SPLASH:
+        config, platform, size = self.config, traced_platform(), q.axis_size("head_size")
+        match resolve_backend(config.attn_backend, platform, interpret=config.interpret, head_size=size, dtype=dtype):
+            case Backend.SPLASH:
                 scaled = kernel == "pallas"
                 q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
                 if config.whole_head is not None:
@@ -264,7 +292,11 @@ class DensityAttention(Attention):
                 from tomat.model.splash import splash_attention
 
                 return splash_attention(q, k, v, mask, config.splash, q_is_scaled=scaled)
-            case AttentionBackend.JAX_FLASH:
+            case Backend.CUDNN:
+                from tomat.model.cudnn import cudnn_attention
+
+                return cudnn_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), mask.sliding_window)
+            case Backend.JAX_FLASH:
                 block = config.flash_attention_block_size
                 return flash_attention(q.astype(dtype), k.astype(dtype), v, mask, block)
             case _ if config.query_blocks > 1:

@@ -18,7 +18,7 @@ import jax.random as jrandom
 from haliax import Axis, NamedArray
 from haliax.jax_utils import maybe_rng_split, named_call, shaped_rng_split, tree_checkpoint_name
 from haliax.nn.scan import BlockFoldable, BlockSeq, ScanCheckpointPolicy, Stacked
-from levanter.layers.attention import AttentionBackend, AttentionMask
+from levanter.layers.attention import AttentionMask
 from levanter.layers.rotary import Llama3RotaryEmbeddingsConfig, RotaryEmbeddingsConfig
 from levanter.models.llama import LlamaDecoderLayer, LlamaEmbedding, LlamaLMHeadModel, LlamaMlp, LlamaTransformer
 from levanter.models.lm_model import LmConfig
@@ -26,7 +26,15 @@ from levanter.models.qwen import Qwen3Config
 
 from tomat.base.config_keys import check_range, key
 from tomat.base.errors import TomatError
-from tomat.model.attention import BACKENDS, DensityAttention, DensityAttentionConfig, can_join, joined_product, parts
+from tomat.model.attention import (
+    BACKENDS,
+    Backend,
+    DensityAttention,
+    DensityAttentionConfig,
+    can_join,
+    joined_product,
+    parts,
+)
 from tomat.model.causal_blocks import MAX_QUERY_BLOCKS, flash_block
 from tomat.model.checkpoint_policies import (
     MLP_PROJECTIONS,
@@ -80,8 +88,9 @@ class DensityDecoderConfig(Qwen3Config):
     """Each position sees itself and `sliding_window` - 1 positions before it, in every layer; None: all before it."""
     use_sliding_window: bool | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """False turns `sliding_window` off, as in a Hugging Face configuration; None: on if `sliding_window` is set."""
-    attn_backend: AttentionBackend | None = key(None, free="rounding")
-    """vanilla, jax_flash or splash; None: splash where the step is compiled for TPUs, jax_flash elsewhere."""
+    attn_backend: Backend | None = key(None, free="rounding")  # pyright: ignore[reportIncompatibleVariableOverride]
+    """vanilla, jax_flash, splash or cudnn; None: splash where the step is compiled for TPUs, cudnn on NVIDIA GPUs that
+    have it, jax_flash elsewhere."""
     query_blocks: int = key(1, free="rounding")
     """Blocks of queries of attn_backend vanilla, each against the keys up to its last: of 4, ten parts of sixteen of
     the scores are computed. Faster on a CPU. 1: all scores at once."""
@@ -139,7 +148,7 @@ class DensityDecoderConfig(Qwen3Config):
         no_window = self.use_sliding_window and window is None
         yield no_window, "use_sliding_window is true, but sliding_window is not set; give its length"
         window, backend, blocks = self.window, self.attn_backend, self.query_blocks
-        unknown = backend not in (None, AttentionBackend.DEFAULT, *BACKENDS)
+        unknown = backend not in (None, Backend.DEFAULT, *BACKENDS)
         yield unknown, f"attn_backend is {backend}; expected one of {', '.join(BACKENDS)}, or null"
 
         policy, mlp = self.checkpoint_policy, self.save_mlp_layers  # refuses an unknown policy
@@ -164,14 +173,14 @@ class DensityDecoderConfig(Qwen3Config):
         yield paired and window is not None, f"paired_heads is true {both}"
         yield not 1 <= blocks <= MAX_QUERY_BLOCKS, f"query_blocks is {blocks}; expected 1 to {MAX_QUERY_BLOCKS}"
         other = f"query_blocks is {blocks} and attn_backend is {backend or 'not set'}; they are those of vanilla"
-        elsewhere = blocks > 1 and backend != AttentionBackend.VANILLA
+        elsewhere = blocks > 1 and backend != Backend.VANILLA
         yield elsewhere, f"{other}: set model.attn_backend: vanilla, or leave them out"
         yield blocks > 1 and window is not None, f"query_blocks is {blocks} {both}"
 
     def _check_kernels(self, positions: int) -> None:
         """Refuse sizes of kernels that cannot attend over so many positions; 0: not known yet."""
         try:
-            if positions and self.attn_backend == AttentionBackend.SPLASH:
+            if positions and self.attn_backend == Backend.SPLASH:
                 if self.whole_head is None:
                     self.splash.for_sequence(positions)
                 else:
@@ -179,7 +188,7 @@ class DensityDecoderConfig(Qwen3Config):
 
                     rotate = self.qk_rotary.kernel == "attention"
                     self.whole_head.tiles(positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
-            if positions and self.attn_backend == AttentionBackend.JAX_FLASH:
+            if positions and self.attn_backend == Backend.JAX_FLASH:
                 flash_block(positions, self.flash_attention_block_size)
         except TomatError as error:
             if not self.paired_heads:

@@ -1,5 +1,6 @@
 """What a run's step has to do, from its configuration: the products that `hardware/mfu.py` holds against the chips."""
 
+import dataclasses
 import warnings
 from math import prod
 
@@ -12,7 +13,8 @@ from tomat.hardware.chips import chip_for_device_kind
 from tomat.hardware.flops import OperandTypes, UsefulTokens
 from tomat.hardware.mfu import LiveMfu, StepWork
 from tomat.model.any_decoder import int8_matmuls_of
-from tomat.model.decoder import parameter_count
+from tomat.model.attention import resolve_backend
+from tomat.model.decoder import DensityDecoderConfig, parameter_count
 from tomat.model.shape import decoder_shape
 from tomat.train.settings.config import TrainConfig
 
@@ -85,7 +87,12 @@ def live_mfu(config: TrainConfig, device_kind: str, n_devices: int) -> LiveMfu:
     work = None
     if chip is not None:
         try:
-            work = step_work(config, "tpu" if device_kind.startswith("TPU") else "gpu")
+            platform, model = "tpu" if device_kind.startswith("TPU") else "gpu", config.model
+            if platform == "gpu" and isinstance(model, DensityDecoderConfig) and model.attn_backend is None:
+                dtype = jnp.float32 if model.upcast_attn else config.trainer.compute_dtype
+                chosen = resolve_backend(None, platform, head_size=model.actual_head_size, dtype=dtype)
+                config = dataclasses.replace(config, model=dataclasses.replace(model, attn_backend=chosen))
+            work = step_work(config, platform)
         except TomatError as error:
             warnings.warn(f"no MFU is reported: {error}", stacklevel=2)
     return LiveMfu(work, config.batch_size * config.seq_len, chip, n_devices)

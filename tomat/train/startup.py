@@ -56,7 +56,11 @@ def connect(config: TrainConfig, beside: Mapping[str, object] | None = None) -> 
 
 
 def refuse_other_devices(config: TrainConfig, found: FoundDevices) -> None:
-    """Stop a run that is meant for another slice, unless `run_elsewhere` is set."""
+    """Stop a run on devices of several kinds, and one that is meant for another slice, unless `run_elsewhere` is
+    set."""
+    if "," in found.device_kind:
+        said = f"the devices here are of several kinds, {found.device_kind}, and a step is compiled for one"
+        raise TomatError(f"{said}. Choose those of one kind, of GPUs with CUDA_VISIBLE_DEVICES.")
     if config.slice is None or config.run_elsewhere:
         return
     if (difference := found.difference(slice_named(config.slice))) is not None:

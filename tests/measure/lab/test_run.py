@@ -176,6 +176,31 @@ def test_on_an_accelerator_the_base_has_ended_before_its_rows_begin(folder):
     assert rows["fast"].ratio.pairs == 4
 
 
+def test_with_minutes_an_accelerators_base_is_measured_once_and_no_start_begins_too_late(folder, monkeypatch):
+    machine = Machine(memory_source="device")
+    now = [0.0]
+    monkeypatch.setattr("tomat.measure.lab.run.time.monotonic", lambda: now[0])
+    start = machine.start
+
+    def slow_start(request, on_stage):
+        now[0] += 100.0
+        return start(request, on_stage)
+
+    machine.start = slow_start
+    lab = lab_of(folder, machine, rounds=1, minutes=5)
+    rows = rows_of(lab.run())
+    # What compiled is timed; after the base and `fast` 100 s are left, enough for one more, after `same` none.
+    assert machine.events == [
+        "start base",
+        *["window base"] * 4,
+        "start fast",
+        *["window fast"] * 4,
+        "start same",
+        *["window same"] * 4,
+    ]
+    assert rows["fast"].ratio.pairs == 4 and "large" not in rows
+
+
 def test_each_row_has_a_base_of_its_own_and_now_the_row_is_started_first_and_now_the_base(folder):
     """A process keeps its speed for its life: one base of all would be in all ratios. The later of two was faster."""
     machine = Machine()

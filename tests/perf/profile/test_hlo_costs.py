@@ -63,3 +63,24 @@ def test_padded_convolutions_count_only_real_input():
         "  x = f32[2,5,7]{2,1,0} parameter(0)\n  k = f32[3,7,4]{2,1,0} parameter(1)",
     )
     assert kernel_flops(program, program.by_name["y"]) == 2 * (2 * 4) * 13 * 7
+
+
+def test_flops_of_cudnns_attention_are_those_of_the_pairs_that_its_mask_leaves():
+    config = (
+        '{"cudnn_fmha_backend_config":{"intermediate_tensor_shape":{"dimensions":["2","4","64","64"]},'
+        '"mask_type":"CAUSAL","sliding_window_length":%d}}'
+    )
+    array = "bf16[2,64,4,16]{3,2,1,0}"
+
+    def flops(target: str, window: int) -> float | None:
+        call = f'  ROOT y = ({array}, u8[0]{{0}}) custom-call(q, k, v), custom_call_target="{target}"'
+        program = program_of(
+            f"{call}, backend_config={config % window}",
+            "\n".join(f"  {name} = {array} parameter({at})" for at, name in enumerate("qkv")),
+        )
+        return kernel_flops(program, program.by_name["y"])
+
+    pairs = 64 * 65 // 2
+    assert flops("__cudnn$fmhaSoftmax", 0) == 2 * 2 * 2 * 4 * 16 * pairs
+    assert flops("__cudnn$fmhaSoftmaxBackward", 0) == 5 * 2 * 2 * 4 * 16 * pairs
+    assert flops("__cudnn$fmhaSoftmax", 8) == 2 * 2 * 2 * 4 * 16 * (8 * 9 // 2 + 56 * 8)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
 
 VERSION = "0.11.1"
@@ -37,3 +39,43 @@ class ManagerWithLastAct(GlobalAsyncCheckpointManager):
             on_commit_callback()
 
         super()._start_async_commit(complete)
+
+
+def cudnn_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, window: int | None
+) -> tuple[jax.Array, jax.Array]:
+    """cuDNN's causal attention of one device's `[B, S, H, D]`: the output, and the log-sum-exp of each row of scores,
+    float32 `[B, H, S]`. `jax.nn.dot_product_attention` keeps the latter to itself, so that no checkpoint policy can
+    keep it, asks this machine for its cuDNN, so that nothing is lowered elsewhere, and has XLA ask Python how the mesh
+    splits it. `window`: positions that each sees, with itself."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    unused = [jnp.zeros(0, q.dtype)] * 7
+    out, log_sum = cudnn._dot_product_attention_fwd_p.bind(q, k, v, *unused, **_cudnn(scale, window), is_training=True)
+    return out, log_sum
+
+
+def cudnn_attention_backward(
+    kept: tuple[jax.Array, ...], d_out: jax.Array, *, scale: float, window: int | None
+) -> tuple[jax.Array, ...]:
+    """The gradients by `q`, `k` and `v`; `kept` are these, and what `cudnn_attention` gave."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    q, k, v, out, log_sum = kept
+    unused = [jnp.zeros(0, q.dtype)] * 7
+    operands = q, k, v, *unused, log_sum, out, d_out
+    return tuple(cudnn._dot_product_attention_bwd_p.bind(*operands, **_cudnn(scale, window)))
+
+
+def _cudnn(scale: float, window: int | None) -> dict[str, Any]:
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    return {
+        "scale": scale,
+        "seed": 42,
+        "dropout_rate": 0.0,
+        "variadic_args": (False, False),  # no bias, and no gradient of one
+        "mask_type": cudnn.MaskType.CAUSAL,
+        "layout": cudnn.AttentionLayout.BTNH.value,
+        "sliding_window_length": window,
+    }

@@ -44,6 +44,9 @@ class LabConfig:
     """Steps of a window, instead of seconds."""
     warmup_steps: int = 4
     """After the step that compiles."""
+    minutes: float | None = None
+    """No start begins that would not end by then, from the lab's own start, were it as long as the longest so far; a
+    base that cannot live beside its rows is measured once a round. None: no limit."""
     limits: Limits = Limits()
     """Of each start of a row; a base has them once for each row that it stands beside."""
 

@@ -65,6 +65,9 @@ class Lab:
     _waited_seconds: float = 0.0
     _measured_starts: int = 0
     _overhead: float | None = None
+    _began: float = 0.0
+    _longest_seconds: float = 0.0
+    """Of a row's turn, its base's with it."""
 
     def run(self, only: Sequence[str] = (), *, again: bool = False) -> dict[str, Any]:
         """Measure what is not on record, or `again`; gives the record. It is also on disk, which is all that is left of
@@ -72,7 +75,7 @@ class Lab:
         self.sweep.check_rows(only)
         with alone_in(self.work_dir):
             self._begin(again)
-            began = time.monotonic()
+            began = self._began = time.monotonic()
             try:
                 for number in range(self.config.rounds):
                     self._round(number, [row for row in self.sweep.rows if not only or row.name in only])
@@ -103,15 +106,28 @@ class Lab:
     def _round(self, number: int, wanted: Sequence[SweepRow]) -> None:
         """All rows once, each beside the base that it is compared with."""
         for base in dict.fromkeys(row.base or row.name for row in wanted):
-            if self._lacks(base, number) and self.rows[base].base is None:
+            if self._lacks(base, number) and self.rows[base].base is None and self._has_time():
+                began = time.monotonic()
                 self._start_base(base)
                 self._measure_base(number, keep=True)
-                self._end_base()
+                self._end_base(keep_windows=self._measures_once(base))
+                self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
             for row in wanted:
-                if row.base == base and row.name != base and self._lacks(row.name, number):
+                if row.base == base and row.name != base and self._lacks(row.name, number) and self._has_time():
+                    began = time.monotonic()
                     self._measure(row, base, number)
                     # A process keeps its speed for its life: were one base that of all rows, its luck would be in all.
-                    self._end_base()
+                    self._end_base(keep_windows=self._measures_once(base))
+                    self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
+            self._end_base()
+
+    def _has_time(self) -> bool:
+        minutes = self.config.minutes
+        return minutes is None or time.monotonic() - self._began + self._longest_seconds <= 60 * minutes
+
+    def _measures_once(self, base: str) -> bool:
+        """Whether a base's windows serve all rows of a round."""
+        return self.config.minutes is not None and self.rows[base].setup.get("memory_source") == DEVICE
 
     def _lacks(self, name: str, number: int) -> bool:
         row = self.rows[name]
@@ -121,10 +137,12 @@ class Lab:
         """A process whose programs came from the cache.
 
         One that compiled them is on record for that alone: what the compiler leaves in its memory made it up to 9 %
-        slower for its life, on two processors (`lab-same`, whose base was the one that compiled).
+        slower for its life, on two processors (`lab-same`, whose base was the one that compiled). Where minutes are
+        counted, an accelerator's is timed all the same.
         """
         process = self._started(row)
-        if not process.described["compiled_programs"]:
+        hurried = self.config.minutes is not None and process.described["memory_source"] == DEVICE
+        if hurried or not process.described["compiled_programs"]:
             return process
         if not any(start["compiled_programs"] for start in self.rows[row.name].starts):
             self._record_start(row.name, process, process.described["peak_memory_bytes"])
@@ -191,7 +209,7 @@ class Lab:
         process = None
         base_first = number % 2 == 0 or self.rows[base].setup.get("memory_source") == DEVICE
         try:
-            if base_first:
+            if base_first and not (self._measures_once(base) and self._base_windows):
                 self._start_base(base)
                 if self._process is not None and self._process.described["memory_source"] == DEVICE:
                     self._measure_base(number, keep=False)

@@ -24,7 +24,7 @@ MOVEMENT = frozenset(
 HOST_OPCODES = frozenset({"infeed", "outfeed", "send", "recv"})
 HOST_CALLS = re.compile(r"callback|MoveToHost|MoveToDevice|HostExecute|host_compute", re.IGNORECASE)
 MATMUL_CALLS = re.compile(r"gemm|matmul|cublas|onednn|__cudnn\$conv|scaled_dot$", re.IGNORECASE)
-ATTENTION_CALLS = re.compile(r"fmha|flash_?attention|splash", re.IGNORECASE)
+ATTENTION_CALLS = re.compile(r"fmha|sdpa|cudnn::fusion|flash_?attention|splash", re.IGNORECASE)
 NO_CODE_CALLS = frozenset(
     {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape",
      "SPMDShardToFullShape"}
@@ -60,7 +60,7 @@ FRAME_RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], Part], ...] = tuple(
         (r"splash_attention", r"", Part.ATTENTION_CORE),
         (r"flash_attention", r"", Part.ATTENTION_CORE),
         (r"tomat/(model|training)/splash\.py$", r"", Part.ATTENTION_CORE),
-        (r"tomat/model/(flash|causal_blocks)\.py$", r"", Part.ATTENTION_CORE),
+        (r"tomat/model/(flash|causal_blocks|cudnn)\.py$", r"", Part.ATTENTION_CORE),
         (r"tomat/(model|training)/attention\.py$", r"_attend|flash|_blockwise", Part.ATTENTION_CORE),
         (r"", r"dot_product_attention|softmax_attention", Part.ATTENTION_CORE),
         (r"", r"rms_?norm|layer_?norm|rotary|_rotate_half", Part.NORM_ROTARY),

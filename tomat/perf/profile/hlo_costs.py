@@ -10,6 +10,7 @@ update.
 import math
 
 from tomat.hardware.chip_table import Operand
+from tomat.hardware.flops import attention_pairs
 from tomat.perf.profile.hlo import (
     CONTROL_OPCODES,
     FREE_OPCODES,
@@ -61,6 +62,8 @@ def instruction_flops(program: HloProgram, instruction: Instruction) -> float:
             pairs *= valid_positions(window, left.shape.dims[numbers.input_spatial_dimensions[axis]], size_out)
             spatial_outputs *= size_out
         return 2.0 * (out / max(1, spatial_outputs)) * pairs * kernel.shape.dims[numbers.kernel_input_feature_dimension]
+    if opcode == "custom-call":
+        return library_flops(program, instruction) or 0.0
     if opcode in ELEMENTWISE:
         return float(out)
     if opcode in ("reduce", "reduce-window", "scatter", "select-and-scatter"):
@@ -104,8 +107,8 @@ def kernel_flops(program: HloProgram, instruction: Instruction) -> float | None:
     if instruction.opcode.endswith(("-done", "-update")):
         return 0.0  # counted at the start
     if instruction.opcode == "custom-call":
-        if "gemm_backend_config" in instruction.backend_config:
-            return _gemm_flops(program, instruction)
+        if (flops := library_flops(program, instruction)) is not None:
+            return flops
         estimate = instruction.backend_config.get("custom_call_config", {}).get("cost_estimate", {})
         return float(estimate["flops"]) if "flops" in estimate else None
     return sum(instruction_flops(program, inner) for inner in program.inner(instruction))
@@ -131,21 +134,36 @@ def kernel_operands(program: HloProgram, instruction: Instruction) -> Operand:
     for inner in program.inner(instruction):
         if inner.opcode in ("dot", "convolution"):
             kind, done = product_operands(program, inner), instruction_flops(program, inner)
-        elif inner.opcode == "custom-call" and "gemm_backend_config" in inner.backend_config:
-            kind, done = product_operands(program, inner), _gemm_flops(program, inner)
+        elif inner.opcode == "custom-call" and (known := library_flops(program, inner)) is not None:
+            kind, done = product_operands(program, inner), known
         else:
             continue
         flops[kind] = flops.get(kind, 0.0) + done
     return max(flops, key=lambda kind: flops[kind])
 
 
-def _gemm_flops(program: HloProgram, instruction: Instruction) -> float:
-    """A cuBLAS call (`__cublas$gemm`, `__cublas$lt$matmul`): its config holds the dot it replaced."""
-    numbers = instruction.backend_config["gemm_backend_config"].get("dot_dimension_numbers", {})
-    left = program.operands(instruction)[0].shape.dims
-    contracted = math.prod([left[int(i)] for i in numbers.get("lhs_contracting_dimensions", [])])
-    result = instruction.shape.parts[0] if instruction.shape.parts else instruction.shape
-    return 2.0 * result.elements * contracted
+def library_flops(program: HloProgram, instruction: Instruction) -> float | None:
+    """Flops of a call of cuBLAS or of cuDNN's attention, whose config holds what it replaced; None for any other.
+
+    cuBLAS (`__cublas$gemm`, `__cublas$lt$matmul`): one dot. cuDNN (`__cudnn$fmhaSoftmax`): two for each pair that the
+    mask leaves, and five in the backward pass, where the scores are computed again.
+    """
+    config = instruction.backend_config
+    if "gemm_backend_config" in config:
+        numbers = config["gemm_backend_config"].get("dot_dimension_numbers", {})
+        left = program.operands(instruction)[0].shape.dims
+        contracted = math.prod([left[int(i)] for i in numbers.get("lhs_contracting_dimensions", [])])
+        result = instruction.shape.parts[0] if instruction.shape.parts else instruction.shape
+        return 2.0 * result.elements * contracted
+    if "cudnn_fmha_backend_config" not in config:
+        return None
+    attention = config["cudnn_fmha_backend_config"]
+    batch, heads, queries, keys = (int(size) for size in attention["intermediate_tensor_shape"]["dimensions"])
+    pairs = queries * keys
+    if "CAUSAL" in attention.get("mask_type", "") and queries == keys:
+        pairs = attention_pairs(queries, "causal", int(attention.get("sliding_window_length", 0)) or None)
+    products = 5 if "Backward" in instruction.custom_call_target else 2
+    return 2.0 * products * batch * heads * pairs * program.operands(instruction)[0].shape.dims[-1]
 
 
 def kernel_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:

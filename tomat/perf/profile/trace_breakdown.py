@@ -9,6 +9,7 @@ import numpy as np
 from tomat.base.report.formats import quantity
 from tomat.perf.profile.breakdown import Breakdown, GapRow, OpRow, OtherRow, Roofs, WindowRow
 from tomat.perf.profile.categories import MOVEMENT, Category, Classified, Direction, Evidence, Part, classify
+from tomat.perf.profile.cuda_graphs import with_library_kernels
 from tomat.perf.profile.directions import settled
 from tomat.perf.profile.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_parts
 from tomat.perf.profile.hlo_costs import COLLECTIVES, ELEMENTWISE, TRANSCENDENTAL, base_opcode
@@ -44,6 +45,7 @@ KERNEL_NAME_OPCODES: tuple[tuple[str, str], ...] = (
     (r"memcpyh2d|memcpyd2h|memcpy.*(htod|dtoh)|copy(hosttodevice|devicetohost)", "send"),
     (r"memcpy|memset|copydevicetodevice|amd_rocclr_(copy|fill)buffer", "copy"),
     (r"gemm|cutlass|xmma|cublas|nvjet|cijk_", "dot"),  # the last are those of AMD's Tensile
+    (r"cudnn.*(sdpa|fusion)|fmha", "custom-call"),
 )  # fmt: skip
 
 
@@ -70,6 +72,9 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     busy = {host.origin: busy_time(host.devices) for host in trace.hosts}
     n_devices = len(devices)
     for host, device in ran:
+        main_run = next((run for run in device.modules if run.program == main_name), None)
+        if main_run is not None and (hlo := trace.program(main_run.program_id, main_name)) is not None:
+            device = with_library_kernels(device, hlo)
         table = [_known(kind, trace, verdicts) for kind in device.kinds]
         steps = step_windows(device, host, main_name, notes)
         collective = np.array([row.category == Category.COLLECTIVES_EXPOSED for row, _ in table], dtype=bool)
@@ -78,7 +83,14 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         is_step = np.array([row.program in (main_name, "") for row, _ in table], dtype=bool)
         ops, transfers = of_step(device.ops, is_step), of_step(device.async_ops, is_step)
         result = attribute(ops, transfers, collective, judged.intervals, executions)
-        figures = np.stack([result.exclusive_ps, result.hidden_ps, result.occurrences], axis=1)
+        # Of several kernels of one instruction (a library's, the memory that it clears) the longest is its execution.
+        longest: dict[tuple[str, str], int] = {}
+        for number, (row, _) in enumerate(table):
+            before = longest.setdefault((row.program, row.name), number)
+            if result.exclusive_ps[number] > result.exclusive_ps[before]:
+                longest[row.program, row.name] = number
+        counted = np.isin(np.arange(len(table)), list(longest.values()))
+        figures = np.stack([result.exclusive_ps, result.hidden_ps, result.occurrences * counted], axis=1)
         for (row, from_hlo), figure in zip(table, figures / (PS_PER_SECOND, PS_PER_SECOND, 1), strict=True):
             known.setdefault((row.program, row.name), (row, from_hlo))
             sums[row.program, row.name] += figure
@@ -170,7 +182,8 @@ def _known(kind: OpKind, trace: Trace, cache: dict[int, tuple[dict[str, Classifi
             verdict = classify(opcode, frozenset({_inner_opcode(kind, opcode)}), evidence, target)
         row = OpRow(
             kind.name, kind.program, opcode, verdict.category, verdict.part, verdict.direction, 0.0, 0.0,
-            flops=kind.flops, hbm_bytes=kind.bytes_accessed, op_name=kind.op_name, source=kind.source,
+            flops=0.0 if opcode == "copy" else kind.flops, hbm_bytes=kind.bytes_accessed,
+            op_name=kind.op_name, source=kind.source,
         )  # fmt: skip
         return row, False
     with sound_parts(program):

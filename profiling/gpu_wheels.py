@@ -1,0 +1,49 @@
+"""The packages that a training step needs beside JAX, for a machine with a GPU and no network.
+
+What `tomat lab run` and `beside_levanter.py` import is imported here, and each package that it came from is printed
+with the version that is installed, without those that the other machine has: `pip list --format freeze` there, or
+names, one a line. `pip download --no-deps -r FILE` fetches them; there `pip install --no-index --no-deps --target DIR`
+unpacks them.
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import re
+import sys
+from pathlib import Path
+
+IMPORTED = ("tomat.measure.lab.session", "tomat.report.pages.sweep_pages", "tomat.perf.profile.load", "beside_levanter")
+LATER = ("zarr", "numcodecs", "donfig", "nvidia-ml-py")
+"""Imported where shards are written or read, or where a GPU's energy is."""
+OF_JAX = re.compile(r"jax(lib)?|jax-(cuda|rocm).*|libtpu|nvidia-(?!ml-py).*|tomat")
+
+
+def canonical(name: str) -> str:
+    """A package's name as pip compares it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
+
+
+def needed(there: set[str]) -> list[str]:
+    """`name==version` of what is imported, without JAX and what is `there`, sorted."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    packages = importlib.metadata.packages_distributions()
+    tops = {name.partition(".")[0] for name in list(sys.modules)}
+    names = {canonical(one) for top in tops for one in packages.get(top, ())} | set(LATER)
+    wanted = sorted(name for name in names - there if not OF_JAX.fullmatch(name))
+    return [f"{name}=={importlib.metadata.version(name)}" for name in wanted]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Print the packages that a training step needs beside JAX.")
+    parser.add_argument("--there", type=Path, metavar="FILE", help="packages that the other machine has")
+    args = parser.parse_args()
+    lines = args.there.read_text(encoding="utf-8").splitlines() if args.there else []
+    there = {canonical(line.split("==")[0]) for line in lines if line.strip()}
+    print("\n".join(needed(there)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

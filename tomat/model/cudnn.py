@@ -1,0 +1,99 @@
+"""Causal attention by cuDNN's fused kernels, on NVIDIA GPUs.
+
+They are those of `jax.nn.dot_product_attention(implementation="cudnn")`, called on one device's part of each array.
+
+Axis letters: B batch, H heads, S positions, D head size.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import haliax as hax
+import jax
+from haliax import NamedArray
+from haliax.jax_utils import tree_checkpoint_name
+from haliax.partitioning import pspec_for_axis
+from jax.sharding import PartitionSpec
+
+from tomat.base.errors import TomatError
+from tomat.base.ports.jax import cudnn_attention as forward
+from tomat.base.ports.jax import cudnn_attention_backward as backward
+from tomat.model.checkpoint_policies import ATTENTION_OUTPUT
+from tomat.model.sharding import flatten_group, on_mesh, split_over
+
+LEAST_CAPABILITY, HOPPER = (8, 0), (9, 0)
+"""Compute capabilities: Ampere, the first whose kernels JAX calls, and that from which heads may be larger."""
+LARGEST_HEAD, LARGEST_HEAD_ON_HOPPER, HEAD_UNIT = 128, 256, 8
+"""Head sizes of the kernels in 16 bit (`check_is_flash_attention` of jax 0.11.1)."""
+
+
+def lacks_cudnn(platform: str | None, head_size: int, dtype: Any) -> str | None:
+    """Why cuDNN cannot attend where the step is traced for, with heads of that size and type; None: it can. Of a GPU
+    that is not here the largest is supposed; of a platform that is not known (None), a GPU."""
+    if platform not in ("gpu", "cuda", None):
+        return f"the step is for {platform}; cudnn needs an NVIDIA GPU"
+    kind, capability = "a GPU", HOPPER
+    if jax.default_backend() == "gpu":
+        device = jax.local_devices()[0]
+        kind, found = device.device_kind, str(getattr(device, "compute_capability", ""))
+        if not found.replace(".", "", 1).isdecimal():  # `gfx942`
+            return f"{kind} is none of NVIDIA's GPUs"
+        major, _, minor = found.partition(".")
+        capability = int(major), int(minor or 0)
+    if capability < LEAST_CAPABILITY:
+        least = ".".join(map(str, LEAST_CAPABILITY))
+        return f"{kind} has compute capability {found}; cudnn needs {least} (Ampere) or later"
+    largest = LARGEST_HEAD_ON_HOPPER if capability >= HOPPER else LARGEST_HEAD
+    if head_size > largest or head_size % HEAD_UNIT:
+        return f"heads have {head_size} numbers; on {kind} cudnn takes multiples of {HEAD_UNIT} up to {largest}"
+    if jax.numpy.dtype(dtype).itemsize != 2:
+        return f"attention computes in {jax.numpy.dtype(dtype).name}; cudnn takes bfloat16 and float16"
+    return None
+
+
+def cudnn_attention(q: NamedArray, k: NamedArray, v: NamedArray, window: int | None) -> NamedArray:
+    """Causal attention in a `shard_map` over the mesh in scope; q, k and v as for `splash_attention`, the result
+    [..., position, kv_head, q_heads_per_group, head_size]. `window`: positions that each sees, itself among them. A
+    checkpoint policy that keeps `ATTENTION_OUTPUT` keeps it and its log-sum-exp."""
+    Pos, KvHead, Group, HeadSize = (
+        q.resolve_axis(name) for name in ("position", "kv_head", "q_heads_per_group", "head_size")
+    )
+    KeyPos = k.resolve_axis("key_position")
+    Batch = tuple(axis for axis in q.axes if axis not in (Pos, KvHead, Group, HeadSize))
+    if any(entry is not None for entry in (*pspec_for_axis(Pos), *pspec_for_axis(KeyPos))):
+        raise TomatError("the mesh splits `position`, which cudnn cannot do; map it to no mesh axis.")
+    arrays = []
+    for each, At, heads in ((q, Pos, (KvHead, Group)), (k, KeyPos, (KvHead,)), (v, KeyPos, (KvHead,))):
+        ordered = each.rearrange((*Batch, At, *heads, HeadSize))
+        arrays.append(flatten_group(flatten_group(ordered, heads, "heads"), Batch, "batch").array)
+    spec = PartitionSpec()
+    if not jax.sharding.get_abstract_mesh().empty:
+        spec = PartitionSpec(split_over(Batch), None, split_over((KvHead,)))
+    seen = None if window is None or window >= Pos.size else window
+    out = on_mesh(partial(_attention, seen), (spec, spec, spec), spec)(*arrays)
+    axes = (*Batch, Pos, KvHead, Group, HeadSize)
+    return hax.named(out.reshape([axis.size for axis in axes]), axes)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(window: int | None, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Of queries `[B, S, H, D]`, keys and values with as many heads or fewer."""
+    return forward(q, k, v, scale=_scale(q), window=window)[0]
+
+
+def _forward_rule(window: int | None, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+    # Named here: a name on the result alone would keep it, yet compute the log-sum-exp again.
+    out, log_sum = tree_checkpoint_name(forward(q, k, v, scale=_scale(q), window=window), ATTENTION_OUTPUT)
+    return out, (q, k, v, out, log_sum)
+
+
+def _backward_rule(window: int | None, kept: Any, d_out: jax.Array) -> tuple[jax.Array, ...]:
+    return backward(kept, d_out, scale=_scale(kept[0]), window=window)
+
+
+_attention.defvjp(_forward_rule, _backward_rule)
+
+
+def _scale(q: jax.Array) -> float:
+    return 1 / math.sqrt(q.shape[-1])

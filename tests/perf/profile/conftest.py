@@ -100,11 +100,3 @@ def gpu_profile(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("gpu_profile") / "host0.xplane.pb"
     path.write_bytes(gzip.decompress((PROFILES / "h200_step.xplane.pb.gz").read_bytes()))
     return path
-
-
-@pytest.fixture(scope="session")
-def h100_profile(tmp_path_factory) -> Path:
-    """The real trace of an H100, with cuDNN's attention."""
-    path = tmp_path_factory.mktemp("h100_profile") / "host0.xplane.pb"
-    path.write_bytes(gzip.decompress((PROFILES / "h100_step.xplane.pb.gz").read_bytes()))
-    return path

@@ -1,4 +1,6 @@
+import gzip
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,10 +9,21 @@ from tomat.perf.profile.categories import Direction
 from tomat.perf.profile.cuda_graphs import with_library_kernels
 from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
+from tomat.perf.profile.trace_data import Trace
+
+PACKED = Path(__file__).parents[2] / "fixtures" / "profiles" / "h100_step.xplane.pb.gz"
 
 
-def test_products_of_cublas_and_cudnn_in_cuda_graphs_are_those_of_the_model(h100_profile):
-    breakdown = breakdown_from_trace(load_trace(h100_profile))
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    """That of an H100, with cuDNN's attention."""
+    path = tmp_path_factory.mktemp("h100") / "host0.xplane.pb"
+    path.write_bytes(gzip.decompress(PACKED.read_bytes()))
+    return load_trace(path)
+
+
+def test_products_of_cublas_and_cudnn_in_cuda_graphs_are_those_of_the_model(trace):
+    breakdown = breakdown_from_trace(trace)
     assert sum(op.seconds for op in breakdown.ops if op.program and op.flops is None) < 0.01 * breakdown.step_seconds
     attention = {op.direction: op for op in breakdown.ops if "dot_product_attention" in op.name}
     # 8 sequences of 8,192 tokens, 12 layers of 8 heads of 128
@@ -27,8 +40,7 @@ def test_products_of_cublas_and_cudnn_in_cuda_graphs_are_those_of_the_model(h100
     assert sum(op.flops or 0.0 for op in breakdown.ops) == pytest.approx(expected, rel=0.01)
 
 
-def test_kernels_stay_as_they_are_where_their_number_is_not_that_of_the_calls(h100_profile):
-    trace = load_trace(h100_profile)
+def test_kernels_stay_as_they_are_where_their_number_is_not_that_of_the_calls(trace):
     device = trace.devices[0]
     run = next(one for one in device.modules if "train_step" in one.program)
     program = trace.program(run.program_id)

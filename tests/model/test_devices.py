@@ -29,43 +29,26 @@ def machine(monkeypatch, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("files", [[], ["vfio/vfio"]], ids=["none", "a folder of vfio without a device"])
-def test_an_absent_tpu_is_not_looked_for_and_that_is_said(machine, capsys, files):
-    settings = machine(files=files)
+STAYS: list[dict] = [{"files": ["accel0"]}, {"files": ["vfio/0"]}, {"libtpu": False}, {"plugins": ["cuda13"]}]
+
+
+@pytest.mark.parametrize("what", [{}, {"files": ["vfio/vfio"]}, *STAYS, {"platforms": "tpu"}], ids=str)
+def test_a_tpu_is_not_looked_for_where_none_is_and_nothing_else_asked_for_and_that_is_said(machine, capsys, what):
+    settings, absent = machine(**what), what in ({}, {"files": ["vfio/vfio"]})
     devices.ignore_absent_tpu()
-    assert settings.jax_platforms == "cpu"
-    assert "no TPU is here: computing on the CPU" in capsys.readouterr().out
+    assert settings.jax_platforms == ("cpu" if absent else what.get("platforms"))
+    assert ("no TPU is here: computing on the CPU" in capsys.readouterr().out) == absent
     devices.ignore_absent_tpu()
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    "what",
-    [{"files": ["accel0"]}, {"files": ["vfio/0"]}, {"libtpu": False}, {"plugins": ["cuda13"]}, {"platforms": "tpu"}],
-    ids=str,
-)
-def test_everything_stays_where_a_tpu_is_or_another_platform(machine, capsys, what):
-    settings = machine(**what)
-    devices.ignore_absent_tpu()
-    assert settings.jax_platforms == what.get("platforms")
-    assert capsys.readouterr().out == ""
-
-
-@pytest.fixture
-def mpi4py(monkeypatch, tmp_path):
-    """An mpi4py that is installed, as far as JAX looks."""
+def test_an_installed_mpi4py_makes_no_cluster_and_addresses_of_a_configuration_count(monkeypatch, tmp_path, capsys):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-
-
-def test_an_installed_mpi4py_makes_no_cluster_and_that_is_said(mpi4py, capsys):
     devices.join_processes(DistributedConfig())
     assert not jax.distributed.is_initialized()
     assert "mpi4py is installed, but no launcher" in capsys.readouterr().out
-
-
-def test_addresses_of_a_configuration_count_beside_an_installed_mpi4py(mpi4py, monkeypatch, capsys):
     given = {}
     monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **words: given.update(arguments=arguments))
     devices.join_processes(DistributedConfig("localhost:1234", 2, 1))

@@ -6,8 +6,7 @@ import pytest
 from levanter.models.lm_model import LmConfig
 
 from tomat.base.errors import TomatError
-from tomat.model.decoder import DensityDecoderConfig, parameter_count
-from tomat.model.presets import preset_model
+from tomat.model.decoder import DensityDecoderConfig, parameter_count, preset_model
 from tomat.train.settings.config import load_config
 
 VOCAB_SIZE = 18_570

@@ -140,20 +140,8 @@ def flash_attention(
     Pos, KeyPos, HeadSize = q.resolve_axis("position"), k.resolve_axis("key_position"), q.resolve_axis("head_size")
     block = flash_block(Pos.size, block_size)
     scaled = q * (1 / math.sqrt(HeadSize.size))
-    return _blockwise(
-        (scaled, k, v, None),
-        Pos,
-        KeyPos,
-        HeadSize,
-        mask,
-        None,
-        0.0,
-        inference=True,
-        key=None,
-        block_size=block,
-        precision=None,
-        logits_soft_cap=None,
-    )
+    how = {"inference": True, "key": None, "block_size": block, "precision": None, "logits_soft_cap": None}
+    return _blockwise((scaled, k, v, None), Pos, KeyPos, HeadSize, mask, None, 0.0, **how)
 
 
 def flash_block(seq_len: int, block_size: int | None) -> int:

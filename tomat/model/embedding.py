@@ -68,10 +68,6 @@ def _rows(spec: _Spec, table: NamedArray, ids: NamedArray) -> NamedArray:
     return table.take(spec.vocab, ids)
 
 
-def _forward(spec: _Spec, table: NamedArray, ids: NamedArray) -> tuple[NamedArray, NamedArray]:
-    return _rows(spec, table, ids), ids
-
-
 def _backward(spec: _Spec, ids: NamedArray, gradient: NamedArray) -> tuple[NamedArray, None]:
     embed = tuple(axis for axis in spec.axes if axis != spec.vocab)
     by_row = gradient.rearrange((*ids.axes, *embed)).array
@@ -105,4 +101,4 @@ def _sum_rows(n_rows: int, n_id_axes: int, ids: jax.Array, by_row: jax.Array) ->
     return zeros.at[ids].add(rows, indices_are_sorted=True, mode="drop")
 
 
-_rows.defvjp(_forward, _backward)
+_rows.defvjp(lambda spec, table, ids: (_rows(spec, table, ids), ids), _backward)

@@ -73,10 +73,6 @@ def _norm_rotate(spec: _Spec, x: jax.Array, weight: jax.Array, table: jax.Array)
     )(x, weight.astype(jnp.float32)[None], table)
 
 
-def _forward(spec: _Spec, x: jax.Array, weight: jax.Array, table: jax.Array):
-    return _norm_rotate(spec, x, weight, table), (x, weight, table)
-
-
 def _backward(spec: _Spec, residuals: tuple[jax.Array, ...], by_output: jax.Array):
     x, weight, table = residuals
     B, H, S, D = x.shape
@@ -95,7 +91,7 @@ def _backward(spec: _Spec, residuals: tuple[jax.Array, ...], by_output: jax.Arra
     return by_x, by_weight.sum(axis=0).astype(weight.dtype), None
 
 
-_norm_rotate.defvjp(_forward, _backward)
+_norm_rotate.defvjp(lambda spec, *arrays: (_norm_rotate(spec, *arrays), arrays), _backward)
 
 
 def _block_specs(block: int, D: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
@@ -110,9 +106,7 @@ def _block_specs(block: int, D: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.Blo
 
 def _cost(x: jax.Array, passes: int, flops_per_element: int) -> pl.CostEstimate:
     """For XLA's scheduler: `passes` readings and writings of all of `x`."""
-    return pl.CostEstimate(
-        flops=flops_per_element * x.size, bytes_accessed=passes * x.size * x.dtype.itemsize, transcendentals=0
-    )
+    return pl.CostEstimate(flops=flops_per_element * x.size, bytes_accessed=passes * x.nbytes, transcendentals=0)
 
 
 def _swap_halves(x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypedDict, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from msgspec import Meta
 
@@ -210,16 +210,12 @@ class WholeHeadConfig:
 
 @dataclass(frozen=True)
 class HeadTiles:
-    """What the kernels are compiled with; every size divides the one before it."""
+    """What the kernels are compiled with: the sizes of `WholeHeadConfig`, of which rows and keys divide their block."""
 
     block: int
-    """Positions of a block of the forward kernel, of queries and of keys."""
     rows: int
-    """Queries whose scores are computed at a time."""
     block_bwd: int
-    """The same for the backward kernel."""
     keys_bwd: int
-    """Keys whose scores are computed at a time."""
     vmem_bytes: int
     """What the kernels may take of VMEM."""
     eps: float | None = None
@@ -283,16 +279,7 @@ class TunedTiles:
     tiles: LossTiles
 
 
-class Sizes(TypedDict):
-    """Of the kernels that hold a head; `WholeHeadConfig` says what each is."""
-
-    block: Positive
-    rows: Positive
-    block_bwd: Positive
-    keys_bwd: Positive
-
-
-HEAD_NAMES = tuple(Sizes.__annotations__)
+HEAD_NAMES = tuple(field.name for field in fields(WholeHeadConfig) if field.name != "interpret")
 
 
 @dataclass(frozen=True)
@@ -304,7 +291,7 @@ class TunedSizes:
 
     positions: Positive
     head_size: Positive
-    tiles: Sizes
+    tiles: WholeHeadConfig
 
 
 @dataclass(frozen=True)
@@ -337,11 +324,9 @@ def tuned_tiles(
 def tuned_sizes(positions: int, head_size: int, table: tuple[TunedSizes, ...] | None = None) -> dict[str, int]:
     """The sizes of the entry with the nearest number of positions and head size, whatever its chip and type."""
 
-    def distance(entry: TunedSizes) -> float:
-        return _apart((entry.positions, positions), (entry.head_size, head_size))
-
-    sizes = min(table or load_table(TunedSizes), key=distance).tiles
-    return {name: sizes[name] for name in HEAD_NAMES}
+    entries = table or load_table(TunedSizes)
+    nearest = min(entries, key=lambda each: _apart((each.positions, positions), (each.head_size, head_size)))
+    return {name: getattr(nearest.tiles, name) for name in HEAD_NAMES}
 
 
 def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int) -> int:

@@ -122,7 +122,7 @@ def test_a_teacher_of_another_codec_is_refused(runs):
     histogram = DensityHistogram()
     histogram.add(np.random.default_rng(0).random((8, 8, 8), dtype=np.float32))
     other = Datasets(replace(datasets.train, codec=fit_lloyd_max(histogram, n_bins=32)), None)
-    with pytest.raises(TomatError, match="64 density ids.* and the data .*32"):
+    with pytest.raises(TomatError, match="a codec .*64 density ids.* and the run or its data .*32"):
         open_subject(config, other)
     assert open_subject(config, datasets).record["teacher_step"] == 1
 

@@ -65,7 +65,7 @@ def test_comparison_needs_the_same_voxels(result):
             result.compare(TeacherForcedResult({**SETTINGS, key: value}, better))
 
 
-def test_partial_results_survive_a_kill(result, tmp_path):
+def test_partial_results_survive_a_kill_and_no_damage(result, tmp_path):
     path = tmp_path / "eval.json.partial"
     first = PartialResults(path, SETTINGS)
     assert first.done == {}
@@ -78,6 +78,15 @@ def test_partial_results_survive_a_kill(result, tmp_path):
     again.add(result.materials[2])
     assert list(PartialResults(path, SETTINGS).done.values()) == list(result.materials)
     assert PartialResults(path, {**SETTINGS, "step": 7}).done == {}
+    # A whole line that is damaged is refused.
+    path = tmp_path / "e.json.partial"
+    for row in result.materials:
+        PartialResults(path, SETTINGS).add(row)
+    damaged = path.read_text().replace('"lorenzo_nmae": 0.015', '"lorenzo_nmae": NaN')
+    path.write_text(damaged)
+    with pytest.raises(TomatError, match="e.json.partial, line 3, is damaged: lorenzo_nmae .* Delete the file"):
+        PartialResults(path, SETTINGS)
+    assert path.read_text() == damaged
 
 
 @pytest.mark.parametrize(
@@ -94,14 +103,3 @@ def test_a_damaged_report_is_refused_by_name(result, tmp_path, change, message):
     (tmp_path / "e.json").write_text(json.dumps(content))
     with pytest.raises(TomatError, match=f"e.json .*{message}"):
         read_report(tmp_path / "e.json")
-
-
-def test_a_damaged_line_of_finished_materials_is_refused(result, tmp_path):
-    path = tmp_path / "e.json.partial"
-    for row in result.materials:
-        PartialResults(path, SETTINGS).add(row)
-    damaged = path.read_text().replace('"lorenzo_nmae": 0.015', '"lorenzo_nmae": NaN')
-    path.write_text(damaged)
-    with pytest.raises(TomatError, match="e.json.partial, line 3, is damaged: lorenzo_nmae .* Delete the file"):
-        PartialResults(path, SETTINGS)
-    assert path.read_text() == damaged

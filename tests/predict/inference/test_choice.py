@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.predict.inference.choice import Choice, check_kv_cache_dtype, chosen_bins, quantile_bin, sequence_keys
+from tomat.predict.inference.decoding import chosen_bins, quantile_bin, sequence_keys
+from tomat.predict.inference.predictor import Choice, check_kv_cache_dtype
 
 P = np.array([0.05, 0.0, 0.4, 0.25, 0.3], np.float32)
 

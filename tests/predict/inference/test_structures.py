@@ -88,18 +88,6 @@ def test_what_follows_the_atoms_of_a_contcar_of_dynamics_is_left_alone(tmp_path,
     for more in ("\n  0.1 0.2 0.3\n  0.1 0.2 0.3\n", "Lattice velocities and vectors\n  1\n  0.0 0.0 0.0\n"):
         (tmp_path / "CONTCAR").write_text(text + more)
         same(read_structure(tmp_path / "CONTCAR")[0], structure)
-    (tmp_path / "CONTCAR").write_text(text + "0.1 0.2 0.3\n")
-    with pytest.raises(TomatError, match="after the last atom of .*; expected an empty line"):
-        read_structure(tmp_path / "CONTCAR")
-
-
-def test_five_thousand_atoms_are_read_and_more_than_ten_thousand_refused(tmp_path):
-    many = SALT * (9, 9, 8)
-    Poscar(many).write_file(str(tmp_path / "POSCAR"))
-    assert len(read_structure(tmp_path / "POSCAR")[0].atomic_numbers) == 5184
-    (tmp_path / "POSCAR").write_text("x\n1\n50 0 0\n0 50 0\n0 0 50\nNa\n20000\nDirect\n")
-    with pytest.raises(TomatError, match="20,000 atoms"):
-        read_structure(tmp_path / "POSCAR")
 
 
 LATTICE = '{"lattice": {"matrix": [[9,0,0],[0,9,0],[0,0,9]]}, "sites": ['
@@ -109,6 +97,7 @@ XSF = "CRYSTAL\nPRIMVEC\n4.62 0 0\n0 4.62 0\n0 0 4.62\nPRIMCOORD\n{} 1\n"
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("POSCAR", "x\n1\n50 0 0\n0 50 0\n0 0 50\nNa\n20000\nDirect\n", "20,000 atoms"),
         ("a.json", LATTICE + "1," * 20_000 + "1]}", "20,001 atoms"),
         ("a.xyz", '20000\nLattice="9 0 0 0 9 0 0 0 9"\n' + "Li 0 0 0\n" * 20_000, "20,000 atoms"),
         ("a.xsf", XSF.format(20_000) + "Li 0 0 0\n" * 20_000, "more than 11,000 lines.*at most 10,000 atoms"),
@@ -123,13 +112,11 @@ def test_too_many_atoms_are_counted_before_anything_is_made_of_them(tmp_path, na
     assert time.process_time() - started < 5
 
 
+NUMBERS = "0.1234 0.2345 0.3456"
+
+
 @pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        *[(f"a.{kind}.gz", "0.1234 0.2345 0.3456") for kind in ("json", "xsf")],
-        ("POSCAR.gz", ""),
-        ("a.cif.gz", "_x 1"),
-    ],
+    ("name", "line"), [("a.json.gz", NUMBERS), ("a.xsf.gz", NUMBERS), ("POSCAR.gz", ""), ("a.cif.gz", "_x 1")]
 )
 def test_a_bomb_takes_little_memory_whatever_its_kind(tmp_path, name, line):
     (tmp_path / name).write_bytes(gzip.compress(f"{line}\n".encode() * (60_000_000 // (len(line) + 1)), 1))

@@ -38,7 +38,7 @@ class DensityTarget:
 
     @property
     def values(self) -> np.ndarray:
-        """The table as float64 `[n_density_tokens]`, e/Å³; only with `has_values`."""
+        """The table as float64; only with `has_values`."""
         return np.asarray(self.value_table, np.float64)
 
 

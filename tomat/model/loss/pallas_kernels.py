@@ -204,7 +204,7 @@ def _statistics_kernel(plan: KernelPlan, scalars, table, hidden, head, out, *log
 
         lax.fori_loop(0, plan.block_rows // plan.chunk_rows, add_chunk, 0, unroll=True)
 
-    _pipelined(plan, _multiplier(plan, hidden, head, logits), add)
+    _pipelined(plan, hidden, head, logits, add)
 
 
 def _gradient_kernel(
@@ -257,26 +257,19 @@ def _gradient_kernel(
         by_hidden_sum[rows, :] += _dot(by_logits[...], head[...], _NN)
         by_head[...] += _dot(by_logits[...], hidden[rows, :], _TN)
 
-    _pipelined(plan, _multiplier(plan, hidden, head, logits), add)
+    _pipelined(plan, hidden, head, logits, add)
 
     @pl.when(tile == plan.n_tiles - 1)
     def _finish() -> None:
         by_hidden[...] = by_hidden_sum[...].astype(by_hidden.dtype)
 
 
-def _multiplier(plan: KernelPlan, hidden, head, logits) -> Callable[[jax.Array | int, int], None]:
-    """What makes the logits of a block of rows in one of the scratch buffers."""
+def _pipelined(plan: KernelPlan, hidden, head, logits, add: Callable[[jax.Array | int, int], None]) -> None:
+    """`add` on each block of rows, whose logits are made one block ahead, in the two scratch buffers by turns."""
 
     def multiply(block: jax.Array | int, slot: int) -> None:
         logits[slot][...] = _dot(hidden[_block(block, plan.block_rows), :], head[...], _NT)
 
-    return multiply
-
-
-def _pipelined(
-    plan: KernelPlan, multiply: Callable[[jax.Array | int, int], None], add: Callable[[jax.Array | int, int], None]
-) -> None:
-    """`multiply` and `add` on each block of rows, `multiply` one block ahead, the two buffers by turns."""
     n_blocks = plan.resident_rows // plan.block_rows
     multiply(0, 0)
 

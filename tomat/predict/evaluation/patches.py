@@ -149,10 +149,7 @@ def constant_median(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray
 def copy_previous(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
     """The value of the token before, in C order inside the patch; of the first voxel the constant."""
     flat = patches.reshape(patches.shape[0], -1).astype(np.float32)
-    predicted = np.empty_like(flat)
-    predicted[:, 0] = constant_e_per_a3
-    predicted[:, 1:] = flat[:, :-1]
-    return predicted.reshape(patches.shape)
+    return np.insert(flat[:, :-1], 0, constant_e_per_a3, axis=1).reshape(patches.shape)
 
 
 def lorenzo(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:

@@ -169,23 +169,17 @@ class PartialResults:
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
-        self._header = json.dumps({"settings": dict(settings)}, sort_keys=True)
-        self.done = self._read()
-        # Written anew, because a killed process may have left half a line at the end.
-        write_text(path, "".join([self._header + "\n", *map(_line, self.done.values())]))
-
-    def _read(self) -> dict[str, MaterialResult]:
-        """Finished materials of the same settings, by id; a torn last line is dropped."""
-        text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
-        header, *rows = text.split("\n")
-        if header != self._header:
-            return {}
+        header = json.dumps({"settings": dict(settings)}, sort_keys=True)
+        self.done: dict[str, MaterialResult] = {}
+        """Finished materials of the same settings, by id."""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         remedy = "Delete the file; its materials are then evaluated again."
-        done = {}
-        for place, row in enumerate(rows[:-1], start=2):
-            result = typed_text(row, MaterialResult, f"{self.path}, line {place},", remedy, extra_keys=False)
-            done[result.material_id] = result
-        return done
+        first, *rows = text.split("\n")
+        for place, row in enumerate(rows[:-1] if first == header else (), start=2):
+            result = typed_text(row, MaterialResult, f"{path}, line {place},", remedy, extra_keys=False)
+            self.done[result.material_id] = result
+        # Written anew, because a killed process may have left half a line at the end.
+        write_text(path, "".join([header + "\n", *map(_line, self.done.values())]))
 
     def add(self, result: MaterialResult) -> None:
         with writing(self.path), self.path.open("a", encoding="utf-8") as file:

@@ -40,8 +40,7 @@ from tomat.predict.evaluation.patches import (
     random_anchors,
 )
 from tomat.predict.evaluation.result import MaterialResult, TeacherForcedResult
-from tomat.predict.inference.choice import quantile_bin
-from tomat.predict.inference.decoding import batches, of_voxels
+from tomat.predict.inference.decoding import batches, of_voxels, quantile_bin
 from tomat.predict.inference.trained import LoadedRun
 
 

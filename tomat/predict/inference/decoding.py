@@ -32,7 +32,7 @@ from tomat.model.environment import (
     named_atoms,
     stacked_atoms,
 )
-from tomat.predict.inference.choice import DecoderName
+from tomat.predict.inference.predictor import ChoiceKind, DecoderName
 from tomat.predict.inference.trained import LoadedRun
 from tomat.train.settings.config import TrainConfig
 
@@ -45,6 +45,9 @@ FILLED_SHARE = 0.8
 """Of the sequences that a batch has decoded at the end, those that half of it has: above that it is not halved."""
 BLOCK_VOXELS = 128
 """Voxels of each patch whose logits exist at once."""
+BINS_PER_GROUP = 128
+"""A quantile is sought in two steps, group then bin, so that no running sum over all K bins is formed; 128 is a TPU
+vector lane count, and close to the square root of 16,384, where both steps cost the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,3 +248,40 @@ def largest_batch(lower: Callable[[int], Any], most: int, least: int, free: int)
                 f"the {free / 2**30:.2f} GiB that are free. Free memory, or use more devices."
             )
         size //= 2
+
+
+def quantile_bin(weights: jax.Array, share: float | jax.Array) -> jax.Array:
+    """Smallest bin, int32 [...], whose cumulative weight reaches a share, above 0 and up to 1, of the total of weights,
+    float32 [..., K], not negative and not all zero. Within float32's rounding a bin beside it may be returned."""
+    n_bins = weights.shape[-1]
+    padding = -n_bins % BINS_PER_GROUP
+    padded = jnp.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, padding)])
+    groups = padded.reshape(*weights.shape[:-1], -1, BINS_PER_GROUP)
+    group_ends = jnp.cumsum(groups.sum(axis=-1), axis=-1)
+    wanted = group_ends[..., -1:] * jnp.asarray(share, weights.dtype)[..., None]
+    group = jnp.sum(group_ends < wanted, axis=-1, keepdims=True)
+    before = jnp.where(group > 0, jnp.take_along_axis(group_ends, jnp.maximum(group - 1, 0), axis=-1), 0.0)
+    inner = jnp.take_along_axis(groups, group[..., None], axis=-2)[..., 0, :]
+    # Rounding may leave the last sum of the group short of the group's own end; the true answer is then its last bin.
+    inside = jnp.minimum(jnp.sum(before + jnp.cumsum(inner, axis=-1) < wanted, axis=-1), BINS_PER_GROUP - 1)
+    return jnp.minimum(group[..., 0] * BINS_PER_GROUP + inside, n_bins - 1).astype(jnp.int32)
+
+
+def sequence_keys(seed: jax.Array, patches: jax.Array, samples: jax.Array) -> jax.Array:
+    """A random key for each sequence, by its own numbers, int [batch], whatever batch it is in."""
+    # By name: another default of JAX (rbg) draws other numbers in other batches.
+    key = jax.random.key(seed, impl="threefry2x32")
+    return jax.vmap(lambda patch, sample: jax.random.fold_in(jax.random.fold_in(key, patch), sample))(patches, samples)
+
+
+def chosen_bins(
+    logits: jax.Array, kind: ChoiceKind, temperature: jax.Array, keys: jax.Array, voxel: jax.Array
+) -> jax.Array:
+    """The bin, int32 [batch], of voxel number `voxel` of each sequence, whose logits are float32 [batch, K]; the
+    temperature, and keys of `sequence_keys`, are of `sampled` alone."""
+    if kind == "greedy":
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if kind == "median":
+        return quantile_bin(jax.nn.softmax(logits), 0.5)
+    drawn = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, voxel)))(keys)
+    return quantile_bin(jax.nn.softmax(logits / temperature), 1.0 - drawn)  # above 0: uniform is below 1

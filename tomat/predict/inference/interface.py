@@ -81,9 +81,6 @@ class GridChoice:
         return sides
 
 
-LEARNT: Literal["learnt"] = "learnt"
-"""Electrons: the sum of the valences that the predictor learnt."""
-
 OnPatches = Callable[[int, int], None]
 """Told how many patches of a structure are done, and of how many."""
 
@@ -156,16 +153,6 @@ class Predictor(ABC):
         return self.promolecule.elements
 
     @property
-    def shortest_distance_a(self) -> Mapping[tuple[int, int], float] | None:
-        """By pair of atomic numbers, the lower first: A, as `shortest_distances_a`, of the training. None: unknown."""
-        return self.promolecule.shortest_distance_a or None
-
-    @property
-    def void_radius_a(self) -> float | None:
-        """The farthest that a point of the training's cells is from its nearest atom, A. None: not known."""
-        return self.promolecule.void_radius_a
-
-    @property
     def spacing_a(self) -> float | None:
         """Median voxel spacing of the training, A. None: any is as good."""
         return self.promolecule.spacing_a or None
@@ -191,7 +178,7 @@ class Predictor(ABC):
         structure: "Crystal | Structure | str | os.PathLike[str]",
         grid_shape: tuple[int, int, int] | None = None,
         *,
-        electrons: float | Literal["learnt"] | None = LEARNT,
+        electrons: float | Literal["learnt"] | None = "learnt",
         accept: Collection[str] = (),
         on_patches: OnPatches | None = None,
     ) -> Prediction:
@@ -214,7 +201,7 @@ class Predictor(ABC):
         self.check(crystal, accept)
         if grid_shape is None:
             grid_shape = choose_grid(None, None, None, self.spacing_a).shape(crystal)
-        if electrons == LEARNT:
+        if electrons == "learnt":
             electrons, source = electron_count(crystal, None, self.valences)
             if electrons is None:
                 warnings.warn(f"{crystal.name}: electrons {source}.", stacklevel=2)
@@ -248,8 +235,7 @@ class Predictor(ABC):
     def _extrapolations(self, crystal: Crystal, grid_shape: Sequence[int]) -> list[Flag]:
         """Where atoms or grid lie outside of what the predictor was trained on."""
         found: list[Flag] = []
-        trained = self.shortest_distance_a
-        if trained is not None:
+        if trained := self.promolecule.shortest_distance_a:
             ours = shortest_distances_a(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords)
             for pair, distance_a in ours.items():
                 names = "-".join(symbol_of(z) for z in pair)
@@ -260,8 +246,7 @@ class Predictor(ABC):
                     text = f"{names} are {distance_a:.3f} A apart, the shortest in training was {trained[pair]:.3f} A"
                     figures = {"distance_a": distance_a, "trained_a": trained[pair]}
                     found.append({"kind": "distance", "pair": names, **figures, "text": text})
-        trained_a = self.spacing_a
-        if trained_a is not None:
+        if (trained_a := self.spacing_a) is not None:
             ratio, asked_a = max((max(a / trained_a, trained_a / a), a) for a in spacing_a(crystal, grid_shape))
             if ratio > LARGEST_SPACING_RATIO:
                 text = f"the voxel spacing is {asked_a:.3f} A, that of the training {trained_a:.3f} A"
@@ -270,7 +255,7 @@ class Predictor(ABC):
 
     def _vacuum(self, crystal: Crystal, rho: np.ndarray) -> list[Flag]:
         """Whether voxels are farther from every atom than any of the training was, and the electrons of `rho` there."""
-        trained_a = self.void_radius_a
+        trained_a = self.promolecule.void_radius_a
         if trained_a is None:
             return []
         radius_a = void_radius_a(crystal.lattice, crystal.frac_coords)

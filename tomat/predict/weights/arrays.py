@@ -217,9 +217,6 @@ class PackedEmbedding(eqx.Module):
         """[vocab, embed]."""
         return NamedArray(self.matrix.whole(self.matrix.table.dtype), (self.Vocab, self.Embed))
 
-    def unembed(self, x: NamedArray) -> NamedArray:
-        return x.dot(self.weight, axis=self.Embed)
-
 
 LAYER = "{layer}"
 """In the name of a layer's weight, of each of a stack."""

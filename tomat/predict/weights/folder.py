@@ -79,11 +79,6 @@ class StoredWeights:
         return few + sum(its.nbytes for its in self.stored.values() if not isinstance(its, Quantised))
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all of them unpacked, by name."""
-        return {name: its.shape for name, its in self.stored.items()}
-
-    @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All of them unpacked, by name."""
         return {name: its.values() if isinstance(its, Quantised) else its for name, its in self.stored.items()}

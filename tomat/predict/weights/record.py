@@ -84,7 +84,13 @@ def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
         raise TomatError(f"{folder} is not a run: it has no {CONFIG_FILE}.")
     config = read_yaml(config_path)
     if config.get("distillation") is not None and not is_weights_folder(folder):
-        folder = _distilled(folder, step)
+        if step is not None:
+            said = f"{folder} trained a model in few bits: its checkpoints do not predict"
+            raise TomatError(f"{said}. A folder that does: `tomat export --run {folder} --step {step} --output OUT`.")
+        if not is_weights_folder(folder / WEIGHTS_FOLDER):
+            said = f"{folder} has not ended: its {WEIGHTS_FOLDER} are not there. Go on with `tomat train`, or make them"
+            raise TomatError(f"{said} of its newest checkpoint: `tomat export --run {folder} --output OUT`.")
+        folder = folder / WEIGHTS_FOLDER
     name = str(config.get("run_name"))
     if is_weights_folder(folder):
         record = read_weights_record(folder)
@@ -96,14 +102,3 @@ def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
     place = f"{output}/{name}" if is_remote(output) else str(folder)
     found = find_checkpoint(place, step, None if temporary is None else f"{str(temporary).rstrip('/')}/{name}")
     return FoundWeights(folder, name, found.step, weights_kind(found.path), found.path)
-
-
-def _distilled(folder: Path, step: int | None) -> Path:
-    """The folder of weights that a run with `distillation` has left."""
-    if step is not None:
-        said = f"{folder} trained a model in few bits: its checkpoints do not predict"
-        raise TomatError(f"{said}. `tomat export --run {folder} --step {step} --output OUT` makes a folder that does.")
-    if not is_weights_folder(folder / WEIGHTS_FOLDER):
-        said = f"{folder} has not ended: its {WEIGHTS_FOLDER} are not there. Go on with `tomat train`"
-        raise TomatError(f"{said}, or make them of its newest checkpoint: `tomat export --run {folder} --output OUT`.")
-    return folder / WEIGHTS_FOLDER

@@ -165,12 +165,13 @@ def config_from_dict(
     preset = values.get("preset")
     model: dict[str, Any] = {"type": "density_decoder"}
     if preset is not None:
-        from tomat.model.presets import preset_model
+        from tomat.model.decoder import preset_model
 
         model |= preset_model(preset)  # keys of fields that every Llama-like decoder has
     defaults = {"trainer": {"jax_config": TrainerSettings().jax_config}, "model": model}
     merged = mergedeep.merge({}, defaults, values)
-    if mapping(merged.get("optimizer")).get("type", "adam") != "adam":
+    optimizer = mapping(merged.get("optimizer"))
+    if optimizer.get("type", "adam") not in OptimizerConfig.get_known_choices() or None in optimizer.values():
         from tomat.train.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
     _leave_out_nulls_of_another_optimizer(merged)
     try:

@@ -178,7 +178,7 @@ class RunSchema:
     run_elsewhere: bool = key(False, free="speed", step=False)
     """Start on other devices than those of `slice`. What the run records, and every figure of it, is of what ran."""
     preset: str | None = key(None, free="label")
-    """Model preset whose keys lie beneath `model` (`tomat/model/presets.py`), which are what decides."""
+    """Model preset whose keys lie beneath `model` (`tomat/model/decoder.py`), which are what decides."""
     data: DataConfig = key(factory=lambda: DataConfig(source="embedded"))
     """The tokens."""
     model: Any = None

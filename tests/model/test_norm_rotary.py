@@ -119,16 +119,15 @@ def test_attention_with_the_kernel_is_levanters(rope, use_qk_norm, mesh, fields)
 
 
 def test_what_the_kernel_cannot_do_is_refused():
-    with pytest.raises(TomatError, match=r"head size is 64; expected a multiple of 128"):
-        attention_config(head_dim=64, qk_rotary=QkRotaryConfig("pallas"))
-    with pytest.raises(TomatError, match=r"block_positions is 100; expected a positive multiple of 64"):
-        QkRotaryConfig("pallas", 100)
-    with pytest.raises(TomatError, match=r"kernel is 'triton'; expected one of xla, pallas, attention"):
-        QkRotaryConfig("triton")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(
-        TomatError, match=r"kernel is attention and model.whole_head is not set; only its kernels rotate"
+    def asked(*rotary, **fields):
+        attention_and_gradient(attention_config(qk_rotary=QkRotaryConfig(*rotary), **fields))
+
+    for rotary, fields, message in (
+        (("pallas",), {"head_dim": 64}, "head size is 64; expected a multiple of 128"),
+        (("pallas", 100), {}, "block_positions is 100; expected a positive multiple of 64"),
+        (("triton",), {}, "kernel is 'triton'; expected one of xla, pallas, attention"),
+        (("attention",), {}, "kernel is attention and model.whole_head is not set; only its kernels rotate"),
+        (("pallas",), {"attn_backend": AttentionBackend.JAX_FLASH}, "backend is .*jax_flash.*qk_rotary.kernel: xla"),
     ):
-        attention_config(qk_rotary=QkRotaryConfig("attention"))
-    flash = attention_config(attn_backend=AttentionBackend.JAX_FLASH, qk_rotary=QkRotaryConfig("pallas"))
-    with pytest.raises(TomatError, match=r"the attention backend is .*jax_flash.*qk_rotary.kernel: xla"):
-        attention_and_gradient(flash)
+        with pytest.raises(TomatError, match=message):
+            asked(*rotary, **fields)

@@ -54,21 +54,15 @@ def test_the_table_that_is_shipped_fits_its_chips_and_says_where_it_comes_from()
         assert entry["provenance"]["compiler"].startswith("libtpu ")
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
+def test_refuses_tiles_and_fills_what_is_not_set():
+    for sizes, message in (
         ((4096, 256, 500, 32), "block_ids is 500; expected a positive multiple of 128"),
         ((4096, 8, 512, 8), "block_rows is 8; expected a positive multiple of 16"),
         ((4096, 768, 512, 32), "expected resident_rows to be a multiple of block_rows"),
         ((4096, 256, 512, 96), "expected block_rows to be a multiple of chunk_rows"),
-    ],
-)
-def test_refuses_tiles(sizes, message):
-    with pytest.raises(TomatError, match=message):
-        LossTiles(*sizes)
-
-
-def test_what_is_set_stands_and_the_rest_is_filled():
+    ):
+        with pytest.raises(TomatError, match=message):
+            LossTiles(*sizes)
     assert LossTiles(block_ids=256).filled(LossTiles(4096, 256, 512, 32)) == LossTiles(4096, 256, 256, 32)
     with pytest.raises(TomatError, match="multiple of chunk_rows"):
         LossTiles(block_rows=16).filled(LossTiles(4096, 256, 512, 32))

@@ -61,11 +61,12 @@ def test_what_is_executed_is_what_the_kernels_visit():
 
 
 def test_what_it_cannot_do_is_refused():
-    with pytest.raises(TomatError, match=r"model.whole_head.rows is 100; expected a positive multiple of 128"):
-        WholeHeadConfig(rows=100)
-    with pytest.raises(TomatError, match=r"got 8192 positions and heads of 64; leave it unset"):
-        WholeHeadConfig().tiles(8192, 64, 2)
-    with pytest.raises(TomatError, match=r"needs \d+ MiB of VMEM for 32768 positions and heads of 256"):
-        WholeHeadConfig().tiles(32768, 256, 2)
+    for sizes, shape, message in (
+        ({"rows": 100}, (512, 128, 2), "model.whole_head.rows is 100; expected a positive multiple of 128"),
+        ({}, (8192, 64, 2), "got 8192 positions and heads of 64; leave it unset"),
+        ({}, (32768, 256, 2), r"needs \d+ MiB of VMEM for 32768 positions and heads of 256"),
+    ):
+        with pytest.raises(TomatError, match=message):
+            WholeHeadConfig(**sizes).tiles(*shape)
     with pytest.raises(TomatError, match=r"sliding_window is 512; its kernels have no window"):
         DensityDecoderConfig(whole_head=WholeHeadConfig(), sliding_window=512)

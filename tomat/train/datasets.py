@@ -16,7 +16,7 @@ from tomat.data.tokens.shards import ShardSet, open_shards
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
 from tomat.train.runs.history import Contents
 from tomat.train.settings.config import TrainConfig
-from tomat.train.settings.data import DataConfig
+from tomat.train.settings.schema import DataConfig
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from levanter.data.loader import DataLoader
 from tomat.base.errors import TomatError
 from tomat.data.tokens.shuffle import IN_ORDER_WINDOW_BLOCKS, BlockShuffleConfig, ShuffledIndex
 from tomat.model.environment import EnvironmentConfig, PatchAtoms, Room, atoms_of_patch, filled
-from tomat.train.settings.data import BUFFERED_BATCHES
+from tomat.train.settings.schema import BUFFERED_BATCHES
 
 if TYPE_CHECKING:
     from tomat.data.tokens.shards import ShardSet

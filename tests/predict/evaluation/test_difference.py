@@ -31,9 +31,7 @@ def test_figures_of_a_changed_density(grid):
 def test_grids_that_differ_are_put_on_the_finer_sides(grid):
     found = compare_densities(grid.refined((8, 7, 12)), grid.refined((6, 9, 8)))
     assert found.refined and found.reference.grid_shape == (8, 9, 12) and found.nmae < 1e-6
-
-
-def test_atoms_may_be_listed_in_another_order(grid):
+    # Atoms may be listed in another order.
     turned = replace(grid, atomic_numbers=grid.atomic_numbers[::-1], frac_coords=grid.frac_coords[::-1])
     assert compare_densities(grid, turned).nmae == 0
 

@@ -42,16 +42,14 @@ def test_same_plane_gives_the_same_bytes(plane, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == written | {"c.png"}
 
 
-def test_refuses_no_such_plane_and_no_such_format(plane, grid, codec, layout, decoder, tmp_path):
+def test_refuses_no_such_plane_no_such_format_and_a_model_that_does_not_reach_it(
+    plane, grid, codec, layout, make_decoder, decoder, tmp_path
+):
     evaluator = TeacherForcedEvaluator(codec, layout)
     with pytest.raises(TomatError, match="plane 4 is not in the cell, whose planes along c are 0 to 3"):
         teacher_forced_plane(evaluator, decoder, grid, 4)
     with pytest.raises(TomatError, match="expected one of .png, .svg, .pdf"):
         draw_plane(plane, tmp_path / "plane.bmp")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_refuses_a_model_that_does_not_reach_the_plane(grid, codec, layout, make_decoder):
-    evaluator = TeacherForcedEvaluator(codec, layout)
     with pytest.raises(TomatError, match="too few for whole patches of 3"):
         teacher_forced_plane(evaluator, make_decoder(max_seq_len=60), grid)

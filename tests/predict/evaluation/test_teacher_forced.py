@@ -178,27 +178,6 @@ def test_large_logits_do_not_overflow():
     assert [float(x[0]) for x in found] == [0, 0, 1.0, 0.0, 0.0]
 
 
-def test_blocks_change_nothing_and_each_voxel_reads_the_position_before_it():
-    generator = np.random.default_rng(0)
-    sequences, positions, embed, voxels, n_bins = 3, 40, 8, 27, 50
-    hidden = generator.normal(size=(sequences, positions, embed)).astype(np.float32)
-    head = generator.normal(size=(n_bins, embed)).astype(np.float32)
-    start = np.array([1, 7, 12], dtype=np.int32)
-    tables = np.cumsum(generator.exponential(size=n_bins)).astype(np.float32)
-    reference = generator.uniform(0, 9, size=(sequences, voxels)).astype(np.float32)
-    bins = generator.integers(0, n_bins, size=(sequences, voxels)).astype(np.int32)
-    arrays = (hidden, head, start, reference, bins, tables, tables)
-    found = decode_hidden(*(jnp.asarray(a) for a in arrays), block_voxels=4)
-    for row in range(sequences):
-        logits = hidden[row, start[row] - 1 : start[row] - 1 + voxels] @ head.T
-        single = (logits, reference[row], bins[row], tables, tables)
-        expected = decode_logits(*(jnp.asarray(a) for a in single))
-        np.testing.assert_array_equal(found.median_bin[row], expected.median_bin)
-        np.testing.assert_array_equal(found.mode_bin[row], expected.mode_bin)
-        np.testing.assert_allclose(found.emd_e_per_a3[row], expected.emd_e_per_a3, rtol=1e-5)
-        np.testing.assert_allclose(found.cross_entropy_nats[row], expected.cross_entropy_nats, rtol=1e-4, atol=1e-5)
-
-
 def test_memory_grows_with_the_block_and_not_with_the_patch():
     def temp_bytes(voxels: int, block: int) -> int:
         shapes = [(2, voxels + 8, 16), (4096, 16), (2,), (2, voxels), (2, voxels), (4096,), (4096,)]

@@ -1,21 +1,28 @@
 import dataclasses
+import json
 
 import numpy as np
 import pytest
+from pymatgen.core import Structure
 from pymatgen.io.vasp import Chgcar
-from small_promolecule import promolecule
+from small_promolecule import promolecule, skewed
 
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
+from tomat.data.density.geometry import nearest_atom_a
+from tomat.data.density.promolecule import Promolecule
 from tomat.predict.inference.interface import (
     SPACING_A,
     GridChoice,
+    Prediction,
     Predictor,
     PromoleculePredictor,
     choose_grid,
     electron_count,
     load_promolecule,
 )
+from tomat.predict.inference.structures import crystal_of
 
 CRYSTAL = Crystal(np.diag([3.0, 3.2, 3.4]), np.array([11, 9]), np.array([[0, 0, 0], [0.5, 0.5, 0.5]]), "NaF")
 
@@ -56,22 +63,11 @@ BOX = Crystal(np.diag([3.0, 4.0, 7.0]), np.array([11]), np.zeros((1, 3)), "x")
 
 
 def test_a_spacing_is_a_bound_and_its_sides_have_small_factors():
+    smooth = {2**a * 3**b * 5**c for a in range(8) for b in range(5) for c in range(4)}
     for spacing_a in (0.065, 0.1, 0.31):
         shape = choose_grid(None, spacing_a, None, None).shape(BOX)
         for side, length in zip(shape, (3.0, 4.0, 7.0), strict=True):
-            assert length / side <= spacing_a
-            smaller = [n for n in range(int(np.ceil(length / spacing_a)), side) if factors(n) <= {2, 3, 5}]
-            assert factors(side) <= {2, 3, 5} and not smaller
-
-
-def factors(n: int) -> set[int]:
-    found, p = set(), 2
-    while n > 1:
-        while n % p == 0:
-            found.add(p)
-            n //= p
-        p += 1
-    return found
+            assert side == min(n for n in smooth if length / n <= spacing_a)
 
 
 def test_sides_and_those_of_another_density(tmp_path, structure):
@@ -108,3 +104,122 @@ def test_what_is_missing_or_cannot_be_is_refused():
         electron_count(SRF2, {9: 7}, None)
     with pytest.raises(TomatError, match="its 3 atoms 76 electrons; expected"):
         electron_count(SRF2, {38: 62, 9: 7}, None)
+
+
+LEARNT = dataclasses.replace(
+    promolecule(),
+    valences={9: 7.0, 11: 1.0},
+    shortest_distance_a={(9, 9): 2.8, (9, 11): 2.2, (11, 11): 2.8},
+    void_radius_a=2.1,
+)
+SHAPE = (12, 14, 16)
+
+
+@dataclasses.dataclass
+class Fills(Predictor):
+    """A model that puts this much everywhere beside the sum of atoms, e/Å³, as one does that knows no vacuum."""
+
+    promolecule: Promolecule
+    everywhere: float
+    usual_deviation = 0.01
+    identity = "fills"
+
+    def density(self, crystal, grid_shape, on_patches=None):
+        rho = self.promolecule.density(crystal, grid_shape)
+        held = float(rho.mean()) * crystal.volume_a3
+        whole = 8.0 * (len(crystal.atomic_numbers) // 2) / held
+        return rho * np.float32(whole) + np.float32(self.everywhere), None
+
+
+def cell() -> Crystal:
+    return crystal_of(skewed())
+
+
+def slab(vacuum_a: float) -> Crystal:
+    """The same atoms with a vacuum along c."""
+    crystal = cell()
+    lattice = np.array(crystal.lattice)
+    lattice[2] *= 1 + vacuum_a / np.linalg.norm(lattice[2])
+    return Crystal(lattice, crystal.atomic_numbers, crystal.frac_coords @ crystal.lattice @ np.linalg.inv(lattice), "x")
+
+
+def kinds(prediction: Prediction) -> set[str]:
+    return {flag["kind"] for flag in prediction.flags}
+
+
+def test_an_ordinary_crystal_passes_silently_and_a_strained_one_too():
+    for predictor in (PromoleculePredictor(LEARNT), Fills(LEARNT, 0.0)):
+        assert predictor.predict(cell(), SHAPE).flags == ()
+        strained = skewed()
+        strained.apply_strain([0.02, 0.03, 0.01])
+        assert predictor.predict(strained, SHAPE).flags == ()
+
+
+def test_a_vacuum_is_flagged_with_the_electrons_that_were_put_there():
+    crystal = slab(6.0)
+    found = Fills(LEARNT, 0.0002).predict(crystal, SHAPE)
+    (flag,) = found.flags
+    beyond = nearest_atom_a(crystal.lattice, crystal.frac_coords, SHAPE) > 2.1
+    assert flag["kind"] == "vacuum" and flag["share"] == pytest.approx(beyond.mean())
+    assert flag["electrons"] == pytest.approx(found.rho[beyond].sum() * crystal.volume_a3 / found.rho.size, rel=1e-4)
+    assert flag["void_radius_a"] > 3 and flag["trained_a"] == 2.1 and "farther than 2.10 A" in flag["text"]
+    unknown = dataclasses.replace(LEARNT, void_radius_a=None)
+    assert PromoleculePredictor(unknown).predict(crystal, SHAPE).flags == ()
+
+
+def test_neighbours_and_grids_unlike_the_training_are_flagged_with_their_figures():
+    distances = {(9, 9): 2.0, (9, 11): 9.0}
+    trained = Fills(dataclasses.replace(LEARNT, shortest_distance_a=distances, spacing_a=0.05), 0.0)
+    flags = {flag["kind"]: flag for flag in trained.predict(cell(), SHAPE).flags}
+    assert flags["pair"]["pair"] == "Na-Na" and flags["distance"]["pair"] == "F-Na"
+    shortest_a = min(a.distance(b) for a in skewed() for b in skewed() if a.specie != b.specie)
+    assert flags["distance"]["trained_a"] == 9.0 and flags["distance"]["distance_a"] == pytest.approx(
+        shortest_a, abs=1e-4
+    )
+    assert flags["spacing"]["trained_a"] == 0.05 < flags["spacing"]["spacing_a"]
+
+
+def test_too_many_electrons_are_flagged_and_more_are_refused_unless_accepted():
+    volume_a3 = cell().volume_a3
+    assert Fills(LEARNT, 0.009 * 8 / volume_a3).predict(cell(), SHAPE).flags == ()
+    (flag,) = Fills(LEARNT, 0.03 * 8 / volume_a3).predict(cell(), SHAPE).flags
+    assert flag["kind"] == "normalisation" and flag["deviation"] == pytest.approx(0.03, rel=1e-3)
+    assert flag["factor"] == pytest.approx(1 / 1.03, rel=1e-4) and "3.0% too many" in flag["text"]
+    much = Fills(LEARNT, 0.12 * 8 / volume_a3)
+    with pytest.raises(TomatError, match=r"NaF: 8\.96 electrons were predicted for 8, 12\.0% too many.*normalisation"):
+        much.predict(dataclasses.replace(cell(), name="NaF"), SHAPE)
+    assert kinds(much.predict(cell(), SHAPE, accept=("normalisation",))) == {"normalisation"}
+    with pytest.raises(TomatError, match="too few"):
+        much.predict(cell(), SHAPE, electrons=20.0)
+    with pytest.raises(TomatError, match="farther than 2.10 A from every atom"):
+        much.predict(slab(6.0), SHAPE)
+
+
+def test_python_has_the_checks_of_the_command(tmp_path):
+    """Overlapping atoms, a grid of one voxel, a lattice times 0.8: what a Crystal said was taken in silence."""
+    predictor = PromoleculePredictor(LEARNT)
+    over = dataclasses.replace(cell(), frac_coords=np.array([[0.1, 0.2, 0.3], [0.12, 0.2, 0.3]]))
+    with pytest.raises(TomatError, match="A apart; expected at least"):
+        predictor.predict(over, SHAPE)
+    assert "distance" in kinds(predictor.predict(over, SHAPE, accept=("distances", "normalisation")))
+    spaced = Fills(LEARNT, 0.0)
+    spaced.promolecule = dataclasses.replace(LEARNT, spacing_a=0.25)
+    assert kinds(spaced.predict(cell(), (1, 1, 1))) == {"spacing"}
+    small = Structure(0.8 * cell().lattice, ["Na", "F"], cell().frac_coords)
+    assert "distance" in kinds(predictor.predict(small, SHAPE, accept=("normalisation",)))
+    with pytest.raises(TomatError, match="accept names 'zeros'; expected some of distances, normalisation"):
+        predictor.predict(cell(), SHAPE, accept=("zeros",))
+    # The command's line has the flags of the prediction.
+    (tmp_path / "p.json").write_text(LEARNT.to_text())
+    vacuum = slab(6.0)
+    wide = Structure(vacuum.lattice, ["Na", "F"], vacuum.frac_coords)
+    for name, structure in (("small", small), ("slab", wide)):
+        structure.to(filename=str(tmp_path / f"{name}.cif"))
+    words = ["predict", "--promolecule", tmp_path / "p.json", "--structure", tmp_path, "--output", tmp_path / "out"]
+    words += ["--grid", *SHAPE, "--accept", "normalisation"]
+    assert main([str(word) for word in words]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
+    for line in lines:
+        crystal = {"small": crystal_of(small), "slab": vacuum}[line["name"]]
+        same = predictor.predict(crystal, SHAPE, accept=("normalisation",))
+        assert [flag["kind"] for flag in line["flags"]] == [flag["kind"] for flag in same.flags]

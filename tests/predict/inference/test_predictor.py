@@ -1,12 +1,16 @@
 """A trained run as a predictor: whole cells, nothing of the truth, and what it refuses."""
 
+import asyncio
 import dataclasses
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from pymatgen.core import Structure
@@ -19,8 +23,17 @@ from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
 from tomat.predict.inference import decoding
-from tomat.predict.inference.decoding import batches, can_predict, cell_patches, check_decoder
-from tomat.predict.inference.predictor import Choice, RunPredictor, described, load
+from tomat.predict.inference.decoding import (
+    batches,
+    can_predict,
+    cell_patches,
+    check_decoder,
+    chosen_bins,
+    quantile_bin,
+    sequence_keys,
+)
+from tomat.predict.inference.predictor import Choice, RunPredictor, check_kv_cache_dtype, described, load
+from tomat.predict.inference.trained import outside_event_loop
 from tomat.train.run import train
 from tomat.train.settings.config import load_config
 
@@ -263,3 +276,61 @@ def test_a_batch_is_halved_until_it_fits_into_memory(trained, prediction, monkey
     monkeypatch.setattr(decoding, "MOST_SEQUENCES", {"parallel": 1, "autoregressive": 1})
     with pytest.raises(TomatError, match="decoding 2 patches at a time takes"):
         RunPredictor(trained.run).predict(CRYSTAL, SHAPE, electrons=8.0)
+
+
+async def in_a_notebook(work):
+    return outside_event_loop(work)
+
+
+def test_a_loop_is_started_with_and_without_another():
+    async def answer():
+        return threading.current_thread()
+
+    def work():
+        return asyncio.run(answer())
+
+    assert outside_event_loop(work) is threading.current_thread()
+    assert asyncio.run(in_a_notebook(work)) is not threading.current_thread()
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(in_a_notebook(lambda: 1 / 0))
+
+
+P = np.array([0.05, 0.0, 0.4, 0.25, 0.3], np.float32)
+
+
+def test_a_share_of_the_weight_is_reached_by_its_bin_and_not_before():
+    shares = jnp.array([1e-9, 0.05, 0.06, 0.45, 0.46, 1.0], jnp.float32)
+    np.testing.assert_array_equal(quantile_bin(jnp.tile(jnp.asarray(P), (6, 1)), shares), [0, 0, 2, 2, 3, 4])
+
+
+def test_bins_are_drawn_as_often_as_they_are_probable():
+    n = 20_000
+    keys = sequence_keys(jnp.uint32(3), jnp.arange(n), jnp.zeros(n, jnp.int32))
+    logits = jnp.tile(jnp.log(jnp.asarray(P)), (n, 1))
+
+    def drawn(temperature: float, voxel: int) -> np.ndarray:
+        return np.asarray(jax.jit(chosen_bins, static_argnums=1)(logits, "sampled", temperature, keys, voxel))
+
+    for temperature in (1.0, 0.5):
+        expected = P ** (1 / temperature) / np.sum(P ** (1 / temperature))
+        found = np.bincount(drawn(temperature, 0), minlength=5) / n
+        np.testing.assert_allclose(found, expected, atol=4 * np.sqrt(0.25 / n))
+        assert found[1] == 0
+    assert (drawn(1.0, 0) != drawn(1.0, 1)).any() and (drawn(1e-6, 0) == 2).all(), "the most probable"
+    assert (np.asarray(chosen_bins(logits[:2], "greedy", jnp.float32(1), keys[:2], jnp.int32(0))) == 2).all()
+    assert (np.asarray(chosen_bins(logits[:2], "median", jnp.float32(1), keys[:2], jnp.int32(0))) == 3).all()
+
+
+def test_a_choice_that_makes_no_sense_is_refused():
+    for fields in (dict(kind="mean"), dict(samples=0), dict(kind="sampled", temperature=0.0), dict(temperature=2.0)):
+        with pytest.raises(TomatError):
+            Choice(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_type_or_a_decoder_without_a_cache_is_refused_by_name():
+    check_kv_cache_dtype("int8", "autoregressive")
+    check_kv_cache_dtype("compute", "parallel")
+    with pytest.raises(TomatError, match="kv_cache_dtype is int8, but the parallel decoder keeps no keys and values"):
+        check_kv_cache_dtype("int8", "parallel")
+    with pytest.raises(TomatError, match="kv_cache_dtype is 'int4'; expected one of compute, int8"):
+        check_kv_cache_dtype("int4", "autoregressive")

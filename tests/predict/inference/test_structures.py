@@ -142,14 +142,12 @@ def test_the_densities_in_an_xsf_are_not_read(tmp_path, structure):
         read_structure(tmp_path / "a.xsf")
 
 
-@pytest.mark.parametrize("name", ["POSCAR", "a.xyz", "a.xsf"])
+@pytest.mark.parametrize("name", ["a.xyz", "a.xsf"])
 def test_exponents_of_fortran_are_read(tmp_path, structure, name):
     lattice = [" ".join(f"{each:.12f}D+00" for each in row) for row in structure.lattice.matrix]
     rows = [" ".join(f"{each:.12f}d0" for each in site.coords) for site in structure]
     symbols = [str(site.specie) for site in structure]
-    if name == "POSCAR":
-        lines = ["x", "1.0D0", *lattice, " ".join(symbols), "1 1", "Cartesian", *rows, ""]
-    elif name == "a.xyz":
+    if name == "a.xyz":
         lines = ["2", f'Lattice="{" ".join(lattice)}"', *(f"{at} {row}" for at, row in zip(symbols, rows, strict=True))]
     else:
         lines = ["CRYSTAL", "PRIMVEC", *lattice, "PRIMCOORD", "2 1"]

@@ -20,7 +20,7 @@ from tomat.data.codec.files import load_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule
 from tomat.predict.inference.interface import MODEL_DEVIATION, OnPatches, Prediction, Predictor, say_if_voids_unknown
-from tomat.predict.weights.record import FoundWeights, find_weights
+from tomat.predict.record import FoundWeights, find_weights
 
 if TYPE_CHECKING:
     from levanter.models.lm_model import LmHeadModel

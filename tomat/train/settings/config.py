@@ -171,7 +171,9 @@ def config_from_dict(
     defaults = {"trainer": {"jax_config": TrainerSettings().jax_config}, "model": model}
     merged = mergedeep.merge({}, defaults, values)
     optimizer = mapping(merged.get("optimizer"))
-    if optimizer.get("type", "adam") not in OptimizerConfig.get_known_choices() or None in optimizer.values():
+    kind: Any = OptimizerConfig.get_known_choices().get(str(optimizer.get("type", "adam")))
+    own = () if kind is None else {each.name for each in dataclasses.fields(kind)}
+    if kind is None or any(value is None and name not in own for name, value in optimizer.items()):
         from tomat.train.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
     _leave_out_nulls_of_another_optimizer(merged)
     try:

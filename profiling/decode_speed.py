@@ -30,7 +30,8 @@ from tomat.model.devices import ignore_absent_tpu
 from tomat.model.environment import EnvironmentTables
 from tomat.predict.inference.autoregressive import CachedModel, decode_autoregressive, kept_bytes
 from tomat.predict.inference.decoding import cell_patches
-from tomat.predict.inference.predictor import KvCacheDtype, RunPredictor
+from tomat.predict.inference.interface import KvCacheDtype
+from tomat.predict.inference.predictor import RunPredictor
 from tomat.predict.inference.trained import LoadedRun
 from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config

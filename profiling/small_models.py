@@ -120,9 +120,9 @@ def models_table(models: Sequence[SmallModel]) -> Table:
 def small_model(folder: Path) -> SmallModel:
     """The row of a run, a folder of weights, or a run with `distillation`, of what is in its `evaluation.json`."""
     from tomat.predict.inference.trained import load_trained
-    from tomat.predict.record import is_weights_folder
     from tomat.predict.weights.arrays import memory_bytes, named_arrays
     from tomat.predict.weights.folder import read_weights
+    from tomat.predict.weights.record import is_weights_folder
     from tomat.train.settings.config import recorded_config
 
     measured = _measured(folder)

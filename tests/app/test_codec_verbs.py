@@ -8,8 +8,7 @@ from tomat.app.codec_verbs import register
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.promolecule import Promolecule, PromoleculeFit
-from tomat.data.density.radial import RadialBasis
+from tomat.data.density.promolecule import Promolecule, PromoleculeFit, RadialBasis
 from tomat.data.density.zarr_store import read_zarr, write_zarr
 
 

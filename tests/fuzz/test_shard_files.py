@@ -25,8 +25,7 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.promolecule import Promolecule
-from tomat.data.density.radial import RadialBasis
+from tomat.data.density.promolecule import Promolecule, RadialBasis
 from tomat.data.tokens.clipping import ClippedMaterial
 from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
 from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_manifest

@@ -14,8 +14,7 @@ from pymatgen.core.periodic_table import Element
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import SYMBOLS, pauling_electronegativity
-from tomat.data.density.promolecule import Promolecule, radial_sums
-from tomat.data.density.radial import RadialBasis
+from tomat.data.density.promolecule import Promolecule, RadialBasis, radial_sums
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.model import environment as module
 from tomat.model.any_decoder import hidden_and_head

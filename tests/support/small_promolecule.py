@@ -3,8 +3,7 @@
 import numpy as np
 from pymatgen.core import Lattice, Structure
 
-from tomat.data.density.promolecule import Promolecule
-from tomat.data.density.radial import RadialBasis
+from tomat.data.density.promolecule import Promolecule, RadialBasis
 
 
 def promolecule() -> Promolecule:

@@ -86,7 +86,8 @@ def _run_eval(args: argparse.Namespace) -> int:
     from tomat.predict.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.predict.evaluation.result import MOST_SHOWN
     from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
-    from tomat.predict.inference.predictor import Choice, RunPredictor
+    from tomat.predict.inference.interface import Choice
+    from tomat.predict.inference.predictor import RunPredictor
     from tomat.predict.inference.trained import load_trained
 
     own = {"autoregressive": {"choice": Choice("sampled" if drawn else "median", **drawn), **cache}}

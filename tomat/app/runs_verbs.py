@@ -126,8 +126,8 @@ def _run_show(args: argparse.Namespace) -> int:
 
 def _run_verify(args: argparse.Namespace) -> int:
     """Check every checkpoint and the log; status 1 on damage."""
-    from tomat.predict.record import is_weights_folder
     from tomat.predict.weights.folder import read_weights
+    from tomat.predict.weights.record import is_weights_folder
     from tomat.train.runs.checkpoints import list_checkpoints
     from tomat.train.runs.record import find_runs, read_record
     from tomat.train.runs.verify import verify_run

@@ -79,9 +79,9 @@ def _run_write(args: argparse.Namespace) -> int:
 
     from tomat.predict.distillation.subject import is_distillation, write_distilled
     from tomat.predict.inference.trained import load_trained
-    from tomat.predict.record import is_weights_folder
     from tomat.predict.weights.arrays import check_compressible, named_arrays
     from tomat.predict.weights.folder import write_weights
+    from tomat.predict.weights.record import is_weights_folder
 
     if is_weights_folder(args.run_dir):
         raise TomatError(f"{args.run_dir} is a folder of weights already; give the run that it is of.")

@@ -26,7 +26,7 @@ from haliax.jax_utils import named_call
 from tomat.base.config_keys import check_range
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS, covalent_radius_a, pauling_electronegativity
-from tomat.data.density.radial import RadialBasis
+from tomat.data.density.promolecule import RadialBasis
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 
 if TYPE_CHECKING:

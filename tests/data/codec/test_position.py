@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.data.codec.position import MAX_ERROR, N_IDS, decode_positions, encode_positions
+from tomat.data.tokens.vocabulary import MAX_ERROR, N_IDS, decode_positions, encode_positions
 
 coordinates = st.floats(0, 1, exclude_max=True, allow_subnormal=False)
 

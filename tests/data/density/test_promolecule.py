@@ -8,8 +8,7 @@ from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.geometry import void_radius_a
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.promolecule import Promolecule, PromoleculeFit, radial_sums
-from tomat.data.density.radial import RadialBasis
+from tomat.data.density.promolecule import Promolecule, PromoleculeFit, RadialBasis, radial_sums
 
 BASIS = RadialBasis(6, 3.0, 0.5)
 LATTICE = np.array([[3.4, 0.2, 0.0], [1.2, 3.1, 0.3], [-0.4, 0.9, 3.8]])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.data.density.radial import RadialBasis
+from tomat.data.density.promolecule import RadialBasis
 
 BASES = [RadialBasis(), RadialBasis(4, 2.0, 0.1), RadialBasis(9, 3.0, 5.0)]
 

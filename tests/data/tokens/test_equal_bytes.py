@@ -8,8 +8,7 @@ import pytest
 
 from tomat.data.codec.files import write_codec
 from tomat.data.density.demo.embedded import demo_materials, load_demo
-from tomat.data.density.promolecule import Promolecule
-from tomat.data.density.radial import RadialBasis
+from tomat.data.density.promolecule import Promolecule, RadialBasis
 from tomat.data.tokens.layouts import layout_named
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
 from tomat.data.tokens.pipeline.driver import retokenize, write_shards

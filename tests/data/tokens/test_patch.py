@@ -4,12 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.data.codec.position import MAX_ERROR
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens import vocabulary as v
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.patch import check_encodable, decode_sequence, encode_rows, encode_sequence, humanise, token_runs
+from tomat.data.tokens.vocabulary import MAX_ERROR
 
 V3 = SequenceLayout("small-v3", "v3", 4, 160)
 FILLING = SequenceLayout("small-filling", "v3", 4, 160, max_side_difference=2)

@@ -12,8 +12,7 @@ from tomat.base.checked_arrays import pack_arrays
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
-from tomat.data.density.promolecule import Promolecule
-from tomat.data.density.radial import RadialBasis
+from tomat.data.density.promolecule import Promolecule, RadialBasis
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.manifest import IMPORTED_ANCHORS
 from tomat.data.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A

@@ -22,7 +22,7 @@ from tomat.model.any_decoder import hidden_and_head
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables, named_atoms
 from tomat.predict.inference.autoregressive import CachedModel, decode_autoregressive
-from tomat.predict.inference.predictor import ChoiceKind
+from tomat.predict.inference.interface import ChoiceKind
 
 BINS, LENGTH, SIDES = 40, 64, (3, 3, 4)
 VOXELS = 36

@@ -32,7 +32,8 @@ from tomat.predict.inference.decoding import (
     quantile_bin,
     sequence_keys,
 )
-from tomat.predict.inference.predictor import Choice, RunPredictor, check_kv_cache_dtype, described, load
+from tomat.predict.inference.interface import Choice, check_kv_cache_dtype
+from tomat.predict.inference.predictor import RunPredictor, described, load
 from tomat.predict.inference.trained import outside_event_loop
 from tomat.train.run import train
 from tomat.train.settings.config import load_config

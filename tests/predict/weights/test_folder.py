@@ -13,9 +13,9 @@ from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.predict.inference.predictor import load
 from tomat.predict.inference.trained import load_trained
-from tomat.predict.record import WEIGHTS_FILE
 from tomat.predict.weights.arrays import named_arrays
 from tomat.predict.weights.folder import ARRAYS_FILE, Compression, read_weights, write_weights
+from tomat.predict.weights.record import WEIGHTS_FILE
 
 CRYSTAL = Crystal(np.eye(3) * 3.3, np.array([11, 9]), np.array([[0.0, 0.0, 0.0], [0.5, 0.5, 0.5]]), "NaF")
 

@@ -10,8 +10,7 @@ from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.geometry import BOHR_A, atoms_and_images, neighbours
-from tomat.data.density.promolecule import radial_sums
-from tomat.data.density.radial import RadialBasis
+from tomat.data.density.promolecule import RadialBasis, radial_sums
 from tomat.data.density.valence_table import Reading
 
 BASIS = RadialBasis(16, 4.0, 0.15)

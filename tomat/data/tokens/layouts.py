@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
-from tomat.data.codec.position import TOKENS_PER_COORDINATE
+from tomat.data.tokens.vocabulary import TOKENS_PER_COORDINATE
 
 TOKENS_PER_ATOM = 1 + 3 * TOKENS_PER_COORDINATE
 """The element, and three coordinates."""

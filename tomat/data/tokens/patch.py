@@ -14,12 +14,12 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.data.codec.base import Decoder, DensityCodec, in_unit
-from tomat.data.codec.position import TOKENS_PER_COORDINATE, decode_positions, encode_positions
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.geometry import lattice_parameters
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens import vocabulary as v
 from tomat.data.tokens.layouts import PatchShape, SequenceLayout
+from tomat.data.tokens.vocabulary import TOKENS_PER_COORDINATE, decode_positions, encode_positions
 
 LENGTH_STEP_A = 0.05
 """Step of the lattice lengths a, b, c, in angstrom: 0.05 to 51.15 fit the integers 1 to 1023."""

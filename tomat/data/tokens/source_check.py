@@ -7,9 +7,9 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.storage import ARRAY_NAME, STRUCTURES_NAME, Store, explaining_storage
 from tomat.data.codec.base import in_unit
-from tomat.data.codec.position import MAX_ERROR
 from tomat.data.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_sequence
 from tomat.data.tokens.shards import ShardSet
+from tomat.data.tokens.vocabulary import MAX_ERROR
 from tomat.data.tokens.writer import GetGrid, begin_chunk, chunk_tokens, rows_checksum
 
 COORDINATE_TOLERANCE = 2 * MAX_ERROR

@@ -24,7 +24,7 @@ from tomat.perf.plan.compile.topology import data_axis_size
 from tomat.perf.plan.plan import Interval, estimated, program_dict
 from tomat.predict.inference.autoregressive import kept_bytes
 from tomat.predict.inference.decoding import SHARE, atoms_near, check_decoder, sequences_to_try
-from tomat.predict.inference.predictor import DecoderName, KvCacheDtype, check_kv_cache_dtype
+from tomat.predict.inference.interface import DecoderName, KvCacheDtype, check_kv_cache_dtype
 from tomat.train.settings.config import TrainConfig
 
 

@@ -25,10 +25,10 @@ from tomat.model.loss.density_loss import density_loss, plain
 from tomat.model.loss.interface import DensityTarget
 from tomat.predict.distillation.arrays import TrainedArrays
 from tomat.predict.inference.trained import LoadedRun, load_trained
-from tomat.predict.record import WEIGHTS_FILE, is_weights_folder
 from tomat.predict.weights.arrays import arrays_sha256, check_arrays, named_arrays, part_of, stacked_model
 from tomat.predict.weights.folder import StoredWeights, WrittenWeights, read_weights, write_weights
 from tomat.predict.weights.quantise import Quantised
+from tomat.predict.weights.record import WEIGHTS_FILE, is_weights_folder
 from tomat.train.datasets import Datasets
 from tomat.train.loader import TokenExample
 from tomat.train.runs.checkpoints import find_checkpoint

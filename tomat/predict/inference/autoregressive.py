@@ -24,7 +24,7 @@ from tomat.model.decoder import DensityDecoder, DensityDecoderConfig
 from tomat.model.environment import Environment, EnvironmentTables, Sums, named_atoms
 from tomat.model.kv_cache import KvCache, empty_cache, kv_cache_bytes
 from tomat.predict.inference.decoding import chosen_bins, sequence_keys
-from tomat.predict.inference.predictor import ChoiceKind, KvCacheDtype
+from tomat.predict.inference.interface import ChoiceKind, KvCacheDtype
 from tomat.train.settings.config import TrainConfig
 
 

@@ -32,7 +32,7 @@ from tomat.model.environment import (
     named_atoms,
     stacked_atoms,
 )
-from tomat.predict.inference.predictor import ChoiceKind, DecoderName
+from tomat.predict.inference.interface import ChoiceKind, DecoderName
 from tomat.predict.inference.trained import LoadedRun
 from tomat.train.settings.config import TrainConfig
 

@@ -5,10 +5,9 @@ the seconds that JAX and a model take.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,55 +18,23 @@ from tomat.data.codec.base import UNIT_E_PER_A3, require_unit
 from tomat.data.codec.files import load_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule
-from tomat.predict.inference.interface import MODEL_DEVIATION, OnPatches, Prediction, Predictor, say_if_voids_unknown
-from tomat.predict.record import FoundWeights, find_weights
+from tomat.predict.inference.interface import (
+    MODEL_DEVIATION,
+    Choice,
+    DecoderName,
+    KvCacheDtype,
+    OnPatches,
+    Prediction,
+    Predictor,
+    check_kv_cache_dtype,
+    say_if_voids_unknown,
+)
+from tomat.predict.weights.record import FoundWeights, find_weights
 
 if TYPE_CHECKING:
     from levanter.models.lm_model import LmHeadModel
 
     from tomat.predict.inference.trained import LoadedRun
-
-
-DecoderName = Literal["parallel", "autoregressive"]
-ChoiceKind = Literal["greedy", "median", "sampled"]
-KvCacheDtype = Literal["compute", "int8"]
-"""Of keys and values that are kept (`model/kv_cache.py`): the type that the model computes in, or 8 bits."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    kind: ChoiceKind = "median"
-    """greedy: the most probable bin. median: the smallest with half of the probability up to it, which has the least
-    expected error. sampled: drawn."""
-    samples: int = 1
-    """Of each structure, drawn independently."""
-    temperature: float = 1.0
-    """Logits are divided by it before one is drawn."""
-    seed: int = 0
-    """Of what is drawn; with it go the patch's number, the sample's and the voxel's."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(ChoiceKind):
-            raise TomatError(f"choice is {self.kind!r}; expected one of {', '.join(get_args(ChoiceKind))}.")
-        said = f"choice is {self.kind}, samples {self.samples}, temperature {self.temperature} and seed {self.seed}"
-        if self.samples < 1 or not self.temperature > 0 or self.seed < 0:
-            raise TomatError(f"{said}; expected at least one sample, a temperature above 0 and a seed from 0 on.")
-        if self.kind != "sampled" and (self.samples, self.temperature) != (1, 1.0):
-            raise TomatError(f"{said}: only choice 'sampled' has several answers. Set it, or leave the others out.")
-
-    def __str__(self) -> str:
-        if self.kind != "sampled":
-            return self.kind
-        return f"sampled, {self.samples} samples, temperature {self.temperature:g}, seed {self.seed}"
-
-
-def check_kv_cache_dtype(kv_cache_dtype: str, decoder: str) -> None:
-    """Refuse a type that there is not, or of a cache that there is not."""
-    if kv_cache_dtype not in get_args(KvCacheDtype):
-        raise TomatError(f"kv_cache_dtype is {kv_cache_dtype!r}; expected one of {', '.join(get_args(KvCacheDtype))}.")
-    if kv_cache_dtype != "compute" and decoder != "autoregressive":
-        said = f"kv_cache_dtype is {kv_cache_dtype}, but the {decoder} decoder keeps no keys and values"
-        raise TomatError(f"{said}; choose decoder autoregressive, or leave it out.")
 
 
 class RunPredictor(Predictor):

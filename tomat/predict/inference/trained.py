@@ -21,7 +21,7 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.model.any_decoder import environment_of
 from tomat.model.devices import ignore_absent_tpu, quiet_terminal
 from tomat.model.environment import EnvironmentTables, environment_tables
-from tomat.predict.record import FoundWeights, find_weights
+from tomat.predict.weights.record import FoundWeights, find_weights
 from tomat.train.restore import load_weights
 from tomat.train.runs.checkpoints import AVERAGED
 from tomat.train.settings.config import TrainConfig, recorded_config

@@ -23,9 +23,9 @@ from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import first_line, readable_bytes, replacing, to_jsonable, write_json, write_text
-from tomat.predict.record import AGAIN, ARRAYS_FILE, FORMAT_VERSION, WEIGHTS_FILE, read_weights_record
 from tomat.predict.weights.arrays import Part, arrays_sha256, part_of
 from tomat.predict.weights.quantise import Quantised, Scheme, check_offered, quantise
+from tomat.predict.weights.record import AGAIN, ARRAYS_FILE, FORMAT_VERSION, WEIGHTS_FILE, read_weights_record
 
 SEPARATOR = "|"
 """Between the name of an array and the part of its quantised form; no name has it."""

@@ -16,7 +16,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.quantiser import FineBins, optimal_cuts
-from tomat.predict.record import Description, Scheme
+from tomat.predict.weights.record import Description, Scheme
 
 BITS: Mapping[Scheme, tuple[int, ...]] = {"affine": (8, 4), "lut": (4, 3, 2)}
 """Offered. A table of 8 bits would take longer to look up than it saves; of 2 affine bits the error is 55 %."""

@@ -27,7 +27,7 @@ from tomat.model.any_decoder import environment_of
 from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms, Room
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.decoding import decode_parallel
-from tomat.predict.inference.predictor import KvCacheDtype
+from tomat.predict.inference.interface import KvCacheDtype
 from tomat.train.loader import TokenExample
 from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import TrainConfig

@@ -135,7 +135,6 @@ class SplashBlockSizes:
 
 SPLASH_BLOCKS = tuple(field.name for field in fields(SplashBlockSizes) if field.name.startswith("block_"))
 
-
 RotaryKernel = Literal["xla", "pallas", "attention"]
 
 

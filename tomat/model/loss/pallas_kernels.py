@@ -145,10 +145,8 @@ def _compiler_params(plan: KernelPlan) -> pltpu.CompilerParams:
 
 def _cost(hidden: jax.Array, head: jax.Array, products: int, moved: int) -> pl.CostEstimate:
     """For XLA's scheduler and for `tomat plan`, which cannot see into a kernel."""
-    rows, width = hidden.shape
-    return pl.CostEstimate(
-        flops=2 * products * rows * width * head.shape[0], transcendentals=rows * head.shape[0], bytes_accessed=moved
-    )
+    n = hidden.shape[0] * head.shape[0]
+    return pl.CostEstimate(flops=2 * products * n * hidden.shape[1], transcendentals=n, bytes_accessed=moved)
 
 
 def _statistics_kernel(plan: KernelPlan, scalars, table, hidden, head, out, *logits) -> None:

@@ -20,10 +20,10 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
-from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.layouts import BlockShuffleConfig, SequenceLayout
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
-from tomat.data.tokens.shuffle import BlockShuffleConfig, ShuffledIndex
+from tomat.data.tokens.shuffle import ShuffledIndex
 from tomat.model.environment import EnvironmentConfig
 from tomat.train.loader import READ_AHEAD_BLOCKS, RowAtoms, ShardDataset, token_loader
 

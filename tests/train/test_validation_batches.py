@@ -12,9 +12,9 @@ from tiny_run import ONE_STEP
 
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
+from tomat.data.tokens.layouts import BlockShuffleConfig
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
-from tomat.data.tokens.shuffle import BlockShuffleConfig
 from tomat.train.folder import RunFolder
 from tomat.train.loader import ShardDataset
 from tomat.train.loop import Evaluation

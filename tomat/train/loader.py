@@ -24,7 +24,8 @@ from levanter.data.dataset import AsyncDataset
 from levanter.data.loader import DataLoader
 
 from tomat.base.errors import TomatError
-from tomat.data.tokens.shuffle import IN_ORDER_WINDOW_BLOCKS, BlockShuffleConfig, ShuffledIndex
+from tomat.data.tokens.layouts import BlockShuffleConfig
+from tomat.data.tokens.shuffle import IN_ORDER_WINDOW_BLOCKS, ShuffledIndex
 from tomat.model.environment import EnvironmentConfig, PatchAtoms, Room, atoms_of_patch, filled
 from tomat.train.settings.schema import BUFFERED_BATCHES
 

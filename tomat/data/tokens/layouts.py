@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, Literal
 
+from tomat.base.config_keys import check_range
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.data.tokens.vocabulary import TOKENS_PER_COORDINATE
@@ -162,3 +163,22 @@ def layout_named(name: str) -> SequenceLayout:
     if name not in LAYOUTS:
         raise TomatError(f"There is no layout {name!r}; expected one of {', '.join(LAYOUTS)}.")
     return LAYOUTS[name]
+
+
+@dataclass(frozen=True)
+class BlockShuffleConfig:
+    """How the rows of a shard set are shuffled."""
+
+    io_block_size: int = 64
+    """Rows that are read together: the rows of a chunk of the shard set, or a multiple of them."""
+    window_blocks: int = 1024
+    """Blocks whose rows are permuted together. The loader holds two windows: 1,024 blocks of 64 rows of 8,192 tokens
+    are 1 GiB, so 2 GiB on every host."""
+    perm_type: Literal["feistel", "none", "full"] = "feistel"
+    """`feistel`: blocks permuted over the epoch, rows within each window. `none`: rows in the order of the disk.
+    `full`: one permutation of all rows; each row then costs the reading of its block, unless the set fits the cache."""
+
+    def __post_init__(self) -> None:
+        check_range("shuffle.", self, io_block_size=1, window_blocks=1)
+        if self.perm_type not in ("feistel", "none", "full"):
+            raise TomatError(f"shuffle.perm_type is '{self.perm_type}'; expected feistel, none or full.")

@@ -20,12 +20,11 @@ import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 
-from tomat.base.config_keys import check_range
 from tomat.base.errors import TomatError
+from tomat.data.tokens.layouts import BlockShuffleConfig
 
 TABLE_SIZE = 1024
 """Largest n that is served from a table: 8 KiB and about 0.1 ms to build."""
@@ -137,25 +136,6 @@ def _round_function(half: np.ndarray, key: np.uint64, size: np.uint64, out: np.n
 
 IN_ORDER_WINDOW_BLOCKS = 16
 """Blocks in a window when nothing is shuffled: only how far to read ahead. 16 MiB of 8,192-token rows."""
-
-
-@dataclass(frozen=True)
-class BlockShuffleConfig:
-    """How the rows of a shard set are shuffled."""
-
-    io_block_size: int = 64
-    """Rows that are read together: the rows of a chunk of the shard set, or a multiple of them."""
-    window_blocks: int = 1024
-    """Blocks whose rows are permuted together. The loader holds two windows: 1,024 blocks of 64 rows of 8,192 tokens
-    are 1 GiB, so 2 GiB on every host."""
-    perm_type: Literal["feistel", "none", "full"] = "feistel"
-    """`feistel`: blocks permuted over the epoch, rows within each window. `none`: rows in the order of the disk.
-    `full`: one permutation of all rows; each row then costs the reading of its block, unless the set fits the cache."""
-
-    def __post_init__(self) -> None:
-        check_range("shuffle.", self, io_block_size=1, window_blocks=1)
-        if self.perm_type not in ("feistel", "none", "full"):
-            raise TomatError(f"shuffle.perm_type is '{self.perm_type}'; expected feistel, none or full.")
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,14 @@
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tomat.base.config_keys import check_range, key
 from tomat.base.errors import TomatError
-from tomat.data.tokens.shuffle import BlockShuffleConfig
+from tomat.data.tokens.layouts import LAYOUTS, BlockShuffleConfig, SequenceLayout
+from tomat.data.tokens.vocabulary import Vocabulary
 from tomat.model.loss.config import LossConfig
 from tomat.train.settings.trainer import TrainerSettings
-
-if TYPE_CHECKING:  # the keys alone, to find a misspelt one, need neither
-    from tomat.data.tokens.layouts import SequenceLayout
-    from tomat.data.tokens.vocabulary import Vocabulary
 
 BUFFERED_BATCHES, MOST_PREFETCHED = 8, 1024
 """Batches made ahead where nothing is set, and at most."""
@@ -70,7 +67,6 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         from tomat.data.density.rules import ReadRules
-        from tomat.data.tokens.layouts import LAYOUTS
 
         if self.layout not in LAYOUTS:
             raise TomatError(f"data.layout is '{self.layout}'; expected one of {', '.join(sorted(LAYOUTS))}.")
@@ -100,17 +96,13 @@ class DataConfig:
             )
 
     @property
-    def sequence_layout(self) -> "SequenceLayout":
+    def sequence_layout(self) -> SequenceLayout:
         """The layout named by `layout`."""
-        from tomat.data.tokens.layouts import LAYOUTS
-
         return LAYOUTS[self.layout]
 
     @property
-    def vocabulary(self) -> "Vocabulary":
+    def vocabulary(self) -> Vocabulary:
         """The vocabulary with `n_density_tokens` density ids."""
-        from tomat.data.tokens.vocabulary import Vocabulary
-
         return Vocabulary(self.n_density_tokens)
 
     @property

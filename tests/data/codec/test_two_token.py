@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.data.codec.files import load_codec, write_codec
 from tomat.data.codec.two_token import N_LEVELS, TwoTokenCodec
 
 
@@ -45,10 +44,3 @@ def test_what_is_no_density_id_or_range_is_refused():
     for low, high in ((-np.inf, 4.97), (-4.13, np.inf), (np.nan, 4.97), (4.97, -4.13), (-400, 4.97)):
         with pytest.raises(TomatError, match="log10 range is .* in -38 to 38"):
             TwoTokenCodec(log10_low=low, log10_high=high)
-
-
-def test_file_keeps_the_unit_and_the_hash(tmp_path):
-    first, second = TwoTokenCodec(), TwoTokenCodec(unit="e_per_A3")
-    write_codec(first, tmp_path / "codec.json")
-    assert load_codec(tmp_path / "codec.json") == first
-    assert first.unit == "rho_times_volume" and first.sha256 != second.sha256

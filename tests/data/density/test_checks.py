@@ -16,7 +16,6 @@ from tomat.data.density.checks import (
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.cube import read_cube, write_cube
 from tomat.data.density.geometry import BOHR_A
-from tomat.data.density.grid import check_electrons
 from tomat.data.density.rules import ACCEPTABLE, ReadRules
 
 
@@ -40,12 +39,6 @@ def test_values_are_those_of_a_density_in_its_unit(grid):
     ):
         with pytest.raises(TomatError, match=f"file: .*{message}"):
             check_rho_times_volume(wrong, of(grid))
-
-
-def test_check_electrons_refuses_rho_times_volume_taken_for_rho(grid):
-    check_electrons(grid, "good")
-    with pytest.raises(TomatError, match="bad: the density integrates to"):
-        check_electrons(dataclasses.replace(grid, rho=grid.rho * grid.volume_a3), "bad")
 
 
 def slab(shape=(24, 20, 60), clip=0.0):

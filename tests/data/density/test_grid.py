@@ -1,4 +1,3 @@
-import dataclasses
 import subprocess
 import sys
 
@@ -116,12 +115,6 @@ def test_lattice_parameters_and_structure_agree_with_pymatgen(grid):
 def test_what_is_no_density_is_refused(grid, rho, message):
     with pytest.raises(TomatError, match=message):
         DensityGrid(rho, grid.lattice, grid.atomic_numbers, grid.frac_coords)
-
-
-def test_a_cell_is_checked_as_that_of_a_crystal(grid):
-    for wrong in ({"lattice": np.diag([3.0, 3.0, 0.0])}, {"frac_coords": np.zeros((3, 3))}):
-        with pytest.raises(TomatError, match="'LiF': .*expected"):
-            dataclasses.replace(grid, **wrong)
 
 
 def test_a_worker_imports_the_grid_without_pymatgen_or_jax():

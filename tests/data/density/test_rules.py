@@ -1,14 +1,11 @@
 """What names and titles say a file holds, in every format."""
 
-import dataclasses
 import json
 
-import numpy as np
 import pytest
 from ionic_density import gallium_arsenide
 
 from tomat.base.errors import TomatError
-from tomat.data.density.cube import write_cube
 from tomat.data.density.io import find_densities, open_density
 from tomat.data.density.outputs import write_density
 from tomat.data.density.rules import ReadRules, check_kind, kind_of_name
@@ -78,12 +75,3 @@ def test_titles_are_read_too(tmp_path):
             open_density(path)
     for titles in (["methane density=scf", "from Total SCF Density"], ["ONCV pseudopotentials", "electrons/bohr^3"]):
         assert not check_kind("a.cube", titles, ())
-
-
-def test_a_part_has_no_count(tmp_path):
-    grid = gallium_arsenide()
-    path = tmp_path / "GaAs-SPIN_DENSITY-1_0.cube"
-    with path.open("wb") as file:
-        write_cube(dataclasses.replace(grid, rho=grid.rho * 0.137), file)
-    found = open_density(path, rules=ReadRules(accept=("not_total",)))
-    assert np.isclose(found.electron_count, 0.137 * 8, rtol=1e-4)

@@ -70,18 +70,6 @@ def test_repair_from_another_source_is_refused(shards, get_grid):
     assert shards.n_blocks == 13 and not damaged_chunks(shards)
 
 
-def test_repair_without_the_density_says_only_what_is_missing(tmp_path, tree, shards, capsys):
-    """The densities are those of another place; nothing of the set has to be removed for that."""
-    (tmp_path / "whole" / "tokens.zarr" / "c" / "2" / "0").unlink()
-    (tmp_path / "other" / "label").mkdir(parents=True)
-    (tree / "label" / "mp-0.zarr").rename(tmp_path / "other" / "label" / "mp-0.zarr")
-    words = ["shards", "verify", str(tmp_path / "whole"), "--repair", "--source", "rho_gga", "--input"]
-    assert main([*words, str(tmp_path / "other")]) == 2
-    error = capsys.readouterr().err
-    assert "/other has no material mp-4; is it where the set came from?" in error
-    assert "remove" not in error and "laid out" not in error
-
-
 def test_manifest_with_a_path_for_a_name_repairs_nothing(tmp_path, whole, capsys):
     """No name leads a writer outside its folder."""
 

@@ -26,8 +26,6 @@ from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_data import Trace
 
 VERSION = "2.24.2"
-
-
 """Of xprof, whose documentation describes its converters as a page in the browser and not as functions."""
 
 

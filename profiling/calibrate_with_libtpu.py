@@ -19,12 +19,12 @@ from tomat.app.cli import main
 from tomat.base.arguments import Parser, existing_file, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
-from tomat.perf.timed_kernels.programs import installed_compiler
+from tomat.perf.timed_kernels.programs import Compiler, installed_compiler
 from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_cells, read_timings
 from tomat.report.pages.kernels_page import calibrate_kernels
 
 
-def libtpu_in(folder: Path) -> tuple[str, Path]:
+def libtpu_in(folder: Path) -> Compiler:
     """The libtpu in a folder that `uv pip install --target FOLDER --no-deps libtpu==VERSION` has filled.
 
     Raises:
@@ -38,16 +38,16 @@ def libtpu_in(folder: Path) -> tuple[str, Path]:
             f"{'' if library.is_file() else ' and no libtpu/libtpu.so'}; expected one. Fill it with "
             f"`uv pip install --target {folder} --no-deps libtpu==VERSION`."
         )
-    return f"libtpu {versions.pop()}", library
+    return Compiler(f"libtpu {versions.pop()}", library)
 
 
-def read_compilers(words: Sequence[str]) -> dict[str, tuple[str, Path]]:
+def read_compilers(words: Sequence[str]) -> dict[str, Compiler]:
     """Of `DIR`, the libtpu of all operations, by "", and any number of `OP=DIR`, that of one.
 
     Raises:
         TomatError: As for `libtpu_in`; or an operation, or all of them, would have two.
     """
-    found: dict[str, tuple[str, Path]] = {}
+    found: dict[str, Compiler] = {}
     for word in words:
         op, equals, folder = word.partition("=")
         if not (equals and op.isidentifier()):
@@ -70,18 +70,17 @@ def read_tokamax(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
     bytes as mebibytes alone; those of all others, 1,635, as megabytes.
     """
     timings, refused = read_timings(path)
-    written = {line: float(cells["peak_memory_mb"] or 0) for line, cells in read_cells(path)}
+    cells = dict(read_cells(path))
+    written = {row.line: float(cells[row.line]["peak_memory_mb"] or 0) for row in timings}
 
     def in_mebibytes(number: float) -> bool:
         return abs(1e6 * number - round(1e6 * number)) > 1e-3 and (2**20 * number).is_integer()
 
     wrong = {(row.chip, row.op) for row in timings if in_mebibytes(written[row.line])}
-    return [
-        dataclasses.replace(row, peak_memory_bytes=round(2**20 * written[row.line]))
-        if (row.chip, row.op) in wrong and row.peak_memory_bytes is not None
-        else row
-        for row in timings
-    ], refused
+    for place, row in enumerate(timings):
+        if (row.chip, row.op) in wrong and row.peak_memory_bytes is not None:
+            timings[place] = dataclasses.replace(row, peak_memory_bytes=round(2**20 * written[row.line]))
+    return timings, refused
 
 
 def decided_by() -> str:

@@ -19,7 +19,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -311,4 +310,4 @@ def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer(sys.argv[1], partial(compile_kernel, lower=lower_kernel)))
+    sys.exit(answer(sys.argv[1], functools.partial(compile_kernel, lower=lower_kernel)))

@@ -54,7 +54,7 @@ def test_each_operation_may_have_a_compiler_of_its_own(other, tmp_path):
     assert read_compilers([str(other), f"normalization={other}"]) == dict.fromkeys(
         ("", "normalization"), libtpu_in(other)
     )
-    assert compiler_version() != libtpu_in(other)[0] == "libtpu 0.0.1"
+    assert compiler_version() != libtpu_in(other).name == "libtpu 0.0.1"
     assert _compiled_by({"a": "libtpu 0.0.2", "b": "libtpu 0.0.1", "c": "libtpu 0.0.2"}) == (
         "libtpu 0.0.2; b: libtpu 0.0.1"
     )
@@ -118,13 +118,14 @@ def test_every_operation_of_the_data_has_a_program_or_is_known_to_have_none():
 
 
 def test_memory_in_mebibytes_is_seen_for_all_rows_of_an_operation(tmp_path):
-    """Two lines of TPU7x: 34090.5009765625 is no whole number of bytes as megabytes."""
+    """Two lines of TPU7x: 34090.5009765625 is no whole number of bytes as megabytes. The last row is refused."""
     lines = [",".join(COLUMNS)]
-    written = (("a", "10.5"), ("loss", "34090.5009765625"), ("loss", "2400.25"), ("a", "603.979776"), ("loss", ""))
+    loss = ("34090.5009765625", "2400.25", "")
+    written = (("a", "10.5"), *(("loss", memory) for memory in loss), ("a", "603.979776"), ("a", "abc"))
     lines += [f"v6e,{op},{{}},{{}},2.0,1.9,2.1,5,{memory}" for op, memory in written]
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
     found = [timing.peak_memory_bytes for timing in read_tokamax(tmp_path / "t.csv")[0]]
-    assert found == [10_500_000, 35_746_481_152, 2_516_844_544, 603_979_776, None]
+    assert found == [10_500_000, 35_746_481_152, 2_516_844_544, None, 603_979_776]
 
 
 LOSS = {"x": "f32[48,16]", "labels": "i32[48]", "w": "bf16[16,96]", "reduction": "mean"}

@@ -207,7 +207,8 @@ def executed_head_flops(
 ) -> float:
     """FLOPs of tomat's loss over one sequence: logits at every position, padding too, and what each gradient takes.
     `block_positions` are those of a block of the `xla` kernel, of which a ragged last one is rounded up; None: all in
-    one. What `pallas` and `levanter` pad ids with (2 % of 18,570 at 512, 32 %) is not counted."""
+    one. `pallas` and `levanter` compute the logits twice; what they pad ids to whole tiles or blocks with (2 % of
+    18,570 at 512, 32 %) is not counted."""
     positions, passes = seq_len, TRAINING_PASSES + 1
     if kernel == "xla":
         block = seq_len if block_positions is None else min(block_positions, seq_len)

@@ -223,10 +223,13 @@ class RunTimes:
         parts: dict[str, float] = {part: 0.0 for part in WALL_PARTS}
         wall = steps = 0.0
         for row in timed:
-            step, row_wall, compiled, evaluation, checkpoint, profiler, loading, hooks = row.values()
+            step, compiled = row["step_seconds"], row["compile_seconds"]
+            evaluation, checkpoint = row["eval_seconds"], row["checkpoint_seconds"]
+            profiler = row["profiler_seconds"]
+            loading, hooks = row["throughput/loading_time"], row["throughput/hook_time"]
             in_step = min(compiled, max(0.0, step - typical))
             in_evaluation = min(compiled - in_step, evaluation)
-            row_wall = row_wall or step + loading + checkpoint + max(hooks, evaluation + profiler)
+            row_wall = row["wall_seconds"] or step + loading + checkpoint + max(hooks, evaluation + profiler)
             found = {
                 "compile": compiled,
                 "evaluation": evaluation - in_evaluation,

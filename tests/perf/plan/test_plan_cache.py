@@ -113,7 +113,7 @@ def test_an_answer_that_is_there_stays_but_for_what_a_power_loss_has_taken(tmp_p
         assert is_kept(tmp_path / key, executable=False)
 
 
-def test_a_working_folder_lives_as_long_as_its_process(tmp_path):
+def test_a_working_folder_lives_as_long_as_its_process(tmp_path, monkeypatch):
     with work_folder(tmp_path) as work:
         (work / "request.json").write_text("{}")
         # what a killed process leaves: the folder and a lock that nobody holds
@@ -122,6 +122,12 @@ def test_a_working_folder_lives_as_long_as_its_process(tmp_path):
         (tmp_path / ".work-dead.lock").touch()
         remove_abandoned(tmp_path)
         assert (work / "request.json").exists() and len(list(tmp_path.iterdir())) == 2
+    assert not list(tmp_path.iterdir())
+    # One into which a child still writes keeps its lock, and goes the next time.
+    with monkeypatch.context() as patch, work_folder(tmp_path):
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+    assert len(list(tmp_path.iterdir())) == 2
+    remove_abandoned(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

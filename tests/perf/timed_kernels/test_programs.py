@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tomat.measure.bench.chip_rows import quick_rows
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import compiler_version
 from tomat.perf.timed_kernels.own import TIMED_WITH
-from tomat.perf.timed_kernels.programs import SMALLEST_SLICES, TimedProgram, timed_programs
+from tomat.perf.timed_kernels.programs import SMALLEST_SLICES, Compiler, TimedProgram, timed_programs
 from tomat.perf.timed_kernels.timings import COLUMNS, KernelTiming, RefusedRow
 from tomat.report.pages.kernels_page import calibrate_kernels
 
@@ -67,6 +68,30 @@ def test_what_was_compiled_is_found_again_and_damage_is_said(compiled, cache, mo
                     list(timed_programs(ROWS[:2], cache))
             finally:
                 file.write_bytes(whole)
+
+
+def test_another_compiler_is_another_program_and_has_to_be_there(compiled, cache, tmp_path):
+    other = Compiler("libtpu 0.0.1", tmp_path / "libtpu.so")
+    with pytest.raises(TomatError, match="libtpu.so is gone; expected libtpu 0.0.1 there"):
+        list(timed_programs(ROWS[:1], cache, compiler_of=lambda op: other))
+
+
+def test_an_interrupt_ends_the_compile_in_progress(tmp_path, monkeypatch):
+    """A compiler ignores an interrupt for minutes."""
+    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(300)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def compiler_of(op: str) -> Compiler:
+        if op == PRODUCT[0]:
+            while not list(tmp_path.glob(".work-*/stderr.txt")):  # of the other row's process
+                time.sleep(0.1)
+            raise KeyboardInterrupt
+        return Compiler("libtpu 0")
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(timed_programs(ROWS[:2], tmp_path, workers=2, child="sleeper", compiler_of=compiler_of))
+    assert time.monotonic() - began < 60 and not list(tmp_path.glob(".work-*"))
 
 
 def test_a_kernel_that_takes_too_long_costs_its_own_row(tmp_path):

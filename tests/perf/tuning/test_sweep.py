@@ -27,7 +27,7 @@ from tomat.perf.plan.plan import Plan
 from tomat.perf.profile.hlo_files import load_program, program_from_text
 from tomat.perf.profile.program_breakdown import breakdown_from_program
 from tomat.perf.tuning.changes import override_words
-from tomat.perf.tuning.sweep import plan_rows, record_path, rows_on_record
+from tomat.perf.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.perf.tuning.sweep_record import ranked
 from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, windowed_einsums
@@ -271,6 +271,18 @@ def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tm
     with pytest.raises(KeyboardInterrupt):
         plan_rows(changed, docs, interrupted)
     assert list(rows_on_record(record_path(docs, "small"))) == [row.name for row in changed.rows if row.name != "large"]
+
+
+def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, monkeypatch, capsys):
+    """Not on standard output, where a terminal's live display would wipe it."""
+    monkeypatch.setattr(
+        "tomat.perf.plan.plan.make_plan", lambda row, slice_, *, on_stage, **_: planner(row, slice_, on_stage)
+    )
+    record = run_sweep(sweep_file, tmp_path / "docs", workers=2, only=["base", "whole"])
+    assert [row["name"] for row in record["rows"]] == ["base", "whole"]
+    told = capsys.readouterr()
+    assert all(f" s] {number} of 2, " in told.err for number in (1, 2)) and " of 2, " not in told.out
+    assert "base: base" in told.err
 
 
 def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, planner, tmp_path):

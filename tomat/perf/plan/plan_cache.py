@@ -152,17 +152,22 @@ def work_folder(cache: Path) -> Iterator[Path]:
         folder.mkdir(mode=0o700)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.unlink(missing_ok=True)
+        _remove_work(lock)
         os.close(handle)
+
+
+def _remove_work(lock: Path) -> None:
+    folder = lock.with_suffix("")
+    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.exists():  # one that a child still writes into keeps its lock, and goes the next time
+        lock.unlink(missing_ok=True)
 
 
 def remove_abandoned(cache: Path) -> None:
     for lock in cache.glob(f"{WORK}*{LOCK}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:  # NFS locks for one alone what can be written
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-            lock.unlink()
+            _remove_work(lock)
     for folder in cache.glob(f"{EVICTED}*"):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import Slice, slice_named
 from tomat.perf.cost.chip_model import ChipModel, KernelWork, Parameters
 from tomat.perf.cost.estimate import PALLAS_TARGET, estimate_step
 from tomat.perf.cost.llo import kept_schedules
-from tomat.perf.plan.compile.process import Limits, ask
+from tomat.perf.plan.compile.process import Limits, ask, end_pool
 from tomat.perf.plan.compile.topology import compiler_version
 from tomat.perf.plan.plan_cache import open_cache, open_result, sources_digest
 from tomat.perf.profile.hlo_files import load_program
@@ -30,13 +31,20 @@ SMALLEST_SLICES = {"v4": "v4-8", "v5e": "v5e-1", "v5p": "v5p-8", "v6e": "v6e-1",
 SOURCES = ("tomat.perf.timed_kernels.own", "tomat.perf.cost.llo")
 """What builds a program of tomat's own, and what reads its schedules."""
 
-CompilerOf = Callable[[str], tuple[str, Path | None]]
-"""Operation -> what compiles it, such as `libtpu 0.0.46`, and the library of one that is not installed
-(`profiling/calibrate_with_libtpu.py`)."""
+
+class Compiler(NamedTuple):
+    name: str
+    """Such as `libtpu 0.0.46`."""
+    library: Path | None = None
+    """Of one that is not installed (`profiling/calibrate_with_libtpu.py`)."""
 
 
-def installed_compiler(op: str) -> tuple[str, Path | None]:
-    return compiler_version(), None
+CompilerOf = Callable[[str], Compiler]
+"""Operation -> what compiles it."""
+
+
+def installed_compiler(op: str) -> Compiler:
+    return Compiler(compiler_version())
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,8 @@ def timed_programs(
         slice_ = slice_named(SMALLEST_SLICES[timing.chip])
         kept = open_result(programs / key, (PROGRAM_FILE, SCHEDULE_FILE))
         if kept is None:
+            if library is not None and not library.is_file():  # jax 0.11.1 would warn, and take the installed one
+                raise TomatError(f"{library} is gone; expected {compiler} there. Install it again.")
             request = {"key": key, "slice": slice_.name, "compiler": compiler, "timing": asdict(timing)}
             try:
                 kept = ask(child, request, slice_, cache, limits or Limits(), library=library)
@@ -121,5 +131,10 @@ def timed_programs(
             work = kept_work(kept.folder, slice_)
             return TimedProgram(timing, work, kept.result["peak_memory_bytes"], kept.result["compile_seconds"])
 
-    with ThreadPoolExecutor(workers) as pool:
-        yield from pool.map(program, timings)
+    pool = ThreadPoolExecutor(workers)
+    futures = [pool.submit(program, timing) for timing in timings]
+    try:
+        for future in futures:
+            yield future.result()
+    finally:
+        end_pool(pool, futures, child)

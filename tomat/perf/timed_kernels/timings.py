@@ -133,9 +133,10 @@ def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
 def _value(text: str) -> Any:
     """What a cell holds: a number, a JSON object, nothing, or text that is neither."""
     try:
-        return json.loads(text) if text else None
-    except ValueError:
+        value = json.loads(text) if text else None
+    except (ValueError, RecursionError):
         return text
+    return int(value) if isinstance(value, float) and value.is_integer() else value  # 5.0 runs, as spreadsheets write
 
 
 def described(text: object, dtypes: Mapping[str, Any]) -> "jax.ShapeDtypeStruct | None":

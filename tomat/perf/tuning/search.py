@@ -130,7 +130,7 @@ def nearest_fits(
     compiler = _Compiler(config, slice_, on_try)
     dimensions = [(name, found) for name, found in _dimensions(config, slice_, base.memory) if found]
     for place, (dimension, candidates) in enumerate(dimensions):
-        by = compile_whole or compile if dimension == TILES else compile
+        by = compile_whole if dimension == TILES and compile_whole is not None else compile
         # One compile stays for each dimension to come, so that a long one does not hide the others.
         reserve = len(dimensions) - place - 1
         for overrides in candidates:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -66,8 +65,10 @@ def run_sweep(
             # Not to standard output: a terminal's live display would wipe the line.
             stages.say(f"{next(numbers)} of {n_rows}, {row.name}: {said}")
 
-        told = {"on_stage": lambda row, stage: stages.show(row.name, stage), "on_done": done}
-        return plan_rows(config, tracking_dir, plan_row, workers=workers, only=only, **told)
+        def show(row: SweepRow, stage: str) -> None:
+            stages.show(row.name, stage)
+
+        return plan_rows(config, tracking_dir, plan_row, workers=workers, on_stage=show, on_done=done, only=only)
 
 
 def plan_rows(
@@ -129,26 +130,12 @@ def plan_rows(
         for future in as_completed(futures):
             future.result()
     finally:
+        from tomat.perf.plan.compile.compiler import CHILD_MODULE
+        from tomat.perf.plan.compile.process import end_pool
+
         stopping.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-        while any(future.running() for future in futures):
-            _end_compiles()
-            time.sleep(0.2)
+        end_pool(pool, futures, CHILD_MODULE)
     return _record(sweep, rows)
-
-
-def _end_compiles() -> None:
-    """End the compiling processes of this one: deep in the compiler they do not notice an interrupt for minutes."""
-    import psutil
-
-    from tomat.perf.plan.compile.compiler import CHILD_MODULE
-
-    for child in psutil.Process().children():
-        try:
-            if CHILD_MODULE in child.cmdline():
-                child.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 def _record(sweep: SweepConfig, rows: Mapping[str, RowRecord]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def calibrate_kernels(
     ops = {timing.line: f"{timing.chip} {timing.op}" for timing in timings}
     kept, all_refused = _kept(tracking_dir, other_than={timing.chip for timing in timings})
     for chip, values in records.items():
-        values["compilers"] = {op: compiler_of(op)[0] for op in values["operations"]}
+        values["compilers"] = {op: compiler_of(op).name for op in values["operations"]}
         its = collectives[1] if collectives is not None and collectives[0] == chip else None
         values["collectives"] = its or kept.get(chip, {}).get("collectives")
     all_refused += [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]

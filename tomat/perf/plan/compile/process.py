@@ -7,6 +7,7 @@ it finds goes to a folder of the plan cache that appears whole or not at all. `a
 `keep_answer` are the child's.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,20 @@ def ask(
     if removed := evict(cache, limits.cache_bytes):
         on_removed(removed)
     return opened
+
+
+def end_pool(pool: Executor, futures: Sequence[Future[Any]], module: str) -> None:
+    """End what a pool's threads ask of `module`, and drop what waits: deep in the compiler a child does not notice an
+    interrupt for minutes."""
+    import psutil
+
+    pool.shutdown(wait=False, cancel_futures=True)
+    while any(future.running() for future in futures):
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if module in child.cmdline():
+                    child.kill()
+        time.sleep(0.2)
 
 
 def _stages_of(child: subprocess.Popen[str]) -> Iterator[dict[str, Any] | None]:

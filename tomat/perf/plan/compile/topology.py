@@ -106,8 +106,9 @@ def topology_devices(slice_: Slice, compiler: str | None = None) -> list[Any]:
         said = f"cannot describe {slice_.name} (topology {slice_.libtpu_topology}): {str(error).splitlines()[0]}."
         raise TomatError(f"{compiler or compiler_version()} {said}") from error
     devices = list(described.devices)
-    if len(devices) != (expected := slice_.n_devices):
-        raise TomatError(f"{slice_.name} has {len(devices)} devices; tomat/hardware/chips.py expects {expected}.")
+    if len(devices) != slice_.n_devices:
+        said = f"{len(devices)} devices for {slice_.name}; tomat/hardware/chips.py says {slice_.n_devices}"
+        raise TomatError(f"{compiler or compiler_version()} shows {said}.")
     return devices
 
 

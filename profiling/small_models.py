@@ -133,7 +133,7 @@ def small_model(folder: Path) -> SmallModel:
         stored = read_weights(place)
         bits, scheme = _bits(stored.quantised)
         disk = stored.bytes
-        float32 = sum(4 * prod(shape) for shape in stored.shapes.values())
+        float32 = sum(4 * prod(array.shape) for array in stored.stored.values())
     else:
         disk = float32 = sum(4 * array.size for array in named_arrays(run.model).values())
     distillation = recorded_config(place / CONFIG_FILE).distillation

@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.perf.profile.categories import Direction
 from tomat.perf.profile.cuda_graphs import with_library_kernels
+from tomat.perf.profile.hlo_files import program_from_text
 from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 from tomat.perf.profile.trace_data import Trace
@@ -38,6 +40,27 @@ def test_products_of_cublas_and_cudnn_in_cuda_graphs_are_those_of_the_model(trac
     again = 12 * 3 * width**2  # queries, keys and what attention yields are projected once more
     expected = 2 * tokens * (3 * once + again + 3 * width * vocabulary) + 7 * 2 * 128 * heads * pairs
     assert sum(op.flops or 0.0 for op in breakdown.ops) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_damaged_call_is_refused_and_a_loop_without_end_is_left_alone(trace, tmp_path):
+    whole = gzip.decompress(PACKED.read_bytes())
+    contracted = b'"lhs_contracting_dimensions":["%d"]'
+    path = tmp_path / "host0.xplane.pb"
+    path.write_bytes(whole.replace(contracted % 1, contracted % 9))
+    with pytest.raises(TomatError, match="the HLO of .* is damaged"):
+        breakdown_from_trace(load_trace(path))
+    loop = """HloModule m
+body { p = f32[8,8]{1,0} parameter(0)
+  ROOT y = f32[8,8]{1,0} CALL }
+cond { q = f32[8,8]{1,0} parameter(0)
+  ROOT c = pred[] constant(true) }
+ENTRY main { x = f32[8,8]{1,0} parameter(0)
+  ROOT w = f32[8,8]{1,0} while(x), condition=cond, body=body, backend_config={"known_trip_count":{"n":"999999999999"}} }
+"""
+    gemm = 'custom-call(p, p), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{}}'
+    for call in ("negate(p)", gemm):
+        program = program_from_text(loop.replace("CALL", call), "loop")
+        assert len(with_library_kernels(trace.devices[0], program).kinds) == len(trace.devices[0].kinds)
 
 
 def test_kernels_stay_as_they_are_where_their_number_is_not_that_of_the_calls(trace):

@@ -27,6 +27,8 @@ KERNELS = (
     (r"nvjet|gemm|cutlass|xmma|cublas", CUBLAS),
 )
 """Patterns of their names, of which the first that matches counts; "": what a call does beside its own kernel."""
+MOST_CALLS = 10**6
+"""Of a loop; a step has thousands. A damaged program may say more."""
 
 
 def with_library_kernels(device: DeviceTrace, program: HloProgram) -> DeviceTrace:
@@ -61,7 +63,7 @@ def with_library_kernels(device: DeviceTrace, program: HloProgram) -> DeviceTrac
 
 
 class _UnknownTrips(Exception):
-    """A loop that runs calls does not tell how often."""
+    """A loop that runs calls does not tell how often, or so often that it cannot be."""
 
 
 def _role_of_kernel(kind: OpKind, program: HloProgram) -> str:
@@ -90,10 +92,11 @@ def _calls(program: HloProgram, computation_id: int) -> Iterator[Instruction]:
     for instruction in ordered:
         if instruction.opcode in CONTROL_OPCODES:
             inside = [call for called in instruction.called_ids for call in _calls(program, called)]
+            if not inside:
+                continue
             trips = trip_count(program, instruction) if instruction.opcode == "while" else 1
-            if inside and (trips is None or instruction.opcode == "conditional"):
+            if trips is None or trips * len(inside) > MOST_CALLS or instruction.opcode == "conditional":
                 raise _UnknownTrips
-            for _ in range(trips or 0):
-                yield from inside
+            yield from inside * trips
         elif _role(program, instruction):
             yield instruction

@@ -74,7 +74,8 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     for host, device in ran:
         main_run = next((run for run in device.modules if run.program == main_name), None)
         if main_run is not None and (hlo := trace.program(main_run.program_id, main_name)) is not None:
-            device = with_library_kernels(device, hlo)
+            with sound_parts(hlo):
+                device = with_library_kernels(device, hlo)
         table = [_known(kind, trace, verdicts) for kind in device.kinds]
         steps = step_windows(device, host, main_name, notes)
         collective = np.array([row.category == Category.COLLECTIVES_EXPOSED for row, _ in table], dtype=bool)

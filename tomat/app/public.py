@@ -107,7 +107,7 @@ def _work(config: TrainConfig, platform: str, atoms: int | None) -> StepWork:
     from tomat.model.devices import ignore_absent_tpu
     from tomat.train.mfu import TYPICAL_ATOMS, step_work
 
-    ignore_absent_tpu()
+    ignore_absent_tpu(say=False)  # shapes alone are asked of JAX
     # The layout itself refuses atoms beside which not one voxel fits; some layouts cut the sequence instead.
     layout = config.data.sequence_layout
     if atoms is not None and layout.preamble_tokens(atoms, layout.default_shape) >= config.seq_len:

@@ -46,6 +46,7 @@ def build_parser() -> Parser:
     parser.add_argument("--keep", type=Path, metavar="DIR", help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
     parser.set_defaults(run=run)
+    parser.examples = (f"{parser.prog} --run runs/demo --folders demo-4bit --page small-models.md",)
     return parser
 
 

@@ -172,6 +172,8 @@ def test_electrons_at_odds_end_show_and_convert(tmp_path, capsys):
     words = told(capsys)
     assert "charged.cube: 9.0000 electrons" in words and "3 read, 1 failed" in words
     assert "one function an element around them leaves 6" in words
-    # Valences that are given are the only ones.
+    # Valences that are given, or of a POTCAR beside, are the only ones.
     assert density("show", tmp_path / "charged.cube", "--valences", "Ga=4,As=5") == 0
     assert density("show", tmp_path / "good.cube", "--valences", "Ga=13,As=5") == 2
+    (tmp_path / "POTCAR").write_text(" VRHFIN =Ga: x\n ZVAL = 13.0\n VRHFIN =As: x\n ZVAL = 5.0\n")
+    assert density("show", tmp_path / "good.cube") == 2

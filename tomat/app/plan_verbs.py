@@ -170,9 +170,9 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
     from tomat.app.plan_step import compile_arguments
 
+    tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
     how = compile_arguments(args)
     if args.kernels is not None:
         from tomat.report.pages.kernels_page import calibrate_kernels

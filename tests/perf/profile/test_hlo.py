@@ -8,6 +8,7 @@ from tomat.perf.profile.hlo import FREE_OPCODES
 from tomat.perf.profile.hlo_costs import instruction_flops
 from tomat.perf.profile.hlo_files import load_program, program_from_bytes, program_from_text
 from tomat.perf.profile.hlo_kernels import constant_values, executed_kernels, loop_notes, origin, trip_count
+from tomat.perf.profile.protos import new_message
 
 
 def compiled_text(function, *args) -> str:
@@ -111,6 +112,16 @@ def test_a_false_layout_is_refused(size, tmp_path):
     path.write_text(text.replace("T(8,128)", f"T(8,{size})"))
     with pytest.raises(TomatError, match="x.hlo: not HLO text that XLA can parse"):
         load_program(path)
+
+
+def test_stack_frames_that_lead_back_end(v6e_program):
+    message = new_message("HloProto")
+    message.ParseFromString(serialise_program(v6e_program))
+    frames = message.hlo_module.stack_frame_index.stack_frames
+    frames[0].parent_frame_id = 1
+    program = program_from_bytes(message.SerializeToString(), "x.pb")
+    found = [i for body in program.computations.values() for i in body if i.frame_id]
+    assert found and all(len(program.frames(i)) <= len(frames) for i in found)
 
 
 LOOPS = """HloModule m

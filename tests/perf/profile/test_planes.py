@@ -84,6 +84,7 @@ def test_empty_truncated_and_foreign_files(tpu_bytes):
     ("damage", "reason"),
     [
         (lambda event: setattr(event, "metadata_id", 10**9), "another schema than that of jax 0.11.1"),
+        (lambda event: setattr(event, "duration_ps", -1), "a negative duration"),
         (lambda event: setattr(event, "offset_ps", 2**63 - 1), "more than a day from the others"),
         (lambda event: setattr(event, "num_occurrences", 3), "sums over many"),
     ],

@@ -127,6 +127,15 @@ def chrome_file(tmp_path, shift_us):
     return path
 
 
+def test_a_damaged_chrome_event_is_refused_and_not_left_out(tmp_path):
+    path = chrome_file(tmp_path, 0)
+    whole = path.read_text()
+    for damage in ("-3", "null", "NaN"):
+        path.write_text(whole.replace('"dur": 6', f'"dur": {damage}', 1))
+        with pytest.raises(TomatError, match="host.trace.json is damaged: an event"):
+            load_trace(path)
+
+
 def test_times_since_1970(tmp_path):
     breakdown = breakdown_from_trace(load_trace(chrome_file(tmp_path, 1_760_000_000_000_000)))
     assert breakdown.step_seconds == pytest.approx(20e-6)

@@ -137,6 +137,7 @@ def test_rows_and_grid_are_read(sweep_file):
         (("config_path: train.yaml", ""), "has no config_path"),
         (("name: whole", "name: base"), "more than one row is called 'base'"),
         (("  - {name: base,", "  - {name: base, base: other,"), "base 'other', which is no row"),
+        (("name: small", "name: a/b"), "names files"),
         (("trainer.seed: 2}]", "trainer.seed: 3}]"), "exclude has trainer.seed: 3"),
         (("[--sharding, replicated]", "[sharding, replicated]"), "override of the form"),
     ],

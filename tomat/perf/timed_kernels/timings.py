@@ -104,7 +104,7 @@ def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
     for line, cells in read_cells(path):
         values = {name: text if name in ("chip", "op") else _value(text) for name, text in cells.items()}
         try:
-            row = typed(values, _Row, "the row", "Is a figure in another unit?")
+            row = typed(values, _Row, "the row", "Correct or delete it; is a figure in another unit?")
         except TomatError as error:
             refused.append(RefusedRow(line, str(error)))
             continue

@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from tomat.base.report.markdown import markdown
 from tomat.hardware.chips import slice_named
 from tomat.perf.cost.chip_model import ChipModel, Parameters
 from tomat.perf.cost.estimate import StepEstimate, estimate_step
 from tomat.perf.cost.llo import OpSchedule, Region
-from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.profile.hlo_files import program_from_text
-from tomat.report.pages.report import memory_part, setup_facts
 
 SPLASH = "splash_mha_fwd_residuals.14"
 SHAPE = "bf16[8,16,8192,64]{3,2,1,0}"
@@ -99,18 +96,6 @@ def test_branches_are_said_to_count_alike(schedules, estimate):
     (assumed,) = estimate(schedules, branched).assumed
     assert (assumed.kind, assumed.operations) == ("branch_not_known", ("twice",))
     assert 0 < assumed.step_share < 1
-
-
-def test_the_page_has_the_hosts_of_the_slice_and_the_memory_of_the_report(schedules, estimate):
-    report = MemoryReport(True, 7 * 2**30, 31 * 2**30, argument_bytes=2**30, output_bytes=0, temporary_bytes=5 * 2**30)
-    breakdown = estimate(schedules, keywords={"memory_bytes": report.by_kind()}).breakdown
-    assert sum(breakdown.memory_bytes.values()) == report.required_bytes
-    record = dict.fromkeys(("commit", "date", "config_hash", "slice", "batch_sequences", "sequence_tokens"))
-    assert "16 on 4 host(s)" in str(setup_facts({"kind": "predicted", **record}, breakdown))
-    text = markdown([memory_part(breakdown)])
-    for row in ("| temporaries | 5.000 GiB |", "| **sum** | 7.000 GiB |", "| constants | 1.000 GiB |"):
-        assert row in text
-    assert MemoryReport(False, 9, 8).by_kind() == {"others": 9}
 
 
 def busy(region: Region, every: int) -> Region:

@@ -136,15 +136,6 @@ def test_transfers_on_the_same_link_queue_and_on_others_do_not():
     assert waits["{{2,3}}"] == pytest.approx(TRANSFER + START_SECONDS)
 
 
-def test_the_schedule_decides_the_order():
-    # a product scheduled after the wait hides nothing
-    late = PERMUTES.replace("SECOND", "")
-    work = next(line for line in late.splitlines() if line.startswith("  work"))
-    late = late.replace(work + "\n", "").replace("  rest =", f"{work}\n  rest =")
-    waited = overlap(program_from_text(late, "inline"), lambda i: 1.0, V6E_4)["first_done"].exposed_seconds
-    assert waited == pytest.approx(TRANSFER + START_SECONDS)
-
-
 def test_a_fusion_hides_what_it_gathers_behind_its_own_product():
     text = """
 HloModule m, is_scheduled=true, num_partitions=4

@@ -13,7 +13,6 @@ from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_files import program_from_text
 
 SPLASH = "splash_mha_fwd_residuals.14"
-BROADCAST = "broadcast.1442.clone"
 CLOCK_HZ = 1.75e9
 
 KERNELS = (
@@ -60,16 +59,6 @@ def test_equal_ops_share_a_schedule(program, schedules):
     matched = matched_schedules(program, {SPLASH: schedules[SPLASH]})
     assert set(matched) == {SPLASH, "splash_mha_fwd_residuals.13"}
     assert matched["splash_mha_fwd_residuals.13"] is schedules[SPLASH]
-
-
-def test_what_is_assumed_is_said(program, schedules):
-    kernel, schedule = program.by_name[SPLASH], schedules[BROADCAST]
-    (loop,) = schedule.body.regions
-    (body,) = loop.regions
-    open_ = replace(loop, regions=(replace(body, executions=None),))
-    time = schedule_time(program, kernel, replace(schedule, body=replace(schedule.body, regions=(open_,))), CLOCK_HZ)
-    assert time is not None
-    assert time.assumed_bundle_share == pytest.approx(39 * 517 / (16 + 517 * 59))
 
 
 def branch(first_bundle: int, entered_for: tuple[int, ...], bundles: int, inner: tuple[Region, ...] = ()) -> Region:

@@ -16,7 +16,6 @@ from tomat.model.environment import Room
 from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.plan import decode
 from tomat.perf.plan.decode import cell_of, plan_decoder
-from tomat.predict.inference.decoding import sequences_to_try
 from tomat.train.settings.config import load_config
 
 P19 = ["--data.layout", "v3-p19"]
@@ -37,17 +36,6 @@ def test_the_patches_of_a_cell():
     assert cell_of(CONFIG, (20, 20, 20), dense).room.atoms == 160  # of 147 to 156 near a patch
     with pytest.raises(TomatError, match="too short for 5,000 atoms"):
         cell_of(CONFIG, (20, 20, 20), 5000)
-
-
-def test_a_model_without_environment_is_refused():
-    config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, environment=None))
-    with pytest.raises(TomatError, match="has no model.environment"):
-        cell_of(config, (20, 20, 20), 2)
-
-
-def test_a_search_begins_with_few_copies():
-    assert [sequences_to_try("parallel", patches, 1) for patches in (17, 25)] == [8, 16]
-    assert sequences_to_try("parallel", 343, 16) == 8 * 16 and sequences_to_try("autoregressive", 343, 16) == 32 * 16
 
 
 class Compiler:

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tomat.app import plan_step
-from tomat.app.cli import build_parser, main
-from tomat.base.errors import TomatError
+from tomat.app.cli import main
 from tomat.perf.plan.compile import compiler
 from tomat.perf.plan.compile.compiler import compile_step
 from tomat.perf.plan.compile.process import Limits
@@ -83,21 +81,6 @@ def config_path(tmp_path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(load_config(None, SMALL).to_dict()))
     return path
-
-
-def nearly(config, slice_, *, on_stage, **kwargs):
-    """A compile that makes room in the cache, and then fails."""
-    on_stage("removed 3 answers")
-    raise TomatError("no answer")
-
-
-def test_searches_say_what_they_remove_from_the_cache(config_path, monkeypatch, capsys):
-    monkeypatch.setattr(plan_step, "compile_step", nearly)
-    main(["plan", "--max_batch", "--config_path", str(config_path)])
-    assert "largest batch: removed 3 answers" in capsys.readouterr().err
-    with pytest.raises(TomatError, match="no answer"):
-        plan_step.search(build_parser().parse_args(["plan"]), config_path, [])
-    assert "looking for what fits: removed 3 answers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,6 @@ def read(data: bytes):
     return read_xplane_bytes(data, "x.xplane.pb", "x")
 
 
-def test_a_tpu_host(tpu_bytes, v6e_program):
-    host = read(tpu_bytes(hostname="h7"))
-    assert host.host == "h7" and [d.name for d in host.devices] == ["/device:TPU:0", "/device:TPU:1"]
-    for device in host.devices:
-        assert len(device.steps) == len(device.modules) == 4 and len(device.async_ops) > 0
-        assert {kind.name for kind in device.kinds} <= set(v6e_program.by_name)
-
-
 def test_program_ids_are_64_bit_fingerprints(v6e_program, tpu_bytes):
     """A float or a sign would lose the program; so would an operation that carries no id."""
     from dataclasses import replace

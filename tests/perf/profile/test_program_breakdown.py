@@ -7,14 +7,6 @@ from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 
 V6E = "TPU v6 lite"
-GOLDEN_CYCLES = {
-    "attention backward": 0,
-    "attention forward": 0,
-    "embedding": 14023,
-    "matmul": 484948,
-    "optimizer": 32223,
-}
-"""Cycles of the fixture by XLA's own estimate, at least one cycle each, read off when it was made."""
 
 
 def test_predicted_and_traced_are_the_same_table(v6e_program, tpu_profile):
@@ -37,14 +29,6 @@ def test_predicted_and_traced_are_the_same_table(v6e_program, tpu_profile):
         assert mine[row.name].seconds == pytest.approx(row.seconds, rel=1e-5, abs=1e-10), row.name
         assert mine[row.name].flops == (pytest.approx(row.flops) if row.flops is not None else None)
         assert mine[row.name].hbm_bytes == pytest.approx(row.hbm_bytes)
-
-
-def test_golden_cycles_of_the_compilers_estimate(v6e_program):
-    breakdown = breakdown_from_program(v6e_program, device_kind=V6E)
-    rows = {r.name: r for r in breakdown.categories}
-    for name, cycles in GOLDEN_CYCLES.items():
-        assert round(rows[name].cycles or 0) == pytest.approx(cycles, abs=1), name
-    assert breakdown.source == "compiled"
 
 
 def test_nothing_takes_less_than_a_cycle(v6e_program):

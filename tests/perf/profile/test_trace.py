@@ -12,12 +12,6 @@ from tomat.perf.profile.trace import load_trace, natural_order
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 
 
-def test_hosts_of_a_session_are_merged(tpu_profile):
-    trace = load_trace(tpu_profile)
-    assert [h.host for h in trace.hosts] == ["host0", "host1"]
-    assert [d.name for d in trace.devices] == [f"/device:TPU:{n}" for n in range(4)]
-
-
 def test_the_newest_session_is_read_and_said(tpu_profile, tmp_path, cpu_profile):
     root = tmp_path / "profile"
     shutil.copytree(tpu_profile, root)

@@ -67,12 +67,6 @@ def test_electronegativities_are_pymatgens():
         assert pauling_electronegativity(number) == theirs, symbol
 
 
-def test_the_functions_are_the_promolecules():
-    distance = np.linspace(0.0, 5.0, 400)
-    ours = module.radial_functions(BASIS, jnp.asarray(distance, jnp.float32))
-    assert np.allclose(ours, BASIS(distance).T, atol=3e-6)
-
-
 def test_sums_are_of_the_voxel_that_a_position_predicts(environment):
     tokens, atoms = batch_of(ANCHOR, ANCHOR + 1)
     sums = environment.sums(tokens, atoms, TABLES)

@@ -41,12 +41,6 @@ def datasets(sets: Path, train: str, validation: str | None = None) -> Datasets:
     return Datasets(open_shards(sets / train), None if validation is None else open_shards(sets / validation))
 
 
-def test_the_content_counts_and_not_the_place(sets):
-    hashes = {place: open_shards(sets / place).content_sha256 for place in ("a", "again", "other", "fewer")}
-    assert hashes["a"] == hashes["again"]
-    assert len(set(hashes.values())) == 3
-
-
 def plan(run: Path, allow: tuple[str, ...] = ()) -> Start:
     """As `plan_start` leaves it for a run that has checkpoints."""
     config = load_config(DEMO, ["--output_dir", str(run)])

@@ -16,7 +16,6 @@ import haliax as hax
 import jax
 import jax.numpy as jnp
 import pytest
-import yaml
 from levanter.optim.config import OptimizerConfig
 from levanter.tracker.wandb import WandbConfig
 from tiny_run import ONE_STEP
@@ -31,7 +30,7 @@ from tomat.train import startup
 from tomat.train.loader import TokenExample
 from tomat.train.restore import model_initialiser
 from tomat.train.runs.former_keys import FOLLOWS, FORMER
-from tomat.train.settings.checks import OPTIMIZER_NO_EFFECT, OPTIMIZERS_THAT_CANNOT_RUN, without_former
+from tomat.train.settings.checks import OPTIMIZER_NO_EFFECT, OPTIMIZERS_THAT_CANNOT_RUN
 from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.settings.meanings import changed_keys, may_change
 from tomat.train.step import DensityLossFunction, density_target
@@ -313,11 +312,6 @@ def test_what_would_do_nothing_is_refused_with_what_to_use(key):
     with pytest.raises(TomatError, match=re.escape(key)) as caught:
         tiny(f"--{key}", REFUSED[key] or "0.7")
     assert (UNUSED.get(key) or "") in str(caught.value)
-
-
-def test_a_record_of_before_is_taken_whole():
-    values = yaml.safe_load((ROOT / "tests" / "fixtures" / "before" / "run" / "config.yaml").read_text())
-    assert without_former(values) == {}
 
 
 @pytest.mark.parametrize("key", [*FOLLOWS, *FORMER])

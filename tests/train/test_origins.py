@@ -272,13 +272,6 @@ def recorded(tmp_path) -> Path:
     return path
 
 
-def test_the_same_configuration_continues(recorded):
-    refuse_changes(recorded, load_config(DEMO))
-    refuse_changes(recorded, load_config(DEMO, ["--sharding", "fsdp", "--model.gradient_checkpointing", "false"]))
-    with pytest.raises(TomatError, match=r"optimizer\.warmup"):
-        refuse_changes(recorded, load_config(DEMO, ["--optimizer.warmup", "7"]))
-
-
 @pytest.mark.parametrize(
     "content, said",
     [

@@ -79,10 +79,3 @@ def test_a_group_of_zeros_is_no_number_that_is_none():
     none = {"a": quantise(np.zeros((2, 8), np.float32), 2, "lut")}
     arrays = TrainedArrays.of(none, {}, lambda name: True)
     assert not np.asarray(arrays.values()["a"]).any() and not arrays.stored(none)["a"].values().any()
-
-
-def test_what_is_trained_is_said_part_by_part():
-    arrays, _ = trained()
-    assert arrays.trainable(False).whole is False and arrays.trainable(True).whole is True
-    assert arrays.trainable(True).tables == {"a.weight": True} and arrays.trainable(True).scales is False
-    assert trained("affine", 4)[0].trainable(True).tables == {"a.weight": False}

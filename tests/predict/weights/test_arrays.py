@@ -18,7 +18,6 @@ from tomat.predict.weights.arrays import (
     PackedMatrix,
     memory_bytes,
     model_of,
-    module_name,
     named_arrays,
     with_packed,
 )
@@ -96,11 +95,3 @@ def test_a_model_stays_packed_and_says_the_same(scan_layers, layers):
     if scan_layers == "true":
         other = {**quantised, "model.layers.1.mlp.up_proj.weight": quantise(arrays[names[1]], 2, "lut")}
         assert memory_bytes(with_packed(model, other)) > memory_bytes(compact)
-
-
-def test_layers_have_the_names_of_the_folder():
-    assert module_name(".transformer.layers.stacked.mlp.up_proj") == "model.layers.{layer}.mlp.up_proj.weight"
-    assert module_name(".transformer.layers.blocks[3].self_attn.q_proj") == "model.layers.3.self_attn.q_proj.weight"
-    assert module_name(".embeddings.token_embeddings") == "model.embed_tokens.weight"
-    assert module_name(".environment.network.layers[0]") == "environment.network.layers.0.weight"
-    assert module_name(".lm_head") == "lm_head.weight"

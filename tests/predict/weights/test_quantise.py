@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tomat.base.errors import TomatError
-from tomat.predict.weights.quantise import BITS, Quantised, check_offered, nearest_divisor, packed, quantise, unpacked
+from tomat.predict.weights.quantise import BITS, Quantised, check_offered, packed, quantise, unpacked
 
 
 @given(st.integers(1, 8), st.data())
@@ -68,8 +68,3 @@ def test_what_is_not_offered_is_refused(monkeypatch):
     monkeypatch.setattr("tomat.predict.weights.quantise.importlib.util.find_spec", lambda name: None)
     with pytest.raises(TomatError, match="uv sync --extra compress"):
         check_offered(8, "affine")
-
-
-def test_groups_divide_a_row():
-    sizes = ((96, 128), (96, 64), (131, 128), (4096, 128), (96, 40))
-    assert [nearest_divisor(*size) for size in sizes] == [96, 48, 131, 128, 48]

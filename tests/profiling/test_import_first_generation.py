@@ -74,19 +74,6 @@ def test_two_token_codec_is_in_the_metadata(tmp_path):
     assert shards.codec.sha256 == codec.sha256
 
 
-def test_stopped_and_started_again(tmp_path, product_codec):
-    write(tmp_path / "old", LAYOUTS["v3"], product_codec)
-    arguments = (tmp_path / "old", tmp_path / "new", LAYOUTS["v3"], product_codec, 8)
-    last = tmp_path / "old" / "shard-00001.parquet"
-    content = last.read_bytes()
-    last.write_bytes(content[:-50])
-    with pytest.raises(TomatError, match="shard-00001.parquet cannot be read"):
-        import_first_generation(*arguments)
-    last.write_bytes(content)
-    manifest = import_first_generation(*arguments)
-    assert manifest.complete and import_first_generation(*arguments) == manifest
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

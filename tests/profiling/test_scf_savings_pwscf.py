@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scf_savings_pwscf import CHARGE_DENSITY, PwCalculation, PwX, Start, parse_output
 
-from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 
 # Lines that pw.x 6.7 wrote for GaP, 36 Ry, 4 x 4 x 4 k-points; those between them are left out.
@@ -89,17 +88,3 @@ def test_a_finished_run_is_found_again_by_its_content(tmp_path, calculation):
         assert len({each.folder for each in (own, guess, *others)}) == 4
         assert (tmp_path / "calls").read_text().count("call") == 4
     assert sorted(each.name for each in own.folder.rglob("*.dat")) == ["charge-density.dat"]
-
-
-def test_a_run_that_fails_is_kept_with_its_reason_and_one_that_was_killed_runs_again(tmp_path, calculation):
-    path = program(tmp_path, CONVERGED.partition("End of self")[0])
-    pw = PwX(tmp_path / "work", str(path))
-    assert pw.run(calculation, "own", None).said.iterations is None
-    (tmp_path / "said").write_text(REFUSED)
-    assert pw.run(calculation, "own", None).said.reason == "readpp: file ./Ga.gth not found"
-    # A start that was not read is an error.
-    (tmp_path / "said").write_text(CONVERGED)
-    path.write_text(path.read_text().replace("The initial density is read", "Cannot read rho"))
-    with pytest.raises(TomatError, match="did not read the density that it was given"):
-        pw.run(calculation, "guess", Start("one", lambda place: {"bytes": place.write_text("one")}))
-    assert not list((tmp_path / "work").rglob("guess*"))

@@ -296,10 +296,12 @@ def pareto_parts(
     points = [(place, row, row.speed) for place, row in enumerate(ranked(rows), 1) if row.speed is not None]
     if not points:
         return ["No row has an answer."]
-    memory, show = [row.memory_bytes / MIB for _, row, _ in points], significant(4, scale)
+    show = significant(4, scale)
+    memory = [row.memory_bytes / MIB for _, row, _ in points]
     said = [f"{row.name}: {interval_text(one, show)}, {row.memory_bytes / MIB:,.1f} MiB" for _, row, one in points]
     ranges = [(scale * one["low"], scale * one["high"]) for *_, one in points]
-    estimates, labels = [scale * one["estimate"] for *_, one in points], [str(place) for place, *_ in points]
+    estimates = [scale * one["estimate"] for *_, one in points]
+    labels = [str(place) for place, *_ in points]
     series = [Series("rows", memory, estimates, "points", "#2b6cb0", y_ranges=ranges, labels=labels, texts=said)]
     best = front(rows)
     ends = [(row.memory_bytes / MIB, scale * row.speed["estimate"]) for row in best if row.speed is not None]
@@ -432,7 +434,8 @@ def scaling_charts(name: str, rows: Sequence[RowRecord]) -> list[Chart]:
         if missing := [one * aside for one, row in points if not row.mfu_full]:
             shares.append(Series("", missing, [0] * len(missing), "crosses", colour, named=False))
     x = Axis("chips", log=True, ticks=sorted({row.n_chips for row in rows if row.lines and row.n_chips}))
-    rate, share, size = Axis("tokens/s", log=True), Axis("MFU full, %", from_zero=True), (5.0, 3.8)
+    rate, share = Axis("tokens/s", log=True), Axis("MFU full, %", from_zero=True)
+    size = (5.0, 3.8)
     dotted = "Dotted: ideal scaling from a line's first point. Rows that do not fit or failed are left out."
     bars = "Bars: the intervals, drawn beside each other. Crosses on the axis: rows that do not fit or failed."
     return [

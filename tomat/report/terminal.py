@@ -60,8 +60,8 @@ def _made(plan: Mapping[str, Any]) -> str:
     return f"{plan['compiler']}, {how}"
 
 
-def _print_memory(said: Any, top: int) -> None:
-    memory = read_memory(said)
+def _print_memory(record: Any, top: int) -> None:
+    memory = read_memory(record)
     show(memory_parts(memory)[0])
     if memory.largest and top > 0:
         table = buffers_table(memory, top)

@@ -1,5 +1,6 @@
 """A report as Markdown and on the terminal: whatever it was made of, it is text, and no figure of it is lost."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 from hypothesis import given, settings
@@ -15,6 +16,8 @@ from tomat.base.report.model import (
     Code,
     Column,
     Facts,
+    Heading,
+    Image,
     Items,
     Lines,
     Link,
@@ -39,6 +42,7 @@ def parts(words: str):
     return [
         f"Some prose: {words}",
         Note(words),
+        Heading(words),
         Items([words]),
         Facts({"fact": words, "unknown": None}),
         Table("", columns, rows, footer=("sum", 1.0, "")),
@@ -49,7 +53,8 @@ def parts(words: str):
 @given(hostile, hostile)
 def test_words_are_no_html_and_no_marker_of_a_page_and_every_letter_of_them_is_seen(words, others):
     more = Table(others, [Column("x"), Column("y", prose=True)], [(Code(others), others)])
-    written = markdown([*parts(words), more, Lines(f"{others}\n{words}", "bash"), "end"])
+    files = [Image(words, others), replace(LOSSES, title=words, file=others), Facts({"x": Link(words, others)})]
+    written = markdown([*parts(words), more, *files, Lines(f"{others}\n{words}", "bash"), "end"])
     assert not raw_html(written)
     seen = read(written)
     assert "".join(words.split()) in "".join(seen.text.split())
@@ -79,7 +84,7 @@ def test_words_are_no_markup_of_the_terminal(monkeypatch, capsys):
     monkeypatch.setattr(reporting.console, "_width", 200)
     show(*parts("qa[bold]bq :dog: [/x]"), LOSSES)
     said = capsys.readouterr().out
-    assert said.count("qa[bold]bq :dog: [/x]") == 5
+    assert said.count("qa[bold]bq :dog: [/x]") == 6
     assert "50.00 %" in said and "fails" in said and "losses" not in said.lower()
 
 

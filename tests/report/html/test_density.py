@@ -118,3 +118,7 @@ def test_references_are_found_by_name(folder):
 
     page = pages.density_page(str(folder / "Si.cube"))
     assert page.kind == "density" and len(read_page(page_html(page)).data["density-data"]["items"]) == 1
+    with (folder / "predictions.jsonl").open("a") as file:
+        file.write('{"name": "cut off')
+    with pytest.raises(TomatError, match="line 4 is not JSON"):
+        pages.predictions_page(folder)

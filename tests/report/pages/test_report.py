@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from tomat.base.errors import TomatError
+from tomat.hardware.chips import slice_named
+from tomat.hardware.flops import ModelShape, levanter_training_flops, training_flops
 from tomat.report.pages.report import flatten, read_record, write_index, write_run_page
 
 TRACKING = Path(__file__).parents[3] / "docs" / "tracking"
@@ -125,6 +127,22 @@ def test_the_index_lists_the_reference_runs_with_their_page_in_the_archive(tmp_p
     for folder in ("data", "archive"):
         shutil.copytree(TRACKING / folder, tmp_path / folder)
     assert write_index(tmp_path).read_text().count("(archive/reference-runs.md) | reference |") == 4
+
+
+def test_the_mfu_of_the_timed_reference_runs_is_what_tomat_computes_of_their_steps():
+    shapes = {"200M": (1024, 4096, 12, 16, 16, 64, 18570), "1B": (2048, 5632, 20, 16, 16, 128, 18570)}
+    records = [json.loads(path.read_text()) for path in (TRACKING / "data").glob("*.json")]
+    timed = [record for record in records if record["kind"] == "reference" and record["step_seconds"]]
+    assert len(timed) == 2
+    for record in timed:
+        shape, length = ModelShape(*shapes[record["model"]]), record["sequence_tokens"]
+        flops = {f"mfu_{kind}": training_flops(shape, length, kind) for kind in ("full", "causal")}
+        flops["mfu_levanter"] = levanter_training_flops(shape, length)
+        peak = slice_named(record["slice"]).peak_bf16_flops_per_second * record["step_seconds"]
+        for key, value in flops.items():
+            assert record[key] == pytest.approx(record["batch_sequences"] * value / peak)
+        logged = float(record["verdict"].split()[1]) / 100  # by the run itself
+        assert record["mfu_levanter"] == pytest.approx(logged, abs=0.001)
 
 
 @pytest.mark.parametrize(("planned", "said"), [("ab", "2 of 3 planned"), ("abc", "3")])

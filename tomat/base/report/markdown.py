@@ -59,7 +59,7 @@ def _part(part: model.Part, figures: str) -> str:
         case str():
             return prose(part)
         case model.Image(caption, file):
-            return f"![{inline(caption)}]({file})"
+            return f"![{inline(caption)}]({_address(file)})"
         case model.Heading(text):
             return f"### {prose(text)}"
         case model.Note(text, warning):
@@ -69,7 +69,7 @@ def _part(part: model.Part, figures: str) -> str:
         case model.Lines(text, language):
             return fenced(text, language)
         case model.Chart():
-            return f"![{inline(part.title)}]({figures}{part.file})" if part.file else ""
+            return f"![{inline(part.title)}]({_address(figures + part.file)})" if part.file else ""
         case model.Facts():
             rows = [(inline(name), _cell(value, model.Column(""))) for name, value in part.known()]
             return _captioned(part.caption, markdown_table(("", ""), rows, "ll")) if rows else ""
@@ -96,7 +96,11 @@ def _cell(value: model.Cell, column: model.Column) -> str:
         return code(words)
     if column.prose:
         return prose(words)
-    return f"[{inline(words)}]({quote(value.address, '/:?=&#%')})" if isinstance(value, model.Link) else inline(words)
+    return f"[{inline(words)}]({_address(value.address)})" if isinstance(value, model.Link) else inline(words)
+
+
+def _address(place: str) -> str:
+    return quote(place, "/:?=&#%")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:

@@ -127,12 +127,14 @@ def _read_row(name: str, url: str) -> RunRow:
     record = _read_ends(url)
     whole, partial = survey(url, record.temporary_url)
     summary = summarise(record, whole, len(partial), time.time())
-    ran, speeds = record.ran, {}
+    ran = record.ran
+    speeds = {}
     for key in ("tokens_per_second", "step_seconds"):
         values = [row[key] for row in ran.rows[-MFU_STEPS:] if is_figure(row.get(key))]
         speeds[key] = statistics.median(values) if values else None
     files, root = fsspec.core.url_to_fs(url)
-    plan_url, plan = f"{url}/{PLAN_FILE}", {}
+    plan_url = f"{url}/{PLAN_FILE}"
+    plan = {}
     with explaining_storage(f"{plan_url} cannot be read"):
         if files.exists(f"{root}/{PLAN_FILE}"):
             plan = mapping(parse_json(files.cat_file(f"{root}/{PLAN_FILE}"), plan_url))
@@ -150,7 +152,8 @@ def _read_ends(url: str) -> RunRecord:
     """A run's small files, of a long log the first and the last lines alone."""
     config = read_config(f"{url}/{CONFIG_FILE}")
     files, root = fsspec.core.url_to_fs(url)
-    path, content, written = f"{root}/{METRICS_FILE}", b"", None
+    path = f"{root}/{METRICS_FILE}"
+    content, written = b"", None
     with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):
         if files.exists(path):
             modified = files.modified(path)

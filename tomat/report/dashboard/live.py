@@ -17,7 +17,8 @@ class LiveLog:
     """The log of one run."""
 
     def __init__(self, url: str) -> None:
-        self.url, self._lock = url, threading.Lock()
+        self.url = url
+        self._lock = threading.Lock()
         self._start_over()
 
     def _start_over(self) -> None:

@@ -74,7 +74,8 @@ def beside(name: str, density: DensityGrid, reference: DensityGrid | None) -> Sh
 
 def kept_density_section(run_url: str) -> Section:
     """The held-out material whose density and prediction a run has kept."""
-    paths, parts = [Path(run_url) / name for name in (REFERENCE_DENSITY, PREDICTED_DENSITY)], [NOTHING_KEPT]
+    paths = [Path(run_url) / name for name in (REFERENCE_DENSITY, PREDICTED_DENSITY)]
+    parts: list[Any] = [NOTHING_KEPT]
     if "://" in run_url:
         parts = ["Densities of a run in a bucket are not fetched; give its local folder."]
     elif all(path.is_file() for path in paths):
@@ -139,7 +140,8 @@ def coarser(values: np.ndarray, most: int) -> np.ndarray:
 
 def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
     """What the page's program is given of one density."""
-    grid, shape, numbers = one.density, thinned[0].shape, one.density.atomic_numbers.tolist()
+    grid, shape = one.density, thinned[0].shape
+    numbers = grid.atomic_numbers.tolist()
     return {
         "name": one.name,
         "shape": list(shape),

@@ -33,7 +33,8 @@ def page_of(
 ) -> Report:
     """The page of whatever the path or URL `target` is (see `EXPECTED`). Predictions and densities have the reference
     beside them, and are read by the rules (None: `LOOKED_AT`); a compiled program is for chips of a kind."""
-    path, rules = Path(target), rules or LOOKED_AT
+    path = Path(target)
+    rules = rules or LOOKED_AT
     if "://" not in target and not path.exists():
         raise TomatError(f"{target} does not exist; expected {EXPECTED}.")
     if (path / LINES_FILE).is_file():

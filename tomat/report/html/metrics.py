@@ -50,7 +50,8 @@ class CurveReader:
 
     def __init__(self) -> None:
         self._points: dict[str, tuple[array[int], array[float]]] = defaultdict(lambda: (array("q"), array("d")))
-        self._lines, self._unreadable, self._last = 0, 0, -1
+        self._lines = self._unreadable = 0
+        self._last = -1
 
     def feed(self, line: bytes) -> None:
         row = metrics_row(line.decode(errors="replace"))
@@ -78,7 +79,8 @@ class CurveReader:
 def read_curves(run_url: str) -> Metrics:
     """The curves of a run's folder or URL; none where it has no log yet."""
     files, root = fsspec.core.url_to_fs(run_url)
-    reader, written, path = CurveReader(), None, f"{root}/{METRICS_FILE}"
+    path = f"{root}/{METRICS_FILE}"
+    reader, written = CurveReader(), None
     with explaining_storage(f"{run_url}/{METRICS_FILE} cannot be read", "Give this user the right to read it."):
         if files.exists(path):
             written = files.modified(path).timestamp()

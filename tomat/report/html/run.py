@@ -130,8 +130,9 @@ def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
         first, last = (f"{values[end]:.4g} at step {curve.steps[end]:,}" for end in (0, -1))
         said.append(f"{name}: {first} to {last}, least {values.min():.4g}, largest {values.max():.4g}")
     unit = next((words for end, words in UNITS.items() if title.endswith(end)), "")
-    positive, size = all((curve.values > 0).all() for curve in curves.values()), (6.0, height)
-    return Chart(title, series, Axis("step"), Axis(unit), f"{'; '.join(said)}.", size=size, scales=positive)
+    positive = all((curve.values > 0).all() for curve in curves.values())
+    summary = "; ".join(said) + "."
+    return Chart(title, series, Axis("step"), Axis(unit), summary, size=(6.0, height), scales=positive)
 
 
 def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
@@ -198,7 +199,12 @@ def recipes_beside(settings: Mapping[str, Any]) -> list[tuple[str, int, dict[str
         its = flatten(read_yaml(path))
         beside = {key: (value, settings.get(key)) for key, value in its.items() if key not in ("run_name", "purpose")}
         recipes.append((name, len(its), {key: both for key, both in beside.items() if not _same(*both)}))
-    return sorted(recipes, key=lambda one: (len(one[2]) / one[1], -one[1], one[0]))
+
+    def distance(recipe: tuple[str, int, dict[str, tuple[Any, Any]]]) -> tuple[float, int, str]:
+        name, n_settings, differing = recipe
+        return len(differing) / n_settings, -n_settings, name
+
+    return sorted(recipes, key=distance)
 
 
 def _same(one: Any, other: Any) -> bool:

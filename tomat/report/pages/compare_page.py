@@ -71,7 +71,8 @@ def losses_parts(comparison: Comparison, file: str) -> list[Part]:
         spans = [f"steps {min(run.losses)} to {max(run.losses)}" if run.losses else "none logged" for run in runs]
         named = "; ".join(f"{run.name}: {span}" for run, span in zip(runs, spans, strict=True))
         return [*parts, f"No step has a loss in every run ({named})."]
-    first, rows = runs[0].name, []
+    first = runs[0].name
+    rows = []
     for begin, end, losses in comparison.windows:
         others = (f"{loss:.4f} ({loss - losses[0]:+.4f})" for loss in losses[1:])
         rows.append((f"{begin:,} to {end:,}", f"{losses[0]:.4f}", *others))
@@ -106,8 +107,9 @@ def sparkline(values: Sequence[float], low: float, high: float) -> str:
 def sparklines(comparison: Comparison) -> list[tuple[str, str]]:
     """Each run's training loss over the common steps, all on one scale; nothing where there are none."""
     by_run = list(zip(*(losses for _, _, losses in comparison.windows), strict=True))
-    low, high = (end((end(losses) for losses in by_run), default=0.0) for end in (min, max))
-    return [(run.name, sparkline(losses, low, high)) for run, losses in zip(comparison.runs, by_run, strict=False)]
+    every = [loss for losses in by_run for loss in losses]
+    named = zip(comparison.runs, by_run, strict=bool(by_run))
+    return [(run.name, sparkline(losses, min(every), max(every))) for run, losses in named]
 
 
 def losses_chart(comparison: Comparison, file: str) -> Chart:

@@ -281,10 +281,11 @@ def _curve_charts(record: Mapping[str, Any], stem: str) -> tuple[Chart, Chart]:
         curves.append(Series(f"base, {name} of the seeds", steps, values.tolist(), colour="#000000"))
     said = "dotted: rows that are meant to be exact."
     first, second = "Loss curves", "Relative difference of the loss"
-    axes, size = (Axis(f"loss, {record['loss_unit']}"), Axis(second.lower(), log=True)), (7.0, 3.6)
+    of_loss, of_difference = Axis(f"loss, {record['loss_unit']}"), Axis(second.lower(), log=True)
+    size = (7.0, 3.6)
     return (
-        Chart(first, curves, Axis("step"), axes[0], f"{first}; {said}", f"{stem}-curves.svg", size),
-        Chart(second, differences, Axis("step"), axes[1], f"{second}; {said}", f"{stem}-differences.svg", size),
+        Chart(first, curves, Axis("step"), of_loss, f"{first}; {said}", f"{stem}-curves.svg", size),
+        Chart(second, differences, Axis("step"), of_difference, f"{second}; {said}", f"{stem}-differences.svg", size),
     )
 
 

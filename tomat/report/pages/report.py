@@ -36,8 +36,9 @@ RECORD_MFU_KEYS = (*MFU_KEYS, "tokens_per_second_per_chip", "untimed_step_share"
 TOP_OPERATIONS = 20
 NO_PROFILE = "No profile was taken."
 NO_BUFFERS = (
-    "How much HBM the step holds is not known, without XLA's buffer assignment. `tomat plan` lists it; in a trace "
-    "`enable_hlo_proto` puts it, in a module `--xla_dump_to=DIR --xla_dump_hlo_as_proto`, where the backend gives it."
+    "How much HBM the step holds is not known, without XLA's buffer assignment. `tomat plan` lists it; "
+    "`enable_hlo_proto` puts it into a trace, `--xla_dump_to=DIR --xla_dump_hlo_as_proto` into a module, where the "
+    "backend gives it."
 )
 
 INTRODUCTION = """Every run, plan and reference figure on record. tomat rewrites the table; a run's verdict is the first
@@ -185,16 +186,24 @@ def _figures(report: Mapping[str, Any]) -> Table:
     names = [("step_seconds", "step time", seconds)]
     names += [(one.key, f"{one.name} ({one.source})" if one.source else one.name, percent) for one in UTILISATIONS]
     names += [("tokens_per_second_per_chip", "tokens/s/chip", count), ("tokens_per_second", "tokens/s", count)]
-    heads, ends = ("value",), lambda key: ()
+    heads = ["value"]
     if "step_seconds_p10" in report:
-        heads, ends = ("median", "p10", "p90"), lambda key: [report.get(f"{key}_{end}") for end in ("p10", "p90")]
-    elif ranges := report.get("ranges"):
-        heads, ends = ("planned", "from", "to"), lambda key: map((ranges.get(key) or {}).get, ("low", "high"))
+        heads = ["median", "p10", "p90"]
+    elif "ranges" in report:
+        heads = ["planned", "from", "to"]
+
+    def values_of(key: str) -> list[float | None]:
+        if "p10" in heads:
+            return [report.get(key), report.get(f"{key}_p10"), report.get(f"{key}_p90")]
+        if "planned" in heads:
+            span = report["ranges"].get(key) or {}
+            return [report.get(key), span.get("low"), span.get("high")]
+        return [report.get(key)]
+
     rows = []
     for key, words, show in names:
         if report.get(key) is not None or key == "step_seconds":
-            values = report.get(key), *ends(key)
-            rows.append((words, *(None if value is None else show(value) for value in values)))
+            rows.append((words, *(None if value is None else show(value) for value in values_of(key))))
     return Table("", [Column("figure"), *columns(*heads, right=True)], rows)
 
 
@@ -323,9 +332,10 @@ def _page_of(docs_dir: Path, name: str) -> Path:
 
 def read_record(docs_dir: Path, name: str) -> Record:
     """The record of a run."""
-    folder, remedy = docs_dir / DATA_DIR, "Delete it and write the run's page again."
+    folder = docs_dir / DATA_DIR
     path = folder / f"{name}.json"
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in folder.glob("*.json"))) or "none"
         raise TomatError(f"run {name!r} is not on record in {folder}; on record: {known}.")
+    remedy = "Delete it and write the run's page again."
     return read_typed(path, Record, remedy, version=("record_format", RECORD_FORMAT))

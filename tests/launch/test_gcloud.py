@@ -112,6 +112,7 @@ def test_every_slice_has_its_software_and_a_log_a_host(name):
     assert runtime_version(made.slice) == RUNTIME_VERSIONS[made.slice.chip.name]
     assert "v5e" not in accelerator_type(made.slice)
     assert tpu_name_for(f"200M_{name}.a") == f"tomat-200m-{name}-a"
+    assert launch(tpu_name=tpu_name_for("a" * 200)).tpu_name.startswith("tomat-aaa")
     workers = [re.search(r"--worker=(\d+)", command.line) for command in made.logs(3)]
     assert [int(found.group(1)) for found in workers if found] == list(range(slice_named(name).n_hosts))
 

@@ -76,7 +76,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _route(self, method: str, path: str, silent: bool = False) -> None:
         self.silent = silent
-        if "computeMetadata" in path:
+        if "computeMetadata" in path and self.headers.get("Metadata-Flavor") != "Google":
+            self._answer(403)  # as the real one, which answers nobody who does not name the flavour
+        elif "computeMetadata" in path:
             answers = {"instance/zone": f"projects/1/zones/{self.server.worker_zone}", "project/project-id": "emulated"}
             answers |= {f"instance/{key}": value for key, value in self.server.machine.items()}
             answer = answers.get(path.removeprefix("/computeMetadata/v1/")) if self.server.worker_zone else None

@@ -16,13 +16,16 @@ from tomat.train.checkpointer import RunCheckpointer
 from tomat.train.runs.checkpoints import examine, list_checkpoints, newest_whole
 
 
-def make(run: Path, partial=(), before_save=lambda: None, every: int | None = None, seconds=1e-6) -> RunCheckpointer:
+def make(
+    run: Path, partial=(), before_save=lambda: None, every: int | None = None, seconds=1e-6, **more
+) -> RunCheckpointer:
     """Saves a temporary checkpoint at every step, or every so many seconds, and a permanent one every `every` steps."""
     config = CheckpointerConfig(
         base_path=str(run / "checkpoints"),
         save_interval=datetime.timedelta(seconds=seconds),
         keep=None if every is None else [{"every": every}],
         append_run_id_to_base_path=False,
+        **more,
     )
     return RunCheckpointer(config, "run", partial, before_save)
 
@@ -57,6 +60,14 @@ def test_a_temporary_one_goes_when_the_next_is_whole(run):
         assert newest is not None and newest.step == step
     assert [(found.step, found.temporary) for found in list_checkpoints(str(run))] == [(4, False), (7, True)]
     np.testing.assert_array_equal(loaded(f"{run}/checkpoints/step-7"), tree(7)["a"])
+
+
+def test_as_many_temporary_ones_are_kept_as_the_settings_say_and_where(run, tmp_path):
+    checkpointer = make(run, every=4, temporary_base_path=f"{tmp_path}/other", keep_last_temporary_checkpoints=2)
+    for step in range(1, 8):
+        save(checkpointer, step)
+    assert [found.step for found in list_checkpoints(str(run))] == [4]
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["step-6", "step-7"]
 
 
 def test_the_last_whole_one_is_not_removed_for_one_that_kept_only_its_mark(run):

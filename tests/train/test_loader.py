@@ -89,6 +89,8 @@ def test_every_epoch_is_a_bijection_at_the_default_sizes(rows: int, perm_type) -
     for epoch in (1, 10**9):
         images = index(np.arange(epoch * rows, (epoch + 1) * rows))
         np.testing.assert_array_equal(np.sort(images), np.arange(rows))
+        column = np.arange(epoch * rows, (epoch + 1) * rows)[:, None]  # rows have the shape of their positions
+        np.testing.assert_array_equal(index(column), images[:, None])
         assert index(np.array(epoch * rows)) == images[0]
 
 

@@ -26,7 +26,7 @@ QUOTA_IDS: Mapping[tuple[str, bool], str] = {
     ("v5e", False): "TPUV5sLitepodPerProjectPerZoneForTPUAPI",
     ("v5e", True): "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI",
 }
-"""Chip and whether spot, to the quota that the TPU API counts it in, as its refusals name it."""
+"""Chip and whether spot, to the quota that the TPU API counts it in, as its refusals name it; no other is guessed."""
 TIMEOUT_SECONDS = 60
 
 
@@ -185,12 +185,13 @@ def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> l
     problems = []
     for key, place in places.items():
         on_disk = data_disk and key.startswith("data.") and (place or "").startswith(f"{DISK_FOLDER}/")
-        found = ""
         if place is not None and place.startswith("gs://BUCKET"):
             found = f"{place}; put your bucket in the place of BUCKET"
         elif place is not None and "://" not in place and not on_disk:
-            found = f"the folder '{place}', which is lost with the machine, and other hosts do not see; give a bucket"
-        problems += [f"{key} is {found}, as in --{key} gs://my-bucket/..."] if found else []
+            found = f"the folder '{place}', which other hosts do not see and which goes with the machine; give a bucket"
+        else:
+            continue
+        problems.append(f"{key} is {found}, as in --{key} gs://my-bucket/...")
     return problems
 
 

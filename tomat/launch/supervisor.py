@@ -275,10 +275,12 @@ class Supervisor:
         return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 
     def _last_error(self) -> str:
-        """The training's own error message, from the newest logs."""
-        lines = "\n".join(self._logs(len(self.endings))).splitlines()
-        errors = [line for line in lines if line.startswith("error: ") or "Error: " in line]
-        return f" ({errors[-1]})" if errors else ""
+        """The training's own error message, of the first host that has one: the others' may only follow from it."""
+        for text in self._logs(len(self.endings)):
+            errors = [line for line in text.splitlines() if line.startswith("error: ") or "Error: " in line]
+            if errors:
+                return f" ({errors[-1]})"
+        return ""
 
 
 def _judge(statuses: list[str]) -> tuple[Ending, str]:

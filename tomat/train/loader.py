@@ -113,7 +113,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         return (await self._examples([index], read_ahead=False))[0]
 
     async def get_batch(self, indices: Sequence[int]) -> Sequence[TokenExample]:
-        """Examples at the given positions of the run; one beyond the last epoch is an IndexError."""
+        """Examples at the given positions of the run; an IndexError for one below 0 or beyond the last epoch."""
         return await self._examples(indices, read_ahead=self._reads_ahead)
 
     async def _examples(self, indices: Sequence[int], read_ahead: bool) -> list[TokenExample]:
@@ -222,7 +222,8 @@ def token_loader(
     and iterate it again: Levanter keeps every `DataLoader`, and with it the dataset's blocks, until the process ends.
 
     `batch_size` is in sequences a step over all processes, `axis_resources` the trainer's `compute_axis_mapping`;
-    `buffered_batches` are made ahead of the step that uses them (4 MiB each for 128 x 8,192 tokens).
+    `buffered_batches` are made ahead of the step that uses them (4 MiB each for 128 x 8,192 tokens). A batch that the
+    devices cannot share evenly is a ValueError.
     """
     make = partial(DataLoader, dataset, batch_size, max_buffered_batches=buffered_batches, fetch_batch_size=1)
     return make(mesh=mesh, axis_resources=axis_resources)

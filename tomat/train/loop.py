@@ -162,9 +162,15 @@ class TrainingLoop:
         last = self._losses[-10:]
         # A batch that was passed over has no loss to report.
         mean = float(np.nanmean(last)) if np.isfinite(last).any() else last[-1]
-        seconds, path = time.monotonic() - started, self._folder.path
         return TrainResult(
-            path, self._first_step, steps, self._losses[0], mean, seconds, self._parameters, preempted=stop.agreed
+            self._folder.path,
+            self._first_step,
+            steps,
+            self._losses[0],
+            mean,
+            time.monotonic() - started,
+            self._parameters,
+            preempted=stop.agreed,
         )
 
     def _pauses_after(self, done: int) -> bool:
@@ -214,7 +220,8 @@ class TrainingLoop:
 
     def _check_first_loss(self) -> None:
         """Stop the run if its first loss is not what the configured loss gives for near-uniform logits."""
-        config, measured, environment = self._config, self._losses[0], environment_of(self._config.model)
+        config, measured = self._config, self._losses[0]
+        environment = environment_of(config.model)
         if environment is not None and environment.prior_anchors:
             # Its logits are not near-uniform: how wide the prior is, and how wrong, decides its first loss.
             said = "of the prior around the promolecule"

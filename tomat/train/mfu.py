@@ -87,7 +87,8 @@ def live_mfu(config: TrainConfig, device_kind: str, n_devices: int) -> LiveMfu:
     work = None
     if chip is not None:
         try:
-            platform, model = "tpu" if device_kind.startswith("TPU") else "gpu", config.model
+            model = config.model
+            platform = "tpu" if device_kind.startswith("TPU") else "gpu"
             if platform == "gpu" and isinstance(model, DensityDecoderConfig) and model.attn_backend is None:
                 dtype = jnp.float32 if model.upcast_attn else config.trainer.compute_dtype
                 chosen = resolve_backend(None, platform, head_size=model.actual_head_size, dtype=dtype)

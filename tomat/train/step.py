@@ -44,8 +44,9 @@ class DensityLossFunction:
     def __call__(
         self, model: LmHeadModel, example: TokenExample, *, key: PRNGKeyArray | None = None
     ) -> tuple[jax.Array, dict[str, Metric]]:
-        """Loss of one (micro)batch, int32 `[batch, position]`, a float32 scalar, and its metrics. `key`: randomness of
-        models that use some and of `density_dropout`; None: every row is read whole."""
+        """Loss of one (micro)batch, a float32 scalar, and its metrics. `example`: `tokens`, int32 `[batch, position]`,
+        and for a model that reads them `atoms`. `key`: randomness of models that use some and of `density_dropout`;
+        None: every row is read whole."""
         if self.gather_mapping is not None:
             model = _gathered(model, self.gather_mapping)
         tokens, unread, key = self.read(example.tokens, key)

@@ -159,7 +159,8 @@ class TrainingProgress:
 
     def __init__(self, total_steps: int, first_step: int):
         self._total, self._first = total_steps, first_step
-        self._started, self._last_line = time.monotonic(), 0.0
+        self._started = time.monotonic()
+        self._last_line = 0.0
         self._bar: Progress | None = None
         if console.is_terminal and jax.process_index() == 0:
             figures = "loss {task.fields[loss]}  {task.fields[rate]} tokens/s  MFU {task.fields[mfu]}"

@@ -67,7 +67,8 @@ class Comparison:
             "not_comparable": self.not_comparable,
             "common_steps": len(self.common_steps),
             "windows": [
-                dict(zip(("first_step", "last_step", "training_loss"), one, strict=True)) for one in self.windows
+                {"first_step": first, "last_step": last, "training_loss": losses}
+                for first, last, losses in self.windows
             ],
         }
 

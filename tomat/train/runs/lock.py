@@ -113,8 +113,9 @@ def _locked(path: Path, run_name: str) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             holder = Holder.from_text(file.read())
-            said = f"run '{run_name}' is being trained by {holder} ({path} is locked). Wait for it, stop it (`kill "
-            raise TomatError(f"{said}{holder.process}`; it saves first), or use another run_name.") from error
+            said = f"run '{run_name}' is being trained by {holder} ({path} is locked)"
+            remedy = f"Wait for it, stop it (`kill {holder.process}`; it saves first), or use another run_name."
+            raise TomatError(f"{said}. {remedy}") from error
         except OSError as error:  # some network file systems have no locks
             warn(f"{path} cannot be locked ({error.strerror}): make sure that no other process trains this run.")
         with writing(path):

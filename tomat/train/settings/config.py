@@ -170,11 +170,7 @@ def config_from_dict(
         model |= preset_model(preset)  # keys of fields that every Llama-like decoder has
     defaults = {"trainer": {"jax_config": TrainerSettings().jax_config}, "model": model}
     merged = mergedeep.merge({}, defaults, values)
-    optimizer = mapping(merged.get("optimizer"))
-    kind: Any = OptimizerConfig.get_known_choices().get(str(optimizer.get("type", "adam")))
-    own = () if kind is None else {each.name for each in dataclasses.fields(kind)}
-    if kind is None or any(value is None and name not in own for name, value in optimizer.items()):
-        from tomat.train.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
+    _register_adafactor(mapping(merged.get("optimizer")))
     _leave_out_nulls_of_another_optimizer(merged)
     try:
         return draccus.decode(TrainConfig, merged)
@@ -188,6 +184,15 @@ def config_from_dict(
         if isinstance(error, DecodingError):
             source = set_by(error.key_path, source, overrides, words_of)
         raise TomatError(f"{source} cannot be read: {said}") from error
+
+
+def _register_adafactor(optimizer: Mapping[str, Any]) -> None:
+    """Import it, by which Levanter knows it, where Levanter's own may not do: for an unknown name, or a null that may
+    be for one of its fields."""
+    kind: Any = OptimizerConfig.get_known_choices().get(str(optimizer.get("type", "adam")))
+    own = () if kind is None else {each.name for each in dataclasses.fields(kind)}
+    if kind is None or any(value is None and name not in own for name, value in optimizer.items()):
+        from tomat.train.settings import adafactor as adafactor
 
 
 def config_hash(config: TrainConfig) -> str:

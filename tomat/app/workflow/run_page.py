@@ -56,7 +56,7 @@ def write_training_page(
         "sharding": config.sharding,
         "ran on": devices_sentence(last_devices(events), config.slice),
     }
-    sections: list[tuple[str, list[Part]]] = [("", [config.purpose, *_origin(events), Facts(setup)])]
+    sections: list[tuple[str, list[Part]]] = [("", [*_origin(events), Facts(setup)])]
     if not result.preempted:
         sections[0][1].append(Facts(browser))
     if rows:
@@ -80,7 +80,7 @@ def write_training_page(
     headline = {key: values[key] for key in keep if values.get(key) is not None}
     settings = yaml.safe_dump(headline, sort_keys=False).strip()
     sections.append(("Configuration", [told, Lines(settings, "yaml")]))
-    text = [f"# {plain(config.run_name)}"]
+    text = [f"# {plain(config.run_name)}", *([plain(config.purpose)] if config.purpose else [])]
     for heading, parts in sections:
         text += [f"## {heading}"] if heading else []
         text.append(markdown(parts))

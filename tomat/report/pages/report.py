@@ -36,9 +36,9 @@ RECORD_MFU_KEYS = (*MFU_KEYS, "tokens_per_second_per_chip", "untimed_step_share"
 TOP_OPERATIONS = 20
 NO_PROFILE = "No profile was taken."
 NO_BUFFERS = (
-    "How much HBM the step holds is not known, without XLA's buffer assignment. `tomat plan` lists it; "
-    "`enable_hlo_proto` puts it into a trace, `--xla_dump_to=DIR --xla_dump_hlo_as_proto` into a module, where the "
-    "backend gives it."
+    "How much HBM the step holds is not known, without XLA's buffer assignment. `tomat plan` lists it; the "
+    "`*after_optimizations.hlo.pb` of `--xla_dump_to=DIR --xla_dump_hlo_as_proto` has it; `enable_hlo_proto` puts it "
+    "into a trace, where the backend gives it."
 )
 
 INTRODUCTION = """Every run, plan and reference figure on record. tomat rewrites the table; a run's verdict is the first

@@ -17,7 +17,8 @@ from tomat.perf.timed_kernels.programs import ProgramWork
 from tomat.perf.timed_kernels.timings import KernelTiming
 
 BANDWIDTH = 1.6e12
-TRUE = Parameters(0.85, 0.85, sustained_slowdown=0.3, mxu_efficiency=0.9, bundle_efficiency=0.75)
+COPIES = {"hbm_read_efficiency": 0.85, "hbm_write_efficiency": 0.85, "sustained_slowdown": 0.3}
+TRUE = Parameters(**COPIES, mxu_efficiency=0.9, bundle_efficiency=0.75)
 
 
 def program(number: int, rng: np.random.Generator, at: Parameters = TRUE) -> tuple[KernelTiming, ProgramWork]:

@@ -132,7 +132,7 @@ def test_the_file_becomes_a_page_and_a_record(compiled, cache, tmp_path):
     page = (tmp_path / "tracking" / "kernels.md").read_text()
     assert "Too few kernels to fit: " in page and f"| {installed} |" in page
     assert "profiling/calibrate_with_libtpu.py" in page and "in another unit" in page
-    file.write_text("\n".join([lines[0], lines[4]]) + "\n")
+    file.write_text("\n".join([lines[0], lines[4], lines[3], lines[5]]) + "\n")
     with pytest.raises(TomatError, match="line 2: normalization is no operation of tomat's own"):
         calibrate_kernels(file, tmp_path / "empty", cache_dir=cache)
     assert not (tmp_path / "empty").exists()

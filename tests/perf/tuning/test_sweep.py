@@ -89,7 +89,8 @@ class StoredPlanner:
         fits, whole = config.batch_size <= 512, config.sharding == "replicated"
         memory, model = self.memory if fits else self.oom, ChipModel("v6e", Parameters())
         assert memory is not None
-        memory = dataclasses.replace(memory, required_bytes=(1 + (fits and whole)) * memory.required_bytes)
+        if fits and whole:
+            memory = dataclasses.replace(memory, required_bytes=2 * memory.required_bytes)
         result = {"status": "fits" if fits else "oom", "memory": memory.to_dict(), "compile_seconds": 100.0}
         compiled = CompiledStep(self.folder, result | {"compiler": "libtpu 0"}, cached=False)
         plan = Plan(config, slice_, compiled, Calibration((MEASURED,)), model, step_work(config, "tpu"))

@@ -60,16 +60,17 @@ def calibrate_kernels(
         raise TomatError(f"{file} has no row of the chip {unknown[0]}; it has {', '.join(present)}.")
     timings = [timing for timing in timings if not chips or timing.chip in chips]
     by_chip: dict[str, list[TimedProgram]] = defaultdict(list)
+    without: list[RefusedRow] = []
     with progress() as bar:
         compiled = timed_programs(timings, cache_dir or default_cache_dir(), compiler_of=compiler_of, **how)
         said = f"Compiling {counted(len(timings), 'kernel')}"
         for program in bar.track(compiled, total=len(timings), description=said):
             if isinstance(program, RefusedRow):
-                refused.append(program)
+                without.append(program)
             else:
                 by_chip[program.timing.chip].append(program)
         if not by_chip:
-            raise TomatError(f"{file} has no row that can be compiled; line {refused[-1].line}: {refused[-1].reason}")
+            raise TomatError(f"{file} has no row that can be compiled; line {without[0].line}: {without[0].reason}")
         records = {
             chip: chip_record(chip, kernels, tracking_dir)
             for chip, kernels in bar.track(sorted(by_chip.items()), description="Fitting the chips")
@@ -80,7 +81,8 @@ def calibrate_kernels(
         values["compilers"] = {op: compiler_of(op).name for op in values["operations"]}
         its = collectives[1] if collectives is not None and collectives[0] == chip else None
         values["collectives"] = its or kept.get(chip, {}).get("collectives")
-    all_refused += [{"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason} for row in refused]
+    for row in (*refused, *without):
+        all_refused.append({"line": row.line, "row": ops.get(row.line, ""), "reason": row.reason})
     record = {"chips": {**kept, **records}, "refused": sorted(all_refused, key=lambda row: row["line"])}
     write_json(tracking_dir / chip_model.RECORD_FILE, record)
     console.print(f"wrote {update_page(tracking_dir / PAGE, kernels_report(record))}", highlight=False)

@@ -74,6 +74,9 @@ def test_another_compiler_is_another_program_and_has_to_be_there(compiled, cache
     other = Compiler("libtpu 0.0.1", tmp_path / "libtpu.so")
     with pytest.raises(TomatError, match="libtpu.so is gone; expected libtpu 0.0.1 there"):
         list(timed_programs(ROWS[:1], cache, compiler_of=lambda op: other))
+    other.library.write_text("no library")
+    with pytest.raises(TomatError, match="libtpu 0.0.1 cannot describe v6e-1"):
+        list(timed_programs(ROWS[:1], cache, compiler_of=lambda op: other))
 
 
 def test_an_interrupt_ends_the_compile_in_progress(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from tomat.hardware.chips import Slice, slice_named
 from tomat.perf.cost.chip_model import ChipModel, KernelWork, Parameters
 from tomat.perf.cost.estimate import PALLAS_TARGET, estimate_step
 from tomat.perf.cost.llo import kept_schedules
-from tomat.perf.plan.compile.process import Limits, ask, end_pool
+from tomat.perf.plan.compile.process import Limits, RequestRefused, ask, end_pool
 from tomat.perf.plan.compile.topology import compiler_version
 from tomat.perf.plan.plan_cache import open_cache, open_result, sources_digest
 from tomat.perf.profile.hlo_files import load_program
@@ -123,6 +123,8 @@ def timed_programs(
             request = {"key": key, "slice": slice_.name, "compiler": compiler, "timing": asdict(timing)}
             try:
                 kept = ask(child, request, slice_, cache, limits or Limits(), library=library)
+            except RequestRefused:  # the chip cannot be described: no other row of it can be compiled
+                raise
             except TomatError as error:
                 return RefusedRow(timing.line, " ".join(str(error).split())[:300])
         with kept.lock:

@@ -66,6 +66,10 @@ class Limits:
     """What the cache may hold when it is done."""
 
 
+class RequestRefused(TomatError):
+    """A child said `REFUSED`; other errors of `ask` are of its limits and of its end."""
+
+
 def request_key(request: Any, module: str) -> str:
     """Names a request for the sources of the child `module`, and for the packages that are installed."""
     words = json.dumps([request, installed_packages(), sources_digest(module)], sort_keys=True)
@@ -111,7 +115,7 @@ def ask(
                 child.kill()
                 child.wait()
         if last["stage"] == REFUSED:
-            raise TomatError(last["message"])
+            raise RequestRefused(last["message"])
         if status != 0 or "key" not in last:
             written = (work / ERRORS_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
             said = "\n  ".join(line[:300] for line in written[-6:])

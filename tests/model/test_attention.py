@@ -21,7 +21,7 @@ from tomat.model.causal_blocks import flash_attention, flash_block
 from tomat.model.checkpoint_policies import ATTENTION_OUTPUT, QKV
 from tomat.model.cudnn import cudnn_attention
 from tomat.model.splash import kernel_sizes, splash_attention
-from tomat.model.tiles import SPLASH_BLOCKS, SplashBlockSizes
+from tomat.model.tiles import SPLASH_BLOCKS, SplashBlockSizes, WholeHeadConfig
 
 HEAD_SIZE = 16
 INTERPRETED = SplashBlockSizes(*(128,) * 8, interpret=True)
@@ -150,7 +150,7 @@ def test_backend_follows_the_platform_of_the_mesh_and_not_of_this_machine():
 
 def attention_layer(**fields) -> tuple[DensityAttention, hax.NamedArray]:
     Embed = Axis("embed", 32)
-    config = DensityAttentionConfig(Embed=Embed, num_heads=2, num_kv_heads=1, **fields)
+    config = DensityAttentionConfig(**{"Embed": Embed, "num_heads": 2, "num_kv_heads": 1, **fields})
     layer = DensityAttention.init(config, key=jax.random.PRNGKey(0))
     return layer, hax.random.normal(jax.random.PRNGKey(1), (Axis("batch", 1), Axis("position", 32), Embed))
 
@@ -170,6 +170,9 @@ def test_attention_with_another_mask_than_a_causal_one_is_refused():
     for mask in (None, AttentionMask(), plain, both_ways, causal & both_ways, AttentionMask.causal(offset=1), packed):
         with pytest.raises(TomatError, match="another mask than a causal one"):
             layer(x, mask)
+    for knob in ({"query_blocks": 2}, {"paired_heads": True, "num_kv_heads": 2}, {"whole_head": WholeHeadConfig()}):
+        with pytest.raises(TomatError, match="a sliding window of 4; model.paired_heads, query_blocks and whole_head"):
+            attention_layer(**knob)[0](x, AttentionMask.causal(sliding_window=4))
 
 
 def test_layer_applies_its_window_whatever_mask_it_gets():

@@ -119,13 +119,12 @@ def test_it_is_the_projections_alone_and_nothing_is_added_to_the_model():
         assert projections == {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
         assert {name for name in found if ".layers." in name and "transformer" in name} == narrow
         assert ".lm_head" in found.keys() - narrow and any("environment" in name for name in found.keys() - narrow)
-    with_it, without = (
-        jax.tree_util.tree_leaves_with_path(shapes_of(config, VOCAB))
-        for config in (decoder(int8_matmuls="forward"), decoder())
-    )
-    assert [(path, leaf.shape) for path, leaf in with_it if hasattr(leaf, "shape")] == [
-        (path, leaf.shape) for path, leaf in without if hasattr(leaf, "shape")
-    ]
+
+    def sizes(config: LmConfig) -> list:
+        leaves = jax.tree_util.tree_leaves_with_path(shapes_of(config, VOCAB))
+        return [(path, leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")]
+
+    assert sizes(decoder(int8_matmuls="forward")) == sizes(decoder())
 
 
 def test_of_a_layer_the_weights_have_the_float_gradient():
@@ -161,11 +160,8 @@ def test_checkpoint_policies_keep_what_they_keep_without_it():
 def test_what_it_cannot_be_together_with_is_refused_by_name():
     narrow = ["--model.int8_matmuls", "forward"]
     distils = ["--distillation", "{teacher: a, quantised: b}", "--sharding", "replicated"]
-    for words, said in (
-        (["--trainer.quantization", "{int8: true}"], "trainer.quantization"),
-        (distils, "distillation"),
-    ):
-        with pytest.raises(TomatError, match=said) as caught:
+    for words in (["--trainer.quantization", "{int8: true}"], distils):
+        with pytest.raises(TomatError, match=words[0].removeprefix("--")) as caught:
             load_config(DEMO, [*narrow, *words])
         assert "model.int8_matmuls is forward" in str(caught.value)
     with pytest.raises(TomatError, match="tomat export"):

@@ -131,3 +131,5 @@ def test_what_the_kernel_cannot_do_is_refused():
     ):
         with pytest.raises(TomatError, match=message):
             asked(*rotary, **fields)
+    with pytest.raises(TomatError, match="got 96 positions; expected a multiple of 64"):
+        norm_rotate(jnp.zeros((1, 1, 96, 128)), jnp.ones(128), jnp.zeros((96, 128)), None, QkRotaryConfig("pallas"))

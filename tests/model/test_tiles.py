@@ -23,19 +23,16 @@ TABLE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
+def test_nearest_entry():
+    for asked, expected in (
         (("TPU v6 lite", 1024, 18570, "bfloat16"), SMALL),
         (("TPU v6 lite", 1280, 16384, "bfloat16"), SMALL),
         (("TPU v6 lite", 1792, 16384, "bfloat16"), WIDE),
         (("TPU v5 lite", 2048, 18570, "bfloat16"), OTHER_CHIP),
         (("TPU v6 lite", 1024, 18570, "float32"), FLOAT32),
         (("cpu", 2048, 18570, "bfloat16"), WIDE),
-    ],
-)
-def test_nearest_entry(asked, expected):
-    assert tuned_tiles(*asked, table=TABLE) == expected
+    ):
+        assert tuned_tiles(*asked, table=TABLE) == expected, asked
 
 
 def test_the_table_that_is_shipped_fits_its_chips_and_says_where_it_comes_from():

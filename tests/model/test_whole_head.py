@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import heads, plain, two_devices, values_and_gradients
-from levanter.layers.attention import AttentionBackend, AttentionMask
+from levanter.layers.attention import AttentionBackend
 
 from tomat.base.errors import TomatError
 from tomat.hardware.executed import attention_kernels
@@ -31,7 +31,7 @@ def test_it_is_the_plain_formula(n_heads, n_kv_heads, config, mesh):
     arrays = heads(n_heads, n_kv_heads, 512, 128)
 
     def whole_head(q, k, v):
-        return whole_head_attention(q, k, v, AttentionMask.causal(), config, q_is_scaled=False)
+        return whole_head_attention(q, k, v, config, q_is_scaled=False)
 
     with mesh():
         found = values_and_gradients(whole_head, arrays)
@@ -42,7 +42,7 @@ def test_it_is_the_plain_formula(n_heads, n_kv_heads, config, mesh):
 
 def test_scores_far_apart_neither_overflow_nor_vanish():
     q, k, v = heads(1, 1, 256, 128)
-    found = whole_head_attention(q * 20, k, v, AttentionMask.causal(), SMALL, q_is_scaled=False)
+    found = whole_head_attention(q * 20, k, v, SMALL, q_is_scaled=False)
     np.testing.assert_allclose(found.array, plain(q * 20, k, v).rearrange(q.axes).array, atol=1e-4)
 
 

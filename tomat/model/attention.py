@@ -157,6 +157,10 @@ class DensityAttention(Attention):
         if self.config.sliding_window is not None:
             mask = mask.with_sliding_window(self.config.sliding_window)
         paired = self.config.paired_heads
+        no_window = paired or self.config.query_blocks > 1 or self.config.whole_head is not None
+        if no_window and mask.sliding_window is not None:
+            said = f"attention was called with a sliding window of {mask.sliding_window}"
+            raise TomatError(f"{said}; model.paired_heads, query_blocks and whole_head have none: leave it out.")
         key_proj, key_o = maybe_rng_split(key, 2)
         if kernel != "xla":
             self._check_kernel(kernel, pos_ids)
@@ -288,7 +292,7 @@ class DensityAttention(Attention):
                     if kernel == "attention":
                         Pos, HeadSize = q.resolve_axis("position"), q.resolve_axis("head_size")
                         rotary = self._rotary(Pos, HeadSize, in_attention=True)
-                    return whole_head_attention(q, k, v, mask, config.whole_head, q_is_scaled=scaled, rotary=rotary)
+                    return whole_head_attention(q, k, v, config.whole_head, q_is_scaled=scaled, rotary=rotary)
                 from tomat.model.splash import splash_attention
 
                 return splash_attention(q, k, v, mask, config.splash, q_is_scaled=scaled)
@@ -401,8 +405,8 @@ def parts(joined: NamedArray, axis: str, sizes: Sequence[int]) -> Sequence[Named
 
 
 def can_join(layers: Sequence[Any]) -> bool:
-    """Whether each is Haliax's own `Linear`. Others, such as layers in few bits, are multiplied one by
-    one, to the same result."""
+    """Whether each is Haliax's own `Linear`. Others, such as layers in few bits, are multiplied one by one,
+    to the same result."""
     return all(type(layer) is hnn.Linear for layer in layers)
 
 

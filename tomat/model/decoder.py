@@ -158,12 +158,13 @@ class DensityDecoderConfig(Qwen3Config):
         yield mlp and self.scan_layers, f"{same}: set scan_layers: false, or gradient_checkpointing: save_attention_mlp"
         yield all_keep, f"save_mlp_layers is {mlp}, and all layers keep that by gradient_checkpointing; leave out one"
 
-        in_vmem, mix = self.whole_head is not None, self.value_mix
+        in_vmem = self.whole_head is not None
         windowed = f"whole_head is set and sliding_window is {window}; its kernels have no window"
         yield in_vmem and window is not None, f"{windowed}: leave whole_head unset, which takes the splash kernels"
         unrotated = "qk_rotary.kernel is attention and model.whole_head is not set; only its kernels rotate"
         rotates = not in_vmem and self.qk_rotary.kernel == "attention"
         yield rotates, f"{unrotated}: set model.whole_head ({{}} for its own sizes), or qk_rotary.kernel: pallas"
+        mix = self.value_mix
         yield not 0 <= mix <= 1, f"value_mix is {mix}; expected a share, 0 (none) to 1"
         one_layer = f"value_mix is {mix} and num_layers is 1"
         yield mix and layers == 1, f"{one_layer}; there is no layer after the first to mix into"
@@ -220,6 +221,10 @@ class DensityDecoderConfig(Qwen3Config):
     def total_trainable_params(self, vocab_size: int) -> float:
         """Parameters, counted from the shapes of the model as built."""
         return parameter_count(self, vocab_size)
+
+    def to_hf_config(self, vocab_size: int, config_overrides: dict | None = None):
+        """Refused, where Qwen3's would be another model: what `tomat export` writes needs no counterpart there."""
+        raise TomatError("Hugging Face has no density_decoder; `tomat export` writes its weights as a folder.")
 
 
 def _norm(config: DensityDecoderConfig) -> hnn.RmsNorm:
@@ -366,7 +371,8 @@ class DensityTransformer(LlamaTransformer):
         self, x: NamedArray, caches: "Sequence[KvCache]", position: jax.Array
     ) -> "tuple[NamedArray, list[KvCache]]":
         """The last hidden state, from what is kept, and what is kept then; arrays as for `DensityAttention.decode`."""
-        kept, skip = [], self.skip_of(x)
+        kept = []
+        skip = self.skip_of(x)
         first_values = self.first_values_of(x, skip)
         for layer, cache in zip(self.layers.unstacked(), caches, strict=True):
             if skip is not None:

@@ -165,8 +165,11 @@ def filled(
             said = f"a patch of {name} of {prod(patch_shape):,} voxels has {near} near it and model.environment.{knob}"
             raise TomatError(f"{said} is {most}; set it to {needed} or more.")
     arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes().items()}
-    arrays["positions"][:n], arrays["numbers"][:n], arrays["kinds"][: len(kinds)] = positions, numbers, kinds
-    arrays["steps"][:], arrays["shape"][:] = steps, patch_shape
+    arrays["positions"][:n] = positions
+    arrays["numbers"][:n] = numbers
+    arrays["kinds"][: len(kinds)] = kinds
+    arrays["steps"][:] = steps
+    arrays["shape"][:] = patch_shape
     return PatchAtoms.of(arrays)
 
 

@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from tomat.base.errors import TomatError
 from tomat.model.tiles import LANES, ROTARY_ROWS, QkRotaryConfig, largest_divisor
 
 SUBLANES = 8
@@ -51,8 +52,11 @@ def norm_rotate(
     With n = weight x / sqrt(mean(x^2) + eps) (weight x where eps is None), whose halves are (a, b), the result is (a
     cos - b sin, b cos + a sin); cosines and, in the second half of D, sines are in `table`, float32 `[S, D]`.
     """
-    # Splash attention has taken multiples of 128 positions alone, and `check_head_size` such heads.
-    spec = _Spec(eps, largest_divisor(x.shape[2], config.block_positions, ROTARY_ROWS), config.interpret)
+    positions = x.shape[2]
+    if positions % ROTARY_ROWS:
+        said = f"the norm and rotary kernel got {positions} positions; expected a multiple of {ROTARY_ROWS}"
+        raise TomatError(f"{said}. Choose another length, or model.qk_rotary.kernel: xla.")
+    spec = _Spec(eps, largest_divisor(positions, config.block_positions, ROTARY_ROWS), config.interpret)
     return _norm_rotate(spec, x, weight, table)
 
 

@@ -78,15 +78,14 @@ def whole_head_attention(
     q: NamedArray,
     k: NamedArray,
     v: NamedArray,
-    mask: AttentionMask,
     config: WholeHeadConfig,
     *,
     q_is_scaled: bool = False,
     rotary: Rotary | None = None,
 ) -> NamedArray:
-    """Causal attention in a `shard_map` over the mesh in scope; shapes as in `splash_attention`. The kernels rotate
-    queries and keys first where there is a `rotary`; queries are scaled by log2(e) / sqrt(head_size) unless
-    `q_is_scaled`."""
+    """Causal attention, without a window, in a `shard_map` over the mesh in scope; shapes as in `splash_attention`. The
+    kernels rotate queries and keys first where there is a `rotary`; queries are scaled by log2(e) / sqrt(head_size)
+    unless `q_is_scaled`."""
     Pos, HeadSize = q.resolve_axis("position"), q.resolve_axis("head_size")
     eps = None if rotary is None else rotary.eps
     tiles = config.tiles(Pos.size, HeadSize.size, q.array.dtype.itemsize, rotate=rotary is not None, eps=eps)

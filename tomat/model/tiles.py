@@ -331,7 +331,9 @@ def tuned_sizes(positions: int, head_size: int, table: tuple[TunedSizes, ...] | 
 def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int) -> int:
     """VMEM of the blocks of the larger kernel, bytes, for so many rows resident: the device's, if those are fewer."""
     block_rows, block_ids = tiles.block_rows or 0, tiles.block_ids or 0
-    lanes, logits, head = 4 * LANES * rows, 2 * 4 * block_rows * block_ids, 2 * itemsize * block_ids * width
+    lanes = 4 * LANES * rows
+    logits = 2 * 4 * block_rows * block_ids
+    head = 2 * itemsize * block_ids * width
     statistics = lanes * (1 + 2 * n_statistics) + itemsize * rows * width + head + logits
     by_head = 4 * 4 * block_ids * width
     gradients = lanes + (4 + 2 * itemsize) * rows * width + head + by_head + logits + itemsize * block_rows * block_ids

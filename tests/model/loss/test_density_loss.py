@@ -216,6 +216,14 @@ def test_evaluation_sums_do_not_depend_on_the_batches():
     assert expected["loss"] / 4 == pytest.approx(loss, rel=1e-5)
 
 
+def test_a_perfect_prediction_costs_nothing():
+    _, _, tokens = make_batch(8, 2, 10)
+    hidden = jnp.asarray(30.0 * np.eye(V, dtype=np.float32)[np.pad(tokens[:, 1:], ((0, 0), (0, 1)))])
+    loss, metrics = value_of(density_loss, hidden, jnp.eye(V), tokens, LossConfig(kind="crps", block_positions=3))
+    assert abs(float(loss)) < 1e-4 and metrics["emd_e_per_A3"] < 1e-5
+    np.testing.assert_allclose(metrics["top1_accuracy"], 1.0, rtol=1e-6)
+
+
 def test_top1_of_a_tie_is_the_chance_of_the_target():
     hidden, head = jnp.zeros((1, 3, E)), jnp.ones((V, E))
     tokens = jnp.asarray([[1, START, START + 1]])

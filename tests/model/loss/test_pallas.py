@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from loss_batches import START, UNOPTIMISED, assert_close
 from scipy.special import softmax
 
+from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
 from tomat.model.loss.config import LossConfig
 from tomat.model.loss.density_loss import density_loss, plain_loss
@@ -124,6 +125,13 @@ def test_ties_and_bfloat16():
     assert by_hidden.dtype == by_head.dtype == jnp.bfloat16
     expected = differentiated(plain_loss, config)(hidden, head, tokens)[1][0]
     assert_close(by_hidden, expected, 0.02, "gradient by hidden")
+
+
+def test_tiles_that_do_not_fit():
+    of = ((1, 65536, 4096), jnp.bfloat16), ((V, 4096), jnp.bfloat16), ((1, 65536), jnp.int32)
+    config = LossConfig(kernel="pallas", tiles=LossTiles(65536, 512, 512, 32))
+    with pytest.raises(TomatError, match="need .* MiB of VMEM at a width of 4096"):
+        jax.eval_shape(partial(density_loss, config=config, target=TARGET), *(jax.ShapeDtypeStruct(*x) for x in of))
 
 
 COMPILE_SCRIPT = """

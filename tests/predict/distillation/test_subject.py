@@ -21,7 +21,8 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
 from tomat.model.loss.interface import DensityTarget
-from tomat.predict.distillation.subject import HiddenHead, divergence, open_subject, teacher_divergence
+from tomat.predict.distillation.divergence import HiddenHead, divergence, teacher_divergence
+from tomat.predict.distillation.subject import open_subject
 from tomat.predict.inference.trained import load_trained
 from tomat.predict.weights.arrays import named_arrays
 from tomat.predict.weights.folder import read_weights
@@ -208,7 +209,7 @@ def test_it_is_the_formula(top_k, temperature, block):
     assert float(value(STUDENT, top_k, temperature, block)) == pytest.approx(by_hand(top_k, temperature), rel=1e-5)
 
 
-def test_the_gradient_is_that_of_the_formula_and_the_teacher_has_none():
+def test_the_gradient_is_that_of_the_formula_and_the_teacher_has_none_but_the_same_vocabulary():
     def plain(head: jax.Array) -> jax.Array:
         logits = jnp.einsum("bpe,ve->bpv", STUDENT[0].array, head)[:, :-1, DENSITY_START:]
         teacher = jnp.einsum("bpe,ve->bpv", TEACHER[0].array, TEACHER[1].array)[:, :-1, DENSITY_START:]
@@ -227,6 +228,8 @@ def test_the_gradient_is_that_of_the_formula_and_the_teacher_has_none():
         )
     )(TEACHER[1].array)  # fmt: skip
     assert not np.asarray(of_teacher).any()
+    with pytest.raises(TomatError, match=f"teacher's head has {ROWS:,} rows and the student's {ROWS + 1:,}"):
+        value(model_of(4, hax.Axis("vocab", ROWS + 1)))
 
 
 def test_a_student_that_says_the_same_costs_nothing():
@@ -235,8 +238,3 @@ def test_a_student_that_says_the_same_costs_nothing():
     equal = jnp.zeros((2, BINS))
     assert np.allclose(divergence(equal, equal, 3), 0.0)
     assert np.isfinite(jax.grad(lambda x: divergence(x, equal, 3).sum())(equal + 1.0)).all()
-
-
-def test_another_vocabulary_is_refused():
-    with pytest.raises(TomatError, match=f"teacher's head has {ROWS:,} rows and the student's {ROWS + 1:,}"):
-        value(model_of(4, hax.Axis("vocab", ROWS + 1)))

@@ -39,7 +39,7 @@ def test_it_is_a_predictor_whose_density_has_the_electrons_asked_for():
     assert predictor.valences is None, "its functions hold a part of their neighbours' electrons"
     with pytest.warns(UserWarning, match="NaF: electrons not known"):
         said = predictor.predict(CRYSTAL, (20, 21, 22))
-    assert np.array_equal(said.rho, free.rho)
+    assert np.array_equal(said.rho, free.rho) and [flag["kind"] for flag in said.flags] == ["electrons"]
 
 
 def test_a_promolecule_of_before_is_read_and_says_that_vacuum_is_not_checked(tmp_path, promolecule_file, capsys):
@@ -173,10 +173,13 @@ def test_neighbours_and_grids_unlike_the_training_are_flagged_with_their_figures
     flags = {flag["kind"]: flag for flag in trained.predict(cell(), SHAPE).flags}
     assert flags["pair"]["pair"] == "Na-Na" and flags["distance"]["pair"] == "F-Na"
     shortest_a = min(a.distance(b) for a in skewed() for b in skewed() if a.specie != b.specie)
-    assert flags["distance"]["trained_a"] == 9.0 and flags["distance"]["distance_a"] == pytest.approx(
-        shortest_a, abs=1e-4
-    )
+    distance = flags["distance"]
+    assert distance["trained_a"] == 9.0 and distance["distance_a"] == pytest.approx(shortest_a, abs=1e-4)
     assert flags["spacing"]["trained_a"] == 0.05 < flags["spacing"]["spacing_a"]
+    trained.promolecule = dataclasses.replace(
+        LEARNT, shortest_distance_a={(9, 9): 2.8, (9, 11): shortest_a + 0.0005, (11, 11): 2.8}, spacing_a=0.45
+    )
+    assert trained.predict(cell(), SHAPE).flags == (), "a file's last digit, and a spacing that is no extrapolation"
 
 
 def test_too_many_electrons_are_flagged_and_more_are_refused_unless_accepted():

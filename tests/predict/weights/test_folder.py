@@ -84,6 +84,14 @@ def test_damage_is_said(exported, tmp_path, name, change, message):
         load_trained(tmp_path / "damaged")
 
 
+def test_arrays_of_another_model_are_named(run_dir, tmp_path):
+    arrays = named_arrays(load_trained(run_dir).model)
+    name = "model.layers.0.mlp.up_proj.weight"
+    write_weights(run_dir, {**arrays, name: arrays[name][:, :-1]}, 1, "of the last step", tmp_path / "other")
+    with pytest.raises(TomatError, match=rf"{name} is \[64, 31\]; .* has \[64, 32\]"):
+        load_trained(tmp_path / "other")
+
+
 def test_what_cannot_be_leaves_nothing(run_dir, tmp_path, capsys):
     out = ["--run", str(run_dir), "--output", str(tmp_path / "out")]
     assert main(["compress", *out, "--bits", "5"]) == 2

@@ -307,10 +307,18 @@ def _levanter_loss_sums(
     def sums(hidden: jax.Array, head: jax.Array) -> tuple[jax.Array, LossSums]:
         x, w = hidden.reshape(-1, hidden.shape[-1]).astype(dtype), head.astype(dtype).T
         each = IMPLEMENTATIONS["xla"](x, flat_rows, w, dtype=jnp.float32)[0].reshape(rows.shape)
-        weight = weights.density, weights.density_mean, weights.unread_mean
-        loss, mean, unread = (jnp.sum(part * each) for part in weight)
-        nan, zero = jnp.full((), jnp.nan), jnp.zeros(())
-        return loss, LossSums(loss, mean, unread, mean, emd=nan, top1=nan, rho=nan, other_cross_entropy=zero)
+        loss, mean = jnp.sum(weights.density * each), jnp.sum(weights.density_mean * each)
+        unknown = jnp.full((), jnp.nan)
+        return loss, LossSums(
+            loss=loss,
+            density_loss=mean,
+            unread_loss=jnp.sum(weights.unread_mean * each),
+            cross_entropy=mean,
+            emd=unknown,
+            top1=unknown,
+            rho=unknown,
+            other_cross_entropy=jnp.zeros(()),
+        )
 
     if not differentiate:
         return sums(hidden, head)[1], ()

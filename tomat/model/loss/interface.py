@@ -112,7 +112,13 @@ class LossSums(NamedTuple):
 
 def weighted_sums(weights: PositionWeights, terms: PositionTerms) -> LossSums:
     """The sums of some positions; weights and terms of each are of one shape."""
-    loss = jnp.sum(weights.density * terms.loss + weights.other * terms.other_cross_entropy)
-    of_loss = (jnp.sum(weight * terms.loss) for weight in (weights.density_mean, weights.unread_mean))
-    means = (jnp.sum(weights.density_mean * term) for term in (terms.cross_entropy, terms.emd, terms.top1, terms.rho))
-    return LossSums._make([loss, *of_loss, *means, jnp.sum(weights.other_mean * terms.other_cross_entropy)])
+    return LossSums(
+        loss=jnp.sum(weights.density * terms.loss + weights.other * terms.other_cross_entropy),
+        density_loss=jnp.sum(weights.density_mean * terms.loss),
+        unread_loss=jnp.sum(weights.unread_mean * terms.loss),
+        cross_entropy=jnp.sum(weights.density_mean * terms.cross_entropy),
+        emd=jnp.sum(weights.density_mean * terms.emd),
+        top1=jnp.sum(weights.density_mean * terms.top1),
+        rho=jnp.sum(weights.density_mean * terms.rho),
+        other_cross_entropy=jnp.sum(weights.other_mean * terms.other_cross_entropy),
+    )

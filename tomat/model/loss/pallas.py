@@ -105,9 +105,18 @@ def _plan(spec: BlockSpec, n: int, head_shape: tuple[int, ...], dtype: jnp.dtype
     density_ids, other_ids = (-(-count // tiles.block_ids) * tiles.block_ids for count in (spec.n_bins, n_others))
     resident = min(tiles.resident_rows, -(-n // tiles.block_rows) * tiles.block_rows)
     vmem_bytes = check_vmem(tiles, resident, width, jnp.dtype(dtype).itemsize, n_statistics(config), device_kind)
-    of_ids = density_ids, other_ids, (density_ids, other_ids) != (spec.n_bins, n_others)
-    of_rows = resident, tiles.block_rows, tiles.block_ids, tiles.chunk_rows
-    return KernelPlan(config, spec.has_values, *of_ids, *of_rows, vmem_bytes)
+    return KernelPlan(
+        config=config,
+        has_values=spec.has_values,
+        density_ids=density_ids,
+        other_ids=other_ids,
+        has_padding=(density_ids, other_ids) != (spec.n_bins, n_others),
+        resident_rows=resident,
+        block_rows=tiles.block_rows,
+        block_ids=tiles.block_ids,
+        chunk_rows=tiles.chunk_rows,
+        vmem_bytes=vmem_bytes,
+    )
 
 
 def _by_section(spec: BlockSpec, plan: KernelPlan, x: jax.Array) -> jax.Array:

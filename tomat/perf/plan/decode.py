@@ -24,7 +24,7 @@ from tomat.perf.plan.compile.topology import data_axis_size
 from tomat.perf.plan.plan import Interval, estimated, program_dict
 from tomat.predict.inference.autoregressive import kept_bytes
 from tomat.predict.inference.decoding import SHARE, atoms_near, check_decoder, sequences_to_try
-from tomat.predict.inference.interface import DecoderName, KvCacheDtype, check_kv_cache_dtype
+from tomat.predict.inference.interface import DecoderName, KvCacheDtype, check_decoding
 from tomat.train.settings.config import TrainConfig
 
 
@@ -132,8 +132,8 @@ def plan_decoder(
 ) -> DecoderPlan:
     """Compile a decoder for the largest batch that fits, as a predictor finds it, and estimate it. That not even one
     patch a device fits is an answer."""
-    check_decoder(config, decoder, rounds)
-    check_kv_cache_dtype(kv_cache_dtype, decoder)
+    check_decoding(decoder, rounds, kv_cache_dtype)
+    check_decoder(config, decoder)
     devices = data_axis_size(config, slice_.n_devices)
     first = patches = sequences_to_try(decoder, cell.patches, devices)
 

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-from haliax import NamedArray
-from jax import lax
 from jaxtyping import PRNGKeyArray
 from levanter.checkpoint import load_checkpoint
 from levanter.metrics import Metric
@@ -21,9 +18,9 @@ from tomat.base.layout import CONFIG_FILE, WEIGHTS_FOLDER
 from tomat.base.reporting import console, counted
 from tomat.base.storage import is_remote
 from tomat.model.any_decoder import environment_of, hidden_and_head
-from tomat.model.loss.density_loss import density_loss, plain
-from tomat.model.loss.interface import DensityTarget
+from tomat.model.loss.density_loss import density_loss
 from tomat.predict.distillation.arrays import TrainedArrays
+from tomat.predict.distillation.divergence import teacher_divergence
 from tomat.predict.inference.trained import LoadedRun, load_trained
 from tomat.predict.weights.arrays import arrays_sha256, check_arrays, named_arrays, part_of, stacked_model
 from tomat.predict.weights.folder import StoredWeights, WrittenWeights, read_weights, write_weights
@@ -150,7 +147,8 @@ def _check_teacher(config: TrainConfig, datasets: Datasets, teacher: LoadedRun) 
         ("model.environment.basis", read and read.basis, given and given.basis),
     ):
         if one != other:
-            raise TomatError(f"the teacher {place} has {key} {one} and the run or its data {other}; expected one.")
+            said = f"the teacher {place} has {key} {one} and the run or its data {other}"
+            raise TomatError(f"{said}; expected the same. Give a teacher that read as the run does.")
     if theirs.seq_len < config.seq_len:
         said = f"the teacher {place} reads {theirs.seq_len} tokens, the run {config.seq_len}"
         raise TomatError(f"{said}; expected at least as many.")
@@ -195,74 +193,3 @@ def write_final(config: TrainConfig, run_dir: Path) -> Path:
 def is_distillation(run_dir: Path) -> bool:
     """Whether a folder is a run that trained a model in few bits."""
     return not is_weights_folder(run_dir) and recorded_config(run_dir / CONFIG_FILE).distillation is not None
-
-
-HiddenHead = tuple[NamedArray, NamedArray]
-"""Hidden states [batch, position, embed] and head [vocab, embed], whose product is the logits."""
-
-
-def teacher_divergence(
-    student: HiddenHead,
-    teacher: HiddenHead,
-    tokens: NamedArray,
-    *,
-    target: DensityTarget,
-    top_k: int,
-    temperature: float,
-    block_positions: int,
-) -> jax.Array:
-    """Kullback-Leibler divergence of the student from the teacher, nats, float32 scalar: the mean over sequences of the
-    mean over a sequence's density positions, as for the loss of the data; a sequence without any counts 0; the hidden
-    state at position p predicts `tokens[p + 1]`, int [batch, position]. The teacher's `top_k` bins, and those as
-    probable as the last of them, are told apart; the others are one mass in both distributions. Both logits are divided
-    by `temperature`. The gradient is by the student alone. Never more than the logits of `block_positions` positions of
-    both exist, also for the gradient."""
-    start, end = target.density_start, target.density_end
-    hidden, t_hidden = (plain(states, ("batch", "position", "embed")) for states, _ in (student, teacher))
-    head, t_head = (plain(rows, ("vocab", "embed")).astype(states.dtype) for states, rows in (student, teacher))
-    if head.shape[0] != t_head.shape[0]:
-        said = f"the teacher's head has {t_head.shape[0]:,} rows and the student's {head.shape[0]:,}"
-        raise TomatError(f"{said}; expected the same vocabulary.")
-    head, t_head, t_hidden = head[start:end], lax.stop_gradient(t_head[start:end]), lax.stop_gradient(t_hidden)
-    ids = plain(tokens, ("batch", "position"))
-    n_sequences, positions = ids.shape
-    targets = jnp.concatenate([ids[:, 1:], jnp.full((n_sequences, 1), target.pad_id, ids.dtype)], axis=1)
-    is_density = ((targets >= start) & (targets < end)).astype(jnp.float32)
-    weights = is_density / (jnp.maximum(is_density.sum(axis=1, keepdims=True), 1.0) * n_sequences)
-    block = min(block_positions, positions)
-    n_blocks = -(-positions // block)
-
-    def cut(x: jax.Array, at: jax.Array) -> jax.Array:
-        return lax.dynamic_slice_in_dim(x, at, block, axis=1)
-
-    @jax.checkpoint
-    def one(index: jax.Array, hidden: jax.Array, head: jax.Array) -> jax.Array:
-        # The last block ends with the sequence; what it shares with the block before has weight 0 in it.
-        at = jnp.minimum(index * block, positions - block)
-        fresh = at + jnp.arange(block) >= index * block
-        logits, t_logits = (
-            jnp.einsum("bqe,ke->bqk", cut(x, at), each, preferred_element_type=jnp.float32) / temperature
-            for x, each in ((hidden, head), (t_hidden, t_head))
-        )
-        return jnp.sum(cut(weights, at) * fresh * divergence(logits, t_logits, top_k))
-
-    def step(total: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
-        return total + one(index, hidden, head), None
-
-    total, _ = lax.scan(step, jnp.zeros((), jnp.float32), jnp.arange(n_blocks))
-    return total
-
-
-def divergence(logits: jax.Array, teacher: jax.Array, top_k: int) -> jax.Array:
-    """sum_k p_k log(p_k / q_k), with p of the teacher's logits and q of the others, float32 [..., K] to [...]; beyond
-    the teacher's `top_k` bins the others are one term of the sum."""
-    log_q, log_p = jax.nn.log_softmax(logits), jax.nn.log_softmax(teacher)
-    p = jnp.exp(log_p)
-    if top_k >= teacher.shape[-1]:
-        return jnp.sum(p * (log_p - log_q), axis=-1)
-    apart = teacher >= lax.top_k(teacher, top_k)[0][..., -1:]
-    each = jnp.sum(jnp.where(apart, p * (log_p - log_q), 0.0), axis=-1)
-    lowest = jnp.finfo(log_p.dtype).min
-    rest_p, rest_q = (jax.nn.logsumexp(jnp.where(apart, lowest, x), axis=-1) for x in (log_p, log_q))
-    some = ~jnp.all(apart, axis=-1)
-    return each + jnp.where(some, jnp.exp(rest_p) * (rest_p - rest_q), 0.0)

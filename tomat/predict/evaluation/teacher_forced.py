@@ -236,6 +236,8 @@ class TeacherForcedEvaluator:
         on_sequences: Callable[[int, int], None] | None = None,
     ) -> TeacherForcedResult:
         """Evaluate `model` on materials, a few at a time; those that are `done`, of these settings, are not loaded."""
+        if not material_ids:
+            raise TomatError("no material to evaluate; choose a split or input that has at least one.")
         done = done or {}
         results = {name: done[name] for name in material_ids if name in done}
         group: list[tuple[str, EvaluationPatches]] = []

@@ -1,5 +1,5 @@
-"""The patches of a cell in batches that fit into memory, and the parallel decoder: all voxels of a patch in one forward
-pass, of a model that is told the atoms and no density."""
+"""The patches of a cell in batches that fit into memory; the parallel decoder, all voxels of a patch in one forward
+pass of a model that is told the atoms and no density; and the bin that is chosen of a distribution."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -188,20 +188,16 @@ def can_predict(run: LoadedRun) -> bool:
     return environment_of(run.config.model) is not None and run.config.density_dropout > 0
 
 
-def check_decoder(config: TrainConfig, decoder: DecoderName, rounds: int = 1) -> None:
+def check_decoder(config: TrainConfig, decoder: DecoderName) -> None:
     """Refuse a decoder that a run of this configuration is not trained for."""
     run, dropout = f"run '{config.run_name}'", config.density_dropout
     if environment_of(config.model) is None:
         said = f"{run} has no model.environment, and knows atoms from the preamble alone, rounded to 0.05 A"
         raise TomatError(f"{said}. Train one with model.environment and density_dropout.")
-    if decoder not in MOST_SEQUENCES:
-        raise TomatError(f"decoder is {decoder!r}; expected one of {', '.join(MOST_SEQUENCES)}.")
     if dropout == (1 if decoder == "autoregressive" else 0):
         said = "it has never read a density" if dropout else "it predicts no voxel without the density before it"
         other = "parallel decoder, or train with less" if dropout else "autoregressive decoder, or train with more"
         raise TomatError(f"{run} was trained with density_dropout {dropout:g}: {said}. Use the {other}.")
-    if rounds < 1 or (rounds > 1 and decoder == "autoregressive"):
-        raise TomatError(f"rounds is {rounds}; expected at least 1, and 1 for the autoregressive decoder.")
 
 
 def sequences_to_try(decoder: DecoderName, n_rows: int, devices: int) -> int:

@@ -118,8 +118,12 @@ class Choice:
         return f"sampled, {self.samples} samples, temperature {self.temperature:g}, seed {self.seed}"
 
 
-def check_kv_cache_dtype(kv_cache_dtype: str, decoder: str) -> None:
-    """Refuse a type that there is not, or of a cache that there is not."""
+def check_decoding(decoder: str, rounds: int, kv_cache_dtype: str) -> None:
+    """Refuse what no run can be decoded with."""
+    if decoder not in get_args(DecoderName):
+        raise TomatError(f"decoder is {decoder!r}; expected one of {', '.join(get_args(DecoderName))}.")
+    if rounds < 1 or (rounds > 1 and decoder == "autoregressive"):
+        raise TomatError(f"rounds is {rounds}; expected at least 1, and 1 for the autoregressive decoder.")
     if kv_cache_dtype not in get_args(KvCacheDtype):
         raise TomatError(f"kv_cache_dtype is {kv_cache_dtype!r}; expected one of {', '.join(get_args(KvCacheDtype))}.")
     if kv_cache_dtype != "compute" and decoder != "autoregressive":
@@ -209,6 +213,9 @@ class Predictor(ABC):
     def identity(self) -> str:
         """A hash, or words, of all that decides its densities: weights, decoder, samples, seed."""
 
+    def load(self) -> None:  # noqa: B027  (of a sum of atoms nothing is to be loaded)
+        """Have in memory what predicts; no part of a prediction's seconds."""
+
     @abstractmethod
     def density(
         self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
@@ -248,6 +255,7 @@ class Predictor(ABC):
             if electrons is None:
                 warnings.warn(f"{crystal.name}: electrons {source}.", stacklevel=2)
         flags += self._extrapolations(crystal, grid_shape)
+        self.load()
         started = time.monotonic()
         rho, deviations = self.density(crystal, grid_shape, on_patches)
         scaled, before = normalised(rho, crystal, electrons)
@@ -305,7 +313,8 @@ class Predictor(ABC):
             return []
         nx, ny, nz = rho.shape
         beyond = nearest_atom_a(crystal.lattice, crystal.frac_coords, (nx, ny, nz)) > trained_a
-        share, electrons = float(beyond.mean()), float(rho[beyond].sum(dtype=np.float64)) * crystal.volume_a3 / rho.size
+        share = float(beyond.mean())
+        electrons = float(rho[beyond].sum(dtype=np.float64)) * crystal.volume_a3 / rho.size
         text = (
             f"{share:.0%} of the cell is farther than {trained_a:.2f} A from every atom (up to {radius_a:.2f} A), "
             f"where no training structure has a point; the prediction puts {electrons:.3g} electrons there"
@@ -335,8 +344,9 @@ class Predictor(ABC):
             raise TomatError(
                 f"{crystal.name or 'the structure'}: {words}; expected within {LARGEST_DEVIATION:.0%}"
                 + "".join(f" ({flag['text']})" for flag in vacuums)
-                + ". Scaled, every atom would be wrong by as much: the structure is too far from those of the training "
-                "or the valences are others than its. `--accept normalisation` (accept in Python) takes it scaled."
+                + ". Scaled, every atom would be wrong by as much: the structure is too far from those of the "
+                "training, or the valences are others than its. `--accept normalisation` (accept in Python) takes it "
+                "scaled."
             )
         text = f"{words}; the density was scaled to them"
         return [{"kind": "normalisation", "factor": electrons / before, "deviation": deviation, "text": text}]

@@ -7,7 +7,7 @@ the seconds that JAX and a model take.
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,12 +21,12 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.predict.inference.interface import (
     MODEL_DEVIATION,
     Choice,
+    ChoiceKind,
     DecoderName,
     KvCacheDtype,
     OnPatches,
-    Prediction,
     Predictor,
-    check_kv_cache_dtype,
+    check_decoding,
     say_if_voids_unknown,
 )
 from tomat.predict.weights.record import FoundWeights, find_weights
@@ -52,7 +52,7 @@ class RunPredictor(Predictor):
         choice: Choice = Choice(),  # noqa: B008  (immutable)
         kv_cache_dtype: KvCacheDtype = "compute",
     ) -> None:
-        check_kv_cache_dtype(kv_cache_dtype, decoder)
+        check_decoding(decoder, rounds, kv_cache_dtype)
         self.rounds, self.choice = rounds, choice
         self.decoder: DecoderName = decoder
         self.kv_cache_dtype: KvCacheDtype = kv_cache_dtype
@@ -63,7 +63,8 @@ class RunPredictor(Predictor):
             self._codec_sha256 = source.codec.sha256
             self._name = f"run {source.config.run_name} step {source.step}, weights {source.weights}"
             return
-        self.found, path = source, source.folder / PROMOLECULE_FILE
+        self._found = source
+        path = source.folder / PROMOLECULE_FILE
         if not path.exists():
             said = f"{source.folder} has no {PROMOLECULE_FILE} (its data had no structures), and predicts nothing"
             raise TomatError(f"{said}. Train one with model.environment and density_dropout.")
@@ -81,34 +82,31 @@ class RunPredictor(Predictor):
 
     @property
     def run(self) -> "LoadedRun":
-        if self._run is None:
-            console.print(f"loading the model of {self.found.folder}")
-            self.load()
+        self.load()
         assert self._run is not None
         return self._run
 
     def load(self) -> None:
-        """Load the model that was found."""
-        from tomat.predict.inference.trained import load_weights_found
+        """Load the model that was found, if it is not yet."""
+        if self._run is None:
+            from tomat.predict.inference.trained import load_weights_found
 
-        self._take(load_weights_found(self.found, packed=True))
+            console.print(f"loading the model of {self._found.folder}")
+            self._take(load_weights_found(self._found, packed=True))
 
     def _take(self, run: "LoadedRun") -> None:
         from tomat.predict.inference.decoding import check_decoder
 
-        check_decoder(run.config, self.decoder, self.rounds)
+        check_decoder(run.config, self.decoder)
         assert run.tables is not None and run.promolecule is not None  # `tables` raises where there is no promolecule
         if self.decoder == "autoregressive":
             from tomat.predict.inference.autoregressive import require_cache
 
             require_cache(run.model)
         require_unit(run.codec, UNIT_E_PER_A3, "a prediction")
-        self._run, self.promolecule = run, run.promolecule
+        self._run = run
+        self.promolecule = run.promolecule
         self._means = run.codec.decode(np.arange(run.codec.n_density_tokens), decoder="mean")
-
-    def predict(self, *asked: Any, **words: Any) -> Prediction:
-        self.run  # noqa: B018  (loaded before the seconds are counted)
-        return super().predict(*asked, **words)
 
     def density(
         self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
@@ -180,7 +178,7 @@ def load(
     step: int | None = None,
     rounds: int = 1,
     decoder: DecoderName = "parallel",
-    choice: Literal["greedy", "median", "sampled"] | None = None,
+    choice: ChoiceKind | None = None,
     samples: int | None = None,
     temperature: float | None = None,
     seed: int | None = None,

@@ -126,6 +126,14 @@ def test_default_blocks_fit_any_sequence_that_splash_takes(tiles, fused):
     assert kernel_sizes(sizes, seq_len).has_backward_blocks and (sizes.block_q_dq is None) == fused
 
 
+def test_every_splash_knob_reaches_the_kernels():
+    blocks = (128, 256, 128, 384, 768, 384, 128, 256)
+    for letter in "qkv":
+        sizes = kernel_sizes(SplashBlockSizes(*blocks, **{f"{letter}_layout": "seq_minor"}), 768)
+        assert tuple(getattr(sizes, name) for name in SPLASH_BLOCKS) == blocks
+        assert [each for each in "qkv" if getattr(sizes, f"{each}_layout").name == "SEQ_MINOR"] == [letter]
+
+
 @given(seq_len=st.integers(1, 9000))
 @settings(max_examples=60, deadline=None)
 def test_flash_block_divides_the_sequence_or_is_refused(seq_len):

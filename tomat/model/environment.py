@@ -92,13 +92,13 @@ class PatchAtoms(eqx.Module):
     def of(arrays: Mapping[str, Any], *before: Axis) -> "PatchAtoms":
         """Of arrays by field, or of their shapes; `before` are the axes before those of one patch."""
         named = {}
-        for key, (_, *names) in _AXES.items():
+        for key, (_, *names) in _FIELDS.items():
             sizes = arrays[key].shape[len(before) :]
             named[key] = NamedArray(arrays[key], (*before, *map(Axis, names, sizes)))
         return PatchAtoms(**named)
 
 
-_AXES: Mapping[str, tuple[Any, ...]] = {
+_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "positions": (np.float32, "atom", "xyz"),
     "numbers": (np.int32, "atom"),
     "kinds": (np.int32, "kind"),
@@ -144,7 +144,7 @@ class Room:
     def shapes(self) -> dict[str, tuple[Any, ...]]:
         """Type and sizes of each array of a patch, by the fields of `PatchAtoms`."""
         sizes = {"atom": self.atoms, "kind": self.elements, "xyz": 3, "side": 3}
-        return {key: (dtype, *(sizes[name] for name in names)) for key, (dtype, *names) in _AXES.items()}
+        return {key: (dtype, *(sizes[name] for name in names)) for key, (dtype, *names) in _FIELDS.items()}
 
 
 def filled(
@@ -175,7 +175,7 @@ def filled(
 
 def stacked_atoms(patches: Sequence[PatchAtoms]) -> dict[str, np.ndarray]:
     """Those of many patches, one row a patch, by the names of `PatchAtoms`."""
-    return {key: np.stack([np.asarray(getattr(patch, key).array) for patch in patches]) for key in _AXES}
+    return {key: np.stack([np.asarray(getattr(patch, key).array) for patch in patches]) for key in _FIELDS}
 
 
 def named_atoms(batch: Mapping[str, jax.Array | np.ndarray]) -> PatchAtoms | None:

@@ -177,7 +177,7 @@ def test_neighbours_and_grids_unlike_the_training_are_flagged_with_their_figures
     assert distance["trained_a"] == 9.0 and distance["distance_a"] == pytest.approx(shortest_a, abs=1e-4)
     assert flags["spacing"]["trained_a"] == 0.05 < flags["spacing"]["spacing_a"]
     trained.promolecule = dataclasses.replace(
-        LEARNT, shortest_distance_a={(9, 9): 2.8, (9, 11): shortest_a + 0.0005, (11, 11): 2.8}, spacing_a=0.45
+        LEARNT, shortest_distance_a={(9, 9): 2.8, (9, 11): shortest_a + 0.0005, (11, 11): 2.8}, spacing_a=0.25
     )
     assert trained.predict(cell(), SHAPE).flags == (), "a file's last digit, and a spacing that is no extrapolation"
 

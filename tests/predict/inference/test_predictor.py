@@ -181,6 +181,9 @@ def test_a_run_is_described_by_the_identity_that_it_loads_with(run_dir, trained,
     for name in ("elements", "spacing_a", "valences", "usual_deviation"):
         assert getattr(found, name) == getattr(trained, name), name
     assert found.promolecule.void_radius_a == pytest.approx(3.0224, abs=1e-3), "SrCl2's, of the embedded training cells"
+    with pytest.raises(TomatError, match="has Xe"):
+        found.predict(dataclasses.replace(CRYSTAL, atomic_numbers=np.array([54, 9])), SHAPE)
+    assert found._run is None, "a structure is looked at before the model is loaded"
     assert main(["export", "--run", str(run_dir), "--output", str(tmp_path / "weights")]) == 0
     assert described(tmp_path / "weights").identity == load(str(tmp_path / "weights")).identity
     with pytest.raises(TomatError, match="holds the weights of step 2 alone; leave out --step 1"):

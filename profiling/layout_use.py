@@ -15,18 +15,18 @@ from typing import Any
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, add_report, positive_int
-from tomat.base.errors import TomatError
 from tomat.base.report.model import Column, Table
 from tomat.base.report.terminal import show
 from tomat.base.reporting import write_report
 from tomat.data.tokens.layouts import (
     BLOCK_OF_THREE,
     FIXED_TOKENS,
-    LAYOUTS,
     TOKENS_PER_ATOM,
-    PatchShape,
-    SequenceLayout,
+    Use,
     boxes,
+    layouts_of,
+    one_patch,
+    use_of,
 )
 
 WIDE_SIDE_DIFFERENCE = 8
@@ -35,30 +35,6 @@ preamble empty (mean over 1 to 131 atoms), and a difference of 10 no less."""
 MOST_PACKED = 4
 FURTHER_PATCH_TOKENS = BLOCK_OF_THREE + 2
 """Of a further patch beside the same preamble: where it lies from the first (OFFSET), the brackets of its density."""
-
-Use = dict[str, Any]
-"""Where the tokens of one context go, JSON-ready: `patch_shapes_voxels`, the largest patch first; `voxels`, one density
-token each; `voxel_share` and `padding_share` of the context, 0 to 1; `neighbour_share`, the part of the voxels whose
-seven neighbours towards the patch's first voxel lie in the patch too, 0 to 1: those that a Lorenzo extrapolation reads,
-and all come before the voxel."""
-
-
-def _use(context: int, shapes: Sequence[PatchShape], used_tokens: int) -> Use:
-    """The use of a context of which all but `used_tokens` tokens are padding."""
-    voxels = sum(prod(shape) for shape in shapes)
-    return {
-        "patch_shapes_voxels": [list(shape) for shape in shapes],
-        "voxels": voxels,
-        "voxel_share": voxels / context,
-        "padding_share": 1 - used_tokens / context,
-        "neighbour_share": sum(prod(side - 1 for side in shape) for shape in shapes) / voxels,
-    }
-
-
-def one_patch(layout: SequenceLayout, n_atoms: int) -> Use:
-    """The context of a layout of one token a voxel."""
-    shape = layout.patch_shape(n_atoms)
-    return _use(layout.context, [shape], layout.used_tokens(n_atoms, shape))
 
 
 def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool, smallest_side: int) -> Use | None:
@@ -77,7 +53,7 @@ def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool,
         used = preamble + further * (n_patches - 1) + shapes + voxels
         if used <= context and voxels > most:
             best, most, best_used = sides, voxels, used
-    return _use(context, [(side, side, side) for side in best], best_used) if best else None
+    return use_of(context, [(side, side, side) for side in best], best_used) if best else None
 
 
 def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> list[dict[str, Any]]:
@@ -91,10 +67,7 @@ def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> lis
             same for boxes of `WIDE_SIDE_DIFFERENCE`; `packed`, a list of the same with `n_patches` (2 to `MOST_PACKED`)
             and `shared_preamble`, without those that do not fit.
     """
-    layouts = [each for each in LAYOUTS.values() if each.context == context and each.tokens_per_voxel == 1]
-    if not layouts:
-        known = sorted({each.context for each in LAYOUTS.values()})
-        raise TomatError(f"No layout has a context of {context} tokens; expected one of {', '.join(map(str, known))}.")
+    layouts = layouts_of(context)
     largest = max(layouts, key=lambda layout: layout.patch_size)
     wide = replace(largest, name="wide", max_side_difference=min(WIDE_SIDE_DIFFERENCE, largest.patch_size))
     rows = []

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import json
 import math
-import os
 import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -151,8 +150,8 @@ def _as_rows(found: Any) -> list[Any]:
     return found if isinstance(found, list) else [found]
 
 
-FACTOR = int(os.environ.get("FUZZ_FACTOR", "1"))
-"""Of how many inputs are tried: with `FUZZ_FACTOR=30` 30 times as many as in CI."""
+FACTOR = 1
+"""How many times as many inputs as in CI are tried; `tests/fuzz/conftest.py` sets it."""
 HANG_SECONDS = 10
 """Of CPU, so that a busy machine is no hang."""
 MEMORY_BYTES = 4 * 2**30

@@ -97,6 +97,7 @@ def small_commands(place: Path, word: str) -> dict[str, list[str]]:
             "--output", f"{retold}-3", "--patches_per_material", "1", "--workers", "1", "--max_clipped_share", "1",
         ],
         "tokens show": ["tokens", "show", shards],
+        "tokens layouts": ["tokens", "layouts", "--atoms", "4"],
         "shards info": ["shards", "info", shards],
         "shards verify": ["shards", "verify", shards],
         "predict": [*predict, "--output", str(place / f"{word}-out")],

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tomat.base.arguments import add_report, add_verb, add_verbs, count, whole_number
+from tomat.base.arguments import add_flag, add_report, add_verb, add_verbs, count, positive_int, whole_number
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.records import typed
-from tomat.base.report.model import Facts
+from tomat.base.report.model import Column, Facts, Table
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, counted, is_or_are, write_report
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
@@ -39,8 +39,7 @@ NO_CHECKSUM = "no checksum of its own: written before manifests had one"
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat tokens` and `tomat shards`."""
-    moved = {"layouts": "`python profiling/layout_use.py` in a checkout of tomat, `docs/guides/layouts.md` its tables"}
-    verbs = add_verbs(subparsers, "tokens", "look at sequences", moved)
+    verbs = add_verbs(subparsers, "tokens", "look at sequences")
     show = add_verb(verbs, "show", "a sequence in words", _run_show)
     show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")
     show.add_argument("--row", type=count, default=0, help="row of the shard set (default: %(default)s)")
@@ -52,6 +51,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     show.add_argument("--codec", type=Path, metavar="FILE", help="codec for --input")
     show.add_argument("--voxels", type=count, default=8, help="voxels to spell out (default: %(default)s)")
     show.add_argument("--raw", action="store_true", help="also every token by name")
+
+    layouts = add_verb(verbs, "layouts", "how much of a context is density", _run_layouts)
+    add_flag(layouts, "--context", 8192, "tokens", type=positive_int)
+    text = "of the materials (default: 1 4 12 29 88)"
+    layouts.add_argument("--atoms", type=positive_int, nargs="+", default=[1, 4, 12, 29, 88], help=text)
+    add_report(layouts, "write the figures; shares are fractions")
 
     moved = {"import": "`python profiling/import_first_generation.py` in a checkout of tomat"}
     verbs = add_verbs(subparsers, "shards", "look at a shard set", moved)
@@ -109,6 +114,25 @@ def _run_show(args: argparse.Namespace) -> int:
             words = f"PAD x {len(names)}" if names[0] == "PAD" else "  ".join(names)
             print(f"{place:6d}  {words}")
     return 0
+
+
+def _run_layouts(args: argparse.Namespace) -> int:
+    """Show, for materials of given numbers of atoms, the patch of each layout of a context and its share of it;
+    `docs/guides/layouts.md` compares them."""
+    from tomat.data.tokens.layouts import layouts_of, one_patch
+
+    layouts = layouts_of(args.context)
+    rows = [{"n_atoms": n, "layouts": {each.name: one_patch(each, n) for each in layouts}} for n in args.atoms]
+    made = [[str(row["n_atoms"]), *map(_cell, row["layouts"].values())] for row in rows]
+    title = f"Voxels in {args.context:,} tokens, and their share of the context"
+    show(Table(title, [Column("atoms", right=True), *(Column(each.name) for each in layouts)], made))
+    write_report(args.json, {"context_tokens": args.context, "rows": rows})
+    return 0
+
+
+def _cell(use: dict[str, Any]) -> str:
+    [shape] = use["patch_shapes_voxels"]
+    return f"{' x '.join(map(str, shape))}: {use['voxels']:,} ({100 * use['voxel_share']:.1f} %)"
 
 
 def _run_info(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ SETTINGS: Mapping[str, str] = {
     "filelist": "file with a material id a line, also below --input (default: all that --input holds)",
     "split_file": "JSON with lists of indices into the filelist by split (default: every material)",
     "split": "split to take and to record (default: train)",
-    "layout": "sequence layout, such as v3-p19; docs/guides/layouts.md compares them (default: v3-p19)",
+    "layout": "sequence layout, such as v3-p19; `tomat tokens layouts` compares them (default: v3-p19)",
     "codec": "codec to use, path or URL (default: fit one to these densities)",
     "promolecule": "promolecule to lay beside the rows, path or URL (default: fit one where the codec is fitted)",
     "max_clipped_share": "share of its electrons a material may lose outside the codec, else skipped (default: 0.001)",

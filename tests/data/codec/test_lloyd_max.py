@@ -150,6 +150,7 @@ def test_hash_covers_all_that_decides_the_ids_and_densities(codec):
 def test_file_of_another_kind_version_or_unit_is_refused(codec, tmp_path):
     for change, message in (
         ({"kind": "huffman"}, "kind is 'huffman'"),
+        ({"kind": ["huffman"]}, "kind is .'huffman'.,"),
         ({"format_version": 99}, "format version 99"),
         ({"unit": "bohr"}, "codec.json is a damaged codec: .*unit 'bohr'"),
         ({"means": codec.to_dict()["means"][::-1]}, "codec.json is a damaged codec: .*strictly increasing"),

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.data.tokens.vocabulary import MAX_ERROR, N_IDS, decode_positions, encode_positions
+from tomat.data.tokens.vocabulary import MAX_POSITION_ERROR, N_POSITION_IDS, decode_positions, encode_positions
 
 coordinates = st.floats(0, 1, exclude_max=True, allow_subnormal=False)
 
@@ -15,10 +15,10 @@ def test_coordinate_comes_back_within_the_stated_precision(values):
     coords = np.array(values)
     back = decode_positions(encode_positions(coords))
     distance = np.abs(back - coords)
-    assert np.all(np.minimum(distance, 1 - distance) <= MAX_ERROR)
+    assert np.all(np.minimum(distance, 1 - distance) <= MAX_POSITION_ERROR)
     relative = np.where(coords > 0, distance / np.where(coords > 0, coords, 1), distance)
     # A coordinate that rounds to 1 is the origin; all others keep 16 bits of mantissa.
-    assert np.all((relative <= 2.0**-17) | (back == 0) & (coords > 1 - MAX_ERROR) | (coords < 2.0**-126))
+    assert np.all((relative <= 2.0**-17) | (back == 0) & (coords > 1 - MAX_POSITION_ERROR) | (coords < 2.0**-126))
 
 
 @settings(deadline=None)
@@ -36,7 +36,7 @@ def test_ids_are_sign_and_exponent_and_two_bytes():
     np.testing.assert_array_equal(
         ids, [[0, 512, 768], [126, 512, 768], [126, 512 + 128, 768], [126, 512, 769], [126, 512 + 1, 768]]
     )
-    assert ids.dtype == np.uint16 and ids.max() < N_IDS
+    assert ids.dtype == np.uint16 and ids.max() < N_POSITION_IDS
 
 
 def test_one_is_the_origin_and_what_is_no_place_is_refused():

@@ -9,7 +9,7 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens import vocabulary as v
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.patch import check_encodable, decode_sequence, encode_rows, encode_sequence, humanise, token_runs
-from tomat.data.tokens.vocabulary import MAX_ERROR
+from tomat.data.tokens.vocabulary import MAX_POSITION_ERROR
 
 V3 = SequenceLayout("small-v3", "v3", 4, 160)
 FILLING = SequenceLayout("small-filling", "v3", 4, 160, max_side_difference=2)
@@ -42,7 +42,7 @@ def test_v2_round_trip(make_grid, case, anchor, unit):
     patch_shape = V2.patch_shape(case["n_atoms"])
     assert read.grid_shape == grid.grid_shape and read.patch_shape == patch_shape
     np.testing.assert_array_equal(read.offset, np.array(anchor) % shape)
-    assert np.all(wrapped_distance(read.frac_coords, grid.frac_coords) <= MAX_ERROR)
+    assert np.all(wrapped_distance(read.frac_coords, grid.frac_coords) <= MAX_POSITION_ERROR)
     patch = grid.patch(anchor, patch_shape) * (np.float64(grid.volume_a3) if unit == "rho_times_volume" else 1)
     np.testing.assert_allclose(read.values, patch, rtol=1e-5)
     assert read.unit == unit
@@ -66,7 +66,7 @@ def test_round_trip(make_grid, codec, case, anchor, layout):
     has_shape = v.SHAPE_START in ids[: np.flatnonzero(ids == v.DENSITY_BLOCK_START)[0]]
     assert has_shape == (layout.version == "v2" or box != (4, 4, 4))
     origin = np.array(anchor) / grid.grid_shape if layout.version == "v3" else np.zeros(3)
-    assert np.all(wrapped_distance(read.frac_coords, grid.frac_coords - origin) <= MAX_ERROR + 1e-14)
+    assert np.all(wrapped_distance(read.frac_coords, grid.frac_coords - origin) <= MAX_POSITION_ERROR + 1e-14)
     np.testing.assert_array_equal(read.atomic_numbers, grid.atomic_numbers)
     # What is not padding is what the layout counts, and a reader of cubes of the same P reads the same.
     assert np.count_nonzero(ids) == layout.used_tokens(case["n_atoms"], box)

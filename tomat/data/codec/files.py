@@ -31,7 +31,7 @@ def codec_from_text(text: str | bytes, source: str) -> DensityCodec:
     content, checked = parse_checked(text, source, "a codec", again)
     kinds: dict[str, type[Any]] = {LloydMaxCodec.kind: LloydMaxCodec}
     kind, version = content.get("kind"), content.get("format_version")
-    if kind not in kinds:
+    if kind != LloydMaxCodec.kind:
         from tomat.data.codec.two_token import TwoTokenCodec
 
         kinds[TwoTokenCodec.kind] = TwoTokenCodec

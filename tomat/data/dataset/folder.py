@@ -209,7 +209,9 @@ def _tokenized(
     if not all(plan is not None and plan.complete for plan in plans.values()):
         codec, promolecule = _fit(folder, request, learnt, reader, potcars)
         # The survey knows all of the densities that the codec is fitted to; none of their voxels lies outside it.
-        found = tuple(Surveyed(m.name, m.grid_shape, sum(m.atoms.values()), m.electrons, 0) for m in learnt)
+        found = tuple(
+            Surveyed(m.name, m.grid_shape, sum(m.atoms.values()), m.electrons, clipped_voxels=0) for m in learnt
+        )
         surveyed = Findings(UnitSurvey(found), Structures.of(each.crystal for each in learnt))
         for split in plans:
             plans[split] = write_shards(

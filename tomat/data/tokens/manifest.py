@@ -176,7 +176,8 @@ class ShardManifest:
         return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the tokens, but for the order of the materials: plans alike here are of one set."""
+        """All that decides the tokens, but for the order of the materials, and the promolecule: plans alike here are of
+        one set."""
         # An older set, in which they were not counted or recorded, has none, and goes on as it began.
         later = {"max_clipped_share": self.max_clipped_share, "promolecule": self.promolecule_sha256}
         later |= {key: list(names) for key, names in sorted((self.read_rules or {}).items())}

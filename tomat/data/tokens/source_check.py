@@ -9,10 +9,10 @@ from tomat.base.storage import ARRAY_NAME, STRUCTURES_NAME, Store, explaining_st
 from tomat.data.codec.base import in_unit
 from tomat.data.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_sequence
 from tomat.data.tokens.shards import ShardSet
-from tomat.data.tokens.vocabulary import MAX_ERROR
+from tomat.data.tokens.vocabulary import MAX_POSITION_ERROR
 from tomat.data.tokens.writer import GetGrid, begin_chunk, chunk_tokens, rows_checksum
 
-COORDINATE_TOLERANCE = 2 * MAX_ERROR
+COORDINATE_TOLERANCE = 2 * MAX_POSITION_ERROR
 """Of fractional coordinates: the position codec's largest error, and as much for moving the origin."""
 
 STRUCTURE_TOLERANCE_A = 1e-4

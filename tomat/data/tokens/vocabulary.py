@@ -36,15 +36,15 @@ atom displaced by 1e-6 from the origin is not at the origin."""
 N_EXPONENT_IDS = 512
 N_BYTE_IDS = 256
 TOKENS_PER_COORDINATE = 3
-N_IDS = N_EXPONENT_IDS + 2 * N_BYTE_IDS
+N_POSITION_IDS = N_EXPONENT_IDS + 2 * N_BYTE_IDS
 
 MANTISSA_BITS_KEPT = 16
 _DROPPED_BITS = 23 - MANTISSA_BITS_KEPT
 
-MAX_ERROR = 2.0**-18
+MAX_POSITION_ERROR = 2.0**-18
 """Largest |decode(encode(x)) - x| modulo 1: half a step of 2^-17, the step between 1/2 and 1 with 16 mantissa bits."""
 
-DENSITY_START = POSITION_START + N_IDS
+DENSITY_START = POSITION_START + N_POSITION_IDS
 
 SPECIAL_NAMES = tuple(
     "PAD BOS EOS ATOMS /ATOMS POS /POS GRID /GRID SHAPE /SHAPE OFFSET /OFFSET HI /HI DENS /DENS NL LATTICE "
@@ -96,7 +96,8 @@ class Vocabulary:
 
 
 def encode_positions(frac_coords: np.ndarray) -> np.ndarray:
-    """Three ids, uint16 [..., 3], for each coordinate in [0, 1), nearest rounding; what rounds to 1 becomes 0."""
+    """Three ids, uint16 [..., 3] in [0, 512), [512, 768) and [768, 1024), for each coordinate in [0, 1), nearest
+    rounding; what rounds to 1 becomes 0."""
     coords = np.ascontiguousarray(frac_coords, dtype=np.float64).reshape(np.shape(frac_coords))
     if not np.all((coords >= 0) & (coords <= 1)):
         bad = coords[~((coords >= 0) & (coords <= 1))].flat[0]

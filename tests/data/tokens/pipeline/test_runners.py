@@ -1,6 +1,8 @@
 """Units on the cores of this machine, through Zephyr on its threads, and as jobs of a real Iris cluster on it."""
 
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from retokenized import files
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.pipeline.driver import retokenize
-from tomat.data.tokens.pipeline.runners import ZephyrRunner, _end_with_driver
+from tomat.data.tokens.pipeline.runners import PoolRunner, ZephyrRunner, _end_with_driver
 
 # Workers import the functions they run; a program of its own is what they can import from.
 PROGRAM = """
@@ -131,3 +133,68 @@ def test_refusal_of_a_unit_reaches_the_user(tmp_path, retokenize_config):
     runner = ZephyrRunner(str(tmp_path / "messages"), workers=2)
     with pytest.raises(TomatError, match="materials would be skipped"):
         retokenize(retokenize_config(tmp_path / "set", valences={"Si": 5}), runner)
+
+
+WORDS = ["--filelist", "mp_filelist.txt", "--split_file", "split_limit_22M.json", "--layout", "v3-p7", "--bins", "200"]
+WORDS += ["--patches_per_material", "20", "--block_rows", "8", "--workers", "1"]
+"""What asks for the kept set."""
+
+# Iris and Zephyr leave threads, and Iris writes its credentials into the home folder.
+ON_IRIS = """
+import sys
+from pathlib import Path
+from fray.current_client import set_current_client
+from fray.iris_backend import FrayIrisClient
+from iris.cluster.local_cluster import LocalCluster, make_local_cluster_config
+from tomat.app.cli import main
+
+if __name__ == "__main__":
+    cluster = LocalCluster(make_local_cluster_config(1))
+    try:
+        with set_current_client(FrayIrisClient(cluster.start(), workspace=Path.cwd())):
+            status = main([*sys.argv[1:], "--runner", "zephyr"])
+    finally:
+        cluster.close()
+    sys.exit(status)
+"""
+
+KILLED = """
+import os, signal, sys
+from tomat.app.cli import main
+from tomat.data.tokens.writer import ChunkWriter
+
+write = ChunkWriter.write
+
+def write_and_die(self, chunk, rows):
+    write(self, chunk, rows)
+    if chunk == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ChunkWriter.write = write_and_die
+main(sys.argv[1:])
+"""
+
+
+def retokenized(program, tmp_path, tree):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "program.py").write_text(program)
+    words = ["program.py", "retokenize", "--input", tree, "--output", tmp_path / "set", *WORDS]
+    environment = {**os.environ, "HOME": str(home)}
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+def test_on_iris_the_bytes_are_those_of_a_pool(tmp_path, tree, kept_set):
+    pytest.importorskip("iris.cluster.local_cluster", reason="marin-iris[controller] with its finelog is not installed")
+    done = retokenized(ON_IRIS, tmp_path, tree)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert files(tmp_path / "set") == files(kept_set)
+
+
+def test_killed_with_chunks_under_way_it_ends_with_the_same_bytes(tmp_path, tree, kept_set, retokenize_config):
+    assert retokenized(KILLED, tmp_path, tree).returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "set" / "progress").iterdir())) < 7
+    written = retokenize(retokenize_config(tmp_path / "set"), PoolRunner(1))
+    assert written.rows_written < 100 and files(tmp_path / "set") == files(kept_set)

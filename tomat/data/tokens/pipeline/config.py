@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,6 +194,9 @@ class ShardJob:
     accept: tuple[str, ...] = ()
     storage_tries: int = STORAGE_TRIES
 
+    def __post_init__(self) -> None:
+        check_range("", self, patches_per_material=1, block_rows=1, max_clipped_share=(0, 1))
+
     @classmethod
     def of(cls, config: RetokenizeConfig) -> "ShardJob":
         """That of a configuration, with the codec and the promolecule that it names."""
@@ -224,6 +228,9 @@ class ShardJob:
             MaterialRows(name, i * rows, (i + 1) * rows, anchors_seed(self.seed, name), (int(nx), int(ny), int(nz)))
             for i, (name, (nx, ny, nz)) in enumerate(materials)
         ]
+        names = Counter(entry.material_id for entry in (*entries, *skipped))
+        if twice := next((name for name, times in names.items() if times > 1), None):
+            raise TomatError(f"Material {twice} is named twice; name each material once.")
         if not entries:
             were = f"{counted(len(skipped), 'material')} {'was' if len(skipped) == 1 else 'were'} skipped"
             first = f" The first reason: {skipped[0].material_id}: {skipped[0].reason}" if skipped else ""

@@ -65,7 +65,8 @@ class SurveyUnit:
         return f"{SURVEY_PREFIX}{self.index:06d}.{ending}"
 
     def parts(self, job: ShardJob) -> list[str]:
-        fitted = [HISTOGRAM] * (job.codec is None) + [SUMS] * job.fits_promolecule
+        fitted = [HISTOGRAM] if job.codec is None else []
+        fitted += [SUMS] if job.fits_promolecule else []
         return [self.part(each) for each in (RECORD, STRUCTURES, *fitted)]
 
 

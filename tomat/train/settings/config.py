@@ -88,8 +88,9 @@ class TrainConfig(RunSchema):
         """Refuse a run whose step cannot be built from its configuration alone."""
         if self.distillation is not None:
             raise TomatError(
-                f"run '{self.run_name}' has distillation, whose step also needs two models: only `tomat train` builds "
-                "it. Give --distillation null for the step of the model alone."
+                f"run '{self.run_name}' has distillation, whose step also needs {self.distillation.quantised} and the "
+                f"teacher {self.distillation.teacher}: only `tomat train` builds it. Give --distillation null for the "
+                "step of the model alone."
             )
 
     def model_config(self) -> LmConfig:

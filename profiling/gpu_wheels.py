@@ -1,9 +1,9 @@
 """The packages that a training step needs beside JAX, for a machine with a GPU and no network.
 
-What `tomat lab run` and `beside_levanter.py` import is imported here, and each package that it came from is printed
-with the version that is installed, without those that the other machine has: `pip list --format freeze` there, or
-names, one a line. `pip download --no-deps -r FILE` fetches them; there `pip install --no-index --no-deps --target DIR`
-unpacks them.
+What `tomat lab run` and `beside_levanter.py` import is imported here, that of a page's figures too, and a recipe is
+read: a model's name has Levanter import all of its models. Each package that it came from is printed with the version
+that is installed, without those that the other machine has: `pip list --format freeze` there, or names, one a line.
+`pip download --no-deps -r FILE` fetches them; there `pip install --no-index --no-deps --target DIR` unpacks them.
 """
 
 import argparse
@@ -13,7 +13,16 @@ import re
 import sys
 from pathlib import Path
 
-IMPORTED = ("tomat.measure.lab.session", "tomat.report.pages.sweep_pages", "tomat.perf.profile.load", "beside_levanter")
+from tomat.train.settings.config import load_config
+
+IMPORTED = (
+    "tomat.measure.lab.session",
+    "tomat.report.pages.sweep_pages",
+    "tomat.perf.profile.load",
+    "matplotlib.pyplot",
+)
+IMPORTED += ("beside_levanter",)
+RECIPE = Path(__file__).parents[1] / "configs" / "train" / "200m-h100-fast.yaml"
 LATER = ("zarr", "numcodecs", "donfig", "nvidia-ml-py")
 """Imported where shards are written or read, or where a GPU's energy is."""
 OF_JAX = re.compile(r"jax(lib)?|jax-(cuda|rocm).*|libtpu|nvidia-(?!ml-py).*|tomat")
@@ -28,6 +37,7 @@ def needed(there: set[str]) -> list[str]:
     """`name==version` of what is imported, without JAX and what is `there`, sorted."""
     for module in IMPORTED:
         importlib.import_module(module)
+    load_config(RECIPE)
     packages = importlib.metadata.packages_distributions()
     tops = {name.partition(".")[0] for name in list(sys.modules)}
     names = {canonical(one) for top in tops for one in packages.get(top, ())} | set(LATER)

@@ -223,6 +223,27 @@ def test_cudnn_traces_for_gpus_with_its_mask_and_splits_heads_over_them():
         lowered_for_gpus(position="model")
 
 
+@pytest.mark.parametrize(
+    ("window", "kv_heads", "mesh"), [(None, 4, False), (None, 2, True), (100, 2, False), (1, 1, False)]
+)
+def test_jaxs_own_form_of_what_cudnn_is_asked_equals_the_plain_formula(monkeypatch, window, kv_heads, mesh):
+    """With XLA in the place of cuDNN: groups of heads, a window that counts the position itself, scale, layout."""
+
+    def same(q, k, v, *, scale, window):
+        seen = None if window is None else (window - 1, 0)  # `dot_product_attention` gives cuDNN one more than this
+        how = {"scale": scale, "is_causal": True, "local_window_size": seen, "implementation": "xla"}
+        return jax.nn.dot_product_attention(q, k, v, **how, return_residual=True)
+
+    def same_backward(kept, d_out, **how):
+        return jax.vjp(lambda *qkv: same(*qkv, **how)[0], *kept[:3])[1](d_out)
+
+    monkeypatch.setattr("tomat.model.cudnn.forward", same)
+    monkeypatch.setattr("tomat.model.cudnn.backward", same_backward)
+    with two_devices() if mesh else contextlib.nullcontext():
+        attend = partial(cudnn_attention, window=window)
+        assert_plain(attend, qkv(4, kv_heads), AttentionMask.causal(sliding_window=window))
+
+
 def test_a_policy_that_keeps_cudnns_output_runs_its_forward_kernel_once():
     def text(names: list[str]) -> str:
         layer, x = attention_layer(attn_backend="cudnn", head_dim=64)

@@ -11,7 +11,7 @@ from tomat.perf.profile.cuda_graphs import with_library_kernels
 from tomat.perf.profile.hlo_files import program_from_text
 from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
-from tomat.perf.profile.trace_data import Trace
+from tomat.perf.profile.trace_data import DeviceTrace, Events, ModuleRun, OpKind, Trace
 
 PACKED = Path(__file__).parents[2] / "fixtures" / "profiles" / "h100_step.xplane.pb.gz"
 
@@ -60,7 +60,9 @@ ENTRY main { x = f32[8,8]{1,0} parameter(0)
     gemm = 'custom-call(p, p), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{}}'
     for call in ("negate(p)", gemm):
         program = program_from_text(loop.replace("CALL", call), "loop")
-        assert len(with_library_kernels(trace.devices[0], program).kinds) == len(trace.devices[0].kinds)
+        run = replace(trace.devices[0].modules[0], program_id=program.program_id)
+        device = replace(trace.devices[0], modules=[run])
+        assert len(with_library_kernels(device, program).kinds) == len(device.kinds)
 
 
 def test_kernels_stay_as_they_are_where_their_number_is_not_that_of_the_calls(trace):
@@ -73,3 +75,55 @@ def test_kernels_stay_as_they_are_where_their_number_is_not_that_of_the_calls(tr
     ops = replace(device.ops, kind=np.delete(device.ops.kind, at), start_ps=np.delete(device.ops.start_ps, at))
     named = with_library_kernels(replace(device, ops=ops, modules=[run]), program).kinds[len(device.kinds) :]
     assert {kind.name.partition(".")[0] for kind in named} == {"dot_product_attention_fwd", "dot_product_attention_bwd"}
+
+
+DOT = (
+    'custom-call(x, x), custom_call_target="__cublas$gemm", '
+    'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
+)
+KNOWN = 'backend_config={"known_trip_count":{"n":"3"}}'
+PROGRAM = f"""HloModule m
+inner {{
+  p = (s32[], s32[], f32[8,8]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] get-tuple-element(p), index=1
+  x = f32[8,8] get-tuple-element(p), index=2
+  j = s32[] add(i, i)
+  inside = f32[8,8] {DOT}
+  ROOT r = (s32[], s32[], f32[8,8]) tuple(j, n, inside)
+}}
+below {{
+  c = (s32[], s32[], f32[8,8]) parameter(0)
+  ci = s32[] get-tuple-element(c), index=0
+  cn = s32[] get-tuple-element(c), index=1
+  ROOT less = pred[] compare(ci, cn), direction=LT
+}}
+outer {{
+  q = (s32[], s32[], f32[8,8]) parameter(0)
+  k = s32[] get-tuple-element(q), index=0
+  loop = (s32[], s32[], f32[8,8]) while(q), condition=below, body=inner
+  x = f32[8,8] get-tuple-element(loop), index=2
+  l = s32[] add(k, k)
+  m = s32[] add(l, l)
+  after = f32[8,8] {DOT}
+  ROOT s = (s32[], s32[], f32[8,8]) tuple(l, m, after)
+}}
+ENTRY main {{
+  a = (s32[], s32[], f32[8,8]) parameter(0)
+  ROOT w = (s32[], s32[], f32[8,8]) while(a), condition=below, body=outer, {KNOWN}
+}}
+"""
+
+
+@pytest.mark.parametrize(("trips", "found"), [((0, 1, 2), True), ((2, 0, 3), True), ((1, 1), False)])
+def test_trips_that_a_program_does_not_tell_are_read_off_the_copies_of_its_condition(trips, found):
+    """As in attention by blocks, whose inner loop runs once more for each block of queries."""
+    program = program_from_text(PROGRAM, "jit_step")
+    kinds = [OpKind(name, program.program_id, "jit_step") for name in ("nvjet_a", "loop", "j", "l", "m")]
+    ran = [kind for count in trips for kind in (1, *[0, 2, 1] * count, 3, 4, 0)]
+    ops = Events.build([(kind, 10 * at, 5, 0) for at, kind in enumerate(ran)])
+    run = ModuleRun("jit_step", program.program_id, 0, 10 * len(ran))
+    named = with_library_kernels(DeviceTrace("h", "/device:GPU:0", "", kinds, ops, modules=[run]), program)
+    # `after` is one call as `inside` is: other kernels tell a trip from what is between two executions.
+    calls = [named.kinds[kind].name for kind in named.ops.kind if kind not in (1, 2, 3, 4)]
+    assert calls == ([name for n in trips for name in [*["inside"] * n, "after"]] if found else ["nvjet_a"] * 4)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import compress, islice, pairwise
 
 import numpy as np
 
@@ -27,33 +28,36 @@ KERNELS = (
     (r"nvjet|gemm|cutlass|xmma|cublas", CUBLAS),
 )
 """Patterns of their names, of which the first that matches counts; "": what a call does beside its own kernel."""
-MOST_CALLS = 10**6
-"""Of a loop; a step has thousands. A damaged program may say more."""
 
 
 def with_library_kernels(device: DeviceTrace, program: HloProgram) -> DeviceTrace:
     """The device, the kernels of libraries that ran in its program named by their instruction; as it is where their
-    numbers differ, or where a loop does not tell how often it runs."""
+    numbers differ, or where neither program nor trace tells how often a loop ran."""
     roles = np.array([_role_of_kernel(kind, program) for kind in device.kinds])
     named = {kind.name for kind in device.kinds if kind.name in program.by_name}
-    try:
-        calls = [call for call in _calls(program, program.entry_id) if call.name not in named]
-    except _UnknownTrips:
-        return device
+    role_of = {one.name: _role(program, one) for one in program.by_id.values() if one.name not in named}
     kinds, numbers = list(device.kinds), device.ops.kind.copy()
     known: dict[tuple[int, str], int] = {}
     start = device.ops.start_ps
-    for role in (CUBLAS, FORWARD, BACKWARD):
-        wanted = [call.name for call in calls if _role(program, call) == role]
-        of_role = np.flatnonzero(roles == role)
-        # cuBLAS has many kernels of which each call runs one, cuDNN few of which each call runs all.
-        for group in [of_role] if role == CUBLAS else of_role[:, None]:
-            chosen = np.isin(device.ops.kind, group)
-            for run in device.modules:
-                mine = np.flatnonzero(chosen & (start >= run.start_ps) & (start < run.end_ps))
-                if run.program_id != program.program_id or len(mine) != len(wanted):
+    for run in device.modules:
+        if run.program_id != program.program_id:
+            continue
+        inside = np.flatnonzero((start >= run.start_ps) & (start < run.end_ps))
+        inside = inside[np.argsort(start[inside], kind="stable")]
+        ran = device.ops.kind[inside]
+        try:
+            calls = _Run(program, role_of, [kinds[one].name for one in ran], roles[ran] != "").calls()
+        except _UnknownTrips:
+            continue
+        for role in (CUBLAS, FORWARD, BACKWARD):
+            wanted = [name for name in calls if role_of[name] == role]
+            of_role = np.flatnonzero(roles == role)
+            # cuBLAS has many kernels of which each call runs one, cuDNN few of which each call runs all.
+            for group in [of_role] if role == CUBLAS else of_role[:, None]:
+                mine = inside[np.isin(ran, group)]
+                if len(mine) != len(wanted):
                     continue
-                for at, name in zip(mine[np.argsort(start[mine], kind="stable")].tolist(), wanted, strict=True):
+                for at, name in zip(mine.tolist(), wanted, strict=True):
                     key = int(device.ops.kind[at]), name
                     if key not in known:
                         known[key] = len(kinds)
@@ -63,7 +67,66 @@ def with_library_kernels(device: DeviceTrace, program: HloProgram) -> DeviceTrac
 
 
 class _UnknownTrips(Exception):
-    """A loop that runs calls does not tell how often, or so often that it cannot be."""
+    """Nothing tells how often a loop that runs calls ran, or what tells it cannot be."""
+
+
+@dataclass
+class _Run:
+    """One run of a program, whose kernels `ran` in that order; `of_library` are those of libraries."""
+
+    program: HloProgram
+    role_of: dict[str, str]
+    """Of instructions that the trace does not name; "" where one calls no library."""
+    ran: list[str]
+    of_library: np.ndarray
+    trips: dict[str, Iterator[int]] = field(default_factory=dict)  # by loop, of its next executions
+
+    def calls(self) -> list[str]:
+        """Instructions that call a library, in the order of the schedule, as often as they ran."""
+        found = list(islice(self._calls(self.program.entry_id), len(self.ran) + 1))  # a damaged program may say 10^12
+        if len(found) > len(self.ran) or any(next(left, None) is not None for left in self.trips.values()):
+            raise _UnknownTrips
+        return found
+
+    def _calls(self, computation_id: int) -> Iterator[str]:
+        program, sequences = self.program, self.program.module.schedule.sequences
+        scheduled = sequences[computation_id].instruction_ids if computation_id in sequences else ()
+        ordered = [program.by_id[one] for one in scheduled if one in program.by_id]
+        for instruction in ordered or program.computations[computation_id]:
+            if self.role_of.get(instruction.name):
+                yield instruction.name
+            elif self._calls_inside(instruction):
+                if instruction.opcode == "conditional":
+                    raise _UnknownTrips
+                trips = trip_count(program, instruction) if instruction.opcode == "while" else 1
+                for _ in range(self._traced_trips(instruction) if trips is None else trips):
+                    for called in instruction.called_ids:
+                        yield from self._calls(called)
+
+    def _calls_inside(self, control: Instruction) -> bool:
+        if control.opcode not in CONTROL_OPCODES:
+            return False
+        inside = [one for called in control.called_ids for one in self.program.computations[called]]
+        return any(self.role_of.get(one.name) or self._calls_inside(one) for one in inside)
+
+    def _traced_trips(self, loop: Instruction) -> int:
+        """Trips of the loop's next execution. The host reads its condition before each and after the last, by a copy
+        that the trace calls after the loop. What ran between two of them is a trip, or the end of one execution and the
+        beginning of the next: trips run the same kernels, of libraries as many as the body calls."""
+        if loop.name not in self.trips:
+            calls = (call for called in loop.called_ids for call in self._calls(called))
+            body = sum(1 for _ in islice(calls, len(self.ran) + 1))
+            read = [at for at, name in enumerate(self.ran) if name == loop.name]
+            between = [slice(*two) for two in pairwise(read)]
+            kernels = [self.program.by_name.keys() & self.ran[part] for part in between]
+            fits = [np.count_nonzero(self.of_library[part]) == body for part in between]
+            of_trip = min(compress(kernels, fits), key=len, default=None)
+            ends = [at for at, fit in enumerate(fits) if not fit or kernels[at] != of_trip]
+            found = [after - at - 1 for at, after in pairwise([-1, *ends, len(fits)])]
+            self.trips[loop.name] = iter(found if read else ())
+        if (trips := next(self.trips[loop.name], None)) is None:
+            raise _UnknownTrips
+        return trips
 
 
 def _role_of_kernel(kind: OpKind, program: HloProgram) -> str:
@@ -82,21 +145,3 @@ def _role(program: HloProgram, instruction: Instruction) -> str:
                 return CUBLAS
             return BACKWARD if "Backward" in inner.custom_call_target else FORWARD
     return ""
-
-
-def _calls(program: HloProgram, computation_id: int) -> Iterator[Instruction]:
-    """Instructions that call a library, in the order of the schedule, as often as they run."""
-    sequences = program.module.schedule.sequences
-    scheduled = sequences[computation_id].instruction_ids if computation_id in sequences else ()
-    ordered = [program.by_id[one] for one in scheduled if one in program.by_id] or program.computations[computation_id]
-    for instruction in ordered:
-        if instruction.opcode in CONTROL_OPCODES:
-            inside = [call for called in instruction.called_ids for call in _calls(program, called)]
-            if not inside:
-                continue
-            trips = trip_count(program, instruction) if instruction.opcode == "while" else 1
-            if trips is None or trips * len(inside) > MOST_CALLS or instruction.opcode == "conditional":
-                raise _UnknownTrips
-            yield from inside * trips
-        elif _role(program, instruction):
-            yield instruction

@@ -85,12 +85,11 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         ops, transfers = of_step(device.ops, is_step), of_step(device.async_ops, is_step)
         result = attribute(ops, transfers, collective, judged.intervals, executions)
         # Of several kernels of one instruction (a library's, the memory that it clears) the longest is its execution.
-        longest: dict[tuple[str, str], int] = {}
-        for number, (row, _) in enumerate(table):
-            before = longest.setdefault((row.program, row.name), number)
-            if result.exclusive_ps[number] > result.exclusive_ps[before]:
-                longest[row.program, row.name] = number
-        counted = np.isin(np.arange(len(table)), list(longest.values()))
+        longest: dict[tuple[str, str], tuple[int, str]] = {}
+        for kind, spent in zip(device.kinds, result.exclusive_ps.tolist(), strict=True):
+            one = kind.program, kind.name
+            longest[one] = max(longest.get(one, (0, "")), (spent, kind.long_name))
+        counted = np.array([longest[kind.program, kind.name][1] == kind.long_name for kind in device.kinds], dtype=bool)
         figures = np.stack([result.exclusive_ps, result.hidden_ps, result.occurrences * counted], axis=1)
         for (row, from_hlo), figure in zip(table, figures / (PS_PER_SECOND, PS_PER_SECOND, 1), strict=True):
             known.setdefault((row.program, row.name), (row, from_hlo))

@@ -13,7 +13,6 @@ from tomat.perf.profile.cuda_graphs import with_library_kernels
 from tomat.perf.profile.directions import settled
 from tomat.perf.profile.hlo import CONTROL_OPCODES, Frame, HloProgram, sound_parts
 from tomat.perf.profile.hlo_costs import COLLECTIVES, ELEMENTWISE, TRANSCENDENTAL, base_opcode
-from tomat.perf.profile.hlo_kernels import loop_notes
 from tomat.perf.profile.program_breakdown import kernel_row
 from tomat.perf.profile.steady import (
     HOST_GAP,
@@ -291,10 +290,7 @@ def _quality_notes(
     total = sum(o.seconds for o in ops)
     if program is None:
         notes.append("the trace holds no HLO (enable_hlo_proto was off): categories come from event stats alone")
-    else:
-        with sound_parts(program):
-            notes += loop_notes(program)
-    if program is not None and blind_seconds > 0.001 * total:
+    elif blind_seconds > 0.001 * total:
         notes.append(f"{100 * blind_seconds / total:.1f} % of the time is in operations without HLO")
     opaque = sorted({o.name for o in ops if o.flops is None and o.program and o.seconds > 0.001 * total})
     if opaque:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from json_keys import assert_keys_of_before
 from tiny_run import DEMO, tiny_run, tomat
 
 from tomat.app.cli import main
@@ -42,6 +43,7 @@ def test_rows_are_measured_and_failures_are_rows(tmp_path, work, capsys):
     options = ("--rounds", 1, "--repeats", 2, "--steps", 2, "--warmup_steps", 1, "--json", report)
     assert main(words("run", tmp_path, sweep, *options)) == 1
     record = json.loads(report.read_text())
+    assert_keys_of_before("lab run", record)
     found = {row["name"]: row for row in record["rows"]}
     base, same = found["as it is"], found["the same"]
     assert [base["status"], same["status"]] == ["measured", "measured"]
@@ -87,7 +89,9 @@ def test_the_largest_batch_is_searched_with_real_steps(tmp_path, work):
     report = tmp_path / "report.json"
     options = ("--config_path", DEMO, "--memory_limit_gib", 0.01, "--largest", 8, "--steps", 1, "--json", report)
     assert main(words("max_batch", tmp_path, *options, *tiny_run(4, 4))) == 1
-    [search] = json.loads(report.read_text())["searches"]
+    record = json.loads(report.read_text())
+    assert_keys_of_before("lab max_batch", record)
+    [search] = record["searches"]
     # Nothing runs in 10 MiB: halved down to one sequence a device.
     assert [probe["batch_sequences"] for probe in search["probes"]] == [4, 2]
     assert {probe["status"] for probe in search["probes"]} == {"out of memory"}

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from json_keys import assert_keys_of_before
 
 from tomat.app.cli import main
 
@@ -29,6 +30,7 @@ def test_a_launch_that_can_go_well_is_only_asked_about(world, capsys):
     answers(world)
     data = ["--data.source", "shards", "--data.train", "gs://bucket/train"]
     assert main([*WORDS, "--service_account", "t@p", "--subnetwork", "s", *data]) == 0
+    assert_keys_of_before("launch --check", json.loads((world.checkout / "check.json").read_text()))
     lines = checks(world)
     assert {line["state"] for line in lines.values()} == {"ok"}
     assert list(lines) == [

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from json_keys import assert_keys_of_before
 
 from tomat.base.errors import TomatError
 from tomat.launch.command import Command, run_command
@@ -162,6 +163,7 @@ def test_the_verb_runs_what_it_prints_and_writes_figures(world, capsys):
     lines = [line for line in printed.splitlines() if line.startswith("gcloud compute tpus")]
     assert all(any(words_run[3] in line for line in lines) for words_run in world.calls())
     figures = json.loads((world.checkout / "figures.json").read_text())
+    assert_keys_of_before("launch --execute", figures)
     assert figures["endings"] == ["was stopped in good order", "finished"] and figures["attempts"] == 2
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 from density_folder import write_folder
 from html_reader import read_page
+from json_keys import assert_keys_of_before
 from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
@@ -20,7 +21,8 @@ def test_a_folder_is_enough(tmp_path, monkeypatch, capsys):
     words = ["train", "--config_path", str(DEMO), *tiny_run(2, 1, atoms=True), "--output_dir", "runs"]
     words += ["--evaluation.free_running", "true", "--evaluation.patches_per_material", "1"]
     words += ["--data.source", "folder", "--data.input", str(densities), "--data.codec_floor", "0.05"]
-    assert main(words) == 0
+    assert main([*words, "--json", "figures.json"]) == 0
+    assert_keys_of_before("train", json.loads(Path("figures.json").read_text()))
     told = " ".join(capsys.readouterr().out.split())
     assert "7 read, 3 ignored: " in told and "2 duplicates: copy (of NaF), same (of NaF)" in told
     run = tmp_path / "runs" / "My-CHGCARs"

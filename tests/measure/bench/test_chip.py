@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from json_keys import assert_keys_of_before
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -38,6 +39,7 @@ def timed(tmp_path_factory) -> tuple[Path, dict]:
 
 def test_every_kernel_has_a_row_and_every_collective_a_figure(timed, tmp_path):
     file, report = timed
+    assert_keys_of_before("bench chip", report)
     found = cells(file)
     assert [(row["op"], json.loads(row["shapes"])) for row in found] == [(op, arguments) for op, arguments, _ in ROWS]
     for row in found:

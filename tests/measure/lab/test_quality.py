@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
+from json_keys import assert_keys_of_before
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import STOPPED_STATUS
@@ -16,6 +17,7 @@ from tomat.measure.lab import quality as quality_module
 from tomat.measure.lab import quality_runs
 from tomat.measure.lab.quality import Quality, QualityRow, against_base, seeds_of
 from tomat.measure.lab.quality_runs import FinishedRun, RunFailed, check_judged, share_data, train_run, tuning_overrides
+from tomat.measure.lab.run import alone_in
 from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.report.pages.quality_page import quality_table, write_quality_page
 from tomat.train.settings.config import load_config
@@ -129,6 +131,7 @@ def study(tmp_path, monkeypatch):
 def test_every_row_is_trained_with_every_seed_and_a_failure_is_a_row(study, tmp_path):
     make, trained = study
     record = make().run()
+    assert_keys_of_before("lab quality", record)
     # Seed by seed, each time in another order.
     assert [name.rsplit("-", 2)[0] for name in trained] == [
         "base", "fast-worse", "breaks", "fast-worse", "breaks", "base", "breaks", "base", "fast-worse",
@@ -154,6 +157,8 @@ def test_every_row_is_trained_with_every_seed_and_a_failure_is_a_row(study, tmp_
     del trained[:]
     make().run()
     assert [name.rsplit("-", 2)[0] for name in trained] == ["breaks"] * 3
+    with alone_in(tmp_path / "work"), pytest.raises(TomatError, match="another process works"):
+        make().run()
     alone = make()
     alone.sweep = alone.sweep.with_rows(["base"])
     with pytest.raises(TomatError, match="has one row; expected at least two"):

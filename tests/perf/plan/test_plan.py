@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from json_keys import assert_keys_of_before
 from shared_folder import alone, shared_folder
 
 import tomat
@@ -64,6 +65,7 @@ def report(cache, folder, words) -> dict:
 
 @pytest.mark.slow
 def test_a_plan_has_memory_cycles_and_utilisation(report):
+    assert_keys_of_before("plan", report)
     assert report["fits"] is True
     assert 0 < report["hbm_required_bytes"] < report["hbm_capacity_bytes"]
     step = report["step_seconds"]
@@ -208,6 +210,7 @@ def test_a_planned_decoder_runs_its_loop_for_each_voxel(cache, tmp_path, capsys)
     words += ["--decode", "autoregressive", "--grid", "15", "16", "18", "--atoms", "2"]
     assert main(words) == 0
     report = json.loads(out.read_text())
+    assert_keys_of_before("plan --decode", report)
     plan = report["decoders"]["autoregressive"]
     assert report["patches"] == 27 and report["patch_shape_voxels"] == [7, 7, 7]
     assert (plan["patches_at_a_time"], plan["batches"], plan["fits"], plan["cached"]) == (32, 1, True, False)

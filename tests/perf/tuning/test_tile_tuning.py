@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from json_keys import assert_keys_of_before
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -105,7 +106,9 @@ def test_the_verb_plans_both_losses_and_finds_them_again(tmp_path: Path, monkeyp
     sizes = "--batch 1 --positions 256 --hidden_dim 128 --density_tokens 256 --vocabulary density"
     words = f"bench loss-tiles {sizes} --tiles 256,128,128,32 --block_positions 128 --cache_dir {tmp_path / 'cache'}"
     assert main([*words.split(), "--json", str(report_file)]) == 0
-    xla, pallas = json.loads(report_file.read_text())["candidates"]
+    report = json.loads(report_file.read_text())
+    assert_keys_of_before("bench loss-tiles", report)
+    xla, pallas = report["candidates"]
     # Four products against three, of the same arrays, none of them padded; the rest are elementwise operations.
     products = 2 * 256 * 128 * 256
     assert 4 * products <= pallas["loss_flops"] and 3 * products <= xla["loss_flops"]
@@ -128,7 +131,9 @@ def test_the_verb_plans_a_layer(tmp_path: Path, capsys):
     sizes = "--batch 1 --positions 256 --hidden_dim 128 --num_heads 1 --num_kv_heads 1"
     words = f"bench attention-tiles {sizes} --tiles 128,128,128,128 --splash_blocks --cache_dir {tmp_path / 'cache'}"
     assert main([*words.split(), "--json", str(report_file)]) == 0
-    [row] = json.loads(report_file.read_text())["candidates"]
+    report = json.loads(report_file.read_text())
+    assert_keys_of_before("bench attention-tiles", report)
+    [row] = report["candidates"]
     assert row["seconds"] == pytest.approx(sum(row["categories"].values()))
     assert row["categories"]["attention forward"] > 0 and row["categories"]["attention backward"] > 0
     kernels = {kernel["name"].split(".")[0]: kernel for kernel in row["kernels"]}

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from json_keys import assert_keys_of_before
 
 from tomat.app.cli import main
 from tomat.data.density.zarr_store import write_zarr
@@ -33,6 +34,7 @@ def report(run_dir, inputs, tmp_path_factory):
 
 def test_report_is_whole_and_says_what_it_is(report, inputs):
     content = json.loads(report.read_text())
+    assert_keys_of_before("eval", content)
     assert content["label"] == LABEL
     assert [row["material_id"] for row in content["materials"]] == [Path(place).stem for place in inputs]
     # The second cell is 6 voxels high: what a patch of 7 holds again counts once.

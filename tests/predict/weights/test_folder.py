@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from json_keys import assert_keys_of_before
 from safetensors.numpy import load_file
 
 from tomat.app.cli import main
@@ -54,6 +55,7 @@ def test_few_bits_predict(run_dir, tmp_path, words, largest):
     report = tmp_path / "sizes.json"
     assert main(["compress", "--run", str(run_dir), "--output", str(output), *words, "--json", str(report)]) == 0
     sizes = json.loads(report.read_text())
+    assert_keys_of_before("compress", sizes)
     assert sizes["weights_bytes"] == sum(array.nbytes for array in load_file(output / ARRAYS_FILE).values())
     assert sizes["weights_over_float32"] < largest
     whole, few = named_arrays(load_trained(run_dir).model), read_weights(output)

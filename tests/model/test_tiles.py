@@ -7,6 +7,7 @@ from tomat.model.tiles import (
     VMEM_BYTES,
     VMEM_SHARE,
     LossTiles,
+    TunedSizes,
     TunedTiles,
     check_vmem,
     load_table,
@@ -35,20 +36,18 @@ def test_nearest_entry():
         assert tuned_tiles(*asked, table=TABLE) == expected, asked
 
 
-def test_the_table_that_is_shipped_fits_its_chips_and_says_where_it_comes_from():
+def test_the_tables_that_are_shipped_fit_their_chips_and_say_where_they_come_from():
     assert load_table(TunedTiles)
     for entry in load_table(TunedTiles):
         assert None not in vars(entry.tiles).values()
         itemsize = {"bfloat16": 2, "float32": 4}[entry.dtype]
         check_vmem(entry.tiles, entry.tiles.resident_rows or 0, entry.width, itemsize, 5, entry.device_kind)
-    table = json.loads(TunedTiles.FILE.read_text())
-    for entry in table["entries"]:
-        candidates = entry["provenance"]["candidates"]
-        pallas = [c for c in candidates if c["kernel"] == "pallas" and "refused" not in c]
-        best = min(pallas, key=lambda c: c["seconds"])
-        assert best["tiles"] == entry["tiles"]
-        assert best["seconds"] == entry["planned_seconds"]
-        assert entry["provenance"]["compiler"].startswith("libtpu ")
+    for table, kernel in ((TunedTiles, "pallas"), (TunedSizes, "whole_head")):
+        for entry in json.loads(table.FILE.read_text())["entries"]:
+            rows = [row for row in entry["provenance"]["candidates"] if row["kernel"] == kernel and "seconds" in row]
+            best = min(rows, key=lambda row: row["seconds"])
+            assert best["tiles"] == entry["tiles"] and best["seconds"] == entry["planned_seconds"]
+            assert entry["provenance"]["compiler"].startswith("libtpu ")
 
 
 def test_refuses_tiles_and_fills_what_is_not_set():

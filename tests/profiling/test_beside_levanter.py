@@ -1,14 +1,12 @@
-import json
-
 import equinox as eqx
 import jax
 import pytest
 import yaml
 from beside_levanter import build_parser, levanter_model
 from haliax import Axis
+from reported import reported
 from tiny_run import DEMO, ONE_LAYER
 
-from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides
 from tomat.model.decoder import parameter_count
@@ -22,11 +20,9 @@ def test_both_take_steps_and_learn(tmp_path, capsys):
     for section in ("model", "data", "trainer"):
         config[section] |= words[section]
     config["optimizer"] = {"type": "adam", "learning_rate": 1e-2, "warmup": 0}  # Muon takes longer to compile
-    path, report_path = tmp_path / "tiny.yaml", tmp_path / "levanter.json"
+    path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(config))
-    command = ["--config_path", path, "--rounds", "1", "--steps", "4", "--json", report_path]
-    assert main([str(word) for word in command], build_parser()) == 0
-    report = json.loads(report_path.read_text())
+    report = reported(tmp_path, "--config_path", path, "--rounds", 1, "--steps", 4, parser=build_parser())
     times = report["times_levanter"]
     assert 0 < times["min"] <= times["median"] <= times["max"] and report["tomat_tokens_per_s"]["min"] > 0
     for side in ("tomat", "levanter"):

@@ -25,6 +25,7 @@ from calibrate_with_libtpu_programs import (
     kept_backward,
     no_program,
 )
+from reported import reported
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -100,10 +101,8 @@ def test_tokamaxs_rows_are_compiled_by_the_libtpu_that_is_given(other, tmp_path)
     cells = [json.dumps(cell).replace('"', '""') for cell in (CALL | {"mask": mask}, TILES)]
     row = f'v6e,{op},"{cells[0]}","{cells[1]}",0.1,0.09,0.11,5,'
     (tmp_path / "t.csv").write_text(",".join(COLUMNS) + f"\n{row}\n")
-    words = ["--kernels", str(tmp_path / "t.csv"), "--libtpu", str(other), "--tracking_dir", str(tmp_path)]
-    words += ["--cache_dir", str(tmp_path / "cache"), "--json", str(tmp_path / "out.json")]
-    assert main(words, build_parser()) == 0
-    record = json.loads((tmp_path / "out.json").read_text())
+    words = ["--kernels", tmp_path / "t.csv", "--libtpu", other, "--tracking_dir", tmp_path]
+    record = reported(tmp_path, *words, "--cache_dir", tmp_path / "cache", parser=build_parser())
     of_v6e = record["chips"]["v6e"]
     assert of_v6e["compilers"] == {op: "libtpu 0.0.1"} and of_v6e["all"]["unscheduled_pallas_kernels"] == 0
 
@@ -193,35 +192,3 @@ def test_a_backward_pass_has_the_defaults_of_its_forward_call_for_what_its_row_l
         left_out = defaults.keys() - row.arguments.keys()
         assert left_out and all(arguments[name] == defaults[name] for name in left_out)
         assert arguments["logits_scale"] == row.arguments["logits_scale"]
-
-
-def test_the_backward_pass_of_attention_is_the_gradient():
-    """Of one that a row describes, in numbers, beside JAX's own."""
-    arguments = {
-        **CALL, "q": "f32[2,16,2,8]", "k": "f32[2,16,2,8]", "v": "f32[2,16,2,8]", "bias": "f32[1,2,16,16]",
-        "precision": ["F32_F32_F32"] * 2, "out": "f32[2,16,2,8]", "dout": "f32[2,16,2,8]",
-        "residuals": ["f32[2,2,16]"] * 2,
-    }  # fmt: skip
-    row = dataclasses.replace(timing(arguments, {}), op="dot_product_attention_vjp")
-    operation, call = _bound(row)
-    keys = jax.random.split(jax.random.key(0), 5)
-    values = [
-        jax.random.normal(key, call[name].shape)
-        for key, name in zip(keys, ("q", "k", "v", "bias", "dout"), strict=True)
-    ]
-    d_out = values.pop()
-
-    def attend(q, k, v, bias):
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision="highest") * 0.1 + bias
-        scores = jnp.where(jnp.tril(jnp.ones((16, 16), bool)), scores, -jnp.inf)
-        top = scores.max(-1)
-        sums = jnp.exp(scores - top[..., None]).sum(-1)
-        weights = jnp.exp(scores - top[..., None]) / sums[..., None]
-        return jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision="highest"), (top, sums)
-
-    out, backward, residuals = jax.vjp(attend, *values, has_aux=True)
-    given = {**call, "residuals": residuals, "out": out, "dout": d_out}
-    given |= dict(zip(("q", "k", "v", "bias"), values, strict=True))
-    found, _ = operation._fwd(**given, config=None)
-    for name, expected in zip(("q", "k", "v", "bias"), backward(d_out), strict=True):
-        np.testing.assert_allclose(found[name], expected, rtol=2e-4, atol=2e-6)

@@ -5,8 +5,8 @@ import embedded_set
 import pytest
 from embedded_set import build_demo_data, build_parser
 from embedded_set_recipes import CellRecipe, Distortion
+from reported import reported
 
-from tomat.app.cli import main
 from tomat.base.reporting import dump_json
 from tomat.data.density.zarr_store import read_zarr
 
@@ -34,12 +34,11 @@ def test_build_resume_and_change(tmp_path, monkeypatch, capsys):
 
     written = (tmp_path / "H2-a.zarr" / "zarr.json").stat().st_mtime_ns
     monkeypatch.setattr(embedded_set, "cell_recipes", lambda: [first, second])
-    words = ["--out", str(tmp_path), "--processes", "1", "--json", str(tmp_path / "x.json")]
-    assert main(words, build_parser()) == 0
+    said = reported(tmp_path, "--out", tmp_path, "--processes", 1, parser=build_parser())
     assert "2 cells, 0 discarded" in capsys.readouterr().out
     assert (tmp_path / "H2-a.zarr" / "zarr.json").stat().st_mtime_ns == written
     both = json.loads((tmp_path / "index.json").read_text())
-    assert json.loads((tmp_path / "x.json").read_text()) == both
+    assert said == both
     assert [cell["material_id"] for cell in both["cells"]] == ["H2-a", "H2-b"]
 
     # Nothing is left to do, so not even a process starts; a changed recipe is no longer what was stored.

@@ -1,16 +1,13 @@
 """What nothing reads is found, and where the table says otherwise."""
 
-import json
-
 import levanter_settings
+from reported import reported
 
 from tomat.app.cli import main
 
 
 def test_the_table_is_right_and_one_without_a_field_is_not(tmp_path, monkeypatch, capsys):
-    words = ["--kinds", "lion", "default", "cosine", "--json", str(tmp_path / "found.json")]
-    assert main(words, levanter_settings.build_parser()) == 0
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = reported(tmp_path, "--kinds", "lion", "default", "cosine", parser=levanter_settings.build_parser())
     assert found["unread"]["optimizer lion"] == ["epsilon"] and found["not_as_the_table"] == []
     assert {name.split()[0] for name in found["unread"]} == {"optimizer", "rotary", "schedule"}
     monkeypatch.setattr(levanter_settings, "OPTIMIZER_NO_EFFECT", {})

@@ -1,14 +1,13 @@
 """The benchmark of loading, over a data set of 256 rows: every figure is there and counts something."""
 
-import json
 import math
 from functools import partial
 
 import loader_readers
 import pytest
 from loader_readers import READERS, RESUME_STEPS, build_parser
+from reported import reported
 
-from tomat.app.cli import main
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 
 
@@ -18,10 +17,7 @@ def test_every_reader_reads_every_row(tmp_path, monkeypatch):
     monkeypatch.setattr(loader_readers, "in_own_process", lambda call, *_: call())
     monkeypatch.setattr(loader_readers, "fit_lloyd_max", partial(fit_lloyd_max, n_bins=64))
     words = ["--rows", "256", "--batch", "16", "--io_block_size", "64", "--window_blocks", "2"]
-    report = tmp_path / "loader.json"
-    words += ["--data", str(tmp_path / "data"), "--json", str(report)]
-    assert main(words, build_parser()) == 0
-    figures = json.loads(report.read_text())
+    figures = reported(tmp_path, *words, "--data", tmp_path / "data", parser=build_parser())
     assert set(figures["readers"]) == set(READERS)
     for reader in figures["readers"].values():
         assert all(value > 0 and math.isfinite(value) for value in reader.values()), reader

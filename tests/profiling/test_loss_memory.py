@@ -1,15 +1,10 @@
-import json
-
 from loss_memory import build_parser
-
-from tomat.app.cli import main
+from reported import reported
 
 
 def test_reports_the_logits_that_the_plain_formulas_hold(tmp_path, capsys):
-    report_path = tmp_path / "loss.json"
     sizes = "--batch 2 --positions 512 --hidden_dim 16 --density_tokens 1024 --block_positions 32 --dtype float32"
-    assert main([*sizes.split(), "--json", str(report_path)], build_parser()) == 0
-    report = json.loads(report_path.read_text())
+    report = reported(tmp_path, *sizes.split(), parser=build_parser())
     logits_bytes = 2 * 512 * 1024 * 4
     assert report["plain_temp_bytes"] >= logits_bytes
     assert report["blocked_temp_bytes"] < logits_bytes / 2

@@ -15,7 +15,6 @@ from tomat.base.errors import TomatError
 from tomat.measure.lab import quality
 from tomat.measure.lab.quality import Quality
 from tomat.perf.tuning.sweep_config import BASE, load_variants
-from tomat.train.runs.history import read_events
 
 STEPS = 20
 SHIPPED = Path(__file__).parents[2] / "configs" / "numerics" / "demo.yaml"
@@ -74,25 +73,8 @@ def trained(folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         instead_of_starting(patch)
         patch.setattr(quality, "train_run", train)
-        assert bench(folder, "--only", "base", "--json", str(folder / "base.json")) == 0
+        assert bench(folder, "--only", "base") == 0
     return folder
-
-
-@pytest.mark.slow
-def test_a_run_that_has_ended_is_left_alone(trained: Path, capsys):
-    first = trained / "runs" / "base-seed-3"
-    assert [event["event"] for event in read_events(first)] == ["data", "start", "stop"]
-    written = (first / "evaluation.json").stat().st_mtime_ns
-    assert bench(trained, "--only", "base", "--steps", str(STEPS)) == 0
-    assert (first / "evaluation.json").stat().st_mtime_ns == written
-    record = json.loads((trained / "base.json").read_text())
-    assert record["steps"] == STEPS and record["seeds"] == [3, 8] and record["loss_unit"] == "nats"
-    assert record["not_trained_yet"] == ["blocks", "one-head"] and record["variants"] == []
-    assert [len(curve) for curve in record["base"]["loss_window_means"]] == [4, 4]
-    assert record["window_end_steps"] == [5, 10, 15, 20]
-    assert 0 < record["base"]["held_out_nmae_median"]["mean"] < 2
-    assert bench(trained, "--only", "base", "--steps", "10") == 2
-    assert "base-seed-3 holds a run with other settings (trainer.num_train_steps)" in capsys.readouterr().err
 
 
 def put_runs(folder: Path, variant: str, settings: dict, factor: float) -> None:
@@ -101,7 +83,7 @@ def put_runs(folder: Path, variant: str, settings: dict, factor: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_says_what_is_the_same_and_what_is_not(trained: Path):
+def test_the_page_says_what_is_the_same_and_what_is_not(trained: Path, capsys):
     tracking, report = trained / "tracking", trained / "all.json"
     words = ("--compare_only", "--docs", "--tracking_dir", str(tracking), "--json", str(report))
     put_runs(trained, "blocks", {"loss.block_positions": 64}, 1 + 1e-6)
@@ -123,6 +105,8 @@ def test_the_page_says_what_is_the_same_and_what_is_not(trained: Path):
     assert bench(trained, *words) == 1
     changed = page.read_text()
     assert "| not the same |" in changed and changed.endswith("\nWritten by hand.\n")
+    assert bench(trained, "--only", "base", "--steps", "10") == 2
+    assert "base-seed-3 holds a run with other settings (trainer.num_train_steps)" in capsys.readouterr().err
 
 
 ONE = VARIANTS["variants"][0]

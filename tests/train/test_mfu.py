@@ -2,13 +2,14 @@
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reported import reported
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -224,18 +225,14 @@ def test_parts_sum_to_the_wall_clock_and_to_the_lost_mfu(rows):
 
 
 def test_verb_with_a_configuration(tmp_path, capsys):
-    out = tmp_path / "mfu.json"
-    arguments = ["mfu", "--config_path", str(CONFIGS / "200m-v6e16.yaml"), "--slice", "v6e-16"]
-    assert main([*arguments, "--step_seconds", "2.08", "--json", str(out)]) == 0
-    result = json.loads(out.read_text())
+    arguments = ["mfu", "--config_path", CONFIGS / "200m-v6e16.yaml", "--slice", "v6e-16", "--step_seconds", 2.08]
+    result = reported(tmp_path, *arguments)
     assert result["mfu_levanter"] == pytest.approx(0.0873, abs=5e-5)
     assert result["tokens_per_second_per_chip"] == pytest.approx(128 * 8192 / 2.08 / 16)
     printed = capsys.readouterr().out
     assert "8.73 %" in printed and "220.4 M parameters" in printed
     # Batch and length by their short names; half the batch in the same time is half the MFU.
-    words = [*arguments, "--step_seconds", "2.08", "--batch", "64", "--seq_len", "4096", "--json", str(out)]
-    assert main(words) == 0
-    half = json.loads(out.read_text())
+    half = reported(tmp_path, *arguments, "--batch", 64, "--seq_len", 4096)
     assert half["sequence_tokens"] == 4096 and half["tokens_per_second"] == result["tokens_per_second"] / 4
 
 
@@ -249,12 +246,7 @@ def run_dir(tmp_path):
 
 def test_a_run_has_the_mfu_of_what_it_ran_on(run_dir, tmp_path, capsys):
     """A recipe for 16 chips that ran on 8 had half its MFU; one that ran on a CPU has none."""
-    out = tmp_path / "mfu.json"
-
-    def figures(*words: str) -> dict[str, Any]:
-        assert main(["mfu", "--run", str(run_dir), "--json", str(out), *words]) == 0
-        return json.loads(out.read_text())
-
+    figures = partial(reported, tmp_path, "mfu", "--run", run_dir)
     found = figures()
     assert found["mfu_full"] is None and "slice is not known" in capsys.readouterr().out
     assert found["tokens_per_second"] == 8 * 512 and found["wall_seconds_by_part"]["compile"] == 4.0

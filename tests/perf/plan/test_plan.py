@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from json_keys import assert_keys_of_before
+from reported import reported
 from shared_folder import alone, shared_folder
 
 import tomat
@@ -16,7 +17,6 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.perf.cost.chip_model import CHECKOUT_FILE, RECORD_FILE
 from tomat.perf.plan.compile.compiler import compile_step
-from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import planned_slice
 from tomat.train.settings.config import load_config
 
@@ -57,10 +57,8 @@ def words(cache, folder) -> list[str]:
 @pytest.fixture(scope="module")
 def report(cache, folder, words) -> dict:
     """The plan's JSON, by the verb."""
-    out = folder / "plan.json"
     with alone(cache):
-        assert main([*words, "--json", str(out), "--executable", str(folder / "step.bin")]) == 0
-    return json.loads(out.read_text())
+        return reported(folder, *words, "--executable", folder / "step.bin")
 
 
 @pytest.mark.slow
@@ -115,14 +113,13 @@ def test_the_example_of_the_guide_is_the_plan_of_the_verb(report, cache, folder)
 @pytest.mark.slow
 def test_a_question_asked_before_is_answered_without_jax_by_few_modules(report, words, tmp_path):
     """The first time without `--executable` keeps the answer, the second finds it."""
-    assert main([*words, "--json", str(tmp_path / "again.json")]) == 0
+    first = reported(tmp_path, *words)
     code = "import sys; from tomat.app.cli import main\n"
     code += f"status = main({[*words, '--json', str(tmp_path / 'third.json')]!r})\n"
     code += "walk = [name for name in sys.modules if name.split('.')[0] == 'tomat']\n"
     code += "sys.exit(status or ('jax' in sys.modules) or (len(walk) > 70 and f'{len(walk)} modules'))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
-    first, third = (json.loads((tmp_path / name).read_text()) for name in ("again.json", "third.json"))
-    assert third == {**first, "cached": True}
+    assert json.loads((tmp_path / "third.json").read_text()) == {**first, "cached": True}
 
 
 @pytest.mark.slow
@@ -133,8 +130,7 @@ def test_a_chip_that_is_calibrated_anew_is_asked_anew(report, words, tmp_path):
     for efficiency in (0.9, 0.45):
         record["chips"]["v6e"]["parameters"]["bundle_efficiency"]["value"] = efficiency
         (tmp_path / RECORD_FILE).write_text(json.dumps(record))
-        assert main([*words, "--json", str(tmp_path / "plan.json")]) == 0
-        seconds.append(json.loads((tmp_path / "plan.json").read_text())["step_seconds"]["estimate"])
+        seconds.append(reported(tmp_path, *words)["step_seconds"]["estimate"])
     assert seconds[1] > 1.1 * seconds[0]
 
 
@@ -164,11 +160,9 @@ TOO_LARGE = [
 def test_a_step_that_does_not_fit_is_an_answer_and_its_run_is_not_started(
     cache, folder, words, tmp_path, monkeypatch, capsys
 ):
-    out = tmp_path / "oom.json"
     with alone(cache):
-        status = main([*words, "--json", str(out), "--no_search", *TOO_LARGE])
-    found = json.loads(out.read_text())
-    assert status == 1 and found["fits"] is False and found["step_seconds"] is None and found["breakdown"] is None
+        found = reported(tmp_path, *words, "--no_search", *TOO_LARGE, status=1)
+    assert found["fits"] is False and found["step_seconds"] is None and found["breakdown"] is None
     assert found["hbm_required_bytes"] > found["hbm_capacity_bytes"] > 31 * 2**30
     assert found["memory"]["largest"][0]["hbm_bytes"] > 2**30
     assert "does not fit" in capsys.readouterr().out
@@ -189,7 +183,7 @@ def test_a_plan_leaves_a_configuration_that_loads_code_and_what_can_be_compared(
     assert main([*words, "--emit", str(out)]) == 0
     assert load_config(out).slice == "v6e-4" and report["program_key"] in out.read_text()
     assert (folder / "step.bin").stat().st_size > 100_000  # the machine code of the step
-    assert main(["plan", "compare", *[str(folder / "plan.json")] * 2]) == 0
+    assert main(["plan", "compare", *[str(folder / "reported.json")] * 2]) == 0
     assert "matmul" in capsys.readouterr().out
 
 
@@ -204,12 +198,11 @@ DECODED = [
 @pytest.mark.slow
 def test_a_planned_decoder_runs_its_loop_for_each_voxel(cache, tmp_path, capsys):
     """Each time over all keys and all values, 67 MB each, of which the memory on the chip holds one."""
-    path, out = tmp_path / "decoded.yaml", tmp_path / "decoded.json"
+    path = tmp_path / "decoded.yaml"
     path.write_text(yaml.safe_dump(load_config(None, DECODED).to_dict()))
-    words = ["plan", "--config_path", str(path), "--slice", "v6e-1", "--cache_dir", str(cache), "--json", str(out)]
+    words = ["plan", "--config_path", str(path), "--slice", "v6e-1", "--cache_dir", str(cache)]
     words += ["--decode", "autoregressive", "--grid", "15", "16", "18", "--atoms", "2"]
-    assert main(words) == 0
-    report = json.loads(out.read_text())
+    report = reported(tmp_path, *words)
     assert_keys_of_before("plan --decode", report)
     plan = report["decoders"]["autoregressive"]
     assert report["patches"] == 27 and report["patch_shape_voxels"] == [7, 7, 7]
@@ -224,20 +217,7 @@ def test_a_planned_decoder_runs_its_loop_for_each_voxel(cache, tmp_path, capsys)
     assert sum(op["seconds"] for op in looped) > 0.9 * batch["estimate"]
     assert not [one for one in plan["assumed"] if one["kind"] == "trip_count_not_found"]
     assert "27 patches of 7 x 7 x 7" in capsys.readouterr().out
-    assert main(words) == 0
-    again = json.loads(out.read_text())
-    assert again["decoders"]["autoregressive"] == {**plan, "cached": True}
-
-
-def test_limits_end_the_compile_with_their_names(tmp_path):
-    config = load_config(None, SMALL)
-    slice_ = planned_slice(config, "v6e-4")
-    with pytest.raises(TomatError, match="--time_limit_seconds"):
-        compile_step(config, slice_, cache_dir=tmp_path, limits=Limits(seconds=1.0))
-    with pytest.raises(TomatError, match="--memory_limit_gib"):
-        compile_step(config, slice_, cache_dir=tmp_path, limits=Limits(memory_bytes=50 * 2**20))
-    assert not any((tmp_path / "programs").iterdir())
-    assert not list(tmp_path.glob(".work-*"))
+    assert reported(tmp_path, *words)["decoders"]["autoregressive"] == {**plan, "cached": True}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from json_keys import assert_keys_of_before
+from reported import reported
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -72,10 +73,6 @@ def test_sizes_that_are_not_set_are_the_tables():
     tuned = tuned_sizes(8192, 256)
     tiles = WholeHeadConfig(rows=128).tiles(8192, 256, 2)
     assert (tiles.block, tiles.rows, tiles.block_bwd) == (tuned["block"], 128, tuned["block_bwd"])
-    for entry in json.loads(TunedSizes.FILE.read_text())["entries"]:  # what ships is what was tuned
-        candidates = [row for row in entry["provenance"]["candidates"] if row["kernel"] == "whole_head"]
-        best = min((row for row in candidates if "seconds" in row), key=lambda row: row["seconds"])
-        assert best["tiles"] == entry["tiles"] and best["seconds"] == entry["planned_seconds"]
 
 
 def test_what_cannot_be_tuned_is_refused(tmp_path):
@@ -102,11 +99,9 @@ def test_what_the_compiler_refuses_is_an_answer_too(tmp_path, monkeypatch):
 
 def test_the_verb_plans_both_losses_and_finds_them_again(tmp_path: Path, monkeypatch):
     pytest.importorskip("libtpu")
-    report_file = tmp_path / "report.json"
     sizes = "--batch 1 --positions 256 --hidden_dim 128 --density_tokens 256 --vocabulary density"
     words = f"bench loss-tiles {sizes} --tiles 256,128,128,32 --block_positions 128 --cache_dir {tmp_path / 'cache'}"
-    assert main([*words.split(), "--json", str(report_file)]) == 0
-    report = json.loads(report_file.read_text())
+    report = reported(tmp_path, *words.split())
     assert_keys_of_before("bench loss-tiles", report)
     xla, pallas = report["candidates"]
     # Four products against three, of the same arrays, none of them padded; the rest are elementwise operations.
@@ -121,17 +116,14 @@ def test_the_verb_plans_both_losses_and_finds_them_again(tmp_path: Path, monkeyp
     assert busy[0] == pytest.approx(3 * busy[1], rel=0.01)
 
     monkeypatch.setattr(tile_tuning, "ask", None)  # nothing may be compiled again
-    assert main([*words.split(), "--json", str(tmp_path / "again.json")]) == 0
-    assert (tmp_path / "again.json").read_text() == report_file.read_text()
+    assert reported(tmp_path, *words.split()) == report
 
 
 def test_the_verb_plans_a_layer(tmp_path: Path, capsys):
     pytest.importorskip("libtpu")
-    report_file = tmp_path / "report.json"
     sizes = "--batch 1 --positions 256 --hidden_dim 128 --num_heads 1 --num_kv_heads 1"
     words = f"bench attention-tiles {sizes} --tiles 128,128,128,128 --splash_blocks --cache_dir {tmp_path / 'cache'}"
-    assert main([*words.split(), "--json", str(report_file)]) == 0
-    report = json.loads(report_file.read_text())
+    report = reported(tmp_path, *words.split())
     assert_keys_of_before("bench attention-tiles", report)
     [row] = report["candidates"]
     assert row["seconds"] == pytest.approx(sum(row["categories"].values()))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from haliax import NamedArray
 from json_keys import assert_keys_of_before
+from reported import reported
 from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
@@ -76,11 +77,10 @@ def test_the_run_predicts_with_the_folder_and_is_not_fitted_again(runs, tmp_path
     again = ["--run", str(runs / "student"), "--output", str(tmp_path / "out")]
     assert main(["compress", "--bits", "4", *again]) == 2
     assert "in few bits already" in capsys.readouterr().err
-    assert main(["export", *again, "--json", str(tmp_path / "sizes.json")]) == 0
+    sizes = reported(tmp_path, "export", *again)
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
         runs / "student" / "weights" / "model.safetensors"
     ).read_bytes()
-    sizes = json.loads((tmp_path / "sizes.json").read_text())
     assert_keys_of_before("export", sizes)
     assert sizes["weights_over_float32"] < 0.5
     with pytest.raises(TomatError, match=r"tomat export --run .* --step 0"):

@@ -1,12 +1,12 @@
 """A run as a folder of weights: the same predictions, few bits, and nothing damaged is taken."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from json_keys import assert_keys_of_before
+from reported import reported
 from safetensors.numpy import load_file
 
 from tomat.app.cli import main
@@ -52,9 +52,7 @@ def test_the_folder_is_the_run(run_dir, exported, tmp_path):
 )
 def test_few_bits_predict(run_dir, tmp_path, words, largest):
     output = tmp_path / "small"
-    report = tmp_path / "sizes.json"
-    assert main(["compress", "--run", str(run_dir), "--output", str(output), *words, "--json", str(report)]) == 0
-    sizes = json.loads(report.read_text())
+    sizes = reported(tmp_path, "compress", "--run", run_dir, "--output", output, *words)
     assert_keys_of_before("compress", sizes)
     assert sizes["weights_bytes"] == sum(array.nbytes for array in load_file(output / ARRAYS_FILE).values())
     assert sizes["weights_over_float32"] < largest

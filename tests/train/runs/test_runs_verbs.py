@@ -5,6 +5,7 @@ import os
 
 import pytest
 from forked import Forked
+from reported import reported
 
 from tomat.app.cli import main
 
@@ -17,18 +18,16 @@ def two_runs(make_run):
 
 
 def test_the_verbs_show_what_is_there(two_runs, tmp_path, capsys):
-    assert main(["runs", "list", str(two_runs), "--json", str(tmp_path / "list.json")]) == 0
+    runs = reported(tmp_path, "runs", "list", two_runs)["runs"]
     printed = capsys.readouterr().out
     assert "finished" in printed and "20 of 20" in printed and "10 of 20" in printed
-    runs = json.loads((tmp_path / "list.json").read_text())["runs"]
     assert [(run["name"], run["state"], run["last_whole_step"], run["partial_checkpoints"]) for run in runs] == [
         ("a", "finished", 19, 0),
         ("b", "open", 9, 1),
         ("c", "open", None, 0),
     ]
-    assert main(["runs", "show", str(two_runs / "b"), "--json", str(tmp_path / "show.json")]) == 0
+    shown = reported(tmp_path, "runs", "show", two_runs / "b")
     assert "never completed" in " ".join(capsys.readouterr().out.split())
-    shown = json.loads((tmp_path / "show.json").read_text())
     assert shown["configuration_hashes"] == ["abc"] and [item["step"] for item in shown["checkpoints"]] == [4, 9, 12]
 
 
@@ -70,8 +69,8 @@ def test_runs_in_a_bucket_read_the_same(two_runs, bucket, tmp_path):
 
     listed = runs("list", "gs://bucket/runs", "--json", str(tmp_path / "bucket.json"))
     assert listed.returncode == 0, listed.said()
-    assert main(["runs", "list", str(two_runs), "--json", str(tmp_path / "folder.json")]) == 0
-    here, there = (json.loads((tmp_path / name).read_text())["runs"] for name in ("folder.json", "bucket.json"))
+    here = reported(tmp_path, "runs", "list", two_runs)["runs"]
+    there = json.loads((tmp_path / "bucket.json").read_text())["runs"]
     for run in (*here, *there):
         del run["url"], run["written_seconds_utc"], run["state_detail"]
     assert here == there
@@ -82,20 +81,18 @@ def test_runs_in_a_bucket_read_the_same(two_runs, bucket, tmp_path):
 
 
 def test_the_log_becomes_a_page(two_runs, tmp_path, capsys):
-    assert main(["runs", "log", str(two_runs), "--json", str(tmp_path / "log.json")]) == 0
+    entries = reported(tmp_path, "runs", "log", two_runs)["entries"]
     assert "3 runs, 0 measured rows" in capsys.readouterr().out
     assert "b" in (two_runs / "log.md").read_text()
-    entries = json.loads((tmp_path / "log.json").read_text())["entries"]
     assert sorted(entry["name"] for entry in entries) == ["a", "b", "c"]
     assert main(["runs", "log", "memory://bucket/none"]) == 2
     assert "say with --output" in capsys.readouterr().err
 
 
 def test_runs_are_compared(two_runs, tmp_path, capsys):
-    page, report = tmp_path / "ab.md", tmp_path / "ab.json"
-    words = ["runs", "compare", str(two_runs / "a"), str(two_runs / "b"), "--output", str(page), "--json", str(report)]
-    assert main(words) == 0
+    page = tmp_path / "ab.md"
+    report = reported(tmp_path, "runs", "compare", two_runs / "a", two_runs / "b", "--output", page)
     assert "training loss of 10 common steps" in capsys.readouterr().out
-    assert json.loads(report.read_text())["common_steps"] == 10 and "# a against b" in page.read_text()
+    assert report["common_steps"] == 10 and "# a against b" in page.read_text()
     assert main(["runs", "compare", str(two_runs / "a"), str(two_runs / "d")]) == 2
     assert "config.yaml does not exist" in capsys.readouterr().err

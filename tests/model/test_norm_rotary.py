@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from attention_cases import two_devices
 from haliax import Axis
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from levanter.layers.attention import AttentionBackend, AttentionMask
 from levanter.layers.rotary import DefaultRotaryEmbeddingsConfig, Llama3RotaryEmbeddingsConfig
 
@@ -23,40 +21,6 @@ from tomat.model.norm_rotary import norm_rotate
 from tomat.model.tiles import QkRotaryConfig, SplashBlockSizes, WholeHeadConfig
 
 SEQ_LEN = 128
-
-
-def formula(x, weight, table, eps):
-    """As the docstring of `norm_rotate` says it."""
-    if eps is not None:
-        x = x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps)
-    (a, b), (cos, sin) = (jnp.split(array, 2, axis=-1) for array in (weight * x, table))
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-@given(
-    batch=st.integers(1, 3),
-    n_chunks=st.integers(1, 6),
-    heads=st.integers(1, 3),
-    head_size=st.sampled_from([128, 256]),
-    block=st.sampled_from([64, 128, 192]),
-    with_norm=st.booleans(),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=3, deadline=None)
-def test_values_and_gradients_are_the_formulas(batch, n_chunks, heads, head_size, block, with_norm, seed):
-    S, rng, eps = 64 * n_chunks, np.random.default_rng(seed), 1e-3 if with_norm else None
-    x, by_out = rng.normal(size=(2, batch, heads, S, head_size))
-    arrays = x, by_out, rng.normal(size=(S, head_size)), rng.normal(size=head_size)
-    x, by_out, table, weight = (jnp.asarray(array, jnp.float32) for array in arrays)
-
-    def run(function):
-        out, pull = jax.vjp(function, x, weight)
-        return out, *jax.tree.leaves(pull(by_out))
-
-    got = run(lambda x, w: norm_rotate(x, w, table, eps, QkRotaryConfig("pallas", block, interpret=True)))
-    expected = run(lambda x, w: formula(x, w, table, eps))
-    for a, b in zip(got, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.abs(b).max()))
 
 
 def attention_config(**fields) -> DensityDecoderConfig:
@@ -104,10 +68,11 @@ IN_ATTENTION = {
     ],
 )
 def test_attention_with_the_kernel_is_levanters(rope, use_qk_norm, mesh, fields):
+    block = 192 if use_qk_norm else 64  # more positions than there are, or two blocks
     config = attention_config(
         rope=rope, use_qk_norm=use_qk_norm, **{k: v for k, v in fields.items() if k == "head_dim"}
     )
-    fused = dataclasses.replace(config, **{"qk_rotary": QkRotaryConfig("pallas", 64, interpret=True)} | fields)
+    fused = dataclasses.replace(config, **{"qk_rotary": QkRotaryConfig("pallas", block, interpret=True)} | fields)
     with mesh():
         value, gradients = attention_and_gradient(fused)
         expected_value, expected_gradients = attention_and_gradient(config)

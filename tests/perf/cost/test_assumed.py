@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from tomat.base.report.markdown import markdown
 from tomat.hardware.chips import slice_named
 from tomat.perf.cost.chip_model import ChipModel, Parameters
 from tomat.perf.cost.estimate import StepEstimate, estimate_step
 from tomat.perf.cost.llo import OpSchedule, Region
+from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.profile.hlo_files import program_from_text
+from tomat.report.pages.report import memory_part
 
 SPLASH = "splash_mha_fwd_residuals.14"
 SHAPE = "bf16[8,16,8192,64]{3,2,1,0}"
@@ -53,12 +56,6 @@ def test_a_mask_that_is_computed_counts_every_block_and_says_so(schedules, estim
     assert "every block" in assumed.sentence and SPLASH in assumed.sentence
 
 
-def test_a_loop_of_unknown_length_says_what_is_in_it(schedules, estimate):
-    (assumed,) = estimate(schedules, start="start").assumed
-    assert (assumed.kind, assumed.operations) == ("trip_count_not_found", ("loop",))
-    assert 0.5 < assumed.step_share < 1  # all of the step but the addition
-
-
 def test_a_kernel_without_bundles_is_named_as_costed_by_its_traffic(schedules, estimate):
     step = estimate({name: schedule for name, schedule in schedules.items() if name != SPLASH})
     (assumed,) = step.assumed
@@ -67,20 +64,21 @@ def test_a_kernel_without_bundles_is_named_as_costed_by_its_traffic(schedules, e
     assert "HBM traffic alone" in assumed.sentence
     data = assumed.to_dict()
     assert data["sentence"] == assumed.sentence and 0 < data["step_share"] < 1 and data["seconds_per_step"] > 0
+    # One of which nothing at all is known counts as no time.
+    (assumed,) = estimate({}, cost="").assumed
+    assert (assumed.kind, assumed.operations, assumed.seconds_per_step) == ("time_not_known", (SPLASH,), 0.0)
 
 
-def test_bundles_with_a_loop_of_unknown_length_are_another_reason(schedules, estimate):
+def test_a_loop_of_unknown_length_says_what_is_in_it_and_one_of_bundles_is_another_reason(schedules, estimate):
+    (assumed,) = estimate(schedules, start="start").assumed
+    assert (assumed.kind, assumed.operations) == ("trip_count_not_found", ("loop",))
+    assert 0.5 < assumed.step_share < 1  # all of the step but the addition
     schedule = schedules[SPLASH]
     regions = tuple(
         replace(region, executions=None) if region.kind == "loop" else region for region in schedule.body.regions
     )
     step = estimate({SPLASH: replace(schedule, body=replace(schedule.body, regions=regions))})
     assert [assumed.kind for assumed in step.assumed] == ["bundle_loops_not_found"]
-
-
-def test_a_kernel_of_which_nothing_is_known_is_said_to_count_as_none(schedules, estimate):
-    (assumed,) = estimate({}, cost="").assumed
-    assert (assumed.kind, assumed.operations, assumed.seconds_per_step) == ("time_not_known", (SPLASH,), 0.0)
 
 
 def test_branches_are_said_to_count_alike(schedules, estimate):
@@ -96,6 +94,13 @@ def test_branches_are_said_to_count_alike(schedules, estimate):
     (assumed,) = estimate(schedules, branched).assumed
     assert (assumed.kind, assumed.operations) == ("branch_not_known", ("twice",))
     assert 0 < assumed.step_share < 1
+
+
+def test_the_page_has_the_memory_of_the_report(schedules, estimate):
+    report = MemoryReport(True, 7 * 2**30, 31 * 2**30, argument_bytes=2**30, output_bytes=0, temporary_bytes=5 * 2**30)
+    text = markdown([memory_part(estimate(schedules, keywords={"memory_bytes": report.by_kind()}).breakdown)])
+    for row in ("| temporaries | 5.000 GiB |", "| **sum** | 7.000 GiB |", "| constants | 1.000 GiB |"):
+        assert row in text
 
 
 def busy(region: Region, every: int) -> Region:

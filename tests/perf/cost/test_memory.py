@@ -13,7 +13,6 @@ from tomat.perf.cost.memory import (
     LIVE_AT_PEAK,
     memory_of_compiled,
     memory_of_oom,
-    read_memory,
     replayed,
     saved_value,
 )
@@ -97,11 +96,6 @@ def test_other_refusals(message, required, capacity, space):
 def test_a_program_without_a_buffer_assignment_is_refused():
     with pytest.raises(TomatError, match="no buffer assignment"):
         memory_of_compiled(b"", V6E_BYTES)
-
-
-def test_reports_survive_json():
-    report = memory_of_oom(REFUSED, dump("scan_oom"))
-    assert report is not None and read_memory(report.to_dict()) == report
 
 
 SAVED = """

@@ -8,9 +8,7 @@ import pytest
 import yaml
 
 from tomat.base.errors import TomatError
-from tomat.base.report.markdown import section_markdown
 from tomat.perf.plan.calibration import Calibration, CalibrationRow, read_measurements, row_of_run
-from tomat.report.calibration import calibration_report
 from tomat.train.runs.history import append_event
 from tomat.train.settings.config import load_config
 
@@ -130,19 +128,3 @@ def test_a_measurement_far_from_its_plan_is_refused():
     with pytest.raises(TomatError, match="206 times the 1.75 seconds"):
         row("a", 361.0, 1.75).checked("a file")
     assert row("a", 3.61, 1.75).checked("a file").step_ratio == pytest.approx(3.61 / 1.75)
-
-
-def test_the_page_says_how_far_off_each_row_is():
-    rows = (
-        row("a", 2.0, 1.0),
-        row("b", 8.0, 4.0),
-        CalibrationRow("c", "v6e-16", "a test", {"fits": False, "hbm_required_gib": 40.0},
-                       {"fits": False, "hbm_required_gib": 39.0}),
-        CalibrationRow("d", "v6e-16", "a test", {"fits": True, "attention_share": 0.47},
-                       {"fits": True, "hbm_required_gib": 3.0, "attention_share": 0.5}),
-        CalibrationRow("e", "v6e-16", "a test", {"fits": True, "attention_share": 0.17},
-                       {"fits": True, "attention_share": 0.29}, doubted={"attention_share": "it cannot be."}),
-    )  # fmt: skip
-    text = "".join(section_markdown(section) for section in calibration_report(rows).sections)
-    assert text.count("-50.0 %") == 2 and "| -2.50 % |" in text and "+3.0 |" in text
-    assert "+12.0 (doubted) |" in text and "it cannot be." in text

@@ -6,42 +6,12 @@ from trace_builder import serialise_program
 from tomat.base.errors import TomatError
 from tomat.perf.profile.hlo_costs import instruction_flops
 from tomat.perf.profile.hlo_files import load_program, program_from_bytes, program_from_text
-from tomat.perf.profile.hlo_kernels import constant_values, executed_kernels, loop_notes, origin, trip_count
+from tomat.perf.profile.hlo_kernels import executed_kernels, loop_notes
 from tomat.perf.profile.protos import new_message
 
 
 def compiled_text(function, *args) -> str:
     return jax.jit(function).lower(*args).compile().as_text()
-
-
-def test_trip_count_without_xlas_annotation():
-    text = """HloModule m, entry_computation_layout={(f32[4]{0})->f32[4]{0}}
-body {
-  p = (s32[], f32[4]{0}) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  x = f32[4]{0} get-tuple-element(p), index=1
-  step = s32[] constant(2)
-  next = s32[] add(i, step)
-  y = f32[4]{0} add(x, x)
-  ROOT t = (s32[], f32[4]{0}) tuple(next, y)
-}
-cond {
-  p = (s32[], f32[4]{0}) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  n = s32[] constant(11)
-  ROOT lt = pred[] compare(i, n), direction=LT
-}
-ENTRY main {
-  a = f32[4]{0} parameter(0)
-  start = s32[] constant(3)
-  init = (s32[], f32[4]{0}) tuple(start, a)
-  loop = (s32[], f32[4]{0}) while(init), condition=cond, body=body
-  ROOT out = f32[4]{0} get-tuple-element(loop), index=1
-}
-"""
-    program = program_from_text(text, "loop")
-    assert trip_count(program, program.by_name["loop"]) == 4  # 3, 5, 7, 9
-    assert {k.instruction.name: k.executions for k in executed_kernels(program)}["y"] == 4
 
 
 def test_a_loop_that_depends_on_data_is_counted_once_and_said():
@@ -111,39 +81,3 @@ def test_stack_frames_that_lead_back_end(v6e_program):
     program = program_from_bytes(message.SerializeToString(), "x.pb")
     found = [i for body in program.computations.values() for i in body if i.frame_id]
     assert found and all(len(program.frames(i)) <= len(frames) for i in found)
-
-
-LOOPS = """HloModule m
-never {
-  any = (s32[], s8[2]{0}) parameter(0)
-  ROOT no = pred[] constant(false)
-}
-inner {
-  inner_state = (s32[], s8[2]{0}) parameter(0)
-  inner_count = s32[] get-tuple-element(inner_state), index=0
-  read = s8[2]{0} get-tuple-element(inner_state), index=1
-  ROOT inner_next = (s32[], s8[2]{0}) tuple(inner_count, read)
-}
-outer {
-  state = (s32[], s8[2]{0}) parameter(0)
-  count = s32[] get-tuple-element(state), index=0
-  given = s8[2]{0} get-tuple-element(state), index=1
-  start = (s32[], s8[2]{0}) tuple(count, given)
-  loop = (s32[], s8[2]{0}) while(start), condition=never, body=inner
-  kept = s8[2]{0} get-tuple-element(loop), index=1
-  changed = s8[2]{0} negate(kept)
-  ROOT next = (s32[], s8[2]{0}) tuple(count, HANDED_ON)
-}
-ENTRY main {
-  zero = s32[] constant(0)
-  mask = s8[2]{0} constant({1, 2})
-  first = (s32[], s8[2]{0}) tuple(zero, mask)
-  ROOT whole = (s32[], s8[2]{0}) while(first), condition=never, body=outer
-}
-"""
-
-
-@pytest.mark.parametrize(("handed_on", "values"), [("kept", [1, 2]), ("changed", None)])
-def test_a_constant_is_read_through_loops_in_loops_that_hand_it_on(handed_on, values):
-    program = program_from_text(LOOPS.replace("HANDED_ON", handed_on), "loops")
-    assert constant_values(origin(program, program.by_name["read"])) == values

@@ -23,9 +23,6 @@ def test_the_newest_session_is_read_and_said(tpu_profile, tmp_path, cpu_profile)
     assert load_trace(root, session="2025_01_01_00_00_00").devices[0].device_kind == "cpu"
     with pytest.raises(TomatError, match="no session 'nope'. Sessions there: 2025"):
         load_trace(root, session="nope")
-
-
-def test_numbers_in_names_of_sessions_count():
     assert natural_order("run_9") < natural_order("run_10") < natural_order("run_010a")
 
 

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tomat.measure.lab.curves import compare_curves, window_means, window_noise
+from tomat.measure.lab.curves import compare_curves, window_noise
 
 TOLERANCE = 1e-5
 """Of the first step."""
@@ -46,17 +44,6 @@ def test_an_offset_of_every_seed_or_another_seed_is_not_the_same():
     found = compare_curves(base, base[[1, 2, 0]], 20, TOLERANCE)
     assert found.largest_window_difference_over_noise < 1 and not found.same_curve
     assert found.first_step_relative_difference > 1e-3
-
-
-@given(steps=st.integers(1, 90), window_steps=st.integers(1, 40), level=st.floats(0.1, 10.0))
-@settings(max_examples=30, deadline=None)
-def test_windows_hold_every_step_once(steps: int, window_steps: int, level: float):
-    curves = level + np.arange(2.0 * steps).reshape(2, steps)
-    means = window_means(curves, window_steps)
-    assert means.shape == (2, max(1, steps // window_steps))
-    lengths = np.full(means.shape[1], float(min(window_steps, steps)))
-    lengths[-1] = steps - lengths[:-1].sum()
-    np.testing.assert_allclose((means * lengths).sum(axis=1), curves.sum(axis=1))
 
 
 def test_noise_is_the_deviation_over_seeds_with_the_neighbours():

@@ -191,12 +191,7 @@ def test_with_minutes_an_accelerators_base_is_measured_once_and_no_start_begins_
     rows = rows_of(lab.run())
     # What compiled is timed; after the base and `fast` 100 s are left, enough for one more, after `same` none.
     assert machine.events == [
-        "start base",
-        *["window base"] * 4,
-        "start fast",
-        *["window fast"] * 4,
-        "start same",
-        *["window same"] * 4,
+        each for name in ("base", "fast", "same") for each in (f"start {name}", *[f"window {name}"] * 4)
     ]
     assert rows["fast"].ratio.pairs == 4 and "large" not in rows
 

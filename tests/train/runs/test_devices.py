@@ -77,11 +77,3 @@ def test_steps_of_other_devices_or_settings_are_left_out_and_a_piece_without_a_s
     ran = ran_steps(ROWS, events, "v6e-16")
     assert (ran.rows, ran.devices) == (ROWS, V6E_16) and "of a later start that took no step" in ran.notes[0]
     assert ran_steps([], events, "v6e-16").devices == CPU
-
-
-@pytest.mark.parametrize("events", [[], [{"event": "start", "step": 0}], [{"event": "data", "step": 0}]])
-def test_what_is_not_on_record_is_said(events):
-    ran = ran_steps(ROWS, events, "v6e-16")
-    assert (ran.rows, ran.devices) == (ROWS, None)
-    assert ran.notes == ("slice v6e-16 was asked for, and which devices ran is not on record",)
-    assert ran_steps(ROWS, events, None).notes == ()

@@ -11,7 +11,7 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import LOG_FILE
-from tomat.train.runs.run_log import END, LAB, RESUME, ROW, RUN, START, Asked, Entry, append_line, read_lines, read_log
+from tomat.train.runs.run_log import END, RESUME, RUN, START, Asked, Entry, append_line, read_lines, read_log
 
 
 def _append_many(place: str, name: str) -> None:
@@ -103,16 +103,6 @@ def test_runs_of_earlier_versions_are_in_the_log(make_run):
     append_line(str(place), RUN, "old", RESUME, step=5, command="tomat train")
     entry = entries_of(place)["old"]
     assert [piece.step for piece in entry.pieces] == [0, 5] and entry.began == "2026-01-01T00:00:00"
-
-
-def test_the_newest_line_of_a_row_counts(tmp_path):
-    for rate in (100.0, 120.0):
-        figures = {"tokens_per_second_median": rate}
-        append_line(str(tmp_path), LAB, "b8", ROW, sweep="s", key="k", status="measured", figures=figures)
-    append_line(str(tmp_path), LAB, "b8", ROW, sweep="s", key="other", status="out of memory", reason="used 9 GiB")
-    first, second = read_log(str(tmp_path), time.time()).entries
-    assert first.figures == {"tokens_per_second_median": 120.0} and len(first.pieces) == 2
-    assert (second.status, second.detail, second.sweep) == ("out of memory", "used 9 GiB", "s")
 
 
 def test_damage_is_counted_and_the_rest_is_read(make_run):

@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,14 @@ IMPORTED = ["tomat.train.run", "tomat.data.tokens.demo", "tomat.app.workflow.run
 LONGEST_REQUEST_BYTES = 1 << 16
 DENSITY_TOKENS = 64
 """As `tiny_run` asks for."""
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Whether it holds, waited for so long."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
 
 
 class Forked:

@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from forked import until
 
 from tomat.base.regions import instance_metadata
 from tomat.train.preemption import NOTICES, StopRequest
@@ -132,7 +133,7 @@ def end_of(name: str) -> tuple[int | None, float, str]:
         def said() -> str:
             return os.pread(output.fileno(), 1 << 20, 0).decode()
 
-        assert wait_for(lambda: "ready\n" in said() or process.poll() is not None, 60.0)
+        assert until(lambda: "ready\n" in said() or process.poll() is not None, 60.0)
         time.sleep(0.2)  # into the native code
         started = time.monotonic()
         for number in signals:
@@ -184,7 +185,7 @@ def test_a_machine_that_is_taken_away_after_ctrl_c_has_its_grace_from_then():
         assert stop._asked_at is not None
         stop._asked_at -= 100.0
         os.kill(os.getpid(), TERM)
-        assert wait_for(lambda: stop.cause == "SIGTERM")
+        assert until(lambda: stop.cause == "SIGTERM")
         assert stop.status == 143 and 50 < stop.remaining_seconds <= 60
 
 
@@ -197,13 +198,6 @@ def metadata(bucket, monkeypatch) -> dict[str, str]:
     return bucket.machine
 
 
-def wait_for(condition, seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 @pytest.mark.parametrize("key", NOTICES)
 def test_a_notice_counts_as_the_first_signal(metadata, key):
     """The SIGTERM of the machine that goes down then follows; it must not be taken for a second one."""
@@ -214,7 +208,7 @@ def test_a_notice_counts_as_the_first_signal(metadata, key):
         time.sleep(0.2)
         assert not stop.reached()
         metadata[key] = NOTICES[key][0]
-        assert wait_for(stop.reached)
+        assert until(stop.reached)
         assert stop.cause == f"{key} {NOTICES[key][0]}"
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.2)  # a second signal would have ended this process

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from forked import until
 from pymatgen.io.common import VolumetricData
 from pymatgen.io.vasp import Chgcar
 from small_promolecule import promolecule, skewed
@@ -159,9 +160,7 @@ def test_a_killed_folder_is_finished_by_the_same_command(tmp_path, promolecule_f
     words += [*("40",) * 3, "--valences", "Na=1,F=7"]
     process = subprocess.Popen(tomat(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        ended = time.monotonic() + 300
-        while not (out / LINES_FILE).exists() and time.monotonic() < ended and process.poll() is None:
-            time.sleep(0.01)
+        until(lambda: (out / LINES_FILE).exists() or process.poll() is not None, 300.0)
         time.sleep(0.2)
         process.send_signal(sent)
         told = process.communicate(timeout=120)[1]

@@ -3,11 +3,10 @@
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked import Forked
+from forked import Forked, until
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import LEASE_FILE, LOCK_FILE
@@ -32,13 +31,6 @@ def start(url: str, folder: Path, seconds: float, **environment: str) -> Forked:
     process = Forked(before=holds, env={**os.environ, **environment})
     assert until(lambda: "held\n" in process.said() or process.poll() is not None)
     return process
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):

@@ -1,11 +1,8 @@
 """What pw.x is told and what it says. What it makes of a density: `tests/profiling/test_scf_savings.py`."""
 
-import dataclasses
-from pathlib import Path
-
 import numpy as np
 import pytest
-from scf_savings_pwscf import CHARGE_DENSITY, PwCalculation, PwX, Start, parse_output
+from scf_savings_pwscf import PwCalculation, parse_output
 
 from tomat.data.density.crystal import Crystal
 
@@ -61,30 +58,3 @@ def test_the_input_says_all_that_decides_the_result(calculation):
     assert "conv_thr=1.000e-08" in lines[2] and lines[4] == "Na 1.0 Na.gth" and lines[-1] == "2 2 1 1 0 0"
     own, given = (calculation.input_text(from_file=each) for each in (False, True))
     assert own == given.replace("startingpot='file'", "startingpot='atomic'") != given
-
-
-def program(place: Path, output: str) -> Path:
-    """A program that counts its calls and prints `output`, and that it read the density that lies there."""
-    path = place / "pw"
-    (place / "said").write_text(output)
-    path.write_text(
-        f"#!/bin/sh\necho call >> {place}/calls\ncat {place}/said\n"
-        "if [ -f pw.save/charge-density.dat ]; then echo 'The initial density is read from file :'; fi\n"
-        "mkdir -p pw.save; echo converged >> pw.save/charge-density.dat; touch pw.save/wfc1.dat\n"
-    )
-    path.chmod(0o755)
-    return path
-
-
-def test_a_finished_run_is_found_again_by_its_content(tmp_path, calculation):
-    pw = PwX(tmp_path / "work", str(program(tmp_path, CONVERGED)))
-    one, two = (Start(name, lambda path, name=name: {"bytes": path.write_text(name)}) for name in ("one", "two"))
-    other = dataclasses.replace(calculation, e_cut_ry=31.0)
-    asked = [(calculation, "own", None), (calculation, "guess", one), (calculation, "guess", two), (other, "own", None)]
-    for _ in range(2):
-        own, guess, *others = [pw.run(*each) for each in asked]
-        assert own.said == parse_output(CONVERGED) and not own.facts and guess.facts == {"bytes": 3}
-        assert (guess.folder / CHARGE_DENSITY).read_text() == "oneconverged\n"
-        assert len({each.folder for each in (own, guess, *others)}) == 4
-        assert (tmp_path / "calls").read_text().count("call") == 4
-    assert sorted(each.name for each in own.folder.rglob("*.dat")) == ["charge-density.dat"]

@@ -29,12 +29,6 @@ def test_matmul_flops_of_the_v6e_step_are_the_models(v6e_program):
     assert total == pytest.approx(expected, rel=0.001)
 
 
-def test_loop_bodies_once_match_xlas_count_of_the_v6e_step(v6e_program):
-    # 29,576,273,920 is what `compiled.cost_analysis()` printed when the fixture was made; XLA counts bodies once.
-    once = sum(kernel_flops(v6e_program, k.instruction) or 0.0 for k in executed_kernels(v6e_program))
-    assert once == pytest.approx(29_576_273_920, rel=0.01)
-
-
 def program_of(body: str, parameters: str):
     text = f"HloModule m\nENTRY main {{\n{parameters}\n{body}\n}}\n"
     return program_from_text(text, "inline")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fuzz_damage import VALUE_DAMAGE, damaged_document, damaged_file, fuzz_file, fuzz_json, fuzz_lines
 from hypothesis import strategies as st
+from scf_savings_pwscf import RECORD, _kept
 
 from tomat.base.errors import TomatError
 from tomat.base.records import read_typed
@@ -129,6 +130,12 @@ def test_predictions(tmp_path: Path, form: str):
             raise TomatError("predicted again")
 
     fuzz_lines(tmp_path / LINES_FILE, rows, read, 150)
+
+
+def test_run_of_pwscf(tmp_path: Path):
+    said = {"version": "6.7", "iterations": 3, "reason": "", "accuracy_ry": [1.0, 1e-9], "energy_ry": -17.0,
+            "wall_seconds": 2.0, "cpu_seconds": 1.9, "fft_shape": [27, 27, 27], "k_points": 10}  # fmt: skip
+    fuzz_json(tmp_path / RECORD, {"said": said, "facts": {"nmae": 0.1}}, lambda path: _kept(path.parent), 100)
 
 
 def test_weights(tmp_path: Path):

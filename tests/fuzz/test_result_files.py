@@ -24,7 +24,7 @@ from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides, read_yaml
 from tomat.base.report.markdown import markdown
 from tomat.hardware.mfu import RunTimes
-from tomat.perf.plan.calibration import Calibration
+from tomat.perf.plan.calibration import Calibration, read_measurements
 from tomat.perf.profile.breakdown import Breakdown, Roofs
 from tomat.perf.profile.hlo import HloProgram, Instruction
 from tomat.perf.profile.hlo_files import program_from_text
@@ -33,7 +33,7 @@ from tomat.perf.profile.program_breakdown import compiler_seconds
 from tomat.perf.profile.protos import new_message
 from tomat.perf.profile.two_breakdowns import compare_breakdowns
 from tomat.perf.tuning.sweep_config import load_sweep
-from tomat.predict.evaluation.result import LABEL, MaterialResult, TeacherForcedResult
+from tomat.predict.evaluation.result import LABEL, MaterialResult, PartialResults, TeacherForcedResult
 from tomat.report.pages.report import breakdown_parts, memory_part, operations_parts, read_record, write_index
 from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.runs.record import read_record as read_run
@@ -332,6 +332,11 @@ def test_evaluation_report(folder: Path):
     fuzz_json(folder / "e.json", needed, read, 80)
 
 
+def test_partial_evaluation(folder: Path):
+    rows = [{"settings": {"run": "a"}}, *report_document()["materials"]]
+    fuzz_lines(folder / "p.jsonl", rows, lambda path: PartialResults(path, {"run": "a"}), 100)
+
+
 PAGE = """# Runs
 By hand.
 <!-- tomat:begin runs -->
@@ -408,6 +413,14 @@ def test_calibration(folder: Path):
         assert record.notes("v6e")
 
     fuzz_json(folder / "calibration.json", CALIBRATION, read, 250)
+
+
+def test_measurements(folder: Path):
+    row = {key: CALIBRATION["rows"][0][key] for key in ("name", "source", "measured", "config_path")}
+    document = {"measurements": [row]}
+    inputs = damaged_texts(document, yaml.safe_dump)
+    whole = yaml.safe_dump(document).encode()
+    fuzz_file(folder / "calibration.yaml", whole, inputs, lambda path: read_measurements(path.parent), 100)
 
 
 def test_sweep(folder: Path):

@@ -124,12 +124,8 @@ def test_codec(codec, kind):
     def parse(content: bytes) -> Any:
         return codec_from_text(content.decode(errors="replace"), "codec.json")
 
-    check(text.encode(), parse, damaged_json(text), 200,
-        lambda found: found.to_dict() == expected,
-    )  # fmt: skip
-    check(old.encode(), parse, damaged_json(old), 150,
-        lambda found: found.sha256 == whole.sha256,
-    )  # fmt: skip
+    check(text.encode(), parse, damaged_json(text), 200, lambda found: found.to_dict() == expected)
+    check(old.encode(), parse, damaged_json(old), 150, lambda found: found.sha256 == whole.sha256)
 
 
 def test_layout_configuration(tmp_path):

@@ -128,17 +128,6 @@ def test_a_reduced_basis_is_the_shortest_of_the_same_lattice(seed):
     np.testing.assert_allclose(np.sort(np.linalg.norm(basis, axis=1)), np.linalg.norm(shortest, axis=1), rtol=1e-8)
 
 
-@pytest.mark.parametrize("skew", [300, 3e5, 9e5])
-def test_neighbours_in_a_very_skewed_cell_are_those_of_the_plain_one(skew):
-    plain = np.diag([3.0, 3.0, 3.0])
-    skewed = np.array([[3.0, 0, 0], [skew, 3.0, 0], [0, 0, 3.0]])
-    numbers, coords = np.array([55, 17]), np.array([[0.1, 0.2, 0.3], [0.5, 0.7, 0.9]])
-    found = shortest_distances_a(skewed, numbers, coords @ np.linalg.inv(np.round(skewed / 3)))
-    assert found == {
-        pair: pytest.approx(a, abs=1e-6) for pair, a in shortest_distances_a(plain, numbers, coords).items()
-    }
-
-
 def test_covalent_radii_are_pymatgens():
     from pymatgen.analysis.molecule_structure_comparator import CovalentRadius
 

@@ -95,15 +95,6 @@ def test_v3_token_by_token(codec):
     assert ids == expected + [0] * (60 - len(expected))
 
 
-@settings(max_examples=20, deadline=None)
-@given(cases, st.lists(anchors, min_size=1, max_size=40))
-def test_rows_are_the_sequences_one_by_one(make_grid, codec, case, many):
-    """Also across the two ways to encode: the whole cell once for many anchors, patch by patch for few."""
-    grid = make_grid(**case)
-    rows = encode_rows(grid, np.array(many), V3, codec)
-    np.testing.assert_array_equal(rows, [encode_sequence(grid, anchor, V3, codec) for anchor in many])
-
-
 def test_v2_tells_first_and_last_voxel(make_grid):
     ids = encode_sequence(make_grid(shape=(10, 12, 9), n_atoms=1), (8, 2, 9), V2, TwoTokenCodec())
     first = int(np.flatnonzero(ids == v.OFFSET_START)[0])

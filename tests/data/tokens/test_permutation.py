@@ -21,6 +21,9 @@ def test_bijection_with_inverse(n: int) -> None:
     assert images.dtype == np.int64
     np.testing.assert_array_equal(np.sort(images), np.arange(n))
     np.testing.assert_array_equal(permutation.inverse(images), np.arange(n))
+    for outside in (-1, n):
+        with pytest.raises(IndexError, match=rf"\[0, {n}\)"):
+            permutation(np.array([0, outside]))
 
 
 @settings(max_examples=40, deadline=None)

@@ -59,13 +59,19 @@ if __name__ == "__main__":
 """
 
 
+def start(tmp_path, program, *words):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "program.py").write_text(program)
+    environment = {**os.environ, "HOME": str(home)}
+    command = [sys.executable, "program.py", *words]
+    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=600)
+
+
 def run(tmp_path, function):
     folder = tmp_path / "units"
     folder.mkdir()
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, tmp_path / "program.py", folder, function]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    return done, {path.name for path in folder.iterdir()}
+    return start(tmp_path, PROGRAM, folder, function), {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.slow
@@ -176,13 +182,7 @@ main(sys.argv[1:])
 
 
 def retokenized(program, tmp_path, tree):
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "program.py").write_text(program)
-    words = ["program.py", "retokenize", "--input", tree, "--output", tmp_path / "set", *WORDS]
-    environment = {**os.environ, "HOME": str(home)}
-    command = [sys.executable, *words]
-    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=600)
+    return start(tmp_path, program, "retokenize", "--input", tree, "--output", tmp_path / "set", *WORDS)
 
 
 @pytest.mark.slow

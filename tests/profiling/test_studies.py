@@ -23,6 +23,7 @@ def test_a_study_refuses_in_one_line_and_says_what_its_flags_are(study, capsys):
         if action.required:
             place = __file__ if action.type is existing_file else ROOT / "tests" / "fixtures" / "run"
             words += [*action.option_strings[:1], str(place)]
+    capsys.readouterr()  # what packages say as a study imports them
     assert main([*words, "--no_such_flag"], parser) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ") and told.count("\n") == 1 and "no_such_flag" in told

@@ -88,7 +88,8 @@ class DensityDecoderConfig(Qwen3Config):
     """Each position sees itself and `sliding_window` - 1 positions before it, in every layer; None: all before it."""
     use_sliding_window: bool | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """False turns `sliding_window` off, as in a Hugging Face configuration; None: on if `sliding_window` is set."""
-    attn_backend: Backend | None = key(None, free="rounding")  # pyright: ignore[reportIncompatibleVariableOverride]
+    # A string that is none of them is refused with their list, which draccus would not give.
+    attn_backend: Backend | str | None = key(None, free="rounding")  # pyright: ignore[reportIncompatibleVariableOverride]
     """vanilla, jax_flash, splash or cudnn; None: splash where the step is compiled for TPUs, cudnn on NVIDIA GPUs that
     have it, jax_flash elsewhere."""
     query_blocks: int = key(1, free="rounding")

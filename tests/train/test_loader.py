@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from levanter.data.dataset import ListAsyncDataset
 from scipy import stats
 
 from tomat.base.errors import TomatError
@@ -180,6 +181,18 @@ def test_batches_cannot_be_told_from_a_true_shuffle(start: int | None) -> None:
         batches = np.stack([ShuffledIndex(rows, config, seed)(taken) for seed in range(150)])
     p_values = batch_p_values(batches, 65_536, 64)
     assert min(p_values.values()) > ALPHA, p_values
+
+
+def test_the_statistics_reject_a_weak_shuffle() -> None:
+    """Levanter's own block shuffle, whose round function is an affine map, fails each of them: they can fail."""
+    batches = []
+    for seed in range(12):
+        shuffled = ListAsyncDataset(range(65_536)).block_shuffle(
+            io_block_size=64, window_blocks=1024, key=jax.random.PRNGKey(seed)
+        )
+        batches.append(asyncio.run(shuffled.get_batch(range(256))))
+    p_values = batch_p_values(np.array(batches), 65_536, 64)
+    assert max(p_values.values()) < 1e-9, p_values
 
 
 def test_impossible_shuffles_are_refused(shards: ShardSet) -> None:

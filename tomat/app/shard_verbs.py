@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     add_flag(layouts, "--context", 8192, "tokens", type=positive_int)
     text = "of the materials (default: 1 4 12 29 88)"
     layouts.add_argument("--atoms", type=positive_int, nargs="+", default=[1, 4, 12, 29, 88], help=text)
+    add_flag(layouts, "--smallest_side", 8, "smallest side of packed cubes, in voxels", type=positive_int)
     add_report(layouts, "write the figures; shares are fractions")
 
     moved = {"import": "`python profiling/import_first_generation.py` in a checkout of tomat"}
@@ -117,22 +119,36 @@ def _run_show(args: argparse.Namespace) -> int:
 
 
 def _run_layouts(args: argparse.Namespace) -> int:
-    """Show, for materials of given numbers of atoms, the patch of each layout of a context and its share of it;
-    `docs/guides/layouts.md` compares them."""
-    from tomat.data.tokens.layouts import layouts_of, one_patch
+    """Show, for materials of given numbers of atoms, the patch of each layout of a context, its share of the context,
+    and the same for several cubes packed into one context, which no layout does."""
+    from tomat.data.tokens.context_use import context_table
 
-    layouts = layouts_of(args.context)
-    rows = [{"n_atoms": n, "layouts": {each.name: one_patch(each, n) for each in layouts}} for n in args.atoms]
-    made = [[str(row["n_atoms"]), *map(_cell, row["layouts"].values())] for row in rows]
-    title = f"Voxels in {args.context:,} tokens, and their share of the context"
-    show(Table(title, [Column("atoms", right=True), *(Column(each.name) for each in layouts)], made))
-    write_report(args.json, {"context_tokens": args.context, "rows": rows})
+    rows = context_table(args.context, args.atoms, args.smallest_side)
+    made = [["preamble, tokens", *(f"{row['preamble_tokens']:,}" for row in rows)]]
+    made += [[name, *(_cell(row["layouts"][name]) for row in rows)] for name in rows[0]["layouts"]]
+    made.append(["wider box", *(_cell(row["wide_box"]) for row in rows)])
+    for shared, words in ((True, "one preamble"), (False, "a preamble each")):
+        alike = [[each for each in row["packed"] if each["shared_preamble"] == shared] for row in rows]
+        best = (max(some, key=itemgetter("voxels"), default=None) for some in alike)
+        made.append([f"packed cubes, {words}", *map(_cell, best)])
+    for name, use in rows[0]["layouts"].items():
+        if "voxels_without_preamble" in use:
+            cells = (f"{row['layouts'][name]['voxels_without_preamble']:,}" for row in rows)
+            made.append([f"{name} with no preamble at all", *cells])
+    title = f"Voxels in {args.context:,} tokens, their share of the context, and how many of them have\n"
+    title += "their seven preceding neighbours in the patch too"
+    show(Table(title, [Column("atoms"), *(Column(str(row["n_atoms"]), right=True) for row in rows)], made))
+    write_report(args.json, {"context_tokens": args.context, "smallest_packed_side": args.smallest_side, "rows": rows})
     return 0
 
 
-def _cell(use: dict[str, Any]) -> str:
-    [shape] = use["patch_shapes_voxels"]
-    return f"{' x '.join(map(str, shape))}: {use['voxels']:,} ({100 * use['voxel_share']:.1f} %)"
+def _cell(use: dict[str, Any] | None) -> str:
+    if use is None:
+        return "-"
+    shapes = use["patch_shapes_voxels"]
+    words = " x ".join(map(str, shapes[0])) if len(shapes) == 1 else " + ".join(f"{shape[0]}^3" for shape in shapes)
+    share, neighbours = 100 * use["voxel_share"], 100 * use["neighbour_share"]
+    return f"{words}\n{use['voxels']:,} = {share:.1f} %\n({neighbours:.1f} %)"
 
 
 def _run_info(args: argparse.Namespace) -> int:

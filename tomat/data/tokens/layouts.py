@@ -6,7 +6,6 @@ Version 3 writes `BOS GRID nx ny nz /GRID LATTICE qa qb qc qalpha qbeta qgamma /
 /POS [SHAPE px py pz /SHAPE] DENS d... /DENS EOS PAD...`; version 2 always writes SHAPE, then OFFSET and HI.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, Literal
@@ -165,40 +164,6 @@ def layout_named(name: str) -> SequenceLayout:
     if name not in LAYOUTS:
         raise TomatError(f"There is no layout {name!r}; expected one of {', '.join(LAYOUTS)}.")
     return LAYOUTS[name]
-
-
-def layouts_of(context: int) -> list[SequenceLayout]:
-    """The layouts of one token a voxel that have this context; refuses one that none has."""
-    found = [each for each in LAYOUTS.values() if each.context == context and each.tokens_per_voxel == 1]
-    if not found:
-        known = sorted({each.context for each in LAYOUTS.values()})
-        raise TomatError(f"No layout has a context of {context} tokens; expected one of {', '.join(map(str, known))}.")
-    return found
-
-
-Use = dict[str, Any]
-"""Where the tokens of one context go, JSON-ready: `patch_shapes_voxels`, the largest patch first; `voxels`, one density
-token each; `voxel_share` and `padding_share` of the context, 0 to 1; `neighbour_share`, the part of the voxels whose
-seven neighbours towards the patch's first voxel lie in the patch too, 0 to 1: those that a Lorenzo extrapolation reads,
-and all come before the voxel."""
-
-
-def use_of(context: int, shapes: Sequence[PatchShape], used_tokens: int) -> Use:
-    """The use of a context of which all but `used_tokens` tokens are padding."""
-    voxels = sum(prod(shape) for shape in shapes)
-    return {
-        "patch_shapes_voxels": [list(shape) for shape in shapes],
-        "voxels": voxels,
-        "voxel_share": voxels / context,
-        "padding_share": 1 - used_tokens / context,
-        "neighbour_share": sum(prod(side - 1 for side in shape) for shape in shapes) / voxels,
-    }
-
-
-def one_patch(layout: SequenceLayout, n_atoms: int) -> Use:
-    """The context of a layout of one token a voxel."""
-    shape = layout.patch_shape(n_atoms)
-    return use_of(layout.context, [shape], layout.used_tokens(n_atoms, shape))
 
 
 @dataclass(frozen=True)

@@ -4,29 +4,21 @@ Packing is not built; it is counted here, and at its best: cubes of whatever sid
 vocabulary allows, the largest cube's size the layout's own.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement, product
 from math import prod
-from operator import itemgetter
 from typing import Any
 
-from tomat.app.cli import main
-from tomat.base.arguments import Parser, add_flag, add_report, positive_int
-from tomat.base.report.model import Column, Table
-from tomat.base.report.terminal import show
-from tomat.base.reporting import write_report
+from tomat.base.errors import TomatError
 from tomat.data.tokens.layouts import (
     BLOCK_OF_THREE,
     FIXED_TOKENS,
+    LAYOUTS,
     TOKENS_PER_ATOM,
-    Use,
+    PatchShape,
+    SequenceLayout,
     boxes,
-    layouts_of,
-    one_patch,
-    use_of,
 )
 
 WIDE_SIDE_DIFFERENCE = 8
@@ -35,6 +27,30 @@ preamble empty (mean over 1 to 131 atoms), and a difference of 10 no less."""
 MOST_PACKED = 4
 FURTHER_PATCH_TOKENS = BLOCK_OF_THREE + 2
 """Of a further patch beside the same preamble: where it lies from the first (OFFSET), the brackets of its density."""
+
+Use = dict[str, Any]
+"""Where the tokens of one context go, JSON-ready: `patch_shapes_voxels`, the largest patch first; `voxels`, one density
+token each; `voxel_share` and `padding_share` of the context, 0 to 1; `neighbour_share`, the part of the voxels whose
+seven neighbours towards the patch's first voxel lie in the patch too, 0 to 1: those that a Lorenzo extrapolation reads,
+and all come before the voxel."""
+
+
+def _use(context: int, shapes: Sequence[PatchShape], used_tokens: int) -> Use:
+    """The use of a context of which all but `used_tokens` tokens are padding."""
+    voxels = sum(prod(shape) for shape in shapes)
+    return {
+        "patch_shapes_voxels": [list(shape) for shape in shapes],
+        "voxels": voxels,
+        "voxel_share": voxels / context,
+        "padding_share": 1 - used_tokens / context,
+        "neighbour_share": sum(prod(side - 1 for side in shape) for shape in shapes) / voxels,
+    }
+
+
+def one_patch(layout: SequenceLayout, n_atoms: int) -> Use:
+    """The context of a layout of one token a voxel."""
+    shape = layout.patch_shape(n_atoms)
+    return _use(layout.context, [shape], layout.used_tokens(n_atoms, shape))
 
 
 def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool, smallest_side: int) -> Use | None:
@@ -53,7 +69,7 @@ def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool,
         used = preamble + further * (n_patches - 1) + shapes + voxels
         if used <= context and voxels > most:
             best, most, best_used = sides, voxels, used
-    return use_of(context, [(side, side, side) for side in best], best_used) if best else None
+    return _use(context, [(side, side, side) for side in best], best_used) if best else None
 
 
 def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> list[dict[str, Any]]:
@@ -67,7 +83,10 @@ def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> lis
             same for boxes of `WIDE_SIDE_DIFFERENCE`; `packed`, a list of the same with `n_patches` (2 to `MOST_PACKED`)
             and `shared_preamble`, without those that do not fit.
     """
-    layouts = layouts_of(context)
+    layouts = [each for each in LAYOUTS.values() if each.context == context and each.tokens_per_voxel == 1]
+    if not layouts:
+        known = sorted({each.context for each in LAYOUTS.values()})
+        raise TomatError(f"No layout has a context of {context} tokens; expected one of {', '.join(map(str, known))}.")
     largest = max(layouts, key=lambda layout: layout.patch_size)
     wide = replace(largest, name="wide", max_side_difference=min(WIDE_SIDE_DIFFERENCE, largest.patch_size))
     rows = []
@@ -92,51 +111,3 @@ def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> lis
             }
         )
     return rows
-
-
-def build_parser() -> Parser:
-    """The flags of this script."""
-    parser = Parser(prog="python profiling/layout_use.py", description="How much of a context is density, by layout.")
-    add_flag(parser, "--context", 8192, "tokens", type=positive_int)
-    atoms, text = [1, 4, 12, 29, 88], "of the materials (default: 1 4 12 29 88)"
-    parser.add_argument("--atoms", type=positive_int, nargs="+", default=atoms, help=text)
-    add_flag(parser, "--smallest_side", 8, "of packed cubes, in voxels; 8 are half an angstrom", type=positive_int)
-    add_report(parser, "write the figures; shares are fractions")
-    parser.set_defaults(run=run)
-    parser.examples = (f"{parser.prog} --context 4608 --atoms 2 8 32",)
-    return parser
-
-
-def run(args: argparse.Namespace) -> int:
-    """Show, for materials of given numbers of atoms, the patch of each layout of a context, its share of the context,
-    and the same for several cubes packed into one context, which no layout does."""
-    rows = context_table(args.context, args.atoms, args.smallest_side)
-    made = [["preamble, tokens", *(f"{row['preamble_tokens']:,}" for row in rows)]]
-    made += [[name, *(_cell(row["layouts"][name]) for row in rows)] for name in rows[0]["layouts"]]
-    made.append(["wider box", *(_cell(row["wide_box"]) for row in rows)])
-    for shared, words in ((True, "one preamble"), (False, "a preamble each")):
-        alike = [[each for each in row["packed"] if each["shared_preamble"] == shared] for row in rows]
-        best = (max(some, key=itemgetter("voxels"), default=None) for some in alike)
-        made.append([f"packed cubes, {words}", *map(_cell, best)])
-    for name, use in rows[0]["layouts"].items():
-        if "voxels_without_preamble" in use:
-            cells = (f"{row['layouts'][name]['voxels_without_preamble']:,}" for row in rows)
-            made.append([f"{name} with no preamble at all", *cells])
-    title = f"Voxels in {args.context:,} tokens, their share of the context, and how many of them have\n"
-    title += "their seven preceding neighbours in the patch too"
-    show(Table(title, [Column("atoms"), *(Column(str(row["n_atoms"]), right=True) for row in rows)], made))
-    write_report(args.json, {"context_tokens": args.context, "smallest_packed_side": args.smallest_side, "rows": rows})
-    return 0
-
-
-def _cell(use: dict[str, Any] | None) -> str:
-    if use is None:
-        return "-"
-    shapes = use["patch_shapes_voxels"]
-    words = " x ".join(map(str, shapes[0])) if len(shapes) == 1 else " + ".join(f"{shape[0]}^3" for shape in shapes)
-    share, neighbours = 100 * use["voxel_share"], 100 * use["neighbour_share"]
-    return f"{words}\n{use['voxels']:,} = {share:.1f} %\n({neighbours:.1f} %)"
-
-
-if __name__ == "__main__":
-    sys.exit(main(parser=build_parser()))

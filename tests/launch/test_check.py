@@ -76,4 +76,4 @@ def test_what_is_wrong_here_is_a_line_too_and_spot_chips_have_a_quota_of_their_o
     answers(world)
     assert main([*WORDS, "--spot", "--output_dir", "runs"]) == 1
     assert [words for words in world.calls() if "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI" in words]
-    assert "lost with the machine" in checks(world)["configuration"]["said"]
+    assert "goes with the machine" in checks(world)["configuration"]["said"]

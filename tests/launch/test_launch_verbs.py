@@ -16,7 +16,7 @@ WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
         ([*WORDS, "--slice", "null"], "names no slice"),
         ([*WORDS, "--slice", "v6e-5"], "slice 'v6e-5' is not known"),
         ([*WORDS, "--optimizer.no_such_key", "1"], "no_such_key"),
-        ([*WORDS, "--execute", "--output_dir", "runs"], "lost with the machine"),
+        ([*WORDS, "--execute", "--output_dir", "runs"], "goes with the machine"),
         ([*WORDS, "--execute", "--output_dir", "gs://BUCKET/runs"], "your bucket"),
         ([*WORDS, "--poll_seconds", "0"], "poll_seconds"),
         ([*WORDS, "--max_failures", "0"], "max_failures"),

@@ -1,8 +1,8 @@
 import argparse
-import json
 
 import numpy as np
 import pytest
+from reported import reported
 
 from tomat.app.codec_verbs import register
 from tomat.base.errors import TomatError
@@ -34,19 +34,17 @@ def densities(tmp_path_factory):
 
 
 def test_fit_finds_electrons_and_how_far_it_is(densities, tmp_path, capsys):
-    out, figures = tmp_path / "promolecule.json", tmp_path / "figures.json"
-    assert run("fit", "--input", densities, "--output", out, "--json", figures) == 0
-    content = json.loads(figures.read_text())
+    out = tmp_path / "promolecule.json"
+    content = reported(tmp_path, "promolecule", "fit", "--input", densities, "--output", out)
     assert content["electrons"]["Si"] == pytest.approx(4, abs=0.01)
     assert content["nmae_fraction"]["worst"] < 1e-3 and content["n_materials"] == 3 and content["skipped"] == {}
     found = Promolecule.load(out)
     grid = read_zarr(densities / "mp-1.zarr", "mp-1")
     assert content["nmae_fraction_by_material"]["mp-1"] == found.nmae(grid) and content["sha256"] == found.sha256
     assert "NMAE on these densities, whole cells: median" in capsys.readouterr().out
-    assert run("show", out, "--json", tmp_path / "show.json") == 0
+    assert reported(tmp_path, "promolecule", "show", out)["electrons"] == content["electrons"]
     printed = capsys.readouterr().out
     assert "Si 4.00" in printed and "3 densities" in printed
-    assert json.loads((tmp_path / "show.json").read_text())["electrons"] == content["electrons"]
 
 
 def test_fit_goes_on_from_its_sums(densities, tmp_path):

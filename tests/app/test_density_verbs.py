@@ -1,9 +1,8 @@
 """`tomat density`: what is shown, every format into every other, and two files compared."""
 
-import json
-
 import numpy as np
 import pytest
+from reported import reported
 from small_promolecule import skewed
 
 from tomat.app import density_verbs, predict_verbs
@@ -69,12 +68,11 @@ def polarised(tmp_path, grid):
 def test_show_says_what_a_folder_holds(tmp_path, polarised, grid, capsys):
     write_density(grid, polarised / "b.cube", "cube")
     (polarised / "c.json").write_text("{}")
-    assert density("show", polarised, "--json", tmp_path / "r.json") == 1
+    first, second = reported(tmp_path, "density", "show", polarised, status=1)["densities"]
     words = told(capsys)
     assert "8.000000; expected 8 (the POTCAR beside it)" in words and "spin densities 1" in words
     assert "2 read, 1 failed, 1 ignored: calc/POTCAR (pseudopotentials without a density)" in words
     assert "failed: " in words and "c.json" in words
-    first, second = json.loads((tmp_path / "r.json").read_text())["densities"]
     assert (first["name"], first["augmentation"], first["spin_densities"]) == ("calc", True, 1)
     assert (second["format"], second["augmentation"], second["grid"]) == ("cube", False, [6, 5, 4])
     assert second["electrons"] == pytest.approx(8, rel=1e-6)
@@ -145,8 +143,7 @@ def test_two_files_are_compared(tmp_path, polarised, grid, capsys):
     scaled = DensityGrid(grid.rho * 1.05, grid.lattice, grid.atomic_numbers, grid.frac_coords, "scaled")
     write_density(scaled, tmp_path / "scaled.cube", "cube")
     words = ["compare", polarised / "CHGCAR", tmp_path / "scaled.cube", "--accept", "fractional_electrons"]
-    assert density(*words, "--picture", tmp_path / "c.svg", "--json", tmp_path / "r.json") == 0
-    report = json.loads((tmp_path / "r.json").read_text())
+    report = reported(tmp_path, "density", *words, "--picture", tmp_path / "c.svg")
     assert report["nmae_fraction"] == pytest.approx(0.05, rel=1e-4) and report["nmae_scaled_fraction"] < 1e-6
     assert "NMAE 5 %" in told(capsys) and "calc/CHGCAR" in (tmp_path / "c.svg").read_text()
     assert density("compare", polarised / "CHGCAR", tmp_path / "nothing") == 2

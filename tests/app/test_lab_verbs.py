@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from json_keys import assert_keys_of_before
+from reported import reported
 from tiny_run import DEMO, tiny_run, tomat
 
 from tomat.app.cli import main
@@ -38,11 +39,9 @@ def words(verb: str, folder: Path, *more: object) -> list[str]:
 def test_rows_are_measured_and_failures_are_rows(tmp_path, work, capsys):
     rows = [{"name": "as it is"}, {"name": "the same"}]
     rows.append({"name": "three heads", "base": "three heads", "overrides": {"model.num_heads": 3}})
-    report = tmp_path / "report.json"
     sweep = sweep_file(tmp_path, rows)
-    options = ("--rounds", 1, "--repeats", 2, "--steps", 2, "--warmup_steps", 1, "--json", report)
-    assert main(words("run", tmp_path, sweep, *options)) == 1
-    record = json.loads(report.read_text())
+    options = ("--rounds", 1, "--repeats", 2, "--steps", 2, "--warmup_steps", 1)
+    record = reported(tmp_path, *words("run", tmp_path, sweep, *options), status=1)
     assert_keys_of_before("lab run", record)
     found = {row["name"]: row for row in record["rows"]}
     base, same = found["as it is"], found["the same"]
@@ -86,10 +85,8 @@ def test_a_lab_that_cannot_begin_says_so_and_keeps_the_record(tmp_path, work, ca
 
 
 def test_the_largest_batch_is_searched_with_real_steps(tmp_path, work):
-    report = tmp_path / "report.json"
-    options = ("--config_path", DEMO, "--memory_limit_gib", 0.01, "--largest", 8, "--steps", 1, "--json", report)
-    assert main(words("max_batch", tmp_path, *options, *tiny_run(4, 4))) == 1
-    record = json.loads(report.read_text())
+    options = ("--config_path", DEMO, "--memory_limit_gib", 0.01, "--largest", 8, "--steps", 1, *tiny_run(4, 4))
+    record = reported(tmp_path, *words("max_batch", tmp_path, *options), status=1)
     assert_keys_of_before("lab max_batch", record)
     [search] = record["searches"]
     # Nothing runs in 10 MiB: halved down to one sequence a device.

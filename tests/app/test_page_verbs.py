@@ -1,12 +1,12 @@
 """`tomat page` as it is typed."""
 
-import json
 import os
 import subprocess
 import webbrowser
 from pathlib import Path
 
 from html_reader import read_page
+from reported import reported
 from tiny_run import tomat
 
 from tomat.app.cli import main
@@ -18,9 +18,8 @@ SWEEP = Path(__file__).parents[2] / "docs" / "tracking" / "sweeps" / "mfu-200m.j
 def test_the_page_is_written_reported_and_shown(tmp_path, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)
-    page, report = tmp_path / "pages" / "sweep.html", tmp_path / "report.json"
-    assert main(["page", str(SWEEP), "--output", str(page), "--open", "--json", str(report)]) == 0
-    found = json.loads(report.read_text())
+    page = tmp_path / "pages" / "sweep.html"
+    found = reported(tmp_path, "page", SWEEP, "--output", page, "--open")
     assert (found["page_bytes"], found["kind"]) == (page.stat().st_size, "sweep of plans")
     assert opened == [page.as_uri()] and str(page) in capsys.readouterr().out
     read_page(page.read_text())

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.metadata
 import importlib.util
-import inspect
 import json
 from pathlib import Path
 
@@ -14,12 +13,10 @@ import pytest
 from calibrate_with_libtpu import build_parser, libtpu_in, read_compilers, read_tokamax
 from calibrate_with_libtpu_programs import (
     CHUNKED_LOSS,
-    DEFAULTS_OF,
     FORMULAS,
     OPS,
     RAGGED,
     VERSION,
-    _bound,
     blockwise_loss,
     formula,
     kept_backward,
@@ -31,7 +28,6 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.perf.plan.compile.topology import compiler_version
 from tomat.perf.timed_kernels.timings import COLUMNS, KernelTiming
-from tomat.report.pages.kernels_page import _compiled_by
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
 
@@ -56,13 +52,8 @@ def test_each_operation_may_have_a_compiler_of_its_own(other, tmp_path):
         ("", "normalization"), libtpu_in(other)
     )
     assert compiler_version() != libtpu_in(other).name == "libtpu 0.0.1"
-    assert _compiled_by({"a": "libtpu 0.0.2", "b": "libtpu 0.0.1", "c": "libtpu 0.0.2"}) == (
-        "libtpu 0.0.2; b: libtpu 0.0.1"
-    )
     with pytest.raises(TomatError, match="--libtpu gives two compilers of normalization"):
         read_compilers([f"normalization={other}", f"normalization={other}"])
-    with pytest.raises(TomatError, match="--libtpu gives two compilers of all operations"):
-        read_compilers([str(other), str(other)])
     (tmp_path / "odd=name").mkdir()
     with pytest.raises(TomatError, match="odd=name holds no libtpu"):
         read_compilers([str(tmp_path / "odd=name")])  # a path, not an operation
@@ -149,9 +140,7 @@ def test_the_loss_in_blocks_is_that_of_all_logits():
 @pytest.mark.parametrize(
     ("arguments", "settings"),
     [
-        ({**LOSS, "reduction": "none"}, BLOCKS), ({**LOSS, "bias": "f32[3]"}, BLOCKS), (LOSS, {}),
-        (LOSS, {**BLOCKS, "unroll": 2}), ({**LOSS, "x": 3}, BLOCKS), (LOSS, {**BLOCKS, "b_block_size": 0}),
-        ({**LOSS, "x": "f16[48,16]"}, BLOCKS),
+        ({**LOSS, "bias": "f32[3]"}, BLOCKS), (LOSS, {**BLOCKS, "unroll": 2}), ({**LOSS, "x": 3}, BLOCKS),
     ],
 )  # fmt: skip
 def test_other_arguments_are_refused(arguments, settings):
@@ -175,20 +164,5 @@ def test_a_backward_pass_of_what_is_kept_computes_nothing_again():
     assert compiled is not None and "dot(" in compiled and "tanh(" not in compiled and "exponential(" not in compiled
     # Other values than those that the inputs have: it reads what it is given.
     assert not np.allclose(of_kept((*kept[:2], 0.5 * out), d_out)[0], backward(d_out)[0])
-
-
-def test_what_is_not_kept_cannot_be_had_back():
     with pytest.raises(TomatError, match="needs more than what the forward pass keeps"):
         kept_backward(lambda x: (jnp.sin(x), ()), jnp.ones(3))
-
-
-def test_a_backward_pass_has_the_defaults_of_its_forward_call_for_what_its_row_leaves_out():
-    rows = [row for row in read_tokamax(TIMINGS)[0] if row.op in DEFAULTS_OF]
-    assert {row.op for row in rows} == DEFAULTS_OF.keys()
-    for row in rows:
-        operation, arguments = _bound(row)
-        inspect.signature(operation._fwd).bind(**arguments, config=None)
-        defaults = {"bias": None, "logits_soft_cap": None, "dropout_mask": None, "dropout_rate": 0.0}
-        left_out = defaults.keys() - row.arguments.keys()
-        assert left_out and all(arguments[name] == defaults[name] for name in left_out)
-        assert arguments["logits_scale"] == row.arguments["logits_scale"]

@@ -14,7 +14,7 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.measure.lab import quality
 from tomat.measure.lab.quality import Quality
-from tomat.perf.tuning.sweep_config import BASE, load_variants
+from tomat.perf.tuning.sweep_config import load_variants
 
 STEPS = 20
 SHIPPED = Path(__file__).parents[2] / "configs" / "numerics" / "demo.yaml"
@@ -126,20 +126,15 @@ def test_runs_differ_by_variant_and_seed_alone(folder: Path, tmp_path: Path):
     assert (base.model.num_heads, heads.model.num_heads) == (2, 1) and base.data.source == "embedded"
     assert study(folder / "tiny.yaml", tmp_path).plan()["base"][0].config.trainer.num_train_steps == STEPS
     shipped = study(SHIPPED, tmp_path)
-    runs = shipped.plan()
     assert {"all-exact", "save-attention", "loss-blocks-64"} <= {row.name for row in shipped.sweep.rows if row.exact}
-    assert runs["1x128"][0].config.model.num_heads == 1
-    # A fraction of the run, so that the schedule scales with its steps.
-    assert 0 < runs[BASE][0].config.optimizer.warmup < 1
+    assert shipped.plan()["1x128"][0].config.model.num_heads == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"variants": [{**ONE, "reason": ""}]}, "other.yaml.*blocks has no reason"),
-        ({"variants": [ONE, ONE]}, "other.yaml.*more than one row is called 'blocks'"),
         ({"variants": [{"name": "a", "reason": "b"}]}, "other.yaml.*exact"),
-        ({"window_steps": 0}, "other.yaml.*window_steps is 0"),
         ({"variants": [{**ONE, "overrides": {"model.sliding_window": 8}}]}, "is called exact, but changes what is"),
         ({"overrides": tiny_run(STEPS, 4)}, "evaluation.patches_per_material 0; expected embedded"),
     ],

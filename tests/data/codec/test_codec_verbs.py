@@ -1,9 +1,9 @@
 import argparse
 import dataclasses
-import json
 
 import numpy as np
 import pytest
+from reported import reported
 
 from tomat.app.codec_verbs import register
 from tomat.base.errors import TomatError
@@ -49,13 +49,12 @@ def fitted_to(grids, n_bins, objective="absolute"):
 
 
 def test_fit_counts_every_voxel_of_every_input(tmp_path, densities, capsys):
-    out, figures = tmp_path / "codec.json", tmp_path / "figures.json"
-    assert run("codec", "fit", "--input", densities, "--bins", 200, "--output", out, "--json", figures) == 0
+    out = tmp_path / "codec.json"
+    content = reported(tmp_path, "codec", "fit", "--input", densities, "--bins", 200, "--output", out)
     codec = load_codec(out)
     assert codec.n_density_tokens == 200 and codec.fit["n_voxels"] == 3 * 16**3
     # Densities in the files are rho x V in float32, so a last bit may differ from what was written.
     np.testing.assert_allclose(codec.medians, fitted_to(map(grid_of, range(3)), 200).medians, rtol=2e-3)
-    content = json.loads(figures.read_text())
     assert content["n_materials"] == 3 and content["skipped"] == {}
     assert content["nmae_floor_fraction"].keys() == {"absolute", "squared"}
     printed = capsys.readouterr().out
@@ -91,10 +90,10 @@ def test_fit_skips_what_cannot_be_read_and_refuses_what_is_too_little(tmp_path, 
 def test_show(tmp_path, capsys):
     path, codec = tmp_path / "codec.json", fitted_to([grid_of(0)], 64, "squared")
     write_codec(codec, path)
-    picture, figures = tmp_path / "codec.svg", tmp_path / "figures.json"
-    assert run("codec", "show", path, "--plot", picture, "--json", figures) == 0
+    picture = tmp_path / "codec.svg"
+    found = reported(tmp_path, "codec", "show", path, "--plot", picture)
     assert "squared error" in capsys.readouterr().out
-    whole, found = picture.read_bytes(), json.loads(figures.read_text())
+    whole = picture.read_bytes()
     assert run("codec", "show", path, "--plot", picture) == 0 and picture.read_bytes() == whole
     assert whole.startswith(b"<?xml") and (found["n_density_tokens"], found["n_voxels"]) == (64, 16**3)
     # The median voxel's bin, counted voxel by voxel.

@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 from chgcar_files import write_chgcar
+from reported import reported
 
 from tomat.app import shard_verbs, token_verbs
 from tomat.app.cli import main
@@ -55,10 +56,8 @@ def test_tokenize_info_and_verify(tmp_path, shards, capsys):
     assert (opened.rows, opened.manifest.split, opened.manifest.seed) == (80, "train", 3)
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["rows"], figures["materials"], figures["context_tokens"], figures["chunks"]) == (80, 2, 512, 2)
-    assert run("shards", "info", shards, "--json", tmp_path / "info.json") == 0
-    assert json.loads((tmp_path / "info.json").read_text())["tokens"] == 80 * 512
-    assert run("shards", "verify", shards, "--json", tmp_path / "verify.json") == 0
-    assert json.loads((tmp_path / "verify.json").read_text())["chunks"] == 2
+    assert reported(tmp_path, "shards", "info", shards)["tokens"] == 80 * 512
+    assert reported(tmp_path, "shards", "verify", shards)["chunks"] == 2
     assert "all 2 chunks (80 rows) are whole" in capsys.readouterr().out
     (shards / "tokens.zarr" / "c" / "1" / "0").unlink()
     with pytest.raises(TomatError, match="Chunk 1 of"):

@@ -3,7 +3,9 @@ log and trackers."""
 
 import dataclasses
 import importlib.util
+import logging
 import os
+import socket
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +20,7 @@ from levanter.trainer import TrainerConfig
 from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
 from tomat.base.memory import keep_freed_memory
-from tomat.base.ports.levanter import initialize
+from tomat.base.reporting import writing
 from tomat.hardware.chips import FoundDevices, slice_named
 from tomat.model.devices import found_devices, ignore_absent_tpu, join_processes, quiet_terminal
 from tomat.train.guards.alike import refuse_differences, started_with
@@ -85,7 +87,8 @@ def initialise(config: TrainConfig, trainer_config: TrainerConfig, run_dir: Path
     trainer_config.tracker = trackers(config, run_dir, first_step)
     trainer_config.log_dir = run_dir
     forget_tracker()  # of an earlier trainer of this process
-    initialize(trainer_config)
+    trainer_config.initialize()
+    rename_log(run_dir, config.run_name)
     quiet_terminal()
 
 
@@ -95,3 +98,30 @@ def forget_tracker() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Global tracker is already set")
         set_global_tracker(cast(Any, None))
+
+
+def rename_log(run_dir: Path, run_name: str) -> None:
+    """Have Levanter's log in `<run_name>.log`.
+
+    Levanter 0.2.227 hands its logging the name with `.log`, which adds `.log` to it (`TrainerConfig.initialize`,
+    `init_logging`), and takes no other name. What earlier starts wrote under that name is moved too.
+    """
+    wrong, right = (run_dir / f"{run_name}{suffix}" for suffix in (".log.log", ".log"))
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename) == wrong.absolute():
+            renamed = logging.FileHandler(right, mode=handler.mode)
+            renamed.setLevel(handler.level)
+            renamed.setFormatter(handler.formatter)
+            root.removeHandler(handler)
+            handler.close()
+            root.addHandler(renamed)
+    # Hosts that share the folder share the file: one of them takes it away, whole.
+    taken = wrong.with_name(f".{wrong.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        wrong.rename(taken)
+    except FileNotFoundError:  # another host has it, or nothing was logged
+        return
+    with writing(right), right.open("ab") as file:
+        file.write(taken.read_bytes())
+    taken.unlink()

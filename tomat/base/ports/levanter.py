@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import jax
-import levanter.utils.logging
 from levanter.callbacks import StepInfo
 from levanter.checkpoint import Checkpointer
 from levanter.layers.flash_attention import _flash_attention_backward, _flash_attention_forward
@@ -22,16 +21,6 @@ def settle(config: TrainerConfig) -> None:
     """Check a trainer's configuration and fill in what depends on the devices; `initialize` does it, with log, trackers
     and the distributed service."""
     config._validate_and_set_defaults()
-
-
-def initialize(config: TrainerConfig) -> None:
-    """`TrainerConfig.initialize`, with the log in `<id>.log`: both it and `init_logging` add `.log` to the name."""
-    init_logging = levanter.utils.logging.init_logging
-    levanter.utils.logging.init_logging = lambda folder, name: init_logging(folder, name.removesuffix(".log"))
-    try:
-        config.initialize()
-    finally:
-        levanter.utils.logging.init_logging = init_logging
 
 
 def step_without_hooks(trainer: Trainer, *arguments: Any) -> Any:

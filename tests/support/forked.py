@@ -1,9 +1,10 @@
 """The command `tomat` as a process of its own, without the 6 s of processor time that importing JAX and Levanter takes.
 
-One process imports them for all tests of a worker and touches no device; every command is forked from it. A command has
+One process imports them for all workers and touches no device; every command is forked from it. A command has
 its own environment, folder, signals and devices; only what was imported before is shared.
 """
 
+import fcntl
 import gc
 import json
 import os
@@ -127,15 +128,24 @@ def instead_of_starting(monkeypatch: "pytest.MonkeyPatch") -> list[Forked]:
 
 @cache
 def _server() -> socket.socket:
-    """Where requests go; the server ends with this process, which has the only other end."""
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    quiet: dict[str, int] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], **quiet)
-    its.close()
-    return ours
+    """Where requests of this process go. Whoever comes first starts the server, which ends with its last client."""
+    place = Path(os.environ["TOMAT_TESTS_FOLDER"])
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with open(place / "server.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = place / "server"
+        if not path.exists():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(str(path))
+                listener.listen()
+                quiet: dict[str, int] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+                command = [sys.executable, __file__, str(listener.fileno())]
+                subprocess.Popen(command, pass_fds=[listener.fileno()], **quiet)
+        server.connect(str(path))
+    return server
 
 
-def _serve(requests: socket.socket) -> None:
+def _serve(listener: socket.socket) -> None:
     import importlib
 
     for name in IMPORTED:
@@ -149,27 +159,35 @@ def _serve(requests: socket.socket) -> None:
     gc.freeze()
     # Keepers are not waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        request, files, *_ = socket.recv_fds(requests, LONGEST_REQUEST_BYTES, 2)
-        if not request:
-            return
-        if os.fork() == 0:
-            _keep(requests, json.loads(request), *files)
-        for file in files:
-            os.close(file)
+    clients = [listener.accept()[0]]
+    while clients:
+        for ready in select.select([listener, *clients], [], [])[0]:
+            if ready is listener:
+                clients.append(listener.accept()[0])
+                continue
+            request, files, *_ = socket.recv_fds(ready, LONGEST_REQUEST_BYTES, 2)
+            if not request:
+                clients.remove(ready)
+                ready.close()
+            elif os.fork() == 0:
+                _keep(ready, [listener, *clients], json.loads(request), *files)
+            for file in files:
+                os.close(file)
 
 
-def _keep(requests: socket.socket, request: dict, output: int, status: int) -> None:
+def _keep(client: socket.socket, sockets: list[socket.socket], request: dict, output: int, status: int) -> None:
     """Start the command, say its process id, wait for it and say its status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         os.close(status)
-        requests.close()
+        for each in sockets:
+            each.close()
         _become(request, output)
     os.close(output)
-    requests.send(str(pid).encode())
-    requests.close()
+    client.send(str(pid).encode())
+    for each in sockets:
+        each.close()
     os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
     os._exit(0)
 

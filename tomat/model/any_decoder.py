@@ -11,7 +11,7 @@ from levanter.models.lm_model import LmConfig, LmHeadModel
 from tomat.base.errors import TomatError
 from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, Int8Matmuls
 from tomat.model.embedding import with_float32_sums
-from tomat.model.environment import EnvironmentConfig, EnvironmentTables, PatchAtoms
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables, NearbyAtoms, PatchAtoms
 
 
 def build_mask(config: LmConfig) -> AttentionMask:
@@ -57,7 +57,7 @@ def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:
 def hidden_and_head(
     model: LmHeadModel,
     tokens: NamedArray,
-    atoms: PatchAtoms | None = None,
+    atoms: NearbyAtoms | None = None,
     tables: EnvironmentTables | None = None,
     *,
     key=None,
@@ -69,6 +69,8 @@ def hidden_and_head(
         return causal_activations(model, tokens, key=key), model.get_lm_head()
     if atoms is None or tables is None:
         raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")
+    if not isinstance(atoms, PatchAtoms):
+        raise TomatError("the model reads patches and was given scattered voxels; train it on a set in a patch layout.")
     sums = environment.sums(tokens, atoms, tables)
     embedding = environment.embedding(tokens, sums, tables)
     hidden = causal_activations(model, tokens, key=key, added=embedding)

@@ -9,9 +9,9 @@ the prior.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import equinox as eqx
 import haliax as hax
@@ -74,28 +74,44 @@ had an NMAE on these of 4.8 % with what is learnt of an element alone, 3.2 % wit
 choices): nitrogen, strontium or aluminium is in few compounds, electronegativity in all."""
 
 
-class PatchAtoms(eqx.Module):
-    """The atoms near each patch of a batch, and where its voxels are; without `batch` those of one."""
+class NearbyAtoms(eqx.Module):
+    """The atoms near the voxels of each row of a batch; without `batch` those of one row."""
 
     positions: NamedArray
-    """float32 [atom, xyz]: from the patch's first voxel, A."""
+    """float32 [atom, xyz]: from the row's origin, A."""
     numbers: NamedArray
     """int32 [atom]: Z; 0: no atom."""
     kinds: NamedArray
     """int32 [kind]: Z of each element among them, once; 0: none."""
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any], *before: Axis) -> Self:
+        """Of arrays by field, or of their shapes; `before` are the axes before those of one row."""
+        named = {}
+        for each in fields(cls):
+            _, *names = _FIELDS[each.name]
+            sizes = arrays[each.name].shape[len(before) :]
+            named[each.name] = NamedArray(arrays[each.name], (*before, *map(Axis, names, sizes)))
+        return cls(**named)
+
+
+class PatchAtoms(NearbyAtoms):
+    """Those near a patch, whose first voxel is the origin, and where its voxels are."""
+
     steps: NamedArray
     """float32 [side, xyz]: from a voxel to the next along each side, A."""
     shape: NamedArray
     """int32 [side]: voxels of the patch."""
 
-    @staticmethod
-    def of(arrays: Mapping[str, Any], *before: Axis) -> "PatchAtoms":
-        """Of arrays by field, or of their shapes; `before` are the axes before those of one patch."""
-        named = {}
-        for key, (_, *names) in _FIELDS.items():
-            sizes = arrays[key].shape[len(before) :]
-            named[key] = NamedArray(arrays[key], (*before, *map(Axis, names, sizes)))
-        return PatchAtoms(**named)
+
+class ScatteredAtoms(NearbyAtoms):
+    """Those near a cell, whose centre is the origin, and where the voxels of a row of the `scattered` layout are."""
+
+    places: NamedArray
+    """float32 [position, xyz]: of the voxel whose density the token at this very position is, A; 0 where that is PAD.
+    The origin is the cell's centre, so that in one of 100 A a place is rounded by 4e-6 A at most."""
+    mean_density: NamedArray
+    """float32 []: electrons of the cell over its volume, e/Å³."""
 
 
 _FIELDS: Mapping[str, tuple[Any, ...]] = {
@@ -104,6 +120,8 @@ _FIELDS: Mapping[str, tuple[Any, ...]] = {
     "kinds": (np.int32, "kind"),
     "steps": (np.float32, "side", "xyz"),
     "shape": (np.int32, "side"),
+    "places": (np.float32, "position", "xyz"),
+    "mean_density": (np.float32,),
 }
 """Type and axes of each field."""
 
@@ -123,9 +141,30 @@ def atoms_of_patch(
     return numbers, positions, steps
 
 
+def atoms_of_cell(crystal: "Crystal", reach_a: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of the atoms within `reach_a` of any point of the cell, periodic images too, and of few others: atomic numbers
+    int64 [n], and positions float64 [n, 3] from the cell's centre in A, nearest first."""
+    lattice = crystal.lattice
+    numbers, positions = crystal.near_box(np.zeros(3), lattice, reach_a)
+    positions = positions - lattice.sum(axis=0) / 2
+    inverse = np.linalg.inv(lattice)
+    # `near_box` takes the sphere around the cell, which of a slab sees several times the atoms. Left out are those too
+    # far from both faces across an axis, along which fractions grow by |column of the inverse| an angstrom at most.
+    most = 0.5 + reach_a * np.linalg.norm(inverse, axis=0)
+    near = (np.abs(positions @ inverse) < most).all(axis=1)
+    return numbers[near], positions[near]
+
+
+def places_in_cell(crystal: "Crystal", grid_shape: tuple[int, int, int], voxels: np.ndarray) -> np.ndarray:
+    """float32 [n, 3]: from the cell's centre, A, of voxels int64 [n] of its flat grid in C order; 0 where one is -1."""
+    index = np.stack(np.unravel_index(np.maximum(voxels, 0), grid_shape), axis=-1)
+    places = (index / np.array(grid_shape) - 0.5) @ crystal.lattice
+    return np.where(voxels[:, None] < 0, 0.0, places).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class Room:
-    """For how many atoms and elements near a patch a row has room."""
+    """For how many atoms and elements near its voxels a row has room."""
 
     atoms: int
     elements: int
@@ -135,16 +174,17 @@ class Room:
         return Room(config.max_atoms, config.max_elements)
 
     def enlarged(self, numbers: Iterable[np.ndarray]) -> "Room":
-        """With room for patches with these atomic numbers too: neither count is part of a model's weights."""
+        """With room for rows with these atomic numbers too: neither count is part of a model's weights."""
         atoms, elements = self.atoms, self.elements
         for each in numbers:
             atoms, elements = max(atoms, -(-len(each) // 16) * 16), max(elements, len(np.unique(each)))
         return Room(atoms, elements)
 
-    def shapes(self) -> dict[str, tuple[Any, ...]]:
-        """Type and sizes of each array of a patch, by the fields of `PatchAtoms`."""
-        sizes = {"atom": self.atoms, "kind": self.elements, "xyz": 3, "side": 3}
-        return {key: (dtype, *(sizes[name] for name in names)) for key, (dtype, *names) in _FIELDS.items()}
+    def shapes(self, of: type[NearbyAtoms] = PatchAtoms, positions: int = 0) -> dict[str, tuple[Any, ...]]:
+        """Type and sizes of each array of a row, by the fields of `of`; of scattered voxels there are `positions`."""
+        sizes = {"atom": self.atoms, "kind": self.elements, "xyz": 3, "side": 3, "position": positions}
+        types = {each.name: _FIELDS[each.name] for each in fields(of)}
+        return {key: (dtype, *(sizes[name] for name in names)) for key, (dtype, *names) in types.items()}
 
 
 def filled(
@@ -156,31 +196,52 @@ def filled(
     name: str,
 ) -> PatchAtoms:
     """One patch's atoms in arrays of the sizes of `room`, on the host."""
+    arrays = _near(numbers, positions, room, f"a patch of {name} of {prod(patch_shape):,} voxels")
+    return PatchAtoms.of(arrays | {"steps": steps.astype(np.float32), "shape": np.array(patch_shape, np.int32)})
+
+
+def filled_cell(
+    numbers: np.ndarray,
+    positions: np.ndarray,
+    places: np.ndarray,
+    mean_density_e_per_a3: float,
+    room: Room,
+    name: str,
+) -> ScatteredAtoms:
+    """The same of a row of scattered voxels: `atoms_of_cell`, `places_in_cell` of each of its positions."""
+    arrays = _near(numbers, positions, room, f"the cell of {name}")
+    return ScatteredAtoms.of(arrays | {"places": places, "mean_density": np.array(mean_density_e_per_a3, np.float32)})
+
+
+def _near(numbers: np.ndarray, positions: np.ndarray, room: Room, what: str) -> dict[str, np.ndarray]:
+    """The fields of `NearbyAtoms`."""
     n, kinds = len(numbers), np.unique(numbers)
     for knob, near, most, needed in (
         ("max_atoms", f"{n} atoms", room.atoms, -(-n // 16) * 16 if n > room.atoms else 0),
         ("max_elements", f"{len(kinds)} elements", room.elements, len(kinds)),
     ):
         if needed > most:
-            said = f"a patch of {name} of {prod(patch_shape):,} voxels has {near} near it and model.environment.{knob}"
+            said = f"{what} has {near} near it and model.environment.{knob}"
             raise TomatError(f"{said} is {most}; set it to {needed} or more.")
-    arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes().items()}
+    arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes(NearbyAtoms).items()}
     arrays["positions"][:n] = positions
     arrays["numbers"][:n] = numbers
     arrays["kinds"][: len(kinds)] = kinds
-    arrays["steps"][:] = steps
-    arrays["shape"][:] = patch_shape
-    return PatchAtoms.of(arrays)
+    return arrays
 
 
-def stacked_atoms(patches: Sequence[PatchAtoms]) -> dict[str, np.ndarray]:
-    """Those of many patches, one row a patch, by the names of `PatchAtoms`."""
-    return {key: np.stack([np.asarray(getattr(patch, key).array) for patch in patches]) for key in _FIELDS}
+def stacked_atoms(rows: Sequence[NearbyAtoms]) -> dict[str, np.ndarray]:
+    """Those of many rows of one kind, by the names of their fields."""
+    names = [each.name for each in fields(rows[0])]
+    return {name: np.stack([np.asarray(getattr(row, name).array) for row in rows]) for name in names}
 
 
-def named_atoms(batch: Mapping[str, jax.Array | np.ndarray]) -> PatchAtoms | None:
+def named_atoms(batch: Mapping[str, jax.Array | np.ndarray]) -> PatchAtoms | ScatteredAtoms | None:
     """Rows of what `stacked_atoms` made, with names; None where there is nothing of it."""
-    return PatchAtoms.of(batch, Axis("batch", len(batch["numbers"]))) if "positions" in batch else None
+    if "positions" not in batch:
+        return None
+    kind = ScatteredAtoms if "places" in batch else PatchAtoms
+    return kind.of(batch, Axis("batch", len(batch["numbers"])))
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from levanter.data.loader import DataLoader
 from tomat.base.errors import TomatError
 from tomat.data.tokens.layouts import BlockShuffleConfig
 from tomat.data.tokens.shuffle import IN_ORDER_WINDOW_BLOCKS, ShuffledIndex
-from tomat.model.environment import EnvironmentConfig, PatchAtoms, Room, atoms_of_patch, filled
+from tomat.model.environment import EnvironmentConfig, NearbyAtoms, PatchAtoms, Room, atoms_of_patch, filled
 from tomat.train.settings.schema import BUFFERED_BATCHES
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class TokenExample(eqx.Module):
 
     tokens: hax.NamedArray
     """int32 [position]; `DataLoader` adds `batch`, and fills a short last batch with id 0, which is padding."""
-    atoms: PatchAtoms | None = None
-    """Near the row's patch, for a model that reads them."""
+    atoms: NearbyAtoms | None = None
+    """Near the row's voxels, for a model that reads them: `PatchAtoms`, or `ScatteredAtoms` where the layout is."""
 
 
 class ShardDataset(AsyncDataset[TokenExample]):
@@ -54,7 +54,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
     Args:
         seq_len: tokens of each row that are used, from its start; None: all of the set's context.
         epochs: passes over the set; None: without end.
-        atoms: gives the atoms near a row's patch; None: the model does not read them.
+        atoms: gives the atoms near a row's voxels; None: the model does not read them.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         epochs: int | None = None,
         verify_checksums: bool = True,
         in_memory: bool = False,
-        atoms: Callable[[int], PatchAtoms] | None = None,
+        atoms: Callable[[int], NearbyAtoms] | None = None,
     ):
         super().__init__()
         if shuffle.perm_type == "feistel" and shuffle.io_block_size % shards.block_rows:

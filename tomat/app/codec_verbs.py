@@ -13,6 +13,8 @@ from tomat.base.reporting import console, counted, write_bytes, write_report, wr
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:
+    from tomat.data.codec.histogram import DensityHistogram
+    from tomat.data.codec.ratios import RatioHistogram
     from tomat.data.density.grid import DensityGrid
     from tomat.data.tokens.pipeline.sources import DensityInputs
 
@@ -24,6 +26,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     _add_source(fit)
     add_flag(fit, "--bins", 16_384, "bins, the one of zero included", type=positive_int)
     fit.add_argument("--objective", choices=("absolute", "squared"), default="absolute", help="error to minimise")
+    text = "bins of the ratio to this sum of atoms, from `tomat promolecule fit`, which is kept in the codec"
+    fit.add_argument("--promolecule", type=Path, metavar="FILE", help=text)
+    text = "what is added to both before they are divided, e/Å³ (default: 0.01)"
+    fit.add_argument("--offset", type=float, metavar="E", help=text)
     text = "keep the counts here; goes on where it stopped"
     fit.add_argument("--histogram", type=output_file, metavar="FILE", help=text)
     fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the codec, JSON")
@@ -62,28 +68,28 @@ def _inputs(args: argparse.Namespace) -> "DensityInputs":
 
 
 def _run_fit(args: argparse.Namespace) -> int:
-    """Count every voxel, fit bins for absolute and for squared error, and keep those of the objective."""
+    """Count every voxel, fit bins for absolute and for squared error, and keep those of the objective. With
+    --promolecule the bins are of (density + offset) / (promolecule + offset)."""
     from tomat.data.codec.files import write_codec
-    from tomat.data.codec.histogram import DensityHistogram
-    from tomat.data.codec.lloyd_max import fit_lloyd_max
+    from tomat.data.codec.ratios import fit_codec
     from tomat.data.codec.report import codec_figures
 
     if not 2 <= args.bins <= 1 << 16:
         raise TomatError(f"--bins is {args.bins:,}; expected 2 to 65,536.")
     inputs = _inputs(args)
     kept: Path | None = args.histogram
-    histogram = DensityHistogram.load(kept) if kept is not None and kept.exists() else DensityHistogram()
+    histogram = _histogram(args, kept if kept is not None and kept.exists() else None)
 
     def add(name: str, grid: "DensityGrid") -> None:
-        histogram.add(grid.rho, name)
+        histogram.add_grid(grid, name)
 
     def save() -> None:
         if kept is not None:
-            histogram.save(kept)
+            write_bytes(kept, histogram.to_bytes())
 
     skipped = inputs.add_to(add, histogram.material_ids, save, what="Counting voxels", kept=kept)
     console.print(f"Fitting {args.bins:,} bins to {histogram.n_voxels:,} voxels")
-    codec = fit_lloyd_max(histogram, args.bins, args.objective)
+    codec = fit_codec(histogram, args.bins, args.objective)
     write_codec(codec, args.output)
     figures = codec_figures(codec) | {"skipped": skipped, "n_materials": len(histogram.material_ids)}
     write_report(args.json, figures)
@@ -91,6 +97,24 @@ def _run_fit(args: argparse.Namespace) -> int:
     for name, reason in skipped.items():
         print(f"skipped {name}: {reason}")
     return 0
+
+
+def _histogram(args: argparse.Namespace, kept: Path | None) -> "DensityHistogram | RatioHistogram":
+    """What is counted for the fit, with what is kept of it already."""
+    from tomat.data.codec.histogram import DensityHistogram
+    from tomat.data.codec.ratios import RatioHistogram
+    from tomat.data.codec.relative import OFFSET_E_PER_A3
+    from tomat.data.density.promolecule import Promolecule
+
+    if args.promolecule is None:
+        if args.offset is not None:
+            raise TomatError("--offset is of a codec relative to a sum of atoms; give that with --promolecule FILE.")
+        return DensityHistogram() if kept is None else DensityHistogram.load(kept)
+    promolecule = Promolecule.load(args.promolecule)
+    offset = OFFSET_E_PER_A3 if args.offset is None else args.offset
+    if kept is None:
+        return RatioHistogram(promolecule, offset)
+    return RatioHistogram.from_bytes(kept.read_bytes(), str(kept), promolecule, offset, "Remove it and count again.")
 
 
 def _run_show(args: argparse.Namespace) -> int:
@@ -117,12 +141,20 @@ def _print(figures: dict[str, Any], path: Path) -> None:
         "ids": f"{figures['n_density_tokens']:,}",
     }
     if "objective" in figures:
-        low = figures["smallest_density"]
-        smallest = "not recorded" if low is None else f"{low:.3g}"
+        voxels = f"{figures['n_voxels']:,}"
+        if (offset := figures.get("offset_e_per_A3")) is not None:
+            ratio = f"(density + {offset:g}) / (sum of atoms + {offset:g})"
+            seen = {"bins of": f"{ratio}, promolecule {figures['promolecule_sha256'][:16]}..."}
+            seen |= {"ratios fitted": f"{figures['smallest_ratio']:.3g} to {figures['largest_ratio']:.4g}"}
+        else:
+            low = figures["smallest_density"]
+            smallest = "not recorded" if low is None else f"{low:.3g}"
+            seen = {"densities fitted": f"{smallest} to {figures['largest_density']:.4g} {unit}, and zero"}
+            voxels += f", {100 * figures['zero_share']:.3g} % exactly zero"
         rows |= {
             "fitted for": f"{figures['objective']} error",
-            "voxels": f"{figures['n_voxels']:,}, {100 * figures['zero_share']:.3g} % exactly zero",
-            "densities fitted": f"{smallest} to {figures['largest_density']:.4g} {unit}, and zero",
+            "voxels": voxels,
+            **seen,
             "voxels a bin": f"{figures['voxels_per_bin_min']:,} to {figures['voxels_per_bin_max']:,}",
             "bin width / median": ", ".join(
                 f"{100 * value:.3g} % ({key})" for key, value in figures["relative_bin_width_by_voxel"].items()

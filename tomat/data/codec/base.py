@@ -24,7 +24,8 @@ DECODERS: tuple[Decoder, ...] = ("median", "mean")
 
 
 class DensityCodec(Protocol):
-    """Turns densities into ids 0 to n_density_tokens - 1, and ids into densities."""
+    """Turns densities into ids 0 to n_density_tokens - 1, and ids into densities: those in `unit`, or of a relative
+    codec (`relative.py`) ratios. `CellCodec` takes and gives e/Å³ whatever the codec."""
 
     tokens_per_voxel: ClassVar[int]
 

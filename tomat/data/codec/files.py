@@ -32,9 +32,10 @@ def codec_from_text(text: str | bytes, source: str) -> DensityCodec:
     kinds: dict[str, type[Any]] = {LloydMaxCodec.kind: LloydMaxCodec}
     kind, version = content.get("kind"), content.get("format_version")
     if kind != LloydMaxCodec.kind:
+        from tomat.data.codec.relative import RelativeCodec
         from tomat.data.codec.two_token import TwoTokenCodec
 
-        kinds[TwoTokenCodec.kind] = TwoTokenCodec
+        kinds |= {TwoTokenCodec.kind: TwoTokenCodec, RelativeCodec.kind: RelativeCodec}
     if not isinstance(kind, str) or kind not in kinds:
         raise TomatError(f"{source} is not a codec: its kind is {kind!r}, expected one of {', '.join(kinds)}. {again}")
     if version != CODEC_FORMAT_VERSION:

@@ -14,6 +14,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_bytes
 from tomat.data.codec.base import MANTISSA_BITS, SHIFT, UNIT_E_PER_A3, check_unit
+from tomat.data.density.grid import DensityGrid
 
 N_FINE_BINS = 0x7F800000 >> SHIFT
 """Fine bins of all finite, non-negative float32."""
@@ -54,8 +55,9 @@ class DensityHistogram:
     def n_voxels(self) -> int:
         return self.n_zero + int(self.counts.sum())
 
-    def add(self, rho: np.ndarray, material_id: str = "") -> None:
-        """Count every voxel of a density, float32 [...] in `unit`, or none; an empty name is not kept."""
+    def add(self, rho: np.ndarray, material_id: str = "", weights: np.ndarray | None = None) -> None:
+        """Count every voxel of a density, float32 [...] in `unit`, or none; an empty name is not kept. With `weights`,
+        whole numbers of the same shape, a voxel counts that many times."""
         values = np.ascontiguousarray(rho, dtype=np.float32).reshape(-1)
         if material_id in self.material_ids:
             raise TomatError(f"Material {material_id} is counted already; count each material once.")
@@ -73,8 +75,14 @@ class DensityHistogram:
             bins = np.maximum(bits[start : start + _CHUNK_VOXELS], 0) >> SHIFT
             low = int(bins.min())
             bins = (bins - low).astype(np.int64)
-            counts = np.bincount(bins)
-            sums = np.bincount(bins, weights=chunk)
+            if weights is None:
+                counts = np.bincount(bins)
+                sums = np.bincount(bins, weights=chunk)
+            else:
+                times = weights.reshape(-1)[start : start + _CHUNK_VOXELS].astype(np.float64)
+                # Sums of whole numbers are exact in float64 up to 2^53.
+                counts = np.bincount(bins, weights=times).astype(np.int64)
+                sums = np.bincount(bins, weights=times * chunk)
             self.counts[low : low + len(counts)] += counts
             self.sums[low : low + len(sums)] += sums
         self.n_zero += int(self.counts[:FIRST_NORMAL_BIN].sum())
@@ -83,6 +91,10 @@ class DensityHistogram:
         self.max_density = max(self.max_density, largest)
         if material_id:
             self.material_ids.add(material_id)
+
+    def add_grid(self, grid: DensityGrid, material_id: str = "") -> None:
+        """Count every voxel of a density, in e/Å³."""
+        self.add(grid.rho, material_id)
 
     def merge(self, other: "DensityHistogram") -> None:
         if twice := self.material_ids & other.material_ids:

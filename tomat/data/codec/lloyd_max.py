@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # a prediction reads codecs and fits none
 Objective = Literal["absolute", "squared"]
 OBJECTIVES: tuple[Objective, ...] = ("absolute", "squared")
 
-_TABLES = ("edges", "medians", "means")
+TABLES = ("edges", "medians", "means")
+"""What decides ids and densities."""
 
 _CHUNK_VOXELS = 1 << 16
 """Voxels encoded at a time, so that what is in between stays in the second-level cache."""
@@ -51,7 +52,7 @@ class LloydMaxCodec:
         said = "The Lloyd-Max codec"
         if self.objective not in OBJECTIVES:
             raise TomatError(f"{said} has objective {self.objective!r}; expected one of {', '.join(OBJECTIVES)}.")
-        for name in _TABLES:
+        for name in TABLES:
             table = np.ascontiguousarray(getattr(self, name), dtype=np.float32)
             table.setflags(write=False)
             object.__setattr__(self, name, table)
@@ -61,7 +62,7 @@ class LloydMaxCodec:
                 f"{said} has {self.edges.shape} edges, {self.medians.shape} medians and {self.means.shape} means; "
                 "expected n - 1, n and n, with n from 2 to 65,536."
             )
-        for name in _TABLES:
+        for name in TABLES:
             table = getattr(self, name)
             if not (np.all(np.isfinite(table)) and np.all(np.diff(table) > 0) and table[0] >= 0):
                 raise TomatError(f"{said}'s {name} are not finite, non-negative and strictly increasing.")
@@ -126,7 +127,7 @@ class LloydMaxCodec:
     @property
     def sha256(self) -> str:
         fields = {"kind": self.kind, "unit": self.unit, "objective": self.objective}
-        return content_sha256(fields, {name: getattr(self, name) for name in _TABLES})
+        return content_sha256(fields, {name: getattr(self, name) for name in TABLES})
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -135,7 +136,7 @@ class LloydMaxCodec:
             "unit": self.unit,
             "objective": self.objective,
             # Each float32 as the shortest decimal that reads back as it: half the text of its float64 digits.
-            **{name: [float(text) for text in getattr(self, name).astype(str)] for name in _TABLES},
+            **{name: [float(text) for text in getattr(self, name).astype(str)] for name in TABLES},
             "fitted_max": self.fitted_max,
             "fitted_min": self.fitted_min,
             "fit": dict(self.fit),
@@ -147,7 +148,7 @@ class LloydMaxCodec:
         return cls(
             content["unit"],
             content["objective"],
-            *(np.asarray(content[name], dtype=np.float32) for name in _TABLES),
+            *(np.asarray(content[name], dtype=np.float32) for name in TABLES),
             fitted_max=float(content["fitted_max"]),
             fitted_min=float(content.get("fitted_min", 0.0)),
             fit=dict(content["fit"]),
@@ -162,16 +163,10 @@ def fit_lloyd_max(
     from tomat.data.codec.histogram import FIRST_NORMAL_BIN, fine_bin_edges
     from tomat.data.codec.quantiser import FineBins, optimal_cuts
 
-    if objective not in OBJECTIVES:
-        raise TomatError(f"There is no objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
-    if not 2 <= n_bins <= 1 << 16:
-        raise TomatError(f"A Lloyd-Max codec of {n_bins:,} bins was asked for; expected 2 to 65,536.")
+    check_bins(n_bins, objective)
     fine = FineBins(histogram)
     if len(fine.bins) < n_bins - 1:
-        raise TomatError(
-            f"The densities have {len(fine.bins):,} distinct values above zero (fine bins of 1.2e-4 and less), too few "
-            f"for {n_bins:,} bins. Fit to more densities, or ask for at most {len(fine.bins) + 1:,} bins."
-        )
+        raise TomatError(too_few_values("densities", len(fine.bins), n_bins, len(fine.bins) + 1))
     smallest = fine_bin_edges(np.array([FIRST_NORMAL_BIN]))
     total = float(histogram.sums.sum())
     codecs: dict[str, LloydMaxCodec] = {}
@@ -180,16 +175,32 @@ def fit_lloyd_max(
         cuts, report["iterations"][each] = optimal_cuts(fine, n_bins - 1, each == "absolute")
         medians, means = fine.medians(cuts), fine.means(cuts)
         edges = np.concatenate([smallest, fine.edges(cuts, medians if each == "absolute" else means)])
-        tables = _table(medians, edges), _table(means, edges)
+        tables = [np.append(np.float32(0), within_bins(values, edges)) for values in (medians, means)]
         errors = (fine.absolute_error(cuts, table[1:].astype(np.float64)) for table in tables)
         report["nmae_floor"][each] = dict(zip(DECODERS, (error / total for error in errors), strict=True))
-        codecs[each] = LloydMaxCodec(histogram.unit, each, edges, *tables, histogram.max_density)
+        codecs[each] = LloydMaxCodec(histogram.unit, each, edges, *tables, fitted_max=histogram.max_density)
         if each == objective:
             report["counts"] = [histogram.n_zero, *np.diff(fine.running_counts[cuts]).tolist()]
     return replace(codecs[objective], fit=report, fitted_min=float(fine.lower[0]))
 
 
-def _table(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """float32 [n_bins]: 0, then the reconstructions, which rounding to float32 must not push out of their bins."""
-    highest = np.append(np.nextafter(edges[1:], np.float32(0)), np.finfo(np.float32).max)
-    return np.concatenate([np.zeros(1, np.float32), np.clip(values.astype(np.float32), edges, highest)])
+def check_bins(n_bins: int, objective: str) -> None:
+    """Refuse what cannot be asked of a fit."""
+    if objective not in OBJECTIVES:
+        raise TomatError(f"There is no objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
+    if not 2 <= n_bins <= 1 << 16:
+        raise TomatError(f"A Lloyd-Max codec of {n_bins:,} bins was asked for; expected 2 to 65,536.")
+
+
+def too_few_values(what: str, found: int, n_bins: int, most: int) -> str:
+    """That a fit of so many bins has too few values."""
+    return (
+        f"The {what} have {found:,} distinct values above zero (fine bins of 1.2e-4 and less), too few for {n_bins:,} "
+        f"bins. Fit to more densities, or ask for at most {most:,} bins."
+    )
+
+
+def within_bins(values: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    """float32 [bins]: reconstructions, which rounding to float32 must not push out of bins with these lower edges."""
+    highest = np.append(np.nextafter(lower[1:], np.float32(0)), np.finfo(np.float32).max)
+    return np.clip(values.astype(np.float32), lower, highest)

@@ -12,11 +12,13 @@ from tomat.base.records import Amount, Count, Positive, typed
 from tomat.base.reporting import replacing
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.lloyd_max import OBJECTIVES, LloydMaxCodec, Objective
+from tomat.data.codec.relative import RelativeCodec
 
 
 def codec_figures(codec: DensityCodec) -> dict[str, Any]:
     """The figures of a codec, JSON-ready, units in the keys ("unit" is that of the codec); of a Lloyd-Max codec also
-    its voxels, quantiles over voxels of the bins' relative widths, and the NMAE floors of both objectives."""
+    its voxels, quantiles over voxels of the bins' relative widths, and the NMAE floors of both objectives. Of a
+    relative codec the range and the edges are ratios."""
     figures: dict[str, Any] = {
         "kind": codec.to_dict()["kind"],
         "sha256": codec.sha256,
@@ -36,17 +38,22 @@ def codec_figures(codec: DensityCodec) -> dict[str, Any]:
         for percent in (10, 50, 90, 99)
         if len(order)
     }
+    if isinstance(codec, RelativeCodec):
+        filled, first, what = counts, codec.edges[:1], "ratio"
+        figures |= {"promolecule_sha256": codec.promolecule.sha256, "offset_e_per_A3": codec.offset_e_per_a3}
+    else:
+        filled, first, what = counts[1:], codec.edges[1:2], "density"
+        figures |= {"zero_share": float(counts[0] / counts.sum())}
     return figures | {
         "objective": codec.objective,
         "n_voxels": fit.n_voxels,
-        "zero_share": float(counts[0] / counts.sum()),
-        "smallest_density": codec.fitted_min or None,
-        "largest_density": codec.fitted_max,
-        "smallest_edge": float(codec.edges[1]) if len(codec.edges) > 1 else None,
+        f"smallest_{what}": codec.fitted_min or None,
+        f"largest_{what}": codec.fitted_max,
+        "smallest_edge": float(first[0]) if len(first) else None,
         "last_edge": float(codec.edges[-1]),
         "relative_bin_width_by_voxel": quantiles,
-        "voxels_per_bin_min": int(counts[1:].min()),
-        "voxels_per_bin_max": int(counts[1:].max()),
+        "voxels_per_bin_min": int(filled.min()),
+        "voxels_per_bin_max": int(filled.max()),
         "fit_iterations": dict(fit.iterations),
         "nmae_floor_fraction": dict(fit.nmae_floor),
     }
@@ -103,7 +110,9 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
     bounds = np.arange(np.floor(edges[0] * 10), np.ceil(edges[-1] * 10) + 1) / 10
     mass, _ = np.histogram(np.log10(medians), bounds, weights=share)
     bins, _ = np.histogram(np.log10(medians), bounds, weights=np.full(len(medians), 1 / codec.n_density_tokens))
-    unit = "e/Å³" if codec.unit == "e_per_A3" else "density x cell volume"
+    axis = "density, e/Å³" if codec.unit == "e_per_A3" else "density, density x cell volume"
+    if isinstance(codec, RelativeCodec):
+        axis = f"(density + {codec.offset_e_per_a3:g}) / (sum of atoms + {codec.offset_e_per_a3:g})"
     # A fixed salt and no date: the same codec draws the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": "tomat", "svg.fonttype": "path"}):
         figure = Figure(figsize=(7, 5.5), layout="constrained")
@@ -116,7 +125,7 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
         title = f"{codec.n_density_tokens:,} bins, {codec.objective} error; NMAE floor {100 * floor:.3g} %"
         upper.set_title(title, fontsize=10)
         lower.plot(medians, 100 * relative_widths(codec)[1:], linewidth=0.8, color="#a4262c")
-        lower.set(xscale="log", yscale="log", xlabel=f"density, {unit}", ylabel="bin width, % of median")
+        lower.set(xscale="log", yscale="log", xlabel=axis, ylabel="bin width, % of median")
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=120, metadata=metadata)

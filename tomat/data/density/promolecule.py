@@ -126,12 +126,7 @@ class Promolecule:
     def density(self, crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarray:
         """The sum of atoms on a grid of the cell: float32 `[nx, ny, nz]`, e/Å³. Radial functions are interpolated
         linearly from points `cutoff_a` / 16,384 apart, to some 1e-6 of their value; a skewed cell takes no longer."""
-        present = sorted(set(crystal.atomic_numbers.tolist()))
-        if unknown := [symbol_of(z) for z in present if z not in self.coefficients]:
-            raise TomatError(
-                f"{crystal.name or 'the structure'} has {', '.join(unknown)}, which no training density had; the model "
-                f"knows {' '.join(map(symbol_of, self.elements))}. Train it on densities with that element."
-            )
+        present = self.checked_elements(crystal)
         basis, points = self.basis, 1 << 14
         functions = basis(np.linspace(0.0, basis.cutoff_a, points + 1))
         tables = {z: functions @ self.coefficients[z] for z in present}
@@ -165,6 +160,16 @@ class Promolecule:
                     voxels = i * whole[0] + axes[1][j, None] * whole[1] + axes[2][k, None] * whole[2]
                     np.add.at(total, tuple((voxels % grid_shape).T), values)
         return total.astype(np.float32)
+
+    def checked_elements(self, crystal: Crystal) -> list[int]:
+        """Atomic numbers of a structure, each once, ascending; one that was not fitted is refused."""
+        present = sorted(set(crystal.atomic_numbers.tolist()))
+        if unknown := [symbol_of(z) for z in present if z not in self.coefficients]:
+            raise TomatError(
+                f"{crystal.name or 'the structure'} has {', '.join(unknown)}, which no training density had; the model "
+                f"knows {' '.join(map(symbol_of, self.elements))}. Train it on densities with that element."
+            )
+        return present
 
     def electrons(self) -> dict[int, float]:
         """Electrons of each element's function: its integral over space, by Simpson's rule on 2,001 points."""

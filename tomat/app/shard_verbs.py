@@ -87,7 +87,10 @@ def _run_show(args: argparse.Namespace) -> int:
     if (args.shards is None) == (args.input is None):
         raise TomatError("Give a shard set, or a density with --input PATH --codec FILE.")
     if args.input is not None:
+        import numpy as np
+
         from tomat.data.codec.files import load_codec
+        from tomat.data.codec.relative import cell_codec
         from tomat.data.tokens.layouts import layout_named
         from tomat.data.tokens.patch import encode_sequence
         from tomat.data.tokens.pipeline.sources import path_inputs
@@ -100,17 +103,22 @@ def _run_show(args: argparse.Namespace) -> int:
         if others:
             shown = ", ".join([name, *others[:4]])
             raise TomatError(f"{args.input} holds {1 + len(others):,} densities ({shown}, ...); name one file.")
-        ids = encode_sequence(inputs.get_grid(name), tuple(args.anchor), layout, codec)
+        grid = inputs.get_grid(name)
+        ids = encode_sequence(grid, tuple(args.anchor), layout, codec)
+        anchor = np.array([args.anchor]) % grid.grid_shape
+        cell = cell_codec(codec, grid).patches(anchor, layout.patch_shape(len(grid.atomic_numbers)))
+        scale = None if cell.scale is None else cell.scale[0]
     else:
         from tomat.data.tokens.shards import open_shards
 
         refuse_rules(args.species, args.accept, "a shard set")
         shards = open_shards(args.shards)
         ids, layout, codec = shards.read_rows(args.row, args.row + 1)[0], shards.layout, shards.codec
+        scale = shards.scale_of_row(args.row)
         material = shards.material_of_row(args.row)
         x, y, z = shards.anchor_of_row(args.row)
         print(f"row      {args.row:,} of {shards.rows:,}: {material.material_id}, first voxel {x} {y} {z}")
-    print("\n".join(humanise(ids, layout, codec, args.voxels)))
+    print("\n".join(humanise(ids, layout, codec, args.voxels, scale)))
     if args.raw:
         for place, names in token_runs(ids, Vocabulary(codec.n_density_tokens)):
             words = f"PAD x {len(names)}" if names[0] == "PAD" else "  ".join(names)

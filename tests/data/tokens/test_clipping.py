@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from relative_codec import bonded, relative_codec
 from reported import reported
 
 from tomat.app.cli import main
@@ -12,6 +13,7 @@ from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.relative import cell_codec
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import read_zarr, write_zarr
@@ -133,3 +135,18 @@ def test_tokenize_takes_the_share(tmp_path, tree, narrow, capsys):
     assert main([*map(str, words), "--max_clipped_share", "1"]) == 0
     printed = capsys.readouterr().out
     assert "in 1 material;" in printed and "2 in 1 chunk of 64" in printed
+
+
+def test_ratios_outside_a_relative_codec_cost_what_their_densities_lose():
+    codec, grid = relative_codec(), bonded(0)
+    assert clipped_of(grid, codec, "a", 0.0).voxels == 0
+    cell = cell_codec(codec, grid)
+    rho = grid.rho.copy()
+    rho[0, 0, :3] *= 3
+    high = DensityGrid(rho, grid.lattice, grid.atomic_numbers, grid.frac_coords)
+    found = clipped_of(high, codec, "a", 1.0)
+    lost = np.abs(cell.rounded(rho)[0, 0, :3].astype(np.float64) - rho[0, 0, :3]).sum()
+    assert found.above_voxels == 3 and found.below_voxels == 0
+    assert found.electron_share == pytest.approx(lost / rho.sum(dtype=np.float64), rel=1e-5)
+    with pytest.raises(TomatError, match="above its largest of .* times the sum of atoms"):
+        clipped_of(high, codec, "a", 1e-6)

@@ -5,15 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from relative_codec import PROMOLECULE, bonded, relative_codec
 
+from tomat.app.cli import main
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
+from tomat.data.codec.relative import cell_codec
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.patch import decode_sequence, encode_sequence
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
-from tomat.data.tokens.source_check import damaged_chunks
+from tomat.data.tokens.source_check import compare_with_source, damaged_chunks
 from tomat.data.tokens.vocabulary import BOS
 
 LAYOUT = SequenceLayout("small", "v3", 4, 160)
@@ -148,3 +151,27 @@ def test_other_versions_and_other_parts_are_refused(place, codec):
 def test_opening_reads_no_tokens(place):
     shutil.rmtree(place / "tokens.zarr" / "c")
     assert open_shards(place).rows == 40
+
+
+def test_rows_of_a_relative_codec_are_read_back_as_densities(tmp_path, capsys):
+    grids = {f"bonded-{seed}": bonded(seed) for seed in range(2)}
+    settings = {"codec": relative_codec(), "patches_per_material": 6, "seed": 1}
+    write_shards(tmp_path / "set", grids, grids.__getitem__, layout=LAYOUT, **settings)
+    shards = open_shards(tmp_path / "set")
+    assert compare_with_source(shards, range(12), grids.__getitem__)["rows_compared"] == 12
+    scale, anchor = shards.scale_of_row(7), shards.anchor_of_row(7)
+    read = decode_sequence(shards.read_rows(7, 8)[0], LAYOUT, shards.codec, scale=scale)
+    grid = grids["bonded-1"]
+    whole = dataclasses.replace(grid, rho=cell_codec(shards.codec, grid).rounded(grid.rho))
+    np.testing.assert_allclose(read.values, whole.patch(anchor, (4, 4, 4)), rtol=1e-5, atol=1e-7)
+    ratios = decode_sequence(shards.read_rows(7, 8)[0], LAYOUT, shards.codec)
+    assert (read.unit, ratios.unit) == ("e_per_A3", "ratio_to_sum_of_atoms")
+    assert main(["tokens", "show", str(tmp_path / "set"), "--row", "7", "--voxels", "1"]) == 0
+    assert f"= {read.values[0, 0, 0]:.5g} e/Å³" in capsys.readouterr().out
+    # Another promolecule beside it, by hand.
+    other = dataclasses.replace(PROMOLECULE, n_materials=5)
+    (tmp_path / "set" / "promolecule.json").write_text(other.to_text())
+    forged = dataclasses.replace(shards.manifest, promolecule_sha256=other.sha256)
+    (tmp_path / "set" / "manifest.json").write_text(forged.to_text())
+    with pytest.raises(TomatError, match="has a codec relative to the promolecule .* Use the promolecule that"):
+        open_shards(tmp_path / "set")

@@ -19,7 +19,9 @@ from tomat.base.retries import with_retries
 from tomat.base.storage import Store
 from tomat.data.codec.files import load_codec, write_codec
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import LloydMaxCodec, Objective, fit_lloyd_max
+from tomat.data.codec.lloyd_max import LloydMaxCodec, Objective
+from tomat.data.codec.ratios import RatioHistogram, fit_codec
+from tomat.data.codec.relative import OFFSET_E_PER_A3
 from tomat.data.dataset.split import held_out_compositions
 from tomat.data.dataset.survey import SURVEY_FILE, Material, Survey, file_sha256, files_of_contents, hash_files, survey
 from tomat.data.dataset.valences import Potcars, choose_valences, potcars_beside
@@ -63,6 +65,8 @@ class FolderRequest:
     split_seed: int
     species: tuple[str, ...] = ()
     accept: tuple[str, ...] = ()
+    codec_relative: bool = False
+    """The codec is relative to the promolecule."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,8 @@ def _tokenized(
 def _fit(
     folder: Path, request: FolderRequest, learnt: Sequence[Material], load: DensityReader, potcars: Potcars
 ) -> tuple[LloydMaxCodec, Promolecule]:
-    """Codec and promolecule of the training densities, in one pass that can be stopped, or as they were fitted."""
+    """Codec and promolecule of the training densities, in one pass that can be stopped, of a relative codec in two; or
+    as they were fitted."""
     if not learnt:
         raise TomatError("there is no density to learn from; lower data.validation_share.")
     codec_file, promolecule_file = folder / CODEC_FILE, folder / PROMOLECULE_FILE
@@ -263,24 +268,41 @@ def _fit(
     valences, words = choose_valences(learnt, potcars, request.accept)
     console.print(f"valence electrons: {words}", soft_wrap=True)
     kept_histogram, kept_sums = folder / HISTOGRAM_FILE, folder / SUMS_FILE
-    histogram = DensityHistogram.load(kept_histogram) if kept_histogram.exists() else DensityHistogram()
+    again, names = "Remove it and run the same command again.", [each.name for each in learnt]
+    densities = None if request.codec_relative else DensityHistogram()
+    if densities is not None and kept_histogram.exists():
+        densities = DensityHistogram.load(kept_histogram)
     sums = PromoleculeFit()
     if kept_sums.exists():
-        again = "Remove it and run the same command again."
         sums = PromoleculeFit.from_bytes(kept_sums.read_bytes(), str(kept_sums), again)
     saved = time.monotonic()
     with progress() as bar:
-        for name in bar.track([each.name for each in learnt], description="Fitting codec and atoms"):
+        for name in bar.track(names, description="Fitting codec and atoms"):
             grid = load(name)
-            if name not in histogram.material_ids:
-                histogram.add(grid.rho, name)
+            if densities is not None and name not in densities.material_ids:
+                densities.add_grid(grid, name)
             if name not in sums.material_ids:
                 sums.add(grid, material_id=name)
             if time.monotonic() - saved > SAVE_EVERY_SECONDS:
-                histogram.save(kept_histogram)
+                if densities is not None:
+                    densities.save(kept_histogram)
                 write_bytes(kept_sums, sums.to_bytes())
                 saved = time.monotonic()
         promolecule = replace(sums.solve(), valences=valences)
+        histogram = densities
+        if histogram is None:
+            if kept_histogram.exists():
+                given = str(kept_histogram), promolecule, OFFSET_E_PER_A3, again
+                histogram = RatioHistogram.from_bytes(kept_histogram.read_bytes(), *given)
+            else:
+                histogram = RatioHistogram(promolecule)
+                write_bytes(kept_sums, sums.to_bytes())
+            for name in bar.track(names, description="Counting ratios"):
+                if name not in histogram.material_ids:
+                    histogram.add_grid(load(name), name)
+                if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+                    write_bytes(kept_histogram, histogram.to_bytes())
+                    saved = time.monotonic()
     codec = choose_codec(histogram, request.most_bins, request.codec_objective, request.codec_floor)
     write_text(promolecule_file, promolecule.to_text())
     write_codec(codec, codec_file)
@@ -289,12 +311,14 @@ def _fit(
     return codec, promolecule
 
 
-def choose_codec(histogram: DensityHistogram, most_bins: int, objective: Objective, floor: float) -> LloydMaxCodec:
+def choose_codec(
+    histogram: DensityHistogram | RatioHistogram, most_bins: int, objective: Objective, floor: float
+) -> LloydMaxCodec:
     """The codec with the fewest bins, a power of two, whose NMAE floor on the densities is below `floor`, a fraction:
     it halves with twice as many bins, and every bin is one more answer to learn from the same patches."""
     bins = min(FEWEST_BINS, most_bins)
     while True:
-        codec = fit_lloyd_max(histogram, bins, objective)
+        codec = fit_codec(histogram, bins, objective)
         found = codec.fit["nmae_floor"][objective]["median"]
         if found < floor or bins >= most_bins:
             break

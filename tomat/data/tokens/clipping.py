@@ -9,7 +9,8 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count
 from tomat.base.reporting import counted
-from tomat.data.codec.base import DensityCodec, in_unit
+from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.relative import cell_codec
 from tomat.data.density.grid import DensityGrid
 
 MAX_CLIPPED_SHARE = 0.001
@@ -38,7 +39,8 @@ class ClippedMaterial:
 
 def clipped_of(grid: DensityGrid, codec: DensityCodec, material_id: str, max_share: float) -> ClippedMaterial:
     """The voxels of a density outside a codec, if it can hold the rest."""
-    values = in_unit(codec, grid.rho, grid.volume_a3)
+    cell = cell_codec(codec, grid)
+    values = cell.values(grid.rho)
     low, high = codec.fitted_range
     below = (values > 0) & (values < low)
     above = values > high
@@ -46,12 +48,16 @@ def clipped_of(grid: DensityGrid, codec: DensityCodec, material_id: str, max_sha
     if not n_below and not n_above:
         return ClippedMaterial(material_id, 0, 0, 0.0)
     outside = values[below | above]
-    lost = np.abs(codec.decode(codec.encode(outside)).astype(np.float64) - outside).sum()
-    share = float(lost / values.sum(dtype=np.float64))
+    lost = np.abs(codec.decode(codec.encode(outside)).astype(np.float64) - outside)
+    what, unit, total = "density", codec.unit, values.sum(dtype=np.float64)
+    if cell.scale is not None:
+        lost, total = lost * cell.scale[below | above], grid.rho.sum(dtype=np.float64)
+        what, unit = "ratio", "times the sum of atoms"
+    share = float(lost.sum() / total)
     if share > max_share:
-        ends = f"{n_below:,} below its smallest density of {low:.3g}, {n_above:,} above its largest of {high:.4g}"
+        ends = f"{n_below:,} below its smallest {what} of {low:.3g}, {n_above:,} above its largest of {high:.4g}"
         raise TomatError(
-            f"{n_below + n_above:,} of {values.size:,} voxels lie outside the codec ({ends} {codec.unit}): "
+            f"{n_below + n_above:,} of {values.size:,} voxels lie outside the codec ({ends} {unit}): "
             f"{100 * share:.3g} % of the electrons, more than the {100 * max_share:g} % of --max_clipped_share. Use a "
             "codec fitted to such densities (`tomat codec fit`), or leave this material out."
         )

@@ -7,7 +7,8 @@ from typing import Literal
 from tomat.base.reporting import console
 from tomat.base.storage import Store
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
+from tomat.data.codec.lloyd_max import LloydMaxCodec
+from tomat.data.codec.ratios import RatioHistogram, fit_codec
 from tomat.data.density.demo.embedded import SPLITS, demo_materials, load_demo
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.layouts import SequenceLayout
@@ -24,8 +25,10 @@ def write_demo_shards(
     n_density_tokens: int,
     objective: Literal["absolute", "squared"],
     patches_per_material: int,
+    relative: bool = False,
 ) -> None:
-    """Fit codec and promolecule to the embedded training densities; write a set for each split, unless it is there."""
+    """Fit codec, `relative` to the promolecule or not, and promolecule to the embedded training densities; write a set
+    for each split, unless it is there."""
     names = {split: [material.material_id for material in demo_materials(split)] for split in SPLITS}
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS}
     asked = (True, layout, n_density_tokens, patches_per_material, SEED)
@@ -44,7 +47,7 @@ def write_demo_shards(
                     soft_wrap=True,
                 )
         return
-    codec = fit_demo_codec(n_density_tokens, objective)
+    codec = fit_demo_codec(n_density_tokens, objective, relative)
     settings = {"layout": layout, "patches_per_material": patches_per_material, "seed": SEED}
     for split, plan in plans.items():
         place = folder / split
@@ -54,12 +57,14 @@ def write_demo_shards(
 
 
 @cache
-def fit_demo_codec(n_density_tokens: int, objective: Literal["absolute", "squared"]) -> LloydMaxCodec:
+def fit_demo_codec(
+    n_density_tokens: int, objective: Literal["absolute", "squared"], relative: bool = False
+) -> LloydMaxCodec:
     """The codec of the embedded training densities; once in a process."""
-    histogram = DensityHistogram()
+    histogram = RatioHistogram(fit_demo_promolecule()) if relative else DensityHistogram()
     for material in demo_materials("train"):
-        histogram.add(load_demo(material.material_id).rho)
-    return fit_lloyd_max(histogram, n_bins=n_density_tokens, objective=objective)
+        histogram.add_grid(load_demo(material.material_id))
+    return fit_codec(histogram, n_density_tokens, objective)
 
 
 @cache

@@ -13,7 +13,8 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
-from tomat.data.codec.base import Decoder, DensityCodec, in_unit
+from tomat.data.codec.base import Decoder, DensityCodec
+from tomat.data.codec.relative import UNIT_RATIO, CellCodec, cell_codec, relative_to, wrapped
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.geometry import lattice_parameters
 from tomat.data.density.grid import DensityGrid
@@ -82,18 +83,9 @@ def _element_ids(name: str, atomic_numbers: np.ndarray) -> np.ndarray:
     return numbers - 1 + v.ELEMENT_START
 
 
-def _patch_of(values: np.ndarray, anchor: np.ndarray, patch_shape: PatchShape) -> np.ndarray:
-    """The box of voxels from `anchor` (inside the cell), wrapped; `values` is [nx, ny, nz, ...]."""
-    ends = [int(start) + side for start, side in zip(anchor, patch_shape, strict=True)]
-    if all(end <= length for end, length in zip(ends, values.shape, strict=False)):
-        return values[tuple(slice(int(start), end) for start, end in zip(anchor, ends, strict=True))]
-    steps = [np.arange(int(start), end) for start, end in zip(anchor, ends, strict=True)]
-    return values[np.ix_(*(each % length for each, length in zip(steps, values.shape, strict=False)))]
-
-
 def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, codec: DensityCodec) -> np.ndarray:
     """One sequence for each anchor: uint16 [n, context]. `anchors`: int [n, 3], first voxel of each patch, wrapped into
-    the cell. A codec of unit `rho_times_volume` gets the density times the cell volume."""
+    the cell."""
     v.Vocabulary(codec.n_density_tokens)
     patch_shape = check_encodable(grid, layout, codec)
     n_voxels = prod(patch_shape)
@@ -135,13 +127,14 @@ def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, 
     rows[:, end] = v.DENSITY_BLOCK_END
     rows[:, end + 1] = v.EOS
     # Encoding is voxel by voxel, so encode the smaller of the two: the whole cell, or the patches.
-    whole = codec.encode(in_unit(codec, grid.rho, grid.volume_a3)) if n_rows * n_voxels >= grid.rho.size else None
+    cell = cell_codec(codec, grid)
+    whole = cell.encode(grid.rho) if n_rows * n_voxels >= grid.rho.size else None
     for row, anchor in zip(rows, anchors, strict=True):
         if whole is None:
-            rho = np.ascontiguousarray(_patch_of(grid.rho, anchor, patch_shape))
-            ids = codec.encode(in_unit(codec, rho, grid.volume_a3))
+            rho = np.ascontiguousarray(wrapped(grid.rho, anchor, patch_shape))
+            ids = cell.patches(anchor[None], patch_shape).encode(rho[None])
         else:
-            ids = _patch_of(whole, anchor, patch_shape)
+            ids = wrapped(whole, anchor, patch_shape)
         row[start:end] = ids.reshape(-1)
     rows[:, start:end] += np.uint16(v.DENSITY_START)
     return rows
@@ -172,7 +165,8 @@ class DecodedSequence:
     values: np.ndarray
     """float32 [px, py, pz]: the decoded density, in `unit`."""
     unit: str
-    """Unit of `values`, the codec's; `rho_times_volume` is of the density's own cell: the lattice here is rounded."""
+    """Unit of `values`, the codec's; `rho_times_volume` is of the density's own cell: the lattice here is rounded. Of a
+    relative codec without its scale `UNIT_RATIO`."""
 
 
 class _Reader:
@@ -233,9 +227,14 @@ class _Reader:
 
 
 def decode_sequence(
-    ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, decoder: Decoder = "median"
+    ids: np.ndarray,
+    layout: SequenceLayout,
+    codec: DensityCodec,
+    decoder: Decoder = "median",
+    scale: np.ndarray | None = None,
 ) -> DecodedSequence:
-    """Read a sequence back, exactly but for lattice steps and the codec's bins; padding may be cut off."""
+    """Read a sequence back, exactly but for lattice steps and the codec's bins; padding may be cut off. `scale`,
+    float32 [px, py, pz], is that of a relative codec there: the rounded structure is too coarse for it."""
     check_codec(layout, codec)
     read = _Reader(ids, layout)
     read.expect(v.BOS)
@@ -266,6 +265,9 @@ def decode_sequence(
     read.expect(v.EOS)
     read.take(len(read.ids) - read.place, v.PAD, v.PAD + 1, "padding")
     density = density.reshape(patch_shape if layout.tokens_per_voxel == 1 else (*patch_shape, layout.tokens_per_voxel))
+    values, unit = codec.decode(density, decoder), codec.unit
+    if relative_to(codec) is not None:
+        values, unit = (values, UNIT_RATIO) if scale is None else (CellCodec(codec, 1.0, scale).density(values), unit)
     return DecodedSequence(
         grid_shape=grid_shape,
         lattice_parameters=(*lengths, *angles),
@@ -274,8 +276,8 @@ def decode_sequence(
         patch_shape=patch_shape,
         offset=offset,
         density_tokens=density,
-        values=codec.decode(density, decoder),
-        unit=codec.unit,
+        values=values,
+        unit=unit,
     )
 
 
@@ -285,7 +287,11 @@ def tiling_anchors(grid_shape: Sequence[int], patch_shape: Sequence[int]) -> np.
     return np.stack(np.meshgrid(*starts, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.int64)
 
 
-UNIT_WORDS = {"e_per_A3": "e/Å³", "rho_times_volume": "e (density x cell volume)"}
+UNIT_WORDS = {
+    "e_per_A3": "e/Å³",
+    "rho_times_volume": "e (density x cell volume)",
+    UNIT_RATIO: "of the sum of atoms",
+}
 
 
 def token_runs(ids: np.ndarray, vocabulary: v.Vocabulary) -> Iterator[tuple[int, list[str]]]:
@@ -304,8 +310,15 @@ def token_runs(ids: np.ndarray, vocabulary: v.Vocabulary) -> Iterator[tuple[int,
         yield start, names
 
 
-def humanise(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, first_voxels: int = 8) -> list[str]:
-    read = decode_sequence(ids, layout, codec)
+def humanise(
+    ids: np.ndarray,
+    layout: SequenceLayout,
+    codec: DensityCodec,
+    first_voxels: int = 8,
+    scale: np.ndarray | None = None,
+) -> list[str]:
+    """A sequence in words; `scale` as for `decode_sequence`."""
+    read = decode_sequence(ids, layout, codec, scale=scale)
     where = "" if read.offset is None else f", first voxel {_triple(read.offset)}"
     n_padding = int(np.count_nonzero(np.asarray(ids) == v.PAD))
     a, b, c, alpha, beta, gamma = read.lattice_parameters

@@ -15,6 +15,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, dump_json
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, PROGRESS_PREFIX, STRUCTURES_NAME, Store, explaining_storage
 from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.relative import RelativeCodec, check_promolecule, wrapped
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.manifest import MaterialRows, ShardManifest, parse_manifest
@@ -142,6 +143,14 @@ class ShardSet:
         x, y, z = self.manifest.anchors(material)[row - material.row_start].tolist()
         return x, y, z
 
+    def scale_of_row(self, row: int) -> np.ndarray | None:
+        """Of a relative codec its scale at the voxels of a row's patch, float32 [px, py, pz]; None of others."""
+        if not isinstance(self.codec, RelativeCodec):
+            return None
+        crystal = self.crystals[int(self.manifest.material_indices(np.array(row)))]
+        scale = self.codec.scale(crystal, self.material_of_row(row).grid_shape)
+        return wrapped(scale, np.array(self.anchor_of_row(row)), self.layout.patch_shape(len(crystal.atomic_numbers)))
+
 
 def open_shards(place: str | Path) -> ShardSet:
     store = Store(place)
@@ -162,4 +171,6 @@ def open_shards(place: str | Path) -> ShardSet:
     if found != expected:
         words = [f"{dtype} {shape} in chunks of {chunk}" for shape, dtype, chunk in (found, expected)]
         raise TomatError(f"The array {store.url}{ARRAY_NAME} is {words[0]}; the manifest says {words[1]}. {AGAIN}")
-    return ShardSet(store.url, manifest, codec, array, stored_promolecule(store, manifest))
+    promolecule = stored_promolecule(store, manifest)
+    check_promolecule(codec, promolecule, store.url)
+    return ShardSet(store.url, manifest, codec, array, promolecule)

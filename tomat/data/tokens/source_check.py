@@ -6,7 +6,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.storage import ARRAY_NAME, STRUCTURES_NAME, Store, explaining_storage
-from tomat.data.codec.base import in_unit
+from tomat.data.codec.relative import cell_codec
 from tomat.data.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_sequence
 from tomat.data.tokens.shards import ShardSet
 from tomat.data.tokens.vocabulary import MAX_POSITION_ERROR
@@ -85,12 +85,13 @@ def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid
                 and np.allclose((moved - np.round(moved)) @ grid.lattice, 0, atol=STRUCTURE_TOLERANCE_A)
             ):
                 raise TomatError(f"{where}: the structure in {STRUCTURES_NAME} is another one.")
-        patch = in_unit(shards.codec, grid.patch(anchor.tolist(), read.patch_shape), grid.volume_a3)
-        offset = shards.codec.encode(patch).astype(np.int64) - read.density_tokens
+        patch = grid.patch(anchor.tolist(), read.patch_shape)
+        cell = cell_codec(shards.codec, grid).patches(anchor[None], read.patch_shape)
+        offset = cell.encode(patch[None])[0].astype(np.int64) - read.density_tokens
         if np.any(offset):
             n = np.count_nonzero(offset)
             raise TomatError(f"{where}: {n} of {patch.size} voxels lie in another bin than their token's.")
-        error = np.abs(read.values.astype(np.float64) - patch)
+        error = np.abs(cell.decode(read.density_tokens[None])[0].astype(np.float64) - patch)
         error_sum += float(error.sum())
         total_sum += float(np.abs(patch).sum(dtype=np.float64))
         dense = patch > 1e-3 * patch.max()

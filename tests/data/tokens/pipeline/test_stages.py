@@ -11,7 +11,8 @@ from retokenized import StoppingRunner, files
 
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
-from tomat.data.density.promolecule import PromoleculeFit
+from tomat.data.codec.relative import RelativeCodec
+from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.density.zarr_store import read_zarr, write_zarr
 from tomat.data.tokens.pipeline.driver import retokenize
 from tomat.data.tokens.pipeline.runners import PoolRunner
@@ -201,3 +202,44 @@ def test_validation_takes_the_training_codec(tmp_path, retokenize_config, whole)
 
 def test_units_depend_on_the_number_of_materials_alone():
     assert [unit_size(n) for n in (1, 128, 129, 77_498)] == [1, 1, 2, 256]
+
+
+def test_a_codec_relative_to_the_promolecule_is_fitted_and_stopped_anywhere_goes_on(tmp_path, retokenize_config):
+    config = retokenize_config(tmp_path / "set", relative=True, bins=60)
+    retokenize(config, PoolRunner(1))
+    shards, grids = open_shards(tmp_path / "set"), {each.material_id: each for each in grids_of(config)}
+    assert isinstance(shards.codec, RelativeCodec) and shards.promolecule is not None
+    assert shards.codec.promolecule.sha256 == shards.promolecule.sha256 == shards.manifest.promolecule_sha256
+    assert shards.codec.fit["n_voxels"] == sum(grid.rho.size for grid in grids.values())
+    sample = compare_with_source(shards, range(shards.rows), grids.__getitem__)
+    assert sample["nmae_fraction"] == pytest.approx(shards.codec.fit["nmae_floor"]["absolute"]["median"], rel=0.2)
+    other = retokenize_config(tmp_path / "stopped", relative=True, bins=60)
+    with pytest.raises(KeyboardInterrupt):
+        retokenize(other, StoppingRunner(7, seed=1))  # two of the five units that count ratios
+    again = StoppingRunner(seed=2)
+    retokenize(other, again)
+    assert files(tmp_path / "stopped") == files(tmp_path / "set") and len(again.units) == 23 - 7
+
+
+def test_a_relative_codec_brings_its_promolecule(tmp_path, retokenize_config):
+    training = tmp_path / "training"
+    retokenize(retokenize_config(training, relative=True, bins=40, patches_per_material=2), PoolRunner(1))
+    settings = {"split": "validation", "codec": str(training / "codec.json")}
+    retokenize(retokenize_config(tmp_path / "validation", **settings), PoolRunner(1))
+    shards = open_shards(tmp_path / "validation")
+    assert shards.codec.sha256 == open_shards(training).codec.sha256
+    kept = (training / "promolecule.json").read_bytes()
+    assert (tmp_path / "validation" / "promolecule.json").read_bytes() == kept
+    other = Promolecule.load(training / "promolecule.json")
+    (tmp_path / "other.json").write_text(replace(other, n_materials=9).to_text())
+    settings |= {"promolecule": str(tmp_path / "other.json")}
+    with pytest.raises(TomatError, match="set to write has a codec relative to the promolecule"):
+        retokenize(retokenize_config(tmp_path / "none", **settings), PoolRunner(1))
+    # A promolecule that lacks an element of the densities.
+    (tmp_path / "carbon.json").write_text(Promolecule(other.basis, {6: np.ones(other.basis.n)}).to_text())
+    with pytest.raises(TomatError, match="has Si, which no training density had; the model knows C"):
+        given = {"relative": True, "bins": 40, "promolecule": str(tmp_path / "carbon.json")}
+        retokenize(retokenize_config(tmp_path / "none", **given), PoolRunner(1))
+    for given in ({"codec": str(training / "codec.json")}, {"layout": "v2-p14"}):
+        with pytest.raises(TomatError, match="relative is set, and"):
+            retokenize_config(tmp_path / "none", relative=True, **given)

@@ -16,6 +16,7 @@ from tomat.base.retries import STORAGE_TRIES
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text
 from tomat.data.codec.lloyd_max import Objective
+from tomat.data.codec.relative import check_promolecule, relative_to
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.elements import SYMBOLS
 from tomat.data.density.io import text_at
@@ -56,6 +57,9 @@ class RetokenizeConfig:
     """Bins of a codec that is fitted."""
     objective: Literal["absolute", "squared"] = "absolute"
     """Error that a codec that is fitted minimises."""
+    relative: bool = False
+    """Bins of a codec that is fitted are of the density's ratio to the sum of atoms (`tomat/data/codec/relative.py`);
+    the densities are read once more, after the promolecule is known."""
     patches_per_material: int = 64
     """Rows of each material, M."""
     seed: int = 0
@@ -107,6 +111,9 @@ class RetokenizeConfig:
         _check_valences(self.valences)
         if self.promolecule is not None and self.sequence_layout.tokens_per_voxel > 1:
             raise TomatError(f"promolecule is {self.promolecule}; layout {self.layout} goes with none. Leave it out.")
+        if self.relative and not self.fits_codec:
+            given = f"codec is {self.codec}" if self.codec else f"layout {self.layout} goes with no such codec"
+            raise TomatError(f"relative is set, and {given}. Leave it out: a codec says itself what its bins are of.")
         if self.fits_codec and self.split not in ("train", ""):
             raise TomatError(
                 f"The split is '{self.split}' and no codec is given. A codec is fitted to training data alone: give "
@@ -180,6 +187,8 @@ class ShardJob:
     fits_promolecule: bool = False
     bins: int = 0
     objective: Objective = "absolute"
+    relative: bool = False
+    """The codec that is fitted is relative to the promolecule."""
     patches_per_material: int
     seed: int
     split: str = ""
@@ -196,6 +205,16 @@ class ShardJob:
 
     def __post_init__(self) -> None:
         check_range("", self, patches_per_material=1, block_rows=1, max_clipped_share=(0, 1))
+        # That of a relative codec is laid beside the rows: who reads them needs no other.
+        if self.codec is not None and (own := relative_to(self.codec)) is not None:
+            if self.promolecule is None:
+                object.__setattr__(self, "promolecule", own)
+            check_promolecule(self.codec, self.promolecule, "The shard set to write")
+
+    @property
+    def counts_densities(self) -> bool:
+        """Whether the survey counts densities for a codec; ratios are counted once there is a promolecule."""
+        return self.codec is None and not self.relative
 
     @classmethod
     def of(cls, config: RetokenizeConfig) -> "ShardJob":

@@ -6,8 +6,8 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import console, counted
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, Store
 from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.ratios import RatioHistogram, fit_codec
 from tomat.data.density.grid import DensityGrid
+from tomat.data.density.promolecule import PromoleculeFit
 from tomat.data.tokens.manifest import ShardManifest, lined_json
 from tomat.data.tokens.patch import check_codec
 from tomat.data.tokens.pipeline import stages
@@ -183,7 +185,7 @@ def request_content(content: bytes, source: str, remedy: str) -> dict[str, Any]:
 def request_identity(config: RetokenizeConfig, job: ShardJob, materials: Sequence[Material]) -> dict[str, Any]:
     """All that decides the bytes of the set; where the densities lie does not."""
     names = "\n".join(material.material_id for material in materials)
-    fitted = {"fit": "lloyd_max", "bins": config.bins, "objective": config.objective}
+    fitted = {"fit": "relative" if config.relative else "lloyd_max", "bins": config.bins, "objective": config.objective}
     return {
         "layout": config.sequence_layout.to_dict(),
         "codec": fitted if config.codec is None or job.codec is None else job.codec.sha256,
@@ -238,10 +240,46 @@ def _survey_in_store(
         )
     if job.codec is None:
         console.print(f"Fitting {config.bins:,} bins")
+    if job.relative:
+        job = _with_relative_codec(job, store, units, surveys, runner)
     planned = stages.plan_set(job, (stages.stored_findings(job, store, unit, surveys[unit.index]) for unit in units))
     found = tuple(asdict(material) for unit in units for material in surveys[unit.index].materials)
     store.write(SURVEY_NAME, lined_json({"materials": found}).encode())
     return start_shards(store, *planned), n_left
+
+
+def _with_relative_codec(
+    job: ShardJob,
+    store: Store,
+    units: Sequence[stages.SurveyUnit],
+    surveys: Mapping[int, stages.UnitSurvey],
+    runner: Runner,
+) -> ShardJob:
+    """The job with a codec relative to its promolecule, which is fitted first where none was given."""
+    promolecule = job.promolecule
+    if promolecule is None:
+        sums = PromoleculeFit()
+        for unit in units:
+            found = stages.stored_findings(job, store, unit, surveys[unit.index]).promolecule
+            assert found is not None  # the job fits one
+            sums.merge(found)
+        promolecule = sums.solve()
+    job = replace(job, promolecule=promolecule, fits_promolecule=False)
+    kept = [{each.material_id for each in surveys[unit.index].materials} for unit in units]
+    taken = [
+        stages.SurveyUnit(unit.index, tuple(each for each in unit.materials if each.material_id in names))
+        for unit, names in zip(units, kept, strict=True)
+        if names
+    ]
+    left = [unit for unit in taken if stages.counted_ratios(job, store, unit) is None]
+    n, n_left = (sum(len(unit.materials) for unit in some) for some in (taken, left))
+    _run_with_bar(runner, partial(stages.count_ratios, job), left, "Counting materials", n, done=n - n_left)
+    histogram = RatioHistogram(promolecule)
+    for unit in taken:
+        if (found := stages.counted_ratios(job, store, unit)) is None:
+            raise TomatError(f"{store.url}{unit.part(stages.RATIOS)} is gone or damaged. Run the command again.")
+        histogram.merge(found)
+    return replace(job, codec=fit_codec(histogram, job.bins, job.objective))
 
 
 def _run_with_bar(

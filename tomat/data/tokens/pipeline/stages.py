@@ -1,9 +1,10 @@
 """From densities to a shard set: the three stages, and the function that does one unit of each.
 
 *Survey* reads every density once; where a codec is to be fitted also for the histogram of its voxels and the sums that
-a promolecule is fitted from. *Fit* adds these in the order of the units. *Write* turns chunks into tokens. A unit's
-function needs nothing but its arguments and the storage, so that any process runs it. A unit that is finished has left
-an object that says so; what is killed and started again goes on with the others, and ends with the same bytes.
+a promolecule is fitted from. *Fit* adds these in the order of the units; for a relative codec it reads the densities
+once more, to count their ratios to the promolecule. *Write* turns chunks into tokens. A unit's function needs nothing
+but its arguments and the storage, so that any process runs it. A unit that is finished has left an object that says so;
+what is killed and started again goes on with the others, and ends with the same bytes.
 """
 
 import hashlib
@@ -27,6 +28,8 @@ from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import RatioHistogram
+from tomat.data.codec.relative import OFFSET_E_PER_A3
 from tomat.data.density.checks import ELECTRON_TOLERANCE, check_electron_count
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import symbol_of
@@ -49,7 +52,7 @@ LARGEST_UNIT = 256
 UNITS_AIMED_AT = 128
 """Units of a small set: a few for each core of one machine, each with a histogram of some megabytes to write."""
 
-RECORD, STRUCTURES, HISTOGRAM, SUMS = "json", "structures.npz", "npz", "promolecule.npz"
+RECORD, STRUCTURES, HISTOGRAM, SUMS, RATIOS = "json", "structures.npz", "npz", "promolecule.npz", "ratios.npz"
 """Endings of the objects of a unit, each a part of what was found."""
 
 
@@ -65,7 +68,7 @@ class SurveyUnit:
         return f"{SURVEY_PREFIX}{self.index:06d}.{ending}"
 
     def parts(self, job: ShardJob) -> list[str]:
-        fitted = [HISTOGRAM] if job.codec is None else []
+        fitted = [HISTOGRAM] if job.counts_densities else []
         fitted += [SUMS] if job.fits_promolecule else []
         return [self.part(each) for each in (RECORD, STRUCTURES, *fitted)]
 
@@ -158,7 +161,7 @@ def check_electrons(job: ShardJob, tolerance: float, material: Material, grid: D
 
 def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
     """Read the densities of a unit, and find out of each whether it can be tokenized."""
-    histogram = DensityHistogram() if job.codec is None else None
+    histogram = DensityHistogram() if job.counts_densities else None
     promolecule = PromoleculeFit() if job.fits_promolecule else None
     crystals: list[Crystal] = []
     found: list[Surveyed] = []
@@ -178,6 +181,8 @@ def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
                 n_atoms, n_electrons = len(grid.atomic_numbers), round(grid.electron_count, 4)
                 surveyed = Surveyed(name, grid.grid_shape, n_atoms, n_electrons, grid.clipped_voxels, outside)
                 crystal = Crystal.of(grid)
+                if job.relative and job.promolecule is not None:
+                    job.promolecule.checked_elements(crystal)
                 if promolecule is not None:
                     promolecule.add(grid)
                 if histogram is not None:
@@ -242,12 +247,36 @@ def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitS
     names = [material.material_id for material in survey.materials]
     structures = Structures.from_bytes(*part(unit.part(STRUCTURES)), names, again)
     histogram = promolecule = None
-    if job.codec is None:
+    if job.counts_densities:
         content, source = part(unit.part(HISTOGRAM))
         histogram = DensityHistogram.load(BytesIO(content), source, again)
     if job.fits_promolecule:
         promolecule = PromoleculeFit.from_bytes(*part(unit.part(SUMS)), again)
     return Findings(survey, structures, histogram, promolecule)
+
+
+def count_ratios(job: ShardJob, unit: SurveyUnit) -> int:
+    """Count the ratios of a unit's materials to the promolecule of the job, and leave them in the output. Returns the
+    number of materials."""
+    assert job.promolecule is not None  # the driver gives the job one
+    histogram = RatioHistogram(job.promolecule)
+    with reading(unit.materials, job.storage_tries) as read:
+        for material in unit.materials:
+            histogram.add_grid(planned(read)(material.material_id), material.material_id)
+    Store(job.output, job.storage_tries).write(unit.part(RATIOS), histogram.to_bytes())
+    return len(unit.materials)
+
+
+def counted_ratios(job: ShardJob, store: Store, unit: SurveyUnit) -> RatioHistogram | None:
+    """What `count_ratios` left of a unit; None: nothing, or of other materials, or ratios to another promolecule."""
+    assert job.promolecule is not None
+    if (content := store.read(unit.part(RATIOS))) is None:
+        return None
+    try:
+        found = RatioHistogram.from_bytes(content, store.url + unit.part(RATIOS), job.promolecule, OFFSET_E_PER_A3, "")
+    except TomatError:  # of a survey that has changed since, or damaged: counted again
+        return None
+    return found if found.material_ids == {each.material_id for each in unit.materials} else None
 
 
 def plan_set(

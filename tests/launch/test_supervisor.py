@@ -57,6 +57,19 @@ def test_failures_in_a_row_are_capped_and_wait_longer_each_time(world):
     assert world.machines() == []
 
 
+def test_two_quick_failures_replace_the_slice_whatever_the_logs_say(world):
+    world.behave(1, 75, 1, 0)
+    watched = supervisor(dataclasses.replace(FAST, max_failures=4))
+    assert watched.supervise().endings == ["failed", "could not reach its storage", "failed", "finished"]
+    # The third failure is the first one of the second slice.
+    assert [verb for verb in world.verbs() if verb != "ssh"] == ["create", "delete", "create", "delete"]
+    world.behave(1, 1, 1)
+    with pytest.raises(TomatError, match="failed 2 times in a row"):
+        supervisor(dataclasses.replace(FAST, max_failures=2)).supervise()
+    # What is given back already is not given back again, which gcloud would answer with an error.
+    assert [verb for verb in world.verbs() if verb != "ssh"][-2:] == ["create", "delete"]
+
+
 def test_hosts_that_outlive_one_that_crashed_are_stopped_in_good_order(world):
     world.behave([1, "wait", "wait", "wait"], 0)
     watched = supervisor(dataclasses.replace(FAST, straggler_seconds=0.2), slice_name="v6e-16")

@@ -25,11 +25,6 @@ MOUNT_SCRIPT = (
 )
 """A disk that is attached read-only to many hosts: its journal cannot be replayed, hence `noload`."""
 MAKE_FOLDER_SCRIPT = f"mkdir -p {FOLDER} && chmod 700 {FOLDER}"
-_CHIP_HELD = re.compile(
-    r"open\(/dev/(?:vfio|accel)\S*\): Device or resource busy|Couldn't open iommu group /dev/vfio|"
-    r"libtpu\.so already in use|The TPU is already in use"
-)
-"""What libtpu says where another process has the chips (jax-ml/jax 10192 and 13260, marin-community/marin 4783)."""
 _STATUS_LINE = re.compile(r"^tomat-status (\S+) (\S+)$", re.MULTILINE)
 
 
@@ -77,8 +72,3 @@ def stop_script(grace_seconds: int) -> str:
 def parse_statuses(output: str) -> list[str]:
     """The states that `STATUS_SCRIPT` printed, one a host, whatever else ssh said between them."""
     return [state for _, state in _STATUS_LINE.findall(output)]
-
-
-def chip_held(log: str) -> bool:
-    """Whether a training's log says that another process has the chips, as one of before a preemption may."""
-    return _CHIP_HELD.search(log) is not None

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import REFUSED_STATUS, RETRY_STATUS, STOPPED_STATUS
+from tomat.base.tpu_faults import TpuFault, known_tpu_fault
 from tomat.launch.command import TIMEOUT_STATUS, Command, Result
 from tomat.launch.gcloud import TpuLaunch
-from tomat.launch.remote import chip_held, parse_statuses
+from tomat.launch.remote import parse_statuses
 
 LOST_STATES = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "absent"})
 """States of a TPU VM that it does not come back from by itself; the others (READY apart) pass.
@@ -52,6 +53,10 @@ class RestartPolicy:
     max_backoff_seconds: float = 900.0
     healthy_seconds: float = 1800.0
     """An attempt that lasted this long was no immediate failure."""
+    quick_seconds: float = 600.0
+    """A failure that came sooner after the start is a quick one: what it needs is mostly another machine."""
+    quick_failures: int = 2
+    """Quick failures in a row on one slice after which it is replaced, whatever the logs say."""
     poll_seconds: float = 30.0
     straggler_seconds: float = 120.0
     """How long other hosts may go on after one has ended; then they are stopped."""
@@ -71,7 +76,9 @@ class RestartPolicy:
         return (
             f"# With --execute, the state every {self.poll_seconds:.0f} s. PREEMPTED or gone: delete, create, install, "
             "start. Exit status 143\n# (stopped in good order): start at once. 2 (input refused): never again. Others: "
-            f"start after {self.backoff_seconds:.0f} s,\n# doubling up to {self.max_backoff_seconds:.0f} s, {most}.\n"
+            f"start after {self.backoff_seconds:.0f} s,\n# doubling up to {self.max_backoff_seconds:.0f} s, {most};\n"
+            f"# after {self.quick_failures} failures in a row within {self.quick_seconds / 60:.0f} min of their start, "
+            "on a new slice.\n"
             f"# Every host's log is collected every {self.log_seconds / 60:.0f} min."
         )
 
@@ -88,6 +95,8 @@ class Supervisor:
     """How each attempt ended, in order."""
     waited_seconds: float = 0.0
     _installed: bool = False
+    _quick: int = 0
+    """Quick failures in a row on this slice."""
     _held: bool = False
     """There may be a slice, which is paid for."""
     _logs_at: float = 0.0
@@ -139,6 +148,8 @@ class Supervisor:
                 time.sleep(wait)
 
     def _give_back(self) -> None:
+        if not self._held:
+            return
         if self.keep:
             self._say(f"kept, at its price: {self.launch.tpu_name}. Give it back with: {self.launch.delete.line}")
             return
@@ -173,19 +184,33 @@ class Supervisor:
                     raise TomatError(f"`{command.line}` ended with status {result.status}: {result.last_line}.")
                 if (state := self._state(self.launch.machine_state)) in LOST_STATES:
                     return Ending.MACHINE_LOST, f"the slice is {state}"
-                return Ending.FAILED, f"cannot {command.purpose}: {result.last_line}"
+                return self._after(attempt, Ending.FAILED, f"cannot {command.purpose}: {result.last_line}", 0.0)
             self._installed = True
-        self._logs_at = time.monotonic()
+        self._logs_at = started = time.monotonic()
         ending, why = self._watch(attempt)
         if ending is not Ending.MACHINE_LOST:
             self._collect(attempt)
-        if ending is Ending.FAILED and any(map(chip_held, self._logs(attempt))):
-            # What holds them is no process of this training, whose lock is free; only another machine is sure to help.
-            self._say(f"a host's chips are held by another process: replacing {self.launch.tpu_name}")
-            self.run(self.launch.delete)
-            self._installed = False
-            return Ending.CHIP_HELD, why
-        return ending, why
+        return self._after(attempt, ending, why, time.monotonic() - started)
+
+    def _after(self, attempt: int, ending: Ending, why: str, seconds: float) -> tuple[Ending, str]:
+        """Say what the logs of a failure tell of, and replace a slice that failed too often, or whose chips are held,
+        since what holds them is no process of this training, whose lock is free."""
+        self._quick = self._quick + 1 if ending in _FAILURES and seconds < self.policy.quick_seconds else 0
+        faults = self._faults(attempt) if ending is Ending.FAILED else []
+        for host, fault in faults:
+            self._say(f"host {host}: {fault.line}")
+        held = any(fault.held for _, fault in faults)
+        if held or self._quick >= self.policy.quick_failures:
+            reason = "a host's chips are held by another process" if held else f"{self._quick} quick failures in a row"
+            self._say(f"{reason}: replacing {self.launch.tpu_name}")
+            self._held = not self.run(self.launch.delete).ok
+            self._installed, self._quick = False, 0
+        return (Ending.CHIP_HELD if held else ending), why
+
+    def _faults(self, attempt: int) -> list[tuple[int, TpuFault]]:
+        """What the logs of the hosts tell of their chips, by host."""
+        found = [(host, known_tpu_fault(log)) for host, log in enumerate(self._logs(attempt))]
+        return [(host, fault) for host, fault in found if fault is not None]
 
     def _machine(self) -> tuple[Ending, str] | None:
         """Get the slice to READY, creating it where it is not there; an ending if it cannot be had now."""

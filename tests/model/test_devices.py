@@ -1,10 +1,8 @@
-"""The platform is decided without libtpu only where it is installed and no TPU is; who is one of several processes."""
+"""The platform is decided without libtpu only where it is installed and no TPU is."""
 
 from types import SimpleNamespace
 
-import jax
 import pytest
-from levanter.distributed import DistributedConfig
 
 from tomat.model import devices
 
@@ -42,17 +40,3 @@ def test_a_tpu_is_not_looked_for_where_none_is_and_nothing_else_asked_for_and_th
     settings.jax_platforms = what.get("platforms")
     devices.ignore_absent_tpu(say=False)
     assert settings.jax_platforms == ("cpu" if absent else what.get("platforms")) and capsys.readouterr().out == ""
-
-
-def test_an_installed_mpi4py_makes_no_cluster_and_addresses_of_a_configuration_count(monkeypatch, tmp_path, capsys):
-    (tmp_path / "mpi4py").mkdir()
-    (tmp_path / "mpi4py" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    devices.join_processes(DistributedConfig())
-    assert not jax.distributed.is_initialized()
-    assert "mpi4py is installed, but no launcher" in capsys.readouterr().out
-    given = {}
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **words: given.update(arguments=arguments))
-    devices.join_processes(DistributedConfig("localhost:1234", 2, 1))
-    assert given["arguments"] == ("localhost:1234", 2, 1, None)
-    assert capsys.readouterr().out == ""

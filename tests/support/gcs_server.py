@@ -22,8 +22,9 @@ from typing import Literal
 
 import google_crc32c
 
-Fault = Literal["429", "503", "drop", "truncate"]
-"""A status; the connection closed without an answer; an answer cut off half-way, its full length announced."""
+Fault = Literal["429", "503", "drop", "truncate", "stall"]
+"""A status; the connection closed without an answer; an answer cut off half-way, its full length announced; no answer
+for as long as the server lives, as of a network that is cut."""
 
 
 @dataclass
@@ -64,6 +65,10 @@ class Handler(BaseHTTPRequestHandler):
         self.fault = None if "computeMetadata" in url.path else self.server.faults.draw(method, url.path)
         if self.fault in ("429", "503"):
             return self._refuse(int(self.fault), "injected")
+        if self.fault == "stall":
+            self.server.closed.wait()
+            self.close_connection = True
+            return
         if self.fault == "drop":
             # Also after the request was carried out: the client cannot know, and has to ask again.
             if self.server.faults.random.random() < 0.5:
@@ -227,6 +232,8 @@ class BucketServer(ThreadingHTTPServer):
         self.generation = 0
         self.lock = threading.RLock()
         self.faults = Faults()
+        self.closed = threading.Event()
+        """No request is left without an answer any more."""
         self.requests: Counter = Counter()
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -276,6 +283,7 @@ def serve_bucket() -> Iterator[BucketServer]:
         try:
             yield server
         finally:
+            server.closed.set()
             server.shutdown()
 
 

@@ -7,7 +7,8 @@ import fsspec
 import pytest
 
 from tomat.base.layout import HISTORY_FILE
-from tomat.train.folder import fetch, publish
+from tomat.train.folder import RunFolder, fetch, publish
+from tomat.train.settings.config import load_config
 
 
 @pytest.fixture
@@ -30,6 +31,32 @@ def test_a_machine_that_takes_over_finds_log_and_configuration(bucket, tmp_path)
     (first / "README.md").write_text("page")
     publish(bucket, first, ("README.md", "loss.svg"))
     assert fetch(bucket, second) == ["README.md"]
+
+
+def test_what_a_pod_leaves_is_in_the_bucket_before_the_machine_is_gone(bucket, tmp_path, monkeypatch, capsys):
+    """Traces of every host, once; and Levanter's log, which the next machine goes on with."""
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.of(load_config("demo", ["--output_dir", bucket.rpartition("/")[0], "--run_name", "a"]))
+    folder.make()
+    trace = folder.path / "profiler" / "plugins" / "host-3.xplane.pb"
+    trace.parent.mkdir(parents=True)
+    trace.write_bytes(b"trace")
+    (folder.path / "a.log").write_text("started\n")
+    folder.publish()
+    folder.publish_tree(folder.path / "profiler", "profiler")
+    files = fsspec.filesystem("memory")
+    place = "/bucket/runs/a/profiler/plugins/host-3.xplane.pb"
+    assert files.cat_file(place) == b"trace" and files.cat_file("/bucket/runs/a/a.log") == b"started\n"
+    files.rm(place)
+    folder.publish_tree(folder.path / "profiler", "profiler")
+    assert not files.exists(place)  # it is sent once
+    (folder.path / "a.log").unlink()
+    assert folder.fetch() and (folder.path / "a.log").read_text() == "started\n"
+    # A place that takes nothing costs the trace, not the run.
+    monkeypatch.setattr(type(files), "pipe_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no")))
+    trace.write_bytes(b"another")
+    folder.publish_tree(folder.path / "profiler", "profiler")
+    assert "host-3.xplane.pb stays on this machine" in " ".join(capsys.readouterr().out.split())
 
 
 def write(folder, clock_seconds: float, steps: int, *events: str) -> None:

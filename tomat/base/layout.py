@@ -1,4 +1,5 @@
-"""The names of a run's files, and the statuses its process ends with: what one room writes and another reads."""
+"""The names of a run's files, the statuses its process ends with, and where its hosts meet: what one room writes and
+another reads."""
 
 import re
 import signal
@@ -32,6 +33,9 @@ HTML_FILE = "index.html"
 """The run's page for a browser: curves, tables, densities in one file."""
 EVALUATION_FILE = "evaluation.json"
 PROFILER_FOLDER = "profiler"
+TRACKING_FOLDER = "tracking"
+"""In a run's bucket: the page of its profile, of which the tracking folder of a machine that is deleted had the only
+one."""
 
 WEIGHTS_FOLDER = "weights"
 """Packed, that a distillation ends with."""
@@ -64,3 +68,8 @@ INTERRUPTED_STATUS = 128 + signal.SIGINT
 """Exit status after Ctrl-C: 130."""
 STOPPED_STATUS = 128 + signal.SIGTERM
 """Exit status after SIGTERM: 143. The training was stopped in good order; start it again."""
+
+COORDINATOR_PORT = 8476
+"""Where host 0 of a TPU slice has the coordination service. Google opens tcp 8470, 8471, 8474, 8476 and 11211 between
+the hosts of a slice; jax 0.11.1 (`cloud_tpu_cluster.py`) takes 8482 instead, and waits there in silence (jax-ml/jax
+35905). `JAX_COORDINATOR_PORT`, JAX's own variable, sets another."""

@@ -1,4 +1,4 @@
-"""Which of JAX's platforms a process looks at, whether it is one of several, and whose log its terminal shows."""
+"""Which of JAX's platforms a process looks at, which devices it has there, and whose log its terminal shows."""
 
 import importlib.metadata
 import importlib.util
@@ -11,8 +11,6 @@ import jax
 from tomat.base.reporting import console
 
 if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
-    from levanter.distributed import DistributedConfig
-
     from tomat.hardware.chips import FoundDevices
 
 DEVICES = Path("/dev")
@@ -41,29 +39,6 @@ def found_devices() -> "FoundDevices":
 
     kinds = sorted({device.device_kind for device in jax.devices()})
     return FoundDevices(", ".join(kinds), jax.device_count(), jax.process_count())
-
-
-def join_processes(distributed: "DistributedConfig") -> None:
-    """Start `jax.distributed` as Levanter does, but not because mpi4py is installed: Levanter (0.2.227) asks all of
-    JAX's kinds of cluster whether they are there, and mpi4py's is wherever the package is; JAX (0.11.1) itself takes it
-    by name only, and then finds no address and fails. A process that only mpi4py knows is taken for the only one."""
-    from iris.cluster.client.job_info import get_job_info
-    from levanter.distributed import DistributedConfig
-
-    from tomat.base.ports.jax import kinds_of_cluster
-
-    present = [kind for kind in kinds_of_cluster() if kind.is_env_present()]
-    only_by_name = bool(present) and all(kind.opt_in_only_method for kind in present)
-    if only_by_name and distributed == DistributedConfig() and get_job_info() is None:
-        console.print(
-            f"{', '.join(kind.name for kind in present)} is installed, but no launcher that JAX knows has started this "
-            "process: it is taken for the only one. Several need a launcher such as Slurm or Open MPI, or "
-            "trainer.distributed.",
-            highlight=False,
-            soft_wrap=True,
-        )
-        return
-    distributed.initialize()
 
 
 def quiet_terminal() -> None:

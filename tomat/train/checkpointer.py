@@ -3,6 +3,7 @@
 import datetime
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +15,16 @@ from levanter.checkpoint import Checkpointer, CheckpointerConfig, CheckpointInte
 
 from tomat.base.ports.jax import ManagerWithLastAct
 from tomat.base.ports.levanter import kept_every, replace_manager, since_last_save
+from tomat.base.storage import is_remote
+from tomat.train.guards.storage import NEVER, StorageWatch, bytes_written
 from tomat.train.runs.checkpoints import Checkpoint, examine, mark_permanent, remove, unmark, write_checksums
 
 logger = logging.getLogger(__name__)
 
-SAVE_TIMEOUT_SECONDS = 1800
-"""How long one host waits for the others to have written; Levanter's own limit."""
+SAVE_TIMEOUT_SECONDS = 600
+"""How long one host waits for the others to have written, as long as they live; Levanter has half an hour."""
+CLEAN_SECONDS = 600.0
+"""How long it may take to remove a checkpoint, of which its storage tells no progress."""
 
 
 class RunCheckpointer(Checkpointer):
@@ -37,8 +42,10 @@ class RunCheckpointer(Checkpointer):
         run_id: str,
         partial: Sequence[Checkpoint] = (),
         before_save: Callable[[], None] = lambda: None,
+        storage: StorageWatch | None = None,
     ):
         self._before_save = before_save
+        self._storage = storage or StorageWatch(str(config.base_path))
         self._partial = [found.path for found in partial]
         self._saved: tuple[str, bool] | None = None
         """Path of the last save and whether it is temporary."""
@@ -58,7 +65,7 @@ class RunCheckpointer(Checkpointer):
             write_config=config.write,
         )
         # Checksums come before `metadata.json`, the first thing that Levanter 0.2.227 writes in the manager's callback.
-        self._manager_with_checksums = ManagerWithLastAct(write_checksums, SAVE_TIMEOUT_SECONDS)
+        self._manager_with_checksums = ManagerWithLastAct(self._write_checksums, SAVE_TIMEOUT_SECONDS)
         replace_manager(self, self._manager_with_checksums)
 
     def is_due(self, step: int) -> bool:
@@ -92,7 +99,9 @@ class RunCheckpointer(Checkpointer):
                 commit()
                 self._saved = (path, False)
             return
-        self._before_save()
+        with self._storage.watching(f"publishing the log before the save of step {step}"):
+            self._before_save()
+        self.wait_until_finished()  # what waits for other hosts does not count as a storage that stalls
         if not self._clear(path, step):
             logger.warning("%s is there and whole; it is left as it is.", path)
             return
@@ -107,17 +116,46 @@ class RunCheckpointer(Checkpointer):
                     except OSError as error:  # they cost space and nothing else
                         logger.warning("%s could not be removed: %s", partial, error)
 
+        def finished() -> None:
+            with self._storage.watching(f"replacing what step {step} follows", end_seconds=CLEAN_SECONDS):
+                committed()
+
         self._manager_with_checksums.path = path
-        super().save_checkpoint(
-            tree, step, destination, committed, is_temporary=is_temporary, base_path_override=base_path_override
-        )
+        with self._storage.watching(f"saving step {step}", self._progress):
+            super().save_checkpoint(
+                tree, step, destination, finished, is_temporary=is_temporary, base_path_override=base_path_override
+            )
+        threading.Thread(target=self._watch_commits, args=(step,), name="commits", daemon=True).start()
         self._saved = (path, is_temporary)
+
+    def wait_until_finished(self) -> None:
+        """Until the last save is whole, of all hosts."""
+        with self._storage.watching("waiting for the last save to be whole on all hosts", end_seconds=NEVER):
+            super().wait_until_finished()
+
+    def _progress(self) -> tuple[int, int]:
+        return self._manager_with_checksums.uncommitted, bytes_written()
+
+    def _watch_commits(self, step: int) -> None:
+        """Watch over a save that goes on while the run trains, until all that this process writes is written."""
+        with self._storage.watching(f"saving step {step}", self._progress):
+            while self._manager_with_checksums.uncommitted:
+                time.sleep(0.1)
+
+    def _write_checksums(self, path: str) -> None:
+        # On a disk every file is read for its checksum, whose size is not limited.
+        limit = None if is_remote(path) else CLEAN_SECONDS
+        with self._storage.watching(f"writing the checksums of {path}", end_seconds=limit):
+            write_checksums(path)
 
     def _clear(self, path: str, step: int) -> bool:
         """Remove what a killed process left at `path`, on all hosts before any of them writes; False if it is whole."""
-        clear = jax.process_index() > 0 or not examine(path, step).whole
-        if jax.process_index() == 0 and clear:
-            remove(path)
+        clear = True
+        if jax.process_index() == 0:
+            with self._storage.watching(f"looking for what is left at {path}", end_seconds=CLEAN_SECONDS):
+                clear = not examine(path, step).whole
+                if clear:
+                    remove(path)
         if jax.process_count() > 1:
             clear = bool(multihost_utils.broadcast_one_to_all(np.array(clear)))
         return clear

@@ -7,9 +7,10 @@ is told by the events in it, never by a clock: those of two machines differ.
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ PAGE_FILES = (layout.EVALUATION_FILE, layout.PAGE_FILE, layout.LOSS_FIGURE, layo
               layout.PREDICTION_FIGURE, layout.REFERENCE_DENSITY, layout.PREDICTED_DENSITY,
               layout.HTML_FILE)  # fmt: skip
 """The run's page, and what is made with it after the training."""
+LAST_WORDS_SECONDS = 20.0
+"""How long a process that must end at once may take to bring its history into the bucket."""
 PUBLISHED = (layout.CONFIG_FILE, layout.CODEC_FILE, layout.PROMOLECULE_FILE, layout.METRICS_FILE, layout.HISTORY_FILE,
              *PAGE_FILES)  # fmt: skip
 """What of a run's folder is published, where it is there."""
@@ -48,6 +51,8 @@ class RunFolder:
     """On a local disk: logs, metrics, profiles."""
     lock: RunLock = RunLock()
     """Says whether the run is still this process's to train. Only the first process of a run can lose it."""
+    _sent: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    """What `publish_tree` has copied, and when each was last written."""
 
     @classmethod
     def of(cls, config: TrainConfig) -> "RunFolder":
@@ -55,13 +60,18 @@ class RunFolder:
         remote = is_remote(config.output_dir)
         return cls(config, Path("runs") / config.run_name if remote else Path(config.run_dir))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What of the folder is published, where it is there: `PUBLISHED`, and Levanter's log."""
+        return (*PUBLISHED, f"{self.config.run_name}.log")
+
     def make(self) -> None:
         with writing(self.path, "Set --output_dir to a folder that this user may write."):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def fetch(self) -> bool:
         """Copy what another machine has written of the run from its bucket; says whether there was anything."""
-        return is_remote(self.config.output_dir) and bool(fetch(self.config.run_dir, self.path))
+        return is_remote(self.config.output_dir) and bool(fetch(self.config.run_dir, self.path, self.names))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator["RunFolder"]:
@@ -73,7 +83,22 @@ class RunFolder:
         """Bring the files in the bucket up to date, if they are still this process's to write."""
         self.lock.confirm()
         if is_remote(self.config.output_dir) and jax.process_index() == 0:
-            publish(self.config.run_dir, self.path)
+            publish(self.config.run_dir, self.path, self.names)
+
+    def publish_tree(self, folder: Path, to: str, pattern: str = "**/*") -> None:
+        """Bring the files of `folder` that are new or have changed into the folder `to` of the bucket: those of this
+        process, whichever it is. That it cannot be done is a warning: the run is whole without them."""
+        if not is_remote(self.config.output_dir):
+            return
+        for path in (path for path in sorted(folder.glob(pattern)) if path.is_file()):
+            written = path.stat().st_mtime_ns
+            if self._sent.get(str(path)) == written:
+                continue
+            try:
+                publish(f"{self.config.run_dir}/{to}", folder, [path.relative_to(folder).as_posix()])
+                self._sent[str(path)] = written
+            except TomatError as error:
+                warn(f"{path} stays on this machine: {error}")
 
     def record(self, event: str, step: int, **details: Any) -> None:
         """Write an event into the run's history, on the first process; arguments as for `append_event`."""
@@ -92,6 +117,15 @@ class RunFolder:
             else:
                 self.record("stop", stop.step, reason=f"{type(error).__name__}: {error}"[:500])
             raise
+
+    def record_loss(self, stop: StopRequest, said: str) -> None:
+        """Write into the history that another host ends the run, here and in the bucket; on the first process, within
+        `LAST_WORDS_SECONDS`."""
+        if jax.process_index() == 0:
+            self.record("stop", stop.step, reason=said)
+            last = threading.Thread(target=self.publish, daemon=True)
+            last.start()
+            last.join(LAST_WORDS_SECONDS)
 
     @contextlib.contextmanager
     def logged(self, asked: Asked, first_step: int) -> Iterator[None]:
@@ -121,7 +155,7 @@ class RunFolder:
             warn(f"the log of {place} does not have this end: {error}")
 
 
-def fetch(run_url: str, run_dir: Path) -> list[str]:
+def fetch(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> list[str]:
     """Copy the published files that `run_dir` lacks, or all where another machine went on with the run; their names."""
     with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -130,7 +164,7 @@ def fetch(run_url: str, run_dir: Path) -> list[str]:
     # Every start, and every end that could be told, is an event: the bucket has one that this machine has not.
     overtaken = known[: len(events)] != events
     copied = []
-    for name in PUBLISHED:
+    for name in names:
         local = run_dir / name
         kept = local.exists() and not overtaken
         # Lines that were cut for a resume which never began may come back: the next resume cuts them again.

@@ -32,6 +32,7 @@ from tomat.train.checkpointer import RunCheckpointer
 from tomat.train.datasets import Datasets, value_table
 from tomat.train.dispatch import training_steps
 from tomat.train.folder import RunFolder
+from tomat.train.guards.storage import StorageWatch
 from tomat.train.guards.watch import RunGuards
 from tomat.train.loader import RowAtoms, ShardDataset, token_loader
 from tomat.train.mfu import live_mfu
@@ -92,6 +93,7 @@ class TrainingLoop:
         state: TrainerState,
         guards: RunGuards,
         stop: StopRequest,
+        storage: StorageWatch,
     ):
         self._folder, self._start, self._trainer = folder, start, trainer
         self._datasets, self._guards, self._stop = datasets, guards, stop
@@ -113,13 +115,20 @@ class TrainingLoop:
         profiler = trainer.config.profiler
         traced_steps = profiler.resolve_num_profile_steps(self._total_steps) if profiler.is_enabled else 0
         if traced_steps > 0:
-            place = str(folder.path / PROFILER_FOLDER)
-            hook = profiler.build(place, run_id=config.run_name, num_steps=traced_steps)
-            self._trace = self._clock.timed("profiler_seconds", hook)
+            place = folder.path / PROFILER_FOLDER
+            hook: Any = profiler.build(str(place), run_id=config.run_name, num_steps=traced_steps)
+
+            def traced(info: Any, force: bool = False) -> None:
+                hook(info, force=force)
+                if force or info.next_step >= profiler.start_step + traced_steps:
+                    # Of every host, once it is written: the machine may be gone by the end of the run.
+                    folder.publish_tree(place, PROFILER_FOLDER)
+
+            self._trace = self._clock.timed("profiler_seconds", traced)
             trainer.add_hook(self._trace, every=1)
         # A machine that goes on from the checkpoint finds the log of every step before it.
         saving = trainer.config.checkpointer
-        self._checkpointer = RunCheckpointer(saving, trainer.run_id, start.partial, before_save=folder.publish)
+        self._checkpointer = RunCheckpointer(saving, trainer.run_id, start.partial, folder.publish, storage)
         self._save = self._clock.timed("checkpoint_seconds", self._save_untimed)
         self._live_mfu = live_mfu(config, jax.devices()[0].device_kind, jax.device_count())
         self._progress = TrainingProgress(self._total_steps, self._first_step)

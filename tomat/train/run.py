@@ -12,8 +12,9 @@ from rich.text import Text
 
 from tomat.base.checked_json import signed
 from tomat.base.errors import TomatError
-from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE_FILE
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE_FILE, RETRY_STATUS
 from tomat.base.reporting import console, warn, write_text
+from tomat.base.stages import StartStages
 from tomat.data.codec.files import write_codec
 from tomat.data.density.promolecule import Promolecule
 from tomat.model.any_decoder import environment_of
@@ -21,6 +22,9 @@ from tomat.model.devices import found_devices
 from tomat.train.datasets import Datasets, open_datasets, run_tables, value_table
 from tomat.train.folder import RunFolder
 from tomat.train.guards.alike import refuse_differences
+from tomat.train.guards.hosts import HostWatch
+from tomat.train.guards.process import HangGuard
+from tomat.train.guards.storage import StorageWatch
 from tomat.train.guards.watch import RunGuards
 from tomat.train.loop import TrainingLoop, TrainResult, count_parameters
 from tomat.train.origins import Continuation, Start, plan_start
@@ -30,7 +34,7 @@ from tomat.train.runs.devices import asked_but_not_found, devices_details
 from tomat.train.runs.history import last_event, read_events, truncate_metrics
 from tomat.train.runs.run_log import Asked
 from tomat.train.settings.config import TrainConfig, config_hash
-from tomat.train.startup import connect, forget_tracker, initialise
+from tomat.train.startup import forget_tracker, initialise, join, settle
 from tomat.train.step import Subject, build_trainer
 from tomat.train.tracking import end_wandb
 
@@ -57,16 +61,24 @@ def train(
             stop = StopRequest(config.preemption.grace_seconds)
             process.enter_context(stop.listening())
 
+        # Watched from here on, before anything that waits for another host, a chip or a bucket.
+        folder = RunFolder.of(config)
+        hang = HangGuard(folder)
+        watchdog = process.enter_context(hang.watching())
+        stages = process.enter_context(StartStages().watching())
+
         # On which devices, and are all hosts of one mind: before anything that one of them alone could stop at.
         continuation = continuation or Continuation()
-        trainer_config = connect(config, dataclasses.asdict(continuation))
+        join(config, stages)
+        hosts = process.enter_context(HostWatch(stages).watching())
+        trainer_config = settle(config, dataclasses.asdict(continuation), stages)
         stop.take_over()  # the TPU's library has installed a handler of its own
         if config.preemption.maintenance_notice and jax.default_backend() == "tpu":
             stop.poll_notices(config.preemption.poll_seconds)
 
         with stop.limiting_exit_on_error(), contextlib.ExitStack() as run:
             # Where: the run's folder, with what another machine has written of the run.
-            folder = RunFolder.of(config)
+            stages.begin("reading what the run has left so far")
             folder.fetch()
 
             # From what, and is it allowed: files are only read, so that a start that is refused changes nothing.
@@ -76,13 +88,17 @@ def train(
             # Alone. Another process may have gone on with the run before this one had its turn.
             first = jax.process_index() == 0
             if first:
+                stages.begin("waiting for the run's lock")
                 folder = process.enter_context(folder.locked())
                 if folder.fetch() or plan.is_outdated:
                     plan = plan_start(config, continuation, folder.path)
-            guards = RunGuards(folder)
+            guards = RunGuards(folder, hang, watchdog)
             run.enter_context(guards.active())
 
             # The data, and with them the checkpoint that all processes begin with.
+            longest = config.guards.startup_hang_seconds
+            hosts.barrier("the data", longest)
+            stages.begin("opening the data")
             datasets = open_datasets(config, folder.path)
             refuse_differences(config, _contents(datasets))
             guards.check_start(datasets)
@@ -106,6 +122,8 @@ def train(
             run.callback(folder.publish)
             run.callback(end_wandb, config.trackers.wandb)
             run.callback(trainer.tracker.finish)
+            hosts.barrier("the first weights", longest)
+            stages.begin("making the first weights" if start.source is None else f"restoring {start.source.path}")
             state = initial_state(config, trainer, start.source, start.weights, subject)
 
             # What begins is written down only now: a resume that fails leaves the run as it was.
@@ -117,6 +135,10 @@ def train(
             if first and stop.step < config.trainer.num_train_steps:
                 run.enter_context(folder.logged(asked or Asked(), stop.step))
             run.enter_context(folder.recording_early_end(stop))
+            hosts.on_loss = lambda said: folder.record_loss(stop, said)
+            storage = StorageWatch(config.run_dir)
+            storage.on_end = lambda said: _tell_of_storage(folder, hosts, stop, said)
+            run.enter_context(hosts.explaining_errors())
             if first:
                 _announce(datasets, state, start, folder)
             folder.publish()
@@ -126,7 +148,18 @@ def train(
                 console.print(f"training is complete: {stop.step} of {config.trainer.num_train_steps} steps are done.")
                 nan = float("nan")
                 return TrainResult(folder.path, stop.step, stop.step, nan, nan, 0.0, count_parameters(state))
-            return TrainingLoop(folder, datasets, start, trainer, state, guards, stop).run(state)
+            hosts.barrier("the first step", longest)
+            stages.begin("compiling and taking the first step")
+            loop = TrainingLoop(folder, datasets, start, trainer, state, guards, stop, storage)
+            trainer.add_hook(lambda _: stages.end(), every=1)
+            return loop.run(state)
+
+
+def _tell_of_storage(folder: RunFolder, hosts: HostWatch, stop: StopRequest, said: str) -> None:
+    """What a process that ends since its storage stalls leaves behind: a word to the other hosts, which end too, and an
+    event of this machine's history alone."""
+    hosts.tell(RETRY_STATUS, said)
+    folder.record("stop", stop.step, reason=said)
 
 
 def _contents(datasets: Datasets) -> dict[str, object]:

@@ -20,18 +20,25 @@ from levanter.trainer import TrainerConfig
 from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
 from tomat.base.memory import keep_freed_memory
-from tomat.base.reporting import writing
+from tomat.base.reporting import warn, writing
+from tomat.base.stages import StartStages
+from tomat.base.tpu_faults import known_tpu_fault
 from tomat.hardware.chips import FoundDevices, slice_named
-from tomat.model.devices import found_devices, ignore_absent_tpu, join_processes, quiet_terminal
+from tomat.model.devices import found_devices, ignore_absent_tpu, quiet_terminal
+from tomat.model.joining import OPEN_SECONDS, join_processes
 from tomat.train.guards.alike import refuse_differences, started_with
 from tomat.train.settings.config import TrainConfig
 from tomat.train.tracking import JsonLinesTrackerConfig
 
 
-def connect(config: TrainConfig, beside: Mapping[str, object] | None = None) -> TrainerConfig:
-    """Set the compilers' flags and start `jax.distributed`; the first call that touches a device. Writes nothing.
-    Hosts must agree on the configuration and on `beside`, what else decides what is trained, by name."""
-    trainer_config = config.trainer_config()
+def connect(config: TrainConfig) -> TrainerConfig:
+    """`join` and `settle`, for what trains without a run around it."""
+    join(config, StartStages())
+    return settle(config, {}, StartStages())
+
+
+def join(config: TrainConfig, stages: StartStages) -> None:
+    """Set the compilers' flags and start `jax.distributed`: nothing before it touches a device."""
     if config.keep_freed_memory:
         keep_freed_memory()
     # The compilers read their flags from the environment at the first device use.
@@ -43,12 +50,27 @@ def connect(config: TrainConfig, beside: Mapping[str, object] | None = None) -> 
     jax.config.update("jax_enable_preemption_service", False)
     ignore_absent_tpu()
     # Before any collective: on a pod, `jax.device_count()` is right only after this.
-    join_processes(trainer_config.distributed)
+    join_processes(config.trainer_config().distributed, stages)
+
+
+def settle(config: TrainConfig, beside: Mapping[str, object], stages: StartStages) -> TrainerConfig:
+    """Open the devices, and refuse hosts and devices that are not what the run is for; writes nothing. Hosts must agree
+    on the configuration and on `beside`, what else decides what is trained, by name."""
+    trainer_config = config.trainer_config()
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
+    stages.begin("opening the devices", OPEN_SECONDS)
+    try:
+        found = found_devices()
+    except RuntimeError as error:
+        # Not a refusal of the input: the same command is right, on this machine or on another.
+        if (fault := known_tpu_fault(str(error))) is not None:
+            warn(fault.line)
+        raise
     # Before what a host alone may stumble over, for which the others would wait.
     if jax.process_count() > 1:
-        refuse_differences(config, started_with(config, beside or {}))
-    refuse_other_devices(config, found_devices())
+        stages.begin("comparing this start with the other hosts'")
+        refuse_differences(config, started_with(config, beside))
+    refuse_other_devices(config, found)
     if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
         raise TomatError(
             "trackers.tensorboard is set, but tensorboardX is not installed: `uv sync --extra tensorboard` installs it."

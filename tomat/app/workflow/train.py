@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import EVALUATION_FILE, HTML_FILE, METRICS_FILE, PROFILER_FOLDER
+from tomat.base.layout import EVALUATION_FILE, HTML_FILE, METRICS_FILE, PROFILER_FOLDER, TRACKING_FOLDER
 from tomat.base.reporting import console, to_jsonable, warn, write_json
 
 if TYPE_CHECKING:  # imported only when a run needs them
@@ -86,6 +86,9 @@ def train_and_report(
                 warn(f"no {HTML_FILE}: {error}")
         if is_remote(config.output_dir):
             publish(config.run_dir, result.run_dir, PAGE_FILES)
+            if profile_page is not None:
+                # Its record and its figures have the run's name, too.
+                RunFolder.of(config).publish_tree(Path(config.tracking_dir), TRACKING_FOLDER, f"**/{config.run_name}*")
         if not result.preempted:
             keep_pages(config, result.run_dir)
         for each in filter(None, (evaluation, free_running)):

@@ -17,6 +17,27 @@ def kinds_of_cluster() -> list[Any]:
     return ClusterEnv._cluster_types
 
 
+def hosts_of_slice(kind: Any) -> tuple[str, ...]:
+    """Addresses of the hosts of a TPU slice in their order, by one of `kinds_of_cluster`."""
+    return tuple(kind._get_worker_list_in_slice())
+
+
+def joined_as() -> tuple[int, int]:
+    """This process's number and how many there are, as `jax.distributed` knows them; (0, 1) before it has started.
+    `jax.process_index` says it too, and opens the devices for it."""
+    from jax._src.distributed import global_state
+
+    return global_state.process_id or 0, global_state.num_processes or 1
+
+
+def coordination() -> Any:
+    """The client of the coordination service: keys and values, barriers that time out; None where no process has been
+    joined. Levanter's `multihost_allgather_sync` is made of it."""
+    from jax._src.distributed import global_state
+
+    return global_state.client
+
+
 class ManagerWithLastAct(GlobalAsyncCheckpointManager):
     """JAX's manager of checkpoints, with an act between the last array, of every host, and the callback.
 
@@ -30,6 +51,11 @@ class ManagerWithLastAct(GlobalAsyncCheckpointManager):
     def __init__(self, last_act: Callable[[str], None], timeout_seconds: int) -> None:
         super().__init__(timeout_seconds)
         self._last_act = last_act
+
+    @property
+    def uncommitted(self) -> int:
+        """Arrays of the last save that have not reached the storage, of this process."""
+        return sum(not future.done() for future in self._commit_futures or ())
 
     def _start_async_commit(self, on_commit_callback: Callable[[], None]) -> None:
         path = self.path

@@ -24,7 +24,8 @@ from tomat.measure.bench.chip_record import Machine, Record, measured_peaks, row
 from tomat.measure.bench.chip_rows import Row, full_rows, quick_rows
 from tomat.measure.bench.collectives import fit_collectives, time_collectives
 from tomat.measure.bench.device_timing import RunTimes, time_runs
-from tomat.model.devices import ignore_absent_tpu, join_processes
+from tomat.model.devices import ignore_absent_tpu
+from tomat.model.joining import join_processes
 from tomat.perf.timed_kernels.own import SPLASH, own_program
 
 MEMORY_SHARE = 0.9

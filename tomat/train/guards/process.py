@@ -21,6 +21,7 @@ from levanter.callbacks import Callback, ProgressEvent
 from levanter.callbacks.progress_watchdog import ProgressTimeout, ProgressWatchdog
 
 from tomat.base.layout import HISTORY_FILE, HUNG_STATUS
+from tomat.base.ports.jax import joined_as
 from tomat.base.reporting import warn
 from tomat.base.storage import is_remote
 from tomat.train.folder import RunFolder
@@ -75,8 +76,11 @@ class HangGuard:
         """Write the Python stacks of all threads, then the history; called in a thread of its own, after which the
         process ends."""
         run_dir, run_url = self._folder.path, self._folder.config.run_dir
+        run_dir.mkdir(parents=True, exist_ok=True)  # it may hang before anything is written
+        # Not `jax.process_index`, which opens the devices: what hangs may be just that.
+        process, _ = joined_as()
         time = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-        path = run_dir / f"stacks-{jax.process_index()}-{time}.txt"
+        path = run_dir / f"stacks-{process}-{time}.txt"
         with path.open("w", encoding="utf-8") as file:
             # Python 3.12's faulthandler knows threads by their number alone.
             file.writelines(f"thread 0x{one.ident or 0:016x}: {one.name}\n" for one in threading.enumerate())
@@ -84,7 +88,7 @@ class HangGuard:
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
         after = timeout.event.value
-        details = {"process": jax.process_index(), "after": after, "seconds": round(timeout.elapsed, 1)}
+        details = {"process": process, "after": after, "seconds": round(timeout.elapsed, 1)}
         append_event(run_dir, "guard:hang", self.step, **details, stacks=path.name)
         # Standard error, unbuffered: nothing else of this process may work any more.
         message = (
@@ -94,7 +98,7 @@ class HangGuard:
         os.write(2, message.encode())
         if is_remote(run_url):
             files, root = fsspec.core.url_to_fs(run_url)
-            for name in (path.name, *([HISTORY_FILE] if jax.process_index() == 0 else [])):
+            for name in (path.name, *([HISTORY_FILE] if process == 0 else [])):
                 files.pipe_file(f"{root}/{name}", (run_dir / name).read_bytes())
 
 

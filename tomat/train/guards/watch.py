@@ -6,7 +6,8 @@
 | regions, clocks, room for checkpoints | `start` | before the first step, and wherever room runs out |
 | loss and update | `loss` | every step, before it can be saved |
 | recompilation | `process` | every step |
-| hang | `process` | from the start, in a thread |
+| hang | `process` | from before the processes join, in a thread |
+| another host that is gone or has ended | `hosts` | once they have joined, in a thread |
 
 That a data set is complete is checked as it is opened, and its checksums as it is read (`data/tokens/shards.py`).
 """
@@ -31,21 +32,20 @@ from tomat.train.tracking import JsonLinesTracker
 
 
 class RunGuards:
-    def __init__(self, folder: RunFolder):
+    def __init__(self, folder: RunFolder, hang: HangGuard, watchdog: ProgressWatchdog | None):
+        """`hang` watches already, and `watchdog` is what it gave."""
         self._folder, self._config = folder, folder.config
-        self._hang = HangGuard(folder)
+        self._hang, self._watchdog = hang, watchdog
         self._recompile = RecompileGuard(folder)
-        self._watchdog: ProgressWatchdog | None = None
         self._log: JsonLinesTracker | None = None
         self._checkpoint_bytes = 0
         self._warnings: list[tuple[str, str]] = []
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Watch for hangs, recompilations and full storage while the context is open."""
+        """Watch for recompilations and full storage while the context is open."""
         with (
             explaining_full_storage(self._folder.path, self._config.run_dir, lambda: self._checkpoint_bytes),
-            self._hang.watching() as self._watchdog,
             self._recompile.listening(),
         ):
             yield

@@ -1,0 +1,168 @@
+"""How the processes of a run find one another: whether there are others, where they meet, and what is missing while
+they are waited for."""
+
+import os
+import socket
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from tomat.base.errors import RetryableError
+from tomat.base.layout import COORDINATOR_PORT
+from tomat.base.reporting import console
+from tomat.base.stages import StartStages
+
+if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
+    from levanter.distributed import DistributedConfig
+
+JOIN_SECONDS = 300.0
+"""How long the processes of a run may take to find one another. Levanter (0.2.227) gives them half an hour, in silence;
+JAX's own limit ends the process by SIGABRT."""
+OPEN_SECONDS = 600.0
+"""How long libtpu may take to open the chips of a slice."""
+HEARTBEAT_SECONDS = 300
+"""After which JAX ends a process because of another that is gone, by SIGABRT and a page of stacks; `HostWatch` knows it
+sooner, and says so in a line."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How a process joins the others of its run."""
+
+    address: str | None
+    """Of the coordinator, `host:port`; None: JAX finds it (Slurm, Open MPI)."""
+    count: int | None
+    index: int | None
+    device_ids: Any = None
+    hosts: tuple[str, ...] = ()
+    """Addresses of the hosts of a TPU slice in their order, where they are known."""
+
+    def missing(self) -> str:
+        """What the start waits for, as far as it can be told from here."""
+        if self.address is None or self.index is None or self.count is None:
+            return ""
+        host, _, port = self.address.rpartition(":")
+        if self.index > 0:
+            if answers(host, int(port)):
+                return "the coordinator answers, and waits for another host itself; see what its log names"
+            return (
+                f"nothing answers at {self.address}; see that host 0 runs, and that a firewall rule lets the hosts "
+                f"of the slice reach tcp {port} of one another"
+            )
+        joined = connected_to(int(port))
+        absent = [f"host {n} ({one})" for n, one in enumerate(self.hosts) if n > 0 and _ip(one) not in joined]
+        named = f": {', '.join(absent[:8])}" if absent else ""
+        return (
+            f"{max(self.count - 1 - len(joined), 1)} of {self.count - 1} other hosts have not come{named}; see that "
+            f"they run, and that a firewall rule lets them reach tcp {port} here"
+        )
+
+
+def _ip(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return host
+
+
+def answers(host: str, port: int, seconds: float = 2.0) -> bool:
+    """Whether something takes connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=seconds):
+            return True
+    except OSError:
+        return False
+
+
+def connected_to(port: int) -> set[str]:
+    """Addresses from which there is a connection to a port of this process; empty where the system does not tell."""
+    import psutil
+
+    try:
+        found = psutil.Process().net_connections(kind="tcp")
+    except psutil.Error:
+        return set()
+    # Of this process itself there are two ends of one connection; the client's has the port at its far end.
+    own = {(one.laddr.ip, one.laddr.port) for one in found if one.raddr and one.raddr.port == port}
+    far = [one.raddr for one in found if one.raddr and one.laddr.port == port and one.status == psutil.CONN_ESTABLISHED]
+    return {one.ip.removeprefix("::ffff:") for one in far if (one.ip, one.port) not in own}
+
+
+def joining(distributed: "DistributedConfig") -> Joining | None:
+    """How this process joins others, by its configuration, Slurm or a TPU's metadata; None: it is the only one, as also
+    one that only mpi4py knows. Levanter (0.2.227) asks all of JAX's kinds of cluster whether they are there, and
+    mpi4py's is wherever the package is; JAX (0.11.1) itself takes it by name only, and then finds no address."""
+    from levanter.distributed import DistributedConfig, LevanterSlurmCluster
+
+    from tomat.base.ports.jax import hosts_of_slice, kinds_of_cluster
+
+    present = [kind for kind in kinds_of_cluster() if kind.is_env_present()]
+    found = [kind for kind in present if not kind.opt_in_only_method]
+    given = Joining(
+        distributed.coordinator_address, distributed.num_processes, distributed.process_id, distributed.local_device_ids
+    )
+    if not found and distributed == DistributedConfig():
+        if present:
+            console.print(
+                f"{', '.join(kind.name for kind in present)} is installed, but no launcher that JAX knows has started "
+                "this process: it is taken for the only one. Several need a launcher such as Slurm or Open MPI, or "
+                "trainer.distributed.",
+                highlight=False,
+                soft_wrap=True,
+            )
+        return None
+    if LevanterSlurmCluster.is_env_present():
+        ids = LevanterSlurmCluster.get_local_device_ids_for_process() if given.device_ids is None else given.device_ids
+        address = given.address or LevanterSlurmCluster.get_coordinator_address(int(JOIN_SECONDS))
+        count = LevanterSlurmCluster.get_process_count() if given.count is None else given.count
+        return replace(given, address=address, count=count, device_ids=ids)
+    if found and "tpu" in found[0].name:
+        kind, port = found[0], os.environ.get("JAX_COORDINATOR_PORT", str(COORDINATOR_PORT))
+        return Joining(
+            given.address or kind.get_coordinator_address(int(JOIN_SECONDS), port),
+            kind.get_process_count() if given.count is None else given.count,
+            kind.get_process_id() if given.index is None else given.index,
+            given.device_ids,
+            hosts_of_slice(kind),
+        )
+    return given
+
+
+def join_processes(distributed: "DistributedConfig", stages: StartStages | None = None) -> None:
+    """Start `jax.distributed` where there are other processes, and say of each stage what it waits for; within
+    `JOIN_SECONDS`, where Levanter gives half an hour."""
+    from iris.cluster.client.job_info import get_job_info
+
+    if not distributed.initialize_jax_distributed:
+        return
+    begin = (lambda *_: None) if stages is None else stages.begin
+    if get_job_info() is not None:  # of Iris, which has addresses and limits of its own
+        begin("waiting for the other tasks of the Iris job")
+        return distributed.initialize()
+    begin("asking which other hosts there are")
+    how = joining(distributed)
+    if how is None:
+        return
+    if stages is not None and how.index is not None and how.count is not None:
+        stages.known_as(how.index, how.count)
+    where = "the coordinator" if how.address is None else f"the coordinator at {how.address}"
+    if how.index == 0 and how.address is not None:
+        port = int(how.address.rpartition(":")[2])
+        if answers("127.0.0.1", port):
+            said = f"another process of this host has port {port} already, where the hosts of this run are to meet"
+            raise RetryableError(
+                f"{said}. End it (`sudo ss -ltnp` names it), or set JAX_COORDINATOR_PORT on all hosts."
+            )
+        where = f"the other {(how.count or 1) - 1} hosts, as {where}"
+    if how.count != 1:
+        begin(f"waiting for {where}", JOIN_SECONDS, how.missing)
+    jax.distributed.initialize(
+        how.address,
+        how.count,
+        how.index,
+        how.device_ids,
+        # Later than tomat's own limit, which says what is missing.
+        initialization_timeout=int(JOIN_SECONDS) + 60,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    )

@@ -1,0 +1,99 @@
+"""A bucket that takes nothing any more: said after half a minute, and after 75 s the end of the process, with the
+status on which a launch starts it again.
+
+TensorStore (0.1.84) tries a request that gets no answer for a quarter of an hour, gcsfs (2026.7) for half an hour, and
+neither says so; on a pod every other host waits as long for the one whose network is cut. What counts is that nothing
+moves, not how long a save takes.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorstore as ts
+
+from tomat.base.layout import RETRY_STATUS
+from tomat.base.ports.jax import joined_as
+from tomat.base.reporting import console
+
+SAY_SECONDS = 30.0
+"""Without progress for so long it is said, and again after as long."""
+END_SECONDS = 75.0
+"""Without progress for so long the process ends. Half a minute is what tomat's own requests are tried for
+(`STORAGE_TRIES`), and a chunk of a checkpoint, 512 MiB at most, takes as long at 8 MB/s."""
+NEVER = 0.0
+_WRITTEN = "/tensorstore/kvstore/"
+
+
+def bytes_written() -> int:
+    """Bytes that TensorStore has brought to any storage so far, in this process."""
+    metrics = ts.experimental_collect_matching_metrics(_WRITTEN)
+    wanted = (one for one in metrics if one["name"].endswith("/bytes_written"))
+    return sum(value["value"] for one in wanted for value in one["values"])
+
+
+def nothing_known() -> Any:
+    """Progress of what tells none until it is done."""
+    return None
+
+
+class StorageWatch:
+    def __init__(
+        self,
+        place: str,
+        *,
+        say_seconds: float = SAY_SECONDS,
+        end_seconds: float = END_SECONDS,
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        self.end_seconds = end_seconds
+        self._place, self._say_seconds, self._leave = place, say_seconds, leave
+        self.on_end: Callable[[str], None] | None = None
+        """Called with one sentence before the process ends."""
+
+    @contextlib.contextmanager
+    def watching(
+        self, what: str, progress: Callable[[], Any] = nothing_known, end_seconds: float | None = None
+    ) -> Iterator[None]:
+        """Watch over what is being done, such as `saving step 40`, while the context is open. `progress` is anything
+        that changes while it goes on. `end_seconds`: other than the usual limit, `NEVER` for what waits for others."""
+        closed = threading.Event()
+        limit = self.end_seconds if end_seconds is None else end_seconds
+        thread = threading.Thread(target=self._watch, args=(closed, what, progress, limit), name="storage", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            closed.set()
+
+    def _watch(self, closed: threading.Event, what: str, progress: Callable[[], Any], limit: float) -> None:
+        known, moved, said = progress(), time.monotonic(), 0.0
+        while not closed.wait(min(1.0, self._say_seconds / 4)):
+            now, found = time.monotonic(), progress()
+            if found != known:
+                known, moved, said = found, now, 0.0
+            elif limit and now - moved >= limit:
+                self._end(what, now - moved)
+                return
+            elif now - moved >= said + self._say_seconds:
+                said = now - moved
+                end = f"; after {limit:.0f} s this process ends, to be started again" if limit else ""
+                console.print(f"{_who()}still {what} ({said:.0f} s without progress){end}", soft_wrap=True)
+
+    def _end(self, what: str, seconds: float) -> None:
+        said = f"{_who()}{self._place}: nothing came of {what} for {seconds:.0f} s"
+        remedy = "See that this machine reaches it; the same command continues from the last whole checkpoint"
+        print(f"error: {said}. {remedy}. Exiting with status {RETRY_STATUS}.", file=sys.stderr, flush=True)
+        if self.on_end is not None:
+            with contextlib.suppress(Exception):  # whatever happens, the process must end now
+                self.on_end(said)
+        self._leave(RETRY_STATUS)
+
+
+def _who() -> str:
+    index, count = joined_as()
+    return f"host {index} of {count}: " if count > 1 else ""

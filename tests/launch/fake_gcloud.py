@@ -20,7 +20,7 @@ N_HOSTS = {"v6e-4": 1, "v6e-16": 4}
 def main(words: list[str]) -> int:
     with (WORLD / "calls.jsonl").open("a") as file:
         file.write(json.dumps(words) + "\n")
-    if words[:2] != ["compute", "tpus"] or words[2] == "accelerator-types" or words[3] == "versions":
+    if words[:2] != ["compute", "tpus"] or words[2] == "accelerator-types" or words[3] in ("versions", "list"):
         return ask(words)
     group, verb, *rest = words[2:]
     flags = dict(word[2:].split("=", 1) if "=" in word else (word[2:], "") for word in rest if word.startswith("--"))

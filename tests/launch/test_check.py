@@ -8,6 +8,10 @@ from json_keys import assert_keys_of_before
 from tomat.app.cli import main
 
 WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b", "--check", "--json", "check.json"]
+INTERNAL = {"name": "internal", "priority": 65534, "sourceRanges": ["10.128.0.0/9"],
+            "allowed": [{"IPProtocol": "tcp", "ports": ["0-65535"]}, {"IPProtocol": "icmp"}]}  # fmt: skip
+FOR_ONE_PORT = {"name": "ssh", "allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ["0.0.0.0/0"]}
+PRECONDITION = "ERROR: HTTPError 412: At least one of the pre-conditions you specified did not hold."
 QUOTA = json.dumps({"dimensionsInfos": [{"dimensions": {"zone": "us-east5-b"}, "details": {"value": "64"}}]})
 
 
@@ -17,9 +21,18 @@ def answers(world, **changed) -> None:
         "config get-value": (0, "project-1"),
         "quotas info": (0, QUOTA),
         "buckets describe": (0, "US-EAST5"),
+        "firewall-rules": (0, json.dumps([INTERNAL, FOR_ONE_PORT])),
+        "tpu-vm list": (0, "old"),
+        "storage cp": (1, PRECONDITION),
     }
     given = {key.replace("_", " "): value for key, value in changed.items()}
     (world.folder / "asked.json").write_text(json.dumps({**answers, **given}))
+
+
+@pytest.fixture(autouse=True)
+def existing(world) -> None:
+    """A TPU VM that ssh can be tried on."""
+    (world.folder / "machines" / "old" / "host-0").mkdir(parents=True)
 
 
 def checks(world) -> dict[str, dict]:
@@ -34,18 +47,28 @@ def test_a_launch_that_can_go_well_is_only_asked_about(world, capsys):
     lines = checks(world)
     assert {line["state"] for line in lines.values()} == {"ok"}
     assert list(lines) == [
-        *("login", "project", "TPU API", "v6e-16 in us-east5-b", "software of the VM", "quota", "service account"),
-        *("network default", "subnetwork s", "bucket bucket (data.train, output_dir)", "data.train"),
+        *("login", "project", "TPU API", "v6e-16 in us-east5-b", "software of the VM", "quota", "quota as t@p"),
+        "service account",
+        *("network default", "subnetwork s", "firewall, tcp 22 (ssh to the hosts)", FIREWALL, "ssh to old"),
+        *("bucket bucket (data.train, output_dir)", "data.train as t@p, read", "output_dir as t@p, read"),
+        *("output_dir as t@p, write", "data.train"),
     ]
     assert lines["quota"]["said"] == "limit 64, the slice has 16 chips"
     asked = [" ".join(words) for words in world.calls()]
-    assert len(asked) == len(lines) and world.machines() == []
-    assert not [line for line in asked if not any(verb in line for verb in ("describe", "list", "get-value", " ls "))]
+    assert len(asked) == len(lines) + 1 and world.machines() == ["old"]  # one asks for a TPU VM to try
+    harmless = ("describe", "list", "get-value", " ls ", "--command=echo reached", "--if-generation-match=1")
+    assert not [line for line in asked if not any(verb in line for verb in harmless)]
     assert "--project=project-1" in asked[3]
     assert capsys.readouterr().out.count("ok ") == len(lines)
 
 
+FIREWALL = "firewall, tcp 8476 (the hosts to one another)"
 KIND, BUCKET = "v6e-16 in us-east5-b", "bucket bucket (output_dir)"
+
+
+DENIED = json.dumps([INTERNAL, FOR_ONE_PORT, {"name": "deny", "priority": 900, "direction": "INGRESS",
+                     "denied": [{"IPProtocol": "tcp", "ports": ["8000-9000"]}]}])  # fmt: skip
+TAGGED = {**INTERNAL, "targetTags": ["web"]}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +83,10 @@ KIND, BUCKET = "v6e-16 in us-east5-b", "bucket bucket (output_dir)"
         ({"quotas_info": (0, "[")}, "quota", "unknown", "not understood", "TPUV6EPerProject"),
         ({"quotas_info": (1, "API not enabled")}, "quota", "unknown", "not enabled", "cloudquotas"),
         ({"networks_describe": (1, "not found")}, "network default", "failed", "not found", "--network"),
+        ({"firewall-rules": (0, json.dumps([FOR_ONE_PORT]))}, FIREWALL, "failed", "no rule lets tcp 8476", "8470-8476"),
+        ({"firewall-rules": (0, DENIED)}, FIREWALL, "failed", "rule deny denies tcp 8476", "firewall-rules create"),
+        ({"firewall-rules": (0, json.dumps([FOR_ONE_PORT, TAGGED]))}, FIREWALL, "failed", "no rule", "create"),
+        ({"tpu-vm_list": (0, "")}, "ssh", "unknown", "not tried: there is no TPU VM", "as the launch installs"),
         ({"buckets_describe": (0, "EUROPE-WEST4")}, BUCKET, "failed", "in europe-west4, the slice", "--location"),
         ({"buckets_describe": (1, "403")}, BUCKET, "failed", "403", "readable"),
     ],
@@ -70,6 +97,28 @@ def test_each_fault_is_a_line_with_its_remedy(world, changed, name, state, said,
     line = checks(world)[name]
     assert line["state"] == state and said in line["said"] and remedy in line["remedy"]
     assert {other["state"] for key, other in checks(world).items() if key != name} <= {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("key", "answer", "name", "state", "said"),
+    [
+        (
+            "storage cp",
+            "HTTPError 403: t@p does not have storage.objects.create access",
+            "write",
+            "failed",
+            "create access",
+        ),
+        ("storage cp", "PERMISSION_DENIED: Failed to impersonate [t@p].", "write", "unknown", "you may not act as t@p"),
+        ("storage ls", "HTTPError 403: t@p does not have storage.objects.list access", "read", "failed", "list access"),
+        ("storage cp", "a network that is cut", "write", "unknown", "a network that is cut"),
+    ],
+)
+def test_the_hosts_account_is_tried_on_the_bucket(world, key, answer, name, state, said):
+    answers(world, **{key: (1, f"ERROR: {answer}")})
+    assert main([*WORDS, "--service_account", "t@p"]) == (1 if state == "failed" else 0)
+    line = checks(world)[f"output_dir as t@p, {name}"]
+    assert (line["state"], said in line["said"]) == (state, True) and "storage.objectUser" in line["remedy"]
 
 
 def test_what_is_wrong_here_is_a_line_too_and_spot_chips_have_a_quota_of_their_own(world):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rich.text import Text
 
+from tomat.base.layout import COORDINATOR_PORT
 from tomat.base.regions import same_region
 from tomat.base.reporting import console
 from tomat.launch.command import Command, Result
@@ -57,13 +58,16 @@ def _ask(
     remedy: str,
     judge: Callable[[str], Verdict] = lambda output: ("ok", output),
     optional: bool = False,
+    judge_failure: Callable[[str], Verdict | None] = lambda errors: None,
 ) -> CheckLine:
-    """Put a question: `words` follow `gcloud`, `judge` is of what it prints. Of an `optional` one it says nothing about
-    the launch that the command fails."""
+    """Put a question: `words` follow `gcloud`, `judge` is of what it prints, `judge_failure` of what it says as it
+    fails. Of an `optional` one it says nothing about the launch that the command fails."""
     result = run(Command(name, ("gcloud", *words), TIMEOUT_SECONDS, quiet=True))
-    state, said = ("unknown" if optional else "failed"), result.last_line
     if result.ok:
         state, said = judge(result.output.strip())
+    else:
+        failed: Verdict = ("unknown" if optional else "failed"), result.last_line
+        state, said = judge_failure(result.errors or result.output) or failed
     return CheckLine(name, state, said, "" if state == "ok" else remedy)
 
 
@@ -122,6 +126,28 @@ def _of_the_slice(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) ->
             lambda output: _judge_quota(output, launch),
             optional=True,
         )
+        if (account := launch.service_account) is not None:
+            words = (
+                "beta",
+                "quotas",
+                "info",
+                "describe",
+                quota,
+                f"--service={api}",
+                own,
+                "--format=json",
+                _as(account),
+            )
+            remedy = (
+                "the account needs roles/cloudquotas.viewer for this, and you roles/iam.serviceAccountTokenCreator "
+            )
+            remedy += "on it; a launch from a machine that acts as you needs neither"
+            yield ask(f"quota as {account}", words, remedy, lambda output: _judge_quota(output, launch), optional=True)
+
+
+def _as(account: str) -> str:
+    """gcloud's flag to ask as a service account."""
+    return f"--impersonate-service-account={account}"
 
 
 def _judge_quota(output: str, launch: TpuLaunch) -> Verdict:
@@ -154,6 +180,68 @@ def _of_the_network(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) 
         remedy = f"it must be in {region}: `gcloud compute networks subnets list --filter=region:{region} {own}`"
         words = ("compute", "networks", "subnets", "describe", subnetwork, f"--region={region}", own, name)
         yield ask(f"subnetwork {subnetwork}", words, remedy, optional="/" in subnetwork)
+    yield from _of_the_firewall(ask, launch, own, network)
+
+
+def _of_the_firewall(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str, network: str) -> Iterator[CheckLine]:
+    """Whether hosts reach one another, and gcloud the hosts; and ssh, where there is a TPU VM to try it on."""
+    name = network.rpartition("/")[2]
+    words = ("compute", "firewall-rules", "list", f"--filter=network~/{name}$", own, "--format=json")
+    asked = [(22, "ssh to the hosts", "0.0.0.0/0, or 35.235.240.0/20 for Identity-Aware Proxy")]
+    if launch.slice.n_hosts > 1:
+        asked.append((COORDINATOR_PORT, "the hosts to one another", "SUBNETWORK_RANGE"))
+    for port, whom, sources in asked:
+        ports = "22" if port == 22 else "8470-8476"
+        remedy = f"let {whom} pass: `gcloud compute firewall-rules create tomat-{port} --network={name} "
+        remedy += f"--allow=tcp:{ports} --source-ranges=...` ({sources}) {own}"
+        yield ask(
+            f"firewall, tcp {port} ({whom})",
+            words,
+            remedy,
+            partial(_judge_firewall, port=port, account=launch.service_account),
+            optional="/" in network,
+        )
+    words = ("compute", "tpus", "tpu-vm", "list", f"--zone={launch.zone}", own, "--filter=state:READY")
+    found = ask("a TPU VM to try ssh on", (*words, "--format=value(name.basename())", "--limit=1"), "", optional=True)
+    if found.state != "ok" or not found.said:
+        said = "not tried: there is no TPU VM in the zone" if found.state == "ok" else f"not tried: {found.said}"
+        yield CheckLine("ssh", "unknown", said, "it is tried as the launch installs; firewall and OS Login decide it")
+        return
+    reach = ("--internal-ip",) if launch.internal_ips else ()
+    words = ("compute", "tpus", "tpu-vm", "ssh", found.said, f"--zone={launch.zone}", own, "--worker=0", *reach)
+    remedy = f"`gcloud compute tpus tpu-vm ssh {found.said} --zone={launch.zone} {own} --troubleshoot` says more"
+    yield ask(f"ssh to {found.said}", (*words, "--command=echo reached"), remedy)
+
+
+def _judge_firewall(output: str, port: int, account: str | None) -> Verdict:
+    """Whether the rules of a network let tcp to `port` of a TPU VM in: of those that fit, the one with the smallest
+    priority decides, of two with the same one that denies (https://cloud.google.com/firewall/docs/firewalls)."""
+    try:
+        rules = [rule for rule in json.loads(output or "[]") if _fits(rule, port, account)]
+    except (ValueError, AttributeError, TypeError):
+        return "unknown", "an answer that is not understood"
+    if not rules:
+        return "failed", f"no rule lets tcp {port} in"
+    first = min(rules, key=lambda rule: (int(rule.get("priority", 1000)), "allowed" in rule))
+    if "allowed" not in first:
+        return "failed", f"rule {first.get('name')} denies tcp {port}"
+    sources = first.get("sourceRanges") or first.get("sourceTags") or first.get("sourceServiceAccounts") or ["anywhere"]
+    return "ok", f"rule {first.get('name')}, from {', '.join(sources)}"
+
+
+def _fits(rule: Mapping[str, Any], port: int, account: str | None) -> bool:
+    """Whether a firewall rule is in force for tcp to a port of a TPU VM, which has no tags."""
+    if rule.get("disabled") or rule.get("direction", "INGRESS") != "INGRESS" or rule.get("targetTags"):
+        return False
+    if (accounts := rule.get("targetServiceAccounts")) and account not in accounts:
+        return False
+    for one in (*rule.get("allowed", ()), *rule.get("denied", ())):
+        if one.get("IPProtocol") == "all":
+            return True
+        spans = [[int(end) for end in span.split("-")] for span in one.get("ports", ["0-65535"])]
+        if one.get("IPProtocol") in ("tcp", "6") and any(span[0] <= port <= span[-1] for span in spans):
+            return True
+    return False
 
 
 def _of_places(
@@ -174,10 +262,39 @@ def _of_places(
     for bucket, keys in buckets.items():
         words = ("storage", "buckets", "describe", f"gs://{bucket}", "--format=value(location)")
         yield ask(f"bucket {bucket} ({', '.join(keys)})", words, remedy, judge)
+    if (account := launch.service_account) is not None:
+        yield from _of_the_account(ask, account, remote)
     for key in sorted(remote.keys() & {"data.train", "data.validation"}):
         url = remote[key]
         remedy = f"{url} holds no whole shard set; `tomat tokenize --output {url}` makes one"
         yield ask(key, ("storage", "ls", f"{url.rstrip('/')}/manifest.json"), remedy)
+
+
+def _of_the_account(ask: Callable[..., CheckLine], account: str, remote: Mapping[str, str]) -> Iterator[CheckLine]:
+    """Whether the hosts' account reads what the run reads, and may write where it writes. For the latter an object is
+    written on a condition that no object fulfils, so that Google refuses it for that or for want of rights."""
+
+    def judge(errors: str, *, writes: bool) -> Verdict | None:
+        last = errors.strip().rpartition("\n")[2]
+        if "impersonate" in errors.lower():
+            return "unknown", f"you may not act as {account} to try it"
+        if writes and any(words in errors for words in ("412", "pre-conditions", "PreconditionFailed")):
+            return "ok", "may write"
+        return ("failed", last) if "403" in errors or "permission" in errors.lower() else ("unknown", last)
+
+    token = f"to try it: `gcloud iam service-accounts add-iam-policy-binding {account} --member=user:YOU "
+    token += "--role=roles/iam.serviceAccountTokenCreator`"
+    for key, url in sorted(remote.items()):
+        bucket = f"gs://{url.removeprefix('gs://').partition('/')[0]}"
+        role = "storage.objectUser" if key == "output_dir" else "storage.objectViewer"
+        remedy = f"`gcloud storage buckets add-iam-policy-binding {bucket} --member=serviceAccount:{account} "
+        remedy += f"--role=roles/{role}`; {token}"
+        words, reads = ("storage", "ls", f"{bucket}/", _as(account)), partial(judge, writes=False)
+        yield ask(f"{key} as {account}, read", words, remedy, lambda _: ("ok", "may read"), judge_failure=reads)
+        if key == "output_dir":
+            words = ("storage", "cp", "-", f"{url.rstrip('/')}/tomat-check", "--if-generation-match=1", _as(account))
+            writes = partial(judge, writes=True)
+            yield ask(f"{key} as {account}, write", words, remedy, lambda _: ("ok", "may write"), judge_failure=writes)
 
 
 def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> list[str]:

@@ -118,7 +118,7 @@ def test_the_prior_is_a_distribution_around_any_density(environment):
     logits = hax.dot(wide, rows, axis="embed").array
     added = np.asarray(logits - hax.dot(hidden, head, axis="embed").array)
     assert np.abs(added[..., :DENSITY_START]).max() < 1e-4 and np.abs(added[..., -3:]).max() < 1e-4
-    anchors, columns = prior_columns(VALUES, CONFIG)
+    anchors, columns = prior_columns(log_densities(VALUES), CONFIG)
     density = added[0, :, DENSITY_START:-3]
     # Untrained, it lies around the promolecule itself.
     nearest = np.abs(log_densities(VALUES) - np.asarray(sums.log_promolecule.array[0])[:, None]).argmin(axis=1)
@@ -145,6 +145,27 @@ def test_the_residual_is_that_of_the_voxel_read(environment):
     assert not read[:START].any() and not read[START + 24 :].any()
 
 
+def test_of_a_relative_codec_all_is_relative_to_the_promolecule(environment):
+    """The same densities as ratios to the promolecule: the residual is the same, and the prior lies around 1."""
+    tokens, atoms = batch_of(ANCHOR)
+    ratios = np.geomspace(0.1, 8.0, 81).astype(np.float32)
+    tables = environment_tables(PROMOLECULE, ratios, 0.02)
+    sums = environment.sums(tokens, atoms, tables)
+    assert environment.sums(tokens, atoms, TABLES).scale is None and sums.scale is not None
+    voxels = [tuple((ANCHOR + v) % GRID) for v in np.ndindex(*PATCH)]
+    promolecule = np.array([PROMOLECULE.density(CELL, GRID)[voxel] for voxel in voxels])
+    assert np.allclose(np.asarray(sums.scale.array)[0, START - 1 : START + 23], promolecule + 0.02, rtol=1e-4)
+    seen: Any = dataclasses.replace(environment, network=lambda x: x)
+    read = np.asarray(seen.embedding(tokens, sums, tables).array[0, START : START + 24, -2])
+    assert np.allclose(read, np.log(ratios[:24]), atol=1e-5)
+    embedding = environment.embedding(tokens, sums, tables)
+    hidden = hax.zeros((tokens.axes[0], Position, Embed))
+    head = hax.zeros((Axis("vocab", DENSITY_START + len(ratios)), Embed))
+    logits = hax.dot(*environment.with_prior(hidden, head, embedding, sums, tables), axis="embed").array
+    best = ratios[np.asarray(logits)[0, START - 1 : START + 23, DENSITY_START:].argmax(axis=1)]
+    assert np.allclose(best, 1, rtol=0.06)
+
+
 def test_a_decoder_has_it_and_another_has_not():
     sizes = dict(max_seq_len=40, hidden_dim=16, intermediate_dim=16, num_layers=1, num_heads=2, num_kv_heads=1)
     config = DensityDecoderConfig(**sizes, environment=CONFIG)
@@ -159,14 +180,14 @@ def test_a_decoder_has_it_and_another_has_not():
     cell = filled_cell(*atoms_of_cell(CELL, 4.0), np.zeros((40, 3), np.float32), 0.5, Room(160, 4), "skewed")
     with pytest.raises(TomatError, match="given scattered voxels; train it on"):
         hidden_and_head(model, tokens, named_atoms(stacked_atoms([cell])), TABLES)
-    hidden, head = hidden_and_head(model, tokens, atoms, TABLES)
+    hidden, head, _ = hidden_and_head(model, tokens, atoms, TABLES)
     assert hidden.resolve_axis("embed").size == head.resolve_axis("embed").size == 16 + CONFIG.prior_anchors
     # The first guess is the promolecule's, far better than an even one.
     logits = hax.dot(hidden, head, axis="embed").array[0, START - 1 : START + 23, DENSITY_START:]
     guess = jax.nn.softmax(logits) @ VALUES
     truth = [PROMOLECULE.density(CELL, GRID)[tuple((ANCHOR + v) % GRID)] for v in np.ndindex(*PATCH)]
     assert np.abs(guess - np.array(truth)).mean() < 0.2 * np.mean(truth)
-    hidden, head = hidden_and_head(plain, tokens)
+    hidden, head, _ = hidden_and_head(plain, tokens)
     assert hidden.resolve_axis("embed").size == head.resolve_axis("embed").size == 16
 
 

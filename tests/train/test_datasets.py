@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_run import WITHOUT_ATOMS
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import HISTORY_FILE
@@ -13,7 +14,7 @@ from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.tokens.layouts import LAYOUTS
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
-from tomat.train.datasets import Datasets
+from tomat.train.datasets import Datasets, open_datasets
 from tomat.train.origins import Start
 from tomat.train.runs.history import append_event, read_events, recorded_contents
 from tomat.train.settings.config import load_config
@@ -91,3 +92,12 @@ def test_a_run_from_before_is_told_that_it_could_not_be_checked(sets, tmp_path, 
     assert "could not be checked" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(TomatError, match="other data"):
         plan(tmp_path).settle(datasets(sets, "other"))
+
+
+def test_a_set_with_the_other_kind_of_codec_is_refused(sets, tmp_path):
+    words = ["--data.source", "shards", "--data.train", str(sets / "a"), "--data.n_density_tokens", "64"]
+    config = load_config(DEMO, [*words, "--data.codec_relative", "true"])
+    with pytest.raises(TomatError, match="data.train has codec_relative False, the configuration says"):
+        open_datasets(config, tmp_path)
+    with pytest.raises(TomatError, match="data.codec_relative is true, and a model without model.environment"):
+        load_config(DEMO, [*words, "--data.codec_relative", "true", *WITHOUT_ATOMS])

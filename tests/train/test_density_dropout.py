@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_the_rows_as_they_were_read(model, tokens):
 
     @eqx.filter_jit
     def unread(model):
-        hidden, head = hidden_and_head(model, without_density(tokens, hax.ones(Batch, dtype=bool)))
+        hidden, head, _ = hidden_and_head(model, without_density(tokens, hax.ones(Batch, dtype=bool)))
         return density_loss(hidden, head, tokens, config=LOSS.config, target=LOSS.target)[0]
 
     whole, metrics = called(LOSS)
@@ -89,7 +89,7 @@ def test_as_many_rows_as_the_share_says_and_both_kinds_logged(model, tokens, sha
 
 def test_microbatches_without_one_kind_of_row_add_up_to_the_batch(model, tokens):
     """Half the microbatches of one row have no row of either kind: their means alone would be NaN."""
-    hidden, head = eqx.filter_jit(hidden_and_head)(model, tokens)
+    hidden, head, _ = eqx.filter_jit(hidden_and_head)(model, tokens)
     unread = hax.named(jnp.arange(ROWS) % 2 == 0, Batch)
 
     @eqx.filter_jit

@@ -46,8 +46,9 @@ def tiny(*words: str) -> TrainConfig:
 
 
 CHANGED = [
-    "data.layout v3-p11", "data.n_density_tokens 128", "data.seq_len 96", "data.vocabulary_rows 2304",
-    "density_dropout 0.5", "guards.on_bad_loss skip", "guards.spike_factor 5.0", "guards.spike_window 16",
+    "data.codec_relative true", "data.layout v3-p11", "data.n_density_tokens 128", "data.seq_len 96",
+    "data.vocabulary_rows 2304", "density_dropout 0.5", "guards.on_bad_loss skip", "guards.spike_factor 5.0",
+    "guards.spike_window 16",
     "loss.block_positions 64", "loss.emd_weight 2.0", "loss.kind cross_entropy", "loss.preamble_weight 0.5",
     "loss.target_sigma 1.0", "loss.target_space rho", "loss.vocabulary full", "loss.z_loss_weight 1e-4",
     "model.activation_function relu", "model.attn_backend jax_flash", "model.embedding_skip 0.1",
@@ -72,6 +73,7 @@ CHANGED = [
 
 FOUR_AXES = "trainer.mesh.axes {replica: 1, data: 1, model: 1, another: 2}"
 BOTH = {
+    "data.codec_relative": "model.environment.channels 8",
     "data.layout": "data.seq_len null",
     "model.save_mlp_layers": "model.scan_layers false",
     "loss.emd_weight": "loss.kind ce_emd",
@@ -262,10 +264,11 @@ def loss_text(words: tuple[str, ...]) -> str:
     """What of the step is the loss, forward: a third of the time."""
     config, key = tiny(*words), jax.random.PRNGKey(0)
     table, environment = stand_in_table(config), environment_of(config.model)
-    tables = None if environment is None else stand_in_tables(environment, table)
+    tables = None if environment is None else stand_in_tables(environment, table, config.data.codec_relative)
     batch, position = hax.Axis("batch", config.batch_size), hax.Axis("position", config.seq_len)
     tokens = hax.NamedArray(jax.ShapeDtypeStruct((batch.size, position.size), jnp.int32), (batch, position))
-    loss = DensityLossFunction(config.loss, density_target(config, table), None, tables, config.density_dropout)
+    target = density_target(config, table, tables and tables.offset_e_per_a3)
+    loss = DensityLossFunction(config.loss, target, None, tables, config.density_dropout)
     model = eqx.filter_eval_shape(model_initialiser(config, key))
     with config.trainer_config().use_device_mesh():
         jaxpr, _, _ = eqx.filter_make_jaxpr(loss)(model, TokenExample(tokens, _stand_in_atoms(config, batch)), key=key)

@@ -68,9 +68,14 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
         table = None
         if args.codec is not None:
             from tomat.data.codec.files import load_codec
+            from tomat.data.codec.relative import relative_to
             from tomat.train.datasets import value_table
 
-            table = value_table(load_codec(str(args.codec)))
+            codec = load_codec(str(args.codec))
+            if (relative_to(codec) is not None) != config.data.codec_relative:
+                said = f"{args.codec} and data.codec_relative {config.data.codec_relative} do not go together"
+                raise TomatError(f"{said}; set the key as the codec is.")
+            table = value_table(codec)
         show("looking into the cache, else starting the compiler")
         how = {"value_table": table, "executable": args.executable is not None, "on_stage": show}
         plan = make_plan(config, slice_, **compile_arguments(args), **how)

@@ -3,6 +3,8 @@
 What only `DensityDecoder` has (an environment, products in int8) is None for all others.
 """
 
+from typing import NamedTuple
+
 import haliax as hax
 from haliax import NamedArray
 from levanter.layers.attention import AttentionMask
@@ -54,6 +56,17 @@ def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:
     return config.int8_matmuls if isinstance(config, DensityDecoderConfig) else None
 
 
+class HiddenHead(NamedTuple):
+    """What a model says after each token."""
+
+    hidden: NamedArray
+    """[batch, position, embed]; `embed` is longer than the model's where there is a prior."""
+    head: NamedArray
+    """[vocab, embed]: the product of both is the logits."""
+    scale: NamedArray | None = None
+    """float32 [batch, position], e/Å³: of a relative codec, that of the voxel which a position predicts."""
+
+
 def hidden_and_head(
     model: LmHeadModel,
     tokens: NamedArray,
@@ -61,12 +74,11 @@ def hidden_and_head(
     tables: EnvironmentTables | None = None,
     *,
     key=None,
-) -> tuple[NamedArray, NamedArray]:
-    """Hidden states [batch, position, embed] and head [vocab, embed] whose product is the logits, with what the model
-    knows of the atoms, if it has an `environment`; `embed` is longer than the model's where there is a prior."""
+) -> HiddenHead:
+    """What the model says after each token, with what it knows of the atoms, if it has an `environment`."""
     environment = model.environment if isinstance(model, DensityDecoder) else None
     if environment is None:
-        return causal_activations(model, tokens, key=key), model.get_lm_head()
+        return HiddenHead(causal_activations(model, tokens, key=key), model.get_lm_head())
     if atoms is None or tables is None:
         raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")
     if not isinstance(atoms, PatchAtoms):
@@ -74,4 +86,4 @@ def hidden_and_head(
     sums = environment.sums(tokens, atoms, tables)
     embedding = environment.embedding(tokens, sums, tables)
     hidden = causal_activations(model, tokens, key=key, added=embedding)
-    return environment.with_prior(hidden, model.get_lm_head(), embedding, sums, tables)
+    return HiddenHead(*environment.with_prior(hidden, model.get_lm_head(), embedding, sums, tables), sums.scale)

@@ -9,7 +9,7 @@ the prior.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
@@ -251,11 +251,21 @@ class EnvironmentTables:
     descriptors: np.ndarray
     """float32 [119, `DESCRIPTORS`]: what is known of each element before anything is learnt."""
     bin_values: np.ndarray
-    """float32 [bin]: density of each density id, e/Å³."""
+    """float32 [bin]: density of each density id, e/Å³; or with `offset_e_per_a3` its ratio to the promolecule."""
+    offset_e_per_a3: float | None = None
+    """That of a relative codec (`data/codec/relative.py`), whose bins are of (rho + this) / (promolecule + this)."""
+
+    def bin_logs(self) -> np.ndarray:
+        """float64 [bin]: the logarithm of each bin's density, with `LOG_FLOOR_E_PER_A3`, or of its ratio."""
+        if self.offset_e_per_a3 is not None:
+            return np.log(np.asarray(self.bin_values, np.float64))
+        return log_densities(self.bin_values)
 
 
-def environment_tables(promolecule: "Promolecule", bin_values: np.ndarray) -> EnvironmentTables:
-    """The constants of a run; the promolecule also tells valence electrons. `bin_values`: float32 [bin], e/Å³."""
+def environment_tables(
+    promolecule: "Promolecule", bin_values: np.ndarray, offset_e_per_a3: float | None = None
+) -> EnvironmentTables:
+    """The constants of a run, the last two as of `EnvironmentTables`; the promolecule also tells valence electrons."""
     descriptors = np.zeros((len(SYMBOLS) + 1, DESCRIPTORS), np.float32)
     for number, electrons in promolecule.electrons().items():
         # Centred and scaled by what the 30 elements of the embedded densities have. Without a value: the middle.
@@ -265,7 +275,7 @@ def environment_tables(promolecule: "Promolecule", bin_values: np.ndarray) -> En
             (covalent_radius_a(number) - 1.2) / 0.5,
             (electrons - 5.0) / 3.0,
         )
-    return EnvironmentTables(promolecule.table(), descriptors, np.asarray(bin_values, np.float32))
+    return EnvironmentTables(promolecule.table(), descriptors, np.asarray(bin_values, np.float32), offset_e_per_a3)
 
 
 class Sums(eqx.Module):
@@ -277,6 +287,8 @@ class Sums(eqx.Module):
     """float32 [batch, position]: log(promolecule + `LOG_FLOOR_E_PER_A3`)."""
     log_promolecule_read: NamedArray
     """float32 [batch, position]: the same of the voxel that the position reads, which the one before predicts."""
+    scale: NamedArray | None = None
+    """float32 [batch, position], e/Å³: of a relative codec, promolecule + offset (`EnvironmentTables`)."""
 
 
 def radial_functions(basis: RadialBasis, distance_a: jax.Array) -> jax.Array:
@@ -364,7 +376,11 @@ class Environment(eqx.Module):
         named = NamedArray(features, (Batch, Position, Axis("sum", features.shape[-1])))
         read = jnp.concatenate([log_promolecule[:, :1], log_promolecule[:, :-1]], axis=1)
         logs = (hax.auto_sharded(NamedArray(each, (Batch, Position))) for each in (log_promolecule, read))
-        return Sums(hax.auto_sharded(named), *logs)
+        sums = Sums(hax.auto_sharded(named), *logs)
+        if tables.offset_e_per_a3 is None:
+            return sums
+        scale = NamedArray(promolecule + tables.offset_e_per_a3, (Batch, Position))
+        return replace(sums, scale=hax.auto_sharded(scale))
 
     @named_call
     def embedding(self, tokens: NamedArray, sums: Sums, tables: EnvironmentTables) -> NamedArray:
@@ -372,9 +388,12 @@ class Environment(eqx.Module):
         how far its density lies from the promolecule there, in log density: that of the next voxel is nearly the same.
         Where no density is read it is 0, and said to be none."""
         ids = tokens.rearrange(("batch", "position")).array - DENSITY_START
-        logs = jnp.asarray(log_densities(tables.bin_values), jnp.float32)
+        logs = jnp.asarray(tables.bin_logs(), jnp.float32)
         read = (ids >= 0) & (ids < len(logs))
-        residual = jnp.where(read, logs[jnp.clip(ids, 0, len(logs) - 1)] - sums.log_promolecule_read.array, 0.0)
+        residual = logs[jnp.clip(ids, 0, len(logs) - 1)]
+        if tables.offset_e_per_a3 is None:
+            residual = residual - sums.log_promolecule_read.array
+        residual = jnp.where(read, residual, 0.0)
         more = jnp.stack([residual, read.astype(jnp.float32)], axis=-1).astype(sums.features.dtype)
         features = jnp.concatenate([sums.features.array, more], axis=-1)
         axes = sums.features.axes[:2]
@@ -396,10 +415,13 @@ class Environment(eqx.Module):
         if self.prior is None or self.prior_of_sums is None:
             return hidden
         Batch, Position, Embed = (hidden.resolve_axis(name) for name in ("batch", "position", "embed"))
-        anchors, _ = prior_columns(tables.bin_values, self.config)
+        anchors, _ = prior_columns(tables.bin_logs(), self.config)
         both = self.prior(hidden) + self.prior_of_sums(embedding)
         numbers = both.rearrange(("batch", "position", "prior_number")).array.astype(jnp.float32)
-        centre = sums.log_promolecule.array + numbers[..., 0]
+        # A ratio is that to the promolecule: of a relative codec nothing moves the prior but what is learnt.
+        centre = numbers[..., 0]
+        if tables.offset_e_per_a3 is None:
+            centre = sums.log_promolecule.array + centre
         place = jnp.clip((centre - anchors[0]) / (anchors[1] - anchors[0]), 0.0, len(anchors) - 1.0)
         near = jnp.maximum(0.0, 1.0 - jnp.abs(place[..., None] - jnp.arange(len(anchors))))
         weights = (near * jnp.exp(numbers[..., 1:])).astype(hidden.dtype)
@@ -410,7 +432,7 @@ class Environment(eqx.Module):
         """`with_prior`'s head, whose row `first_bin` is that of density id 0: beside it each anchor's log-density."""
         if self.prior is None:
             return head
-        _, columns = prior_columns(tables.bin_values, self.config)
+        _, columns = prior_columns(tables.bin_logs(), self.config)
         plain = head.rearrange((..., "embed"))
         rows = jnp.zeros((plain.axes[0].size, columns.shape[1]), head.dtype)
         rows = rows.at[first_bin : first_bin + columns.shape[0]].set(columns.astype(head.dtype))
@@ -423,10 +445,10 @@ def log_densities(bin_values: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(np.asarray(bin_values, np.float64), 0.0) + LOG_FLOOR_E_PER_A3)
 
 
-def prior_columns(bin_values: np.ndarray, config: EnvironmentConfig) -> tuple[np.ndarray, np.ndarray]:
-    """The anchors, float32 [M], in log density, and the log-density of each bin around each of them, [bin, M]: near an
-    anchor a Gaussian of `prior_width`; beyond some widths it falls linearly, as errors of promolecules do."""
-    logs = log_densities(bin_values)
+def prior_columns(logs: np.ndarray, config: EnvironmentConfig) -> tuple[np.ndarray, np.ndarray]:
+    """The anchors, float32 [M], in log density or ratio as are the bins, float64 [bin], and the log-density of each bin
+    around each of them, [bin, M]: near an anchor a Gaussian of `prior_width`; beyond some widths it falls linearly, as
+    errors of promolecules do."""
     anchors = np.linspace(logs.min(), logs.max(), config.prior_anchors)
     z = (logs[:, None] - anchors) / config.prior_width
     return anchors.astype(np.float32), (1.0 - np.sqrt(1.0 + z**2)).astype(np.float32)

@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 
 from tomat.base.errors import TomatError
 from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.relative import offset_of, relative_to
 from tomat.data.density.demo.embedded import SPLITS
 from tomat.data.tokens.demo import write_demo_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
@@ -51,6 +52,7 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
             n_density_tokens=data.n_density_tokens,
             objective=data.codec_objective,
             patches_per_material=data.patches_per_material,
+            relative=data.codec_relative,
         )
         if jax.process_index() == 0:
             write()
@@ -86,12 +88,12 @@ def run_tables(datasets: Datasets, environment: EnvironmentConfig | None) -> Env
             f"the promolecule of {datasets.train.url} has the radial functions {promolecule.basis} and the model has "
             f"{environment.basis}; set model.environment.basis to the promolecule's."
         )
-    return environment_tables(promolecule, values)
+    return environment_tables(promolecule, values, offset_of(datasets.codec))
 
 
 def value_table(codec: DensityCodec) -> np.ndarray | None:
-    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/Å³ (the codec's medians); None
-    where a voxel takes more than one token."""
+    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/Å³ (the codec's medians), of a
+    relative codec its ratio to the promolecule; None where a voxel takes more than one token."""
     if codec.tokens_per_voxel > 1:
         return None
     return codec.decode(np.arange(codec.n_density_tokens, dtype=np.uint16), decoder="median")
@@ -99,7 +101,11 @@ def value_table(codec: DensityCodec) -> np.ndarray | None:
 
 def _checked(shards: ShardSet, data: DataConfig, key: str) -> ShardSet:
     """`shards`, if its layout and codec are the ones that the configuration compiles a step for."""
-    found = {"layout": shards.layout.name, "n_density_tokens": shards.codec.n_density_tokens}
+    found = {
+        "layout": shards.layout.name,
+        "n_density_tokens": shards.codec.n_density_tokens,
+        "codec_relative": relative_to(shards.codec) is not None,
+    }
     for name, value in found.items():
         if value != (expected := getattr(data, name)):
             raise TomatError(

@@ -24,6 +24,7 @@ from levanter.trainer_state import TrainerState
 from tomat.base.errors import TomatError
 from tomat.base.layout import PROFILER_FOLDER
 from tomat.base.reporting import console
+from tomat.data.codec.relative import offset_of
 from tomat.data.tokens.shards import ShardSet
 from tomat.model.any_decoder import environment_of
 from tomat.model.loss.density_loss import evaluation_sums
@@ -230,12 +231,14 @@ class TrainingLoop:
     def _check_first_loss(self) -> None:
         """Stop the run if its first loss is not what the configured loss gives for near-uniform logits."""
         config, measured = self._config, self._losses[0]
-        environment = environment_of(config.model)
+        environment, offset = environment_of(config.model), offset_of(self._datasets.codec)
         if environment is not None and environment.prior_anchors:
             # Its logits are not near-uniform: how wide the prior is, and how wrong, decides its first loss.
             said = "of the prior around the promolecule"
+        elif offset is not None and config.loss.kind not in ("cross_entropy", "soft_cross_entropy"):
+            said = "of distances that each voxel's sum of atoms scales, which is not compared"
         else:
-            target = density_target(config, value_table(self._datasets.codec))
+            target = density_target(config, value_table(self._datasets.codec), offset)
             examples = asyncio.run(self._rows.get_batch(range(config.batch_size)))
             tokens = np.stack([np.asarray(example.tokens.array) for example in examples])
             expected = uniform_loss(config.loss, tokens, target=target, vocab_size=config.data.model_vocabulary)

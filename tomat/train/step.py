@@ -50,10 +50,9 @@ class DensityLossFunction:
         if self.gather_mapping is not None:
             model = _gathered(model, self.gather_mapping)
         tokens, unread, key = self.read(example.tokens, key)
-        hidden, head = hidden_and_head(model, tokens, example.atoms, self.environment, key=key)
-        loss, metrics = density_loss(
-            hidden, head, example.tokens, config=self.config, target=self.target, unread=unread
-        )
+        hidden, head, scale = hidden_and_head(model, tokens, example.atoms, self.environment, key=key)
+        given = {"config": self.config, "target": self.target, "unread": unread, "scale": scale}
+        loss, metrics = density_loss(hidden, head, example.tokens, **given)
         return loss, mean_metrics(metrics)
 
     def read(
@@ -121,10 +120,13 @@ class Subject:
     """Hashes of its parts, which must be the same when the run continues."""
 
 
-def density_target(config: TrainConfig, value_table: np.ndarray | None) -> DensityTarget:
-    """What a run predicts; `value_table` as for `build_trainer`."""
+def density_target(
+    config: TrainConfig, value_table: np.ndarray | None, offset_e_per_a3: float | None = None
+) -> DensityTarget:
+    """What a run predicts; `value_table` as for `build_trainer`, the offset that of a relative codec."""
     data = config.data
-    return DensityTarget(data.n_density_tokens, value_table, tokens_per_voxel=data.sequence_layout.tokens_per_voxel)
+    tokens = data.sequence_layout.tokens_per_voxel
+    return DensityTarget(data.n_density_tokens, value_table, tokens_per_voxel=tokens, offset_e_per_a3=offset_e_per_a3)
 
 
 def build_trainer(
@@ -136,8 +138,8 @@ def build_trainer(
 ) -> Trainer:
     """Levanter's trainer with tomat's loss and the configured optimizer, guarded, without hooks.
 
-    `value_table` is float32 `[n_density_tokens]`, e/Å³, None for two tokens per voxel; a model with
-    `model.environment` is refused without that of the atoms.
+    `value_table` is float32 `[n_density_tokens]`, e/Å³, of a relative codec ratios, None for two tokens per voxel; a
+    model with `model.environment` is refused without that of the atoms.
     """
     if subject is None:
         config.check_step()
@@ -146,13 +148,14 @@ def build_trainer(
             "model.environment needs a promolecule, and the data have none: tokenize them again, with a codec of one "
             "token a voxel, or leave model.environment out."
         )
+    offset = environment and environment.offset_e_per_a3
     optimizer = config.optimizer.build(trainer_config.num_train_steps)
     if config.optimizer_state_dtype is not None:
         optimizer = with_state_dtype(optimizer, config.optimizer_state_dtype)
     optimizer = guard_updates(optimizer, config.guards)
     gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
     loss_function = DensityLossFunction(
-        config.loss, density_target(config, value_table), gather, environment, config.density_dropout
+        config.loss, density_target(config, value_table, offset), gather, environment, config.density_dropout
     )
     loss = loss_function if subject is None else subject.loss_of(loss_function)
     # Levanter 0.2.227 types the loss with arguments that its trainer never passes.

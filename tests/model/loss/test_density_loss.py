@@ -102,6 +102,50 @@ def test_levanters_program_has_the_same_loss_and_gradients():
         np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
 
 
+RELATIVE = DensityTarget(K, np.geomspace(0.2, 5.0, K).astype(np.float32), START, offset_e_per_a3=0.01)
+RELATIVE_CASES = [
+    LossConfig(kind="ce_emd", emd_weight=0.7, vocabulary="full", block_positions=5),
+    LossConfig(kind="crps", block_positions=8),
+    LossConfig(kind="l1_mean", block_positions=8),
+    LossConfig(target_space="rho", target_sigma=0.3, block_positions=16),
+]
+
+
+@pytest.mark.parametrize("config", RELATIVE_CASES[:2], ids=lambda config: config.kind)
+def test_blocked_equals_plain_of_a_relative_codec(config):
+    arrays = make_batch(3, 2, 17)
+    scale = jnp.asarray(np.random.default_rng(0).lognormal(-1, 1, (2, 17)).astype(np.float32))
+    of = dict(config=config, target=RELATIVE, scale=scale)
+    found = [
+        jax.jit(jax.value_and_grad(partial(loss, **of), argnums=(0, 1), has_aux=True), compiler_options=UNOPTIMISED)(
+            *arrays
+        )
+        for loss in (density_loss, plain_loss)
+    ]
+    for got, expected in zip(*map(jax.tree.leaves, found), strict=True):
+        assert_close(got, expected, 1e-5, config.kind)
+
+
+def test_a_relative_codec_is_a_table_of_densities_at_each_voxel():
+    t, s = 9, 0.37
+    at, one = make_batch(0, 1, 2)[:2], jnp.asarray([[3, START + t]])
+    table = DensityTarget(K, (s * RELATIVE.values - 0.01).astype(np.float32), START)
+    for config in RELATIVE_CASES:
+        expected, metrics = plain_loss(*at, one, config=config, target=table)
+        value, of_ratios = plain_loss(*at, one, config=config, target=RELATIVE, scale=jnp.full((1, 2), s))
+        np.testing.assert_allclose(value, expected, rtol=1e-4, err_msg=config.kind)
+        for name in ("emd_e_per_A3", "rho_mean_e_per_A3"):
+            np.testing.assert_allclose(of_ratios[name], metrics[name], rtol=1e-4)
+
+
+def test_ratios_without_a_scale_are_refused():
+    arrays, in_rho = make_batch(0, 1, 4), LossConfig(target_space="rho", kernel="pallas")
+    with pytest.raises(TomatError, match="relative to the sum of atoms, which needs model.environment"):
+        density_loss(*arrays, config=LossConfig(), target=RELATIVE)
+    with pytest.raises(TomatError, match="loss.target_space rho, whose kernels have one width"):
+        density_loss(*arrays, config=in_rho, target=RELATIVE, scale=jnp.ones((1, 4)))
+
+
 @pytest.mark.parametrize("vocabulary", ["density", "full"])
 def test_plain_formulas_against_numpy(vocabulary):
     hidden, head, _ = make_batch(0, 1, 2)

@@ -99,6 +99,22 @@ def test_equals_the_plain_formulas(kind, vocabulary, preamble_weight, tiles, tar
         assert_close(got, plain, 1e-5, f"gradient by {name}", terms)
 
 
+def test_ratios_of_a_relative_codec_are_scaled_as_in_the_plain_formulas():
+    config = LossConfig(kind="ce_emd", emd_weight=0.7, kernel="pallas", tiles=THREE_BLOCKS, interpret=True)
+    hidden, head, tokens = make_batch(5)
+    scale = jnp.asarray(np.random.default_rng(0).lognormal(-1, 1, tokens.shape).astype(np.float32))
+    target = DensityTarget(K, np.geomspace(0.2, 5.0, K).astype(np.float32), START, offset_e_per_a3=0.01)
+    of = dict(config=config, target=target, scale=scale)
+    found, plain = (
+        jax.jit(jax.value_and_grad(partial(loss, **of), argnums=(0, 1), has_aux=True), compiler_options=UNOPTIMISED)(
+            hidden, head, tokens
+        )
+        for loss in (density_loss, plain_loss)
+    )
+    for got, expected in zip(*map(jax.tree.leaves, (found, plain)), strict=True):
+        assert_close(got, expected, 2e-5, "ce_emd")
+
+
 def test_whole_tiles_of_two_tokens_per_voxel_without_padding_and_no_gradient():
     arrays = make_batch(3, positions=32, bins=256)
     config = LossConfig(

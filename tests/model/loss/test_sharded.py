@@ -20,34 +20,37 @@ from tomat.model.loss.interface import DensityTarget
 from tomat.model.tiles import LossTiles
 
 TARGET = DensityTarget(24, np.geomspace(1e-3, 6.0, 24), START)
+RELATIVE = replace(TARGET, offset_e_per_a3=0.01)
 ARRAYS = make_batch(0, 4, 12, bins=24, width=8, ids=33)
 MESH = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
 XLA = LossConfig(kind="ce_emd", vocabulary="full", preamble_weight=0.5, block_positions=5)
 PALLAS = replace(XLA, kernel="pallas", tiles=LossTiles(16, 16, 128, 16), interpret=True)
 
 
-def step(config: LossConfig) -> Any:
+def step(config: LossConfig, target: DensityTarget = TARGET) -> Any:
     def loss(hidden, head, tokens):
         named = NamedArray(hidden, ("batch", "position", "embed")), NamedArray(head, ("vocab", "embed"))
-        return density_loss(*named, NamedArray(tokens, ("batch", "position")), config=config, target=TARGET)
+        ids = NamedArray(tokens, ("batch", "position"))
+        scale = None if target is TARGET else 0.1 + 0.01 * ids
+        return density_loss(*named, ids, config=config, target=target, scale=scale)
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), compiler_options=UNOPTIMISED)
 
 
 @pytest.mark.parametrize(
-    ("config", "mapping", "spec", "head_spec"),
+    ("config", "mapping", "spec", "head_spec", "target"),
     [
-        pytest.param(XLA, {"batch": ("replica", "data")}, P("data"), P(None, "data"), id="batch, head sharded"),
-        pytest.param(XLA, {"position": "data"}, P(None, "data"), P(), id="positions"),
-        pytest.param(PALLAS, {"position": "data"}, P(None, "data"), P(), id="positions, in Pallas"),
+        pytest.param(XLA, {"batch": ("replica", "data")}, P("data"), P(None, "data"), TARGET, id="batch, head sharded"),
+        pytest.param(XLA, {"position": "data"}, P(None, "data"), P(), RELATIVE, id="positions, relative codec"),
+        pytest.param(PALLAS, {"position": "data"}, P(None, "data"), P(), TARGET, id="positions, in Pallas"),
     ],
 )
-def test_sharded_equals_unsharded(config, mapping, spec, head_spec):
+def test_sharded_equals_unsharded(config, mapping, spec, head_spec, target):
     specs = (spec, head_spec, spec)
     arrays = [jax.device_put(x, NamedSharding(MESH, each)) for x, each in zip(ARRAYS, specs, strict=True)]
     with jax.set_mesh(MESH), hax.axis_mapping(mapping):
-        found = step(config)(*arrays)
-    for got, expected in zip(jax.tree.leaves(found), jax.tree.leaves(step(XLA)(*ARRAYS)), strict=True):
+        found = step(config, target)(*arrays)
+    for got, expected in zip(*map(jax.tree.leaves, (found, step(XLA, target)(*ARRAYS))), strict=True):
         assert_close(got, expected, 1e-5, str(mapping))
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
 from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME
+from tomat.data.codec.relative import cell_codec
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.tokens.patch import decode_sequence, tiling_anchors
 from tomat.predict.evaluation.patches import (
@@ -16,7 +17,6 @@ from tomat.predict.evaluation.patches import (
     lorenzo,
     make_patches,
     predict_baselines,
-    quantise,
     random_anchors,
 )
 
@@ -68,10 +68,10 @@ def test_patches_hold_what_the_sequence_says_and_the_true_density(grid, codec, l
     for row, anchor in enumerate(anchors):
         decoded = decode_sequence(patches.tokens[row], layout, codec)
         np.testing.assert_array_equal(decoded.density_tokens.ravel(), patches.true_bins[row])
-        np.testing.assert_array_equal(decoded.values, patches.visible(codec)[row])
+        np.testing.assert_array_equal(decoded.values, patches.visible[row])
         np.testing.assert_array_equal(patches.reference[row], grid.patch(anchor, (3, 3, 3)))
     # The reference is not the codec's value, or its own error would be left out.
-    assert (patches.reference != patches.visible(codec)).mean() > 0.9
+    assert (patches.reference != patches.visible).mean() > 0.9
 
 
 def test_voxels_beyond_the_models_sequence_are_not_counted(grid, codec, layout):
@@ -136,10 +136,11 @@ def test_no_baseline_sees_a_later_voxel(predict):
 
 
 def test_baselines_are_rounded_to_the_codec(grid, codec):
-    visible = quantise(grid.rho[None], codec)
+    cell = cell_codec(codec, grid)
+    visible = cell.rounded(grid.rho[None])
     table = codec.decode(np.arange(codec.n_density_tokens, dtype=np.uint16))
-    for name, predicted in predict_baselines(visible, codec, 0.5).items():
+    for name, predicted in predict_baselines(visible, cell, 0.5).items():
         assert predicted.shape == visible.shape, name
         assert np.isin(predicted, table).all(), name
-    copied = predict_baselines(visible, codec, 0.5)["copy_previous"]
+    copied = predict_baselines(visible, cell, 0.5)["copy_previous"]
     np.testing.assert_array_equal(copied.ravel()[1:], visible.ravel()[:-1])

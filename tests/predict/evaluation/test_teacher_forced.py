@@ -11,10 +11,14 @@ from haliax.partitioning import set_mesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
+from relative_codec import bonded, relative_codec
 
 from tomat.base.errors import TomatError
+from tomat.data.codec.relative import cell_codec
+from tomat.data.tokens.patch import tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.predict.evaluation.metrics import nmae
+from tomat.predict.evaluation.patches import lorenzo, make_patches
 from tomat.predict.evaluation.result import FIGURES
 from tomat.predict.evaluation.teacher_forced import (
     TeacherForcedConfig,
@@ -45,6 +49,24 @@ def test_oracle_has_exactly_the_codec_floor_and_a_whole_cell_its_electrons(grid,
     rounded = codec.decode(codec.encode(grid.rho)).sum(dtype=np.float64) * grid.voxel_volume_a3
     assert found.teacher_forced_charge_e == pytest.approx(rounded, rel=1e-6)
     assert found.teacher_forced_charge_relative_error == pytest.approx(rounded / grid.electron_count - 1, rel=1e-3)
+
+
+def test_of_a_relative_codec_all_figures_are_of_densities(layout, make_oracle):
+    codec, grid = relative_codec(), bonded(4, (7, 5, 8), 3.5)
+    found = evaluate(make_oracle(codec.n_density_tokens), [grid], codec, layout, whole_cell=True).materials[0]
+    cell = cell_codec(codec, grid)
+    floor = nmae(cell.rounded(grid.rho), grid.rho)
+    assert found.teacher_forced_nmae_median == found.codec_floor_nmae == pytest.approx(floor, rel=1e-6)
+    assert found.teacher_forced_nemd == pytest.approx(floor, rel=1e-4)
+    means = cell.decode(cell.encode(grid.rho), decoder="mean")
+    assert found.teacher_forced_nmae_mean == pytest.approx(nmae(means, grid.rho), rel=1e-4)
+    rounded = cell.rounded(grid.rho).sum(dtype=np.float64) * grid.voxel_volume_a3
+    assert found.teacher_forced_charge_e == pytest.approx(rounded, rel=1e-6)
+    # The baselines read densities, as those of any codec, and are rounded to its bins.
+    patches = make_patches(grid, tiling_anchors(grid.grid_shape, (3, 3, 3)), layout, codec, tiling=True)
+    expected = patches.codec.rounded(lorenzo(patches.visible, float(np.median(grid.rho))))
+    counted = patches.counted.reshape(expected.shape)
+    assert found.lorenzo_nmae == pytest.approx(nmae(expected[counted], patches.reference[counted]), rel=1e-6)
 
 
 def test_model_that_knows_nothing_answers_the_middle_bin(grid, codec, layout, decoder):

@@ -28,6 +28,8 @@ BINS, LENGTH, SIDES = 40, 64, (3, 3, 4)
 VOXELS = 36
 VALUES = np.linspace(0.0, 4.0, BINS, dtype=np.float32) ** 2
 TABLES = environment_tables(promolecule(), VALUES)
+RELATIVE = environment_tables(promolecule(), VALUES + 0.1, 0.01)
+"""Of a relative codec; for the variant that mixes values."""
 SMALL = dict(
     hidden_dim=32, intermediate_dim=48, num_layers=2, num_heads=4, num_kv_heads=4, max_seq_len=LENGTH,
     environment=EnvironmentConfig(channels=4, hidden_dim=16, basis=promolecule().basis, max_atoms=6),
@@ -72,7 +74,9 @@ def patches(n: int, start: int = 20, seed: int = 1) -> dict[str, np.ndarray]:
 
 
 def tables_of(model) -> EnvironmentTables | None:
-    return None if model.environment is None else TABLES
+    if model.environment is None:
+        return None
+    return TABLES if model.config.value_mix == 0 else RELATIVE
 
 
 def decoded(model, batch, kind: ChoiceKind = "greedy", seed: int = 0):
@@ -88,7 +92,7 @@ def decoded(model, batch, kind: ChoiceKind = "greedy", seed: int = 0):
 def whole_logits(model, batch, ids, tables):
     """Of every position's density bins, by the forward pass over whole sequences."""
     named = hax.named(ids, (Axis("batch", ids.shape[0]), Axis("position", ids.shape[1])))
-    hidden, head = hidden_and_head(model, named, named_atoms(batch), tables)
+    hidden, head, _ = hidden_and_head(model, named, named_atoms(batch), tables)
     logits = hax.dot(hidden, head, axis="embed").rearrange(("batch", "position", "vocab")).array
     return logits[..., DENSITY_START : DENSITY_START + BINS]
 

@@ -19,7 +19,9 @@ from tiny_run import DEMO
 import tomat
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
+from tomat.data.codec.ratios import RatioHistogram, fit_relative
 from tomat.data.density.crystal import Crystal
+from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
 from tomat.predict.inference import decoding
@@ -87,6 +89,21 @@ def test_patches_tile_the_cell(trained):
     assert np.array_equal(patches.assembled(np.stack(wrapped).reshape(len(wrapped), -1)), index)
     sizes = [(real, len(batch["tokens"])) for real, batch in batches(patches.arrays, 16)]
     assert sizes == [(16, 16), (11, 16)]
+
+
+def test_of_a_relative_codec_it_is_the_promolecule_times_what_the_bins_say(trained):
+    run = trained.run
+    assert run.promolecule is not None
+    histogram = RatioHistogram(run.promolecule)
+    histogram.add_grid(load_demo(demo_materials("train")[0].material_id))
+    codec = fit_relative(histogram, run.codec.n_density_tokens)
+    predictor = RunPredictor(dataclasses.replace(run, codec=codec))
+    atoms = run.promolecule.density(CRYSTAL, SHAPE)
+    rho, _ = predictor.density(CRYSTAL, SHAPE)
+    assert rho.min() >= 0 and 0 < np.abs(rho - atoms).sum() / atoms.sum() < 0.5
+    ratios = (rho + 0.01) / (atoms + 0.01)
+    assert codec.medians[0] <= ratios.min() * (1 + 1e-4) and ratios.max() <= codec.medians[-1] * (1 + 1e-4)
+    assert codec.sha256 in predictor.identity
 
 
 def test_rounds_read_the_round_before_and_a_patch_does_not_depend_on_its_batch(trained, prediction, monkeypatch):

@@ -67,6 +67,7 @@ def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
         most_bins=data.n_density_tokens,
         codec_objective=data.codec_objective,
         codec_floor=data.codec_floor,
+        codec_relative=data.codec_relative,
         validation_share=data.validation_share,
         split_seed=data.split_seed,
         species=tuple(data.species),

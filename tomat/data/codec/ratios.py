@@ -20,8 +20,7 @@ from tomat.data.codec.lloyd_max import (
     within_bins,
 )
 from tomat.data.codec.quantiser import FineBins, optimal_cuts
-from tomat.data.codec.relative import OFFSET_E_PER_A3, RelativeCodec, check_offset, ratios, scale_of
-from tomat.data.density.crystal import Crystal
+from tomat.data.codec.relative import OFFSET_E_PER_A3, RelativeCodec, check_offset, grid_scale, ratios
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
 
@@ -56,7 +55,7 @@ class RatioHistogram:
 
     def add_grid(self, grid: DensityGrid, material_id: str = "") -> None:
         """Count every voxel of a density; one with an element that the promolecule has not is refused."""
-        scale = scale_of(self.promolecule, self.offset_e_per_a3, Crystal.of(grid), grid.grid_shape)
+        scale = grid_scale(self.promolecule, self.offset_e_per_a3, grid)
         found = ratios(grid.rho, scale, self.offset_e_per_a3)
         self.voxels.add(found, material_id)
         self.weights.add(found, material_id, np.rint(scale.astype(np.float64) / WEIGHT_STEP_E_PER_A3))

@@ -27,7 +27,7 @@ UNIT_RATIO = "ratio_to_sum_of_atoms"
 """Of values whose voxels' scales are not at hand."""
 
 _SCALES: "WeakKeyDictionary[DensityGrid, tuple[str, np.ndarray]]" = WeakKeyDictionary()
-"""Of each density in memory the scale of the codec that asked last: its rows are made in several chunks."""
+"""Of each density in memory the last scale asked for: it is counted, and its rows are made in several chunks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +87,16 @@ def scale_of(
 ) -> np.ndarray:
     """As `RelativeCodec.scale`, before there is a codec."""
     return promolecule.density(crystal, grid_shape) + np.float32(offset_e_per_a3)
+
+
+def grid_scale(promolecule: Promolecule, offset_e_per_a3: float, grid: DensityGrid) -> np.ndarray:
+    """The same on the grid of a density, of which the structure alone is read; kept as long as the density is."""
+    key = f"{promolecule.sha256} {offset_e_per_a3!r}"
+    of, scale = _SCALES.get(grid, ("", None))
+    if scale is None or of != key:
+        scale = scale_of(promolecule, offset_e_per_a3, Crystal.of(grid), grid.grid_shape)
+        _SCALES[grid] = key, scale
+    return scale
 
 
 def ratios(rho: np.ndarray, scale: np.ndarray, offset_e_per_a3: float) -> np.ndarray:
@@ -166,12 +176,7 @@ def cell_codec(codec: DensityCodec, grid: DensityGrid) -> CellCodec:
     """A codec at the voxels of a density, of which the structure alone is read."""
     if not isinstance(codec, RelativeCodec):
         return CellCodec(codec, grid.volume_a3)
-    of, scale = _SCALES.get(grid, ("", None))
-    key = f"{codec.promolecule.sha256} {codec.offset_e_per_a3}"
-    if scale is None or of != key:
-        scale = codec.scale(Crystal.of(grid), grid.grid_shape)
-        _SCALES[grid] = key, scale
-    return CellCodec(codec, grid.volume_a3, scale)
+    return CellCodec(codec, grid.volume_a3, grid_scale(codec.promolecule, codec.offset_e_per_a3, grid))
 
 
 def wrapped(values: np.ndarray, anchor: np.ndarray, patch_shape: Sequence[int]) -> np.ndarray:

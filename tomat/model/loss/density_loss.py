@@ -38,13 +38,15 @@ def density_loss(
     config: LossConfig,
     target: DensityTarget,
     unread: jax.Array | NamedArray | None = None,
+    scale: jax.Array | NamedArray | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss of a batch and its metrics, never holding the logits of more than `config.block_positions` positions.
 
     The hidden state at position p, of `[batch, position, embed]` in the compute type, predicts `tokens[p + 1]`, integer
     `[batch, position]`; the head is `[vocab, embed]`. The batch may be missing, and named arrays order their axes as
-    they like. Where a mesh is active (concrete or abstract) and the current haliax axis mapping spreads `batch` or
-    `position` over it, each device works on its part and the gradient of the head is summed over the devices once.
+    they like. `scale`, float32 `[batch, position]` in e/Å³, is that of a relative codec. Where a mesh is active
+    (concrete or abstract) and the current haliax axis mapping spreads `batch` or `position` over it, each device works
+    on its part and the gradient of the head is summed over the devices once.
 
     The loss is a float32 scalar in `config.unit`; each metric is one too, a mean over sequences of a mean over the
     sequence's positions: `density_loss`; `cross_entropy_nats` of the true bin; `top1_accuracy` among the density bins,
@@ -54,7 +56,7 @@ def density_loss(
     bool `[batch]`, rows whose density the model was not given, also `unread_share` of the rows, and
     `unread_density_loss`, their part of `density_loss`.
     """
-    spec, inputs, constant_metrics = _prepare(hidden, head, tokens, config, target, unread)
+    spec, inputs, constant_metrics = _prepare(hidden, head, tokens, config, target, unread, scale)
     sharding = _sharding(hidden, inputs.hidden.shape)
     sums = cast(LossSums, loss_sums(spec, sharding, inputs))  # custom_vjp does not say what it returns
     metrics = _metrics(spec, sums, constant_metrics)
@@ -80,12 +82,17 @@ def plain_loss(
     *,
     config: LossConfig,
     target: DensityTarget,
+    scale: jax.Array | NamedArray | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The same as `density_loss`, as the formulas of `LossConfig` say it and differentiated by JAX: to be held against,
     and to read. It holds several float32 arrays `[batch, position, ids]`."""
-    spec, x, constant_metrics = _prepare(hidden, head, tokens, config, target)
+    spec, x, constant_metrics = _prepare(hidden, head, tokens, config, target, None, scale)
     v, t = x.tables.values, jnp.clip(x.rows - spec.first_bin, 0, spec.n_bins - 1)
-    r = v[t][..., None]
+    if x.scale is not None:
+        v = x.scale[..., None] * v - spec.offset_e_per_a3
+        r = jnp.take_along_axis(v, t[..., None], axis=-1)
+    else:
+        r = v[t][..., None]
     logits = jnp.einsum("bpe,re->bpr", x.hidden, x.head, preferred_element_type=jnp.float32)
     density_logits = logits[..., spec.first_bin : spec.first_bin + spec.n_bins]
     log_p = jax.nn.log_softmax(density_logits)
@@ -148,6 +155,7 @@ def _prepare(
     config: LossConfig,
     target: DensityTarget,
     unread: jax.Array | NamedArray | None = None,
+    scale: jax.Array | NamedArray | None = None,
 ) -> tuple[BlockSpec, LossInputs, dict[str, jax.Array]]:
     """Plain arrays of the right shapes with each position's target and weight, and the metrics of these alone."""
     config.check_layout(target.tokens_per_voxel)
@@ -163,6 +171,14 @@ def _prepare(
         )
     if not target.has_values and config.kind != "cross_entropy":
         raise TomatError(f"loss.kind {config.kind} needs the codec's table of densities; there is none for this data.")
+
+    offset = target.offset_e_per_a3 if target.has_values else None
+    if offset is not None and scale is None:
+        raise TomatError("the density ids are of a codec relative to the sum of atoms, which needs model.environment.")
+    in_rho = config.kind == "soft_cross_entropy" and config.target_space == "rho"
+    if offset is not None and config.kernel == "pallas" and in_rho:
+        said = "loss.kernel is pallas and loss.target_space rho, whose kernels have one width for all voxels"
+        raise TomatError(f"{said}, and the codec is relative to the sum of atoms. Set loss.kernel: xla.")
 
     n_sequences = tokens.shape[0]
     following, last = tokens[:, 1:], jnp.full((n_sequences, 1), target.pad_id, tokens.dtype)
@@ -186,13 +202,16 @@ def _prepare(
         rows, first_bin = targets, start
     else:
         rows, first_bin, head = targets - start, 0, head[start:end]
-    spec = BlockSpec(config, first_bin, target.n_density_tokens, target.has_values)
+    spec = BlockSpec(config, first_bin, target.n_density_tokens, target.has_values, offset or 0.0)
+    scales = None
+    if offset is not None and scale is not None:
+        scales = lax.stop_gradient(plain(scale, ("batch", "position")).reshape(targets.shape))
     weights = PositionWeights(*(lax.stop_gradient(w) for w in weights))
     constant_metrics = {
         "density_positions": jnp.mean(n_density),
         "sequences_without_density": 1.0 - jnp.mean(has_density.astype(jnp.float32)),
     }
-    return spec, LossInputs(hidden, head, rows, weights, _bin_tables(target)), constant_metrics
+    return spec, LossInputs(hidden, head, rows, weights, _bin_tables(target), scales), constant_metrics
 
 
 def _bin_tables(target: DensityTarget) -> BinTables:
@@ -244,7 +263,7 @@ def _forward(spec: BlockSpec, sharding: Sharding | None, inputs: LossInputs):
 def _backward(spec: BlockSpec, sharding: Sharding | None, gradients: tuple[jax.Array, jax.Array], cotangents: LossSums):
     # The scale is 1 in training: nothing is rounded twice.
     by_hidden, by_head = ((cotangents.loss * g).astype(g.dtype) for g in gradients)
-    return (LossInputs(by_hidden, by_head, None, None, None),)  # pyright: ignore[reportArgumentType]  # None: no gradient
+    return (LossInputs(by_hidden, by_head, None, None, None, None),)  # pyright: ignore[reportArgumentType]  # None: no gradient
 
 
 loss_sums.defvjp(_forward, _backward)
@@ -258,7 +277,7 @@ def _on_mesh(
     if sharding is None:
         return on_device(inputs)
     whole, split2, split3 = PartitionSpec(), sharding.spec(2), sharding.spec(3)
-    parts: tuple[PartitionSpec, ...] = (split3, whole, split2, split2, whole)
+    parts = (split3, whole, split2, split2, whole, None if inputs.scale is None else split2)
     return jax.shard_map(
         on_device,
         mesh=sharding.mesh,
@@ -298,7 +317,7 @@ def _levanter_loss_sums(
     (`docs/tracking/calibration.md`)."""
     from levanter.kernels.pallas.fused_cross_entropy_loss import IMPLEMENTATIONS  # takes a second
 
-    hidden, head, rows, weights, _ = inputs
+    hidden, head, rows, weights, *_ = inputs
     dtype = jnp.result_type(hidden, head)
     flat_rows = rows.reshape(-1).astype(jnp.int32)
     # Where the weight is 0 the row may be anything, and Levanter gathers by it.

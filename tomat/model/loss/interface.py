@@ -21,11 +21,14 @@ class DensityTarget:
     n_density_tokens: int
     """K, one for each bin of the codec."""
     value_table: np.ndarray | None
-    """Density of each density id, `[n_density_tokens]`, e/Å³, increasing: the codec's medians. None: it has none."""
+    """Density of each density id, `[n_density_tokens]`, e/Å³, increasing: the codec's medians; or with an offset its
+    ratio to the promolecule. None: it has none."""
     density_start: int = DENSITY_START
     pad_id: int = PAD
     tokens_per_voxel: int = 1
     """Of the layout. Above 1 the table is not used."""
+    offset_e_per_a3: float | None = None
+    """That of a relative codec (`data/codec/relative.py`): bin k stands for scale v_k - this at a position, e/Å³."""
 
     @property
     def density_end(self) -> int:
@@ -51,13 +54,15 @@ class BlockSpec:
     """Row of the head, among those in use, of density bin 0."""
     n_bins: int
     has_values: bool
+    offset_e_per_a3: float = 0.0
+    """Of a relative codec, whose inputs have a scale."""
 
 
 class BinTables(NamedTuple):
     values: jax.Array
-    """Density of each bin `[K]`, e/Å³, increasing."""
+    """Density of each bin `[K]`, e/Å³, increasing; of a relative codec its ratio to the promolecule."""
     widths: jax.Array
-    """Width of each bin `[K]`, e/Å³."""
+    """Width of each bin `[K]`, in the same unit."""
 
 
 class PositionWeights(NamedTuple):
@@ -83,6 +88,8 @@ class LossInputs(NamedTuple):
     """Row of `head` of each position's target, int32 `[B, P]`; anything where the weights are 0."""
     weights: PositionWeights
     tables: BinTables
+    scale: jax.Array | None = None
+    """Of a relative codec what a ratio of 1 more adds to the density at each position, float32 `[B, P]`, e/Å³."""
 
 
 class PositionTerms(NamedTuple):

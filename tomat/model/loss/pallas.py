@@ -38,13 +38,15 @@ class _Rows(NamedTuple):
     """Id of the target among the kernels' ids, float32 (exact up to 2^24); -1: none of them."""
     rho: jax.Array
     weights: PositionWeights
+    scale: jax.Array | None
+    """As of `LossInputs`: the kernels know ratios alone, and each row's sums of them are multiplied here."""
 
 
 def pallas_loss_sums(
     spec: BlockSpec, differentiate: bool, inputs: LossInputs
 ) -> tuple[LossSums, tuple[jax.Array, ...]]:
     """As `xla_loss_sums`, of all rows of this device."""
-    hidden, head, rows, weights, tables = inputs
+    hidden, head, rows, weights, tables, scale = inputs
     n = hidden.shape[0] * hidden.shape[1]
     dtype = jnp.result_type(hidden, head)
     plan = _plan(spec, n, head.shape, dtype)
@@ -56,7 +58,9 @@ def pallas_loss_sums(
         return jnp.pad(x, ((0, n_groups * plan.resident_rows - n), *((0, 0),) * (x.ndim - 1)))
 
     flat_hidden = flat(hidden.astype(dtype))
-    all_rows = _rows(spec, plan, flat(rows), head.shape[0], PositionWeights(*(flat(w) for w in weights)), tables)
+    flat_weights = PositionWeights(*(flat(w) for w in weights))
+    flat_scale = None if scale is None else flat(scale)
+    all_rows = _rows(spec, plan, flat(rows), head.shape[0], flat_weights, tables, flat_scale)
     sorted_head = _by_section(spec, plan, head.astype(dtype))
     table = _id_table(spec, plan, head.shape[0], tables)
 
@@ -68,7 +72,7 @@ def pallas_loss_sums(
         )
         given = {kernels.TARGET: group.target, kernels.RHO: group.rho}
         statistics = row_statistics(plan, _scalars(given, plan.resident_rows), table, group_hidden, sorted_head)
-        terms, columns = _terms(plan, statistics, group)
+        terms, columns = _terms(spec, plan, statistics, group)
         sums = LossSums(*(a + b for a, b in zip(sums, weighted_sums(group.weights, terms), strict=True)))
         if differentiate:
             by_hidden, by_head = so_far
@@ -148,7 +152,13 @@ def _id_table(spec: BlockSpec, plan: KernelPlan, n_rows: int, tables: BinTables)
 
 
 def _rows(
-    spec: BlockSpec, plan: KernelPlan, rows: jax.Array, n_rows: int, weights: PositionWeights, tables: BinTables
+    spec: BlockSpec,
+    plan: KernelPlan,
+    rows: jax.Array,
+    n_rows: int,
+    weights: PositionWeights,
+    tables: BinTables,
+    scale: jax.Array | None,
 ) -> _Rows:
     """Targets `[N]`, rows of the head, as the kernels number them."""
     bins = rows - spec.first_bin
@@ -157,7 +167,7 @@ def _rows(
     is_other = (rows >= 0) & (rows < n_rows) & (plan.other_ids > 0)
     target = jnp.where(is_density, bins, jnp.where(is_other, others, -1))
     rho = tables.values[jnp.clip(bins, 0, spec.n_bins - 1)]
-    return _Rows(target.astype(jnp.float32), rho, weights)
+    return _Rows(target.astype(jnp.float32), rho, weights, scale)
 
 
 def _scalars(columns: dict[int, jax.Array], n_rows: int) -> jax.Array:
@@ -166,7 +176,9 @@ def _scalars(columns: dict[int, jax.Array], n_rows: int) -> jax.Array:
     return jnp.stack([columns.get(number, zero) for number in range(kernels.ROW_COLUMNS)], axis=-1)
 
 
-def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> tuple[PositionTerms, dict[int, jax.Array]]:
+def _terms(
+    spec: BlockSpec, plan: KernelPlan, statistics: jax.Array, rows: _Rows
+) -> tuple[PositionTerms, dict[int, jax.Array]]:
     """Terms of S rows and the gradient kernel's scalars by column, of statistics `[sections, n_statistics, S, L]`."""
     config = plan.config
     w_density, w_other = rows.weights.density, rows.weights.other
@@ -204,6 +216,15 @@ def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> tuple[Positi
         error = jnp.sum(weight[0] * statistics[0, kernels.EXTRA], axis=-1) / total[0]
         loss = jnp.abs(error)
         scalars |= {kernels.DENSITY_FACTOR: zero, kernels.TERM: jnp.sign(error) * p, kernels.CENTRE: error}
+    rho = rows.rho
+    if rows.scale is not None:
+        if config.kind == "ce_emd":
+            loss = cross_entropy + config.emd_weight * rows.scale * emd
+        elif config.kind in ("emd", "l1_mean"):
+            loss = rows.scale * loss
+        emd, rho = rows.scale * emd, rows.scale * rho - spec.offset_e_per_a3
+        if kernels.TERM in scalars:
+            scalars |= {kernels.TERM: rows.scale * scalars[kernels.TERM]}
 
     other_cross_entropy = zero
     if plan.other_ids:
@@ -226,4 +247,4 @@ def _terms(plan: KernelPlan, statistics: jax.Array, rows: _Rows) -> tuple[Positi
             kernels.OTHER_MAXIMUM: maximum[1],
             kernels.OTHER_FACTOR: factor[1],
         }
-    return PositionTerms(loss, cross_entropy, emd, top1, rows.rho, other_cross_entropy), scalars
+    return PositionTerms(loss, cross_entropy, emd, top1, rho, other_cross_entropy), scalars

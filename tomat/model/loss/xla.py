@@ -63,10 +63,10 @@ def _sum(x: jax.Array) -> jax.Array:
 
 
 def _density_terms(
-    spec: BlockSpec, tables: BinTables, logits: jax.Array, target: jax.Array
+    spec: BlockSpec, tables: BinTables, logits: jax.Array, target: jax.Array, scale: jax.Array | None
 ) -> tuple[PositionTerms, jax.Array]:
     """Density positions over the density bins alone: terms `[B, Q]`, gradient of the loss by the logits `[B, Q, K]`;
-    `target` is the bin of each, int32 `[B, Q, 1]`.
+    `target` is the bin of each, int32 `[B, Q, 1]`, and `scale`, of a relative codec, `[B, Q, 1]`.
 
     All sums over the bins depend on nothing but the largest logit, so XLA fuses them into one pass over the logits;
     masked sums stand for gathers, which would need a pass of their own.
@@ -85,6 +85,8 @@ def _density_terms(
     if spec.has_values:
         rho = tables.values[target]
         offset = tables.values - rho
+        if scale is not None:
+            rho, offset = scale * rho - spec.offset_e_per_a3, scale * offset
         distance = jnp.abs(offset)
         emd = softmax.mean(distance)
     else:
@@ -112,6 +114,8 @@ def _density_terms(
         loss, gradient = jnp.abs(error), jnp.sign(error) * p * (offset - error)
     else:  # crps
         gaps = tables.values[1:] - tables.values[:-1]
+        if scale is not None:
+            gaps = scale * gaps
         excess = jnp.cumsum(p, axis=-1)[..., :-1] - (bins[..., :-1] >= target)
         loss = _sum(excess * excess * gaps)
         # dF_k / dp_j = [k >= j], so the derivative by p_j sums over the k from j on; the last F is 1 whatever p is.
@@ -128,13 +132,20 @@ def _density_terms(
 
 
 def _block_terms(
-    spec: BlockSpec, tables: BinTables, logits: jax.Array, rows: jax.Array, weights: PositionWeights
+    spec: BlockSpec,
+    tables: BinTables,
+    logits: jax.Array,
+    rows: jax.Array,
+    weights: PositionWeights,
+    scale: jax.Array | None,
 ) -> tuple[LossSums, jax.Array]:
-    """Sums of one block, and the gradient of its loss by all its logits `[B, Q, R]`; `rows` as in `LossInputs`."""
+    """Sums of one block, and the gradient of its loss by all its logits `[B, Q, R]`; `rows` and `scale` as in
+    `LossInputs`."""
     config, n_rows, last = spec.config, logits.shape[-1], spec.first_bin + spec.n_bins
     target = jnp.clip(rows - spec.first_bin, 0, spec.n_bins - 1)[..., None]
     density_logits = lax.slice_in_dim(logits, spec.first_bin, last, axis=2)
-    terms, by_density = _density_terms(spec, tables, density_logits, target)
+    scale = None if scale is None else scale[..., None]
+    terms, by_density = _density_terms(spec, tables, density_logits, target, scale)
     gradient = weights.density[..., None] * by_density
     other_z_loss = jnp.zeros_like(terms.loss)
 
@@ -174,7 +185,7 @@ def _block_terms(
 def xla_loss_sums(spec: BlockSpec, differentiate: bool, inputs: LossInputs) -> tuple[LossSums, tuple[jax.Array, ...]]:
     """The sums of all positions on this device, and with `differentiate` the gradients of `sums.loss`: by `hidden`, in
     its type, and by `head`, in float32, because the terms of all blocks are added there."""
-    hidden, head, rows, weights, tables = inputs
+    hidden, head, rows, weights, tables, scale = inputs
     positions = hidden.shape[1]
     block = min(spec.config.block_positions, positions)
     n_blocks = -(-positions // block)
@@ -195,7 +206,9 @@ def xla_loss_sums(spec: BlockSpec, differentiate: bool, inputs: LossInputs) -> t
         if ragged:
             block_weights = PositionWeights(*(w * fresh for w in block_weights))
         logits = jnp.einsum("bqe,re->bqr", h, head, preferred_element_type=jnp.float32)
-        block_sums, by_logits = _block_terms(spec, tables, logits, cut(rows), block_weights)
+        block_sums, by_logits = _block_terms(
+            spec, tables, logits, cut(rows), block_weights, None if scale is None else cut(scale)
+        )
         sums = LossSums(*(a + b for a, b in zip(sums, block_sums, strict=True)))
         if differentiate:
             sum_hidden, sum_head = gradients

@@ -6,11 +6,9 @@ from haliax import NamedArray
 from jax import lax
 
 from tomat.base.errors import TomatError
+from tomat.model.any_decoder import HiddenHead
 from tomat.model.loss.density_loss import plain
 from tomat.model.loss.interface import DensityTarget
-
-HiddenHead = tuple[NamedArray, NamedArray]
-"""Hidden states [batch, position, embed] and head [vocab, embed], whose product is the logits."""
 
 
 def teacher_divergence(
@@ -30,8 +28,8 @@ def teacher_divergence(
     by `temperature`. The gradient is by the student alone. Never more than the logits of `block_positions` positions of
     both exist, also for the gradient."""
     start, end = target.density_start, target.density_end
-    hidden, t_hidden = (plain(states, ("batch", "position", "embed")) for states, _ in (student, teacher))
-    head, t_head = (plain(rows, ("vocab", "embed")).astype(states.dtype) for states, rows in (student, teacher))
+    hidden, t_hidden = (plain(each.hidden, ("batch", "position", "embed")) for each in (student, teacher))
+    head, t_head = (plain(each.head, ("vocab", "embed")).astype(each.hidden.dtype) for each in (student, teacher))
     if head.shape[0] != t_head.shape[0]:
         said = f"the teacher's head has {t_head.shape[0]:,} rows and the student's {head.shape[0]:,}"
         raise TomatError(f"{said}; expected the same vocabulary.")

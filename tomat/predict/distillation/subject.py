@@ -57,14 +57,13 @@ class DistillationLoss:
         settings, data = self.distillation, self.data
         tokens, unread, key = data.read(example.tokens, key)
         student = stacked_model(model.student.values(), self.config)
-        hidden, head = hidden_and_head(student, tokens, example.atoms, data.environment, key=key)
-        loss, metrics = density_loss(
-            hidden, head, example.tokens, config=data.config, target=data.target, unread=unread
-        )
+        said = hidden_and_head(student, tokens, example.atoms, data.environment, key=key)
+        given = {"config": data.config, "target": data.target, "unread": unread, "scale": said.scale}
+        loss, metrics = density_loss(said.hidden, said.head, example.tokens, **given)
         assert model.teacher is not None
         teacher = inference_mode(model.teacher, True)
         kl = teacher_divergence(
-            (hidden, head),
+            said,
             hidden_and_head(teacher, tokens, example.atoms, data.environment),
             example.tokens,
             target=data.target,

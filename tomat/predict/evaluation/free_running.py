@@ -12,11 +12,11 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.codec.base import DensityCodec
+from tomat.data.codec.relative import cell_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
 from tomat.predict.evaluation.metrics import nmae
-from tomat.predict.evaluation.patches import quantise
 from tomat.predict.evaluation.result import Evaluation
 from tomat.predict.inference.interface import ACCEPTABLE, Predictor, electron_count, normalised
 
@@ -151,7 +151,7 @@ def evaluate_free_running(
             free_running_nmae=nmae(prediction.rho, truth.rho),
             promolecule_nmae=nmae(atoms, truth.rho),
             constant_nmae=nmae(np.full(shape, total / crystal.volume_a3, np.float32), truth.rho),
-            codec_floor_nmae=nmae(quantise(truth.rho, codec), truth.rho),
+            codec_floor_nmae=nmae(cell_codec(codec, truth).rounded(truth.rho), truth.rho),
             spread_share=share,
             spread_rank_correlation=correlation,
             compound=truth.formula,

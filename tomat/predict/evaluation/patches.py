@@ -21,6 +21,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.codec.base import UNIT_E_PER_A3, DensityCodec, require_unit
+from tomat.data.codec.relative import CellCodec, cell_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import SequenceLayout
@@ -49,6 +50,8 @@ class EvaluationPatches:
     crystal: Crystal
     grid_shape: tuple[int, int, int]
     anchors: np.ndarray
+    codec: CellCodec
+    """At the voxels of `reference`."""
 
     def atoms(self, environment: "EnvironmentConfig") -> "list[PatchAtoms]":
         from tomat.model.environment import Room, atoms_of_patch, filled
@@ -66,9 +69,10 @@ class EvaluationPatches:
     def n_voxels(self) -> int:
         return int(np.count_nonzero(self.counted))
 
-    def visible(self, codec: DensityCodec) -> np.ndarray:
+    @property
+    def visible(self) -> np.ndarray:
         """float32 [patch, px, py, pz], e/Å³: the true density as the tokens hold it."""
-        return codec.decode(self.true_bins, decoder="median").reshape(self.reference.shape)
+        return self.codec.decode(self.true_bins.reshape(self.reference.shape), decoder="median")
 
 
 def random_anchors(material_id: str, grid_shape: Sequence[int], count: int, seed: int) -> np.ndarray:
@@ -130,6 +134,7 @@ def make_patches(
         crystal=Crystal.of(grid),
         grid_shape=grid.grid_shape,
         anchors=np.asarray(anchors),
+        codec=cell_codec(codec, grid).patches(np.asarray(anchors) % grid.grid_shape, patch_shape),
     )
 
 
@@ -174,12 +179,7 @@ def lorenzo(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
     return np.maximum(predicted, 0.0).astype(np.float32)
 
 
-def quantise(rho: np.ndarray, codec: DensityCodec) -> np.ndarray:
-    """`rho` (e/Å³, any shape) rounded to the codec: encoded, then decoded with the median table."""
-    return codec.decode(codec.encode(np.ascontiguousarray(rho, dtype=np.float32)), decoder="median")
-
-
-def predict_baselines(visible: np.ndarray, codec: DensityCodec, constant_e_per_a3: float) -> dict[str, np.ndarray]:
+def predict_baselines(visible: np.ndarray, codec: CellCodec, constant_e_per_a3: float) -> dict[str, np.ndarray]:
     """Every baseline by name, on the codec's values, of patches as the codec decodes them, [patch, px, py, pz]."""
     predictors = {"lorenzo": lorenzo, "copy_previous": copy_previous, "constant_median": constant_median}
-    return {name: quantise(predict(visible, constant_e_per_a3), codec) for name, predict in predictors.items()}
+    return {name: codec.rounded(predict(visible, constant_e_per_a3)) for name, predict in predictors.items()}

@@ -94,9 +94,9 @@ def teacher_forced_plane(
             f"the model reads {patches.tokens.shape[1]} tokens, too few for whole patches of {px} x {py} x {pz} "
             "voxels, which tile a plane; take a model of the layout's full context."
         )
-    bins = evaluator.predict(model, [patches])[0].median_bin[:, :, :, pz // 2]
+    found = patches.codec.decode(evaluator.predict(model, [patches])[0].median_bin)[:, :, :, pz // 2]
     image = np.empty((nx, ny), dtype=np.float32)
-    for (x, y, _), tile in zip(anchors, evaluator.codec.decode(bins), strict=True):
+    for (x, y, _), tile in zip(anchors, found, strict=True):
         width, height = min(px, nx - x), min(py, ny - y)
         image[x : x + width, y : y + height] = tile[:width, :height]
     return DensityPlane(grid, chosen, image)

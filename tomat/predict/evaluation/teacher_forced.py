@@ -36,7 +36,6 @@ from tomat.predict.evaluation.patches import (
     check_codec,
     make_patches,
     predict_baselines,
-    quantise,
     random_anchors,
 )
 from tomat.predict.evaluation.result import MaterialResult, TeacherForcedResult
@@ -67,7 +66,8 @@ class DecodedVoxels[A](NamedTuple):
     mean_e_per_a3: A
     """float32: expectation over the codec's means."""
     emd_e_per_a3: A
-    """float32: `E_{v~p} |v - rho_ref|` over the codec's medians, against the unquantised reference."""
+    """float32: `E_{v~p} |v - rho_ref|` over the codec's medians, against the unquantised reference. On the device both
+    are of what the codec has bins of (`CellCodec.values`)."""
     cross_entropy_nats: A
     """float32: -log p of the true bin."""
 
@@ -75,8 +75,8 @@ class DecodedVoxels[A](NamedTuple):
 def decode_logits(
     logits: Array, reference: Array, true_bins: Array, medians: Array, means: Array
 ) -> DecodedVoxels[Array]:
-    """Decode logits over the density bins, float32 [..., K], beside the unquantised reference, float32 [...] in e/Å³,
-    and the true bins, int32 [...]; the codec's medians, [K] in e/Å³, increase with the bin."""
+    """Decode logits over the density bins, float32 [..., K], beside the unquantised reference, float32 [...], and the
+    true bins, int32 [...]; the codec's medians, [K] in the unit of the reference, increase with the bin."""
     weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
     total = weights.sum(axis=-1)
     distance = jnp.abs(medians - reference[..., None])
@@ -197,8 +197,8 @@ class TeacherForcedEvaluator:
         predictions, row = [], 0
         for patches in materials:
             rows, shape = slice(row, row + patches.n_patches), patches.reference.shape
-            own = (leaf[rows, : patches.true_bins.shape[1]].reshape(shape) for leaf in whole)
-            predictions.append(DecodedVoxels(*own))
+            own = DecodedVoxels(*(leaf[rows, : patches.true_bins.shape[1]].reshape(shape) for leaf in whole))
+            predictions.append(in_densities(own, patches))
             row += patches.n_patches
         return predictions
 
@@ -215,7 +215,7 @@ class TeacherForcedEvaluator:
         everything = {
             "tokens": np.concatenate([patches.tokens for patches in materials]).astype(np.int32),
             "density_start": np.concatenate(starts),
-            "reference": np.concatenate([filled(patches.reference) for patches in materials]),
+            "reference": np.concatenate([filled(patches.codec.values(patches.reference)) for patches in materials]),
             "true_bins": np.concatenate([filled(patches.true_bins) for patches in materials]).astype(np.int32),
         }
         if environment is not None:
@@ -247,7 +247,7 @@ class TeacherForcedEvaluator:
                 return
             all_predictions = self.predict(model, [patches for _, patches in group], on_sequences)
             for (name, patches), predictions in zip(group, all_predictions, strict=True):
-                results[name] = measure(name, patches, predictions, self.codec)
+                results[name] = measure(name, patches, predictions)
                 if on_material is not None:
                     on_material(results[name])
             group.clear()
@@ -264,15 +264,22 @@ class TeacherForcedEvaluator:
         return TeacherForcedResult(said, tuple(results[name] for name in material_ids))
 
 
-def measure(
-    material_id: str, patches: EvaluationPatches, predictions: DecodedVoxels[np.ndarray], codec: DensityCodec
-) -> MaterialResult:
+def in_densities(found: DecodedVoxels[np.ndarray], patches: EvaluationPatches) -> DecodedVoxels[np.ndarray]:
+    """What was decoded of patches, [patch, px, py, pz], in e/Å³: of a relative codec, from ratios."""
+    scale = patches.codec.scale
+    if scale is None:
+        return found
+    mean, emd = patches.codec.density(found.mean_e_per_a3), scale * found.emd_e_per_a3
+    return found._replace(mean_e_per_a3=mean, emd_e_per_a3=emd)
+
+
+def measure(material_id: str, patches: EvaluationPatches, predictions: DecodedVoxels[np.ndarray]) -> MaterialResult:
     """Figures of a material, of model and baselines, over the counted voxels, whose median is the constant."""
     counted = patches.counted.reshape(patches.reference.shape)
-    reference = patches.reference[counted]
+    reference, codec = patches.reference[counted], patches.codec.at(counted)
     median, mode = (codec.decode(bins[counted]) for bins in (predictions.median_bin, predictions.mode_bin))
     constant = float(np.median(reference))
-    baselines = predict_baselines(patches.visible(codec), codec, constant)
+    baselines = predict_baselines(patches.visible, patches.codec, constant)
     try:
         sums = (each.sum(dtype=np.float64) * patches.voxel_volume_a3 for each in (median, reference))
         predicted_e, reference_e = map(float, sums)
@@ -288,7 +295,7 @@ def measure(
             teacher_forced_charge_relative_error=(predicted_e - reference_e) / reference_e,
             teacher_forced_charge_e=predicted_e,
             reference_charge_e=reference_e,
-            codec_floor_nmae=nmae(quantise(reference, codec), reference),
+            codec_floor_nmae=nmae(codec.rounded(reference), reference),
             lorenzo_nmae=nmae(baselines["lorenzo"][counted], reference),
             copy_previous_nmae=nmae(baselines["copy_previous"][counted], reference),
             constant_median_nmae=nmae(baselines["constant_median"][counted], reference),
@@ -316,7 +323,7 @@ def _decode_batch(
     with hax.axis_mapping(axis_mapping or {}):
         n_sequences, length = batch["tokens"].shape
         tokens = hax.shard(hax.named(batch["tokens"], (Axis("batch", n_sequences), Axis("position", length))))
-        hidden, head = hidden_and_head(model, tokens, named_atoms(batch), tables)
+        hidden, head, _ = hidden_and_head(model, tokens, named_atoms(batch), tables)
         head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + len(medians))]
     return decode_hidden(
         hidden.rearrange(("batch", "position", model.Embed.name)).array,

@@ -144,8 +144,9 @@ def decode_autoregressive(
     kv_cache_dtype: KvCacheDtype = "compute",
 ) -> tuple[jax.Array, jax.Array]:
     """A bin, int32 [batch, voxel], for every voxel of a batch of patches, one after another, and its value of `values`,
-    the codec's means in e/Å³. The batch is that of `CellPatches.arrays`, with int32 [batch] `patch` and `sample`, which
-    decide with the seed what is drawn. All sequences begin their density at one position, as those of one structure."""
+    the codec's means in e/Å³, of a relative codec ratios. The batch is that of `CellPatches.arrays`, with int32 [batch]
+    `patch` and `sample`, which decide with the seed what is drawn. All sequences begin their density at one position,
+    as those of one structure."""
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):

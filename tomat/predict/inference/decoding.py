@@ -17,6 +17,7 @@ from haliax.partitioning import ResourceMapping
 from levanter.models.lm_model import LmHeadModel
 
 from tomat.base.errors import TomatError
+from tomat.data.codec.relative import CellCodec, cell_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import PatchShape
@@ -58,6 +59,8 @@ class CellPatches:
     """int [patch, 3]: first voxel of each."""
     patch_shape: PatchShape
     grid_shape: tuple[int, int, int]
+    codec: CellCodec
+    """At the voxels of the cell."""
     arrays: dict[str, np.ndarray]
     """`tokens` int32 [patch, position], and the arrays of `stacked_atoms` for a model with `environment`."""
 
@@ -80,13 +83,14 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
     # The rows are encoded from an empty cell: nothing but the structure can be in them.
     atoms = crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name
     empty = DensityGrid(np.zeros(grid_shape, np.float32), *atoms)
+    codec = cell_codec(run.codec, empty)
     tokens = encode_rows(empty, anchors, layout, run.codec)[:, : run.config.seq_len].astype(np.int32)
     tokens[tokens >= DENSITY_START] = PAD
     arrays = {"tokens": tokens}
     if environment is not None:
         near, room = atoms_near(environment, crystal, anchors, grid_shape, patch_shape)
         arrays |= stacked_atoms([filled(*found, patch_shape, room, crystal.name) for found in near])
-    return CellPatches(anchors, patch_shape, grid_shape, arrays)
+    return CellPatches(anchors, patch_shape, grid_shape, codec, arrays)
 
 
 def atoms_near(
@@ -127,8 +131,9 @@ def decode_parallel(
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy | None,
 ) -> jax.Array:
-    """Expected density of every voxel of a batch of `CellPatches.arrays`, float32 [batch, voxel], from the codec's
-    means, `values`, all in e/Å³. Each round after the first reads the most probable densities of the one before."""
+    """Expected value of every voxel of a batch of `CellPatches.arrays`, float32 [batch, voxel], from the codec's means,
+    `values`: densities in e/Å³, or of a relative codec ratios. Each round after the first reads the most probable
+    densities of the one before."""
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
@@ -140,7 +145,7 @@ def decode_parallel(
         atoms = named_atoms(batch)
         rho, means = jnp.zeros((n_sequences, n_voxels)), jnp.asarray(values)
         for _ in range(rounds):
-            hidden, head = hidden_and_head(model, hax.shard(NamedArray(ids, axes)), atoms, tables)
+            hidden, head, _ = hidden_and_head(model, hax.shard(NamedArray(ids, axes)), atoms, tables)
             head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + len(values))]
             rho, best = of_voxels(
                 hidden.rearrange(("batch", "position", "embed")).array,

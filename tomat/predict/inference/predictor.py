@@ -16,6 +16,7 @@ from tomat.base.layout import CODEC_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import console, counted
 from tomat.data.codec.base import UNIT_E_PER_A3, require_unit
 from tomat.data.codec.files import load_codec
+from tomat.data.codec.relative import check_promolecule
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule
 from tomat.predict.inference.interface import (
@@ -71,7 +72,9 @@ class RunPredictor(Predictor):
         self.promolecule = Promolecule.load(path)
         say_if_voids_unknown(self.promolecule, str(source.folder))
         self._name = f"run {source.run_name} step {source.step}, weights {source.kind}"
-        self._codec_sha256 = load_codec(source.folder / CODEC_FILE).sha256
+        codec = load_codec(source.folder / CODEC_FILE)
+        check_promolecule(codec, self.promolecule, str(source.folder))
+        self._codec_sha256 = codec.sha256
 
     @property
     def identity(self) -> str:
@@ -133,7 +136,8 @@ class RunPredictor(Predictor):
                 if on_patches is not None:
                     on_patches(min(len(parts) * size, len(rows)), len(rows))
         values = np.concatenate(parts).reshape(samples, n_patches, n_voxels)
-        cells = np.stack([patches.assembled(each) for each in values])
+        # Means of ratios are ratios: their scale is the voxel's own.
+        cells = np.stack([patches.codec.density(patches.assembled(each)) for each in values])
         return cells.mean(axis=0), cells.std(axis=0, ddof=1) if samples > 1 else None
 
     def _arguments(self, model: "LmHeadModel", batch: dict[str, np.ndarray], n_voxels: int) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import console
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import load_codec
+from tomat.data.codec.relative import check_promolecule, offset_of
 from tomat.data.density.promolecule import Promolecule
 from tomat.model.any_decoder import environment_of
 from tomat.model.devices import ignore_absent_tpu, quiet_terminal
@@ -46,7 +47,8 @@ class LoadedRun:
         if self.promolecule is None:
             said = f"run '{self.config.run_name}' has model.environment and no {PROMOLECULE_FILE} beside its codec"
             raise TomatError(f"{said}; copy it from its training set.")
-        return environment_tables(self.promolecule, self.codec.decode(np.arange(self.codec.n_density_tokens), "median"))
+        medians = self.codec.decode(np.arange(self.codec.n_density_tokens), "median")
+        return environment_tables(self.promolecule, medians, offset_of(self.codec))
 
     def settings(self, materials_from: str) -> dict[str, Any]:
         """What a result says of the run, and of where its materials are from."""
@@ -73,6 +75,7 @@ def load_weights_found(found: FoundWeights, *, packed: bool = False) -> LoadedRu
     codec, promolecule = load_codec(str(folder / CODEC_FILE)), None
     if (folder / PROMOLECULE_FILE).exists():
         promolecule = Promolecule.load(folder / PROMOLECULE_FILE)
+    check_promolecule(codec, promolecule, str(folder))
     return LoadedRun(config, inference_mode(model, True), codec, promolecule, found.step, found.kind)
 
 

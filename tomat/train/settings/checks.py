@@ -17,7 +17,7 @@ from levanter.trainer import TrainerConfig
 from tomat.base.config_keys import fields_below, meaning_of
 from tomat.base.documents import flatten, mapping, take_out
 from tomat.base.errors import TomatError
-from tomat.model.any_decoder import int8_matmuls_of
+from tomat.model.any_decoder import environment_of, int8_matmuls_of
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.train.runs.former_keys import FORMER
 from tomat.train.settings.schema import RunSchema
@@ -81,6 +81,9 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
     for key, value in _numbers(config, ""):
         if not math.isfinite(value):
             raise TomatError(f"{key} is {value}; expected a finite number.")
+    if config.data.codec_relative and environment_of(config.model) is None:
+        said = "data.codec_relative is true, and a model without model.environment does not know the sum of atoms"
+        raise TomatError(f"{said}. Set model.environment (`{{}}` for its defaults), or leave data.codec_relative out.")
     _check_optimizer(config.optimizer)
     kind = config.optimizer.get_choice_name(type(config.optimizer))
     for section, settings in (("optimizer", config.optimizer), ("model", config.model)):

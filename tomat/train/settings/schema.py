@@ -54,6 +54,9 @@ class DataConfig:
     """Patches drawn from each cell (`source: embedded`, `folder`)."""
     codec_objective: Literal["absolute", "squared"] = key("absolute", step=False)
     """What the codec minimises that is fitted to the densities (`source: embedded`, `folder`)."""
+    codec_relative: bool = key(False, added=True)
+    """Whether density ids are bins of the density's ratio to the sum of atoms (`tomat/data/codec/relative.py`), which a
+    model with `model.environment` can read; a shard set with the other kind of codec is refused."""
     codec_floor: float = key(0.01, added=True)
     """NMAE that rounding to the codec's bins may cost (`source: folder`); the fewest bins below it are taken."""
     validation_share: float = key(0.1, added=True)
@@ -81,6 +84,10 @@ class DataConfig:
         if (self.source == "folder") != (self.input is not None):
             needs = "data.source=folder needs the folder of densities as data.input, no other source takes one"
             raise TomatError(f"{source} and data.input {self.input!r}; {needs}.")
+        if self.codec_relative and self.sequence_layout.tokens_per_voxel > 1:
+            raise TomatError(
+                f"data.codec_relative is true; layout {self.layout} goes with no such codec. Leave it out."
+            )
         check_range("data.", self, prefetch_batches=(0, MOST_PREFETCHED), n_density_tokens=2)
         check_range("data.", self, seq_len=(2, self.sequence_layout.context))
         if not 0 < self.codec_floor < 1 or not 0 <= self.validation_share < 1:

@@ -22,6 +22,7 @@ from levanter.utils.tree_utils import inference_mode
 
 from tomat.base.errors import TomatError
 from tomat.base.ports.levanter import settle, step_without_hooks
+from tomat.data.codec.relative import OFFSET_E_PER_A3
 from tomat.data.density.elements import SYMBOLS
 from tomat.model.any_decoder import environment_of
 from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms, Room
@@ -50,7 +51,9 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
     trainer_config.tracker = NoopConfig()
     settle(trainer_config)
     environment = environment_of(config.model)
-    tables = None if environment is None or value_table is None else stand_in_tables(environment, value_table)
+    tables = None
+    if environment is not None and value_table is not None:
+        tables = stand_in_tables(environment, value_table, config.data.codec_relative)
     trainer = build_trainer(config, trainer_config, value_table, tables)
     mapping = trainer.parameter_axis_mapping
     key = jax.random.PRNGKey(0)
@@ -94,12 +97,15 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
         return jitted.lower(donated, reserved)
 
 
-def stand_in_tables(environment: EnvironmentConfig, value_table: np.ndarray) -> EnvironmentTables:
+def stand_in_tables(
+    environment: EnvironmentConfig, value_table: np.ndarray, relative: bool = False
+) -> EnvironmentTables:
     """Constants of the program too, as `stand_in_table`."""
     return EnvironmentTables(
         np.ones((len(SYMBOLS) + 1, environment.basis.n), np.float32),
         np.ones((len(SYMBOLS) + 1, DESCRIPTORS), np.float32),
         value_table,
+        OFFSET_E_PER_A3 if relative else None,
     )
 
 
@@ -158,7 +164,8 @@ def lower_decoder(
     environment = environment_of(config.model)
     if environment is None or bin_values is None:
         raise TomatError("decoders are for a model with model.environment and a codec of one token a voxel.")
-    trainer, tables = config.trainer_config(), stand_in_tables(environment, bin_values)
+    trainer = config.trainer_config()
+    tables = stand_in_tables(environment, bin_values, config.data.codec_relative)
     mapping = trainer.parameter_axis_mapping
     shapes = {"tokens": (jnp.int32, config.seq_len), **Room(batch.n_atoms, batch.n_elements).shapes()}
     if batch.decoder == "autoregressive":

@@ -81,11 +81,11 @@ _kept_bytes = {"pieces": 0, "programs": 0}
 
 
 @pytest.fixture(autouse=True, scope="session")
-def fits_are_kept() -> None:
+def data_are_kept() -> None:
     """Beside what is compiled; imported here, since it imports NumPy."""
-    from kept_fits import keep_fits
+    from kept_data import keep_data
 
-    keep_fits()
+    keep_data()
 
 
 @pytest.fixture(autouse=True)

@@ -150,7 +150,7 @@ def _serve(listener: socket.socket) -> None:
 
     for name in IMPORTED:
         importlib.import_module(name)
-    importlib.import_module("kept_fits").keep_fits()
+    importlib.import_module("kept_data").keep_data()
     # Nearly every command trains on the embedded densities; their fits, 4 s of processor time, are kept in the process.
     demo = importlib.import_module("tomat.data.tokens.demo")
     demo.fit_demo_promolecule()

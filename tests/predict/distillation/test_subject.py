@@ -22,8 +22,9 @@ from tomat.base.errors import TomatError
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
+from tomat.model.any_decoder import HiddenHead
 from tomat.model.loss.interface import DensityTarget
-from tomat.predict.distillation.divergence import HiddenHead, divergence, teacher_divergence
+from tomat.predict.distillation.divergence import divergence, teacher_divergence
 from tomat.predict.distillation.subject import open_subject
 from tomat.predict.inference.trained import load_trained
 from tomat.predict.weights.arrays import named_arrays
@@ -167,7 +168,7 @@ def model_of(embed: int, rows: hax.Axis = VOCAB) -> HiddenHead:
     hidden, head = (
         RANDOM.normal(size=[axis.size for axis in axes]) for axes in ((BATCH, POSITION, Embed), (rows, Embed))
     )
-    return (
+    return HiddenHead(
         NamedArray(jnp.asarray(hidden, jnp.float32), (BATCH, POSITION, Embed)),
         NamedArray(jnp.asarray(head, jnp.float32), (rows, Embed)),
     )
@@ -197,7 +198,7 @@ def by_hand(top_k: int, temperature: float) -> float:
                 continue
             p, q = (
                 np.exp(np.asarray(head.array[DENSITY_START:] @ hidden.array[row, position], np.float64) / temperature)
-                for hidden, head in (TEACHER, STUDENT)
+                for hidden, head, _ in (TEACHER, STUDENT)
             )
             p, q = p / p.sum(), q / q.sum()
             order = np.argsort(-p)
@@ -221,13 +222,13 @@ def test_the_gradient_is_that_of_the_formula_and_the_teacher_has_none_but_the_sa
         each = jnp.sum(p * (jnp.log(p) - q), axis=-1) * density
         return jnp.mean(each.sum(axis=1) / jnp.maximum(density.sum(axis=1), 1))
 
-    found = jax.grad(lambda head: value((STUDENT[0], NamedArray(head, STUDENT[1].axes))))(STUDENT[1].array)
+    found = jax.grad(lambda head: value(HiddenHead(STUDENT[0], NamedArray(head, STUDENT[1].axes))))(STUDENT[1].array)
     np.testing.assert_allclose(found, jax.grad(plain)(STUDENT[1].array), atol=1e-6)
     assert np.abs(found).max() > 1e-3
     of_teacher = jax.grad(
         lambda head: teacher_divergence(
-            STUDENT, (TEACHER[0], NamedArray(head, TEACHER[1].axes)), TOKENS, target=TARGET, top_k=2, temperature=1.0,
-            block_positions=4,
+            STUDENT, HiddenHead(TEACHER[0], NamedArray(head, TEACHER[1].axes)), TOKENS, target=TARGET, top_k=2,
+            temperature=1.0, block_positions=4,
         )
     )(TEACHER[1].array)  # fmt: skip
     assert not np.asarray(of_teacher).any()

@@ -36,10 +36,12 @@ from tomat.train.step import build_trainer
 
 
 def stand_in_table(config: TrainConfig) -> np.ndarray | None:
-    """Densities for the codec's bins where no codec is at hand, float32 `[n_density_tokens]`, e/Å³: constants of the
-    program, whose values change no operation, no shape and no layout."""
+    """Densities for the codec's bins where no codec is at hand, float32 `[n_density_tokens]`, e/Å³, or of a relative
+    codec ratios: constants of the program, whose values change no operation, no shape and no layout."""
     if config.data.sequence_layout.tokens_per_voxel != 1:
         return None
+    if config.data.codec_relative:  # of which none is 0
+        return np.geomspace(0.1, 10, config.data.n_density_tokens, dtype=np.float32)
     return np.linspace(0, 36, config.data.n_density_tokens, dtype=np.float32)
 
 

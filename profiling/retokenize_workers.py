@@ -19,6 +19,7 @@ from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
+from tomat.data.tokens.pipeline.config import ShardJob
 from tomat.data.tokens.pipeline.stages import WriteUnit, survey_unit
 
 UNIT_MATERIALS = 128
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         raise TomatError("this process may use one core; two workers are compared with one on two.")
     figures: dict[str, Any] = {"cpus": cores, "load_average_1min": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        job, unit = write_grids(Path(name), args.materials)
+        config, unit = write_grids(Path(name), args.materials)
+        job = ShardJob.of(config)
         survey_unit(job, unit)
         _, units, write_chunks = start_set(job, unit)
         figures |= measure_workers(write_chunks, units, args.rounds)

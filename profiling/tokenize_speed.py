@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -50,6 +51,8 @@ SIDE = 100
 LARGEST_GRID = (448, 448, 110)
 """The largest grid of the Materials Project set."""
 PATCHES = 64
+SCATTERED = "scattered-8192"
+"""Written beside the patches of `v3-p19`, as many rows a material."""
 
 FIRST_GENERATION_PATCHES_PER_SECOND = 27.0
 """The first generation's tokenizer, one core of a machine of this kind, P = 19, M = 64."""
@@ -122,7 +125,7 @@ def lattice_of_gaussians(shape: tuple[int, int, int], n_atoms: int, seed: int, n
     return DensityGrid(rho, lattice, np.full(n_atoms, 14), coords, material_id=name)
 
 
-def write_grids(folder: Path, n_materials: int) -> tuple[ShardJob, SurveyUnit]:
+def write_grids(folder: Path, n_materials: int) -> tuple[RetokenizeConfig, SurveyUnit]:
     """Grids of 100^3 in `folder`: the set to make of them, and all of them to survey.
 
     As in a large set, one histogram for many materials.
@@ -131,7 +134,7 @@ def write_grids(folder: Path, n_materials: int) -> tuple[ShardJob, SurveyUnit]:
     for k in range(n_materials):
         write_zarr(lattice_of_gaussians((SIDE, SIDE, SIDE), 12, k % 4, f"m{k:04d}"), source / f"m{k:04d}.zarr")
     config = RetokenizeConfig(input=str(source), output=str(folder / "one"))
-    return ShardJob.of(config), SurveyUnit(0, tuple(find_materials(config)))
+    return config, SurveyUnit(0, tuple(find_materials(config)))
 
 
 def start_set(
@@ -152,14 +155,20 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
 
     CPU seconds are those of one process with all its threads; wall time on a shared machine is longer.
     """
-    job, unit = write_grids(folder, n_materials)
-    materials = unit.materials
+    config, unit = write_grids(folder, n_materials)
+    job, materials = ShardJob.of(config), unit.materials
     voxels, patches = n_materials * SIDE**3, n_materials * PATCHES
     figures = rates("survey_voxels", voxels, lambda: survey_unit(job, unit))
     (plan, codec), chunks, write_chunk = start_set(job, unit)
     # A worker reads the plan and the codec once; what it does for hours comes after.
     write_chunk(chunks[0])
     figures |= rates("write_patches", patches, lambda: [write_chunk(unit) for unit in chunks])
+    scattered = ShardJob.of(replace(config, layout=SCATTERED, output=str(folder / "scattered")))
+    survey_unit(scattered, unit)
+    (of_scattered, _), more, write_more = start_set(scattered, unit)
+    write_more(more[0])
+    rows = of_scattered.rows * of_scattered.context
+    figures |= rates("write_scattered_voxels", rows, lambda: [write_more(unit) for unit in more])
     grid = materials[0].read(1)
     histogram = DensityHistogram()
     figures |= rates("histogram_voxels", 20 * SIDE**3, lambda: [histogram.add(grid.rho) for _ in range(20)])
@@ -174,6 +183,9 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
             np.searchsorted(edges, grid.patch(anchor, (19, 19, 19)), side="right")
 
     figures |= rates("numpy_searchsorted_patches", PATCHES, plain_encode)
+    of_patches = plan.layout.n_voxels * figures["write_patches_per_cpu_second"]
+    figures["write_patch_voxels_per_cpu_second"] = of_patches
+    figures["scattered_over_patch_voxels_ratio"] = figures["write_scattered_voxels_per_cpu_second"] / of_patches
     write, plain = (figures[f"{what}_patches_per_cpu_second"] for what in ("write", "numpy_searchsorted"))
     training_voxels = TRAINING_MATERIALS * TRAINING_MEDIAN_VOXELS
     seconds = training_voxels * PATCHES / SIDE**3 / write

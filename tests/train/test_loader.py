@@ -4,7 +4,6 @@ import asyncio
 import math
 import shutil
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,16 +15,13 @@ from levanter.data.dataset import ListAsyncDataset
 from scipy import stats
 
 from tomat.base.errors import TomatError
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
-from tomat.data.density.crystal import Crystal
+from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import BlockShuffleConfig, SequenceLayout
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
 from tomat.data.tokens.shuffle import ShuffledIndex
-from tomat.model.environment import EnvironmentConfig
-from tomat.train.loader import READ_AHEAD_BLOCKS, RowAtoms, ShardDataset, token_loader
+from tomat.train.loader import READ_AHEAD_BLOCKS, ShardDataset, token_loader
 
 ALPHA = 1e-4
 """A correct shuffle would fail one statistical test for one choice of seeds in 10,000. The seeds are fixed."""
@@ -333,36 +329,3 @@ def test_a_damaged_chunk_is_named(
     # The failure is not kept: once the chunk is back, so are its rows.
     chunk.write_bytes(whole)
     np.testing.assert_array_equal(fetch(dataset, range(ROWS)), reference)
-
-
-two_atoms = partial(density, grid_shape=(8, 9, 10), numbers=(6, 14), skew=0.2)
-
-
-def test_rows_get_every_atom_that_their_patch_sees(tmp_path):
-    histogram = DensityHistogram()
-    histogram.add(np.linspace(0, 1, 1000, dtype=np.float32))
-    codec, layout = fit_lloyd_max(histogram, n_bins=16), SequenceLayout("v3-p3", "v3", 3, 96)
-    write_shards(
-        tmp_path, ["m1", "m2"], two_atoms, layout=layout, codec=codec, patches_per_material=5, seed=1, block_rows=4
-    )
-    shards, config = open_shards(tmp_path), EnvironmentConfig(max_atoms=160)
-    rows = RowAtoms(shards, config)
-    for row in (0, 4, 7):
-        material = shards.material_of_row(row)
-        grid = two_atoms(material.material_id)
-        crystal, anchor, found = Crystal.of(grid), np.array(shards.anchor_of_row(row)), rows(row)
-        assert found.kinds.array.tolist() == [6, 14, *[0] * 6]
-        steps = grid.lattice / np.array(grid.grid_shape)[:, None]
-        assert np.allclose(found.steps.array, steps, atol=1e-6) and found.shape.array.tolist() == [3, 3, 3]
-        images = np.array(list(np.ndindex(9, 9, 9))) - 4
-        atoms = (crystal.frac_coords[:, None] + images).reshape(-1, 3) @ crystal.lattice - anchor @ steps
-        voxels = np.array(list(np.ndindex(3, 3, 3))) @ steps
-        near = np.linalg.norm(atoms[:, None] - voxels, axis=-1).min(axis=1) < config.basis.cutoff_a
-        mine = np.asarray(found.positions.array)[np.asarray(found.numbers.array) > 0]
-        for atom in atoms[near]:
-            assert np.linalg.norm(mine - atom, axis=1).min() < 1e-4, "an atom within reach is missing"
-        assert len(np.unique(np.round(mine, 3), axis=0)) == len(mine)
-    with pytest.raises(TomatError, match="a patch of m1 of 27 voxels has .* set it to .* or more"):
-        RowAtoms(shards, EnvironmentConfig(max_atoms=8))(0)
-    with pytest.raises(TomatError, match=r"has 2 elements near it .*max_elements is 1. set it to 2 or more"):
-        RowAtoms(shards, EnvironmentConfig(max_atoms=160, max_elements=1))(0)

@@ -43,7 +43,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     verbs = add_verbs(subparsers, "tokens", "look at sequences")
     show = add_verb(verbs, "show", "a sequence in words", _run_show)
     show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")
-    show.add_argument("--row", type=count, default=0, help="row of the shard set (default: %(default)s)")
+    show.add_argument("--row", type=count, default=0, help="row of the set, or of scattered voxels of --input")
     show.add_argument("--input", metavar="PATH", help="a density instead of a shard set")
     add_rule_flags(show)
     text = "first voxel"
@@ -80,20 +80,25 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run_show(args: argparse.Namespace) -> int:
-    """A sequence of a shard set, or of a density with --input and --codec, in words: cell, atoms, first voxels."""
+    """A sequence of a shard set, or of a density with --input and --codec, in words: cell, atoms, first voxels. In a
+    layout of scattered voxels a density shows its row --row, drawn with seed 0."""
+    import numpy as np
+
     from tomat.data.tokens.patch import humanise, token_runs
+    from tomat.data.tokens.scattered import humanise_scattered
     from tomat.data.tokens.vocabulary import Vocabulary
 
     if (args.shards is None) == (args.input is None):
         raise TomatError("Give a shard set, or a density with --input PATH --codec FILE.")
     if args.input is not None:
-        import numpy as np
-
         from tomat.data.codec.files import load_codec
         from tomat.data.codec.relative import cell_codec
+        from tomat.data.density.crystal import Crystal
         from tomat.data.tokens.layouts import layout_named
-        from tomat.data.tokens.patch import encode_sequence
+        from tomat.data.tokens.manifest import anchors_seed
+        from tomat.data.tokens.patch import check_cell_encodable, encode_sequence
         from tomat.data.tokens.pipeline.sources import path_inputs
+        from tomat.data.tokens.scattered import draw_voxels, encode_scattered
 
         if args.codec is None:
             raise TomatError("--input needs --codec FILE; fit one with `tomat codec fit`.")
@@ -104,21 +109,36 @@ def _run_show(args: argparse.Namespace) -> int:
             shown = ", ".join([name, *others[:4]])
             raise TomatError(f"{args.input} holds {1 + len(others):,} densities ({shown}, ...); name one file.")
         grid = inputs.get_grid(name)
-        ids = encode_sequence(grid, tuple(args.anchor), layout, codec)
-        anchor = np.array([args.anchor]) % grid.grid_shape
-        cell = cell_codec(codec, grid).patches(anchor, layout.patch_shape(len(grid.atomic_numbers)))
-        scale = None if cell.scale is None else cell.scale[0]
+        if layout.is_scattered:
+            check_cell_encodable(name, grid.grid_shape, grid.lattice, grid.atomic_numbers, layout)
+            voxels = draw_voxels(anchors_seed(0, name), grid.grid_shape, layout.context, args.row, args.row + 1)
+            if voxels[0, 0] < 0:
+                rows = layout.material_rows(args.row + 1, grid.grid_shape)
+                raise TomatError(f"--row is {args.row}; {name} fills {counted(rows, 'row')} of {layout.name}, from 0.")
+            ids = encode_scattered(grid, voxels, layout, codec)[0]
+            lines = humanise_scattered(ids, voxels[0], Crystal.of(grid), grid.grid_shape, layout, codec, args.voxels)
+        else:
+            ids = encode_sequence(grid, tuple(args.anchor), layout, codec)
+            anchor = np.array([args.anchor]) % grid.grid_shape
+            cell = cell_codec(codec, grid).patches(anchor, layout.patch_shape(len(grid.atomic_numbers)))
+            lines = humanise(ids, layout, codec, args.voxels, None if cell.scale is None else cell.scale[0])
     else:
         from tomat.data.tokens.shards import open_shards
 
         refuse_rules(args.species, args.accept, "a shard set")
         shards = open_shards(args.shards)
         ids, layout, codec = shards.read_rows(args.row, args.row + 1)[0], shards.layout, shards.codec
-        scale = shards.scale_of_row(args.row)
         material = shards.material_of_row(args.row)
-        x, y, z = shards.anchor_of_row(args.row)
-        print(f"row      {args.row:,} of {shards.rows:,}: {material.material_id}, first voxel {x} {y} {z}")
-    print("\n".join(humanise(ids, layout, codec, args.voxels, scale)))
+        said = f"row      {args.row:,} of {shards.rows:,}: {material.material_id}"
+        if layout.is_scattered:
+            crystal = shards.crystals[int(shards.manifest.material_indices(np.array(args.row)))]
+            voxels = shards.voxels_of_row(args.row)
+            lines = [said, *humanise_scattered(ids, voxels, crystal, material.grid_shape, layout, codec, args.voxels)]
+        else:
+            x, y, z = shards.anchor_of_row(args.row)
+            words = humanise(ids, layout, codec, args.voxels, shards.scale_of_row(args.row))
+            lines = [f"{said}, first voxel {x} {y} {z}", *words]
+    print("\n".join(lines))
     if args.raw:
         for place, names in token_runs(ids, Vocabulary(codec.n_density_tokens)):
             words = f"PAD x {len(names)}" if names[0] == "PAD" else "  ".join(names)
@@ -154,6 +174,8 @@ def _cell(use: dict[str, Any] | None) -> str:
     if use is None:
         return "-"
     shapes = use["patch_shapes_voxels"]
+    if not shapes:
+        return f"scattered\n{use['voxels']:,} = {100 * use['voxel_share']:.1f} %"
     words = " x ".join(map(str, shapes[0])) if len(shapes) == 1 else " + ".join(f"{shape[0]}^3" for shape in shapes)
     share, neighbours = 100 * use["voxel_share"], 100 * use["neighbour_share"]
     return f"{words}\n{use['voxels']:,} = {share:.1f} %\n({neighbours:.1f} %)"
@@ -178,6 +200,7 @@ def set_figures(manifest: Any) -> dict[str, Any]:
 
     found = {name: getattr(manifest, name) for name in OF_A_SET} | clipped_figures(manifest.clipped)
     materials = {"materials": len(manifest.materials), "materials_skipped": len(manifest.skipped)}
+    materials["materials_with_fewer_rows"] = manifest.short_materials
     return found | materials | {"context_tokens": manifest.context, "chunks": manifest.n_chunks}
 
 
@@ -194,12 +217,15 @@ def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None
     figures |= {"bytes_uncompressed": tokens * 2, "manifest_has_checksum": manifest.has_checksum}
     most = "up to " if layout.fills_context else ""
     skipped = f", {len(manifest.skipped):,} skipped" if manifest.skipped else ""
+    each = f"{counted(manifest.patches_per_material, 'row')} each"
+    if manifest.short_materials:
+        each += f", {manifest.short_materials:,} of them fewer, which hold the whole cell"
     known = manifest.promolecule_sha256
     rows = {
         "split": manifest.split or "-",
         "layout": f"{layout.name}: {most}{layout.n_voxels:,} voxels, context {layout.context:,}",
         "rows": f"{manifest.rows:,} in {counted(manifest.n_chunks, 'chunk')} of {manifest.block_rows}",
-        "materials": f"{len(manifest.materials):,}{skipped}, {counted(manifest.patches_per_material, 'row')} each",
+        "materials": f"{len(manifest.materials):,}{skipped}, {each}",
         "tokens": f"{tokens:,}, {tokens * 2 / 1e6:,.1f} MB uncompressed",
         "codec": f"{manifest.n_density_tokens:,} ids, {UNIT_WORDS[manifest.unit]}, {manifest.codec_sha256[:16]}...",
         "structures": "exact" if manifest.structures_sha256 else "rounded, from the rows",

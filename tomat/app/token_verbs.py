@@ -129,6 +129,10 @@ def _run_retokenize(args: argparse.Namespace) -> int:
     materials, skipped = (counted(len(some), "material") for some in (manifest.materials, manifest.skipped))
     rows = f"{counted(manifest.rows, 'row')} of {manifest.context:,} tokens"
     console.print(f"{config.output}: {rows} from {materials}, {padded}, {skipped} skipped")
+    if manifest.short_materials:
+        asked = counted(manifest.patches_per_material, "row")
+        fewer = counted(manifest.short_materials, "material")
+        console.print(f"{fewer} with fewer than {asked}, which hold the whole cell")
     for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
         console.print(line)
     for entry in manifest.skipped:
@@ -148,7 +152,10 @@ def _run_retokenize(args: argparse.Namespace) -> int:
 
 
 def padding_share(output: str, tries: int, manifest: Any) -> float | None:
-    """Part of all tokens that is padding, from the number of atoms of every material, 0 to 1; None without a survey."""
+    """Part of all tokens that is padding, 0 to 1: of scattered voxels from the grids, of patches from the number of
+    atoms of every material, and None without a survey."""
+    if manifest.layout.is_scattered:
+        return 1 - manifest.scattered_voxels / (manifest.rows * manifest.context)
     from tomat.base.checked_json import parse_checked
     from tomat.base.records import typed
     from tomat.base.storage import Store

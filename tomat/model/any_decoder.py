@@ -51,6 +51,12 @@ def environment_of(config: LmConfig) -> EnvironmentConfig | None:
     return config.environment if isinstance(config, DensityDecoderConfig) else None
 
 
+def reads_scattered(config: LmConfig) -> bool:
+    """Whether a model reads rows of scattered voxels: a field model, of an environment and no layers, tells each voxel
+    from the atoms alone; any other reads the cell in the preamble and the voxels before."""
+    return environment_of(config) is not None and getattr(config, "num_layers", 1) == 0
+
+
 def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:
     """`model.int8_matmuls` of a configuration; None also for models that cannot have it."""
     return config.int8_matmuls if isinstance(config, DensityDecoderConfig) else None

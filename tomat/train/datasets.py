@@ -53,6 +53,7 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
             objective=data.codec_objective,
             patches_per_material=data.patches_per_material,
             relative=data.codec_relative,
+            grid=data.embedded_grid,
         )
         if jax.process_index() == 0:
             write()

@@ -10,7 +10,7 @@ blocks of two windows are kept: the one being consumed and the one being read.
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import equinox as eqx
@@ -26,7 +26,7 @@ from levanter.data.loader import DataLoader
 from tomat.base.errors import TomatError
 from tomat.data.tokens.layouts import BlockShuffleConfig
 from tomat.data.tokens.shuffle import IN_ORDER_WINDOW_BLOCKS, ShuffledIndex
-from tomat.model.environment import EnvironmentConfig, NearbyAtoms, PatchAtoms, Room, atoms_of_patch, filled
+from tomat.model.environment import NearbyAtoms
 from tomat.train.settings.schema import BUFFERED_BATCHES
 
 if TYPE_CHECKING:
@@ -185,26 +185,6 @@ class ShardDataset(AsyncDataset[TokenExample]):
         blocks = self.index(np.arange(start, stop)) // self._block_rows
         distinct, first_use = np.unique(blocks, return_index=True)
         return distinct[np.argsort(first_use)].tolist()
-
-
-class RowAtoms:
-    """The atoms near the patches of a shard set, row by row."""
-
-    def __init__(self, shards: "ShardSet", config: EnvironmentConfig) -> None:
-        self.shards, self.config = shards, config
-        self.crystals = shards.crystals
-        self._crystal = lru_cache(maxsize=256)(self.crystals.__getitem__)
-        self._anchors = lru_cache(maxsize=256)(lambda index: shards.manifest.anchors(shards.manifest.materials[index]))
-
-    def __call__(self, row: int) -> PatchAtoms:
-        """Of one row, NumPy arrays in the model's sizes."""
-        manifest = self.shards.manifest
-        index = int(manifest.material_indices(np.array(row)))
-        material, crystal = manifest.materials[index], self._crystal(index)
-        patch_shape = manifest.layout.patch_shape(len(crystal.atomic_numbers))
-        anchor = self._anchors(index)[row - material.row_start]
-        found = atoms_of_patch(crystal, anchor, material.grid_shape, patch_shape, self.config.basis.cutoff_a)
-        return filled(*found, patch_shape, Room.of(self.config), material.material_id)
 
 
 def token_loader(

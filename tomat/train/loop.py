@@ -35,10 +35,11 @@ from tomat.train.dispatch import training_steps
 from tomat.train.folder import RunFolder
 from tomat.train.guards.storage import StorageWatch
 from tomat.train.guards.watch import RunGuards
-from tomat.train.loader import RowAtoms, ShardDataset, token_loader
+from tomat.train.loader import ShardDataset, token_loader
 from tomat.train.mfu import live_mfu
 from tomat.train.origins import Start
 from tomat.train.preemption import StopRequest
+from tomat.train.row_atoms import RowAtoms
 from tomat.train.settings.config import TrainConfig
 from tomat.train.step import density_target
 from tomat.train.tracking import PhaseClock, TrainingProgress
@@ -58,7 +59,7 @@ def shuffled_rows(config: TrainConfig, shards: ShardSet, epochs: int | None = No
         verify_checksums=config.data.verify_checksums,
         in_memory=config.data.in_memory,
         epochs=epochs,
-        atoms=None if environment is None else RowAtoms(shards, environment),
+        atoms=None if environment is None else RowAtoms(shards, environment, config.seq_len),
     )
 
 

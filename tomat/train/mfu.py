@@ -2,7 +2,6 @@
 
 import dataclasses
 import warnings
-from math import prod
 
 import jax.numpy as jnp
 
@@ -30,12 +29,11 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
     density_only = config.loss.vocabulary == "density" and config.loss.preamble_weight == 0
     rows = config.data.n_density_tokens if density_only else vocab_size
     seq_len = config.seq_len
-    layout = config.data.sequence_layout
-    patch_shape = layout.patch_shape(n_atoms)
-    n_preamble = min(layout.preamble_tokens(n_atoms, patch_shape), seq_len)
+    preamble, density = config.data.sequence_layout.row_tokens(n_atoms)
+    n_preamble = min(preamble, seq_len)
     useful = UsefulTokens(
         n_preamble=n_preamble,
-        n_density=min(layout.tokens_per_voxel * prod(patch_shape), seq_len - n_preamble),
+        n_density=min(density, seq_len - n_preamble),
         head_rows=rows,
         loss_on_preamble=config.loss.preamble_weight > 0,
     )

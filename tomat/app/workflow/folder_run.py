@@ -85,11 +85,11 @@ def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
 
 
 def _room(data: "FolderData", environment: "EnvironmentConfig") -> "Room":
-    """What the patches of all rows need, counted once."""
+    """What the patches of all rows need, or their cells, counted once."""
     import numpy as np
 
     from tomat.data.tokens.shards import open_shards
-    from tomat.model.environment import Room, atoms_of_patch
+    from tomat.model.environment import Room, atoms_of_cell, atoms_of_patch
 
     sets = [open_shards(str(data.folder / split)) for split in data.splits]
     key = [environment.basis.cutoff_a, *(shards.content_sha256 for shards in sets)]
@@ -103,10 +103,14 @@ def _room(data: "FolderData", environment: "EnvironmentConfig") -> "Room":
             pass  # counted again
     room = Room(1, 1)
     with progress() as bar:
-        task = bar.add_task("Counting atoms near patches", total=sum(shards.rows for shards in sets))
+        task = bar.add_task("Counting atoms near the voxels", total=sum(shards.rows for shards in sets))
         for shards in sets:
             for index, material in enumerate(shards.manifest.materials):
                 crystal = shards.crystals[index]
+                if shards.layout.is_scattered:
+                    room = room.enlarged([atoms_of_cell(crystal, environment.basis.cutoff_a)[0]])
+                    bar.advance(task, material.row_end - material.row_start)
+                    continue
                 patch_shape = shards.layout.patch_shape(len(crystal.atomic_numbers))
                 anchors = np.asarray(shards.manifest.anchors(material))
                 near = (

@@ -161,7 +161,7 @@ class CellCodec:
         """Densities as the codec keeps them: encoded, then decoded with the medians."""
         return self.decode(self.encode(np.ascontiguousarray(rho, dtype=np.float32)))
 
-    def at(self, voxels: np.ndarray) -> Self:
+    def at(self, voxels: np.ndarray | tuple[np.ndarray, ...]) -> Self:
         """At some of the voxels, by a mask or indices of the array of densities."""
         return self if self.scale is None else replace(self, scale=self.scale[voxels])
 

@@ -29,7 +29,8 @@ FURTHER_PATCH_TOKENS = BLOCK_OF_THREE + 2
 """Of a further patch beside the same preamble: where it lies from the first (OFFSET), the brackets of its density."""
 
 Use = dict[str, Any]
-"""Where the tokens of one context go, JSON-ready: `patch_shapes_voxels`, the largest patch first; `voxels`, one density
+"""Where the tokens of one context go, JSON-ready: `patch_shapes_voxels`, the largest patch first, none of scattered
+voxels; `voxels`, one density
 token each; `voxel_share` and `padding_share` of the context, 0 to 1; `neighbour_share`, the part of the voxels whose
 seven neighbours towards the patch's first voxel lie in the patch too, 0 to 1: those that a Lorenzo extrapolation reads,
 and all come before the voxel."""
@@ -49,6 +50,9 @@ def _use(context: int, shapes: Sequence[PatchShape], used_tokens: int) -> Use:
 
 def one_patch(layout: SequenceLayout, n_atoms: int) -> Use:
     """The context of a layout of one token a voxel."""
+    if layout.is_scattered:  # no patch, so that no voxel has its neighbours
+        shares = {"voxel_share": 1.0, "padding_share": 0.0, "neighbour_share": 0.0}
+        return {"patch_shapes_voxels": [], "voxels": layout.context} | shares
     shape = layout.patch_shape(n_atoms)
     return _use(layout.context, [shape], layout.used_tokens(n_atoms, shape))
 

@@ -1,20 +1,26 @@
 """The embedded densities as shard sets."""
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from tomat.base.errors import TomatError
 from tomat.base.reporting import console
 from tomat.base.storage import Store
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.codec.ratios import RatioHistogram, fit_codec
-from tomat.data.density.demo.embedded import SPLITS, demo_materials, load_demo
+from tomat.data.density.demo.embedded import SPLITS, demo_materials, grid_shapes, load_demo, load_stored
+from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.writer import read_plan, stored_promolecule
 
+EmbeddedGrid = Literal["refined", "stored"]
+EMBEDDED_GRIDS: tuple[EmbeddedGrid, ...] = ("refined", "stored")
+LOADERS: Mapping[EmbeddedGrid, Callable[[str], DensityGrid]] = {"refined": load_demo, "stored": load_stored}
 SEED = 0
 """Seeds the anchors of the patches: the demo's data are the same in every run."""
 
@@ -26,11 +32,19 @@ def write_demo_shards(
     objective: Literal["absolute", "squared"],
     patches_per_material: int,
     relative: bool = False,
+    grid: EmbeddedGrid = "refined",
 ) -> None:
     """Fit codec, `relative` to the promolecule or not, and promolecule to the embedded training densities; write a set
     for each split, unless it is there."""
     names = {split: [material.material_id for material in demo_materials(split)] for split in SPLITS}
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS}
+    of_grid = {kind: grid_shapes(kind) for kind in EMBEDDED_GRIDS}
+    for split, plan in plans.items():
+        for name, shape in () if plan is None else ((each.material_id, each.grid_shape) for each in plan.materials):
+            held_on = [kind for kind in EMBEDDED_GRIDS if of_grid[kind].get(name) == shape]
+            if held_on and grid not in held_on:
+                said = f"{folder / split} holds the embedded densities on their {held_on[0]} grids"
+                raise TomatError(f"{said}, and data.embedded_grid is {grid}; set it to that, or use another run_name.")
     asked = (True, layout, n_density_tokens, patches_per_material, SEED)
     held = {
         split: [material.material_id for material in plan.materials]
@@ -47,29 +61,33 @@ def write_demo_shards(
                     soft_wrap=True,
                 )
         return
-    codec = fit_demo_codec(n_density_tokens, objective, relative)
+    codec = fit_demo_codec(n_density_tokens, objective, relative, grid)
     settings = {"layout": layout, "patches_per_material": patches_per_material, "seed": SEED}
     for split, plan in plans.items():
         place = folder / split
         # A set that is there keeps its own, or goes on without, if it is from before there were such.
         promolecule = fit_demo_promolecule() if plan is None else stored_promolecule(Store(place), plan)
-        write_shards(place, names[split], load_demo, codec=codec, promolecule=promolecule, **settings)
+        write_shards(place, names[split], LOADERS[grid], codec=codec, promolecule=promolecule, **settings)
 
 
 @cache
 def fit_demo_codec(
-    n_density_tokens: int, objective: Literal["absolute", "squared"], relative: bool = False
+    n_density_tokens: int,
+    objective: Literal["absolute", "squared"],
+    relative: bool = False,
+    grid: EmbeddedGrid = "refined",
 ) -> LloydMaxCodec:
     """The codec of the embedded training densities; once in a process."""
     histogram = RatioHistogram(fit_demo_promolecule()) if relative else DensityHistogram()
     for material in demo_materials("train"):
-        histogram.add_grid(load_demo(material.material_id))
+        histogram.add_grid(LOADERS[grid](material.material_id))
     return fit_codec(histogram, n_density_tokens, objective)
 
 
 @cache
 def fit_demo_promolecule() -> Promolecule:
-    """The promolecule of the embedded training densities; 2 s of processor time, once in a process."""
+    """The promolecule of the embedded training densities, refined ones whatever grid the rows are of, so that it is the
+    same; 2 s of processor time, once in a process."""
     fit = PromoleculeFit()
     for material in demo_materials("train"):
         fit.add(load_demo(material.material_id))

@@ -1,11 +1,13 @@
 """Sequence layouts: how many voxels and atoms a sequence of a given length holds. A patch is a cube of P^3 voxels, or,
-in a layout that fills the context, the near-cubic box with the most voxels that fits beside the atoms. And the settings
-of how a set's rows are shuffled (`shuffle.py`), which need no NumPy.
+in a layout that fills the context, the near-cubic box with the most voxels that fits beside the atoms. A row of
+scattered voxels (`scattered.py`) has no patch and no preamble. And the settings of how a set's rows are shuffled
+(`shuffle.py`), which need no NumPy.
 
 Version 3 writes `BOS GRID nx ny nz /GRID LATTICE qa qb qc qalpha qbeta qgamma /LATTICE ATOMS Z... /ATOMS POS xyz...
 /POS [SHAPE px py pz /SHAPE] DENS d... /DENS EOS PAD...`; version 2 always writes SHAPE, then OFFSET and HI.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, Literal
@@ -35,15 +37,16 @@ PatchShape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """One patch of a density in `context` tokens."""
+    """One patch of a density, or as many of its voxels, in `context` tokens."""
 
     name: str
     """Name the layout is known by, `v3-p19`."""
-    version: Literal["v3", "v2"]
-    """v3: atoms relative to the patch; v2: atoms relative to the cell, with the patch's offset and last voxel."""
+    version: Literal["v3", "v2", "scattered"]
+    """v3: atoms relative to the patch; v2: atoms relative to the cell, with the patch's offset and last voxel;
+    scattered: density tokens alone, of voxels drawn over the cell."""
     patch_size: int
     """Voxels along each side of the default patch, P, whose SHAPE version 3 leaves out. Cubes are never larger, and
-    smaller where the atoms leave no room; a box is as large as the context allows."""
+    smaller where the atoms leave no room; a box is as large as the context allows. 0: no patches (scattered)."""
     context: int
     """Tokens of a sequence, padding included."""
     tokens_per_voxel: int = 1
@@ -54,8 +57,17 @@ class SequenceLayout:
     sequence neighbours of the patch are, and change more seldom from material to material."""
 
     def __post_init__(self) -> None:
-        if self.version not in ("v3", "v2"):
-            raise TomatError(f"Layout {self.name} has version {self.version!r}; expected 'v3' or 'v2'.")
+        if self.version not in ("v3", "v2", "scattered"):
+            found = f"Layout {self.name} has version {self.version!r}"
+            raise TomatError(f"{found}; expected 'v3', 'v2' or 'scattered'.")
+        if self.is_scattered:
+            found = self.patch_size, self.tokens_per_voxel, self.max_side_difference
+            if found != (0, 1, 0) or self.context < 1:
+                raise TomatError(
+                    f"Layout {self.name} of scattered voxels has patch_size, tokens_per_voxel and max_side_difference "
+                    f"{found} and a context of {self.context}; expected (0, 1, 0) and at least 1."
+                )
+            return
         if not 1 <= self.patch_size <= LARGEST_SIDE or self.tokens_per_voxel not in (1, 2):
             raise TomatError(
                 f"Layout {self.name} has patch_size {self.patch_size} and tokens_per_voxel {self.tokens_per_voxel}; "
@@ -75,13 +87,20 @@ class SequenceLayout:
         return (self.patch_size, self.patch_size, self.patch_size)
 
     @property
+    def is_scattered(self) -> bool:
+        """Whether rows are density tokens alone, of voxels drawn over the cell."""
+        return self.version == "scattered"
+
+    @property
     def fills_context(self) -> bool:
         """Whether patches are boxes that fill the context, not cubes of at most P^3."""
         return self.max_side_difference > 0
 
     @property
     def n_voxels(self) -> int:
-        """Voxels of the largest patch: P^3 of cubes, those beside no atoms of boxes."""
+        """Voxels of the largest patch: P^3 of cubes, those beside no atoms of boxes; of a row of scattered ones."""
+        if self.is_scattered:
+            return self.context
         return prod(self.patch_shape(0)) if self.fills_context else self.patch_size**3
 
     def preamble_tokens(self, n_atoms: int, patch_shape: PatchShape) -> int:
@@ -89,14 +108,31 @@ class SequenceLayout:
         return self._preamble(n_atoms, says_shape=patch_shape != self.default_shape)
 
     def _preamble(self, n_atoms: int, says_shape: bool) -> int:
+        if self.is_scattered:
+            return 0
         blocks = 3 if self.version == "v2" else int(says_shape)
         return FIXED_TOKENS + TOKENS_PER_ATOM * n_atoms + BLOCK_OF_THREE * blocks
 
     def used_tokens(self, n_atoms: int, patch_shape: PatchShape) -> int:
         return self.preamble_tokens(n_atoms, patch_shape) + self.tokens_per_voxel * prod(patch_shape)
 
+    def row_tokens(self, n_atoms: int) -> tuple[int, int]:
+        """Tokens of the preamble, with what closes the row, and of density, in a row of a cell of `n_atoms` atoms."""
+        if self.is_scattered:
+            return 0, self.context
+        shape = self.patch_shape(n_atoms)
+        return self.preamble_tokens(n_atoms, shape), self.tokens_per_voxel * prod(shape)
+
+    def material_rows(self, asked: int, grid_shape: Sequence[int]) -> int:
+        """Rows of a material of which `asked` are asked for: of scattered voxels no more than hold the whole cell."""
+        return min(asked, -(-prod(grid_shape) // self.context)) if self.is_scattered else asked
+
     def patch_shape(self, n_atoms: int) -> PatchShape:
         """The patch with most voxels beside `n_atoms` atoms, of equal boxes that of least surface; sides ascend."""
+        if self.is_scattered:
+            patches = ", ".join(name for name, each in LAYOUTS.items() if not each.is_scattered)
+            said = f"Layout {self.name} has scattered voxels, and this needs patches"
+            raise TomatError(f"{said}. Use a layout of patches ({patches}).")
         if self.used_tokens(n_atoms, self.default_shape) <= self.context and not self.fills_context:
             return self.default_shape
         room = (self.context - self._preamble(n_atoms, says_shape=True)) // self.tokens_per_voxel
@@ -116,7 +152,7 @@ class SequenceLayout:
 
     def padding_share(self, n_atoms: int) -> float:
         """Part of the context that is padding for a material of `n_atoms` atoms, 0 to 1."""
-        return 1 - self.used_tokens(n_atoms, self.patch_shape(n_atoms)) / self.context
+        return 1 - sum(self.row_tokens(n_atoms)) / self.context
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON. A layout of cubes has no `max_side_difference`, so that it reads as before there were boxes."""
@@ -155,9 +191,13 @@ LAYOUTS: dict[str, SequenceLayout] = {
         SequenceLayout("v2-p14", "v2", 14, 8192, tokens_per_voxel=2),
         SequenceLayout("v3-fill8k", "v3", 20, 8192, max_side_difference=FILLING_SIDE_DIFFERENCE),
         SequenceLayout("v3-fill512", "v3", 7, 512, max_side_difference=FILLING_SIDE_DIFFERENCE),
+        SequenceLayout("scattered-512", "scattered", 0, 512),
+        SequenceLayout("scattered-2048", "scattered", 0, 2048),
+        SequenceLayout("scattered-8192", "scattered", 0, 8192),
     )
 }
-"""The named layouts; `v3-p7` is the demonstration's, `v3-fill512` the same context filled."""
+"""The named layouts; `v3-p7` is the demonstration's, `v3-fill512` the same context filled. Scattered ones are named by
+their voxels a row."""
 
 
 def layout_named(name: str) -> SequenceLayout:

@@ -1,8 +1,9 @@
-"""What is in a data set of tokens: which row holds which patch of which material, material by material. Anchors follow
-from the data set's seed and a material's name alone, so any worker writes any rows."""
+"""What is in a data set of tokens, material by material: which row holds which patch, or which voxels, of which one.
+Both follow from the data set's seed and a material's name alone, so any worker writes any rows."""
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -20,6 +21,7 @@ from tomat.data.codec.base import check_unit
 from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.clipping import ClippedMaterial
 from tomat.data.tokens.layouts import LAYOUTS, SequenceLayout
+from tomat.data.tokens.scattered import draw_voxels
 from tomat.data.tokens.vocabulary import VOCABULARY_VERSION
 
 SHARD_FORMAT_VERSION = 1
@@ -40,7 +42,7 @@ class MaterialRows:
     row_start: Count
     row_end: Count
     anchors_seed: str
-    """Philox key of the anchors, 32 hexadecimal digits; or `IMPORTED_ANCHORS`."""
+    """Philox key of the anchors, or of the order of scattered voxels, 32 hexadecimal digits; or `IMPORTED_ANCHORS`."""
     grid_shape: tuple[Positive, Positive, Positive]
 
 
@@ -105,7 +107,7 @@ class ShardManifest:
     n_density_tokens: Count
     unit: str
     patches_per_material: Positive
-    """Rows of each material, M."""
+    """Rows of each material, M; of scattered voxels at most: a cell that has not as many voxels has fewer rows."""
     seed: int
     materials: tuple[MaterialRows, ...]
     skipped: tuple[SkippedMaterial, ...] = ()
@@ -170,10 +172,32 @@ class ShardManifest:
 
     def anchors(self, material: MaterialRows) -> np.ndarray:
         """int64 [rows of the material, 3]: the anchor of each of its rows."""
+        if self.layout.is_scattered:
+            raise TomatError(f"Layout {self.layout.name} has scattered voxels and no patches; ask for its voxels.")
         if material.anchors_seed == IMPORTED_ANCHORS:
             unknown = f"The rows of {material.material_id} were imported, and where their patches lie is not known"
             raise TomatError(f"{unknown}. Tokenize the densities to have it.")
         return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
+
+    def voxels(self, material: MaterialRows, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """int64 [rows, context]: of scattered voxels, those of its rows `start` to `stop` - 1 (None: all), flat indices
+        of its grid in C order; -1 where a row is padded."""
+        if not self.layout.is_scattered:
+            raise TomatError(f"Layout {self.layout.name} has patches, whose voxels follow from their anchors.")
+        rows = material.row_end - material.row_start
+        stop = rows if stop is None else min(stop, rows)
+        return draw_voxels(material.anchors_seed, material.grid_shape, self.context, start, stop)
+
+    @property
+    def short_materials(self) -> int:
+        """Materials with fewer than `patches_per_material` rows, which hold the whole of their cells."""
+        return sum(each.row_end - each.row_start < self.patches_per_material for each in self.materials)
+
+    @property
+    def scattered_voxels(self) -> int:
+        """Voxels in all rows of scattered ones, padding left out."""
+        rows = ((each, (each.row_end - each.row_start) * self.context) for each in self.materials)
+        return sum(min(room, math.prod(each.grid_shape)) for each, room in rows)
 
     def identity(self) -> dict[str, Any]:
         """All that decides the tokens, but for the order of the materials, and the promolecule: plans alike here are of
@@ -263,6 +287,9 @@ def _check_derived(manifest: ShardManifest, content: Mapping[str, Any]) -> None:
     if content.get("context", layout.context) != layout.context:
         raise _damaged(f"it says a context of {content['context']}, its layout has {layout.context}")
     for material in manifest.materials:
+        rows, due = material.row_end - material.row_start, manifest.patches_per_material
+        if layout.is_scattered and rows != (due := layout.material_rows(due, material.grid_shape)):
+            raise _damaged(f"{material.material_id} has {counted(rows, 'row')}, expected {due}")
         key = anchors_seed(manifest.seed, material.material_id)
         if material.anchors_seed not in (key, IMPORTED_ANCHORS):
             made = f"its name and the seed {manifest.seed} make {key}"

@@ -31,16 +31,21 @@ ANGLE_STEP_DEGREES = 0.2
 def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCodec) -> PatchShape:
     """Check that patches of `grid` can be written in `layout`, and return the shape of the patch, in voxels."""
     check_codec(layout, codec)
-    return check_cell_encodable(grid.material_id, grid.grid_shape, grid.lattice, grid.atomic_numbers, layout)
+    check_cell_encodable(grid.material_id, grid.grid_shape, grid.lattice, grid.atomic_numbers, layout)
+    return layout.patch_shape(len(grid.atomic_numbers))
 
 
 def check_cell_encodable(
     name: str, grid_shape: Sequence[int], lattice: np.ndarray, atomic_numbers: np.ndarray, layout: SequenceLayout
-) -> PatchShape:
-    """As `check_encodable`, without a codec: of a density no value matters."""
-    _grid_and_lattice_integers(name, grid_shape, lattice)
+) -> None:
+    """Check that a cell can be written in `layout`: of its density no value matters."""
     _element_ids(name, atomic_numbers)
-    return layout.patch_shape(len(atomic_numbers))
+    if not layout.is_scattered:
+        _grid_and_lattice_integers(name, grid_shape, lattice)
+        layout.patch_shape(len(atomic_numbers))
+    elif prod(int(side) for side in grid_shape) < 2:
+        said = f"{_named(name)} has a grid of one voxel, which tells its mean density alone"
+        raise TomatError(f"{said}; expected two or more. Use a finer grid, or leave this material out.")
 
 
 def _named(name: str) -> str:
@@ -52,7 +57,7 @@ def check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
     if codec.tokens_per_voxel != layout.tokens_per_voxel:
         raise TomatError(
             f"Layout {layout.name} writes {counted(layout.tokens_per_voxel, 'token')} a voxel, the codec makes "
-            f"{codec.tokens_per_voxel}. Layouts v3 go with Lloyd-Max codecs, v2-p14 with the two-token codec."
+            f"{codec.tokens_per_voxel}. Layout v2-p14 goes with the two-token codec, all others with Lloyd-Max codecs."
         )
 
 

@@ -20,7 +20,7 @@ from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.manifest import MaterialRows, ShardManifest, parse_manifest
 from tomat.data.tokens.structures import PreambleStructures, Structures
-from tomat.data.tokens.vocabulary import BOS
+from tomat.data.tokens.vocabulary import BOS, DENSITY_START
 from tomat.data.tokens.writer import AGAIN, read_part, rows_checksum, stored_codec, stored_promolecule
 
 
@@ -88,8 +88,8 @@ class ShardSet:
 
     def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
         """Start reading a block: a future of uint16 [rows of the block, context], whose result raises a TomatError that
-        names a chunk that is missing or damaged, by its crc32c and by rows that do not begin with BOS; with `verify`
-        also by the manifest's checksum."""
+        names a chunk that is missing or damaged, by its crc32c and by rows that do not begin with BOS (of scattered
+        voxels: with density); with `verify` also by the manifest's checksum."""
         if not 0 <= block < self.n_blocks:
             raise TomatError(f"Block {block} was asked for; {self.url} has blocks 0 to {self.n_blocks - 1}.")
         start, stop = self.manifest.chunk_rows(block)
@@ -113,9 +113,11 @@ class ShardSet:
             rows = result()
         expected = self.manifest.chunk_checksums[block]
         state = ""
-        # TensorStore reads a chunk that is not there as zeros, and every row begins with BOS.
-        if not np.all(rows[:, 0] == BOS):
-            state = "damaged: a row does not begin with BOS." if rows.any() else "missing."
+        # TensorStore reads a chunk that is not there as zeros, which no row begins with.
+        scattered = self.layout.is_scattered
+        if not np.all(rows[:, 0] >= DENSITY_START if scattered else rows[:, 0] == BOS):
+            first = "a density token" if scattered else "BOS"
+            state = f"damaged: a row does not begin with {first}." if rows.any() else "missing."
         elif verify and (found := rows_checksum(rows)) != expected:
             state = f"damaged: its checksum is {found[:12]}..., expected {expected[:12]}..."
         if state:
@@ -151,6 +153,12 @@ class ShardSet:
         scale = self.codec.scale(crystal, self.material_of_row(row).grid_shape)
         return wrapped(scale, np.array(self.anchor_of_row(row)), self.layout.patch_shape(len(crystal.atomic_numbers)))
 
+    def voxels_of_row(self, row: int) -> np.ndarray:
+        """int64 [context]: the scattered voxels of a row (`ShardManifest.voxels`)."""
+        material = self.material_of_row(row)
+        start = row - material.row_start
+        return self.manifest.voxels(material, start, start + 1)[0]
+
 
 def open_shards(place: str | Path) -> ShardSet:
     store = Store(place)
@@ -164,6 +172,9 @@ def open_shards(place: str | Path) -> ShardSet:
             f"The shard set {store.url} is not complete: {written} of {counted(manifest.n_chunks, 'chunk')} written. "
             "Run the command that writes it again; it goes on where it stopped."
         )
+    if manifest.layout.is_scattered and manifest.structures_sha256 is None:
+        said = f"The shard set {store.url} of scattered voxels has no {STRUCTURES_NAME}, and its rows name no atoms"
+        raise TomatError(f"{said}. {AGAIN}")
     codec = stored_codec(store, manifest)
     array = store.open_array()
     expected = ((manifest.rows, manifest.context), "uint16", (manifest.block_rows, manifest.context))

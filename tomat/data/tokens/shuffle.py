@@ -19,7 +19,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -83,25 +83,41 @@ class KeyedPermutation:
         if table is not None:
             return table[indices.astype(np.int64)]
         flat = indices.astype(np.uint64).ravel()
+        tables = self._round_tables if flat.size > int(self._left_size) else None
         out = np.empty(flat.shape, dtype=np.int64)
         for start in range(0, flat.size, _STRIP):
             strip = flat[start : start + _STRIP]
-            image = self._network(strip, inverse)
+            image = self._network(strip, inverse, tables)
             outside = np.flatnonzero(image >= np.uint64(self.n))
             while outside.size:
-                image[outside] = self._network(image[outside], inverse)
+                image[outside] = self._network(image[outside], inverse, tables)
                 outside = outside[image[outside] >= np.uint64(self.n)]
             out[start : start + _STRIP] = image
         return out.reshape(indices.shape)
 
-    def _network(self, x: np.ndarray, inverse: bool) -> np.ndarray:
+    @cached_property
+    def _round_tables(self) -> list[np.ndarray]:
+        """The function of each round at every value that it can be asked of, uint64: some sqrt(n) of them, so that of
+        more indices than that a round is one look-up each, of 40 KiB for 2 million, in place of eight operations."""
+        tables = []
+        for r, key in enumerate(self._round_keys):
+            size, values = (self._left_size, self._right_size)[:: 1 if r % 2 == 0 else -1]
+            table = np.arange(values, dtype=np.uint64)
+            _round_function(table.copy(), key, size, table, np.empty_like(table))
+            tables.append(table)
+        return tables
+
+    def _network(self, x: np.ndarray, inverse: bool, tables: list[np.ndarray] | None) -> np.ndarray:
         """One pass of the network over uint64[k] in [0, a * b); the result lies there too."""
         halves = list(np.divmod(x, self._right_size))
         sizes = (self._left_size, self._right_size)
         mixed, wrapped = np.empty_like(x), np.empty_like(x)
         for r in reversed(range(N_ROUNDS)) if inverse else range(N_ROUNDS):
             target, other, size = halves[r % 2], halves[1 - r % 2], sizes[r % 2]
-            _round_function(other, self._round_keys[r], size, mixed, wrapped)
+            if tables is None:
+                _round_function(other, self._round_keys[r], size, mixed, wrapped)
+            else:
+                np.take(tables[r], other.view(np.int64), out=mixed, mode="wrap")
             # Of the sum (difference) and the same moved by size, the one inside [0, size) is the smaller: the other has
             # wrapped past 2**64 or is too large by size.
             if inverse:

@@ -6,8 +6,10 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.storage import ARRAY_NAME, STRUCTURES_NAME, Store, explaining_storage
-from tomat.data.codec.relative import cell_codec
+from tomat.data.codec.relative import CellCodec, cell_codec
+from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_sequence
+from tomat.data.tokens.scattered import decode_scattered
 from tomat.data.tokens.shards import ShardSet
 from tomat.data.tokens.vocabulary import MAX_POSITION_ERROR
 from tomat.data.tokens.writer import GetGrid, begin_chunk, chunk_tokens, rows_checksum
@@ -47,11 +49,10 @@ def repair_chunks(shards: ShardSet, chunks: Iterable[int], get_grid: GetGrid) ->
 
 def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid) -> dict[str, float]:
     """Read rows back into densities, cells and atoms, and hold them against the source, independently of how rows are
-    written: every voxel's token must be the bin its density, by `DensityGrid.patch`, lies in.
+    written: every voxel's token must be the bin its density lies in.
 
     Returns `rows_compared` and `voxels_compared`; `nmae_fraction`, sum |decoded - source| / sum |source| over the
-    patches, the codec's own error; `largest_relative_error_fraction`, of voxels above 1e-3 of their patch's largest
-    density.
+    rows, the codec's own error; `largest_relative_error_fraction`, of voxels above 1e-3 of their row's largest density.
     """
     error_sum = total_sum = largest = 0.0
     n_rows = voxels = 0
@@ -61,21 +62,8 @@ def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid
         if grid is None or material.material_id != held:
             grid, held = get_grid(material.material_id), material.material_id
         where = f"Row {row} of {shards.url} (material {held}) differs from its source"
-        anchor = np.array(shards.anchor_of_row(row))
-        read = decode_sequence(shards.read_rows(row, row + 1)[0], shards.layout, shards.codec)
-        if read.grid_shape != grid.grid_shape:
-            raise TomatError(f"{where}: grid {read.grid_shape} against {grid.grid_shape}.")
-        origin = anchor / np.array(grid.grid_shape) if shards.layout.version == "v3" else np.zeros(3)
-        apart = read.frac_coords - (grid.frac_coords - origin)
-        if not (
-            np.array_equal(read.atomic_numbers, grid.atomic_numbers)
-            and np.all(np.abs(apart - np.round(apart)) < COORDINATE_TOLERANCE)
-        ):
-            raise TomatError(f"{where}: other atoms.")
-        steps = np.array([LENGTH_STEP_A] * 3 + [ANGLE_STEP_DEGREES] * 3)
-        lattice_error = np.abs(np.array(read.lattice_parameters) - grid.lattice_parameters)
-        if np.any(lattice_error > 0.5001 * steps):
-            raise TomatError(f"{where}: lattice {read.lattice_parameters} against {grid.lattice_parameters}.")
+        compared = _scattered_row if shards.layout.is_scattered else _patch_row
+        rho, cell, tokens = compared(shards, row, grid, where)
         if shards.manifest.structures_sha256 is not None:
             stored = shards.crystals[int(shards.manifest.material_indices(np.array(row)))]
             moved = stored.frac_coords - grid.frac_coords
@@ -85,26 +73,61 @@ def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid
                 and np.allclose((moved - np.round(moved)) @ grid.lattice, 0, atol=STRUCTURE_TOLERANCE_A)
             ):
                 raise TomatError(f"{where}: the structure in {STRUCTURES_NAME} is another one.")
-        patch = grid.patch(anchor.tolist(), read.patch_shape)
-        cell = cell_codec(shards.codec, grid).patches(anchor[None], read.patch_shape)
-        offset = cell.encode(patch[None])[0].astype(np.int64) - read.density_tokens
+        offset = cell.encode(rho).astype(np.int64) - tokens
         if np.any(offset):
             n = np.count_nonzero(offset)
-            raise TomatError(f"{where}: {n} of {patch.size} voxels lie in another bin than their token's.")
-        error = np.abs(cell.decode(read.density_tokens[None])[0].astype(np.float64) - patch)
+            raise TomatError(f"{where}: {n} of {rho.size} voxels lie in another bin than their token's.")
+        error = np.abs(cell.decode(tokens).astype(np.float64) - rho)
         error_sum += float(error.sum())
-        total_sum += float(np.abs(patch).sum(dtype=np.float64))
-        dense = patch > 1e-3 * patch.max()
+        total_sum += float(np.abs(rho).sum(dtype=np.float64))
+        dense = rho > 1e-3 * rho.max()
         if dense.any():
-            largest = max(largest, float((error[dense] / patch[dense]).max()))
+            largest = max(largest, float((error[dense] / rho[dense]).max()))
         n_rows += 1
-        voxels += patch.size
+        voxels += rho.size
     return {
         "rows_compared": n_rows,
         "voxels_compared": voxels,
         "nmae_fraction": error_sum / max(total_sum, 1e-300),
         "largest_relative_error_fraction": largest,
     }
+
+
+def _patch_row(shards: ShardSet, row: int, grid: DensityGrid, where: str) -> tuple[np.ndarray, CellCodec, np.ndarray]:
+    """The source's density, by `DensityGrid.patch`, the codec there, and the density ids of a patch, whose preamble is
+    held against the source's cell and atoms."""
+    anchor = np.array(shards.anchor_of_row(row))
+    read = decode_sequence(shards.read_rows(row, row + 1)[0], shards.layout, shards.codec)
+    if read.grid_shape != grid.grid_shape:
+        raise TomatError(f"{where}: grid {read.grid_shape} against {grid.grid_shape}.")
+    origin = anchor / np.array(grid.grid_shape) if shards.layout.version == "v3" else np.zeros(3)
+    apart = read.frac_coords - (grid.frac_coords - origin)
+    if not (
+        np.array_equal(read.atomic_numbers, grid.atomic_numbers)
+        and np.all(np.abs(apart - np.round(apart)) < COORDINATE_TOLERANCE)
+    ):
+        raise TomatError(f"{where}: other atoms.")
+    steps = np.array([LENGTH_STEP_A] * 3 + [ANGLE_STEP_DEGREES] * 3)
+    lattice_error = np.abs(np.array(read.lattice_parameters) - grid.lattice_parameters)
+    if np.any(lattice_error > 0.5001 * steps):
+        raise TomatError(f"{where}: lattice {read.lattice_parameters} against {grid.lattice_parameters}.")
+    cell = cell_codec(shards.codec, grid).patches(anchor[None], read.patch_shape)
+    return grid.patch(anchor.tolist(), read.patch_shape)[None], cell, read.density_tokens[None]
+
+
+def _scattered_row(
+    shards: ShardSet, row: int, grid: DensityGrid, where: str
+) -> tuple[np.ndarray, CellCodec, np.ndarray]:
+    """The same of a row of scattered voxels."""
+    if (planned := shards.material_of_row(row).grid_shape) != grid.grid_shape:
+        raise TomatError(f"{where}: grid {planned} against {grid.grid_shape}.")
+    read = decode_scattered(shards.read_rows(row, row + 1)[0], shards.layout, shards.codec)
+    voxels = shards.voxels_of_row(row)
+    voxels = voxels[voxels >= 0]
+    if len(voxels) != len(read.values):
+        raise TomatError(f"{where}: {len(read.values)} voxels against {len(voxels)}.")
+    at = np.unravel_index(voxels, grid.grid_shape)
+    return grid.rho[at], cell_codec(shards.codec, grid).at(at), read.density_tokens
 
 
 def sample_rows(n_rows: int, count: int, seed: int) -> list[int]:

@@ -26,6 +26,7 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.manifest import ShardManifest, parse_manifest
 from tomat.data.tokens.patch import encode_rows
+from tomat.data.tokens.scattered import encode_scattered
 from tomat.data.tokens.structures import Structures
 
 GetGrid = Callable[[str], DensityGrid]
@@ -137,8 +138,11 @@ def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: Dens
                 f"{material.material_id} has a grid of {tuple(grid.grid_shape)} voxels, {material.grid_shape} were "
                 "planned. Its density has changed since: remove the data set and start again."
             )
-        wanted = slice(max(start, material.row_start) - material.row_start, stop - material.row_start)
-        parts.append(encode_rows(grid, plan.anchors(material)[wanted], plan.layout, codec))
+        wanted = max(start, material.row_start) - material.row_start, stop - material.row_start
+        if plan.layout.is_scattered:
+            parts.append(encode_scattered(grid, plan.voxels(material, *wanted), plan.layout, codec))
+        else:
+            parts.append(encode_rows(grid, plan.anchors(material)[slice(*wanted)], plan.layout, codec))
     return np.concatenate(parts)
 
 

@@ -97,6 +97,12 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
         for name in ("model_averaging", "quantization"):
             if getattr(config.trainer, name) is not None:
                 raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
+    if config.data.sequence_layout.is_scattered and not reads_scattered(config.model):
+        said = f"data.layout is {config.data.layout}, whose rows name no cell and no neighbours"
+        raise TomatError(
+            f"{said}, and the model has layers that read them. Set data.layout to one of patches, as v3-p7, or use "
+            "a field model (model.environment, and model.num_layers 0)."
+        )
     _check_int8(config.model, config.trainer, config.distillation is not None)
     _check_wandb(config.trackers.wandb, config.run_name)
 

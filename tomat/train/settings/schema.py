@@ -51,7 +51,10 @@ class DataConfig:
     """Keep every block that has been read; from the second epoch on nothing is read. Else those of two windows of the
     shuffle are kept."""
     patches_per_material: int = key(64, step=False)
-    """Patches drawn from each cell (`source: embedded`, `folder`)."""
+    """Patches, or rows of scattered voxels, drawn from each cell (`source: embedded`, `folder`)."""
+    embedded_grid: Literal["refined", "stored"] = key("refined", added=True, step=False)
+    """Grid of the embedded densities: `refined` to 0.065 A, or as they are `stored`, 0.13 to 0.2 A apart. Scattered
+    voxels say as much on the one as on the other; patches are as many times wider on the stored one."""
     codec_objective: Literal["absolute", "squared"] = key("absolute", step=False)
     """What the codec minimises that is fitted to the densities (`source: embedded`, `folder`)."""
     codec_relative: bool = key(False, added=True)

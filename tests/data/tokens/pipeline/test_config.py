@@ -33,13 +33,17 @@ def test_settings_that_cannot_be(words, message):
         load_retokenize_config(None, words)
 
 
-@pytest.mark.parametrize("name", ["v3-p19", "v3-p20", "v3-fill8k", "v3-p15", "v3-p12", "v3-p11", "v2-p14"])
+NAMES = ["v3-p19", "v3-p20", "v3-fill8k", "v3-p15", "v3-p12", "v3-p11", "v2-p14", "field-scattered-8192"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_shipped_configurations_say_what_their_layout_is(name):
     path = Path(f"configs/tokenize/{name}.yaml")
     words = [*PLACES, "--valences", "{Si: 4, H: 1.75, Fe: 14}", "--max_skipped", "3"]
     config = load_retokenize_config(path, words)
     layout = config.sequence_layout
-    assert (config.layout, config.filelist, config.patches_per_material) == (name, "mp_filelist.txt", 64)
+    named = name.removeprefix("field-")
+    assert (config.layout, config.filelist, config.patches_per_material) == (named, "mp_filelist.txt", 64)
     text = path.read_text(encoding="utf-8")
     assert f"{layout.n_voxels:,} voxels" in text and f"context of {layout.context:,}" in text
     for atoms in (2, 12, 88):

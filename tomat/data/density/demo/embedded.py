@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tomat.base.errors import TomatError
 from tomat.data.density.grid import DensityGrid
@@ -49,6 +49,12 @@ def demo_materials(split: str | None = None) -> list[DemoMaterial]:
     ]
 
 
+def grid_shapes(kind: Literal["refined", "stored"]) -> dict[str, tuple[int, int, int]]:
+    """Of every embedded density, by its name: the grid that it is stored on, or refined to."""
+    key = {"refined": "refined_shape", "stored": "native_shape"}[kind]
+    return {cell["material_id"]: tuple(cell[key]) for cell in demo_index()["cells"]}
+
+
 def load_stored(material_id: str) -> DensityGrid:
     """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/Å³."""
     if material_id not in {cell["material_id"] for cell in demo_index()["cells"]}:
@@ -64,5 +70,4 @@ def load_demo(material_id: str) -> DensityGrid:
     plane-wave densities are nowhere negative; should rounding make one so, `clipped_voxels` says it (0 of all shipped).
     """
     stored = load_stored(material_id)
-    shapes = {cell["material_id"]: cell["refined_shape"] for cell in demo_index()["cells"]}
-    return stored.refined(shapes[material_id], clip_negative=True)
+    return stored.refined(grid_shapes("refined")[material_id], clip_negative=True)

@@ -61,7 +61,7 @@ class RetokenizeConfig:
     """Bins of a codec that is fitted are of the density's ratio to the sum of atoms (`tomat/data/codec/relative.py`);
     the densities are read once more, after the promolecule is known."""
     patches_per_material: int = 64
-    """Rows of each material, M."""
+    """Rows of each material, M; of scattered voxels no more than hold its cell."""
     seed: int = 0
     block_rows: int = DEFAULT_BLOCK_ROWS
     electron_tolerance: float = 0.005
@@ -242,11 +242,13 @@ class ShardJob:
     ) -> ShardManifest:
         """Lay out the rows of materials, by name and grid shape: the manifest, not complete and without checksums. Of
         `clipped`, None says that nobody counted the voxels outside the codec."""
-        rows = self.patches_per_material
-        entries = [
-            MaterialRows(name, i * rows, (i + 1) * rows, anchors_seed(self.seed, name), (int(nx), int(ny), int(nz)))
-            for i, (name, (nx, ny, nz)) in enumerate(materials)
-        ]
+        entries: list[MaterialRows] = []
+        rows = 0
+        for name, (nx, ny, nz) in materials:
+            shape = int(nx), int(ny), int(nz)
+            end = rows + self.layout.material_rows(self.patches_per_material, shape)
+            entries.append(MaterialRows(name, rows, end, anchors_seed(self.seed, name), shape))
+            rows = end
         names = Counter(entry.material_id for entry in (*entries, *skipped))
         if twice := next((name for name, times in names.items() if times > 1), None):
             raise TomatError(f"Material {twice} is named twice; name each material once.")
@@ -258,12 +260,12 @@ class ShardJob:
         return ShardManifest(
             split=self.split,
             layout=self.layout,
-            rows=len(entries) * rows,
+            rows=rows,
             block_rows=self.block_rows,
             codec_sha256=codec.sha256,
             n_density_tokens=codec.n_density_tokens,
             unit=codec.unit,
-            patches_per_material=rows,
+            patches_per_material=self.patches_per_material,
             seed=self.seed,
             materials=tuple(entries),
             skipped=tuple(skipped),

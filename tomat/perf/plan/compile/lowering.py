@@ -25,7 +25,15 @@ from tomat.base.ports.levanter import settle, step_without_hooks
 from tomat.data.codec.relative import OFFSET_E_PER_A3
 from tomat.data.density.elements import SYMBOLS
 from tomat.model.any_decoder import environment_of
-from tomat.model.environment import DESCRIPTORS, EnvironmentConfig, EnvironmentTables, PatchAtoms, Room
+from tomat.model.environment import (
+    DESCRIPTORS,
+    EnvironmentConfig,
+    EnvironmentTables,
+    NearbyAtoms,
+    PatchAtoms,
+    Room,
+    ScatteredAtoms,
+)
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.decoding import decode_parallel
 from tomat.predict.inference.interface import KvCacheDtype
@@ -111,17 +119,18 @@ def stand_in_tables(
     )
 
 
-def _stand_in_atoms(config: TrainConfig, batch: hax.Axis) -> PatchAtoms | None:
+def _stand_in_atoms(config: TrainConfig, batch: hax.Axis) -> NearbyAtoms | None:
     """Shapes of what the loader gives a model with `model.environment` of each row's atoms."""
     environment = environment_of(config.model)
     if environment is None:
         return None
 
+    kind = ScatteredAtoms if config.data.sequence_layout.is_scattered else PatchAtoms
     shapes = {
         key: jax.ShapeDtypeStruct((batch.size, *sizes), dtype)
-        for key, (dtype, *sizes) in Room.of(environment).shapes().items()
+        for key, (dtype, *sizes) in Room.of(environment).shapes(kind, config.seq_len).items()
     }
-    return PatchAtoms.of(shapes, batch)
+    return kind.of(shapes, batch)
 
 
 def placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:

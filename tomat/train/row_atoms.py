@@ -1,0 +1,85 @@
+"""The atoms near the voxels of a shard set's rows, row by row, for a model that reads them."""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.density.elements import symbol_of
+from tomat.model.environment import (
+    EnvironmentConfig,
+    NearbyAtoms,
+    Room,
+    atoms_of_cell,
+    atoms_of_patch,
+    filled,
+    filled_cell,
+    places_in_cell,
+)
+
+if TYPE_CHECKING:
+    from tomat.data.density.promolecule import Promolecule
+    from tomat.data.tokens.shards import ShardSet
+
+MATERIALS_KEPT = 256
+"""Structures and anchors of so many are kept: rows of a window are of some thousand materials, which cost little."""
+
+
+class RowAtoms:
+    """`PatchAtoms` of each row of a set of patches, `ScatteredAtoms` of one of scattered voxels."""
+
+    def __init__(self, shards: "ShardSet", config: EnvironmentConfig, seq_len: int | None = None) -> None:
+        """`seq_len`: tokens of each row that are used, from its start; None: all of the set's context."""
+        self.shards, self.config = shards, config
+        self.seq_len = shards.context if seq_len is None else seq_len
+        self.crystals = shards.crystals
+        self._scattered = shards.layout.is_scattered
+        if self._scattered and shards.promolecule is None:
+            raise TomatError(
+                f"{shards.url} has scattered voxels and no promolecule, which tells how many electrons a cell has. "
+                "Tokenize it again with --promolecule TRAINING_SET/promolecule.json."
+            )
+        self._crystal = lru_cache(maxsize=MATERIALS_KEPT)(self.crystals.__getitem__)
+        self._anchors = lru_cache(maxsize=MATERIALS_KEPT)(
+            lambda index: shards.manifest.anchors(shards.manifest.materials[index])
+        )
+        self._cell = lru_cache(maxsize=MATERIALS_KEPT)(self._read_cell)
+        self._electrons = {} if shards.promolecule is None else electrons_of_atoms(shards.promolecule)
+
+    def __call__(self, row: int) -> NearbyAtoms:
+        """Of one row, NumPy arrays in the model's sizes."""
+        manifest = self.shards.manifest
+        index = int(manifest.material_indices(np.array(row)))
+        material, room = manifest.materials[index], Room.of(self.config)
+        name = material.material_id
+        if self._scattered:
+            numbers, positions, mean_density = self._cell(index)
+            start = row - material.row_start
+            voxels = manifest.voxels(material, start, start + 1)[0, : self.seq_len]
+            places = places_in_cell(self._crystal(index), material.grid_shape, voxels)
+            return filled_cell(numbers, positions, places, mean_density, room, name)
+        crystal = self._crystal(index)
+        patch_shape = manifest.layout.patch_shape(len(crystal.atomic_numbers))
+        anchor = self._anchors(index)[row - material.row_start]
+        found = atoms_of_patch(crystal, anchor, material.grid_shape, patch_shape, self.config.basis.cutoff_a)
+        return filled(*found, patch_shape, room, name)
+
+    def _read_cell(self, index: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """`atoms_of_cell` and the mean density of a material."""
+        crystal = self._crystal(index)
+        atoms = crystal.atomic_numbers.tolist()
+        if unknown := sorted(set(atoms) - self._electrons.keys()):
+            names = ", ".join(map(symbol_of, unknown))
+            raise TomatError(
+                f"{self.shards.url}: {crystal.name} has {names}, which the set's promolecule does not know. Leave it "
+                "out of the set, or fit the promolecule to densities with such atoms."
+            )
+        mean_density = sum(self._electrons[number] for number in atoms) / crystal.volume_a3
+        return *atoms_of_cell(crystal, self.config.basis.cutoff_a), mean_density
+
+
+def electrons_of_atoms(promolecule: "Promolecule") -> dict[int, float]:
+    """Electrons that an atom brings, by atomic number: its valence, as the densities settled it that the promolecule is
+    of; where they left it open the integral of its function, which is some percent off."""
+    return {**promolecule.electrons(), **promolecule.valences}

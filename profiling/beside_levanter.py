@@ -59,7 +59,7 @@ def build_parser() -> Parser:
         "Levanter, in turn. The atoms are left out, which Levanter's models do not read.",
     )
     text = "of the model, its data, batch and optimizer; a file or the name of one that ships"
-    add_flag(parser, "--config_path", "demo", text, type=config_file("train"), metavar="FILE")
+    add_flag(parser, "--config_path", "demo-decoder", text, type=config_file("train"), metavar="FILE")
     add_flag(parser, "--steps", 10, "steps that are timed together", type=positive_int)
     add_flag(parser, "--rounds", 6, "turns of each", type=positive_int)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")

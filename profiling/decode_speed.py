@@ -49,7 +49,7 @@ def build_parser() -> Parser:
         "not depend on them.",
     )
     text = "configuration of the model and its patches, with model.environment; a file or the name of one that ships"
-    add_flag(parser, "--config_path", "demo", text, type=config_file("train"), metavar="FILE")
+    add_flag(parser, "--config_path", "demo-decoder", text, type=config_file("train"), metavar="FILE")
     add_flag(parser, "--batch", 1, "patches at a time, with the cache and without", type=positive_int)
     add_flag(parser, "--grid", 28, "voxels along each side of the cell that both decoders predict", type=positive_int)
     add_flag(parser, "--rounds", 5, "turns of each", type=positive_int)
@@ -57,7 +57,7 @@ def build_parser() -> Parser:
     parser.add_argument("--kv_cache_dtype", choices=("int8",), help=text)
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
     parser.set_defaults(run=run)
-    parser.examples = (f"{parser.prog} --config_path demo --batch 2 --grid 14 --rounds 1",)
+    parser.examples = (f"{parser.prog} --config_path demo-decoder --batch 2 --grid 14 --rounds 1",)
     return parser
 
 

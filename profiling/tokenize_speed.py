@@ -163,7 +163,9 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
     # A worker reads the plan and the codec once; what it does for hours comes after.
     write_chunk(chunks[0])
     figures |= rates("write_patches", patches, lambda: [write_chunk(unit) for unit in chunks])
-    scattered = ShardJob.of(replace(config, layout=SCATTERED, output=str(folder / "scattered")))
+    # With the codec of the patches, so that none is fitted twice.
+    given = {"codec": f"{config.output}/codec.json", "layout": SCATTERED, "output": str(folder / "scattered")}
+    scattered = ShardJob.of(replace(config, **given))
     survey_unit(scattered, unit)
     (of_scattered, _), more, write_more = start_set(scattered, unit)
     write_more(more[0])

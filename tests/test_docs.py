@@ -137,13 +137,14 @@ def is_file(name: str) -> bool:
 
 @cache
 def keys_of_a_run() -> set[str]:
-    """Those of tomat, and of Levanter's decoder those that tomat's has from it."""
+    """Those of tomat, of its field model too, and of Levanter's decoder those that tomat's has from it."""
     spec = importlib.util.find_spec("levanter")
     assert spec is not None and spec.submodule_search_locations
     llama = ast.parse((Path(spec.submodule_search_locations[0]) / "models" / "llama.py").read_text(encoding="utf-8"))
     (config,) = (node for node in llama.body if isinstance(node, ast.ClassDef) and node.name == "LlamaConfig")
     inherited = [ast.unparse(node.target) for node in config.body if isinstance(node, ast.AnnAssign)]
     found = {key.removesuffix(".*") for key, _, _ in TABLES.settings("TrainConfig")}
+    found |= {key.removesuffix(".*") for key, _, _ in TABLES.settings("FieldConfig", "model.")}
     return found | {f"model.{key}" for key in ("type", *inherited)}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from small_commands import VERBS
-from tiny_run import tiny_run
+from tiny_run import TINY_FIELD
 
 from tomat.app.cli import EXAMPLES, build_parser, main
 
@@ -72,7 +72,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capfd):
         for begin in [begin for begin in prepare if line.startswith(f"tomat {begin}")]:
             prepare.pop(begin)()
         words = shlex.split(line, comments=True)[1:]
-        status = main([*words, *(tiny_run(1, 1) if words[0] == "train" else [])])
+        status = main([*words, *(TINY_FIELD if words[0] == "train" else [])])
         told = capfd.readouterr()
         if status != 0:
             failed.append(f"{line}: {status}, {told.err[-500:]}")

@@ -92,7 +92,7 @@ def test_the_largest_batch_is_searched_with_real_steps(tmp_path, work):
     # Nothing runs in 10 MiB: halved down to one sequence a device.
     assert [probe["batch_sequences"] for probe in search["probes"]] == [4, 2]
     assert {probe["status"] for probe in search["probes"]} == {"out of memory"}
-    text = (tmp_path / "track" / "max-batch-demo.md").read_text()
+    text = (tmp_path / "track" / "max-batch-demo-decoder.md").read_text()
     assert "| off | 1 |" in text or "| as the model has it | 1 |" in text
 
 

@@ -51,7 +51,7 @@ VALUES = [
     *"- -- 0 1 -1 3.5 nan -inf 1e999 1_0 two null true [ {a {} 2026-13-01 ../.. v6e-16 crps a,b %s {0}".split(),
     *"train validation runs/demo gs://bucket/x /dev/null/x !!python/name:os.system".split(),
     *("", "9" * 400, "n" * 300, "{kind: crps}", "&a [*a]", "a\nb", "\u2028", "\udcff"),
-    *map(str, (CONFIGS / "train" / "demo.yaml", CONFIGS / "tokenize" / "v3-p19.yaml", CONFIGS)),
+    *map(str, (CONFIGS / "train" / "demo-decoder.yaml", CONFIGS / "tokenize" / "v3-p19.yaml", CONFIGS)),
 ]
 
 

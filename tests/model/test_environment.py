@@ -75,7 +75,7 @@ def test_sums_are_of_the_voxel_that_a_position_predicts(environment):
     tokens, atoms = batch_of(ANCHOR, ANCHOR + 1)
     sums = environment.sums(tokens, atoms, TABLES)
     density = PROMOLECULE.density(CELL, GRID)
-    scale = module._feature_scale(BASIS)
+    scale = module.feature_scale(BASIS)
     mixed = TABLES.descriptors @ environment.descriptors.array + environment.elements.array
     for row, anchor in enumerate((ANCHOR, ANCHOR + 1)):
         for v, voxel in enumerate(np.ndindex(*PATCH)):
@@ -177,7 +177,7 @@ def test_a_decoder_has_it_and_another_has_not():
     tokens, atoms = batch_of(ANCHOR)
     with pytest.raises(TomatError, match="was given no atoms"):
         hidden_and_head(model, tokens)
-    cell = filled_cell(*atoms_of_cell(CELL, 4.0), np.zeros((40, 3), np.float32), 0.5, Room(160, 4), "skewed")
+    cell = filled_cell(*atoms_of_cell(CELL, 4.0), np.zeros((40, 3), np.float32), 0.5, Room(160, 4), 4.0, "skewed")
     with pytest.raises(TomatError, match="given scattered voxels; train it on"):
         hidden_and_head(model, tokens, named_atoms(stacked_atoms([cell])), TABLES)
     hidden, head, _ = hidden_and_head(model, tokens, atoms, TABLES)
@@ -208,7 +208,7 @@ def test_scattered_voxels_see_every_atom_within_reach_of_them():
     for number, coefficients in PROMOLECULE.coefficients.items():
         found += (BASIS(distance[:, numbers == number]) @ coefficients).sum(axis=1)
     np.testing.assert_allclose(found, PROMOLECULE.density(CELL, GRID).ravel()[voxels[:-1]], rtol=2e-5)
-    rows = [filled_cell(numbers, positions, places, 0.5, Room(160, 4), "skewed")] * 2
+    rows = [filled_cell(numbers, positions, places, 0.5, Room(160, 4), BASIS.cutoff_a, "skewed")] * 2
     atoms = named_atoms(stacked_atoms(rows))
     assert isinstance(atoms, ScatteredAtoms)
     sizes = {key: axis[1:] for key, axis in Room(160, 4).shapes(ScatteredAtoms, len(voxels)).items()}

@@ -13,7 +13,7 @@ from tomat.base.arguments import Parser
 from tomat.train.runs.run_log import RUN, START, append_line
 
 DATA = Path(__file__).parents[1] / "fixtures"
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
+DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo-decoder.yaml"
 
 TOO_LONG = "train", "eval", "export", "compress", "plan", "launch", "runs serve", "lab", "bench"
 """Verbs without a command here: they train, measure, compile, load a model, or serve until they are stopped."""

@@ -7,7 +7,7 @@ All tests that train something use these words and few others, so that what one 
 import sys
 from pathlib import Path
 
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
+DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo-decoder.yaml"
 ONE_LAYER = [
     "--model.num_layers", "1", "--model.hidden_dim", "32", "--model.intermediate_dim", "64", "--model.num_heads", "2",
     "--model.num_kv_heads", "2", "--data.n_density_tokens", "64",
@@ -24,7 +24,19 @@ STEADY = ["--optimizer.warmup", "2", "--optimizer.lr_schedule", "constant"]
 """With these runs of any number of steps have the same program, which is compiled once for all tests."""
 
 
-def tiny_run(steps: int, keep_every: int, *words: str, atoms: bool = False, steady: bool = True) -> list[str]:
+TINY_FIELD = [
+    "--data.patches_per_material", "2", "--data.n_density_tokens", "64", "--data.embedded_grid", "refined",
+    "--model.channels", "2", "--model.products", "2", "--model.hidden_dim", "16", "--model.hidden_layers", "1",
+    "--trainer.num_train_steps", "8", "--optimizer.warmup", "2",
+    "--trainer.checkpointer.keep", "[{every: 4, until: null}]", "--trainer.max_eval_batches", "1",
+    "--evaluation.free_running", "false",
+]  # fmt: skip
+"""Of a field model, for the configuration `demo`."""
+
+
+def tiny_run(
+    steps: int, keep_every: int, *words: str, atoms: bool = False, steady: bool = True, name: str = "demo"
+) -> list[str]:
     """Words for `load_config` or the command `train`: batches of four sequences, no evaluation unless `words` ask.
 
     `atoms`: with the environment and dropout of the demo, whose programs take a third more time to compile (28 against
@@ -36,7 +48,7 @@ def tiny_run(steps: int, keep_every: int, *words: str, atoms: bool = False, stea
         "--trainer.num_train_steps", str(steps), "--trainer.checkpointer.keep", keep,
         "--trainer.max_eval_batches", "0", "--evaluation.patches_per_material", "0",
         "--evaluation.free_running", "false", *([] if atoms else WITHOUT_ATOMS),
-        *(STEADY if steady else []), *words,
+        *(STEADY if steady else []), *([] if not name or "--run_name" in words else ["--run_name", name]), *words,
     ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from tomat.train.runs.history import append_event, read_events, recorded_content
 from tomat.train.settings.config import load_config
 
 NAMES = [material.material_id for material in demo_materials("train")][:3]
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo.yaml"
+DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo-decoder.yaml"
 
 
 @pytest.fixture(scope="module")

@@ -303,7 +303,7 @@ def test_a_place_that_cannot_be_listed_is_one_error(recorded, monkeypatch):
 def test_checkpoints_that_lie_elsewhere_count_and_without_any_there_is_nothing_to_continue(recorded, tmp_path):
     (recorded.parent / "checkpoints" / "step-3").rmdir()
     refuse_changes(recorded, load_config(DEMO, ["--loss.kind", "crps"]))
-    (tmp_path / "temporary" / "demo" / "step-5").mkdir(parents=True)
+    (tmp_path / "temporary" / "demo-decoder" / "step-5").mkdir(parents=True)
     words = ["--trainer.checkpointer.temporary_base_path", str(tmp_path / "temporary")]
     with pytest.raises(TomatError, match="loss.kind"):
         refuse_changes(recorded, load_config(DEMO, [*words, "--loss.kind", "crps"]))

@@ -17,7 +17,7 @@ from tomat.data.tokens.layouts import BlockShuffleConfig, SequenceLayout
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
 from tomat.data.tokens.vocabulary import DENSITY_START
-from tomat.model.environment import EnvironmentConfig, PatchAtoms, ScatteredAtoms
+from tomat.model.environment import EnvironmentConfig, NearbyAtoms, PatchAtoms, ScatteredAtoms
 from tomat.train.loader import ShardDataset, token_loader
 from tomat.train.row_atoms import RowAtoms
 
@@ -62,8 +62,8 @@ def test_rows_get_every_atom_that_their_patch_sees(tmp_path):
     rows = RowAtoms(shards, config)
     for row in (0, 4, 7):
         grid = two_atoms(shards.material_of_row(row).material_id)
-        anchor, found = np.array(shards.anchor_of_row(row)), rows(row)
-        assert isinstance(found, PatchAtoms)
+        anchor, (found, order) = np.array(shards.anchor_of_row(row)), rows(row)
+        assert isinstance(found, PatchAtoms) and order is None
         steps = grid.lattice / np.array(grid.grid_shape)[:, None]
         assert np.allclose(found.steps.array, steps, atol=1e-6) and found.shape.array.tolist() == [3, 3, 3]
         voxels = np.array(list(np.ndindex(3, 3, 3))) @ steps
@@ -84,17 +84,24 @@ def test_scattered_rows_get_every_atom_of_their_cell_and_their_places(tmp_path):
     rows = RowAtoms(shards, config, seq_len=150)
     assert shards.rows == 8  # 720 voxels: three rows and one of 120
     for row in (0, 3, 6):
-        grid, found = two_atoms(shards.material_of_row(row).material_id), rows(row)
-        assert isinstance(found, ScatteredAtoms)
+        grid, (found, order) = two_atoms(shards.material_of_row(row).material_id), rows(row)
+        assert isinstance(found, ScatteredAtoms) and order is not None
+        assert sorted(order) == [*range(150)]
         crystal, centre = Crystal.of(grid), grid.lattice.sum(axis=0) / 2
         held = 120 if row == 3 else 150
         index = np.stack(np.unravel_index(shards.voxels_of_row(row)[:held], grid.grid_shape), axis=1)
         expected = (index / grid.grid_shape) @ grid.lattice - centre
-        places = np.asarray(found.places.array)
+        grouped, places = np.asarray(found.places.array), np.zeros((150, 3))
+        places[order] = grouped
         assert places.shape == (150, 3) and np.allclose(places[:held], expected, atol=1e-5) and not places[held:].any()
         assert found.mean_density.array == pytest.approx(8.0 / crystal.volume_a3)
-        corners = np.array(list(np.ndindex(3, 3, 3))) / 2 @ grid.lattice - centre
-        check_all_within_reach(found, crystal, centre, corners, basis.cutoff_a)
+        near = zip(found.positions.array, found.numbers.array, strict=True)
+        for group, (positions, numbers) in enumerate(near):
+            alone = NearbyAtoms.of({"positions": positions, "numbers": numbers, "kinds": found.kinds.array})
+            of_group = grouped[32 * group : 32 * (group + 1)]
+            check_all_within_reach(alone, crystal, centre, of_group, basis.cutoff_a)
+            apart = np.linalg.norm(positions[numbers > 0][:, None] - of_group, axis=-1).min(axis=1)
+            assert apart.max() < basis.cutoff_a
     batch = next(iter(batches(shards, rows)))
     assert batch.tokens.axes == (Axis("batch", 4), Axis("position", 150))
     assert batch.atoms.places.axes == (Axis("batch", 4), Axis("position", 150), Axis("xyz", 3))
@@ -110,7 +117,7 @@ def test_scattered_rows_get_every_atom_of_their_cell_and_their_places(tmp_path):
             index = np.round(fractions * grid.grid_shape).astype(int) % grid.grid_shape
             fits.append(np.array_equal(shards.codec.encode(grid.rho)[tuple(index.T)][held], ids[held] - DENSITY_START))
         assert sum(fits) == 1
-    with pytest.raises(TomatError, match=r"the cell of m1 has .*max_atoms is 8; set it to"):
+    with pytest.raises(TomatError, match=r"32 voxels of m1 that lie together have .*max_atoms is 8; set it to"):
         RowAtoms(shards, EnvironmentConfig(basis=basis, max_atoms=8))(0)
     without = written(tmp_path / "without", layout)
     with pytest.raises(TomatError, match="scattered voxels and no promolecule"):

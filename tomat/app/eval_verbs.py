@@ -83,6 +83,7 @@ def _run_eval(args: argparse.Namespace) -> int:
     from tomat.app.workflow.held_out import evaluate_with_bar, partial_path, predict_with_bar
     from tomat.base.checked_json import with_checksum
     from tomat.base.report.terminal import show
+    from tomat.model.any_decoder import is_field
     from tomat.predict.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.predict.evaluation.result import MOST_SHOWN
     from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
@@ -95,9 +96,20 @@ def _run_eval(args: argparse.Namespace) -> int:
     config = TeacherForcedConfig(**{flag: getattr(args, flag) for flag in flags})
     run = load_trained(args.run_dir, args.step, packed=True)
     names, load, materials_from = _materials(args, run.config)
+    settings = run.settings(materials_from)
+    if is_field(run.config.model):
+        if decoders != ["parallel"] or args.against is not None or args.picture is not None:
+            said = f"{args.run_dir} is of a field model, which reads no density: there is nothing teacher-forced of it"
+            raise TomatError(f"{said}. Give --free_running, without decoders, --against and --picture.")
+        cells = predict_with_bar(RunPredictor(run), names, load, settings)
+        show(cells.table(MOST_SHOWN), cells.summary())
+        if args.json is not None:
+            write_json(args.json, with_checksum(to_jsonable({"settings": settings, "free_running": cells.to_dict()})))
+            console.print(f"figures: {args.json}")
+        return 0
     predictors = {decoder: RunPredictor(run, decoder=decoder, **own.get(decoder, {})) for decoder in decoders}
     with evaluator_of(run, config) as (evaluator, model):
-        result = evaluate_with_bar(evaluator, model, names, load, run.settings(materials_from), args.json)
+        result = evaluate_with_bar(evaluator, model, names, load, settings, args.json)
         show(result.table(MOST_SHOWN), result.summary())
         if earlier is not None:
             found = result.compare(earlier)
@@ -110,7 +122,7 @@ def _run_eval(args: argparse.Namespace) -> int:
             )
         figures = result.to_dict()
         for decoder, predictor in predictors.items():
-            cells = predict_with_bar(predictor, names, load, run.settings(materials_from))
+            cells = predict_with_bar(predictor, names, load, settings)
             show(cells.table(MOST_SHOWN), cells.summary())
             figures["free_running" if decoder == "parallel" else f"free_running_{decoder}"] = cells.to_dict()
         if args.json is not None:

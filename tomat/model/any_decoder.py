@@ -13,7 +13,7 @@ from levanter.models.lm_model import LmConfig, LmHeadModel
 from tomat.base.errors import TomatError
 from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, Int8Matmuls
 from tomat.model.embedding import with_float32_sums
-from tomat.model.environment import EnvironmentConfig, EnvironmentTables, NearbyAtoms, PatchAtoms
+from tomat.model.environment import AtomsRead, EnvironmentTables, NearbyAtoms, PatchAtoms
 
 
 def build_mask(config: LmConfig) -> AttentionMask:
@@ -46,15 +46,15 @@ def causal_activations(
     return hax.auto_sharded(activations.rearrange((..., "position", model.Embed.name)))
 
 
-def environment_of(config: LmConfig) -> EnvironmentConfig | None:
-    """`model.environment` of a configuration; None also for models that cannot have one."""
-    return config.environment if isinstance(config, DensityDecoderConfig) else None
+def environment_of(config: LmConfig) -> AtomsRead | None:
+    """What a configuration says of the atoms that the model reads: `model.environment`, of a field model the model's
+    own keys; None also for models that cannot read any."""
+    return getattr(config, "environment", None)
 
 
-def reads_scattered(config: LmConfig) -> bool:
-    """Whether a model reads rows of scattered voxels: a field model, of an environment and no layers, tells each voxel
-    from the atoms alone; any other reads the cell in the preamble and the voxels before."""
-    return environment_of(config) is not None and getattr(config, "num_layers", 1) == 0
+def is_field(config: LmConfig) -> bool:
+    """Whether it is of a field model; asked of a decoder, `field.py` is not imported for the answer."""
+    return config.get_choice_name(type(config)) == "field"
 
 
 def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:

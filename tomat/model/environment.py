@@ -8,10 +8,10 @@ Shapes: B sequence, T position, N atom near the patch, E element among them, K r
 the prior.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import equinox as eqx
 import haliax as hax
@@ -39,6 +39,17 @@ LOG_FLOOR_E_PER_A3 = 0.01
 """Densities are compared as log(rho + this): below it differences cost NMAE nothing."""
 BLOCK_POSITIONS = 1024
 """Positions whose radial functions exist at a time: with 8 sequences, 16 functions and 128 atoms 67 MB in float32."""
+
+
+class AtomsRead(Protocol):
+    """What a configuration says of the atoms that a model reads: `EnvironmentConfig`, or that of a field model."""
+
+    @property
+    def basis(self) -> RadialBasis: ...
+    @property
+    def max_atoms(self) -> int: ...
+    @property
+    def max_elements(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -74,13 +85,18 @@ had an NMAE on these of 4.8 % with what is learnt of an element alone, 3.2 % wit
 choices): nitrogen, strontium or aluminium is in few compounds, electronegativity in all."""
 
 
+GROUP_POSITIONS = 32
+"""Positions of a row of scattered voxels that share the atoms near them. A small dense cell has up to 380 atoms near
+it, of which a voxel has 92 within 5 A at most; 32 of 512 voxels that lie together have 151."""
+
+
 class NearbyAtoms(eqx.Module):
     """The atoms near the voxels of each row of a batch; without `batch` those of one row."""
 
     positions: NamedArray
-    """float32 [atom, xyz]: from the row's origin, A."""
+    """float32 [atom, xyz]: from the row's origin, A; of scattered voxels [group, atom, xyz]."""
     numbers: NamedArray
-    """int32 [atom]: Z; 0: no atom."""
+    """int32 [atom], or [group, atom]: Z; 0: no atom."""
     kinds: NamedArray
     """int32 [kind]: Z of each element among them, once; 0: none."""
 
@@ -89,10 +105,15 @@ class NearbyAtoms(eqx.Module):
         """Of arrays by field, or of their shapes; `before` are the axes before those of one row."""
         named = {}
         for each in fields(cls):
-            _, *names = _FIELDS[each.name]
+            _, *names = cls._fields()[each.name]
             sizes = arrays[each.name].shape[len(before) :]
             named[each.name] = NamedArray(arrays[each.name], (*before, *map(Axis, names, sizes)))
         return cls(**named)
+
+    @classmethod
+    def _fields(cls) -> Mapping[str, tuple[Any, ...]]:
+        """Type and axes of each field."""
+        return _FIELDS
 
 
 class PatchAtoms(NearbyAtoms):
@@ -105,13 +126,19 @@ class PatchAtoms(NearbyAtoms):
 
 
 class ScatteredAtoms(NearbyAtoms):
-    """Those near a cell, whose centre is the origin, and where the voxels of a row of the `scattered` layout are."""
+    """Those near groups of `GROUP_POSITIONS` voxels of a row of the `scattered` layout, and where these are; the origin
+    is the centre of the cell."""
 
     places: NamedArray
     """float32 [position, xyz]: of the voxel whose density the token at this very position is, A; 0 where that is PAD.
-    The origin is the cell's centre, so that in one of 100 A a place is rounded by 4e-6 A at most."""
+    From the cell's centre, so that in one of 100 A a place is rounded by 4e-6 A at most."""
     mean_density: NamedArray
     """float32 []: electrons of the cell over its volume, e/Å³."""
+
+    @classmethod
+    def _fields(cls) -> Mapping[str, tuple[Any, ...]]:
+        grouped = {name: (dtype, "group", *axes) for name, (dtype, *axes) in _FIELDS.items() if "atom" in axes}
+        return {**_FIELDS, **grouped}
 
 
 _FIELDS: Mapping[str, tuple[Any, ...]] = {
@@ -155,6 +182,33 @@ def atoms_of_cell(crystal: "Crystal", reach_a: float) -> tuple[np.ndarray, np.nd
     return numbers[near], positions[near]
 
 
+def spatial_order(places: np.ndarray) -> np.ndarray:
+    """An order of places, float [n, 3], in which each `GROUP_POSITIONS` in a row lie together, int64 [n]: halved along
+    the widest side, again and again."""
+
+    def halved(index: np.ndarray) -> list[np.ndarray]:
+        groups = -(-len(index) // GROUP_POSITIONS)
+        if groups < 2:
+            return [index]
+        along = places[index][:, np.ptp(places[index], axis=0).argmax()]
+        middle = groups // 2 * GROUP_POSITIONS
+        parts = np.argpartition(along, middle)
+        return halved(index[parts[:middle]]) + halved(index[parts[middle:]])
+
+    return np.concatenate(halved(np.arange(len(places))))
+
+
+def near_groups(positions: np.ndarray, places: np.ndarray, reach_a: float) -> Iterator[np.ndarray]:
+    """Which atoms at `positions`, float [n, 3], are within `reach_a` of each group of places, in turn: int [m]."""
+    for start in range(0, len(places), GROUP_POSITIONS):
+        of_group = places[start : start + GROUP_POSITIONS]
+        centre = (of_group.min(axis=0) + of_group.max(axis=0)) / 2
+        radius_a = reach_a + np.linalg.norm(of_group - centre, axis=1).max()
+        near = np.flatnonzero(((positions - centre) ** 2).sum(axis=1) < radius_a**2)
+        squared = ((positions[near, None] - of_group) ** 2).sum(axis=2).min(axis=1)
+        yield near[squared < reach_a**2]
+
+
 def places_in_cell(crystal: "Crystal", grid_shape: tuple[int, int, int], voxels: np.ndarray) -> np.ndarray:
     """float32 [n, 3]: from the cell's centre, A, of voxels int64 [n] of its flat grid in C order; 0 where one is -1."""
     index = np.stack(np.unravel_index(np.maximum(voxels, 0), grid_shape), axis=-1)
@@ -170,7 +224,7 @@ class Room:
     elements: int
 
     @staticmethod
-    def of(config: EnvironmentConfig) -> "Room":
+    def of(config: AtomsRead) -> "Room":
         return Room(config.max_atoms, config.max_elements)
 
     def enlarged(self, numbers: Iterable[np.ndarray]) -> "Room":
@@ -182,8 +236,9 @@ class Room:
 
     def shapes(self, of: type[NearbyAtoms] = PatchAtoms, positions: int = 0) -> dict[str, tuple[Any, ...]]:
         """Type and sizes of each array of a row, by the fields of `of`; of scattered voxels there are `positions`."""
-        sizes = {"atom": self.atoms, "kind": self.elements, "xyz": 3, "side": 3, "position": positions}
-        types = {each.name: _FIELDS[each.name] for each in fields(of)}
+        groups = -(-positions // GROUP_POSITIONS)
+        sizes = {"atom": self.atoms, "kind": self.elements, "xyz": 3, "side": 3, "position": positions, "group": groups}
+        types = {each.name: of._fields()[each.name] for each in fields(of)}
         return {key: (dtype, *(sizes[name] for name in names)) for key, (dtype, *names) in types.items()}
 
 
@@ -206,28 +261,45 @@ def filled_cell(
     places: np.ndarray,
     mean_density_e_per_a3: float,
     room: Room,
+    reach_a: float,
     name: str,
 ) -> ScatteredAtoms:
-    """The same of a row of scattered voxels: `atoms_of_cell`, `places_in_cell` of each of its positions."""
-    arrays = _near(numbers, positions, room, f"the cell of {name}")
-    return ScatteredAtoms.of(arrays | {"places": places, "mean_density": np.array(mean_density_e_per_a3, np.float32)})
+    """The same of a row of scattered voxels: of `atoms_of_cell` those within `reach_a` of each group of `places`, which
+    are in `spatial_order`."""
+    arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes(ScatteredAtoms, len(places)).items()}
+    for group, near in enumerate(near_groups(positions, places, reach_a)):
+        _check_room(numbers[near], room, f"{GROUP_POSITIONS} voxels of {name} that lie together", "have")
+        arrays["positions"][group, : len(near)] = positions[near]
+        arrays["numbers"][group, : len(near)] = numbers[near]
+    kinds = np.unique(numbers)
+    arrays["kinds"][: len(kinds)] = kinds
+    arrays["places"][:] = places
+    arrays["mean_density"][...] = mean_density_e_per_a3
+    return ScatteredAtoms.of(arrays)
 
 
 def _near(numbers: np.ndarray, positions: np.ndarray, room: Room, what: str) -> dict[str, np.ndarray]:
     """The fields of `NearbyAtoms`."""
+    _check_room(numbers, room, what)
+    n, kinds = len(numbers), np.unique(numbers)
+    arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes(NearbyAtoms).items()}
+    arrays["positions"][:n] = positions
+    arrays["numbers"][:n] = numbers
+    arrays["kinds"][: len(kinds)] = kinds
+    return arrays
+
+
+def _check_room(numbers: np.ndarray, room: Room, what: str, has: str = "has") -> None:
+    """Refuse a row with more atoms or elements near it than there is room for."""
     n, kinds = len(numbers), np.unique(numbers)
     for knob, near, most, needed in (
         ("max_atoms", f"{n} atoms", room.atoms, -(-n // 16) * 16 if n > room.atoms else 0),
         ("max_elements", f"{len(kinds)} elements", room.elements, len(kinds)),
     ):
         if needed > most:
-            said = f"{what} has {near} near it and model.environment.{knob}"
+            it = "it" if has == "has" else "them"
+            said = f"{what} {has} {near} near {it} and the model's {knob}"
             raise TomatError(f"{said} is {most}; set it to {needed} or more.")
-    arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes(NearbyAtoms).items()}
-    arrays["positions"][:n] = positions
-    arrays["numbers"][:n] = numbers
-    arrays["kinds"][: len(kinds)] = kinds
-    return arrays
 
 
 def stacked_atoms(rows: Sequence[NearbyAtoms]) -> dict[str, np.ndarray]:
@@ -367,7 +439,7 @@ class Environment(eqx.Module):
         promolecule = jnp.einsum("bpke,bek->bp", by_kind, neutral, precision="highest")
         mixed = jnp.asarray(tables.descriptors, dtype) @ self.descriptors.rearrange(("descriptor", "channel")).array
         learnt = (self.elements.rearrange(("element", "channel")).array + mixed)[kinds]
-        scaled = (by_kind * jnp.asarray(_feature_scale(self.config.basis), by_kind.dtype)[:, None]).astype(dtype)
+        scaled = (by_kind * jnp.asarray(feature_scale(self.config.basis), by_kind.dtype)[:, None]).astype(dtype)
         sums = jnp.einsum("bpke,bec->bpkc", scaled, learnt)
         sums = sums.reshape(*sums.shape[:2], -1)
         log_promolecule = jnp.log(promolecule + LOG_FLOOR_E_PER_A3)
@@ -454,7 +526,7 @@ def prior_columns(logs: np.ndarray, config: EnvironmentConfig) -> tuple[np.ndarr
     return anchors.astype(np.float32), (1.0 - np.sqrt(1.0 + z**2)).astype(np.float32)
 
 
-def _feature_scale(basis: RadialBasis) -> np.ndarray:
+def feature_scale(basis: RadialBasis) -> np.ndarray:
     """float64 [K]: one over one and the sum that a common solid would have."""
     r = np.linspace(0.0, basis.cutoff_a, 501)
     sums = ATOM_DENSITY_PER_A3 * np.trapezoid(basis(r) * (4 * np.pi * r**2)[:, None], r, axis=0)

@@ -14,7 +14,7 @@ from tomat.data.codec.relative import offset_of, relative_to
 from tomat.data.density.demo.embedded import SPLITS
 from tomat.data.tokens.demo import write_demo_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
-from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
+from tomat.model.environment import AtomsRead, EnvironmentTables, environment_tables
 from tomat.train.runs.history import Contents
 from tomat.train.settings.config import TrainConfig
 from tomat.train.settings.schema import DataConfig
@@ -79,7 +79,7 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
     return Datasets(train, validation)
 
 
-def run_tables(datasets: Datasets, environment: EnvironmentConfig | None) -> EnvironmentTables | None:
+def run_tables(datasets: Datasets, environment: AtomsRead | None) -> EnvironmentTables | None:
     """The constants of a model with `environment`; None for others, and where the data have no promolecule."""
     promolecule, values = datasets.train.promolecule, value_table(datasets.codec)
     if environment is None or promolecule is None or values is None:

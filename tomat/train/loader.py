@@ -54,7 +54,8 @@ class ShardDataset(AsyncDataset[TokenExample]):
     Args:
         seq_len: tokens of each row that are used, from its start; None: all of the set's context.
         epochs: passes over the set; None: without end.
-        atoms: gives the atoms near a row's voxels; None: the model does not read them.
+        atoms: gives the atoms near a row's voxels, and the order of its tokens (None: as stored); None: the
+            model does not read them.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         epochs: int | None = None,
         verify_checksums: bool = True,
         in_memory: bool = False,
-        atoms: Callable[[int], NearbyAtoms] | None = None,
+        atoms: Callable[[int], tuple[NearbyAtoms, np.ndarray | None]] | None = None,
     ):
         super().__init__()
         if shuffle.perm_type == "feistel" and shuffle.io_block_size % shards.block_rows:
@@ -144,10 +145,12 @@ class ShardDataset(AsyncDataset[TokenExample]):
             with self._lock:
                 self._start_reading_ahead(int(positions.max()))
         # The rows stay NumPy arrays, which Levanter stacks on the host: a device array for each would cost a transfer.
-        return [
-            TokenExample(hax.NamedArray(cast(jax.Array, ids), (self.position_axis,)), self._atoms and self._atoms(row))
-            for ids, row in zip(tokens, set_rows.tolist(), strict=True)
-        ]
+        return [self._example(ids, row) for ids, row in zip(tokens, set_rows.tolist(), strict=True)]
+
+    def _example(self, ids: np.ndarray, row: int) -> TokenExample:
+        atoms, order = (None, None) if self._atoms is None else self._atoms(row)
+        ids = ids if order is None else ids[order]
+        return TokenExample(hax.NamedArray(cast(jax.Array, ids), (self.position_axis,)), atoms)
 
     def _block(self, block: int) -> ts.Future:
         """The block's rows, uint16 [block_rows, context]; reading starts now unless it has been started before."""

@@ -1,6 +1,7 @@
 """The training loop: step, evaluate, report, save, until the last step or a request to stop."""
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from collections import defaultdict
@@ -26,7 +27,9 @@ from tomat.base.layout import PROFILER_FOLDER
 from tomat.base.reporting import console
 from tomat.data.codec.relative import offset_of
 from tomat.data.tokens.shards import ShardSet
-from tomat.model.any_decoder import environment_of
+from tomat.model.any_decoder import environment_of, is_field
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables
+from tomat.model.field import FieldModel
 from tomat.model.loss.density_loss import evaluation_sums
 from tomat.model.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.train.checkpointer import RunCheckpointer
@@ -233,7 +236,9 @@ class TrainingLoop:
         """Stop the run if its first loss is not what the configured loss gives for near-uniform logits."""
         config, measured = self._config, self._losses[0]
         environment, offset = environment_of(config.model), offset_of(self._datasets.codec)
-        if environment is not None and environment.prior_anchors:
+        if is_field(config.model):
+            said = "that of the sum of atoms"
+        elif isinstance(environment, EnvironmentConfig) and environment.prior_anchors:
             # Its logits are not near-uniform: how wide the prior is, and how wrong, decides its first loss.
             said = "of the prior around the promolecule"
         elif offset is not None and config.loss.kind not in ("cross_entropy", "soft_cross_entropy"):
@@ -249,6 +254,31 @@ class TrainingLoop:
             said = f"{config.loss.kind} at uniform logits gives {expected:.4f}"
         if jax.process_index() == 0:
             console.print(f"first loss {measured:.4f}; {said}")
+
+
+STATISTICS_BATCHES = 16
+"""Of rows whose invariants a field model's statistics are of, as many batches as a run begins with."""
+
+
+def with_statistics(
+    config: TrainConfig, trainer: Trainer, datasets: Datasets, state: TrainerState, tables: EnvironmentTables | None
+) -> TrainerState:
+    """A field model that knows nothing yet, with the statistics of the first rows that it will see."""
+    assert tables is not None  # or the step had been refused
+    loader = token_loader(
+        shuffled_rows(config, datasets.train),
+        config.batch_size,
+        mesh=trainer.device_mesh,
+        axis_resources=trainer.compute_axis_mapping,
+    )
+    batches = itertools.islice(loader.iter_from_step(0), STATISTICS_BATCHES)
+
+    @hax.named_jit(axis_resources=trainer.parameter_axis_mapping)
+    def moments(model: FieldModel, batch: Any) -> Any:
+        return model.moments(batch.atoms, tables)
+
+    found = jax.tree.map(lambda *each: sum(each), *(moments(state.model, batch) for batch in batches))
+    return dataclasses.replace(state, model=state.model.with_moments(found))
 
 
 def count_parameters(state: TrainerState) -> int:

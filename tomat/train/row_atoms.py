@@ -8,7 +8,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import symbol_of
 from tomat.model.environment import (
-    EnvironmentConfig,
+    AtomsRead,
     NearbyAtoms,
     Room,
     atoms_of_cell,
@@ -16,6 +16,7 @@ from tomat.model.environment import (
     filled,
     filled_cell,
     places_in_cell,
+    spatial_order,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ MATERIALS_KEPT = 256
 class RowAtoms:
     """`PatchAtoms` of each row of a set of patches, `ScatteredAtoms` of one of scattered voxels."""
 
-    def __init__(self, shards: "ShardSet", config: EnvironmentConfig, seq_len: int | None = None) -> None:
+    def __init__(self, shards: "ShardSet", config: AtomsRead, seq_len: int | None = None) -> None:
         """`seq_len`: tokens of each row that are used, from its start; None: all of the set's context."""
         self.shards, self.config = shards, config
         self.seq_len = shards.context if seq_len is None else seq_len
@@ -47,8 +48,9 @@ class RowAtoms:
         self._cell = lru_cache(maxsize=MATERIALS_KEPT)(self._read_cell)
         self._electrons = {} if shards.promolecule is None else electrons_of_atoms(shards.promolecule)
 
-    def __call__(self, row: int) -> NearbyAtoms:
-        """Of one row, NumPy arrays in the model's sizes."""
+    def __call__(self, row: int) -> tuple[NearbyAtoms, np.ndarray | None]:
+        """Of one row, NumPy arrays in the model's sizes, and the order of its tokens that they are for, int64
+        [position]; None: as they are."""
         manifest = self.shards.manifest
         index = int(manifest.material_indices(np.array(row)))
         material, room = manifest.materials[index], Room.of(self.config)
@@ -58,12 +60,13 @@ class RowAtoms:
             start = row - material.row_start
             voxels = manifest.voxels(material, start, start + 1)[0, : self.seq_len]
             places = places_in_cell(self._crystal(index), material.grid_shape, voxels)
-            return filled_cell(numbers, positions, places, mean_density, room, name)
+            order, reach_a = spatial_order(places), self.config.basis.cutoff_a
+            return filled_cell(numbers, positions, places[order], mean_density, room, reach_a, name), order
         crystal = self._crystal(index)
         patch_shape = manifest.layout.patch_shape(len(crystal.atomic_numbers))
         anchor = self._anchors(index)[row - material.row_start]
         found = atoms_of_patch(crystal, anchor, material.grid_shape, patch_shape, self.config.basis.cutoff_a)
-        return filled(*found, patch_shape, room, name)
+        return filled(*found, patch_shape, room, name), None
 
     def _read_cell(self, index: int) -> tuple[np.ndarray, np.ndarray, float]:
         """`atoms_of_cell` and the mean density of a material."""

@@ -17,7 +17,7 @@ from tomat.base.reporting import console, warn, write_text
 from tomat.base.stages import StartStages
 from tomat.data.codec.files import write_codec
 from tomat.data.density.promolecule import Promolecule
-from tomat.model.any_decoder import environment_of
+from tomat.model.any_decoder import environment_of, is_field
 from tomat.model.devices import found_devices
 from tomat.train.datasets import Datasets, open_datasets, run_tables, value_table
 from tomat.train.folder import RunFolder
@@ -26,7 +26,7 @@ from tomat.train.guards.hosts import HostWatch
 from tomat.train.guards.process import HangGuard
 from tomat.train.guards.storage import StorageWatch
 from tomat.train.guards.watch import RunGuards
-from tomat.train.loop import TrainingLoop, TrainResult, count_parameters
+from tomat.train.loop import TrainingLoop, TrainResult, count_parameters, with_statistics
 from tomat.train.origins import Continuation, Start, plan_start
 from tomat.train.preemption import StopRequest
 from tomat.train.restore import initial_state
@@ -125,6 +125,8 @@ def train(
             hosts.barrier("the first weights", longest)
             stages.begin("making the first weights" if start.source is None else f"restoring {start.source.path}")
             state = initial_state(config, trainer, start.source, start.weights, subject)
+            if is_field(config.model) and start.source is None and start.weights is None:
+                state = with_statistics(config, trainer, datasets, state, tables)
 
             # What begins is written down only now: a resume that fails leaves the run as it was.
             if first:

@@ -20,8 +20,9 @@ from levanter.trainer import Trainer, TrainerConfig
 from tomat.base.errors import TomatError
 from tomat.base.ports.levanter import value_of, weighted_mean
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
-from tomat.model.any_decoder import environment_of, hidden_and_head
-from tomat.model.environment import EnvironmentTables
+from tomat.model.any_decoder import environment_of, hidden_and_head, is_field
+from tomat.model.environment import EnvironmentTables, ScatteredAtoms
+from tomat.model.field import FieldModel
 from tomat.model.loss.config import LossConfig
 from tomat.model.loss.density_loss import density_loss
 from tomat.model.loss.interface import DensityTarget
@@ -69,6 +70,46 @@ class DensityLossFunction:
         count = jnp.floor(self.density_dropout * batch.size + jax.random.uniform(more))
         unread = NamedArray(jax.random.permutation(order, batch.size) < count, (batch,))
         return without_density(tokens, unread), unread, key
+
+
+@dataclass(frozen=True, eq=False)
+class FieldLossFunction:
+    """The loss of a field model, as Levanter's trainer calls it: the NMAE of the voxels of a row, in the mean of rows.
+
+    Its divisor is the mean density of the row's cell, not of its voxels, so that rows of a cell add up to the cell's.
+    """
+
+    target: DensityTarget
+    environment: EnvironmentTables
+
+    def __call__(
+        self, model: FieldModel, example: TokenExample, *, key: PRNGKeyArray | None = None
+    ) -> tuple[jax.Array, dict[str, Metric]]:
+        """A float32 scalar, and the metrics of `density_loss` that a single density has: its EMD is its error."""
+        assert isinstance(example.atoms, ScatteredAtoms)  # or the layout had been refused
+        ids = example.tokens.rearrange(("batch", "position")).array - self.target.density_start
+        is_density = (ids >= 0).astype(jnp.float32)
+        values = jnp.asarray(self.target.values, jnp.float32)
+        both = model.density(example.atoms, self.environment)
+        found, promolecule = (each.rearrange(("batch", "position")).array for each in both)
+        rho = values[jnp.clip(ids, 0, len(values) - 1)]
+        if (offset := self.target.offset_e_per_a3) is not None:
+            rho = (promolecule + offset) * rho - offset
+        count = is_density.sum(axis=1)
+
+        def mean(of_voxels: jax.Array) -> jax.Array:
+            return jnp.sum(of_voxels * is_density, axis=1) / jnp.maximum(count, 1.0)
+
+        error = mean(jnp.abs(found - rho))
+        loss = jnp.mean(jnp.where(count > 0, error / jnp.maximum(example.atoms.mean_density.array, 1e-6), 0.0))
+        metrics = {
+            "density_loss": loss,
+            "emd_e_per_A3": jnp.mean(error),
+            "rho_mean_e_per_A3": jnp.mean(mean(rho)),
+            "density_positions": jnp.mean(count),
+            "sequences_without_density": jnp.mean((count == 0).astype(jnp.float32)),
+        }
+        return loss, mean_metrics({name: jax.lax.stop_gradient(value) for name, value in metrics.items()})
 
 
 def mean_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, Metric]:
@@ -154,9 +195,13 @@ def build_trainer(
         optimizer = with_state_dtype(optimizer, config.optimizer_state_dtype)
     optimizer = guard_updates(optimizer, config.guards)
     gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
-    loss_function = DensityLossFunction(
-        config.loss, density_target(config, value_table, offset), gather, environment, config.density_dropout
-    )
+    target = density_target(config, value_table, offset)
+    loss_function: Any
+    if is_field(config.model):
+        assert environment is not None  # refused above
+        loss_function = FieldLossFunction(target, environment)
+    else:
+        loss_function = DensityLossFunction(config.loss, target, gather, environment, config.density_dropout)
     loss = loss_function if subject is None else subject.loss_of(loss_function)
     # Levanter 0.2.227 types the loss with arguments that its trainer never passes.
     return Trainer(trainer_config, optimizer, cast(Any, loss), add_default_hooks=False)

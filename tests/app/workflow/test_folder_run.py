@@ -18,7 +18,7 @@ from tomat.data.density.io import open_density
 def test_a_folder_is_enough(tmp_path, monkeypatch, capsys):
     densities = write_folder(tmp_path / "My CHGCARs")
     monkeypatch.chdir(tmp_path)
-    words = ["train", "--config_path", str(DEMO), *tiny_run(2, 1, atoms=True), "--output_dir", "runs"]
+    words = ["train", "--config_path", str(DEMO), *tiny_run(2, 1, atoms=True, name=""), "--output_dir", "runs"]
     words += ["--evaluation.free_running", "true", "--evaluation.patches_per_material", "1"]
     words += ["--data.source", "folder", "--data.input", str(densities), "--data.codec_floor", "0.05"]
     assert main([*words, "--json", "figures.json"]) == 0

@@ -22,7 +22,7 @@ from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.report.pages.quality_page import quality_table, write_quality_page
 from tomat.train.settings.config import load_config
 
-DEMO = Path(__file__).parents[3] / "configs" / "train" / "demo.yaml"
+DEMO = Path(__file__).parents[3] / "configs" / "train" / "demo-decoder.yaml"
 SEEDS = (0, 1, 2)
 
 

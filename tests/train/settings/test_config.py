@@ -12,7 +12,7 @@ from tomat.train.settings.config import config_from_dict, config_hash, load_conf
 from tomat.train.settings.meanings import changed_keys
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-DEMO = CONFIGS / "train" / "demo.yaml"
+DEMO = CONFIGS / "train" / "demo-decoder.yaml"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_named_checkpoint_policies_are_tomats_and_not_haliaxs():
 
 def test_a_recorded_setting_that_never_did_anything_is_left_out_with_a_word(tmp_path, capsys):
     """What earlier versions took and never read does not keep a trained run from being used."""
-    now = load_config("configs/train/demo.yaml")
+    now = load_config(DEMO)
     then = yaml.safe_load(yaml.safe_dump(now.to_dict()))
     then["model"]["initializer_range"] = 0.5
     then["trainer"]["watch"] = {"interval": 7}

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
@@ -14,7 +14,7 @@ from tomat.base.reporting import write_text
 
 if TYPE_CHECKING:
     from tomat.data.dataset.folder import FolderData
-    from tomat.model.environment import EnvironmentConfig, Room
+    from tomat.model.environment import AtomsRead, Room
     from tomat.train.settings.config import TrainConfig
 
 ROOM_FILE = "room.json"
@@ -50,7 +50,7 @@ def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
     if config.data.source != "folder":
         return config, None
     from tomat.data.dataset.folder import FolderRequest, prepare_folder
-    from tomat.model.any_decoder import environment_of
+    from tomat.model.any_decoder import environment_of, is_field
     from tomat.train.folder import RunFolder
     from tomat.train.runs.record import read_config
 
@@ -78,18 +78,25 @@ def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
     environment = environment_of(config.model)
     if environment is not None:
         room = _room(found, environment)
-        environment = replace(environment, max_atoms=room.atoms, max_elements=room.elements)
+        of_atoms = replace(cast(Any, environment), max_atoms=room.atoms, max_elements=room.elements)
         model: Any = config.model
-        config = replace(config, model=replace(model, environment=environment))
+        config = replace(config, model=of_atoms if is_field(model) else replace(model, environment=of_atoms))
     return config, found
 
 
-def _room(data: "FolderData", environment: "EnvironmentConfig") -> "Room":
+def _room(data: "FolderData", environment: "AtomsRead") -> "Room":
     """What the patches of all rows need, or their cells, counted once."""
     import numpy as np
 
     from tomat.data.tokens.shards import open_shards
-    from tomat.model.environment import Room, atoms_of_cell, atoms_of_patch
+    from tomat.model.environment import (
+        Room,
+        atoms_of_cell,
+        atoms_of_patch,
+        near_groups,
+        places_in_cell,
+        spatial_order,
+    )
 
     sets = [open_shards(str(data.folder / split)) for split in data.splits]
     key = [environment.basis.cutoff_a, *(shards.content_sha256 for shards in sets)]
@@ -108,8 +115,14 @@ def _room(data: "FolderData", environment: "EnvironmentConfig") -> "Room":
             for index, material in enumerate(shards.manifest.materials):
                 crystal = shards.crystals[index]
                 if shards.layout.is_scattered:
-                    room = room.enlarged([atoms_of_cell(crystal, environment.basis.cutoff_a)[0]])
-                    bar.advance(task, material.row_end - material.row_start)
+                    numbers, positions = atoms_of_cell(crystal, environment.basis.cutoff_a)
+                    rows = material.row_end - material.row_start
+                    for voxels in shards.manifest.voxels(material, 0, rows):
+                        places = places_in_cell(crystal, material.grid_shape, voxels)
+                        places = places[spatial_order(places)]
+                        near = near_groups(positions, places, environment.basis.cutoff_a)
+                        room = room.enlarged(numbers[each] for each in near)
+                    bar.advance(task, rows)
                     continue
                 patch_shape = shards.layout.patch_shape(len(crystal.atomic_numbers))
                 anchors = np.asarray(shards.manifest.anchors(material))

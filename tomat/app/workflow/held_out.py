@@ -87,6 +87,7 @@ def evaluate_held_out(
     """The evaluations which are asked for and which the model can do, each with a picture of the first material."""
     from tomat.data.density.crystal import Crystal
     from tomat.data.density.outputs import write_density
+    from tomat.model.any_decoder import is_field
     from tomat.predict.evaluation.picture import draw_plane, predicted_plane, teacher_forced_plane
     from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
     from tomat.predict.inference.decoding import can_predict
@@ -98,7 +99,7 @@ def evaluate_held_out(
     run = load_trained(run_dir, packed=True)
     names, (patch_words, cell_words) = held.names, held.words
     evaluation = free_running = None
-    if asked.patches_per_material > 0:
+    if asked.patches_per_material > 0 and not is_field(config.model):
         sampling = TeacherForcedConfig(patches_per_material=asked.patches_per_material, seed=asked.seed)
         with evaluator_of(run, sampling) as (evaluator, model):
             evaluation = evaluate_with_bar(evaluator, model, names, held.load, run.settings(patch_words))

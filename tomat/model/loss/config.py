@@ -8,13 +8,15 @@ from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.model.tiles import LossTiles
 
-LossKind = Literal["cross_entropy", "soft_cross_entropy", "ce_emd", "emd", "l1_mean", "crps"]
+BinLossKind = Literal["cross_entropy", "soft_cross_entropy", "ce_emd", "emd", "l1_mean", "crps"]
+LossKind = Literal[BinLossKind, "nmae"]
 TargetSpace = Literal["bin", "rho"]
 LossVocabulary = Literal["density", "full"]
 
 LossKernel = Literal["xla", "pallas", "levanter"]
 
-LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
+LOSS_KINDS: tuple[BinLossKind, ...] = get_args(BinLossKind)
+"""Kinds over a distribution of bins."""
 
 CROSS_ENTROPY_KINDS = frozenset({"cross_entropy", "soft_cross_entropy", "ce_emd"})
 """Kinds with a cross-entropy term."""
@@ -36,8 +38,10 @@ class LossConfig:
     emd                  sum_k p_k |v_k - r|                                  e/Å³
     l1_mean              |sum_k p_k v_k - r|                                  e/Å³
     crps                 sum_k (F_k - [k >= t])^2 (v_(k+1) - v_k)             e/Å³
+    nmae                 |rho - r| / mean density of the cell                 share
     ==================== ==================================================== ==========
 
+    `nmae` is of a field model (`model.type: field`), which gives one density rho and no distribution: its only loss.
     `emd` is the 1-Wasserstein distance to a point mass; `crps` is the continuous ranked probability score (Gneiting and
     Raftery, J. Am. Stat. Assoc. 102, 359 (2007), eq. 20). `vocabulary: full` and `z_loss_weight` add to each of them.
 
@@ -111,7 +115,9 @@ class LossConfig:
 
     @property
     def unit(self) -> str:
-        """Unit of the formula: `nats` or `e_per_A3`. `full` and a preamble add nats to either."""
+        """Unit of the formula: `nats`, `e_per_A3` or `share`. `full` and a preamble add nats to either."""
+        if self.kind == "nmae":
+            return "share"
         return "nats" if self.kind in CROSS_ENTROPY_KINDS else "e_per_A3"
 
     def check_layout(self, tokens_per_voxel: int) -> None:

@@ -29,7 +29,7 @@ from tomat.data.tokens.patch import check_encodable, encode_rows
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 
 if TYPE_CHECKING:  # baselines need no JAX
-    from tomat.model.environment import EnvironmentConfig, PatchAtoms
+    from tomat.model.environment import AtomsRead, PatchAtoms
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class EvaluationPatches:
     codec: CellCodec
     """At the voxels of `reference`."""
 
-    def atoms(self, environment: "EnvironmentConfig") -> "list[PatchAtoms]":
+    def atoms(self, environment: "AtomsRead") -> "list[PatchAtoms]":
         from tomat.model.environment import Room, atoms_of_patch, filled
 
         x, y, z = self.reference.shape[1:]

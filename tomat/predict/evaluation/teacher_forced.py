@@ -29,7 +29,7 @@ from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.patch import check_encodable, tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.model.any_decoder import environment_of, hidden_and_head
-from tomat.model.environment import EnvironmentConfig, EnvironmentTables, named_atoms, stacked_atoms
+from tomat.model.environment import AtomsRead, EnvironmentTables, named_atoms, stacked_atoms
 from tomat.predict.evaluation.metrics import nemd, nmae
 from tomat.predict.evaluation.patches import (
     EvaluationPatches,
@@ -203,7 +203,7 @@ class TeacherForcedEvaluator:
         return predictions
 
     def _batches(
-        self, materials: Sequence[EvaluationPatches], environment: EnvironmentConfig | None
+        self, materials: Sequence[EvaluationPatches], environment: AtomsRead | None
     ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         """Batches of one shape, each with the number of sequences before it; smaller patches end in zeros."""
 

@@ -23,9 +23,9 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import PatchShape
 from tomat.data.tokens.patch import encode_rows, tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
-from tomat.model.any_decoder import environment_of, hidden_and_head
+from tomat.model.any_decoder import environment_of, hidden_and_head, is_field
 from tomat.model.environment import (
-    EnvironmentConfig,
+    AtomsRead,
     EnvironmentTables,
     Room,
     atoms_of_patch,
@@ -94,7 +94,7 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
 
 
 def atoms_near(
-    environment: EnvironmentConfig,
+    environment: AtomsRead,
     crystal: Crystal,
     anchors: np.ndarray,
     grid_shape: tuple[int, int, int],
@@ -190,12 +190,17 @@ def of_voxels[T](
 
 def can_predict(run: LoadedRun) -> bool:
     """Whether the model of a run was trained to predict from a structure alone."""
-    return environment_of(run.config.model) is not None and run.config.density_dropout > 0
+    config = run.config
+    return is_field(config.model) or (environment_of(config.model) is not None and config.density_dropout > 0)
 
 
 def check_decoder(config: TrainConfig, decoder: DecoderName) -> None:
     """Refuse a decoder that a run of this configuration is not trained for."""
     run, dropout = f"run '{config.run_name}'", config.density_dropout
+    if is_field(config.model):
+        if decoder != "parallel":
+            raise TomatError(f"{run} is a field model, which reads no density; leave out decoder {decoder}.")
+        return
     if environment_of(config.model) is None:
         said = f"{run} has no model.environment, and knows atoms from the preamble alone, rounded to 0.05 A"
         raise TomatError(f"{said}. Train one with model.environment and density_dropout.")

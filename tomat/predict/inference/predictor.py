@@ -116,8 +116,13 @@ class RunPredictor(Predictor):
     ) -> tuple[np.ndarray, np.ndarray | None]:
         import haliax as hax
 
+        from tomat.model.any_decoder import is_field
         from tomat.predict.inference.decoding import batches, cell_patches
 
+        if is_field(self.run.config.model):
+            from tomat.predict.inference.field import cell_density
+
+            return cell_density(self.run, crystal, grid_shape, on_patches), None
         patches = cell_patches(self.run, crystal, grid_shape)
         trainer = self.run.config.trainer_config()
         samples, n_patches, n_voxels = self.choice.samples, len(patches.anchors), prod(patches.patch_shape)

@@ -80,7 +80,9 @@ def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: TrainConfig) -> 
 def stacked_model(arrays: Mapping[str, jax.Array], config: TrainConfig) -> LmHeadModel:
     """The model of `config` with its layers stacked, also of arrays that are being traced. They are all of the model's,
     on a device: Haliax 0.2.227 would place arrays of the host on a mesh of no devices."""
-    stacked = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), scan_layers=True))
+    stacked = config
+    if hasattr(config.model, "scan_layers"):
+        stacked = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), scan_layers=True))
     shapes = eqx.filter_eval_shape(model_initialiser(stacked, jax.random.PRNGKey(0)))
     environment = getattr(shapes, "environment", None)
     if environment is None:

@@ -32,7 +32,13 @@ from tomat.train.runs.record import RunRecord, read_config
 from tomat.train.runs.summary import read_evaluation, run_state
 
 TRAINING_LOSS, VALIDATION_LOSS = "train/loss", "eval/validation/loss"
-UNITS = {"seconds": "s", "tokens_per_second": "tokens/s", "nats": "nats", "e_per_A3": "e/Å³"}
+UNITS = {
+    "seconds": "s",
+    "tokens_per_second": "tokens/s",
+    "nats": "nats",
+    "e_per_A3": "e/Å³",
+    "share": "of the mean density",
+}
 """Ends of a metric's name, and what they mean on an axis."""
 
 

@@ -17,7 +17,7 @@ from levanter.trainer import TrainerConfig
 from tomat.base.config_keys import fields_below, meaning_of
 from tomat.base.documents import flatten, mapping, take_out
 from tomat.base.errors import TomatError
-from tomat.model.any_decoder import environment_of, int8_matmuls_of
+from tomat.model.any_decoder import environment_of, int8_matmuls_of, is_field
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.train.runs.former_keys import FORMER
 from tomat.train.settings.schema import RunSchema
@@ -97,13 +97,8 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
         for name in ("model_averaging", "quantization"):
             if getattr(config.trainer, name) is not None:
                 raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
-    if config.data.sequence_layout.is_scattered and not reads_scattered(config.model):
-        said = f"data.layout is {config.data.layout}, whose rows name no cell and no neighbours"
-        raise TomatError(
-            f"{said}, and the model has layers that read them. Set data.layout to one of patches, as v3-p7, or use "
-            "a field model (model.environment, and model.num_layers 0)."
-        )
     _check_int8(config.model, config.trainer, config.distillation is not None)
+    _check_field(config)
     _check_wandb(config.trackers.wandb, config.run_name)
 
 
@@ -201,6 +196,23 @@ def _check_int8(model: LmConfig, trainer: TrainerSettings, distils: bool) -> Non
             f"{' and '.join(found)} and trainer.quantization is set, whose scales are of one product for each layer; "
             "leave out trainer.quantization (model.int8_matmuls keeps no scales), or what is not one product."
         )
+
+
+def _check_field(config: RunSchema) -> None:
+    """A field model, the layout of scattered voxels and its loss go together, and each with nothing else."""
+    layout = config.data.layout
+    parts = {
+        f"model.type is {config.model.get_choice_name(type(config.model))}": is_field(config.model),
+        f"data.layout is {layout}": config.data.sequence_layout.is_scattered,
+        f"loss.kind is {config.loss.kind}": config.loss.kind == "nmae",
+    }
+    if len({*parts.values()}) > 1:
+        whole = "a field model (model.type: field) has a layout of scattered voxels and loss.kind nmae"
+        raise TomatError(f"{' and '.join(parts)}; {whole}, other models neither of them.")
+    if all(parts.values()):
+        for name, value in (("density_dropout", config.density_dropout), ("distillation", config.distillation)):
+            if value:
+                raise TomatError(f"{name} is set, and a field model reads no density; leave it out.")
 
 
 def _check_wandb(wandb: WandbConfig | None, run_name: str) -> None:

@@ -172,6 +172,8 @@ def config_from_dict(
     defaults = {"trainer": {"jax_config": TrainerSettings().jax_config}, "model": model}
     merged = mergedeep.merge({}, defaults, values)
     _register_adafactor(mapping(merged.get("optimizer")))
+    if mapping(merged.get("model")).get("type") == "field":
+        import tomat.model.field  # noqa: F401  (by which draccus knows it)
     _leave_out_nulls_of_another_optimizer(merged)
     try:
         return draccus.decode(TrainConfig, merged)

@@ -21,7 +21,7 @@ from tomat.train.runs.former_keys import FOLLOWS, former_key
 from tomat.train.settings.schema import RunSchema
 
 TYPES = {
-    "model": "apertus density_decoder gemma gemma2 gemma3 gpt2 gpt2_hyena llama mistral mixtral modernbert olmo2 "
+    "model": "apertus density_decoder field gemma gemma2 gemma3 gpt2 gpt2_hyena llama mistral mixtral modernbert olmo2 "
     "olmo3 qwen qwen3 qwen3_moe snowball whisper",
     "optimizer": "adafactor adam adamH adopt cautious grug_muon kron lion mars mini muon muonH namo namoD rmsprop "
     "scion soap",

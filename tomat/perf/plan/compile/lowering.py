@@ -27,7 +27,7 @@ from tomat.data.density.elements import SYMBOLS
 from tomat.model.any_decoder import environment_of
 from tomat.model.environment import (
     DESCRIPTORS,
-    EnvironmentConfig,
+    AtomsRead,
     EnvironmentTables,
     NearbyAtoms,
     PatchAtoms,
@@ -107,9 +107,7 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
         return jitted.lower(donated, reserved)
 
 
-def stand_in_tables(
-    environment: EnvironmentConfig, value_table: np.ndarray, relative: bool = False
-) -> EnvironmentTables:
+def stand_in_tables(environment: AtomsRead, value_table: np.ndarray, relative: bool = False) -> EnvironmentTables:
     """Constants of the program too, as `stand_in_table`."""
     return EnvironmentTables(
         np.ones((len(SYMBOLS) + 1, environment.basis.n), np.float32),

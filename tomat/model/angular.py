@@ -1,0 +1,85 @@
+"""Sums over the atoms around a voxel of radial functions times spherical harmonics, by element, and their invariants.
+
+Shapes: G group of places, P place, N atom near the group, E element among them, K radial function, M harmonic.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tomat.data.density.promolecule import RadialBasis
+from tomat.model.environment import radial_functions
+
+MOST_L = 3
+"""Largest degree of the harmonics."""
+BLOCK_POSITIONS = 512
+"""Places whose functions and harmonics exist at a time: with 128 atoms of 4 elements 20 MB in float32."""
+
+
+SOFT_A = 0.2
+"""Directions are d / sqrt(r^2 + this^2): at a nucleus, where there is none, harmonics above l = 0 vanish smoothly."""
+
+
+def real_harmonics(x: jax.Array, y: jax.Array, z: jax.Array, max_l: int) -> list[jax.Array]:
+    """The (max_l + 1)^2 real solid harmonics of vectors, by degree, times sqrt(4 pi): of unit vectors the squares of
+    degree l sum to 2 l + 1 (Varshalovich, Quantum Theory of Angular Momentum, 1988, 5.1)."""
+    s = [float(root) for root in np.sqrt([3, 15, 5 / 4, 15 / 4, 35 / 8, 105, 21 / 8, 7 / 4, 105 / 4])]
+    xx, yy, zz = x * x, y * y, z * z
+    rr = xx + yy + zz
+    degrees = [
+        [jnp.ones_like(x)],
+        [s[0] * x, s[0] * y, s[0] * z],
+        [s[1] * x * y, s[1] * y * z, s[2] * (3 * zz - rr), s[1] * x * z, s[3] * (xx - yy)],
+        [
+            s[4] * y * (3 * xx - yy),
+            s[5] * x * y * z,
+            s[6] * y * (5 * zz - rr),
+            s[7] * z * (5 * zz - 3 * rr),
+            s[6] * x * (5 * zz - rr),
+            s[8] * z * (xx - yy),
+            s[4] * x * (xx - 3 * yy),
+        ],
+    ]
+    return [one for degree in degrees[: max_l + 1] for one in degree]
+
+
+def angular_functions(basis: RadialBasis) -> int:
+    """Radial functions of the harmonics above l = 0: sums of two neighbouring ones of `basis`. How the density leans
+    varies less with the distance than how much there is, and these sums are most of the work."""
+    return -(-basis.n // 2)
+
+
+def sums_by_kind(
+    basis: RadialBasis, max_l: int, positions: jax.Array, of_kind: jax.Array, places: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Sums over atoms of radial functions, float32 [G, P, K, E], and of those of `angular_functions` times harmonics
+    above l = 0, [G, P, M, K, E]; both without a gradient.
+
+    Of each group of places, `places` [G, P, 3] in A, the atoms near it: `positions` [G, N, 3] in A, and `of_kind`
+    [G, N, E], 1 where an atom is of a kind, else 0.
+    """
+
+    def of_group(positions: jax.Array, of_kind: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+        apart = positions - places[:, None]
+        squared = jnp.sum(apart * apart, axis=-1)
+        functions = radial_functions(basis, jnp.sqrt(squared))
+        # bfloat16 would round the promolecule, which is a sum of these, by 0.4 %.
+        spherical = jnp.einsum("pkn,ne->pke", functions, of_kind, precision="high")
+        soft = apart * jax.lax.rsqrt(squared + SOFT_A**2)[..., None]
+        _, *harmonics = real_harmonics(soft[..., 0], soft[..., 1], soft[..., 2], max_l)
+        paired = jnp.pad(functions, ((0, 0), (0, basis.n % 2), (0, 0)))
+        paired = paired.reshape(len(places), -1, 2, paired.shape[-1]).sum(axis=2)
+        by_kind = (paired[:, :, None] * of_kind.T).reshape(len(places), -1, paired.shape[-1])
+        angular = jnp.einsum("pmn,pqn->pmq", jnp.stack(harmonics, axis=1), by_kind, precision="high")
+        return spherical, angular.reshape(*angular.shape[:2], -1, of_kind.shape[-1])
+
+    groups = max(1, BLOCK_POSITIONS // places.shape[1])
+    sums = jax.lax.map(lambda each: of_group(*each), (positions, of_kind, places), batch_size=groups)
+    return jax.lax.stop_gradient(sums)
+
+
+def degree_slices(max_l: int) -> Sequence[slice]:
+    """Which of the harmonics above l = 0 are of each degree."""
+    return [slice(degree**2 - 1, (degree + 1) ** 2 - 1) for degree in range(1, max_l + 1)]

@@ -1,0 +1,119 @@
+"""Whole cells by a field model: boxes of voxels, each with the atoms near it, in memory and time linear in voxels."""
+
+from math import prod
+from typing import cast
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jmp
+import numpy as np
+from haliax.partitioning import ResourceMapping
+from scipy.spatial import KDTree
+
+from tomat.data.density.crystal import Crystal
+from tomat.model.environment import (
+    GROUP_POSITIONS,
+    EnvironmentTables,
+    Room,
+    ScatteredAtoms,
+    atoms_of_cell,
+    named_atoms,
+)
+from tomat.model.field import FieldConfig, FieldModel
+from tomat.predict.inference.interface import OnPatches
+from tomat.predict.inference.trained import LoadedRun
+
+BOX = (4, 4, 2)
+"""Voxels of a box along each side, at most: `GROUP_POSITIONS` in all."""
+BOXES = 128
+"""Of a device at a time: 4,096 voxels."""
+ROOM_STEP = 32
+"""Atoms near a box are filled up to a multiple of this, so that cells share compiled programs."""
+
+
+def cell_density(
+    run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
+) -> np.ndarray:
+    """The density on a grid of the cell, float32 `[nx, ny, nz]`, e/Å³, as the model gives it."""
+    config, tables = cast(FieldConfig, run.config.model), cast(EnvironmentTables, run.tables)
+    trainer = run.config.trainer_config()
+    boxes = _Boxes(crystal, grid_shape, config.basis.cutoff_a)
+    rho = np.empty(prod(grid_shape), np.float32)
+    with trainer.use_device_mesh():
+        model = hax.shard(run.model, trainer.parameter_axis_mapping)
+        mapping, policy = trainer.compute_axis_mapping, trainer.mp
+        for start in range(0, len(boxes), BOXES * trainer.data_axis_size):
+            voxels, batch = boxes.batch(start, trainer.data_axis_size)
+            found = np.asarray(_densities(cast(FieldModel, model), batch, tables, mapping, policy)).reshape(
+                voxels.shape
+            )
+            rho[voxels[voxels >= 0]] = found[voxels >= 0]
+            if on_patches is not None:
+                on_patches(min(start + len(voxels), len(boxes)), len(boxes))
+    return rho.reshape(grid_shape)
+
+
+@eqx.filter_jit
+def _densities(
+    model: FieldModel,
+    batch: dict[str, np.ndarray],
+    tables: EnvironmentTables,
+    axis_mapping: ResourceMapping | None,
+    policy: jmp.Policy | None,
+) -> jax.Array:
+    if policy is not None:
+        model = policy.cast_to_compute(model)
+    with hax.axis_mapping(axis_mapping or {}):
+        density, _ = model.density(hax.shard(cast(ScatteredAtoms, named_atoms(batch))), tables)
+        return density.rearrange(("batch", "position")).array
+
+
+class _Boxes:
+    """Boxes of nearly equal sides that tile the grid of a cell, and the atoms near each."""
+
+    def __init__(self, crystal: Crystal, grid_shape: tuple[int, int, int], reach_a: float) -> None:
+        self.crystal, self.grid_shape, self.reach_a = crystal, grid_shape, reach_a
+        sides = [np.array_split(np.arange(side), -(-side // most)) for side, most in zip(grid_shape, BOX, strict=True)]
+        self._sides = [
+            np.array([np.resize(each, most) for each in part]) for part, most in zip(sides, BOX, strict=True)
+        ]
+        self._real = [
+            np.array([np.arange(most) < len(each) for each in part]) for part, most in zip(sides, BOX, strict=True)
+        ]
+        self._shape = tuple(map(len, sides))
+        self.numbers, self.positions = atoms_of_cell(crystal, reach_a)
+        self._tree = KDTree(self.positions)
+        self._elements = len(np.unique(self.numbers))
+
+    def __len__(self) -> int:
+        return prod(self._shape)
+
+    def batch(self, start: int, devices: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """`BOXES` boxes for each device, from box `start` on, the last again where there are no more: their voxels, int
+        [box, voxel], flat in the grid, -1 for one that is there already; and the arrays of `ScatteredAtoms`."""
+        asked = start + np.arange(BOXES * devices)
+        index = np.unravel_index(np.minimum(asked, len(self) - 1), self._shape)
+        x, y, z = (each[i] for each, i in zip(self._sides, index, strict=True))
+        voxels = (x[:, :, None, None] * self.grid_shape[1] + y[:, None, :, None]) * self.grid_shape[2] + z[
+            :, None, None
+        ]
+        real = [each[i] for each, i in zip(self._real, index, strict=True)]
+        is_real = real[0][:, :, None, None] & real[1][:, None, :, None] & real[2][:, None, None]
+        voxels = np.where(is_real & (asked < len(self))[:, None, None, None], voxels, -1).reshape(len(asked), -1)
+        every = np.stack(np.broadcast_arrays(x[:, :, None, None], y[:, None, :, None], z[:, None, None]), axis=-1)
+        places = (every.reshape(len(asked), -1, 3) / self.grid_shape - 0.5) @ self.crystal.lattice
+        centres = (places.min(axis=1) + places.max(axis=1)) / 2
+        radii_a = self.reach_a + np.linalg.norm(places - centres[:, None], axis=2).max(axis=1)
+        near = self._tree.query_ball_point(centres, radii_a, return_sorted=True)
+        counts = np.array([len(each) for each in near])
+        room = Room(max(ROOM_STEP, -(-int(counts.max()) // ROOM_STEP) * ROOM_STEP), self._elements)
+        shapes = room.shapes(ScatteredAtoms, GROUP_POSITIONS * BOXES)
+        arrays = {name: np.zeros((devices, *sizes), dtype) for name, (dtype, *sizes) in shapes.items()}
+        box, atom = np.repeat(np.arange(len(asked)), counts), np.concatenate([*map(np.asarray, near)]).astype(int)
+        place = np.arange(len(atom)) - np.repeat(np.cumsum(counts) - counts, counts)
+        arrays["positions"].reshape(len(asked), room.atoms, 3)[box, place] = self.positions[atom]
+        arrays["numbers"].reshape(len(asked), room.atoms)[box, place] = self.numbers[atom]
+        arrays["kinds"][:] = np.unique(self.numbers)
+        arrays["places"][:] = places.reshape(devices, -1, 3)
+        return voxels, arrays

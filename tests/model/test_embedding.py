@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from functools import partial
 
 import equinox as eqx
@@ -13,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from forked import Forked
 from haliax import Axis
 from haliax.partitioning import set_mesh
 from jax.sharding import Mesh
@@ -107,9 +106,10 @@ def test_every_decoder_gets_it_and_keeps_its_parameters_names(config):
     assert before == after and type(changed) is type(model)
 
 
-COMPILE_SCRIPT = """
+COMPILES = """
 import json
 import re
+import sys
 
 import jax
 
@@ -137,7 +137,8 @@ for line in text.splitlines():
     made = re.search(r" (scatter|all-reduce|reduce-scatter|all-reduce-start)\\(.*to_apply=(%[\\w.-]+)", line)
     if made and re.search(rf"\\[(\\d+,)*{config.data.vocabulary.size}\\b", line.split(made[1] + "(")[0]):
         found["scatter" if made[1] == "scatter" else "sum"].append(adding[made[2]])
-print(json.dumps(found))
+print("added in", json.dumps(found), flush=True)
+sys.exit()
 """
 
 
@@ -145,9 +146,8 @@ def test_the_tpu_compiler_sums_in_float32():
     """The whole step for a v6e-4, by the TPU compiler in a process of its own: on each device, and over devices."""
     pytest.importorskip("libtpu")
     environment = os.environ | child_environment(slice_named("v6e-4"), [], [])
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE_SCRIPT], env=environment, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    compiling = Forked(before=COMPILES, env=environment)
+    said, _ = compiling.communicate(timeout=900)
+    assert compiling.returncode == 0, said[-2000:]
+    (found,) = [json.loads(line[len("added in ") :]) for line in said.splitlines() if line.startswith("added in ")]
     assert set(found["scatter"]) == set(found["sum"]) == {"f32"}, found

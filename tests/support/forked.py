@@ -42,22 +42,24 @@ class Forked:
     """`tomat WORDS` in the background; the methods are those of `subprocess.Popen`.
 
     JAX reads its own variables on import, so those of `env` must be the tests'. `before` is Python that the process
-    runs first, or alone if it ends by `sys.exit`; both its streams go to `output`, or to what `communicate` gives.
+    runs first, or alone if it ends by `sys.exit`; both its streams go to `output`, or to what `communicate` gives, and
+    the second one to `errors` if there is such a file.
     """
 
     def __init__(self, *words: object, cwd: Path | None = None, env: dict[str, str] | None = None, before: str = "",
-                 output: IO[str] | None = None):  # fmt: skip
+                 output: IO[str] | None = None, errors: IO[bytes] | None = None):  # fmt: skip
         env = dict(os.environ) if env is None else env
         differing = [name for name in env.keys() | os.environ.keys() if env.get(name) != os.environ.get(name)]
         assert not [name for name in differing if name.startswith("JAX_")], differing
         self.returncode: int | None = None
+        self.stdout: IO[str] | None = None
         self._output = tempfile.TemporaryFile("w+", encoding="utf-8") if output is None else output
         self._status, its_status = os.pipe()
         asked = {"words": [*map(str, words)], "cwd": str(cwd or Path.cwd()), "env": env, "before": before}
         request = json.dumps(asked).encode()
         assert len(request) < LONGEST_REQUEST_BYTES
         requests = _server()
-        socket.send_fds(requests, [request], [self._output.fileno(), its_status])
+        socket.send_fds(requests, [request], [self._output.fileno(), (errors or self._output).fileno(), its_status])
         os.close(its_status)
         self.pid = int(requests.recv(32))
 
@@ -126,6 +128,40 @@ def instead_of_starting(monkeypatch: "pytest.MonkeyPatch") -> list[Forked]:
     return forked
 
 
+COMPILES = """
+import runpy
+import sys
+
+import jax
+
+from tomat.perf.plan.compile import process
+
+# As no variable of JAX's reaches a compile; and its parent is not who asked.
+jax.config.update("jax_enable_compilation_cache", False)
+process._end_with_parent = lambda parent: None
+sys.argv[1:] = [{request!r}]
+runpy.run_module({module!r}, run_name="__main__")
+sys.exit()
+"""
+
+
+def instead_of_compiling(monkeypatch: "pytest.MonkeyPatch") -> None:
+    """Processes of the TPU compiler that `tomat.perf.plan.compile.process.ask` starts are forked."""
+    from tomat.perf.plan.compile import process
+
+    def start(command: list[str], env: dict[str, str], stderr: IO[bytes], cwd: Path, **_: object) -> Forked:
+        _, _, module, request = command
+        end, its_end = os.pipe()
+        env = env | {name: value for name, value in os.environ.items() if name.startswith("JAX_")}
+        with os.fdopen(its_end, "w") as output:
+            before = COMPILES.format(module=module, request=request)
+            child = Forked(cwd=cwd, env=env, before=before, output=output, errors=stderr)
+        child.stdout = os.fdopen(end, errors="replace")
+        return child
+
+    monkeypatch.setattr(process, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start}))
+
+
 @cache
 def _server() -> socket.socket:
     """Where requests of this process go. Whoever comes first starts the server, which ends with its last client."""
@@ -165,7 +201,7 @@ def _serve(listener: socket.socket) -> None:
             if ready is listener:
                 clients.append(listener.accept()[0])
                 continue
-            request, files, *_ = socket.recv_fds(ready, LONGEST_REQUEST_BYTES, 2)
+            request, files, *_ = socket.recv_fds(ready, LONGEST_REQUEST_BYTES, 3)
             if not request:
                 clients.remove(ready)
                 ready.close()
@@ -175,7 +211,9 @@ def _serve(listener: socket.socket) -> None:
                 os.close(file)
 
 
-def _keep(client: socket.socket, sockets: list[socket.socket], request: dict, output: int, status: int) -> None:
+def _keep(
+    client: socket.socket, sockets: list[socket.socket], request: dict, output: int, errors: int, status: int
+) -> None:
     """Start the command, say its process id, wait for it and say its status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
@@ -183,8 +221,9 @@ def _keep(client: socket.socket, sockets: list[socket.socket], request: dict, ou
         os.close(status)
         for each in sockets:
             each.close()
-        _become(request, output)
+        _become(request, output, errors)
     os.close(output)
+    os.close(errors)
     client.send(str(pid).encode())
     for each in sockets:
         each.close()
@@ -192,10 +231,11 @@ def _keep(client: socket.socket, sockets: list[socket.socket], request: dict, ou
     os._exit(0)
 
 
-def _become(request: dict, output: int) -> None:
+def _become(request: dict, output: int, errors: int) -> None:
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(errors, 2)
     os.close(output)
+    os.close(errors)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

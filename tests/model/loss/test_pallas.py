@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from functools import lru_cache, partial
 from typing import Any
 
@@ -12,6 +10,7 @@ import jax.numpy as jnp
 import loss_batches
 import numpy as np
 import pytest
+from forked import Forked
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loss_batches import START, UNOPTIMISED, assert_close
@@ -150,7 +149,7 @@ def test_tiles_that_do_not_fit():
         jax.eval_shape(partial(density_loss, config=config, target=TARGET), *(jax.ShapeDtypeStruct(*x) for x in of))
 
 
-COMPILE_SCRIPT = """
+COMPILES = """
 import json
 import sys
 
@@ -159,8 +158,9 @@ from tomat.perf.plan.compile.topology import topology_devices
 from tomat.perf.tuning.tile_tuning import lower_loss
 
 device = topology_devices(slice_named("v6e-4"))[0]
-for request in json.load(sys.stdin):
-    print("temporary", lower_loss(request, device).compile().memory_analysis().temp_size_in_bytes)
+for request in json.loads({requests!r}):
+    print("temporary", lower_loss(request, device).compile().memory_analysis().temp_size_in_bytes, flush=True)
+sys.exit()
 """
 
 
@@ -174,11 +174,9 @@ def test_compiles_for_v6e_without_logits_in_hbm():
         for kernel, others in (("pallas", {"tiles": tiles}), ("xla", {"block_positions": 2048}))
     ]
     environment = os.environ | child_environment(slice_named("v6e-4"), [], [])
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE_SCRIPT], input=json.dumps(requests), env=environment, capture_output=True,
-        text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("temporary ")]
+    compiling = Forked(before=COMPILES.format(requests=json.dumps(requests)), env=environment)
+    said, _ = compiling.communicate(timeout=600)
+    assert compiling.returncode == 0, said[-2000:]
+    found = [int(line.split()[1]) for line in said.splitlines() if line.startswith("temporary ")]
     logits = 4 * 2 * 2048 * 4096
     assert found[0] < logits <= found[1], (found, "the check must see logits where there are some")

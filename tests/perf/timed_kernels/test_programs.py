@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked import instead_of_compiling
 from shared_folder import alone, shared_folder
 
 from tomat.base.errors import TomatError
@@ -37,7 +38,8 @@ def cache(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(cache) -> list[TimedProgram | RefusedRow]:
-    with alone(cache):
+    with alone(cache), pytest.MonkeyPatch.context() as patch:
+        instead_of_compiling(patch)
         return list(timed_programs(ROWS, cache))
 
 

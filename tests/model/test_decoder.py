@@ -1,7 +1,7 @@
 import dataclasses
 from collections import Counter
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import draccus
@@ -130,7 +130,6 @@ def operations(config: LmConfig) -> Counter:
     return traced_operations.operations(config, VOCAB, random_tokens(config.max_seq_len))
 
 
-@cache
 def gradients(config: LmConfig) -> list[tuple[str, jax.Array]]:
     """By path of the parameter, which is its name in a checkpoint."""
     gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))
@@ -180,34 +179,31 @@ IN_VMEM = dict(
     whole_head=WholeHeadConfig(128, 128, 128, 128, interpret=True), qk_rotary=QkRotaryConfig("attention"),
     gradient_checkpointing="save_matmuls",
 )  # fmt: skip
-NO_CHANGE: dict[str, tuple[dict, dict]] = {
+NO_CHANGE: dict[str, tuple[dict, ...]] = {
     "layers one by one": (dict(scan_layers=False, **VANILLA), dict(save_mlp_layers=1, query_blocks=3)),
     "biases and shared heads": (
-        dict(num_heads=4, num_kv_heads=2, use_bias=True, gradient_checkpointing="save_attention_mlp", **VANILLA),
-        dict(flat_mlp=True, query_blocks=3, **FUSED),
+        dict(num_heads=4, num_kv_heads=2, use_bias=True, gradient_checkpointing="off", **VANILLA),
+        dict(gradient_checkpointing="save_attention_mlp", flat_mlp=True, query_blocks=3, **FUSED),
     ),
-    "paired heads, no norm of queries": (
-        dict(use_qk_norm=False, gradient_checkpointing="save_attention", **PAIRED, **VANILLA),
-        dict(query_blocks=3, **FUSED),
+    "paired heads with mixed values, no norm of queries": (
+        dict(value_mix=0.3, use_qk_norm=False, gradient_checkpointing="off", **PAIRED, **VANILLA),
+        dict(gradient_checkpointing="save_attention", query_blocks=2, **FUSED),
+        dict(gradient_checkpointing="nested", flat_mlp=True),
     ),
-    "nothing computed twice": (dict(gradient_checkpointing="off", **VANILLA), dict(flat_mlp=True, query_blocks=2)),
     "heads in VMEM": (IN_VMEM, FUSED),
-    "mixed values of pairs": (
-        dict(value_mix=0.3, gradient_checkpointing="off", **PAIRED, **VANILLA),
-        dict(gradient_checkpointing="nested"),
-    ),
 }
+"""Fields of a decoder, and changes of it."""
 
 
 @pytest.mark.parametrize("case", NO_CHANGE)
 def test_what_is_only_computed_otherwise_has_the_same_gradients_and_parameters(case):
-    fields, change = NO_CHANGE[case]
-    within = 1e-4 if "fused_qkv" in change else 1e-5
-    for (path, one), (other_path, other) in zip(
-        gradients(decoder(**fields)), gradients(decoder(**{**fields, **change})), strict=True
-    ):
-        assert path == other_path
-        np.testing.assert_allclose(other, one, atol=within * float(jnp.abs(one).max()) + 1e-12, err_msg=path)
+    fields, *changes = NO_CHANGE[case]
+    expected = gradients(decoder(**fields))
+    for change in changes:
+        within = 1e-4 if "fused_qkv" in change else 1e-5
+        for (path, one), (other_path, other) in zip(expected, gradients(decoder(**fields | change)), strict=True):
+            assert path == other_path
+            np.testing.assert_allclose(other, one, atol=within * float(jnp.abs(one).max()) + 1e-12, err_msg=path)
 
 
 def test_products_of_one_input_as_one_are_fewer():
@@ -285,28 +281,34 @@ def test_the_values_of_the_first_layer_are_mixed_into_those_of_every_layer(scan_
     """The plain way: what the first layer's projection gave is handed on, and the embedding is added to each input."""
     config = decoder(value_mix=0.3, num_layers=3, scan_layers=scan_layers, **fields, **BACKENDS["vanilla"])
     plain = dataclasses.replace(config, value_mix=0.0)
-    model, tokens = build(config), random_tokens(64)
-    x = embedding = model.embeddings.embed(tokens)
-    first = None
-    for layer, unmixed in zip(
-        model.transformer.layers.unstacked(), build(plain).transformer.layers.unstacked(), strict=True
-    ):
-        x = x + config.embedding_skip * embedding
-        normed = layer.input_layernorm(x)
-        values = layer.self_attn.v_proj(normed)
-        first = values if first is None else first
-        # Attention is linear in its values, and values in their weights.
-        mixed, alone = 0.7 * values + 0.3 * first, unmixed.self_attn
-        given = dataclasses.replace(alone, v_proj=lambda _, key=None, mixed=mixed: mixed)
-        x = x + given(normed, build_mask(config))
-        x = x + layer.mlp(layer.post_attention_layernorm(x))
-    expected = model.transformer.norm(x)
-    found = eqx.filter_jit(lambda tokens: model.activations(tokens, attn_mask=build_mask(config)))(tokens)
+    model, unmixed, tokens = build(config), build(plain), random_tokens(64)
+
+    def plainly(tokens):
+        x = embedding = model.embeddings.embed(tokens)
+        first = None
+        for layer, alone in zip(
+            model.transformer.layers.unstacked(), unmixed.transformer.layers.unstacked(), strict=True
+        ):
+            x = x + config.embedding_skip * embedding
+            normed = layer.input_layernorm(x)
+            values = layer.self_attn.v_proj(normed)
+            first = values if first is None else first
+            # Attention is linear in its values, and values in their weights.
+            mixed = 0.7 * values + 0.3 * first
+            given = dataclasses.replace(alone.self_attn, v_proj=lambda _, key=None, mixed=mixed: mixed)
+            x = x + given(normed, build_mask(config))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return model.transformer.norm(x)
+
+    found, expected = eqx.filter_jit(
+        lambda tokens: (model.activations(tokens, attn_mask=build_mask(config)), plainly(tokens))
+    )(tokens)
     np.testing.assert_allclose(found.array, expected.rearrange(found.axes).array, rtol=3e-4, atol=3e-5)
     assert parameter_count(config, VOCAB.size) == parameter_count(plain, VOCAB.size)
     assert parameter_names(config) == parameter_names(plain)
     with pytest.raises(TomatError, match="value_mix is 0.3, and attention was called without"):
-        layer(embedding, build_mask(config))
+        layer = model.transformer.layers.get_layer(1)
+        layer(model.embeddings.embed(tokens), build_mask(config))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -315,9 +317,9 @@ def test_paired_heads_see_one_anothers_keys_and_values(backend):
     config = decoder(128, **PAIRED, hidden_dim=64, num_layers=1, **BACKENDS[backend])
     attention = build(config).transformer.layers.get_layer(0).self_attn
     x = hax.random.normal(jax.random.PRNGKey(1), (Axis("batch", 2), Axis("position", 128), config.Embed))
-    found = eqx.filter_jit(lambda x: attention(x, build_mask(config)))(x)
+    found, qkv = eqx.filter_jit(lambda x: (attention(x, build_mask(config)), attention._compute_qkv(x, key=None)))(x)
     q, k, v = (np.asarray(each.rearrange(axes).array, np.float64) for each, axes in zip(
-        attention._compute_qkv(x, key=None),
+        qkv,
         (("batch", "kv_head", "q_heads_per_group", "position", "head_size"),)
         + (("batch", "kv_head", "position", "head_size"),) * 2,
         strict=True,

@@ -1,6 +1,7 @@
 """Every test runs on two CPU devices, so that sharding is exercised wherever a mesh is used; and the bucket server."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -77,6 +78,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for path in sorted(files, key=turn):
         min(shares, key=len).extend(files[path])
     items[:] = [item for share in shares for item in share]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no later collection goes through it."""
+    gc.collect()
+    gc.freeze()
 
 
 MOST_KEPT_BYTES = 750 * 2**20

@@ -2,8 +2,10 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tomat.data.density.promolecule import RadialBasis
+from tomat.model import angular
 from tomat.model.angular import MOST_L, SOFT_A, degree_slices, real_harmonics, sums_by_kind
 
 BASIS = RadialBasis(6, 4.0)
@@ -14,8 +16,8 @@ PLACES = RNG.uniform(-1, 1, (1, 9, 3)).astype(np.float32)
 
 
 def sums(places: np.ndarray) -> list[np.ndarray]:
-    found = sums_by_kind(BASIS, MOST_L, jnp.asarray(ATOMS), jnp.asarray(OF_KIND), jnp.asarray(places))
-    return [np.asarray(each) for each in found]
+    found = sums_by_kind(BASIS, MOST_L, *(jnp.asarray(each)[None] for each in (ATOMS, OF_KIND, places)))
+    return [np.asarray(each)[0] for each in found]
 
 
 def test_harmonics_are_orthonormal_on_the_sphere():
@@ -50,7 +52,11 @@ def test_nothing_jumps_at_a_nucleus():
         assert np.abs(found[0] - found[0, 0]).max() < 0.01 * np.abs(found).max()
 
 
-def test_groups_keep_to_their_own_atoms():
-    parts = [jnp.asarray(np.concatenate([each, each[:, ::-1]])) for each in (ATOMS, OF_KIND, PLACES)]
+@pytest.mark.parametrize("rows", [1, 3])
+def test_groups_keep_to_their_own_atoms(rows, monkeypatch):
+    monkeypatch.setattr(angular, "BLOCK_POSITIONS", 20)
+    whole = [np.concatenate([each, each[:, ::-1], 2 * each]) for each in (ATOMS, OF_KIND, PLACES)]
+    parts = [jnp.asarray(np.stack([each] * rows)) for each in whole]
     for found, alone in zip(sums_by_kind(BASIS, MOST_L, *parts), sums(PLACES), strict=True):
-        np.testing.assert_allclose(found, np.concatenate([alone, alone[:, ::-1]]), atol=1e-5)
+        for row in np.asarray(found):
+            np.testing.assert_allclose(row[:2], np.concatenate([alone, alone[:, ::-1]]), atol=1e-5)

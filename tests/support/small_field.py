@@ -22,7 +22,7 @@ from tomat.model.environment import (
 from tomat.model.field import FieldConfig, FieldModel
 
 BASIS = RadialBasis(8, 4.0)
-CONFIG = FieldConfig(max_seq_len=12, basis=BASIS, channels=3, products=4, hidden_dim=16, hidden_layers=2)
+CONFIG = FieldConfig(max_seq_len=12, basis=BASIS, channels=3, products=4, hidden_dim=16, hidden_layers=2, members=2)
 CELL = Crystal(
     np.array([[3.1, 0.2, 0.0], [0.4, 3.4, 0.1], [0.0, 0.3, 4.0]]), np.array([12, 8]),
     np.array([[0.1, 0.2, 0.3], [0.6, 0.55, 0.8]]), "skewed",
@@ -48,7 +48,10 @@ def learnt() -> FieldModel:
     """With weights in its last layer, which begin as zero, and its statistics."""
     model = fresh()
     model = model.with_moments(eqx.filter_jit(model.moments)(row_of(CELL, GRID, VOXELS), TABLES))
-    *layers, last = model.network.layers
-    weight = dataclasses.replace(last.weight, array=0.3 * jnp.sin(jnp.arange(last.weight.size, dtype=jnp.float32)))
-    network = dataclasses.replace(model.network, layers=[*layers, dataclasses.replace(last, weight=weight)])
-    return dataclasses.replace(model, network=network)
+    members = []
+    for turn, member in enumerate(model.members):
+        *layers, last = member.network.layers
+        numbers = 0.3 * jnp.sin(jnp.arange(last.weight.size, dtype=jnp.float32) + turn)
+        layers.append(dataclasses.replace(last, weight=dataclasses.replace(last.weight, array=numbers)))
+        members.append(dataclasses.replace(member, network=dataclasses.replace(member.network, layers=layers)))
+    return dataclasses.replace(model, members=members)

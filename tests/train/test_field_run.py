@@ -33,7 +33,7 @@ def test_it_begins_as_the_sum_of_atoms_and_resumes_with_its_statistics(run, tmp_
     assert len(found) == 8 and 0.01 < found[0] < 0.15
     model = load(run).run.model
     assert isinstance(model, FieldModel)
-    statistics = model.norm
+    statistics = model.members[0].norm
     assert np.abs(statistics.mean.array).max() > 0.1 and (statistics.deviation.array != 1).all()
     shutil.copytree(run, tmp_path / "demo")
     shutil.rmtree(tmp_path / "demo" / "checkpoints" / "step-7")

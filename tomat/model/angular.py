@@ -1,6 +1,6 @@
 """Sums over the atoms around a voxel of radial functions times spherical harmonics, by element, and their invariants.
 
-Shapes: G group of places, P place, N atom near the group, E element among them, K radial function, M harmonic.
+Shapes: B row, G group of its places, P place, N atom near the group, E element, K radial function, M harmonic.
 """
 
 from collections.abc import Sequence
@@ -54,11 +54,11 @@ def angular_functions(basis: RadialBasis) -> int:
 def sums_by_kind(
     basis: RadialBasis, max_l: int, positions: jax.Array, of_kind: jax.Array, places: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Sums over atoms of radial functions, float32 [G, P, K, E], and of those of `angular_functions` times harmonics
-    above l = 0, [G, P, M, K, E]; both without a gradient.
+    """Sums over atoms of radial functions, float32 [B, G, P, K, E], and of those of `angular_functions` times harmonics
+    above l = 0, [B, G, P, M, K, E]; both without a gradient.
 
-    Of each group of places, `places` [G, P, 3] in A, the atoms near it: `positions` [G, N, 3] in A, and `of_kind`
-    [G, N, E], 1 where an atom is of a kind, else 0.
+    Of each group of places, `places` [B, G, P, 3] in A, the atoms near it: `positions` [B, G, N, 3] in A, and `of_kind`
+    [B, G, N, E], 1 where an atom is of a kind, else 0.
     """
 
     def of_group(positions: jax.Array, of_kind: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -75,9 +75,13 @@ def sums_by_kind(
         angular = jnp.einsum("pmn,pqn->pmq", jnp.stack(harmonics, axis=1), by_kind, precision="high")
         return spherical, angular.reshape(*angular.shape[:2], -1, of_kind.shape[-1])
 
-    groups = max(1, BLOCK_POSITIONS // places.shape[1])
-    sums = jax.lax.map(lambda each: of_group(*each), (positions, of_kind, places), batch_size=groups)
-    return jax.lax.stop_gradient(sums)
+    # Groups in turn, rows at once: rows may be spread over devices.
+    rows, _, size = places.shape[:3]
+    by_group = [each.swapaxes(0, 1) for each in (positions, of_kind, places)]
+    groups = max(1, BLOCK_POSITIONS // (rows * size))
+    sums = jax.lax.map(lambda each: jax.vmap(of_group)(*each), tuple(by_group), batch_size=groups)
+    spherical, angular = (jax.lax.stop_gradient(each.swapaxes(0, 1)) for each in sums)
+    return spherical, angular
 
 
 def degree_slices(max_l: int) -> Sequence[slice]:

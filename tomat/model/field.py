@@ -6,6 +6,7 @@ Shapes: B row, P position, N atom near the row's voxels, E element among them, K
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import equinox as eqx
 import haliax as hax
@@ -59,6 +60,9 @@ class FieldConfig(LmConfig):
     """Width of the network between the invariants and the density."""
     hidden_layers: int = 3
     """Of the network."""
+    members: int = 1
+    """Models that differ in their first weights alone and learn beside one another from the same sums, most of the
+    work; the density is their mean, and how far they lie apart says how far to trust it."""
     max_atoms: int = 160
     """Atoms near 32 voxels of a row that lie together, periodic images too, that there is room for; the loader says how
     many it would need."""
@@ -66,7 +70,7 @@ class FieldConfig(LmConfig):
     """Different elements among them that a row has room for."""
 
     def __post_init__(self) -> None:
-        check_range("model.", self, channels=1, products=1, hidden_dim=1, hidden_layers=1, max_l=(0, MOST_L))
+        check_range("model.", self, channels=1, products=1, hidden_dim=1, hidden_layers=1, members=1, max_l=(0, MOST_L))
         check_range("model.", self, max_atoms=1, max_elements=1)
 
     @property
@@ -117,19 +121,31 @@ class StatisticsLayerNorm(eqx.Module):
         return jnp.clip((invariants - mean) / deviation, -MOST_DEVIATIONS, MOST_DEVIATIONS)
 
 
-class FieldModel(LmHeadModel[FieldConfig]):
-    """From atoms and places to densities."""
+class AtomSums(NamedTuple):
+    """What is computed of the atoms around each place, in which nothing learnt is."""
+
+    kinds: jax.Array
+    """int [B, E]: Z of the elements; 0: none."""
+    spherical: jax.Array
+    """float32 [B, P, K, E]"""
+    angular: jax.Array
+    """float32 [B, P, M, K, E]"""
+    promolecule: jax.Array
+    """float32 [B, P], e/Å³."""
+
+
+class FieldMember(eqx.Module):
+    """From the sums of atoms to the logarithm of the density over the promolecule's."""
 
     elements: ElementEmbedding
     projections: NamedArray
     """[degree, radial, channel, product]: of each degree above 0, what of its sums is multiplied."""
     norm: StatisticsLayerNorm
     network: hnn.MLP
-    field_config: FieldConfig = eqx.field(static=True)
-    vocab: Axis = eqx.field(static=True)
+    config: FieldConfig = eqx.field(static=True)
 
-    @classmethod
-    def init(cls, Vocab: Axis, config: FieldConfig, *, key) -> "FieldModel":
+    @staticmethod
+    def init(config: FieldConfig, *, key) -> "FieldMember":
         k_elements, k_descriptors, k_projections, k_network = jrandom.split(key, 4)
         Channel, Product = Axis("channel", config.channels), Axis("product", config.products)
         Degree, Radial = Axis("degree", config.max_l), Axis("radial", angular_functions(config.basis))
@@ -148,7 +164,51 @@ class FieldModel(LmHeadModel[FieldConfig]):
         *layers, last = network.layers
         last = dataclasses.replace(last, weight=hax.zeros_like(last.weight))
         network = dataclasses.replace(network, layers=[*layers, last])
-        return cls(elements, projections, norm, network, config, Vocab)
+        return FieldMember(elements, projections, norm, network, config)
+
+    def invariants(self, sums: AtomSums, tables: EnvironmentTables) -> jax.Array:
+        """What the network is told, before the norm, [B, P, invariant]: rotations, shifts, supercells and other orders
+        of atoms leave it as it is."""
+        config, dtype = self.config, self.projections.dtype
+        elements = self.elements.of(sums.kinds, tables)
+        scale = jnp.asarray(feature_scale(config.basis), dtype)
+        told = jnp.einsum("bpke,bec,k->bpkc", sums.spherical.astype(dtype), elements, scale)
+        parts = [told.reshape(*told.shape[:2], -1)]
+        projections = self.projections.rearrange(("degree", "radial", "channel", "product")).array
+        one, other = np.triu_indices(config.products)
+        for harmonics, projection in zip(degree_slices(config.max_l), projections, strict=True):
+            # Elements and functions at once: what would be between, 16 x 15 x 8 numbers a voxel, took twice as long.
+            mixed = jnp.einsum("bec,kcq,k->bkeq", elements, projection, scale[::2])
+            projected = jnp.einsum("bpmke,bkeq->bpmq", sums.angular[:, :, harmonics].astype(dtype), mixed)
+            spectrum = jnp.einsum("bpmq,bpmr->bpqr", projected, projected) / projected.shape[2]
+            parts.append(spectrum[:, :, one, other])
+        parts.append(jnp.log(sums.promolecule + LOG_FLOOR_E_PER_A3)[..., None].astype(dtype))
+        return jnp.concatenate(parts, axis=-1)
+
+    def log_ratio(self, sums: AtomSums, tables: EnvironmentTables, axes: tuple[Axis, Axis]) -> jax.Array:
+        """float32 [B, P], within `MOST_LOG_RATIO`."""
+        told = self.norm(self.invariants(sums, tables))
+        named = hax.auto_sharded(NamedArray(told, (*axes, Axis("invariant", self.config.invariants))))
+        found = self.network(named).rearrange(axes).array.astype(jnp.float32)
+        return jnp.clip(found, -MOST_LOG_RATIO, MOST_LOG_RATIO)
+
+
+Moments = tuple[jax.Array, jax.Array, jax.Array]
+"""Of some voxels: how many, and the sums of what each member's network is told of them and of its squares, [member,
+invariant]."""
+
+
+class FieldModel(LmHeadModel[FieldConfig]):
+    """From atoms and places to densities."""
+
+    members: list[FieldMember]
+    field_config: FieldConfig = eqx.field(static=True)
+    vocab: Axis = eqx.field(static=True)
+
+    @classmethod
+    def init(cls, Vocab: Axis, config: FieldConfig, *, key) -> "FieldModel":
+        keys = jrandom.split(key, config.members)
+        return cls([FieldMember.init(config, key=each) for each in keys], config, Vocab)
 
     @property
     def config(self) -> FieldConfig:
@@ -158,10 +218,9 @@ class FieldModel(LmHeadModel[FieldConfig]):
     def Vocab(self) -> Axis:
         return self.vocab
 
-    def invariants(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> tuple[jax.Array, jax.Array]:
-        """What the network is told, before the norm, [B, P, invariant], and the promolecule, float32 [B, P], e/Å³:
-        rotations, shifts, supercells and other orders of atoms leave both as they are."""
-        config, dtype = self.config, self.projections.dtype
+    def sums(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> AtomSums:
+        """Of the atoms near each group of places."""
+        config = self.config
         numbers = atoms.numbers.rearrange(("batch", "group", "atom")).array
         kinds = atoms.kinds.rearrange(("batch", "kind")).array
         of_kind = (numbers[..., None] == kinds[:, None, None]) & (kinds > 0)[:, None, None]
@@ -172,61 +231,45 @@ class FieldModel(LmHeadModel[FieldConfig]):
         size = min(GROUP_POSITIONS, n_places)
         # The last group of a row may be short.
         padded = jnp.pad(places, ((0, 0), (0, n_groups * size - n_places), (0, 0)))
-        grouped = padded.reshape(rows * n_groups, size, 3)
-        near, kind_of_each = (
-            each.reshape(rows * n_groups, *each.shape[2:]) for each in (positions, of_kind.astype(jnp.float32))
-        )
+        grouped = padded.reshape(rows, n_groups, size, 3)
         spherical, angular = (
-            each.reshape(rows, n_groups * size, *each.shape[2:])[:, :n_places]
-            for each in sums_by_kind(config.basis, config.max_l, near, kind_of_each, grouped)
+            each.reshape(rows, n_groups * size, *each.shape[3:])[:, :n_places]
+            for each in sums_by_kind(config.basis, config.max_l, positions, of_kind.astype(jnp.float32), grouped)
         )
         neutral = jnp.asarray(tables.promolecule)[kinds]
         promolecule = jnp.einsum("bpke,bek->bp", spherical, neutral, precision="highest")
-        elements = self.elements.of(kinds, tables)
-        scale = jnp.asarray(feature_scale(config.basis), dtype)
-        told = jnp.einsum("bpke,bec,k->bpkc", spherical.astype(dtype), elements, scale)
-        parts = [told.reshape(*told.shape[:2], -1)]
-        projections = self.projections.rearrange(("degree", "radial", "channel", "product")).array
-        one, other = np.triu_indices(config.products)
-        for harmonics, projection in zip(degree_slices(config.max_l), projections, strict=True):
-            # Elements and functions at once: what would be between, 16 x 15 x 8 numbers a voxel, took twice as long.
-            mixed = jnp.einsum("bec,kcq,k->bkeq", elements, projection, scale[::2])
-            projected = jnp.einsum("bpmke,bkeq->bpmq", angular[:, :, harmonics].astype(dtype), mixed)
-            spectrum = jnp.einsum("bpmq,bpmr->bpqr", projected, projected) / projected.shape[2]
-            parts.append(spectrum[:, :, one, other])
-        parts.append(jnp.log(promolecule + LOG_FLOOR_E_PER_A3)[..., None].astype(dtype))
-        return jnp.concatenate(parts, axis=-1), promolecule
+        return AtomSums(kinds, spherical, angular, promolecule)
 
     @named_call
-    def density(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> tuple[NamedArray, NamedArray]:
-        """The density at each place, and that of the promolecule, both float32 [batch, position], e/Å³. Where the one
-        fades, so does the other."""
-        invariants, promolecule = self.invariants(atoms, tables)
-        Batch, Position = (atoms.places.resolve_axis(name) for name in ("batch", "position"))
-        Invariant = Axis("invariant", self.config.invariants)
-        told = hax.auto_sharded(NamedArray(self.norm(invariants), (Batch, Position, Invariant)))
-        log_ratio = self.network(told).rearrange((Batch, Position)).array.astype(jnp.float32)
-        ratio = jnp.exp(jnp.clip(log_ratio, -MOST_LOG_RATIO, MOST_LOG_RATIO))
-        both = (NamedArray(each, (Batch, Position)) for each in (promolecule * ratio, promolecule))
-        density, promolecules = (hax.auto_sharded(each) for each in both)
-        return density, promolecules
+    def densities(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> tuple[list[NamedArray], NamedArray]:
+        """The density of each member at each place, and the promolecule's, all float32 [batch, position], e/Å³. Where
+        the promolecule fades, they do."""
+        sums = self.sums(atoms, tables)
+        axes = atoms.places.resolve_axis("batch"), atoms.places.resolve_axis("position")
+        ratios = [jnp.exp(member.log_ratio(sums, tables, axes)) for member in self.members]
+        found = [hax.auto_sharded(NamedArray(sums.promolecule * ratio, axes)) for ratio in ratios]
+        return found, hax.auto_sharded(NamedArray(sums.promolecule, axes))
 
-    def moments(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Of the voxels of some rows: how many, and the sums of their invariants and of the squares, [invariant]."""
-        told = self.invariants(atoms, tables)[0].astype(jnp.float32)
-        told = told.reshape(-1, told.shape[-1])
-        return jnp.asarray(float(len(told))), told.sum(axis=0), (told**2).sum(axis=0)
+    def moments(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> Moments:
+        """Of the voxels of some rows."""
+        sums = self.sums(atoms, tables)
+        told = jnp.stack([member.invariants(sums, tables).astype(jnp.float32) for member in self.members])
+        told = told.reshape(len(self.members), -1, told.shape[-1])
+        return jnp.asarray(float(told.shape[1])), told.sum(axis=1), (told**2).sum(axis=1)
 
-    def with_moments(self, moments: tuple[jax.Array, jax.Array, jax.Array]) -> "FieldModel":
+    def with_moments(self, moments: Moments) -> "FieldModel":
         """The model with the statistics of those voxels."""
         count, total, squares = (np.asarray(each, np.float64) for each in moments)
         mean = total / count
         # An invariant that is the same everywhere tells nothing, and is not blown up.
         deviation = np.sqrt(np.maximum(squares / count - mean**2, 0.0)) + LEAST_DEVIATION
-        place = self.norm.mean.array.sharding
-        arrays = (jax.device_put(jnp.asarray(each, self.norm.mean.dtype), place) for each in (mean, deviation))
-        norm = StatisticsLayerNorm(*(NamedArray(each, self.norm.mean.axes) for each in arrays))
-        return dataclasses.replace(self, norm=norm)
+        members = []
+        for member, *arrays in zip(self.members, mean, deviation, strict=True):
+            now = member.norm.mean
+            placed = (jax.device_put(jnp.asarray(each, now.dtype), now.array.sharding) for each in arrays)
+            norm = StatisticsLayerNorm(*(NamedArray(each, now.axes) for each in placed))
+            members.append(dataclasses.replace(member, norm=norm))
+        return dataclasses.replace(self, members=members)
 
     def activations(
         self, input_ids: NamedArray, attn_mask: AttentionMask | NamedArray | None = None, *, key=None, pos_ids=None

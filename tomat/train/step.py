@@ -90,8 +90,9 @@ class FieldLossFunction:
         ids = example.tokens.rearrange(("batch", "position")).array - self.target.density_start
         is_density = (ids >= 0).astype(jnp.float32)
         values = jnp.asarray(self.target.values, jnp.float32)
-        both = model.density(example.atoms, self.environment)
-        found, promolecule = (each.rearrange(("batch", "position")).array for each in both)
+        members, promolecule = model.densities(example.atoms, self.environment)
+        found = jnp.stack([each.rearrange(("batch", "position")).array for each in members])
+        promolecule = promolecule.rearrange(("batch", "position")).array
         rho = values[jnp.clip(ids, 0, len(values) - 1)]
         if (offset := self.target.offset_e_per_a3) is not None:
             rho = (promolecule + offset) * rho - offset
@@ -100,8 +101,10 @@ class FieldLossFunction:
         def mean(of_voxels: jax.Array) -> jax.Array:
             return jnp.sum(of_voxels * is_density, axis=1) / jnp.maximum(count, 1.0)
 
-        error = mean(jnp.abs(found - rho))
-        loss = jnp.mean(jnp.where(count > 0, error / jnp.maximum(example.atoms.mean_density.array, 1e-6), 0.0))
+        # Each member learns for itself; what is predicted is their mean.
+        mean_density = jnp.maximum(example.atoms.mean_density.array, 1e-6)
+        loss = jnp.mean(jnp.stack([mean(jnp.abs(each - rho)) / mean_density for each in found]))
+        error = mean(jnp.abs(found.mean(axis=0) - rho))
         metrics = {
             "density_loss": loss,
             "emd_e_per_A3": jnp.mean(error),

@@ -19,7 +19,14 @@ FIELD = ["--data.layout", "scattered-512", "--loss.kind", "nmae", "--trainer.mp"
 @pytest.fixture(scope="module")
 def run() -> LoadedRun:
     words = ["--model.type", "field", "--model.basis.n", str(BASIS.n), "--model.basis.cutoff_a", str(BASIS.cutoff_a)]
-    words += ["--model.channels", str(CONFIG.channels), "--model.products", str(CONFIG.products)]
+    words += [
+        "--model.members",
+        "2",
+        "--model.channels",
+        str(CONFIG.channels),
+        "--model.products",
+        str(CONFIG.products),
+    ]
     words += ["--model.hidden_dim", str(CONFIG.hidden_dim), "--model.hidden_layers", str(CONFIG.hidden_layers)]
     codec: Any = None  # which a field model does not look at
     loaded = LoadedRun(load_config(None, [*FIELD, *words]), learnt(), codec, PROMOLECULE, 1, "")
@@ -29,24 +36,27 @@ def run() -> LoadedRun:
 
 def test_boxes_give_what_the_model_gives_at_each_voxel(run):
     told: list[tuple[int, int]] = []
-    found = cell_density(run, CELL, GRID, lambda done, total: told.append((done, total)))
+    found, spread = cell_density(run, CELL, GRID, lambda done, total: told.append((done, total)))
     voxels = np.random.default_rng(0).choice(found.size, 40, replace=False)
-    expected = cast(Any, run.model).density(row_of(CELL, GRID, voxels), TABLES)[0].array[0]
-    np.testing.assert_allclose(found.ravel()[voxels], expected, rtol=2e-4)
+    members, _ = cast(Any, run.model).densities(row_of(CELL, GRID, voxels), TABLES)
+    expected = np.array([each.array[0] for each in members])
+    np.testing.assert_allclose(found.ravel()[voxels], expected.mean(axis=0), rtol=2e-4)
+    assert spread is not None
+    np.testing.assert_allclose(spread.ravel()[voxels], expected.std(axis=0, ddof=1), rtol=2e-3, atol=1e-6)
     assert found.min() > 0 and told[-1] == (81, 81)
 
 
 def test_the_batch_changes_nothing(run, monkeypatch):
-    whole = cell_density(run, CELL, GRID)
+    whole, _ = cell_density(run, CELL, GRID)
     monkeypatch.setattr(field, "BOXES", 5)
     monkeypatch.setattr(field, "ROOM_STEP", 512)
-    np.testing.assert_allclose(cell_density(run, CELL, GRID), whole, rtol=1e-5)
+    np.testing.assert_allclose(cell_density(run, CELL, GRID)[0], whole, rtol=1e-5)
 
 
 def test_a_supercell_is_its_cell_again(run):
     coords = np.vstack([(CELL.frac_coords + [0, step, 0]) / [1, 2, 1] for step in range(2)])
     twice = Crystal(CELL.lattice * [[1], [2], [1]], np.tile(CELL.atomic_numbers, 2), coords)
-    expected = cell_density(run, CELL, GRID)
-    found = cell_density(run, twice, (9, 20, 17))
+    expected, _ = cell_density(run, CELL, GRID)
+    found, _ = cell_density(run, twice, (9, 20, 17))
     difference = np.abs(found - np.concatenate([expected, expected], axis=1)).sum()
     assert difference < 2e-4 * found.sum()

@@ -6,6 +6,7 @@ from typing import cast
 import equinox as eqx
 import haliax as hax
 import jax
+import jax.numpy as jnp
 import jmp
 import numpy as np
 from haliax.partitioning import ResourceMapping
@@ -34,24 +35,25 @@ ROOM_STEP = 32
 
 def cell_density(
     run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
-) -> np.ndarray:
-    """The density on a grid of the cell, float32 `[nx, ny, nz]`, e/Å³, as the model gives it."""
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The density on a grid of the cell, float32 `[nx, ny, nz]`, e/Å³, as the model gives it; and the standard
+    deviation over its members, None of a single one."""
     config, tables = cast(FieldConfig, run.config.model), cast(EnvironmentTables, run.tables)
     trainer = run.config.trainer_config()
     boxes = _Boxes(crystal, grid_shape, config.basis.cutoff_a)
-    rho = np.empty(prod(grid_shape), np.float32)
+    both = np.empty((2, prod(grid_shape)), np.float32)
     with trainer.use_device_mesh():
         model = hax.shard(run.model, trainer.parameter_axis_mapping)
         mapping, policy = trainer.compute_axis_mapping, trainer.mp
         for start in range(0, len(boxes), BOXES * trainer.data_axis_size):
             voxels, batch = boxes.batch(start, trainer.data_axis_size)
-            found = np.asarray(_densities(cast(FieldModel, model), batch, tables, mapping, policy)).reshape(
-                voxels.shape
-            )
-            rho[voxels[voxels >= 0]] = found[voxels >= 0]
+            found = _densities(cast(FieldModel, model), batch, tables, mapping, policy)
+            for values, each in zip(both, found, strict=True):
+                values[voxels[voxels >= 0]] = np.asarray(each).reshape(voxels.shape)[voxels >= 0]
             if on_patches is not None:
                 on_patches(min(start + len(voxels), len(boxes)), len(boxes))
-    return rho.reshape(grid_shape)
+    rho, deviations = both.reshape(2, *grid_shape)
+    return rho, deviations if config.members > 1 else None
 
 
 @eqx.filter_jit
@@ -61,12 +63,14 @@ def _densities(
     tables: EnvironmentTables,
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy | None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
+    """The mean of the members at each place, and how far they deviate from it."""
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
-        density, _ = model.density(hax.shard(cast(ScatteredAtoms, named_atoms(batch))), tables)
-        return density.rearrange(("batch", "position")).array
+        members, _ = model.densities(hax.shard(cast(ScatteredAtoms, named_atoms(batch))), tables)
+        found = jnp.stack([each.rearrange(("batch", "position")).array for each in members])
+        return found.mean(axis=0), found.std(axis=0, ddof=1) if len(members) > 1 else jnp.zeros_like(found[0])
 
 
 class _Boxes:

@@ -122,7 +122,7 @@ class RunPredictor(Predictor):
         if is_field(self.run.config.model):
             from tomat.predict.inference.field import cell_density
 
-            return cell_density(self.run, crystal, grid_shape, on_patches), None
+            return cell_density(self.run, crystal, grid_shape, on_patches)
         patches = cell_patches(self.run, crystal, grid_shape)
         trainer = self.run.config.trainer_config()
         samples, n_patches, n_voxels = self.choice.samples, len(patches.anchors), prod(patches.patch_shape)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from embedded_set_gth import FUNCTIONAL, gth_text, require_eminus
+from pwscf import CHARGE_DENSITY, DIAGO_THR_INIT, THREADS, KeptRun, PwCalculation, PwX, Start, density_of_run
 from scf_savings_page import savings, table, write_page
-from scf_savings_pwscf import CHARGE_DENSITY, DIAGO_THR_INIT, THREADS, KeptRun, PwCalculation, PwX, Start
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, output_file, positive_float, positive_int, report_file, run_folder
@@ -237,17 +237,6 @@ def study(
         "converged_from_embedded_nmae": nmae(same.rho, reference.rho),
         "starts": {name: told[name] for name in STARTS},
     }
-
-
-def density_of_run(path: Path, crystal: Crystal, grid_shape: tuple[int, int, int]) -> DensityGrid:
-    """The density of a `charge-density.dat`, e/Å³, on a grid of the crystal's cell that holds all of its vectors."""
-    vectors, coefficients = read_coefficients(path)
-    spectrum = np.zeros(grid_shape, np.complex128)
-    if vectors.gamma_only:
-        spectrum[tuple(-vectors.miller.T)] = coefficients.conj()
-    spectrum[tuple(vectors.miller.T)] = coefficients
-    rho = np.fft.ifftn(spectrum).real * (spectrum.size / BOHR_A**3)
-    return DensityGrid(rho, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name)
 
 
 def not_run(reason: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fuzz_damage import VALUE_DAMAGE, damaged_document, damaged_file, fuzz_file, fuzz_json, fuzz_lines
 from hypothesis import strategies as st
-from scf_savings_pwscf import RECORD, _kept
+from pwscf import RECORD, _kept
 
 from tomat.base.errors import TomatError
 from tomat.base.records import read_typed

@@ -4,11 +4,11 @@ from dataclasses import replace
 import embedded_set
 import pytest
 from embedded_set import build_demo_data, build_parser
-from embedded_set_recipes import CellRecipe, Distortion
+from embedded_set_cells import CellRecipe, Distortion
 from reported import reported
 
 from tomat.base.reporting import dump_json
-from tomat.data.density.zarr_store import read_zarr
+from tomat.data.density.demo.embedded import read_stored
 
 
 def hydrogen(material_id: str, a: float) -> CellRecipe:
@@ -17,7 +17,7 @@ def hydrogen(material_id: str, a: float) -> CellRecipe:
         material_id=material_id, compound="H2", structure_type="molecule", split="train", variant="ideal",
         lattice_a=((a, 0.0, 0.0), (0.0, a, 0.0), (0.0, 0.0, a)), symbols=("H", "H"), valence=(1, 1),
         frac_coords=((0.1, 0.1, 0.1), (0.1, 0.1, 0.1 + 0.74 / a)), e_cut_hartree=6.0, k_mesh=(1, 1, 1),
-        k_shift=(0, 0, 0), distortion=Distortion(),
+        k_shift=(0, 0, 0), distortion=Distortion(), group="crystals", engine="eminus", smearing_hartree=0.0,
     )  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def test_build_resume_and_change(tmp_path, monkeypatch, capsys):
     assert [cell["material_id"] for cell in index["cells"]] == ["H2-a"] and not index["discarded"]
     assert json.loads(dump_json(index)) == json.loads((tmp_path / "index.json").read_text())
     cell = index["cells"][0]
-    grid = read_zarr(tmp_path / "H2-a.zarr")
+    grid = read_stored(tmp_path, cell)
     assert grid.electron_count == pytest.approx(2, rel=1e-6)
     assert list(grid.grid_shape) == cell["native_shape"] and max(cell["refined_spacing_a"]) <= 0.065
     assert cell["calculation"]["code"].startswith("eminus ") and cell["calculation"]["converged"]
@@ -47,4 +47,4 @@ def test_build_resume_and_change(tmp_path, monkeypatch, capsys):
     recipes = [replace(first, e_cut_hartree=5.0), second]
     changed = build_demo_data(tmp_path, recipes=recipes, convergence=False, processes=1)
     assert changed["cells"][0]["calculation"]["e_cut_hartree"] == 5.0
-    assert read_zarr(tmp_path / "H2-a.zarr").grid_shape < grid.grid_shape
+    assert read_stored(tmp_path, changed["cells"][0]).grid_shape < grid.grid_shape

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pwscf import PwX
 from scf_savings import STARTS, by_compound, chosen_cells, in_words, over_cells, study
 from scf_savings_page import savings, table, write_page
-from scf_savings_pwscf import PwX
 
 
 def row(name: str, **iterations: int | None) -> dict:

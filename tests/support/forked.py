@@ -189,8 +189,9 @@ def _serve(listener: socket.socket) -> None:
     importlib.import_module("kept_data").keep_data()
     # Nearly every command trains on the embedded densities; their fits, 4 s of processor time, are kept in the process.
     demo = importlib.import_module("tomat.data.tokens.demo")
-    demo.fit_demo_promolecule()
-    demo.fit_demo_codec(DENSITY_TOKENS, "absolute")
+    groups = (demo.CRYSTALS,)
+    demo.fit_demo_promolecule(groups)
+    demo.fit_demo_codec(DENSITY_TOKENS, "absolute", False, "refined", groups)
     # So that collections in the children do not copy the memory that they share.
     gc.freeze()
     # Keepers are not waited for.

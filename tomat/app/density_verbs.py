@@ -67,7 +67,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def _run_show_demo(args: argparse.Namespace) -> int:
     """List the embedded cells, the settings they were computed with, and the measured error of these."""
-    from tomat.data.density.demo.embedded import demo_index, load_demo
+    from tomat.data.density.demo.embedded import GROUPS, demo_index, load_demo
 
     if args.material_id:
         grid = load_demo(args.material_id)
@@ -80,11 +80,11 @@ def _run_show_demo(args: argparse.Namespace) -> int:
     def by(mesh: Any) -> str:
         return "x".join(map(str, mesh))
 
-    headings = ("cell", "split", "electrons", "cut-off / Ha", "k-mesh", "native", "refined", "spacing / A")
+    headings = ("cell", "group", "split", "electrons", "cut-off / Ha", "k-mesh", "native", "refined", "spacing / A")
     cells = []
     for cell in demo_index()["cells"]:
         recipe, electrons = cell["recipe"], cell["calculation"]["valence_electrons"]
-        settings = (recipe["split"], electrons, f"{recipe['e_cut_hartree']:g}", by(recipe["k_mesh"]))
+        settings = (recipe["group"], recipe["split"], electrons, f"{recipe['e_cut_hartree']:g}", by(recipe["k_mesh"]))
         grids = (by(cell["native_shape"]), by(cell["refined_shape"]), f"{max(cell['refined_spacing_a']):.4f}")
         cells.append((cell["material_id"], *settings, *grids))
     errors = []
@@ -95,7 +95,14 @@ def _run_show_demo(args: argparse.Namespace) -> int:
         errors.append((entry["material_id"], entry["setting"], raised, nmae))
     title = "Measured error of the settings: NMAE against the same cell with one setting raised"
     of_errors = list(map(Column, ("cell", "setting", "raised to", "NMAE / %")))
-    show(Table("", list(map(Column, headings)), cells), Table(title, of_errors, errors))
+    recipes = [cell["recipe"] for cell in demo_index()["cells"]]
+    groups = []
+    for name, words in GROUPS.items():
+        splits = [recipe["split"] for recipe in recipes if recipe["group"] == name]
+        if splits:
+            groups.append((name, len(splits), splits.count("validation"), words))
+    of_groups = list(map(Column, ("group", "cells", "held out", "what")))
+    show(Table("", list(map(Column, headings)), cells), Table(title, of_errors, errors), Table("", of_groups, groups))
     write_report(args.json, demo_index())
     return 0
 

@@ -38,6 +38,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     source = parser.add_mutually_exclusive_group()
     text = "materials of the embedded set (default: validation; for a run on a folder, what it held out)"
     source.add_argument("--split", choices=("train", "validation"), help=text)
+    text = "groups of the embedded set, of which `tomat demo-data show` has the list (default: crystals)"
+    parser.add_argument("--groups", nargs="+", metavar="GROUP", help=text)
     text = "densities instead: CHGCAR, cube, Zarr, Materials Project JSON, or folders of such"
     source.add_argument("--input", nargs="+", metavar="PATH", help=text)
     add_rule_flags(parser)
@@ -140,24 +142,27 @@ def _materials(
 ) -> "tuple[Sequence[str], Callable[[str], DensityGrid], str]":
     """Names of the materials, how to load one, and where they come from in words."""
     if args.input is not None:
+        if args.groups is not None:
+            raise TomatError("--groups are of the embedded densities; leave them out with --input.")
         from tomat.data.tokens.pipeline.sources import path_inputs
 
         inputs = path_inputs(args.input, rules_of(args.species, args.accept))
         return list(inputs.material_ids), inputs.get_grid, counted(len(inputs.material_ids), "input")
-    of_folder = args.split is None and config.data.source == "folder"
+    of_folder = args.split is None and args.groups is None and config.data.source == "folder"
     refuse_rules(args.species, args.accept, "what the run held out" if of_folder else "the embedded densities")
     if of_folder:
         from tomat.app.workflow.held_out import held_out_of_run
 
         held = held_out_of_run(config, args.run_dir)
         return held.names, held.load, held.words[0]
-    if args.split is None and config.data.source != "embedded":
+    if args.split is None and args.groups is None and config.data.source != "embedded":
         what = f"{args.run_dir} was trained on a shard set, which holds densities only as tokens"
         raise TomatError(f"{what}; name held-out densities with --input, or give --split validation.")
-    from tomat.data.density.demo.embedded import demo_materials, load_demo
+    from tomat.data.density.demo.embedded import CRYSTALS, demo_materials, load_demo
 
-    split = args.split or "validation"
-    return [material.material_id for material in demo_materials(split)], load_demo, f"embedded {split}"
+    split, groups = args.split or "validation", args.groups or [CRYSTALS]
+    words = " ".join(["embedded", split, *(args.groups or ())])
+    return [material.material_id for material in demo_materials(split, groups)], load_demo, words
 
 
 def read_report(path: Path) -> "TeacherForcedResult":

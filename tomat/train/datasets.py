@@ -54,6 +54,7 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
             patches_per_material=data.patches_per_material,
             relative=data.codec_relative,
             grid=data.embedded_grid,
+            groups=data.groups,
         )
         if jax.process_index() == 0:
             write()

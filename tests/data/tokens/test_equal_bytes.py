@@ -18,8 +18,8 @@ from tomat.data.tokens.shards import open_shards
 MATERIALS = [material.material_id for material in demo_materials("validation")]
 
 DIGESTS = {
-    "v3-p7": ("9cd962d2482a342b", "cb74c79512eb601a"),
-    "v3-fill8k": ("8918176e5f7a6144", "5864e63a5cbfc685"),
+    "v3-p7": ("df53526b61d02c07", "185a04094ed0cb8a"),
+    "v3-fill8k": ("b1df96421fc54e69", "cb58d6d95a021d18"),
 }
 """By layout: of the ids, and of what the manifest says."""
 

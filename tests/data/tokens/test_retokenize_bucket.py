@@ -9,7 +9,8 @@ import pytest
 from tiny_run import tomat
 
 from tomat.base.layout import RETRY_STATUS
-from tomat.data.density.demo.embedded import DATA_DIR, demo_materials
+from tomat.data.density.demo.embedded import demo_materials, load_stored
+from tomat.data.density.outputs import write_density
 
 MATERIALS = 4
 WORDS = ["--layout", "v3-p7", "--bins", "300", "--patches_per_material", "24", "--workers", "1", "--storage_tries", "5"]
@@ -48,13 +49,13 @@ def run(environment, *words, status=0, command=None):
 
 
 @pytest.fixture
-def densities(bucket):
+def densities(bucket, tmp_path):
     """Embedded densities as a `rho_gga` tree in the bucket."""
     for material in demo_materials("train")[:MATERIALS]:
-        place = DATA_DIR / f"{material.material_id}.zarr"
-        for path in place.rglob("*"):
+        write_density(load_stored(material.material_id), tmp_path / f"{material.material_id}.zarr", "zarr")
+        for path in (tmp_path / f"{material.material_id}.zarr").rglob("*"):
             if path.is_file():
-                bucket.put("bucket", f"rho_gga/label/{path.relative_to(DATA_DIR)}", path.read_bytes())
+                bucket.put("bucket", f"rho_gga/label/{path.relative_to(tmp_path)}", path.read_bytes())
     return bucket
 
 

@@ -69,12 +69,13 @@ def test_losses_of_another_kind_are_not_compared_and_one_seed_says_nothing():
 
 
 def test_settings_are_judged_on_training_compounds_alone(tmp_path):
-    config = load_config(DEMO)
+    groups = ["layered", "metals"]
+    config = load_config(DEMO, ["--data.groups", json.dumps(groups)])
     found = tuning_overrides(config, tmp_path, 0.2, 7)
     folder = Path(found["data.input"])
     names = {path.stem for path in folder.iterdir()}
-    assert names == {material.material_id for material in demo_materials("train")}
-    assert not names & {material.material_id for material in demo_materials("validation")}
+    assert names == {material.material_id for material in demo_materials("train", groups)} != set()
+    assert not names & {material.material_id for material in demo_materials("validation", groups)}
     assert tuning_overrides(config, tmp_path, 0.2, 7) == found
     assert found["data.source"] == "folder" and (found["data.validation_share"], found["data.split_seed"]) == (0.2, 7)
     with pytest.raises(TomatError, match="by what they say of materials"):

@@ -1,6 +1,6 @@
 """The embedded densities as shard sets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,7 @@ from tomat.base.storage import Store
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.codec.ratios import RatioHistogram, fit_codec
-from tomat.data.density.demo.embedded import SPLITS, demo_materials, grid_shapes, load_demo, load_stored
+from tomat.data.density.demo.embedded import CRYSTALS, SPLITS, demo_materials, grid_shapes, load_demo, load_stored
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.layouts import SequenceLayout
@@ -33,10 +33,13 @@ def write_demo_shards(
     patches_per_material: int,
     relative: bool = False,
     grid: EmbeddedGrid = "refined",
+    groups: Collection[str] = (CRYSTALS,),
 ) -> None:
-    """Fit codec, `relative` to the promolecule or not, and promolecule to the embedded training densities; write a set
-    for each split, unless it is there."""
-    names = {split: [material.material_id for material in demo_materials(split)] for split in SPLITS}
+    """Fit codec, `relative` to the promolecule or not, and promolecule to the embedded training densities of some
+    groups; write a set of them, and one of the ten held-out cells, unless they are there."""
+    train, held_out = SPLITS
+    chosen = {train: demo_materials(train, groups), held_out: demo_materials(held_out)}
+    names = {split: [material.material_id for material in materials] for split, materials in chosen.items()}
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS}
     of_grid = {kind: grid_shapes(kind) for kind in EMBEDDED_GRIDS}
     for split, plan in plans.items():
@@ -61,12 +64,13 @@ def write_demo_shards(
                     soft_wrap=True,
                 )
         return
-    codec = fit_demo_codec(n_density_tokens, objective, relative, grid)
+    groups = tuple(groups)
+    codec = fit_demo_codec(n_density_tokens, objective, relative, grid, groups)
     settings = {"layout": layout, "patches_per_material": patches_per_material, "seed": SEED}
     for split, plan in plans.items():
         place = folder / split
         # A set that is there keeps its own, or goes on without, if it is from before there were such.
-        promolecule = fit_demo_promolecule() if plan is None else stored_promolecule(Store(place), plan)
+        promolecule = fit_demo_promolecule(groups) if plan is None else stored_promolecule(Store(place), plan)
         write_shards(place, names[split], LOADERS[grid], codec=codec, promolecule=promolecule, **settings)
 
 
@@ -74,21 +78,22 @@ def write_demo_shards(
 def fit_demo_codec(
     n_density_tokens: int,
     objective: Literal["absolute", "squared"],
-    relative: bool = False,
-    grid: EmbeddedGrid = "refined",
+    relative: bool,
+    grid: EmbeddedGrid,
+    groups: tuple[str, ...],
 ) -> LloydMaxCodec:
     """The codec of the embedded training densities; once in a process."""
-    histogram = RatioHistogram(fit_demo_promolecule()) if relative else DensityHistogram()
-    for material in demo_materials("train"):
+    histogram = RatioHistogram(fit_demo_promolecule(groups)) if relative else DensityHistogram()
+    for material in demo_materials("train", groups):
         histogram.add_grid(LOADERS[grid](material.material_id))
     return fit_codec(histogram, n_density_tokens, objective)
 
 
 @cache
-def fit_demo_promolecule() -> Promolecule:
+def fit_demo_promolecule(groups: tuple[str, ...]) -> Promolecule:
     """The promolecule of the embedded training densities, refined ones whatever grid the rows are of, so that it is the
     same; 2 s of processor time, once in a process."""
     fit = PromoleculeFit()
-    for material in demo_materials("train"):
+    for material in demo_materials("train", groups):
         fit.add(load_demo(material.material_id))
     return fit.solve()

@@ -137,20 +137,22 @@ def check_judged(config: TrainConfig, sources: Sequence[str]) -> None:
 
 def tuning_overrides(config: TrainConfig, work_dir: Path, share: float, split_seed: int) -> dict[str, Any]:
     """Settings by which a configuration is judged on compounds of its training set that are set aside: a share of the
-    densities, whole compositions. `work_dir` gets a folder of links to the training compounds, without those held out.
+    densities, whole compositions. `work_dir` gets a folder of the training compounds, without those held out.
     """
-    from tomat.data.density.demo.embedded import DATA_DIR, demo_materials
+    from tomat.data.density.demo.embedded import demo_materials, load_stored
+    from tomat.data.density.outputs import write_density
 
     if config.data.source == "folder":
         return {}
     folder = work_dir / TRAINING_COMPOUNDS
     with writing(folder, "Make room, or give another --work_dir."):
         folder.mkdir(parents=True, exist_ok=True)
-        for material in demo_materials("train"):
-            link, target = folder / f"{material.material_id}.zarr", DATA_DIR / f"{material.material_id}.zarr"
-            if not link.is_symlink() or link.readlink() != target:
-                link.unlink(missing_ok=True)
-                link.symlink_to(target)
+        for material in demo_materials("train", config.data.groups):
+            place = folder / f"{material.material_id}.zarr"
+            if place.is_symlink():  # to the densities of an earlier tomat, which were files of this layout
+                place.unlink()
+            if not place.is_dir():
+                write_density(load_stored(material.material_id), place, "zarr")
     data = {"source": "folder", "input": str(folder), "validation_share": share, "split_seed": split_seed}
     return {f"data.{key}": value for key, value in data.items()}
 

@@ -72,6 +72,7 @@ class Session:
         made_of = [data.layout, data.n_density_tokens, data.codec_objective, data.patches_per_material]
         made_of += [] if data.embedded_grid == "refined" else [data.embedded_grid]
         made_of += ["relative"] if data.codec_relative else []
+        made_of += [] if data.groups == ("crystals",) else [list(data.groups)]
         data_name = hashlib.sha256(dump_json({"made_of": made_of}).encode()).hexdigest()[:12]
         datasets = open_datasets(config, request.work_dir / "data" / data_name)
         initialise(config, trainer_config, request.scratch_dir, 0)

@@ -50,6 +50,8 @@ class DataConfig:
     in_memory: bool = key(False, free="speed", step=False)
     """Keep every block that has been read; from the second epoch on nothing is read. Else those of two windows of the
     shuffle are kept."""
+    groups: tuple[str, ...] = key(("crystals",), added=True, step=False)
+    """Groups of the embedded densities that are trained on (`source: embedded`); `tomat demo-data show` lists them."""
     patches_per_material: int = key(64, step=False)
     """Patches, or rows of scattered voxels, drawn from each cell (`source: embedded`, `folder`)."""
     embedded_grid: Literal["refined", "stored"] = key("refined", added=True, step=False)
@@ -74,6 +76,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         from tomat.data.density.rules import ReadRules
 
+        if self.groups != ("crystals",):
+            # Imported where it is asked for alone: a prediction reads a configuration, and no embedded density.
+            from tomat.data.density.demo.embedded import check_groups
+
+            check_groups(self.groups)
         if self.layout not in LAYOUTS:
             raise TomatError(f"data.layout is '{self.layout}'; expected one of {', '.join(sorted(LAYOUTS))}.")
         if self.source == "shards" and self.train is None:

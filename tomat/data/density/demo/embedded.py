@@ -1,22 +1,36 @@
-"""The embedded data set: real plane-wave densities of some tens of small cells, part of the package.
+"""The embedded data set: real plane-wave densities of small cells, part of the package.
 
-PBE with GTH norm-conserving pseudopotentials, computed with eminus by `profiling/embedded_set.py`; not PAW densities.
-They are stored on the smallest grid that holds their whole Fourier series and refined on reading, exactly, to a spacing
-of at most 0.065 A, that of the Materials Project densities. Whole compounds are held out for validation.
+PBE with GTH norm-conserving pseudopotentials, computed with eminus or pw.x by `profiling/embedded_set.py`; not PAW
+densities. They are stored on the smallest grid that holds their whole Fourier series and refined on reading, exactly,
+to a spacing of at most 0.065 A, that of the Materials Project densities. Whole compounds are held out for validation.
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from tomat.base.errors import TomatError
+from tomat.data.density.demo.stored import read_coefficients
+from tomat.data.density.elements import atomic_number
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.zarr_store import read_zarr
 
 DATA_DIR = Path(__file__).parent.parent / "demo_data"
 SPLITS = ("train", "validation")
+CRYSTALS = "crystals"
+GROUPS = {
+    CRYSTALS: "small crystals, the set of before: what the demo trains on and is judged by",
+    "further-crystals": "small crystals of further compounds",
+    "metals": "metals without d or f electrons",
+    "vacuum": "atoms and molecules in boxes, single layers, surfaces",
+    "layered": "layered crystals",
+    "large": "vacancies, antisites and rattled supercells of 15 to 23 atoms",
+}
+"""What a cell may belong to. A compound that is held out is so in all of them."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +52,19 @@ def demo_index() -> dict[str, Any]:
         raise TomatError(f"the embedded data set is damaged ({path}: {error}); install tomat again.") from error
 
 
-def demo_materials(split: str | None = None) -> list[DemoMaterial]:
-    """The embedded cells in the order of the index, of one split or of both."""
+def demo_materials(split: str | None = None, groups: Collection[str] = (CRYSTALS,)) -> list[DemoMaterial]:
+    """The embedded cells in the order of the index, of one split or of both, of some of `GROUPS`.
+
+    Raises:
+        TomatError: No such split or group.
+    """
     if split is not None and split not in SPLITS:
         raise TomatError(f"The embedded densities have no split {split!r}; expected one of {', '.join(SPLITS)}.")
+    check_groups(groups)
     return [
         DemoMaterial(cell["material_id"], cell["calculation"]["valence_electrons"])
         for cell in demo_index()["cells"]
-        if split in (None, cell["recipe"]["split"])
+        if split in (None, cell["recipe"]["split"]) and cell["recipe"]["group"] in groups
     ]
 
 
@@ -55,11 +74,34 @@ def grid_shapes(kind: Literal["refined", "stored"]) -> dict[str, tuple[int, int,
     return {cell["material_id"]: tuple(cell[key]) for cell in demo_index()["cells"]}
 
 
+def check_groups(groups: Collection[str]) -> None:
+    """Refuse names that are not of `GROUPS`, and none at all."""
+    unknown = [group for group in groups if group not in GROUPS]
+    if unknown or not groups:
+        found = f"no group {unknown[0]!r}" if unknown else "groups, but none was named"
+        raise TomatError(f"The embedded densities have {found}; expected some of {', '.join(GROUPS)}.")
+
+
+@cache
+def _cells() -> dict[str, dict[str, Any]]:
+    return {cell["material_id"]: cell for cell in demo_index()["cells"]}
+
+
 def load_stored(material_id: str) -> DensityGrid:
     """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/Å³."""
-    if material_id not in {cell["material_id"] for cell in demo_index()["cells"]}:
+    if material_id not in _cells():
         raise TomatError(f"no embedded density {material_id!r}; `tomat demo-data show` lists those there are.")
-    return read_zarr(DATA_DIR / f"{material_id}.zarr", material_id)
+    return read_stored(DATA_DIR, _cells()[material_id])
+
+
+def read_stored(folder: Path, cell: dict[str, Any]) -> DensityGrid:
+    """The density of one entry of an index, beside which it lies in `folder`."""
+    recipe = cell["recipe"]
+    lattice = np.array(recipe["lattice_a"])
+    mean = sum(recipe["valence"]) / abs(float(np.linalg.det(lattice)))
+    rho = read_coefficients(folder / f"{cell['material_id']}.zarr", mean)
+    numbers = np.array([atomic_number(symbol) for symbol in recipe["symbols"]])
+    return DensityGrid(rho, lattice, numbers, np.array(recipe["frac_coords"]), cell["material_id"])
 
 
 @cache
@@ -67,7 +109,7 @@ def load_demo(material_id: str) -> DensityGrid:
     """One embedded density at its refined grid, e/Å³, read once in a process; its values cannot be written to.
 
     A run reads each three times (codec, check, tokens), at 17 ms of processor time; all 103 are 90 MB. Interpolated
-    plane-wave densities are nowhere negative; should rounding make one so, `clipped_voxels` says it (0 of all shipped).
+    plane-wave densities are nowhere negative; should rounding make one so, `clipped_voxels` says it.
     """
     stored = load_stored(material_id)
     return stored.refined(grid_shapes("refined")[material_id], clip_negative=True)

@@ -1,0 +1,147 @@
+"""Further crystals of the embedded set, of two to ten atoms: more chemistry, all by pw.x.
+
+A compound's cut-off is the largest that an element of it needs, and its mesh reaches equally far in every direction.
+None of the held-out compounds is among them.
+"""
+
+import numpy as np
+from embedded_set_cells import Atoms, Compound, Mesh, Site, fcc, hexagonal
+
+GROUP = "further-crystals"
+
+ELEMENTS: dict[str, tuple[int, float]] = {
+    "H": (1, 30.0), "He": (2, 30.0), "Li": (3, 45.0), "Be": (4, 50.0), "B": (3, 30.0), "C": (4, 40.0), "N": (5, 45.0),
+    "O": (6, 45.0), "F": (7, 45.0), "Na": (1, 20.0), "Mg": (2, 15.0), "Al": (3, 15.0), "Si": (4, 18.0), "P": (5, 18.0),
+    "S": (6, 25.0), "Cl": (7, 25.0), "Ar": (8, 25.0), "K": (9, 25.0), "Ca": (10, 40.0), "Sc": (11, 40.0),
+    "Ti": (12, 45.0), "Zn": (12, 60.0), "Ga": (3, 18.0), "Ge": (4, 18.0), "As": (5, 18.0), "Se": (6, 20.0),
+    "Br": (7, 22.0), "Rb": (9, 22.0), "Sr": (10, 25.0), "Y": (11, 30.0), "Zr": (12, 35.0), "Cd": (12, 45.0),
+    "In": (3, 18.0), "Sn": (4, 18.0), "Sb": (5, 15.0), "Te": (6, 18.0), "I": (7, 20.0), "Cs": (9, 22.0),
+    "Ba": (10, 25.0), "Hf": (12, 35.0), "Tl": (3, 18.0), "Pb": (4, 18.0),
+}  # fmt: skip
+"""Valence electrons of the pseudopotential, and the cut-off in hartree that an element needs beside softer ones."""
+
+SEMICONDUCTOR_REACH_A, IONIC_REACH_A, WIDE_REACH_A = 22.0, 15.0, 11.0
+"""What a mesh resolves: k-points along an axis times its length; the last of insulators of five atoms and more."""
+Variants = tuple[str, ...]
+TWO: Variants = ("ideal", "sheared")
+
+
+def gamma_mesh(lattice: np.ndarray, reach_a: float) -> Mesh:
+    """A mesh with Gamma that reaches `reach_a` along each axis."""
+    # To 1e-6, so that axes of one length, which rounding tells apart, have one number of points.
+    nx, ny, nz = (max(1, int(np.ceil(reach_a / length - 1e-6))) for length in np.linalg.norm(lattice, axis=1))
+    return (nx, ny, nz), (0, 0, 0)
+
+
+def crystal(
+    formula: str, structure: str, lattice: np.ndarray, sites: dict[str, list[Site]],
+    reach_a: float, variants: Variants, group: str = GROUP, split: str = "train", smearing_hartree: float = 0.0,
+) -> Compound:  # fmt: skip
+    """A compound by its sites, with the cut-off of its elements and a mesh of the given reach."""
+    atoms: Atoms = tuple((symbol, ELEMENTS[symbol][0], site) for symbol, places in sites.items() for site in places)
+    mesh, shift = gamma_mesh(lattice, reach_a)
+    e_cut = max(ELEMENTS[symbol][1] for symbol in sites)
+    return Compound(formula, structure, lattice, atoms, e_cut, mesh, shift, variants, split, group, smearing_hartree)
+
+
+SECOND_SITE = {"zinc blende": (0.25, 0.25, 0.25), "rock salt": (0.5, 0.5, 0.5), "caesium chloride": (0.5, 0.5, 0.5)}
+SMALL_GAPS = ("InAs", "InSb", "InN", "GaSb", "CdO")
+"""PBE closes their gaps, or nearly."""
+SMALL_GAP_SMEARING_HARTREE = 0.002
+
+
+def _binaries() -> list[Compound]:
+    tables = (
+        ("zinc blende", SEMICONDUCTOR_REACH_A, (
+            ("Ga", "Sb", 6.096), ("In", "As", 6.058), ("In", "Sb", 6.479), ("In", "N", 4.98), ("Be", "S", 4.865),
+            ("Be", "Se", 5.137), ("Be", "Te", 5.617), ("Mg", "S", 5.66), ("Mg", "Se", 5.92), ("B", "Sb", 5.25),
+            ("Ge", "C", 4.61), ("Zn", "S", 5.41), ("Zn", "Se", 5.668), ("Zn", "O", 4.58), ("Cd", "Te", 6.48),
+        )),
+        ("rock salt", IONIC_REACH_A, (
+            ("Na", "I", 6.47), ("Na", "Br", 5.97), ("K", "I", 7.07), ("K", "Br", 6.60), ("K", "H", 5.70),
+            ("Na", "H", 4.88), ("Rb", "Cl", 6.58), ("Li", "Br", 5.50), ("Li", "I", 6.00), ("Sr", "Se", 6.24),
+            ("Sr", "Te", 6.66), ("Ba", "S", 6.39), ("Ba", "Se", 6.60), ("Ca", "Se", 5.91), ("Ca", "Te", 6.35),
+            ("Rb", "F", 5.64), ("Cs", "F", 6.01), ("In", "N", 4.62), ("Be", "O", 3.65), ("Cd", "O", 4.70),
+            ("Zn", "O", 4.28),
+        )),
+        ("caesium chloride", IONIC_REACH_A, (("Cs", "I", 4.57), ("Tl", "Cl", 3.83), ("Tl", "Br", 3.97))),
+    )  # fmt: skip
+    found = []
+    for structure, reach, rows in tables:
+        for one, two, a in rows:
+            lattice = a * np.eye(3) if structure == "caesium chloride" else fcc(a)
+            sites = {one: [(0.0, 0.0, 0.0)], two: [SECOND_SITE[structure]]}
+            smearing = SMALL_GAP_SMEARING_HARTREE if one + two in SMALL_GAPS else 0.0
+            found.append(crystal(one + two, structure, lattice, sites, reach, TWO, smearing_hartree=smearing))
+    return found
+
+
+def _of_three_atoms() -> list[Compound]:
+    # In antifluorite the single one is the anion.
+    rows = (
+        ("fluorite", 5.94, "Pb", "F"), ("fluorite", 7.34, "Ba", "Cl"), ("fluorite", 5.07, "Zr", "O"),
+        ("fluorite", 5.08, "Hf", "O"), ("fluorite", 5.39, "Cd", "F"),
+        ("antifluorite", 6.39, "Ge", "Mg"), ("antifluorite", 6.76, "Sn", "Mg"), ("antifluorite", 6.82, "Se", "Na"),
+        ("antifluorite", 7.39, "S", "K"), ("antifluorite", 6.44, "O", "K"), ("antifluorite", 5.71, "S", "Li"),
+        ("antifluorite", 6.00, "Se", "Li"), ("antifluorite", 4.34, "C", "Be"),
+    )  # fmt: skip
+    found = []
+    for structure, a, single, double in rows:
+        formula = f"{single}{double}2" if structure == "fluorite" else f"{double}2{single}"
+        sites = {single: [(0.0, 0.0, 0.0)], double: [(0.25, 0.25, 0.25), (0.75, 0.75, 0.75)]}
+        reach = SEMICONDUCTOR_REACH_A if double in ("Mg", "Be") else IONIC_REACH_A
+        found.append(crystal(formula, structure, fcc(a), sites, reach, TWO))
+    half_heusler = (("Mg", "P", 6.005), ("Mg", "As", 6.19), ("Al", "Si", 5.93), ("Zn", "P", 5.76), ("Zn", "N", 4.87))
+    for filling, anion, a in half_heusler:
+        sites = {anion: [(0.0, 0.0, 0.0)], "Li": [(0.5, 0.5, 0.5)], filling: [(0.25, 0.25, 0.25)]}
+        found.append(crystal(f"Li{filling}{anion}", "half Heusler", fcc(a), sites, SEMICONDUCTOR_REACH_A, TWO))
+    return found
+
+
+def _of_more_atoms() -> list[Compound]:
+    found = []
+    cubes = (
+        ("Na", "Mg", "F", 3.96), ("Ba", "Li", "F", 3.995), ("Sr", "Li", "F", 3.87), ("Cs", "Pb", "Cl", 5.61),
+        ("Rb", "Ca", "F", 4.45), ("K", "Ca", "F", 4.40), ("Cs", "Ca", "F", 4.52), ("Sr", "Zr", "O", 4.14),
+        ("Ba", "Zr", "O", 4.19), ("Ca", "Ti", "O", 3.85),
+    )  # fmt: skip
+    for large, small, anion, a in cubes:
+        faces = [(0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5)]
+        sites = {large: [(0.0, 0.0, 0.0)], small: [(0.5, 0.5, 0.5)], anion: faces}
+        found.append(crystal(f"{large}{small}{anion}3", "perovskite", a * np.eye(3), sites, WIDE_REACH_A, TWO))
+    # Matlockite, PbFCl: a square layer of fluorine between two of each of the others.
+    for metal, halogen, a, c, z, w in (
+        ("Sr", "Cl", 4.126, 6.958, 0.2015, 0.643), ("Ba", "Cl", 4.394, 7.225, 0.2049, 0.6472),
+        ("Ca", "Cl", 3.894, 6.818, 0.196, 0.643),
+    ):  # fmt: skip
+        sites = {
+            "F": [(0.0, 0.0, 0.0), (0.5, 0.5, 0.0)],
+            metal: [(0.0, 0.5, z), (0.5, 0.0, 1 - z)],
+            halogen: [(0.0, 0.5, w), (0.5, 0.0, 1 - w)],
+        }
+        found.append(crystal(f"{metal}F{halogen}", "matlockite", np.diag([a, a, c]), sites, WIDE_REACH_A, TWO))
+    for single, double, a, c, x in (("Sn", "O", 4.737, 3.186, 0.307), ("Zn", "F", 4.71, 3.13, 0.303)):
+        sites = {
+            single: [(0.0, 0.0, 0.0), (0.5, 0.5, 0.5)],
+            double: [(x, x, 0.0), (1 - x, 1 - x, 0.0), (0.5 + x, 0.5 - x, 0.5), (0.5 - x, 0.5 + x, 0.5)],
+        }
+        found.append(crystal(f"{single}{double}2", "rutile", np.diag([a, a, c]), sites, WIDE_REACH_A, TWO))
+    third, two_thirds = 1 / 3, 2 / 3
+    # P3_2 21 with a twofold axis through the origin.
+    x, y, z = 0.4135, 0.2669, 0.1191
+    quartz = {
+        "Si": [(0.4697, 0.0, 0.0), (0.0, 0.4697, two_thirds), (0.5303, 0.5303, third)],
+        "O": [(x, y, z), (1 - y, x - y, z + two_thirds), (1 + y - x, 1 - x, z + third),
+              (x - y, 1 - y, 1 - z), (y, x, two_thirds - z), (1 - x, 1 + y - x, third - z)],
+    }  # fmt: skip
+    litharge = {"O": [(0.0, 0.0, 0.0), (0.5, 0.5, 0.0)], "Pb": [(0.0, 0.5, 0.235), (0.5, 0.0, 0.765)]}
+    return [
+        *found,
+        crystal("PbO", "litharge", np.diag([3.97, 3.97, 5.02]), litharge, WIDE_REACH_A, TWO),
+        crystal("SiO2", "quartz", hexagonal(4.913, 5.405), quartz, WIDE_REACH_A, TWO),
+    ]
+
+
+def further_compounds() -> list[Compound]:
+    """Compounds of two to nine atoms, smaller cells first."""
+    return [*_binaries(), *_of_three_atoms(), *_of_more_atoms()]

@@ -1,0 +1,278 @@
+"""Self-consistent calculations by pw.x of Quantum ESPRESSO: what it is given, and what it says.
+
+Each finished run lies in a folder of its own, found again by the content of all that decides it.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.base.checked_json import parse_checked, with_checksum
+from tomat.base.documents import read_bytes
+from tomat.base.errors import TomatError
+from tomat.base.records import Amount, Positive, typed
+from tomat.base.reporting import to_jsonable, write_json
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.elements import symbol_of
+from tomat.data.density.espresso import read_coefficients
+from tomat.data.density.geometry import BOHR_A
+from tomat.data.density.grid import DensityGrid
+
+CHARGE_DENSITY = Path("pw.save") / "charge-density.dat"
+"""Of the prefix `pw`."""
+START = "start.dat"
+RECORD = "result.json"
+ENDS_EARLY = "the output ends early"
+"""Reason of a run that was killed, which is not the calculation's answer: it is run again."""
+THREADS = 1
+"""Of each run: cells of a few atoms."""
+DIAGO_THR_INIT = 1e-5
+"""Convergence threshold of the first diagonalisation, whatever is started from. Left to itself pw.x 6.7 takes 1e-5
+where it is given a density and 1e-2 where it adds up atoms (INPUT_PW, `diago_thr_init`): its own start then spends
+iterations on orbitals that the others begin with."""
+
+
+@dataclass(frozen=True, eq=False)
+class PwCalculation:
+    """What pw.x solves, whatever it starts from."""
+
+    crystal: Crystal
+    e_cut_ry: float
+    """Of the wave functions; the density has four times as much."""
+    k_mesh: tuple[int, int, int]
+    k_shift: tuple[int, int, int]
+    """0 or 1: moved by half a step."""
+    pseudopotentials: Mapping[str, str]
+    """Text of the `.gth` file by chemical symbol."""
+    functional: str
+    conv_thr_ry: float
+    """Of the estimated error of the energy, at which the iterations end."""
+    degauss_ry: float = 0.0
+    """Width of a Gaussian smearing of the occupations; 0: fixed ones."""
+    symmetry: bool = False
+    """Whether pw.x may use the crystal's own, beside k and -k. To a mesh that has less of it than its crystal it adds
+    the points that are missing, which is another density (GaP on a shifted mesh of before: 0.67 % NMAE)."""
+
+    def input_text(self, from_file: bool) -> str:
+        """The input: to start from a density in `CHARGE_DENSITY`, or from the code's own superposition of atoms."""
+        symbols = [symbol_of(z) for z in self.crystal.atomic_numbers.tolist()]
+        rows = [" ".join(f"{value:.10f}" for value in row) for row in self.crystal.lattice.tolist()]
+        atoms = (
+            f"{symbol} " + " ".join(f"{value:.10f}" for value in site)
+            for symbol, site in zip(symbols, self.crystal.frac_coords.tolist(), strict=True)
+        )
+        start = "file" if from_file else "atomic"
+        more = "" if self.symmetry else ", nosym=.true."
+        more += f", occupations='smearing', degauss={self.degauss_ry:.6f}" if self.degauss_ry else ""
+        # The masses are not used at rest, but have to be there. `low` keeps the wave functions in memory until the end.
+        return "\n".join([
+            "&control calculation='scf', prefix='pw', outdir='.', pseudo_dir='.', disk_io='low' /",
+            f"&system ibrav=0, nat={len(symbols)}, ntyp={len(self.pseudopotentials)}, ecutwfc={self.e_cut_ry:.6f}, "
+            f"input_dft='{self.functional}'{more} /",
+            f"&electrons conv_thr={self.conv_thr_ry:.3e}, diago_thr_init={DIAGO_THR_INIT:.0e}, startingpot='{start}' /",
+            "ATOMIC_SPECIES", *(f"{symbol} 1.0 {symbol}.gth" for symbol in self.pseudopotentials),
+            "CELL_PARAMETERS angstrom", *rows,
+            "ATOMIC_POSITIONS crystal", *atoms,
+            "K_POINTS automatic", " ".join(map(str, (*self.k_mesh, *self.k_shift))), "",
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PwRun:
+    """What one run of pw.x said."""
+
+    version: str
+    iterations: Positive | None
+    """None: it did not converge, for `reason`."""
+    reason: str
+    accuracy_ry: tuple[Amount, ...]
+    """Estimated error of the energy after each iteration."""
+    energy_ry: float | None
+    wall_seconds: Amount | None
+    """By its own clock, of the whole program."""
+    cpu_seconds: Amount | None
+    fft_shape: tuple[Positive, Positive, Positive] | None
+    k_points: Positive | None
+    """After symmetry."""
+
+
+def parse_output(text: str) -> PwRun:
+    """What is in the standard output of pw.x 6.x, whole or cut off."""
+
+    def number(pattern: str) -> float | None:
+        found = re.findall(pattern, text, re.MULTILINE)
+        return float(found[-1]) if found else None
+
+    version = re.search(r"Program PWSCF v\.(\S+)", text)
+    converged = re.search(r"convergence has been achieved in\s+(\d+) iterations", text)
+    shape = re.search(r"FFT dimensions:\s*\(\s*(\d+),\s*(\d+),\s*(\d+)\)", text)
+    times = re.search(r"^\s+PWSCF\s+:\s+(.+?) CPU\s+(.+?) WALL", text, re.MULTILINE)
+    k_points = number(r"number of k points=\s*(\d+)")
+    reason = ""
+    if converged is None:
+        error = re.search(r"Error in routine\s+(\S+)\s*\(.*?\):\s*\n\s*(.+)", text)
+        gave_up = re.search(r"convergence NOT achieved after\s+\d+ iterations", text)
+        reason = f"{error[1]}: {error[2].strip()}" if error else gave_up[0] if gave_up else ENDS_EARLY
+    return PwRun(
+        version=version[1] if version else "",
+        iterations=int(converged[1]) if converged else None,
+        reason=reason,
+        accuracy_ry=tuple(float(x) for x in re.findall(r"^ +estimated scf accuracy +< +(\S+) Ry", text, re.MULTILINE)),
+        energy_ry=number(r"^!\s+total energy\s+=\s+(\S+) Ry"),
+        wall_seconds=_seconds(times[2]) if times else None,
+        cpu_seconds=_seconds(times[1]) if times else None,
+        fft_shape=(int(shape[1]), int(shape[2]), int(shape[3])) if shape else None,
+        k_points=None if k_points is None else int(k_points),
+    )
+
+
+def _seconds(text: str) -> float:
+    """`0.85s`, `1m23.45s`, `2h 3m`."""
+    units = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+    return sum(float(value) * units[unit] for value, unit in re.findall(r"([\d.]+)\s*([dhms])", text))
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A density to start from."""
+
+    identity: str
+    """A hash, or words, of all that decides it."""
+    write: Callable[[Path], dict[str, Any]]
+    """Makes it and writes it as a `charge-density.dat`; gives what there is to remember of it, as JSON has it."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRun:
+    """A run and where it lies."""
+
+    said: PwRun
+    folder: Path
+    """With `pw.in`, `pw.out` and `CHARGE_DENSITY`, the converged density of a run that converged."""
+    facts: Mapping[str, Any]
+    """Of `Start.write`."""
+
+
+class PwX:
+    """pw.x as it is installed here, and the folder that keeps its runs.
+
+    Args:
+        work: Receives a folder for each run.
+        program: Name or path.
+        limit_seconds: A run that takes longer is ended and counts as not converged.
+
+    Raises:
+        TomatError: There is no such program.
+    """
+
+    def __init__(self, work: Path, program: str = "pw.x", limit_seconds: float = 3600.0) -> None:
+        found = shutil.which(program)
+        if found is None:
+            raise TomatError(
+                f"{program} is not installed. On Debian or Ubuntu it comes with `apt-get install quantum-espresso`."
+            )
+        self.path, self.work, self.limit_seconds = Path(found), work, limit_seconds
+        self.sha256 = hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+    def folder(self, calculation: PwCalculation, name: str, start: Start | None, turn: int) -> Path:
+        """Where a run lies: by its input, its pseudopotentials, what it starts from and the program."""
+        digest = hashlib.sha256(self.sha256.encode())
+        for part in (
+            calculation.input_text(start is not None),
+            *calculation.pseudopotentials.values(),
+            start.identity if start else "",
+        ):
+            digest.update(hashlib.sha256(part.encode()).digest())
+        return self.work / calculation.crystal.name / f"{name}-{digest.hexdigest()[:16]}-{turn}"
+
+    def run(self, calculation: PwCalculation, name: str, start: Start | None, turn: int = 0) -> KeptRun:
+        """Run pw.x, unless the same run lies there already.
+
+        Args:
+            calculation: What to solve.
+            name: Of the start, in the folder's name.
+            start: A density; None for the code's own start.
+            turn: Of several equal runs, which differ in their times; the first of them makes the density.
+
+        Raises:
+            TomatError: pw.x does not read the density that it is given.
+        """
+        target = self.folder(calculation, name, start, turn)
+        if (target / RECORD).exists() and (kept := _kept(target)).said.reason != ENDS_EARLY:
+            return kept
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".running-") as place:
+            folder, facts = Path(place) / target.name, {}
+            (folder / CHARGE_DENSITY).parent.mkdir(parents=True)
+            for symbol, text in calculation.pseudopotentials.items():
+                (folder / f"{symbol}.gth").write_text(text)
+            (folder / "pw.in").write_text(calculation.input_text(start is not None))
+            if start is not None:
+                if turn:
+                    shutil.copy(self.folder(calculation, name, start, 0) / START, folder / START)
+                else:
+                    facts = start.write(folder / START)
+                shutil.copy(folder / START, folder / CHARGE_DENSITY)
+            text = self._call(folder)
+            (folder / "pw.out").write_text(text)
+            found = parse_output(text)
+            if start is not None and found.iterations and "initial density is read from file" not in text:
+                raise TomatError(f"{target.name}: pw.x did not read the density that it was given:\n{text[-2000:]}")
+            for each in (*folder.glob("pw.save/wfc*.dat"), *folder.glob("pw.save/*.gth"), *folder.glob("pw.*xml")):
+                each.unlink()
+            write_json(folder / RECORD, with_checksum(to_jsonable({"said": asdict(found), "facts": facts})))
+            if target.exists():
+                shutil.rmtree(target)
+            os.replace(folder, target)
+        return _kept(target)
+
+    def _call(self, folder: Path) -> str:
+        """Standard output of one run; with what ended it, where it was ended."""
+        # One thread; Open MPI refuses to start as root without the other two.
+        settings = {
+            "OMP_NUM_THREADS": str(THREADS),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+        try:
+            done = subprocess.run(
+                [self.path, "-i", "pw.in"], cwd=folder, env={**os.environ, **settings}, check=False,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=self.limit_seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as late:
+            said = (late.stdout or b"").decode(errors="replace")
+            return f"{said}\nError in routine tomat (1):\nended after {self.limit_seconds:g} s\n"
+        return done.stdout.decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class _Record:
+    said: PwRun
+    facts: Mapping[str, Any]
+
+
+def density_of_run(path: Path, crystal: Crystal, grid_shape: tuple[int, int, int]) -> DensityGrid:
+    """The density of a `charge-density.dat`, e/Å³, on a grid of the crystal's cell that holds all of its vectors."""
+    vectors, coefficients = read_coefficients(path)
+    spectrum = np.zeros(grid_shape, np.complex128)
+    if vectors.gamma_only:
+        spectrum[tuple(-vectors.miller.T)] = coefficients.conj()
+    spectrum[tuple(vectors.miller.T)] = coefficients
+    rho = np.fft.ifftn(spectrum).real * (spectrum.size / BOHR_A**3)
+    return DensityGrid(rho, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name)
+
+
+def _kept(folder: Path) -> KeptRun:
+    place, how = folder / RECORD, f"Delete {folder}, and the run is made again."
+    content, _ = parse_checked(read_bytes(place), str(place), "a run of pw.x", how)
+    record = typed(content, _Record, place, how)
+    return KeptRun(record.said, folder, record.facts)

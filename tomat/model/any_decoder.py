@@ -91,5 +91,5 @@ def hidden_and_head(
         raise TomatError("the model reads patches and was given scattered voxels; train it on a set in a patch layout.")
     sums = environment.sums(tokens, atoms, tables)
     embedding = environment.embedding(tokens, sums, tables)
-    hidden = causal_activations(model, tokens, key=key, added=embedding)
+    hidden = causal_activations(model, tokens, key=key, added=embedding.vector)
     return HiddenHead(*environment.with_prior(hidden, model.get_lm_head(), embedding, sums, tables), sums.scale)

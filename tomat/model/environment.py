@@ -363,6 +363,15 @@ class Sums(eqx.Module):
     """float32 [batch, position], e/Å³: of a relative codec, promolecule + offset (`EnvironmentTables`)."""
 
 
+class Embedding(eqx.Module):
+    """What the environment adds at each position, and what of the voxel that is read the prior begins from."""
+
+    vector: NamedArray
+    """[batch, position, embed], the compute type."""
+    log_ratio_read: NamedArray | None = None
+    """float32 [batch, position]: of a relative codec, the logarithm of the ratio that is read; 0 where none is."""
+
+
 def radial_functions(basis: RadialBasis, distance_a: jax.Array) -> jax.Array:
     """`RadialBasis.__call__` in JAX, functions before atoms: `[..., N]` in A to `[..., K, N]`."""
     s = basis.scale * jnp.log1p(distance_a / basis.stretch_a)[..., None, :]
@@ -455,8 +464,8 @@ class Environment(eqx.Module):
         return replace(sums, scale=hax.auto_sharded(scale))
 
     @named_call
-    def embedding(self, tokens: NamedArray, sums: Sums, tables: EnvironmentTables) -> NamedArray:
-        """[batch, position, embed]: what the network makes of the sums, and of the residual of the voxel that is read,
+    def embedding(self, tokens: NamedArray, sums: Sums, tables: EnvironmentTables) -> Embedding:
+        """What the network makes of the sums, and of the residual of the voxel that is read,
         how far its density lies from the promolecule there, in log density: that of the next voxel is nearly the same.
         Where no density is read it is 0, and said to be none."""
         ids = tokens.rearrange(("batch", "position")).array - DENSITY_START
@@ -469,11 +478,14 @@ class Environment(eqx.Module):
         more = jnp.stack([residual, read.astype(jnp.float32)], axis=-1).astype(sums.features.dtype)
         features = jnp.concatenate([sums.features.array, more], axis=-1)
         axes = sums.features.axes[:2]
-        return self.network(hax.auto_sharded(NamedArray(features, (*axes, Axis("feature", features.shape[-1])))))
+        vector = self.network(hax.auto_sharded(NamedArray(features, (*axes, Axis("feature", features.shape[-1])))))
+        if tables.offset_e_per_a3 is None:
+            return Embedding(vector)
+        return Embedding(vector, hax.auto_sharded(NamedArray(residual, axes)))
 
     @named_call
     def with_prior(
-        self, hidden: NamedArray, head: NamedArray, embedding: NamedArray, sums: Sums, tables: EnvironmentTables
+        self, hidden: NamedArray, head: NamedArray, embedding: Embedding, sums: Sums, tables: EnvironmentTables
     ) -> tuple[NamedArray, NamedArray]:
         """Hidden states and head whose product is the logits with the prior added. A distribution around any density is
         the mean of those around the two anchors next to it (exactly, for quadratic log-densities): so the prior is M
@@ -481,19 +493,18 @@ class Environment(eqx.Module):
         return self.wide_hidden(hidden, embedding, sums, tables), self.wide_head(head, tables, DENSITY_START)
 
     def wide_hidden(
-        self, hidden: NamedArray, embedding: NamedArray, sums: Sums, tables: EnvironmentTables
+        self, hidden: NamedArray, embedding: Embedding, sums: Sums, tables: EnvironmentTables
     ) -> NamedArray:
         """`with_prior`'s hidden states: the weights of the anchors are beside them."""
         if self.prior is None or self.prior_of_sums is None:
             return hidden
         Batch, Position, Embed = (hidden.resolve_axis(name) for name in ("batch", "position", "embed"))
         anchors, _ = prior_columns(tables.bin_logs(), self.config)
-        both = self.prior(hidden) + self.prior_of_sums(embedding)
+        both = self.prior(hidden) + self.prior_of_sums(embedding.vector)
         numbers = both.rearrange(("batch", "position", "prior_number")).array.astype(jnp.float32)
-        # A ratio is that to the promolecule: of a relative codec nothing moves the prior but what is learnt.
-        centre = numbers[..., 0]
-        if tables.offset_e_per_a3 is None:
-            centre = sums.log_promolecule.array + centre
+        # The density lies around the promolecule; its ratio to it around that of the voxel before, if one is read.
+        known = sums.log_promolecule if embedding.log_ratio_read is None else embedding.log_ratio_read
+        centre = known.array + numbers[..., 0]
         place = jnp.clip((centre - anchors[0]) / (anchors[1] - anchors[0]), 0.0, len(anchors) - 1.0)
         near = jnp.maximum(0.0, 1.0 - jnp.abs(place[..., None] - jnp.arange(len(anchors))))
         weights = (near * jnp.exp(numbers[..., 1:])).astype(hidden.dtype)

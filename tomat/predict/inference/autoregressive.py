@@ -21,7 +21,7 @@ from levanter.models.lm_model import LmHeadModel
 from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 from tomat.model.decoder import DensityDecoder, DensityDecoderConfig
-from tomat.model.environment import Environment, EnvironmentTables, Sums, named_atoms
+from tomat.model.environment import Embedding, Environment, EnvironmentTables, Sums, named_atoms
 from tomat.model.kv_cache import KvCache, empty_cache, kv_cache_bytes
 from tomat.predict.inference.decoding import chosen_bins, sequence_keys
 from tomat.predict.inference.interface import ChoiceKind, KvCacheDtype
@@ -91,7 +91,7 @@ class CachedModel(eqx.Module):
         x, added, _ = self._whole(tokens)
         return self._read(_at(x, position), _at(added, position), _at(self.sums, position))
 
-    def _whole(self, tokens: jax.Array) -> tuple[NamedArray, NamedArray | None, list[KvCache]]:
+    def _whole(self, tokens: jax.Array) -> tuple[NamedArray, Embedding | None, list[KvCache]]:
         """Last hidden states, the environment's part of what the layers read, and the cache, of whole sequences."""
         named = _named(tokens)
         x, added = self._embedded(named, self.sums)
@@ -100,20 +100,20 @@ class CachedModel(eqx.Module):
         x, caches = self.model.transformer.decode_kept(x, [empty] * config.num_layers, jnp.zeros((), jnp.int32))
         return x, added, caches
 
-    def _read(self, x: NamedArray, added: NamedArray | None, sums: Sums | None) -> jax.Array:
+    def _read(self, x: NamedArray, added: Embedding | None, sums: Sums | None) -> jax.Array:
         if added is not None and sums is not None and self.tables is not None:
             x = cast(Environment, self.model.environment).wide_hidden(x, added, sums, self.tables)
         hidden = x.rearrange(("batch", "position", "embed")).array[:, 0]
         head = self.head.rearrange((self.model.Vocab.name, "embed")).array.astype(hidden.dtype)
         return jnp.einsum("be,ke->bk", hidden, head, preferred_element_type=jnp.float32)
 
-    def _embedded(self, ids: NamedArray, sums: Sums | None) -> tuple[NamedArray, NamedArray | None]:
+    def _embedded(self, ids: NamedArray, sums: Sums | None) -> tuple[NamedArray, Embedding | None]:
         """What the layers read, and the environment's part of it."""
         x, environment = self.model.embeddings.embed(ids), self.model.environment
         if environment is None or sums is None or self.tables is None:
             return hax.auto_sharded(x), None
         added = environment.embedding(ids, sums, self.tables)
-        return hax.auto_sharded(x + added.rearrange(x.axes)), added
+        return hax.auto_sharded(x + added.vector.rearrange(x.axes)), added
 
 
 def _named(ids: jax.Array) -> NamedArray:

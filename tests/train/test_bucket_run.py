@@ -1,13 +1,12 @@
-"""A run whose folder is a bucket that fails now and then; killed, and taken over by another machine."""
+"""A run whose folder is a bucket that fails now and then, and is cut off in a save; taken over by another machine."""
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from forked import Forked, signalled
+from forked import Forked
 from run_facts import losses
 from tiny_run import DEMO, tiny_run
 
@@ -27,6 +26,12 @@ def soon(tries):
 storage.retry_context = soon
 """
 """As many tries as ever, with waits of milliseconds."""
+SOON_CUT = """
+from tomat.train.guards.storage import StorageWatch
+
+StorageWatch.__init__.__kwdefaults__.update(say_seconds=0.5, end_seconds=4)
+"""
+"""A bucket that takes nothing ends the process after seconds, not after a minute and a quarter."""
 
 
 def machine(bucket: Any, disk: Path, before: str = "") -> Forked:
@@ -38,13 +43,24 @@ def machine(bucket: Any, disk: Path, before: str = "") -> Forked:
 
 @pytest.mark.slow
 def test_another_machine_takes_over_a_run_in_a_bucket_that_fails_now_and_then(bucket, tmp_path):
-    bucket.faults.share = 0.03
-    # Step 6 is being saved by then, and step 3 was complete before that began.
-    first = machine(bucket, tmp_path / "first", signalled(STEPS, signal.SIGKILL))
-    output, _ = first.communicate(timeout=600)
-    assert first.returncode == -signal.SIGKILL, output[-3000:]
-    assert "runs/demo/checkpoints/step-3/metadata.json" in bucket.objects, output[-3000:]
+    faults = bucket.faults
+    faults.share, usual = 0.03, faults.kinds
 
+    def cut_once_step_3_is_saved(method: str, path: str) -> bool:
+        if "runs/demo/checkpoints/step-3/metadata.json" in bucket.objects:
+            faults.kinds, faults.share = ("stall",), 1.0
+        return True
+
+    faults.only = cut_once_step_3_is_saved
+    first = machine(bucket, tmp_path / "first", SOON_CUT)
+    output, _ = first.communicate(timeout=600)
+    assert first.returncode == 75, output[-3000:]
+    (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "gs://bucket/runs/demo: nothing came of" in error and "last whole checkpoint" in error
+    assert "runs/demo/checkpoints/step-6/metadata.json" not in bucket.objects
+    assert "after 4 s this process ends, to be started again" in output
+
+    faults.kinds, faults.share, faults.only = usual, 0.03, lambda method, path: True
     second = machine(bucket, tmp_path / "second")
     try:
         output, _ = second.communicate(timeout=600)

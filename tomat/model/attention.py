@@ -38,6 +38,7 @@ from levanter.layers.rotary import RotaryEmbeddings
 from tomat.base.errors import TomatError
 from tomat.model.causal_blocks import MASKED, causal_attention, flash_attention, is_causal_alone
 from tomat.model.checkpoint_policies import ATTENTION_OUTPUT, ATTENTION_PROJECTION, QKV
+from tomat.model.devices import traced_device_kind
 from tomat.model.sharding import flatten_group, on_mesh, split_over
 from tomat.model.tiles import QkRotaryConfig, RotaryKernel, SplashBlockSizes, WholeHeadConfig
 
@@ -373,6 +374,8 @@ def _norm_rotate_named(x: NamedArray, weight: jax.Array, rotary: "Rotary", confi
     Batch = tuple(axis for axis in x.axes if axis not in (*Heads, Pos, HeadSize))
     axes = (*Batch, *Heads, Pos, HeadSize)
     bhsd = flatten_group(flatten_group(x.rearrange(axes), Heads, "heads"), Batch, "batch")
+    if not config.interpret:
+        config.check_vmem(Pos.size, HeadSize.size, x.array.dtype.itemsize, traced_device_kind())
 
     def rotate(x: jax.Array, weight: jax.Array, table: jax.Array) -> jax.Array:
         return norm_rotate(x, weight, table, rotary.eps, config)

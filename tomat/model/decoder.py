@@ -179,17 +179,25 @@ class DensityDecoderConfig(Qwen3Config):
         yield elsewhere, f"{other}: set model.attn_backend: vanilla, or leave them out"
         yield blocks > 1 and window is not None, f"query_blocks is {blocks} {both}"
 
-    def _check_kernels(self, positions: int) -> None:
+    def check_chip(self, device_kind: str) -> None:
+        """Refuse kernels whose arrays a chip, by JAX's name of it, cannot hold in VMEM."""
+        positions = 2 * self.max_seq_len if self.paired_heads else self.max_seq_len
+        self._check_kernels(positions, device_kind)
+
+    def _check_kernels(self, positions: int, device_kind: str | None = None) -> None:
         """Refuse sizes of kernels that cannot attend over so many positions; 0: not known yet."""
+        from tomat.hardware.executed import COMPUTE_BYTES
+
         try:
             if positions and self.attn_backend == Backend.SPLASH:
+                size, kernel = self.actual_head_size, self.qk_rotary.kernel
                 if self.whole_head is None:
                     self.splash.for_sequence(positions)
                 else:
-                    from tomat.hardware.executed import COMPUTE_BYTES
-
-                    rotate = self.qk_rotary.kernel == "attention"
-                    self.whole_head.tiles(positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
+                    more = {"rotate": kernel == "attention", "device_kind": device_kind}
+                    self.whole_head.tiles(positions, size, COMPUTE_BYTES, **more)
+                if kernel == "pallas" and device_kind is not None:
+                    self.qk_rotary.check_vmem(self.max_seq_len, size, COMPUTE_BYTES, device_kind)
             if positions and self.attn_backend == Backend.JAX_FLASH:
                 flash_block(positions, self.flash_attention_block_size)
         except TomatError as error:

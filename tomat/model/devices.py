@@ -33,6 +33,16 @@ def ignore_absent_tpu(*, say: bool = True) -> None:
             console.print("The TPU's library is installed, but no TPU is here: computing on the CPU.", highlight=False)
 
 
+def traced_device_kind() -> str:
+    """JAX's name of the devices that something is traced for: those of the mesh in scope, which may be of a TPU that is
+    not here, else this process's."""
+    from tomat.hardware.chips import jax_device_kind
+
+    mesh = jax.sharding.get_abstract_mesh()
+    device = jax.devices()[0] if mesh.empty or mesh.abstract_device is None else mesh.abstract_device
+    return jax_device_kind(device.device_kind)
+
+
 def found_devices() -> "FoundDevices":
     """All devices of the run; once the processes have joined."""
     from tomat.hardware.chips import FoundDevices

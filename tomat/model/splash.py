@@ -21,6 +21,7 @@ from levanter.layers.attention import AttentionMask
 
 from tomat.base.errors import TomatError
 from tomat.model.checkpoint_policies import ATTENTION_OUTPUT
+from tomat.model.devices import traced_device_kind
 from tomat.model.norm_rotary import Rotary
 from tomat.model.sharding import flatten_group, on_mesh, split_over
 from tomat.model.tiles import SPLASH_BLOCKS, SplashBlockSizes, WholeHeadConfig
@@ -88,7 +89,9 @@ def whole_head_attention(
     unless `q_is_scaled`."""
     Pos, HeadSize = q.resolve_axis("position"), q.resolve_axis("head_size")
     eps = None if rotary is None else rotary.eps
-    tiles = config.tiles(Pos.size, HeadSize.size, q.array.dtype.itemsize, rotate=rotary is not None, eps=eps)
+    kind = None if config.interpret else traced_device_kind()
+    itemsize = q.array.dtype.itemsize
+    tiles = config.tiles(Pos.size, HeadSize.size, itemsize, rotate=rotary is not None, eps=eps, device_kind=kind)
     scaled = q if q_is_scaled or rotary is not None else q * (LOG2_E / math.sqrt(HeadSize.size))
     arrays, spec = by_heads(scaled, k, v)
     if rotary is not None:

@@ -18,13 +18,19 @@ from msgspec import Meta
 from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.base.records import Positive, read_typed
+from tomat.model.vmem import (
+    LANES,
+    SCOPED_VMEM,
+    SPARE_HEAD_VMEM,
+    VMEM_BYTES,
+    head_vmem_bytes,
+    most_head_vmem,
+    rotary_vmem_bytes,
+    what_fits,
+)
 
-LANES = 128
-"""Lanes of a TPU vector register (`NUM_LANES` in JAX's splash kernel): sizes along them are multiples of it."""
 PACKED_ROWS = 16
 """Rows of a bfloat16 register tile (two rows in each of 8 sublanes): rows of a block are a multiple of it."""
-VMEM_BYTES = {"TPU v4": 16 * 2**20, "TPU v5 lite": 128 * 2**20, "TPU v5": 64 * 2**20, "TPU v6 lite": 128 * 2**20}
-"""VMEM of a core by JAX's name of the device (`vmem_capacity_bytes` in jax 0.11.1's `tpu_info.py`)."""
 VMEM_SHARE = 0.8
 """Share of VMEM that the kernels' blocks may take; the rest is for the products on their way and what is spilled."""
 SPARE_VMEM = 16 * 2**20
@@ -32,13 +38,6 @@ SPARE_VMEM = 16 * 2**20
 
 DEFAULT_SPLASH_BLOCK = 512
 """Tile where none is set: Levanter's `DEFAULT_SPLASH_BLOCK_SIZE`."""
-MOST_HEAD_VMEM = 112 * 2**20
-"""Of the 128 MiB of a v6e, the largest of the chips that tomat knows; the rest is the compiler's. MaxText gives kernels
-96 MiB on a v6e (`--xla_tpu_scoped_vmem_limit_kib=98304`)."""
-
-SPARE_HEAD_VMEM = 8 * 2**20
-"""Beyond the arrays that are counted: the kernels of 8 sequences of 8,192 and heads of 256 compile with it."""
-
 ROTARY_ROWS = 64
 """Positions that norm and rotary embedding work on at a time: heads of 256 in float32 take 16 of 64 registers."""
 
@@ -164,6 +163,21 @@ class QkRotaryConfig:
                 f"{LANES}. Use fewer heads (model.num_heads), or qk_rotary.kernel: xla."
             )
 
+    def check_vmem(self, positions: int, head_size: int, itemsize: int, device_kind: str) -> None:
+        """Refuse a block that the kernel `pallas` cannot hold on a chip, by JAX's name of it."""
+        block, most = largest_divisor(positions, self.block_positions, ROTARY_ROWS), SCOPED_VMEM.get(device_kind)
+        needed = rotary_vmem_bytes(block, head_size, itemsize)
+        if most is None or needed <= most:
+            return
+        smaller = (size for size in range(block - ROTARY_ROWS, 0, -ROTARY_ROWS) if positions % size == 0)
+        fits = next((size for size in smaller if rotary_vmem_bytes(size, head_size, itemsize) <= most), None)
+        remedy = "Set" if fits is None else f"Set model.qk_rotary.block_positions: {fits}, or"
+        raise TomatError(
+            f"model.qk_rotary.block_positions is {block}, which takes {needed / 2**20:.0f} MiB of VMEM with heads of "
+            f"{head_size} in {itemsize} bytes; {device_kind} gives a kernel {most / 2**20:.0f}. {remedy} "
+            "model.qk_rotary.kernel: xla."
+        )
+
 
 @dataclass(frozen=True)
 class WholeHeadConfig:
@@ -186,25 +200,44 @@ class WholeHeadConfig:
         check_multiples("model.whole_head", self, dict.fromkeys(HEAD_NAMES, LANES))
 
     def tiles(
-        self, seq_len: int, head_size: int, itemsize: int, *, rotate: bool = False, eps: float | None = None
+        self,
+        seq_len: int,
+        head_size: int,
+        itemsize: int,
+        *,
+        rotate: bool = False,
+        eps: float | None = None,
+        device_kind: str | None = None,
     ) -> "HeadTiles":
-        """What the kernels are compiled with; with `rotate` they do norm (no `eps`: none) and rotary embedding too."""
+        """What the kernels are compiled with; with `rotate` they do norm (no `eps`: none) and rotary embedding too.
+        `device_kind`: JAX's name of the chip, whose VMEM they must fit; None: not known yet, that of a v6e."""
         if seq_len % LANES or head_size % LANES:
             said = f"model.whole_head takes multiples of {LANES}, and got {seq_len} positions and heads of {head_size}"
             raise TomatError(f"{said}; leave it unset, or choose fewer, wider heads (model.num_heads).")
+        block, rows, block_bwd, keys = self._sizes(seq_len, head_size)
+        needed = self._vmem_bytes(seq_len, head_size, itemsize, rotate)
+        most = most_head_vmem(device_kind)
+        if needed > most:
+            fits = what_fits(most, seq_len, head_size, lambda S, D: self._vmem_bytes(S, D, itemsize, rotate))
+            raise TomatError(
+                f"model.whole_head needs {needed / 2**20:.0f} MiB of VMEM for {seq_len} positions and heads of "
+                f"{head_size} in {itemsize} bytes, {device_kind or 'a TPU v6 lite'} has {most / 2**20:.0f} for it. "
+                f"{fits}or leave model.whole_head unset, which takes the splash kernels."
+            )
+        return HeadTiles(block, rows, block_bwd, keys, needed, eps, self.interpret)
+
+    def _sizes(self, seq_len: int, head_size: int) -> tuple[int, int, int, int]:
+        """Block, rows, block and keys of the backward kernel: what is set, else what is tuned, as far as it divides."""
         mine = {name: size for name in HEAD_NAMES if (size := getattr(self, name)) is not None}
         sizes = mine if len(mine) == len(HEAD_NAMES) else {**tuned_sizes(seq_len, head_size), **mine}
         block, block_bwd = (largest_divisor(seq_len, sizes[name], LANES) for name in ("block", "block_bwd"))
         rows, keys = largest_divisor(block, sizes["rows"], LANES), largest_divisor(block_bwd, sizes["keys_bwd"], LANES)
+        return block, rows, block_bwd, keys
+
+    def _vmem_bytes(self, seq_len: int, head_size: int, itemsize: int, rotate: bool) -> int:
+        block, rows, block_bwd, keys = self._sizes(seq_len, head_size)
         counted = head_vmem_bytes(seq_len, head_size, itemsize, max(block, block_bwd), max(rows, keys), rotate=rotate)
-        needed = max(counted) + SPARE_HEAD_VMEM
-        if needed > MOST_HEAD_VMEM:
-            raise TomatError(
-                f"model.whole_head needs {needed / 2**20:.0f} MiB of VMEM for {seq_len} positions and heads of "
-                f"{head_size} in {itemsize} bytes, at most {MOST_HEAD_VMEM / 2**20:.0f} can be had; leave "
-                "model.whole_head unset, which takes the splash kernels."
-            )
-        return HeadTiles(block, rows, block_bwd, keys, needed, eps, self.interpret)
+        return max(counted) + SPARE_HEAD_VMEM
 
 
 @dataclass(frozen=True)
@@ -220,21 +253,6 @@ class HeadTiles:
     eps: float | None = None
     """Of the norm of queries and keys, where the kernels rotate; None: no norm."""
     interpret: bool = False
-
-
-def head_vmem_bytes(S: int, D: int, itemsize: int, block: int, part: int, *, rotate: bool) -> tuple[int, int]:
-    """VMEM that the forward and the backward kernel hold at one time, counted from their arrays, for S
-    positions of heads of D numbers of `itemsize` bytes; `block` is the larger one of the two kernels, `part` the larger
-    number of queries or keys whose scores are computed at a time."""
-    head, head32, row = S * D * itemsize, S * D * 4, 8 * S * 4
-    # Inputs and outputs twice: a head is fetched and another written while one is worked on. Scores of three parts in
-    # float32 and of one in the type of the queries.
-    scores = part * block * (3 * 4 + itemsize)
-    forward = 2 * (4 * head + row) + head32 + 2 * S * LANES * 4 + scores
-    backward = 2 * (8 * head + row) + row + 3 * head32 + scores
-    if rotate:  # the table, and the rotated keys of the forward kernel
-        return forward + head32 + head, backward + head32
-    return forward, backward
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,14 @@ def test_a_device_that_fails_on_both_hosts_ends_them_by_itself(pair):
     assert not first.left and not second.left
 
 
+def test_the_host_whose_device_fails_keeps_its_error_and_the_other_repeats_it(pair):
+    first, second = pair(0, lost_seconds=0.5), pair(1, lost_seconds=60)
+    with first.watching():
+        end(second, jax.errors.JaxRuntimeError("INTERNAL: a chip has failed"))
+        assert until(lambda: first.left == [1])
+    assert "JaxRuntimeError: INTERNAL: a chip has failed" in first.told[0] and not second.left
+
+
 def test_hosts_meet_at_a_barrier_and_one_that_does_not_come_is_named(pair):
     first, second = pair(0, lost_seconds=60), pair(1, lost_seconds=60)
     with first.watching(), second.watching(), ThreadPoolExecutor(2) as pool:

@@ -24,7 +24,7 @@ def test_what_stalls_is_said_and_then_ends_the_process_with_the_status_that_is_t
     storage, left, ended = watch()
     told: list[str] = []
     storage.on_end = told.append
-    with storage.watching("saving step 40"):
+    with storage.watching("saving step 40", lambda: 0):
         assert ended.wait(10)
     assert left == [RETRY_STATUS] and len(told) == 1
     out, err = capfd.readouterr()

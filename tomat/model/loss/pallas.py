@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tomat.hardware.chips import jax_device_kind
+from tomat.model.devices import traced_device_kind
 from tomat.model.loss import pallas_kernels as kernels
 from tomat.model.loss.interface import (
     BinTables,
@@ -99,10 +99,7 @@ def pallas_loss_sums(
 
 def _plan(spec: BlockSpec, n: int, head_shape: tuple[int, ...], dtype: jnp.dtype) -> KernelPlan:
     config, (n_rows, width) = spec.config, head_shape
-    # The devices that this is traced for: those of the mesh in scope, else of this process.
-    mesh = jax.sharding.get_abstract_mesh()
-    device = jax.devices()[0] if mesh.empty or mesh.abstract_device is None else mesh.abstract_device
-    device_kind = jax_device_kind(device.device_kind)
+    device_kind = traced_device_kind()
     tiles = config.tiles.filled(tuned_tiles(device_kind, width, n_rows, jnp.dtype(dtype).name))
     assert tiles.resident_rows and tiles.block_rows and tiles.block_ids and tiles.chunk_rows  # `filled` sees to it
     n_others = n_rows - spec.n_bins if config.vocabulary == "full" or config.preamble_weight > 0 else 0

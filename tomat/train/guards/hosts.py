@@ -95,6 +95,7 @@ class HostWatch:
             self._tell({"status": DONE})
         finally:
             self._closed.set()
+            thread.join(TELL_SECONDS)  # or it may ask a service that the interpreter takes down
 
     @contextlib.contextmanager
     def explaining_errors(self) -> Iterator[None]:
@@ -135,9 +136,10 @@ class HostWatch:
 
     def tell(self, status: int, error: str) -> None:
         """Let the others know that this process ends, and why; within `TELL_SECONDS`, since its network may be gone."""
-        if self._service is None:
-            return
-        ended = {"status": status, "error": error[:LONGEST_ERROR], "follows": False}
+        if self._service is not None:
+            self._tell_soon({"status": status, "error": error[:LONGEST_ERROR], "follows": False})
+
+    def _tell_soon(self, ended: dict[str, Any]) -> None:
         teller = threading.Thread(target=self._tell, args=(ended,), daemon=True)
         teller.start()
         teller.join(TELL_SECONDS)
@@ -205,6 +207,8 @@ class HostWatch:
     def _end(self, cause: str, status: int) -> None:
         said = f"host {self._index} of {self._count} ends, since {cause}"
         print(f"error: {said}. The same command continues the run.", file=sys.stderr, flush=True)
+        # So that the host whose error this was does not miss this one.
+        self._tell_soon({"status": status, "error": cause[:LONGEST_ERROR], "follows": True})
         if self.on_loss is not None:
             with contextlib.suppress(Exception):  # whatever happens, the process must end now
                 self.on_loss(said)

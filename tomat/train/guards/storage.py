@@ -82,7 +82,8 @@ class StorageWatch:
             elif now - moved >= said + self._say_seconds:
                 said = now - moved
                 end = f"; after {limit:.0f} s this process ends, to be started again" if limit else ""
-                console.print(f"{_who()}still {what} ({said:.0f} s without progress){end}", soft_wrap=True)
+                seconds = f"{said:.0f} s" + ("" if progress is nothing_known else " without progress")
+                console.print(f"{_who()}still {what} ({seconds}){end}", highlight=False, soft_wrap=True)
 
     def _end(self, what: str, seconds: float) -> None:
         said = f"{_who()}{self._place}: nothing came of {what} for {seconds:.0f} s"

@@ -180,24 +180,30 @@ class DensityDecoderConfig(Qwen3Config):
         yield blocks > 1 and window is not None, f"query_blocks is {blocks} {both}"
 
     def check_chip(self, device_kind: str) -> None:
-        """Refuse kernels whose arrays a chip, by JAX's name of it, cannot hold in VMEM."""
-        positions = 2 * self.max_seq_len if self.paired_heads else self.max_seq_len
-        self._check_kernels(positions, device_kind)
-
-    def _check_kernels(self, positions: int, device_kind: str | None = None) -> None:
-        """Refuse sizes of kernels that cannot attend over so many positions; 0: not known yet."""
+        """Refuse TPU kernels whose arrays a chip, by JAX's name of it, cannot hold in VMEM."""
         from tomat.hardware.executed import COMPUTE_BYTES
 
+        if self.attn_backend not in (None, Backend.DEFAULT, Backend.SPLASH) or not self.max_seq_len:
+            return
+        size, kernel = self.actual_head_size, self.qk_rotary.kernel
+        if self.whole_head is not None:
+            positions = 2 * self.max_seq_len if self.paired_heads else self.max_seq_len
+            rotate = kernel == "attention"
+            self.whole_head.tiles(positions, size, COMPUTE_BYTES, rotate=rotate, device_kind=device_kind)
+        if kernel == "pallas":
+            self.qk_rotary.check_vmem(self.max_seq_len, size, COMPUTE_BYTES, device_kind)
+
+    def _check_kernels(self, positions: int) -> None:
+        """Refuse sizes of kernels that cannot attend over so many positions; 0: not known yet."""
         try:
             if positions and self.attn_backend == Backend.SPLASH:
-                size, kernel = self.actual_head_size, self.qk_rotary.kernel
                 if self.whole_head is None:
                     self.splash.for_sequence(positions)
                 else:
-                    more = {"rotate": kernel == "attention", "device_kind": device_kind}
-                    self.whole_head.tiles(positions, size, COMPUTE_BYTES, **more)
-                if kernel == "pallas" and device_kind is not None:
-                    self.qk_rotary.check_vmem(self.max_seq_len, size, COMPUTE_BYTES, device_kind)
+                    from tomat.hardware.executed import COMPUTE_BYTES
+
+                    rotate = self.qk_rotary.kernel == "attention"
+                    self.whole_head.tiles(positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
             if positions and self.attn_backend == Backend.JAX_FLASH:
                 flash_block(positions, self.flash_attention_block_size)
         except TomatError as error:

@@ -47,6 +47,8 @@ class RunCheckpointer(Checkpointer):
         self._before_save = before_save
         self._storage = storage or StorageWatch(str(config.base_path))
         self._partial = [found.path for found in partial]
+        self._cleaning = False
+        """What a checkpoint replaces is being removed, which has a limit of its own."""
         self._saved: tuple[str, bool] | None = None
         """Path of the last save and whether it is temporary."""
         if jax.process_index() == 0:
@@ -65,7 +67,7 @@ class RunCheckpointer(Checkpointer):
             write_config=config.write,
         )
         # Checksums come before `metadata.json`, the first thing that Levanter 0.2.227 writes in the manager's callback.
-        self._manager_with_checksums = ManagerWithLastAct(self._write_checksums, SAVE_TIMEOUT_SECONDS)
+        self._manager_with_checksums = ManagerWithLastAct(self._complete, SAVE_TIMEOUT_SECONDS)
         replace_manager(self, self._manager_with_checksums)
 
     def is_due(self, step: int) -> bool:
@@ -117,8 +119,12 @@ class RunCheckpointer(Checkpointer):
                         logger.warning("%s could not be removed: %s", partial, error)
 
         def finished() -> None:
-            with self._storage.watching(f"replacing what step {step} follows", end_seconds=CLEAN_SECONDS):
-                committed()
+            self._cleaning = True
+            try:
+                with self._storage.watching(f"removing what step {step} replaces", end_seconds=CLEAN_SECONDS):
+                    committed()
+            finally:
+                self._cleaning = False
 
         self._manager_with_checksums.path = path
         with self._storage.watching(f"saving step {step}", self._progress):
@@ -142,19 +148,23 @@ class RunCheckpointer(Checkpointer):
             while self._manager_with_checksums.uncommitted:
                 time.sleep(0.1)
 
-    def _write_checksums(self, path: str) -> None:
+    def _complete(self, path: str, then: Callable[[], None]) -> None:
+        """Write the checksums, and `then` Levanter's metadata, after which what the checkpoint replaces is removed."""
         # On a disk every file is read for its checksum, whose size is not limited.
         limit = None if is_remote(path) else CLEAN_SECONDS
         with self._storage.watching(f"writing the checksums of {path}", end_seconds=limit):
             write_checksums(path)
+        with self._storage.watching(f"writing the metadata of {path}", lambda: self._cleaning and time.monotonic()):
+            then()
 
     def _clear(self, path: str, step: int) -> bool:
         """Remove what a killed process left at `path`, on all hosts before any of them writes; False if it is whole."""
         clear = True
         if jax.process_index() == 0:
-            with self._storage.watching(f"looking for what is left at {path}", end_seconds=CLEAN_SECONDS):
+            with self._storage.watching(f"looking for what is left at {path}"):
                 clear = not examine(path, step).whole
-                if clear:
+            if clear:
+                with self._storage.watching(f"removing what is left at {path}", end_seconds=CLEAN_SECONDS):
                     remove(path)
         if jax.process_count() > 1:
             clear = bool(multihost_utils.broadcast_one_to_all(np.array(clear)))

@@ -42,13 +42,14 @@ class ManagerWithLastAct(GlobalAsyncCheckpointManager):
     """JAX's manager of checkpoints, with an act between the last array, of every host, and the callback.
 
     It calls `_start_async_commit` once all arrays of a process are on their way, and has no hook there. `last_act` is
-    called with the checkpoint's path on the first process, once all have committed.
+    called with the checkpoint's path, and with the callback that it is to call then, on the first process, once all
+    have committed.
     """
 
     path: str = ""
     """Folder or URL of the checkpoint that is saved next."""
 
-    def __init__(self, last_act: Callable[[str], None], timeout_seconds: int) -> None:
+    def __init__(self, last_act: Callable[[str, Callable[[], None]], None], timeout_seconds: int) -> None:
         super().__init__(timeout_seconds)
         self._last_act = last_act
 
@@ -60,11 +61,7 @@ class ManagerWithLastAct(GlobalAsyncCheckpointManager):
     def _start_async_commit(self, on_commit_callback: Callable[[], None]) -> None:
         path = self.path
 
-        def complete() -> None:
-            self._last_act(path)
-            on_commit_callback()
-
-        super()._start_async_commit(complete)
+        super()._start_async_commit(lambda: self._last_act(path, on_commit_callback))
 
 
 def cudnn_attention(

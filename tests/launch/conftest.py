@@ -43,6 +43,44 @@ if behaviour == "preempt" and host == 0:
     (world / "preempted").touch()
 if isinstance(behaviour, list):
     behaviour = behaviour[host]
+if behaviour == "smoke":
+    # What a run of twenty steps leaves that is stopped after its third, and resumed.
+    here = pathlib.Path.cwd()
+    run = world / "buckets" / "bucket" / "runs" / "soak_1-smoke"
+    pack = {"pack": (here / "tomat-pack.sha256").read_text().split()[0]}
+    pack["commit"] = json.loads((here / "tomat-pack.json").read_text())["commit"]
+
+    def leave(name, *rows):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        with (run / name).open("a") as file:
+            file.writelines(json.dumps({"time": "2026", **row}) + "\\n" for row in rows)
+
+    if attempt == 0:
+        if host == 0:
+            leave("history.jsonl", {"event": "start", "step": 0, "hosts": hosts, **pack})
+            def stop(*_):
+                leave("metrics.jsonl", *({"step": step} for step in range(3)))
+                leave("history.jsonl", {"event": "preempted", "step": 3})
+                (world / "stopped").touch()
+                sys.exit(143)
+            signal.signal(signal.SIGTERM, stop)
+            print("step 1/20  loss 9.8", flush=True)
+        deadline = time.monotonic() + 60
+        while not (world / "stopped").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        sys.exit(143 if (world / "stopped").exists() else "no signal within 60 s")
+    if host == 0:
+        leave("history.jsonl", {"event": "resume", "step": 3, "steps_again": 0, **pack})
+        leave("metrics.jsonl", *({"step": step} for step in range(3, 20)))
+        for name in ("config.yaml", "README.md", "checkpoints/step-19/metadata.json", "profiler/p/x/t.xplane.pb"):
+            leave(name)
+        print("step 20/20  loss 9.7", flush=True)
+    sys.exit(0)
+if behaviour not in (2, 75, "held", "hang"):
+    for step in range(1, 2 if not isinstance(behaviour, dict) else behaviour["steps"] + 1):
+        print(f"step {step}/9  loss 1.0", flush=True)
+    if isinstance(behaviour, dict):
+        sys.exit(behaviour["status"])
 if isinstance(behaviour, int):
     if behaviour == 2:
         print("error: data.train does not exist.", flush=True)
@@ -84,8 +122,11 @@ class World:
 
     def verbs(self) -> list[str]:
         """`create`, `ssh`, `delete`, ... without the questions."""
-        told = (words for words in self.calls() if "tomat-status" not in str(words))
+        told = (words for words in self.calls() if words[0] == "compute" and "tomat-status" not in str(words))
         return [words[3] for words in told if words[3] not in ("describe", "scp")]
+
+    def packs(self) -> list[Path]:
+        return sorted((self.folder / "buckets").rglob("*.tar.gz"))
 
     def machines(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "machines").glob("*"))

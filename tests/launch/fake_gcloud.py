@@ -1,10 +1,11 @@
 """A `gcloud` whose TPU slices are folders of this machine: a home directory a host, where ssh really runs commands.
 
 Everything lies in a world, the folder named by FAKE_GCLOUD_WORLD: `calls.jsonl` records every command line,
-`machines/NAME/host-I` are the homes, `preempted` takes every machine away, `queue.json`,
+`machines/NAME/host-I` are the homes, `buckets` the buckets, `preempted` takes every machine away, `queue.json`,
 `create.json`, `describe.json` and `ssh.json` hold answers that are still to be given, `asked.json` those of `--check`.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,17 @@ N_HOSTS = {"v6e-4": 1, "v6e-16": 4}
 def main(words: list[str]) -> int:
     with (WORLD / "calls.jsonl").open("a") as file:
         file.write(json.dumps(words) + "\n")
+    if "impersonate" in " ".join(words):
+        return ask(words)
+    if words[:3] == ["storage", "ls", "--recursive"]:
+        below = WORLD / "buckets" / words[3].removeprefix("gs://").removesuffix("/**")
+        print(*(f"gs://{path.relative_to(WORLD / 'buckets')}" for path in below.rglob("*") if path.is_file()), sep="\n")
+        return 0
+    if words[:2] == ["storage", "ls"] and (WORLD / "buckets" / words[2].removeprefix("gs://")).is_dir():
+        print("\n".join(os.listdir(WORLD / "buckets" / words[2].removeprefix("gs://"))))
+        return 0
+    if words[:2] in (["storage", "cp"], ["storage", "cat"]):
+        return storage(words[1], [word for word in words[2:] if not word.startswith("--")], "=0" in str(words))
     if words[:2] != ["compute", "tpus"] or words[2] == "accelerator-types" or words[3] in ("versions", "list"):
         return ask(words)
     group, verb, *rest = words[2:]
@@ -37,6 +49,30 @@ def ask(words: list[str]) -> int:
     return status
 
 
+def storage(verb: str, places: list[str], only_new: bool) -> int:
+    """Buckets are folders of the world; `storage.json` holds refusals that are still to be given."""
+    if error := answer("storage.json"):
+        print(f"ERROR: (gcloud.storage.{verb}) {error}", file=sys.stderr)
+        return 1
+    paths = [WORLD / "buckets" / place[5:] if place.startswith("gs://") else Path(place) for place in places]
+    source, target = paths[0], paths[-1]
+    if places[-1].endswith("/"):
+        target /= source.name
+    if only_new and target.exists():
+        print("ERROR: HTTPError 412: At least one of the pre-conditions you specified did not hold.", file=sys.stderr)
+        return 1
+    if not source.exists():
+        told = "The following URLs matched no objects or files"
+        print(f"ERROR: (gcloud.storage.cp) {told}:\n{places[0]}", file=sys.stderr)
+        return 1
+    if verb == "cat":
+        print(source.read_text())
+        return 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    return 0
+
+
 def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
     if verb == "create":
         return create(names[0], flags)
@@ -44,7 +80,7 @@ def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
         return copy(names, flags["worker"])
     if verb == "describe" and (error := answer("describe.json")) is not None:
         if error.isalpha():
-            print(error)
+            print(f"{error}\t{label(WORLD / 'machines' / names[0])}")
             return 0
         print(f"ERROR: (gcloud.compute.tpus.tpu-vm.describe) {error}", file=sys.stderr)
         return 1
@@ -55,10 +91,12 @@ def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
     if verb == "describe":
         if (WORLD / "preempted").exists():
             end_processes(machine)
-        print("PREEMPTED" if (WORLD / "preempted").exists() else "READY")
+        print("PREEMPTED" if (WORLD / "preempted").exists() else "READY", label(machine), sep="\t")
     elif verb == "delete":
-        end_processes(machine)
-        shutil.rmtree(machine)
+        if (WORLD / "powerless").exists() and str(WORLD) in os.environ["HOME"]:
+            print("ERROR: PERMISSION_DENIED: Permission 'tpu.nodes.delete' denied", file=sys.stderr)
+            return 1
+        delete(machine)
         (WORLD / "preempted").unlink(missing_ok=True)
     elif verb == "ssh":
         if (error := answer("ssh.json")) is not None:
@@ -84,7 +122,7 @@ def queued(verb: str, names: list[str], flags: dict[str, str]) -> int:
     node, created_with = json.loads(resource.read_text())
     if verb == "delete":
         resource.unlink()
-        shutil.rmtree(WORLD / "machines" / node, ignore_errors=True)
+        delete(WORLD / "machines" / node)
         return 0
     state = answer("queue.json") or "ACTIVE"
     if state == "ACTIVE" and not (WORLD / "machines" / node).exists():
@@ -94,12 +132,32 @@ def queued(verb: str, names: list[str], flags: dict[str, str]) -> int:
 
 
 def create(name: str, flags: dict[str, str]) -> int:
-    if (error := answer("create.json")) is not None:
+    if error := answer("create.json"):
         print(f"ERROR: (gcloud.compute.tpus.tpu-vm.create) {error}", file=sys.stderr)
         return 1
+    machine = WORLD / "machines" / name
+    script = Path(flags["metadata-from-file"].removeprefix("startup-script="))
     for host in range(N_HOSTS[flags["accelerator-type"]]):
-        (WORLD / "machines" / name / f"host-{host}").mkdir(parents=True)
+        home = machine / f"host-{host}"
+        home.mkdir(parents=True)
+        boot(home, script.read_text())
+    (machine / "label").write_text(dict(one.split("=") for one in flags["labels"].split(","))["tomat_launch"])
     return 0
+
+
+def boot(home: Path, script: str) -> None:
+    """Run a start-up script as a host does, with the host's folders in the place of those of the system."""
+    disk = home.parent / "system" / home.name
+    disk.mkdir(parents=True, exist_ok=True)
+    script = script.replace("/var/lib/", f"{disk}/").replace("/home/*/", f"{home}/")
+    with (disk / "startup.log").open("w") as log:
+        process = subprocess.Popen(["bash", "-c", script], stdout=log, stderr=log, start_new_session=True, cwd=home)
+    (disk / "startup.pid").write_text(str(process.pid))
+
+
+def label(machine: Path) -> str:
+    path = machine / "label"
+    return path.read_text() if path.exists() else ""
 
 
 def copy(names: list[str], worker: str) -> int:
@@ -117,12 +175,22 @@ def hosts(machine: Path, worker: str) -> list[Path]:
     return homes if worker == "all" else [homes[int(worker)]]
 
 
+def delete(machine: Path) -> None:
+    """Its start-up script last, which may be who asks for it."""
+    end_processes(machine)
+    scripts = [int(path.read_text()) for path in machine.glob("system/*/startup.pid")]
+    shutil.rmtree(machine, ignore_errors=True)
+    end_groups(scripts)
+
+
 def end_processes(machine: Path) -> None:
-    for pid in machine.glob("host-*/tomat-launch/pid"):
-        try:
-            os.killpg(int(pid.read_text()), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    end_groups([int(path.read_text()) for path in machine.glob("host-*/tomat-launch/pid")])
+
+
+def end_groups(groups: list[int]) -> None:
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 def answer(name: str) -> str | None:

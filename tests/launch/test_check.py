@@ -23,6 +23,8 @@ def answers(world, **changed) -> None:
         "buckets describe": (0, "US-EAST5"),
         "firewall-rules": (0, json.dumps([INTERNAL, FOR_ONE_PORT])),
         "tpu-vm list": (0, "old"),
+        "get-iam-policy": (0, "roles/tpu.admin"),
+        "storage cat": (1, "The following URLs matched no objects or files"),
         "storage cp": (1, PRECONDITION),
     }
     given = {key.replace("_", " "): value for key, value in changed.items()}
@@ -48,17 +50,26 @@ def test_a_launch_that_can_go_well_is_only_asked_about(world, capsys):
     assert {line["state"] for line in lines.values()} == {"ok"}
     assert list(lines) == [
         *("login", "project", "TPU API", "v6e-16 in us-east5-b", "software of the VM", "quota", "quota as t@p"),
-        "service account",
-        *("network default", "subnetwork s", "firewall, tcp 22 (ssh to the hosts)", FIREWALL, "ssh to old"),
+        *(
+            "service account",
+            "right to give back",
+            "network default",
+            "subnetwork s",
+            "firewall, tcp 22 (ssh to the hosts)",
+            FIREWALL,
+            "ssh to old",
+        ),
         *("bucket bucket (data.train, output_dir)", "data.train as t@p, read", "output_dir as t@p, read"),
         *("output_dir as t@p, write", "data.train"),
     ]
     assert lines["quota"]["said"] == "limit 64, the slice has 16 chips"
     asked = [" ".join(words) for words in world.calls()]
-    assert len(asked) == len(lines) + 1 and world.machines() == ["old"]  # one asks for a TPU VM to try
-    harmless = ("describe", "list", "get-value", " ls ", "--command=echo reached", "--if-generation-match=1")
+    # One asks for a TPU VM to try, one whether the run's name is taken.
+    assert len(asked) == len(lines) + 2 and world.machines() == ["old"]
+    harmless = ("describe", "list", "get-value", " ls ", "--command=echo reached", "--if-generation-match=1", " cat ")
+    harmless += ("get-iam-policy",)
     assert not [line for line in asked if not any(verb in line for verb in harmless)]
-    assert "--project=project-1" in asked[3]
+    assert "--project=project-1" in asked[4]
     assert capsys.readouterr().out.count("ok ") == len(lines)
 
 
@@ -119,6 +130,17 @@ def test_the_hosts_account_is_tried_on_the_bucket(world, key, answer, name, stat
     assert main([*WORDS, "--service_account", "t@p"]) == (1 if state == "failed" else 0)
     line = checks(world)[f"output_dir as t@p, {name}"]
     assert (line["state"], said in line["said"]) == (state, True) and "storage.objectUser" in line["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("roles", "state"),
+    [("", "failed"), ("roles/tpu.viewer", "failed"), ("projects/p/roles/mine", "unknown"), ("roles/editor", "ok")],
+)
+def test_an_account_that_cannot_give_back_is_told(world, roles, state):
+    answers(world, **{"get-iam-policy": (0, roles)})
+    main([*WORDS, "--service_account", "t@p"])
+    line = checks(world)["right to give back"]
+    assert line["state"] == state and ("--role=roles/tpu.admin" in line["remedy"]) is (state != "ok")
 
 
 def test_what_is_wrong_here_is_a_line_too_and_spot_chips_have_a_quota_of_their_own(world):

@@ -11,31 +11,38 @@ from tomat.base.errors import TomatError
 from tomat.hardware.chips import TPU_SLICES, slice_named
 from tomat.launch.check import unfit_places
 from tomat.launch.gcloud import RUNTIME_VERSIONS, TpuLaunch, accelerator_type, runtime_version, tpu_name_for
+from tomat.launch.pack import Pack
 from tomat.launch.remote import MOUNT_SCRIPT
+
+PACK = Pack(Path("runs/a/launch/pack.tar.gz"), "0" * 64, "abc", False, "tomat-launch/c.yaml", ())
+
+
+WATCHDOG = "--metadata-from-file=startup-script=runs/a/launch/give-back.sh"
 
 
 def launch(**settings) -> TpuLaunch:
-    values = {"run_name": "a", "slice_name": "v6e-4", "zone": "us-east5-b", "tpu_name": "tomat-a"}
-    return TpuLaunch(**{**values, "config_path": "c.yaml", **settings})
+    values = {"label": "x", "run_name": "a", "slice_name": "v6e-4", "zone": "us-east5-b", "tpu_name": "tomat-a"}
+    return TpuLaunch(**{**values, "output_dir": "gs://b/runs", "pack": PACK, **settings})
 
 
 def test_a_launch_is_these_commands():
-    made = launch(overrides=("--data.train", "gs://b/it's"), project="p", spot=True)
+    pack = dataclasses.replace(PACK, overrides=("--data.train", "gs://b/it's"))
+    made = launch(pack=pack, project="p", spot=True)
     lines = [command.line for command in made.commands()]
     place = "--zone=us-east5-b --project=p"
     gcloud = "gcloud compute tpus tpu-vm"
     assert [line for line in lines if "--command=" not in line] == [
-        f"{gcloud} create tomat-a --accelerator-type=v6e-4 --version=v2-alpha-tpuv6e --spot {place}",
-        f"{gcloud} describe tomat-a '--format=value(state)' {place}",
-        "mkdir -p runs/a/launch",
-        "git archive --format=tar.gz --output=runs/a/launch/checkout.tgz HEAD",
-        "cp c.yaml runs/a/launch/config.yaml",
-        f"{gcloud} scp runs/a/launch/checkout.tgz runs/a/launch/config.yaml tomat-a:tomat-launch/ --worker=all {place}",
+        "gcloud storage cat gs://b/runs/a/launch.json",
+        f"gcloud storage cp --quiet --no-clobber runs/a/launch/pack.tar.gz gs://b/runs/a/packs/{PACK.sha256}.tar.gz",
+        "gcloud storage cp --quiet --if-generation-match=0 runs/a/launch/launch.json gs://b/runs/a/",
+        f"{gcloud} create tomat-a --accelerator-type=v6e-4 --version=v2-alpha-tpuv6e --spot "
+        f"--labels=tomat_launch=x {WATCHDOG} {place}",
+        f"{gcloud} describe tomat-a '--format=value(state,labels.tomat_launch)' {place}",
         f"{gcloud} scp tomat-a:tomat-launch/train.log runs/a/launch/attempt-1-host-0.log --worker=0 {place}",
         f"{gcloud} delete tomat-a --quiet {place}",
     ]
     assert all("--worker=all" in line for line in lines if "--command=" in line)
-    assert ".venv/bin/python train_tomat_tpu.py --config_path ../config.yaml --data.train" in made.start.argv[7]
+    assert ".venv/bin/python train_tomat_tpu.py --config_path tomat-launch/c.yaml --data.train" in made.start.argv[7]
 
 
 def test_hosts_are_asked_for_as_they_are_wanted():
@@ -50,7 +57,8 @@ def test_hosts_are_asked_for_as_they_are_wanted():
         env_file=Path("secrets.env"),
     )
     wanted = (
-        "--reserved --service-account=t@p.iam.gserviceaccount.com --network=n --subnetwork=s --labels=team=dft,run=a"
+        "--reserved --service-account=t@p.iam.gserviceaccount.com --network=n --subnetwork=s "
+        f"--labels=team=dft,run=a,tomat_launch=x {WATCHDOG}"
     )
     assert made.create.line == (
         f"gcloud compute tpus tpu-vm create tomat-a --accelerator-type=v6e-4 --version=v2-beta {wanted} --internal-ips "
@@ -58,7 +66,7 @@ def test_hosts_are_asked_for_as_they_are_wanted():
     )
     assert f"--runtime-version=v2-beta {wanted}" in dataclasses.replace(made, queued_resource=True).create.line
     to_hosts = [command.line for command in made.commands() if " ssh " in command.line or " scp " in command.line]
-    assert len(to_hosts) == 7 and all("--internal-ip " in line for line in to_hosts)
+    assert len(to_hosts) == 6 and all("--internal-ip " in line for line in to_hosts)
     [sent] = [line for line in to_hosts if "launch/env " in line]
     assert "launch/env tomat-a:tomat-launch/env --worker=all --scp-flag=-p" in sent
     assert ". ../env" in made.start.line and ". ../env" not in launch().start.line
@@ -73,7 +81,7 @@ def test_a_disk_is_attached_read_only_and_mounted_before_the_training(tmp_path):
         assert f"--data-disk=source={DISK},mode=read-only" in create.argv
     purposes = [command.purpose for command in made.commands()]
     mounted = purposes.index("mount the disk on every host")
-    assert purposes.index("send both to every host") < mounted < purposes.index("start the training on every host")
+    assert purposes.index("a folder on every host") < mounted < purposes.index("start the training on every host")
     assert "mount the disk on every host" not in [command.purpose for command in launch().commands()]
     # The script itself, with programs that write down how they are called.
     for name, text in (
@@ -100,7 +108,7 @@ def test_a_queued_resource_is_these_commands():
     queued = [command.line for command in made.commands() if "queued-resources" in command.line]
     assert queued == [
         "gcloud compute tpus queued-resources create tomat-a-qr --node-id=tomat-a --accelerator-type=v5litepod-16 "
-        "--runtime-version=v2-alpha-tpuv5-lite --zone=us-east5-b",
+        f"--runtime-version=v2-alpha-tpuv5-lite --labels=tomat_launch=x {WATCHDOG} --zone=us-east5-b",
         "gcloud compute tpus queued-resources describe tomat-a-qr '--format=value(state.state)' --zone=us-east5-b",
         "gcloud compute tpus queued-resources delete tomat-a-qr --force --quiet --zone=us-east5-b",
     ]

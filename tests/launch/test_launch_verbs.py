@@ -3,8 +3,10 @@
 import shutil
 
 import pytest
+import yaml
 
 from tomat.app.cli import main
+from tomat.train.settings.config import load_config
 
 WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
 
@@ -20,6 +22,12 @@ WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
         ([*WORDS, "--execute", "--output_dir", "gs://BUCKET/runs"], "your bucket"),
         ([*WORDS, "--poll_seconds", "0"], "poll_seconds"),
         ([*WORDS, "--max_failures", "0"], "max_failures"),
+        ([*WORDS, "--zone", "us-east5-b,us-east5"], "--zone is 'us-east5'"),
+        ([*WORDS, "--zone", "us-east5-b,us-east5-a", "--data_disk", "d"], "--zone names several"),
+        ([*WORDS, "--slice", "v4-8", "--zone", "us-central2-b", "--max_cost", "5"], "give --chip_hour_price"),
+        ([*WORDS, "--max_cost", "1"], "raise --max_hours or --max_cost"),
+        ([*WORDS, "--engine", "skypilot", "--max_hours", "2", "--keep"], "--keep is for --engine gcloud"),
+        ([*WORDS, "--labels", "team=d f t"], "--labels is 'team=d f t'"),
         ([*WORDS, "--iris", "marin", "--labels", "a=b"], "--labels is for TPU VMs of your own"),
         ([*WORDS, "--iris", "marin", "--data_disk", "d"], "--data_disk is for TPU VMs of your own"),
         ([*WORDS, "--execute", "--data_disk", "d", "--output_dir", "gs://b/runs"], "--data_disk is 'd'; expected"),
@@ -45,9 +53,10 @@ def test_a_missing_gcloud_is_told(world, capsys, monkeypatch, tmp_path):
 def test_a_changed_checkout_is_not_sent_unasked(world, capsys):
     (world.checkout / "train_tomat_tpu.py").write_text("raise SystemExit\n")
     assert main([*WORDS, "--execute"]) == 2
-    assert "1 file(s) differ from the last commit" in capsys.readouterr().err
+    assert "not as in the last commit: 1 file (train_tomat_tpu.py)" in capsys.readouterr().err
     assert main(WORDS) == 0
-    assert "# warning: 1 file(s) differ" in capsys.readouterr().out
+    assert "# warning: not as in the last commit" in capsys.readouterr().out
+    assert world.calls() == []
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path, monkeypatch, capsys):
@@ -55,6 +64,23 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(WORDS) == 2
     assert "root of a checkout" in capsys.readouterr().err
+    (tmp_path / "train_tomat_tpu.py").write_text("")
+    assert main(WORDS) == 2
+    assert "no git checkout" in capsys.readouterr().err
+
+
+def test_a_name_that_another_run_has_is_refused_before_anything_is_paid(world, capsys):
+    run = world.folder / "buckets" / "bucket" / "runs" / "soak_1"
+    (run / "checkpoints" / "step-3").mkdir(parents=True)
+    config = load_config("run.yaml").to_dict()
+    words = [*WORDS, "--execute", "--max_hours", "0.01"]  # what comes after is refused, too
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(words) == 2 and "raise --max_hours" in capsys.readouterr().err
+    config["optimizer"]["learning_rate"] = 0.5
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(words) == 2
+    assert "another configuration: 1 key (optimizer.learning_rate); give another --run_name" in capsys.readouterr().err
+    assert world.verbs() == [] and world.packs() == []
 
 
 def test_what_gcloud_says_is_shown_as_it_is(world, capfd):

@@ -4,11 +4,19 @@ In a checkout they are those of `configs/`, in an installed tomat those that its
 so that a wrong name is refused before anything heavy is imported.
 """
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
 SUFFIX = ".yaml"
+
+PACK_FILE = "tomat-pack.json"
+"""In the root of a checkout that a launch has packed: its commit, whether files differed from it, what was asked."""
+PACK_HASH_FILE = "tomat-pack.sha256"
+"""Beside it on a host: SHA-256 of the archive that it was unpacked from, as the host has it."""
 
 
 def shipped_folder(kind: str) -> Path:
@@ -41,15 +49,35 @@ def none_of_that_name(text: str, kind: str) -> str:
     return f"config file {text} does not exist; {ship}"
 
 
+def pack_record() -> Mapping[str, Any] | None:
+    """What `PACK_FILE` says of the code that runs, and `sha256` of its archive; None of code that no launch packed."""
+    root = PACKAGE.parent
+    if not (root / PACK_FILE).is_file():
+        return None
+    record = json.loads((root / PACK_FILE).read_text(encoding="utf-8"))
+    hashed = root / PACK_HASH_FILE
+    return {**record, "sha256": hashed.read_text().split()[0] if hashed.is_file() else None}
+
+
 def commit() -> str:
-    """The commit of the code that runs, `-dirty` with local changes; empty outside a checkout."""
+    """The commit of the code that runs, `-dirty` with local changes; empty outside a checkout and a pack of one."""
     import subprocess
 
+    if (record := pack_record()) is not None:
+        return f"{record['commit']}{'-dirty' if record['dirty'] else ''}"
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def code_details() -> dict[str, str]:
+    """The commit of the code that runs, and the hash of the pack that it came in, as a run's history has them."""
+    found = {"commit": commit()}
+    if (record := pack_record()) is not None and record["sha256"] is not None:
+        found["pack"] = record["sha256"]
+    return found
 
 
 def source_hash() -> str:

@@ -1,7 +1,6 @@
 """What may be wrong with a launch: here, and as Google answers of login, project, slice, quota, network and buckets."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -171,6 +170,12 @@ def _of_the_network(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) 
         words = ("iam", "service-accounts", "describe", account, own, "--format=value(email)")
         remedy = "create it (`gcloud iam service-accounts create`), or check that your account may see it"
         yield ask("service account", words, remedy)
+        project, member = own.removeprefix("--project="), f"serviceAccount:{account}"
+        words = ("projects", "get-iam-policy", project, "--flatten=bindings[].members")
+        words += (f"--filter=bindings.members:{member}", "--format=value(bindings.role)")
+        remedy = "hosts give the slice back themselves when no launcher does: `gcloud projects add-iam-policy-binding "
+        remedy += f"{project} --member={member} --role=roles/tpu.admin`, or a role of your own with tpu.nodes.delete"
+        yield ask("right to give back", words, remedy, _may_delete, optional=True)
     # In a shared VPC the network is another project's, as its full name says.
     network, subnetwork = launch.network or "default", launch.subnetwork
     remedy = f"give --network and --subnetwork; `gcloud compute networks list {own}` says what there is"
@@ -244,6 +249,16 @@ def _fits(rule: Mapping[str, Any], port: int, account: str | None) -> bool:
     return False
 
 
+def _may_delete(output: str) -> Verdict:
+    """Of the roles of the hosts' account in the project."""
+    roles = output.split()
+    if {"roles/tpu.admin", "roles/editor", "roles/owner"} & set(roles):
+        return "ok", ", ".join(roles)
+    if any(not role.startswith("roles/") for role in roles):
+        return "unknown", f"{', '.join(roles)}; one of your own must have tpu.nodes.delete"
+    return "failed", f"{', '.join(roles) or 'no role'} in the project, and none may delete a slice"
+
+
 def _of_places(
     ask: Callable[..., CheckLine], launch: TpuLaunch, places: Mapping[str, str | None]
 ) -> Iterator[CheckLine]:
@@ -310,13 +325,3 @@ def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> l
             continue
         problems.append(f"{key} is {found}, as in --{key} gs://my-bucket/...")
     return problems
-
-
-def local_changes() -> list[str]:
-    found = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True)
-    if found.returncode != 0:
-        return ["this folder is no git checkout; `tomat launch` sends the commit that is checked out."]
-    changed = len(found.stdout.splitlines())
-    if not changed:
-        return []
-    return [f"{changed} file(s) differ from the last commit, which is what is sent; commit them or give --allow_dirty."]

@@ -28,10 +28,13 @@ class Command:
     """After this it is killed and counts as failed."""
     quiet: bool = False
     """Its output is read by tomat and not shown."""
+    folder: str | None = None
+    """Where it runs; None: here."""
 
     @property
     def line(self) -> str:
-        return shlex.join(self.argv)
+        line = shlex.join(self.argv)
+        return line if self.folder is None else f"(cd {shlex.quote(self.folder)} && {line})"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ def require_program(name: str, where_from: str) -> None:
 def run_command(command: Command) -> Result:
     """Run a command to its end, showing its output as it comes unless it is quiet."""
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "encoding": "utf-8", "errors": "replace"}
+    streams |= {"cwd": command.folder}
     if command.quiet:
         try:
             done = subprocess.run(command.argv, capture_output=True, timeout=command.timeout_seconds, **streams)

@@ -1,4 +1,4 @@
-"""The gcloud commands of one launch on a TPU slice: create, send, install, start, ask, stop, collect, delete.
+"""The gcloud commands of one launch on a TPU slice: pack, create, install, start, ask, stop, collect, delete.
 
 Flags as in https://cloud.google.com/sdk/gcloud/reference/compute/tpus/tpu-vm and .../queued-resources (October 2025).
 """
@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted
+from tomat.base.reporting import counted, writing
 from tomat.hardware.chips import Slice, slice_named
 from tomat.launch import remote
 from tomat.launch.command import Command
+from tomat.launch.pack import Pack
+from tomat.launch.record import RECORD_FILE
 from tomat.launch.remote import ENV_FILE, FOLDER
+from tomat.launch.watchdog import SCRIPT_FILE, watchdog_script
 
 RUNTIME_VERSIONS: Mapping[str, str] = {
     "v6e": "v2-alpha-tpuv6e",
@@ -25,6 +28,8 @@ RUNTIME_VERSIONS: Mapping[str, str] = {
 """Chip -> software of a TPU VM for JAX (https://cloud.google.com/tpu/docs/runtimes). TPU7x is not there: it is offered
 through GKE only (https://cloud.google.com/tpu/docs/queued-resources)."""
 
+LABEL = "tomat_launch"
+"""Key of the label that says which run and login a slice is of."""
 STOP_GRACE_SECONDS = 40
 """What `stop` gives a training: its own 25 s (`preemption.grace_seconds`) and 15 s for the shell and slow disks."""
 
@@ -48,6 +53,11 @@ def tpu_name_for(run_name: str) -> str:
     return f"tomat-{re.sub('[^a-z0-9]+', '-', run_name.lower()).strip('-')}"[:61].rstrip("-")
 
 
+def launch_folder(run_name: str) -> Path:
+    """Here, in the checkout: what is sent, and the logs of the hosts."""
+    return Path("runs") / run_name / "launch"
+
+
 @dataclass(frozen=True)
 class TpuLaunch:
     """What is launched, and where; the properties and methods are the commands."""
@@ -58,10 +68,10 @@ class TpuLaunch:
     """Zone of the slice, such as us-east5-b."""
     tpu_name: str
     """Name of the TPU VM; a queued resource gets it with `-qr` behind."""
-    config_path: str
-    """The configuration, as seen from the checkout."""
-    overrides: Sequence[str] = field(default_factory=tuple)
-    """What follows the configuration on the training's command line."""
+    output_dir: str
+    """Of the run; the pack lies in the run's folder there."""
+    pack: Pack
+    """What runs, at every start."""
     project: str | None = None
     """None: gcloud's own."""
     queued_resource: bool = False
@@ -79,6 +89,12 @@ class TpuLaunch:
     """No external addresses; then gcloud, too, must run inside the network."""
     labels: Sequence[str] = field(default_factory=tuple)
     """`KEY=VALUE`, for the bill."""
+    with_signal: bool = False
+    """Send one SIGTERM to the training after its first step, to see what comes of it."""
+    label: str = ""
+    """Of the slice: which run and login it is of."""
+    unwatched_hours: float | None = 1.0
+    """After which the hosts give the slice back when no launcher looks; None: they never do."""
     boot_software: str | None = None
     """Runtime version; None: that of `RUNTIME_VERSIONS`."""
     env_file: Path | None = None
@@ -114,11 +130,48 @@ class TpuLaunch:
 
     @property
     def folder(self) -> Path:
-        return Path("runs") / self.run_name / "launch"
+        return launch_folder(self.run_name)
 
     @property
     def software(self) -> str:
         return self.boot_software or runtime_version(self.slice)
+
+    @property
+    def run_url(self) -> str:
+        return f"{self.output_dir.rstrip('/')}/{self.run_name}"
+
+    @property
+    def read_record(self) -> Command:
+        words = ("gcloud", "storage", "cat", f"{self.run_url}/{RECORD_FILE}")
+        return Command("is there a launch of this run already", words, 120, quiet=True)
+
+    def write_record(self, only_new: bool = False) -> Command:
+        """`only_new`: refused where there is one, as another launcher may have written it a moment ago."""
+        condition = ("--if-generation-match=0",) if only_new else ()
+        words = ("gcloud", "storage", "cp", "--quiet", *condition, f"{self.folder}/{RECORD_FILE}", self.run_url + "/")
+        return Command("say in the bucket who launches this run", words, 120, quiet=True)
+
+    @property
+    def unwatched_words(self) -> str:
+        """What becomes of the slice when nobody watches."""
+        if self.unwatched_hours is None:
+            return "it is kept, at its price"
+        said = f"{self.unwatched_hours:g} h after the last look of a launcher, and "
+        return f"its hosts stop the training in good order and give the slice back {said}15 min after its end"
+
+    def write_watchdog(self, cap_seconds: float | None) -> None:
+        """The start-up script of the next slice; `cap_seconds` from its first boot to the cap."""
+        hours = self.unwatched_hours
+        text = watchdog_script(
+            self.delete.argv,
+            cap_seconds=cap_seconds,
+            unwatched_seconds=None if hours is None else 3600 * hours,
+            grace_seconds=STOP_GRACE_SECONDS,
+        )
+        path = self.folder / SCRIPT_FILE
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
 
     @property
     def sent_environment(self) -> Path:
@@ -145,7 +198,8 @@ class TpuLaunch:
             ("service-account", self.service_account),
             ("network", self.network),
             ("subnetwork", self.subnetwork),
-            ("labels", ",".join(self.labels)),
+            ("labels", ",".join((*self.labels, *([f"{LABEL}={self.label}"] if self.label else [])))),
+            ("metadata-from-file", f"startup-script={self.folder}/{SCRIPT_FILE}"),
             ("data-disk", self.data_disk and f"source={self.data_disk},mode=read-only"),
         ):
             words += [f"--{flag}={value}"] if value else []
@@ -163,50 +217,71 @@ class TpuLaunch:
         return self._gcloud("state of the queued resource: ACTIVE when it is there", *words, quiet=True)
 
     @property
+    def queue_error(self) -> Command:
+        words = (
+            "queued-resources",
+            "describe",
+            f"{self.tpu_name}-qr",
+            "--format=value(state.failedData.error.message)",
+        )
+        return self._gcloud("why the queued resource failed", *words, quiet=True)
+
+    @property
     def machine_state(self) -> Command:
-        words = ("tpu-vm", "describe", self.tpu_name, "--format=value(state)")
+        words = ("tpu-vm", "describe", self.tpu_name, f"--format=value(state,labels.{LABEL})")
         return self._gcloud("state of the slice: READY, PREEMPTED, ...", *words, timeout_seconds=120, quiet=True)
 
     @property
-    def pack(self) -> list[Command]:
-        """Put the commit that is checked out, and the configuration, into the launch's folder."""
-        folder = str(self.folder)
-        archive = ("git", "archive", "--format=tar.gz", f"--output={folder}/checkout.tgz", "HEAD")
-        commands = [
-            Command("a folder for what is sent and for logs", ("mkdir", "-p", folder), 60),
-            Command("pack the commit that is checked out", archive, 300),
-            Command("and the configuration as it is now", ("cp", self.config_path, f"{folder}/config.yaml"), 60),
-        ]
-        if self.env_file is not None:
-            module = (sys.executable, "-m", "tomat.launch.environment", str(self.env_file), str(self.sent_environment))
-            commands.append(Command("and the environment, quoted for the shell of the hosts", module, 60))
-        return commands
+    def pack_url(self) -> str:
+        return f"{self.run_url}/packs/{self.pack.sha256}.tar.gz"
+
+    @property
+    def send_pack(self) -> Command:
+        """The name is the content, so what is there already is the same."""
+        words = ("gcloud", "storage", "cp", "--quiet", "--no-clobber", str(self.pack.path), self.pack_url)
+        return Command(f"keep what runs beside the run: {self.pack.words}", words, 600)
 
     @property
     def install(self) -> list[Command]:
-        files = (f"{self.folder}/checkout.tgz", f"{self.folder}/config.yaml", f"{self.tpu_name}:{FOLDER}/")
-        commands = [
-            self._on_all_hosts("a folder on every host", remote.MAKE_FOLDER_SCRIPT, 600),
-            self._copy("send both to every host", *files, "--worker=all"),
-        ]
+        commands = [self._on_all_hosts("a folder on every host", remote.MAKE_FOLDER_SCRIPT, 600)]
         if self.env_file is not None:
             sent, target = str(self.sent_environment), f"{self.tpu_name}:{FOLDER}/{ENV_FILE}"
             # -p: readable by nobody else there either, as `environment.py` demands it here.
+            module = (sys.executable, "-m", "tomat.launch.environment", str(self.env_file), sent)
             words = (sent, target, "--worker=all", "--scp-flag=-p")
-            commands.append(self._copy("send the environment to every host", *words))
-            commands.append(Command("and keep no copy of it here", ("rm", "-f", sent), 60))
+            commands += [
+                Command("the environment, quoted for the shell of the hosts", module, 60),
+                self._copy("send the environment to every host", *words),
+                Command("and keep no copy of it here", ("rm", "-f", sent), 60),
+            ]
         if self.data_disk is not None:
             commands.append(self._on_all_hosts("mount the disk on every host", remote.MOUNT_SCRIPT, 300))
-        return [*commands, self._on_all_hosts("install on every host", remote.INSTALL_SCRIPT, 1800)]
+        script = remote.install_script(self.pack_url, self.pack.sha256)
+        return [*commands, self._on_all_hosts("install on every host", script, 1800)]
 
     @property
     def start(self) -> Command:
-        script = remote.start_script(self.overrides, with_environment=self.env_file is not None)
+        script = remote.start_script(
+            self.pack.config_path,
+            self.pack.overrides,
+            with_environment=self.env_file is not None,
+            with_signal=self.with_signal,
+        )
         return self._on_all_hosts("start the training on every host", script, 600)
 
     @property
     def status(self) -> Command:
         return self._on_all_hosts("ask every host", remote.STATUS_SCRIPT, 180, quiet=True)
+
+    @property
+    def packs_of_hosts(self) -> Command:
+        return self._on_all_hosts("ask every host for its pack", remote.PACK_SCRIPT, 180, quiet=True)
+
+    @property
+    def give_back_by_host(self) -> Command:
+        script = remote.give_back_script(self.delete.argv)
+        words = ("tpu-vm", "ssh", self.tpu_name, "--worker=0", f"--command={script}")
+        return self._gcloud("let a host give the slice back", *words, timeout_seconds=180)
 
     @property
     def stop(self) -> Command:
@@ -231,4 +306,5 @@ class TpuLaunch:
     def commands(self) -> list[Command]:
         """Every command of a launch that is never interrupted, in order."""
         asked = [self.create, *([self.queue_state] if self.queued_resource else []), self.machine_state]
-        return [*asked, *self.pack, *self.install, self.start, self.status, *self.logs(1), self.delete]
+        begin = [self.read_record, self.send_pack, self.write_record(only_new=True)]
+        return [*begin, *asked, *self.install, self.start, self.status, *self.logs(1), self.delete]

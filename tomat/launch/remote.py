@@ -1,6 +1,6 @@
 """What runs on each host of a slice: shell text for starting, asking after and stopping the training there.
 
-Everything of a launch lies in one folder of the home directory: the checkout, the configuration, the log, and `lock`,
+Everything of a launch lies in one folder of the home directory: the pack, its checkout, the log, and `lock`,
 held as long as any process of the training lives, so that neither a recycled process id nor a reboot is mistaken for a
 running one; `pid`, its process group; `status`, written when it ends by itself.
 """
@@ -9,6 +9,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from tomat.base.shipped import PACK_HASH_FILE
+
 FOLDER = "tomat-launch"
 """Below the home directory of every host; only its owner may look into it."""
 ENV_FILE = "env"
@@ -16,6 +18,9 @@ ENV_FILE = "env"
 UV_VERSION = "0.13.9"
 """Of uv on the hosts: another one may resolve `pyproject.toml` to other packages."""
 LOG_FILE = "train.log"
+ALIVE_FILE = "alive"
+"""Touched by every question of a launcher."""
+PACK = "pack.tar.gz"
 DISK_LABEL = "tomat-data"
 """Of the file system on a disk of one's own. The device's name differs between chips and kinds of disks."""
 DISK_FOLDER = f"/mnt/{DISK_LABEL}"
@@ -24,37 +29,68 @@ MOUNT_SCRIPT = (
     f"sudo mount -t ext4 -o ro,noload LABEL={DISK_LABEL} {DISK_FOLDER}; }}"
 )
 """A disk that is attached read-only to many hosts: its journal cannot be replayed, hence `noload`."""
-MAKE_FOLDER_SCRIPT = f"mkdir -p {FOLDER} && chmod 700 {FOLDER}"
-_STATUS_LINE = re.compile(r"^tomat-status (\S+) (\S+)$", re.MULTILINE)
+MAKE_FOLDER_SCRIPT = f"mkdir -p {FOLDER} && chmod 700 {FOLDER} && touch {FOLDER}/{ALIVE_FILE}"
+_STATUS_LINE = re.compile(r"^tomat-status (?P<host>\S+) (?P<state>\S+)(?P<steps>(?: \d+)*)$", re.MULTILINE)
 
 
-INSTALL_SCRIPT = (
-    f"set -e; cd {FOLDER}; rm -rf checkout; mkdir checkout; tar -xzf checkout.tgz -C checkout; cd checkout; "
-    f"python3 -m pip install --quiet --user uv=={UV_VERSION}; python3 -m uv sync --quiet --extra tpu --no-dev"
-)
-"""Unpacks the checkout that was sent, and installs it with the TPU's packages."""
+def install_script(pack_url: str, sha256: str) -> str:
+    """Takes the pack from the bucket, as whoever the host is there, and installs it with the TPU's packages."""
+    return (
+        f"set -e; cd {FOLDER}; gcloud storage cp --quiet {shlex.quote(pack_url)} {PACK}; "
+        f'echo "{sha256}  {PACK}" | sha256sum --check --quiet -; '
+        f"rm -rf checkout; mkdir checkout; tar -xzf {PACK} -C checkout; cd checkout; "
+        f"sha256sum < ../{PACK} > {PACK_HASH_FILE}; "
+        f"python3 -m pip install --quiet --user uv=={UV_VERSION}; python3 -m uv sync --quiet --extra tpu --no-dev"
+    )
+
 
 STATUS_SCRIPT = (
-    f"state=absent; if cd {FOLDER} 2>/dev/null && [ -f lock ]; then if ! flock -n lock true; then state=running; "
-    "elif [ -f status ]; then state=$(cat status); else state=gone; fi; fi; "
-    'echo "tomat-status $(hostname) $state"'
+    f"state=absent; if cd {FOLDER} 2>/dev/null && touch {ALIVE_FILE} && [ -f lock ]; then "
+    "if ! flock -n lock true; then state=running; elif [ -f status ]; then state=$(cat status); else state=gone; fi; "
+    f"steps=$(grep -aoE '^step [0-9]+/' {LOG_FILE} 2>/dev/null | tr -dc '0-9\\n' | sed -n '1p;$p'); fi; "
+    'echo "tomat-status $(hostname) $state" $steps'
 )
-"""Prints `tomat-status HOST STATE`: `running`, `absent` (never started), `gone` (killed) or an exit status."""
+"""Prints `tomat-status HOST STATE [FIRST LAST]`: `running`, `absent` (never started), `gone` (killed) or an exit
+status; and the first and the last step of which the attempt's log has a line, as the first host's has."""
 
 
-def start_script(overrides: Sequence[str], *, with_environment: bool = False) -> str:
+def training_command(config_path: str, overrides: Sequence[str]) -> str:
+    """Of a host, in the checkout."""
+    return shlex.join([".venv/bin/python", "train_tomat_tpu.py", "--config_path", config_path, *overrides])
+
+
+PACK_SCRIPT = f'echo "tomat-pack $(hostname) $(cat {FOLDER}/checkout/{PACK_HASH_FILE} | cut -d" " -f1)"'
+"""Prints `tomat-pack HOST SHA256`."""
+
+
+def give_back_script(delete: Sequence[str]) -> str:
+    """A host deletes its own slice, as its start-up script would; who asked is gone by then."""
+    return f"nohup {shlex.join(delete)} </dev/null >/dev/null 2>&1 & sleep 1"
+
+
+_SIGNAL = (
+    "if [ ! -e ../signalled ]; then ( exec 9>&-; until grep -qa '^step ' ../{log} 2>/dev/null; do sleep 0.1; done; "
+    "touch ../signalled; kill -TERM -- -$$ ) & fi; "
+)
+"""Sends SIGTERM to the training of the host that shows steps, the first, once, after its first step."""
+
+
+def start_script(
+    config_path: str, overrides: Sequence[str], *, with_environment: bool = False, with_signal: bool = False
+) -> str:
     """Start the training, with the variables of `ENV_FILE` if asked, in a session of its own, unless it runs already;
     its end leaves its status behind. The shell around it takes SIGTERM without ending, so that a training that is
     stopped in good order still has its status written; the child's own handling of the signal is untouched."""
-    command = shlex.join([".venv/bin/python", "train_tomat_tpu.py", "--config_path", "../config.yaml", *overrides])
+    command = training_command(config_path, overrides)
     environment = f"set -a; . ../{ENV_FILE}; set +a; " if with_environment else ""
+    signal = _SIGNAL.format(log=LOG_FILE) if with_signal else ""
     supervised = (
-        f"echo $$ > ../pid; trap : TERM; {environment}{command} > ../{LOG_FILE} 2>&1; "
-        "echo $? > ../status.new; mv ../status.new ../status"
+        f"echo $$ > ../pid; trap : TERM; {environment}{signal}{command} > ../{LOG_FILE} 2>&1; "
+        f"echo $? > ../status.new; mv ../status.new ../status{'; kill $! 2>/dev/null' if with_signal else ''}"
     )
     return (
         f"cd {FOLDER}/checkout || exit 1; exec 9>../lock; "
-        'flock -n 9 || { echo "already running on $(hostname)"; exit 0; }; rm -f ../status; '
+        f'flock -n 9 || {{ echo "already running on $(hostname)"; exit 0; }}; rm -f ../status ../{LOG_FILE}; '
         f"setsid nohup bash -c {shlex.quote(supervised)} </dev/null >/dev/null 2>&1 & "
         'echo "started on $(hostname)"'
     )
@@ -71,4 +107,10 @@ def stop_script(grace_seconds: int) -> str:
 
 def parse_statuses(output: str) -> list[str]:
     """The states that `STATUS_SCRIPT` printed, one a host, whatever else ssh said between them."""
-    return [state for _, state in _STATUS_LINE.findall(output)]
+    return [found["state"] for found in _STATUS_LINE.finditer(output)]
+
+
+def parse_steps(output: str) -> int:
+    """Steps that the attempt has made, as far as `STATUS_SCRIPT` found lines of them: a line every ten seconds."""
+    spans = [list(map(int, found["steps"].split())) for found in _STATUS_LINE.finditer(output)]
+    return max((span[-1] - span[0] + 1 for span in spans if span), default=0)

@@ -14,6 +14,7 @@ from tomat.base.checked_json import signed
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE_FILE, RETRY_STATUS
 from tomat.base.reporting import console, warn, write_text
+from tomat.base.shipped import code_details
 from tomat.base.stages import StartStages
 from tomat.data.codec.files import write_codec
 from tomat.data.density.promolecule import Promolecule
@@ -218,7 +219,7 @@ def _announce(datasets: Datasets, state: TrainerState, start: Start, folder: Run
     again = truncate_metrics(folder.path / METRICS_FILE, first_step)
     before = [event for event in read_events(folder.path) if event["event"] in ("start", "resume", "stop", "preempted")]
     found = found_devices()
-    details = {**devices_details(found, config.slice), "configuration": config_hash(config)}
+    details = {**devices_details(found, config.slice), "configuration": config_hash(config), **code_details()}
     if not before:
         folder.record("start", first_step, **details)
     elif first_step < config.trainer.num_train_steps:

@@ -71,8 +71,10 @@ def test_code_is_known_by_its_files(mine, monkeypatch, tmp_path):
     monkeypatch.setattr(alike, "source_hash", lambda: hashes[-1])
     assert [one.split()[0] for one in differences(["a", "b"], [mine, prints()])] == ["code.files"]
     # The first host writes pages into its checkout, which is `-dirty` from then on.
-    monkeypatch.setattr(alike, "commit", lambda: "abc1234-dirty")
-    assert prints()["code.commit"] == '"abc1234"'
+    monkeypatch.setattr(alike, "code_details", lambda: {"commit": "abc1234-dirty"})
+    assert [prints()[f"code.{key}"] for key in ("commit", "pack")] == ['"abc1234"', '"none"']
+    monkeypatch.setattr(alike, "code_details", lambda: {"commit": "abc1234", "pack": "f" * 64})
+    assert "fff" in prints()["code.pack"]
 
 
 def test_the_odd_one_of_many_is_named():

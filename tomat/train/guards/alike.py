@@ -18,7 +18,7 @@ from levanter.utils.jax_utils import multihost_allgather_sync
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, first_line
-from tomat.base.shipped import commit, source_hash
+from tomat.base.shipped import code_details, source_hash
 from tomat.train.settings.config import TrainConfig
 from tomat.train.settings.meanings import said_of
 
@@ -79,7 +79,9 @@ def started_with(config: TrainConfig, beside: Mapping[str, object]) -> dict[str,
     """What decides what this host computes, by key: configuration, command, code, flags, JAX's options, packages."""
     found = {key: value for key, value in flatten(config.to_dict()).items() if not said_of(key).host} | dict(beside)
     # Without its `-dirty`: a page that a run has written makes a checkout so. Changes are in the hash of its files.
-    found |= {"code.commit": commit().removesuffix("-dirty"), "code.files": source_hash()}
+    code = code_details()
+    found |= {"code.commit": code["commit"].removesuffix("-dirty"), "code.files": source_hash()}
+    found |= {"code.pack": code.get("pack", "none")}
     for variable in FLAG_VARIABLES:
         for flag in os.environ.get(variable, "").split():
             name, _, value = flag.partition("=")

@@ -1,0 +1,294 @@
+"""Launches from begin to end in simulated time: what the guide says of each scenario, and what holds in any order."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pod_twin import Gone, Twin
+
+from tomat.base.errors import TomatError
+from tomat.launch.gcloud import TpuLaunch
+from tomat.launch.pack import Pack
+from tomat.launch.policy import RestartPolicy
+from tomat.launch.record import Login
+from tomat.launch.supervisor import Supervisor
+
+ME, OTHER = Login("me@example.org", "me", "laptop"), Login("bob@example.org", "bob", "desk")
+ZONES = ("us-east5-b", "us-east5-a")
+HOUR = 3600.0
+ENDLESS = 10**6
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path_factory, monkeypatch):
+    monkeypatch.chdir(tmp_path_factory.mktemp("twin"))
+
+
+def launcher(twin: Twin, login: Login = ME, pack: str = "a", **options) -> Supervisor:
+    path = Path("pack.tar.gz")
+    path.write_text(pack)
+    packed = Pack(path, pack * 64, pack * 8, False, "tomat-launch/c.yaml", ())
+    values = {"run_name": "r", "slice_name": "v6e-8", "zone": ZONES[0], "tpu_name": "t", "output_dir": "gs://b/runs"}
+    unwatched = options.pop("unwatched_hours", 1.0)
+    launch = TpuLaunch(**values, pack=packed, unwatched_hours=unwatched)
+    launch = dataclasses.replace(launch, label=login.label(launch.run_url))
+    return Supervisor(launch, RestartPolicy(), twin.run, twin.calls.append, login, clock=twin, **options)
+
+
+def launched(twin: Twin, **options) -> tuple[str, Supervisor]:
+    """How a launch ends: `finished`, `closed` (the laptop), or what it says."""
+    supervisor = launcher(twin, **options)
+    try:
+        supervisor.supervise()
+    except Gone:
+        twin.flags.discard("closed")
+        return "closed", supervisor
+    except TomatError as error:
+        return str(error), supervisor
+    return "finished", supervisor
+
+
+def sound(twin: Twin, cap_hours: float | None = None) -> None:
+    """What must hold at the end, once the hosts have had their hour."""
+    twin.advance(1.3 * HOUR)
+    assert not twin.faults and not [one for one in twin.slices.values() if one.state == "READY"]
+    if cap_hours is not None:
+        assert twin.paid_seconds <= cap_hours * HOUR
+
+
+# What happens when (seconds), with which options; how it ends; attempts; and hours that are paid for, at most.
+SCENARIOS = {
+    "an undisturbed run": ([], {}, "finished", 1, 1.4),
+    "three preemptions": ([(n, "preempted") for n in (2000, 4000, 6000)], {}, "finished", 4, 2.3),
+    "a crash after an hour": ([(3600, "1")], {}, "finished", 2, 1.7),
+    "storage that does not answer": ([(2000, "75"), (4000, "75")], {}, "finished", 3, 1.9),
+    "an orderly stop": ([(2000, "143")], {}, "finished", 2, 1.6),
+    "a hang that the guard ends": ([(2500, "124")], {}, "finished", 2, 1.8),
+    # The third attempt is on another slice.
+    "a start that never works": ([(0, "broken start")], {}, "2 attempts in a row without a step", 3, 0.6),
+    "a bad host": ([(0, "broken start"), (900, "no more broken start")], {}, "finished", 3, 1.8),
+    "a refused input": ([(0, "refused")], {}, "refused its input", 1, 0.4),
+    "a quota of zero": ([(0, "quota")], {}, "quota: TPUV6E.* is 0.*iam-admin/quotas", 0, 0.0),
+    "no capacity for two hours": ([(0, "no capacity"), (7200, "no more no capacity")], {}, "finished", None, 1.4),
+    "capacity in the second zone": ([(0, f"no capacity {ZONES[0]}")], {"zones": ZONES}, "finished", 1, 1.4),
+    "preempted, then only elsewhere": (
+        [(2000, "preempted"), (2000, f"no capacity {ZONES[0]}")], {"zones": ZONES}, "finished", 2, 1.8
+    ),
+    "a create that fails and leaves a slice": ([(0, "failed create")], {}, "INTERNAL", 0, 0.2),
+    "a login that has expired before": ([(0, "login")], {}, "gcloud auth login", 0, 0.0),
+    "a login that expires meanwhile": ([(2000, "login")], {}, "Reauthentication.*auth login|failed 10 times", 0, 2.0),
+    "a bucket that refuses": ([(0, "denied")], {}, "403", 0, 0.0),
+    "a bucket that refuses later": ([(2000, "denied")], {}, "finished", 1, 1.4),
+    "hosts that do not answer for long": ([(1500, "mute"), (5100, "no more mute")], {}, "without a step", 4, 0.7),
+    "a cap that is enough": ([], {"max_hours": 2.0}, "finished", 1, 1.4),
+    "a cap of an hour": ([], {"max_hours": 1.0}, "cap of 1.00 h", 1, 1.0),
+    "a cap over preemptions": (
+        [(n, "preempted") for n in range(1500, 30_000, 1500)], {"max_hours": 1.5}, "cap of 1.50 h", None, 1.5
+    ),
+    "a hang without end, capped": ([(2000, "hangs")], {"max_hours": 3.0}, "cap of 3.00 h", 1, 3.0),
+    "preempted at once": ([(n, "preempted") for n in range(200, 60_000, 200)], {}, "5 attempts in a row", 5, 1.2),
+    "crashes of few steps": ([(n, "1") for n in range(900, 90_000, 420)], {}, "in a row", None, 2.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_launch_ends_as_the_guide_says(name):
+    events, options, ends, attempts, hours = SCENARIOS[name]
+    twin = Twin(sorted(events))
+    said, supervisor = launched(twin, **options)
+    assert re.search(ends, said), said
+    sound(twin)
+    assert attempts is None or len(supervisor.endings) == attempts, supervisor.endings
+    assert twin.paid_seconds / HOUR <= hours
+    assert twin.saved == twin.steps or said != "finished"
+
+
+def test_a_closed_laptop_stops_nothing_for_an_hour_and_then_all_in_good_order():
+    twin = Twin([(2000, "closed")], steps=9000)
+    said, _ = launched(twin)
+    assert said == "closed" and twin.slices
+    twin.advance(0.9 * HOUR)
+    assert twin.slices and not twin.lost
+    sound(twin)
+    assert twin.lost == [] and 0 < twin.saved < twin.steps and twin.paid_seconds < 1.7 * HOUR
+    # The same command goes on where it was.
+    before = twin.saved
+    said, supervisor = launched(twin)
+    assert said == "finished" and any("going on with the launch" in line for line in twin.calls)
+    assert twin.saved == twin.steps and before > 0 and supervisor.endings == ["finished"]
+    sound(twin)
+
+
+def test_a_laptop_that_is_opened_again_finds_the_training_at_work():
+    twin = Twin([(2000, "closed")])
+    launched(twin)
+    twin.advance(600)
+    said, supervisor = launched(twin)
+    assert said == "finished" and supervisor.endings == ["finished"]
+    assert (
+        "the training is running already; watching it" in twin.calls
+        and twin.calls.count("create 8 chips on 1 host") == 1
+    )
+    sound(twin)
+
+
+def test_a_closed_laptop_may_stay_closed_as_long_as_it_is_allowed_and_no_longer_than_the_run():
+    twin = Twin([(500, "closed")], steps=2 * 3600)
+    launched(twin, unwatched_hours=12.0)
+    twin.advance(1.9 * HOUR)
+    assert twin.slices
+    twin.advance(0.6 * HOUR)
+    assert not twin.slices and twin.saved == twin.steps and not twin.faults
+
+
+@pytest.mark.parametrize("closed", [10.0, 100.0, 250.0, 400.0, 600.0])
+def test_a_laptop_that_is_closed_while_it_starts_leaves_nothing(closed):
+    twin = Twin([(closed, "closed")])
+    assert launched(twin)[0] == "closed"
+    sound(twin)
+    assert twin.paid_seconds < 1.4 * HOUR
+
+
+def test_every_start_is_of_the_pack_that_the_launch_began_with():
+    """Also by a launcher of later, from a checkout that has moved on; `--new_pack` says so."""
+    twin = Twin([(2000, "preempted"), (3000, "closed")])
+    launched(twin)
+    said, supervisor = launched(twin, pack="b")
+    assert said == "finished" and {*twin.packs_run} == {"a" * 64} and len(twin.packs_run) == 2
+    assert supervisor.launch.pack.sha256 == "a" * 64
+    assert any("--new_pack" in line for line in twin.calls)
+    sound(twin)
+
+
+def test_a_new_pack_replaces_the_old_one_in_good_order():
+    twin = Twin([(3000, "closed")])
+    launched(twin)
+    before = twin.saved
+    said, _ = launched(twin, pack="b", new_pack=True)
+    assert said == "finished" and twin.packs_run == ["a" * 64, "b" * 64]
+    assert twin.saved == twin.steps > before and not twin.lost
+    sound(twin)
+
+
+def test_an_ended_launch_begins_anew_with_the_checkout_of_then():
+    twin = Twin([(0, "refused")])
+    assert "refused its input" in launched(twin)[0]
+    twin.flags.clear()
+    assert launched(twin, pack="b")[0] == "finished" and twin.packs_run == ["a" * 64, "b" * 64]
+
+
+@pytest.mark.parametrize(
+    ("wait", "said"),
+    [
+        (60.0, "launched by me@example.org as me on laptop, whose launcher looked"),
+        # Its launcher is silent, and its slice trains.
+        (0.4 * HOUR, "is not of this launch and login.*left as it is.*--tpu_name"),
+    ],
+)
+def test_another_login_never_touches_a_slice_that_trains(wait, said):
+    twin = Twin([(3000, "closed")])
+    launched(twin)
+    twin.advance(wait)
+    before = dataclasses.replace(next(iter(twin.slices.values())))
+    told, other = launched(twin, login=OTHER)
+    assert re.search(said, told), told
+    assert twin.slices and not other.machine.held
+    assert next(iter(twin.slices.values())).training is before.training
+    # Whose it is goes on.
+    assert launched(twin)[0] == "finished"
+    sound(twin)
+
+
+def test_another_login_takes_over_what_is_left_behind():
+    twin = Twin([(3000, "closed")])
+    launched(twin)
+    twin.advance(2 * HOUR)
+    said, other = launched(twin, login=OTHER, pack="b")
+    assert said == "finished" and {*twin.packs_run} == {"a" * 64}
+    sound(twin)
+
+
+def test_two_launchers_that_begin_in_the_same_moment():
+    twin = Twin()
+    second = launcher(twin, login=OTHER)
+    answers = iter([second.run(second.launch.read_record)])
+    assert not next(answers).ok
+    launched_first = launcher(twin)
+    launched_first._claim()
+    second._recorded = lambda: None
+    with pytest.raises(TomatError, match="412.*Another launcher may have begun just now; nothing was started"):
+        second.supervise()
+    assert not twin.slices
+
+
+def test_a_kept_slice_is_used_again_by_whose_it_is():
+    twin = Twin()
+    assert launched(twin, keep=True, unwatched_hours=None)[0] == "finished" and len(twin.slices) == 1
+    twin.advance(3 * HOUR)
+    assert launched(twin, login=OTHER)[0].endswith("--zone=us-east5-b") and len(twin.slices) == 1
+    said, supervisor = launched(twin)
+    assert said == "finished" and supervisor.endings == ["finished"]
+    assert twin.calls.count("create 8 chips on 1 host") == 1
+    sound(twin)
+
+
+def test_what_is_kept_is_not_kept_beyond_the_cap():
+    twin = Twin()
+    assert launched(twin, keep=True, unwatched_hours=None, max_hours=2.0)[0] == "finished" and twin.slices
+    twin.advance(HOUR)
+    assert not twin.slices and twin.paid_seconds <= 2 * HOUR
+
+
+@pytest.mark.parametrize(("at", "trains"), [(100.0, False), (2500.0, True)])
+def test_an_interrupt_leaves_what_trains_and_gives_back_what_does_not(at, trains):
+    twin = Twin([*([] if trains else [(0.0, "no capacity")]), (at, "Ctrl-C")], steps=9000)
+    with pytest.raises(KeyboardInterrupt):
+        launcher(twin).supervise()
+    assert bool(twin.slices) is trains and not twin.lost
+    # It has said that it watches no more: the same login may go on from another machine at once.
+    twin.flags.discard("no capacity")
+    said, _ = launched(twin, login=dataclasses.replace(ME, machine="desktop"))
+    assert said == "finished" and twin.saved == twin.steps
+    sound(twin)
+
+
+def test_a_slice_that_hosts_cannot_give_back_is_said():
+    """Of a service account without the right: the launcher does, as long as it lives."""
+    twin = Twin([(0, "powerless")])
+    assert launched(twin)[0] == "finished" and not twin.slices
+
+
+EVENTS = ["preempted", "1", "75", "124", "143", "closed", "mute", "no more mute", "login", "no more login", "denied",
+          "no more denied", "no capacity", "no more no capacity", f"no capacity {ZONES[0]}", "hangs", "no more hangs",
+          "broken start", "no more broken start"]  # fmt: skip
+LAUNCHES = st.tuples(
+    st.lists(st.tuples(st.integers(0, 15_000), st.sampled_from(EVENTS)), max_size=12),
+    st.sampled_from([0.4, 1.0, 2.0, None]),
+    st.lists(st.tuples(st.sampled_from([0.0, 300.0, 2400.0, 9000.0]), st.sampled_from([ME, ME, OTHER])), max_size=3),
+    st.sampled_from([ZONES, ZONES[:1]]),
+)
+
+
+@given(LAUNCHES)
+@settings(max_examples=40, deadline=None)
+def test_whatever_the_order_no_two_trainers_no_slice_left_and_no_cost_beyond_the_cap(drawn):
+    events, max_hours, returns, zones = drawn
+    twin = Twin(sorted(events), steps=9000)
+    twin.forget(Path("runs"))
+    for wait, login, pack in [(0.0, ME, "a"), *((*one, "b") for one in returns)]:
+        twin.advance(wait)
+        twin.flags.discard("login")
+        before = twin.paid_seconds
+        said, supervisor = launched(twin, login=login, pack=pack, max_hours=max_hours, zones=zones)
+        if said == "finished":
+            assert twin.saved == twin.steps
+        if max_hours is not None:
+            # A cap is of one launch; one that has ended by it begins anew.
+            assert twin.paid_seconds - before <= max_hours * HOUR
+    sound(twin)
+    # Nothing that was saved is ever lost: each range begins at the newest save, and saves only grow.
+    begins = [first for first, _ in twin.lost]
+    assert begins == sorted(begins)

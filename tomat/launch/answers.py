@@ -1,0 +1,63 @@
+"""What Google's refusals of a slice mean: never, not now, or there already."""
+
+import enum
+import re
+
+_QUOTA = re.compile(r"Quota limit '(?P<names>[^']+)' has been exceeded\.? Limit: (?P<limits>[\d,]+)")
+"""`RESOURCE_EXHAUSTED: Quota limit 'TPUV2sPodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone ...`
+(BioMedBERT/biomedbert nohup.out), and for v6e in a region marin-community/marin 1612."""
+_WAIT = (
+    # thevasudevgupta/gsoc-wav2vec2 11, GoogleCloudPlatform/magic-modules 7297: `... in the zone "us-central1-b"; you
+    # can try in another zone where Cloud TPU Nodes are offered`, as code 8.
+    "no more capacity",
+    # https://cloud.google.com/compute/docs/resource-error
+    "resource_pool_exhausted",
+    "stockout",
+    "does not have enough resources available",
+    # skypilot-org/skypilot 4579, also without a reservation.
+    "insufficient reserved capacity",
+    "insufficient capacity",
+    "no available capacity",
+    # A quota of a rate, which a minute fills again: marin-community/marin 6198.
+    "requests per minute",
+    "resource_exhausted",
+)
+_EXISTS = ("already_exists", "already exists")
+_LOGIN = (
+    # Of gcloud itself, where a login has expired or there is none.
+    "reauthentication",
+    "gcloud auth login",
+    "problem refreshing your current auth tokens",
+    "unauthenticated",
+    "do not currently have an active account",
+)
+
+
+class Refusal(enum.Enum):
+    QUOTA = "quota"
+    """The project has no right to it; asking again is of no use."""
+    NO_CAPACITY = "no capacity"
+    """There is none now."""
+    EXISTS = "exists"
+    """Something of that name is there."""
+    LOGIN = "login"
+    OTHER = "other"
+
+
+def refusal(said: str) -> Refusal:
+    """Of what gcloud said when a slice could not be created."""
+    lower = said.lower()
+    if _QUOTA.search(said):
+        return Refusal.QUOTA
+    for meaning, words in ((Refusal.EXISTS, _EXISTS), (Refusal.NO_CAPACITY, _WAIT), (Refusal.LOGIN, _LOGIN)):
+        if any(one in lower for one in words):
+            return meaning
+    return Refusal.OTHER
+
+
+def quota_words(said: str, project: str | None) -> str:
+    """What to ask for, and on which page."""
+    found = _QUOTA.search(said)
+    named = f"{found['names']} is {found['limits']}" if found else "a quota is used up"
+    page = "https://console.cloud.google.com/iam-admin/quotas" + (f"?project={project}" if project else "")
+    return f"quota: {named}; asking again does not help. Ask for more of it on {page} (service tpu.googleapis.com)"

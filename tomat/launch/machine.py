@@ -1,0 +1,213 @@
+"""The slice of a launch: had in the first zone that has it, known by its label, given back whatever happens."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from tomat.base.errors import TomatError
+from tomat.launch.answers import Refusal, quota_words, refusal
+from tomat.launch.command import TIMEOUT_STATUS, Command, Result
+from tomat.launch.gcloud import TpuLaunch
+from tomat.launch.policy import Ending, RestartPolicy
+from tomat.launch.prices import MARGIN_SECONDS
+
+LOST_STATES = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "absent"})
+"""States of a TPU VM that it does not come back from by itself; the others (READY apart) pass.
+https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.types.Node.State"""
+PASSING_STATES = frozenset({"DELETING", "STOPPING", "SUSPENDING"})
+"""Lost, but still being taken apart: nothing of that name can be created or deleted now."""
+LOST_QUEUE_STATES = frozenset({"FAILED", "SUSPENDING", "SUSPENDED", "DELETING", "absent"})
+"""States of a queued resource that it does not come back from (https://cloud.google.com/tpu/docs/queued-resources)."""
+
+
+class Clock:
+    """Time as this machine has it. The tests have another."""
+
+    def now(self) -> float:
+        """Unix time."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@dataclass
+class Machine:
+    """What is held of Google for one launch."""
+
+    launch: TpuLaunch
+    """In the zone where the slice is, or is asked for."""
+    policy: RestartPolicy
+    run: Callable[[Command], Result]
+    say: Callable[[str], None]
+    clock: Clock
+    zones: Sequence[str] = ()
+    """Where to ask, in turn; empty: where `launch` says."""
+    max_hours: float | None = None
+    """With a slice; None: no cap."""
+    held_seconds: float = 0.0
+    """With a slice, before `held_since`."""
+    held_since: float | None = None
+    """Unix time since when there may be a slice, which is paid for; None: there is none."""
+    created: int = 0
+    """Slices that were asked for here: what is installed on one is not on the next."""
+    unanswered: str = ""
+    """What gcloud said last instead of an answer."""
+    changed: Callable[[], None] = field(default=lambda: None)
+    """Called when a slice is asked for, or is gone."""
+
+    asked: bool = False
+    """There may be something to give back."""
+
+    @property
+    def held(self) -> bool:
+        return self.asked or self.held_since is not None
+
+    @property
+    def used_seconds(self) -> float:
+        """With a slice so far."""
+        return self.held_seconds + (0.0 if self.held_since is None else self.clock.now() - self.held_since)
+
+    @property
+    def left_seconds(self) -> float | None:
+        """Until the cap; None where there is none."""
+        return None if self.max_hours is None else self.max_hours * 3600 - self.used_seconds
+
+    @property
+    def is_capped(self) -> bool:
+        return self.left_seconds is not None and self.left_seconds <= MARGIN_SECONDS
+
+    def _hold(self) -> None:
+        if self.held_since is None:
+            self.held_since = self.clock.now()
+            self.changed()
+
+    def _released(self) -> None:
+        self.asked = False
+        if self.held_since is not None:
+            self.held_seconds, self.held_since = self.used_seconds, None
+            self.changed()
+
+    def state(self) -> str:
+        """Of the slice: a state, `absent`, or `unknown` where the question was not answered. A slice that is not this
+        launch's is refused, and left alone."""
+        said, label = self._ask(self.launch.machine_state)
+        if said not in {"absent", "unknown", *PASSING_STATES} and label != self.launch.label:
+            self._released()
+            raise TomatError(
+                f"the slice {self.launch.tpu_name} in {self.launch.zone} is not of this launch and login (its label is "
+                f"{label or 'none'}, not {self.launch.label}): it may train for somebody else, and is left as it is. "
+                f"Give another --tpu_name, or, if it is yours, give it back: {self.launch.delete.line}"
+            )
+        if said not in ("absent", "unknown"):
+            self._hold()
+        elif said == "absent" and not self.launch.queued_resource:
+            self._released()
+        return said
+
+    def _ask(self, command: Command) -> tuple[str, str]:
+        result = self.run(command)
+        if result.ok:
+            state, _, label = result.output.strip().partition("\t")
+            return state or "unknown", label.strip()
+        said = (result.output + result.errors).lower()
+        if "not_found" in said or "not found" in said:
+            return "absent", ""
+        self.unanswered = result.last_line
+        return "unknown", ""
+
+    def get(self) -> tuple[Ending, str] | None:
+        """Get the slice to READY, creating it where it is not there; an ending if it cannot be had now."""
+        silent = 0
+        began = self.clock.now()
+        refused: list[str] = []
+        while True:
+            if self.is_capped:
+                return Ending.CAPPED, ""
+            state = self.state()
+            if state == "READY":
+                return None
+            silent = silent + 1 if state == "unknown" else 0
+            if silent >= self.policy.unreachable_polls:
+                raise self.unreachable(silent)
+            queue = self._ask(self.launch.queue_state)[0] if self.launch.queued_resource else "absent"
+            waiting = self.launch.queued_resource and queue not in LOST_QUEUE_STATES
+            passing = state in PASSING_STATES or queue in PASSING_STATES
+            if state in LOST_STATES and not passing and not (waiting and state == "absent"):
+                if queue == "FAILED":
+                    self._refuse_final(self.run(self.launch.queue_error).output)
+                if state != "absent" or queue != "absent":
+                    self.say(f"the slice is {state}, the queued resource {queue}: deleting what is left of it")
+                    self.give_back()
+                ending = self._create()
+                if ending is not None:
+                    refused.append(f"{self.launch.zone}: {ending[1]}")
+                    if len(refused) < len(self.zones):
+                        self._next_zone()
+                        continue
+                    self._next_zone()
+                    return ending[0], "; ".join(refused)
+                began = self.clock.now()
+                continue
+            if state not in LOST_STATES and self.clock.now() - began > self.policy.creation_seconds:
+                self.give_back()
+                return Ending.FAILED, f"the slice was {state} for {self.policy.creation_seconds / 60:.0f} min"
+            self.clock.sleep(self.policy.poll_seconds)
+
+    def _next_zone(self) -> None:
+        if len(self.zones) > 1:
+            at = self.zones.index(self.launch.zone)
+            self.launch = replace(self.launch, zone=self.zones[(at + 1) % len(self.zones)])
+
+    def _create(self) -> tuple[Ending, str] | None:
+        """Ask for a slice; an ending where there is none now. One that takes long may still come."""
+        left = self.left_seconds
+        self.launch.write_watchdog(None if left is None else left - MARGIN_SECONDS / 3)
+        self.asked = True
+        self.created += 1
+        if not self.launch.queued_resource:  # which may wait for days, at no price
+            self._hold()
+        result = self.run(self.launch.create)
+        if result.ok or result.status == TIMEOUT_STATUS:
+            return None
+        said = result.output + result.errors
+        meaning = refusal(said)
+        if meaning is Refusal.EXISTS:
+            return None
+        # What has failed may have left something; what is not there costs nothing.
+        if self._ask(self.launch.machine_state)[0] != "absent" and meaning is not Refusal.LOGIN:
+            if self.state() != "absent":
+                self.give_back()
+        self._released()
+        if meaning is Refusal.NO_CAPACITY:
+            return Ending.NO_CAPACITY, result.last_line
+        self._refuse_final(said)
+        ended = f"`{self.launch.create.line}` ended with status {result.status}: {result.last_line}"
+        raise TomatError(f"{ended}. Check zone, project, quota and name; nothing was started.")
+
+    def _refuse_final(self, said: str) -> None:
+        if refusal(said) is Refusal.QUOTA:
+            if self.launch.queued_resource:
+                self.give_back()
+            self._released()
+            raise TomatError(f"{quota_words(said, self.launch.project)}; nothing was started.")
+
+    def unreachable(self, silent: int) -> TomatError:
+        """gcloud answers nobody here any more; what the hosts do then is theirs."""
+        said = f"`{self.launch.machine_state.line}` failed {silent} times in a row: {self.unanswered}"
+        left = self.launch.unwatched_words if self.held else "no slice is known to be held"
+        return TomatError(f"{said}. Check the network and `gcloud auth list`; {left}, and the same command goes on.")
+
+    def give_back(self) -> bool:
+        """Whether the slice is gone; says what to do where it is not."""
+        # gcloud itself may not start any more.
+        with contextlib.suppress(OSError):
+            result = self.run(self.launch.delete)
+            said = (result.output + result.errors).lower()
+            if result.ok or "not_found" in said or "not found" in said:
+                self._released()
+                return True
+        self.say(f"NOT given back, and paid for until it is: {self.launch.delete.line}")
+        self.say(f"without that, {self.launch.unwatched_words}")
+        return False

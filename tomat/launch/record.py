@@ -1,0 +1,126 @@
+"""Who launches a run, with which pack, and what was held for it: `launch.json`, in the bucket beside the run.
+
+It outlives the laptop and the slice, so that another start of the same command goes on with the same launch, and one by
+another login finds out that it is somebody else's.
+"""
+
+import contextlib
+import fcntl
+import getpass
+import hashlib
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tomat.base.errors import TomatError
+from tomat.base.reporting import writing
+from tomat.launch.pack import Pack
+
+RECORD_FILE = "launch.json"
+WATCHED_SECONDS = 600
+"""A launcher that has renewed its record within this time is at work; it does so every `RENEW_SECONDS`."""
+RENEW_SECONDS = 240
+
+
+class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch of a run, from its first slice to its end."""
+
+    login: str
+    """Google account, and the user on the hosts."""
+    machine: str
+    """Where its launcher runs."""
+    seen: float
+    """Unix time of the launcher's last sign of life."""
+    watching: bool = True
+    """False: it has stopped, and said so."""
+    sha256: str
+    """Of the pack."""
+    commit: str
+    dirty: bool
+    config_path: str
+    overrides: list[str]
+    tpu_name: str
+    zone: str
+    held_seconds: float = 0.0
+    """For which there was a slice, up to `held_since`."""
+    held_since: float | None = None
+    """Unix time since when there is one."""
+    endings: list[str] = []
+    """How its attempts ended."""
+    ended: str | None = None
+    """Why the launch is over; None while it is not."""
+
+    def pack(self, path: Path) -> Pack:
+        """What runs; `path` is where its archive would be written here."""
+        return Pack(path, self.sha256, self.commit, self.dirty, self.config_path, tuple(self.overrides))
+
+    def held(self, now: float, unwatched_seconds: float) -> float:
+        """Seconds with a slice so far. What was held when its launcher fell silent is counted for as long as its hosts
+        keep it then, at most."""
+        if self.held_since is None:
+            return self.held_seconds
+        return self.held_seconds + max(0.0, min(now, self.seen + unwatched_seconds) - self.held_since)
+
+
+@dataclass(frozen=True)
+class Login:
+    """Who launches."""
+
+    account: str
+    """Of Google."""
+    user: str
+    """The name that gcloud's ssh logs in with."""
+    machine: str
+
+    @classmethod
+    def here(cls, account: str) -> "Login":
+        return cls(account, getpass.getuser(), platform.node())
+
+    def __str__(self) -> str:
+        return f"{self.account} as {self.user}"
+
+    def label(self, run_url: str) -> str:
+        """What a slice of this run and login is labelled with (lower-case letters, digits, `-`; at most 63)."""
+        of_both = hashlib.sha256(f"{run_url}\0{self}".encode()).hexdigest()[:12]
+        return f"{of_both}-{re.sub('[^a-z0-9]+', '-', self.user.lower()).strip('-')}"[:63].rstrip("-")
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One launcher of a run on this machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "launcher.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TomatError(f"another `tomat launch` of this run is at work here ({folder}); let it.") from None
+        yield
+
+
+def parse_record(text: str, url: str) -> LaunchRecord:
+    try:
+        return msgspec.json.decode(text, type=LaunchRecord)
+    except msgspec.DecodeError as error:
+        said = f"{url} is no record of a launch ({error})"
+        raise TomatError(
+            f"{said}; if `gcloud compute tpus tpu-vm list` shows no slice of it, delete that file."
+        ) from None
+
+
+def write_record(path: Path, record: LaunchRecord) -> None:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def other_launcher(record: LaunchRecord | None, me: Login, now: float) -> str | None:
+    """Whose launcher is at work on this run, other than this machine's own; None: nobody's."""
+    if record is None or record.ended is not None or not record.watching:
+        return None
+    if now - record.seen >= WATCHED_SECONDS or (record.login, record.machine) == (str(me), me.machine):
+        return None
+    return f"{record.login} on {record.machine}, whose launcher looked {max(0.0, now - record.seen):.0f} s ago"

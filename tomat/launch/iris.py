@@ -4,15 +4,38 @@ Iris restarts a job by itself: machines that are taken away do not count (up to 
 `--max-retries`. Options as of marin-iris 0.2.227.dev40316220070, `iris job run --help`.
 """
 
-from collections.abc import Sequence
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import writing
+from tomat.base.shipped import PACK_HASH_FILE
 from tomat.hardware.chips import slice_named
 from tomat.launch.command import Command
 from tomat.launch.gcloud import accelerator_type, runtime_version
+from tomat.launch.pack import Pack
 
 PINNED_VERSION = "0.2.227.dev40316220070"
 """Of marin-iris, which the options below belong to."""
+
+
+def workspace(pack: Pack) -> Path:
+    """Where the pack lies unpacked for Iris, which sends the folder that it is called in. Outside of every checkout,
+    where it would send what git tracks."""
+    return Path(tempfile.gettempdir()) / f"tomat-pack-{pack.sha256[:16]}"
+
+
+def unpack(pack: Pack) -> None:
+    """Make `workspace`, anew."""
+    folder = workspace(pack)
+    with writing(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        with tarfile.open(pack.path) as archive:
+            archive.extractall(folder, filter="data")
+        (folder / PACK_HASH_FILE).write_text(f"{pack.sha256}\n")
 
 
 def iris_command(
@@ -20,15 +43,15 @@ def iris_command(
     cluster: str,
     run_name: str,
     slice_name: str,
-    config_path: str,
-    overrides: Sequence[str],
+    pack: Pack,
     zone: str | None = None,
     spot: bool = False,
     max_failures: int = 5,
+    max_hours: float | None = None,
 ) -> Command:
-    """The job that trains on one slice of a cluster; `config_path` as seen from the root of the checkout, which Iris
-    sends. Of `max_failures` that are retried a refused input (status 2) is one, since Iris does not tell statuses
-    apart; each such retry ends within a minute."""
+    """The job that trains the pack on one slice of a cluster, run where it is unpacked. Of `max_failures` that are
+    retried a refused input (status 2) is one, since Iris does not tell statuses apart; each such retry ends within a
+    minute."""
     from fray.types import ResourceConfig
 
     tpu_slice = slice_named(slice_name)
@@ -40,11 +63,14 @@ def iris_command(
     except ValueError as error:
         raise TomatError(f"Iris does not know the slice '{slice_name}': {error}") from error
     cluster_flag = "--config" if cluster.endswith((".yaml", ".yml")) else "--cluster"
+    if cluster_flag == "--config":
+        cluster = str(Path(cluster).resolve())
     words = ["iris", f"{cluster_flag}={cluster}", "job", "run", "--enable-extra-resources", f"--tpu={kind}"]
     words += [f"--cpu={resources.cpu}", f"--memory={resources.ram}", f"--disk={resources.disk}", "--extra=tpu"]
     words += [f"--job-name={run_name}", f"--max-retries={max_failures}"]
+    words += [f"--timeout={max_hours * 3600:.0f}"] if max_hours is not None else []
     words += [f"--zone={zone}"] if zone is not None else []
     words += ["--preemptible"] if spot else []
-    words += ["--", "python", "train_tomat_tpu.py", "--config_path", config_path, *overrides]
+    words += ["--", "python", "train_tomat_tpu.py", "--config_path", pack.config_path, *pack.overrides]
     purpose = f"train on {tpu_slice.n_chips} chips of the cluster {cluster} (marin-iris {PINNED_VERSION})"
-    return Command(purpose, tuple(words), timeout_seconds=365 * 86_400)
+    return Command(purpose, tuple(words), timeout_seconds=365 * 86_400, folder=str(workspace(pack)))

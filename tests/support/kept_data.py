@@ -37,7 +37,7 @@ def keep_data() -> None:
             write_shards(place, names, load, **settings)
             return
         asked = settings | {name: settings[name].sha256 for name in ("codec", "promolecule")}
-        held = folder / hashlib.sha256(repr((names, sorted(asked.items()))).encode()).hexdigest()
+        held = folder / hashlib.sha256(repr((names, load.__name__, sorted(asked.items()))).encode()).hexdigest()
         if not held.exists():
             part = held.with_suffix(f".{os.getpid()}")
             write_shards(part, names, load, **settings)

@@ -1,0 +1,34 @@
+"""The embedded densities on the grid that a run asks for."""
+
+import pytest
+
+from tomat.base.errors import TomatError
+from tomat.data.density.demo.embedded import demo_materials, load_stored
+from tomat.data.tokens import demo
+from tomat.data.tokens.layouts import LAYOUTS
+from tomat.data.tokens.shards import open_shards
+
+
+@pytest.fixture
+def one_cell(monkeypatch):
+    """One cell in both splits, so that its codec holds all of them; nothing of it is kept."""
+    few = dict.fromkeys(("train", "validation"), demo_materials("train")[:1])
+    monkeypatch.setattr(demo, "demo_materials", few.__getitem__)
+    yield few
+    for function in (demo.fit_demo_codec, demo.fit_demo_promolecule):
+        function.cache_clear()
+
+
+def test_rows_are_of_the_grid_asked_for_and_a_set_of_the_other_is_refused(tmp_path, one_cell):
+    for function in (demo.fit_demo_codec, demo.fit_demo_promolecule):
+        function.cache_clear()
+    settings = {"layout": LAYOUTS["scattered-512"], "n_density_tokens": 32, "objective": "absolute"}
+    demo.write_demo_shards(tmp_path, **settings, patches_per_material=2, grid="stored")
+    shards, material = open_shards(tmp_path / "train"), one_cell["train"][0]
+    stored = load_stored(material.material_id)
+    assert shards.manifest.materials[0].grid_shape == stored.grid_shape and shards.rows == 2
+    ids = shards.codec.encode(stored.rho).ravel()[shards.voxels_of_row(1)]
+    assert ((shards.read_rows(1, 2)[0] - ids) == 2186).all()
+    demo.write_demo_shards(tmp_path, **settings, patches_per_material=2, grid="stored")
+    with pytest.raises(TomatError, match="on their stored grids, and data.embedded_grid is refined"):
+        demo.write_demo_shards(tmp_path, **settings, patches_per_material=2)

@@ -26,6 +26,7 @@ STEADY = ["--optimizer.warmup", "2", "--optimizer.lr_schedule", "constant"]
 
 TINY_FIELD = [
     "--data.patches_per_material", "2", "--data.n_density_tokens", "64", "--data.embedded_grid", "refined",
+    "--data.groups", "[crystals]",
     "--model.channels", "2", "--model.products", "2", "--model.hidden_dim", "16", "--model.hidden_layers", "1",
     "--trainer.num_train_steps", "8", "--optimizer.warmup", "2",
     "--trainer.checkpointer.keep", "[{every: 4, until: null}]", "--trainer.max_eval_batches", "1",

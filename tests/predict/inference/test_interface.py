@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from pymatgen.core import Structure
+from pymatgen.core import Lattice, Structure
 from pymatgen.io.vasp import Chgcar
 from small_promolecule import promolecule, skewed
 
@@ -204,7 +204,13 @@ def test_python_has_the_checks_of_the_command(tmp_path):
     over = dataclasses.replace(cell(), frac_coords=np.array([[0.1, 0.2, 0.3], [0.12, 0.2, 0.3]]))
     with pytest.raises(TomatError, match="A apart; expected at least"):
         predictor.predict(over, SHAPE)
-    assert "distance" in kinds(predictor.predict(over, SHAPE, accept=("distances", "normalisation")))
+    lifted = ("distances", "normalisation")
+    assert "distance" in kinds(predictor.predict(over, SHAPE, accept=lifted))
+    # pymatgen's structures may have them too: an atom alone in a box has no neighbour.
+    alone = Structure(Lattice.cubic(9.0), ["F"], [[0, 0, 0]])
+    with pytest.raises(TomatError, match="closest atoms are 9 A apart"):
+        predictor.predict(alone, SHAPE)
+    assert "vacuum" in kinds(predictor.predict(alone, SHAPE, accept=lifted))
     spaced = Fills(LEARNT, 0.0)
     spaced.promolecule = dataclasses.replace(LEARNT, spacing_a=0.25)
     assert kinds(spaced.predict(cell(), (1, 1, 1))) == {"spacing"}

@@ -169,13 +169,12 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
 
 
 def crystal_of(structure: "Crystal | Structure") -> Crystal:
-    """A structure of pymatgen's, checked as one that is read; a crystal as it is."""
+    """A structure of pymatgen's; a crystal as it is. Distances are the predictor's to check, who may be told to take
+    them."""
     if isinstance(structure, Crystal):
         return structure
     name = structure.composition.reduced_formula
-    crystal = Crystal(*structure_from_dict(structure.as_dict(), name), name)
-    check_cell(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, name)
-    return crystal
+    return Crystal(*structure_from_dict(structure.as_dict(), name), name)
 
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]

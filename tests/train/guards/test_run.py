@@ -23,7 +23,7 @@ from tomat.train.runs.history import read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
 from tomat.train.tracking import TrainingProgress
 
-TINY = ["--preset", "demo", "--data.layout", "v3-p7", *tiny_run(6, 1, "--trainer.mp", "f32", steady=False)]
+TINY = ["--preset", "demo", "--data.layout", "v3-p7", *tiny_run(6, 1, "--trainer.mp", "f32", steady=False, name="")]
 BAD_STEP = 3
 NO_TOKEN = 65535
 """An id far beyond the vocabulary."""

@@ -88,7 +88,8 @@ SCENARIOS = {
     "a cap over preemptions": (
         [(n, "preempted") for n in range(1500, 30_000, 1500)], {"max_hours": 1.5}, "cap of 1.50 h", None, 1.5
     ),
-    "a hang without end, capped": ([(2000, "hangs")], {"max_hours": 3.0}, "cap of 3.00 h", 1, 3.0),
+    "a hang without end": ([(2000, "hangs")], {}, "in a row without a step", 3, 2.6),
+    "a hang without end, capped": ([(2000, "hangs")], {"max_hours": 1.0}, "cap of 1.00 h", 1, 1.0),
     "preempted at once": ([(n, "preempted") for n in range(200, 60_000, 200)], {}, "5 attempts in a row", 5, 1.2),
     "crashes of few steps": ([(n, "1") for n in range(900, 90_000, 420)], {}, "in a row", None, 2.5),
 }  # fmt: skip

@@ -33,6 +33,8 @@ LOGIN = (
 )
 DENIED = "ERROR: (gcloud.storage.cp) HTTPError 403: me@example.org does not have storage.objects.create access"
 TICK = 30.0
+HANG_SECONDS = 1800.0
+"""After which the guard on the hosts ends a training that makes no progress (`guards.hang_seconds`)."""
 SECONDS = {"create": 180.0, "delete": 60.0, "ssh": 5.0, "scp": 3.0, "describe": 2.0}
 
 
@@ -47,6 +49,8 @@ class Training:
     first: int
     """Step it goes on with."""
     reached: int
+    moved: float
+    """Of its last sign of progress."""
     status: int | None = None
 
 
@@ -141,7 +145,10 @@ class Twin(Clock):
         if training is None or training.status is not None or one.state != "READY":
             return
         if "hangs" in self.flags:
+            if self.time - training.moved >= HANG_SECONDS:
+                self._end(one, 124)
             return
+        training.moved = self.time
         if "broken start" in self.flags:
             self._end(one, 1)
             return
@@ -279,7 +286,7 @@ class Twin(Clock):
         elif "setsid nohup" in script:
             if one.training is None or one.training.status is not None:
                 assert one.pack is not None
-                one.training = Training(self.time, one.pack, self.saved, self.saved)
+                one.training = Training(self.time, one.pack, self.saved, self.saved, self.time)
                 self.packs_run.append(one.pack)
                 if "refused" in self.flags:
                     one.training.status = 2

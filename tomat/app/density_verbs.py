@@ -67,12 +67,18 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def _run_show_demo(args: argparse.Namespace) -> int:
     """List the embedded cells, the settings they were computed with, and the measured error of these."""
-    from tomat.data.density.demo.embedded import GROUPS, demo_index, load_demo
+    from tomat.data.density.demo.embedded import GROUPS, demo_index, load_demo, load_stored
 
     if args.material_id:
         grid = load_demo(args.material_id)
         entry = next(cell for cell in demo_index()["cells"] if cell["material_id"] == args.material_id)
-        report = {**entry, "electron_count": grid.electron_count, "formula": grid.formula}
+        stored = load_stored(args.material_id).electron_count
+        report = {
+            **entry,
+            "electron_count": grid.electron_count,
+            "stored_electron_count": stored,
+            "formula": grid.formula,
+        }
         console.print_json(dump_json(report))
         write_report(args.json, report)
         return 0

@@ -28,7 +28,6 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER
 from tomat.base.overrides import COMMAND_LINE, parse_overrides, read_yaml, set_by, tomat_cause
 from tomat.base.reporting import console, dump_json
-from tomat.hardware.chips import TPU_SLICES
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.train.runs.former_keys import FOLLOWS
 from tomat.train.settings.checks import LEVANTER_DEFAULTS, drop_without_effect, refuse_what_cannot_work, without_former
@@ -53,9 +52,11 @@ class TrainConfig(RunSchema):
         super().__post_init__()
         refuse_what_cannot_work(self)
         self.trainer_config()  # Levanter refuses what it cannot make of it, such as a time or a checkpoint's interval
-        tpu = TPU_SLICES.get(self.slice or "")
-        if tpu is not None and not self.run_elsewhere and isinstance(self.model, DensityDecoderConfig):
-            dataclasses.replace(self.model, max_seq_len=self.seq_len).check_chip(tpu.chip.device_kinds[0])
+        if self.slice is not None and not self.run_elsewhere and isinstance(self.model, DensityDecoderConfig):
+            from tomat.hardware.chips import TPU_SLICES  # no prediction needs the chips
+
+            if (tpu := TPU_SLICES.get(self.slice)) is not None:
+                dataclasses.replace(self.model, max_seq_len=self.seq_len).check_chip(tpu.chip.device_kinds[0])
 
     @property
     def run_dir(self) -> str:

@@ -4,21 +4,25 @@ Time: nearly all of it XLA compiling eleven small steps.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from haliax.nn.scan import ScanCheckpointPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.core import jaxprs_in_params
 from levanter.layers.attention import AttentionBackend, AttentionMask
 from levanter.models.llama import LlamaConfig
 from levanter.utils.flop_utils import lm_flops_per_token
 
 from tomat.base.errors import TomatError
+from tomat.data.density.promolecule import Promolecule
 from tomat.hardware.executed import (
     ATTENTION_NAME,
     MLP_NAME,
@@ -34,13 +38,16 @@ from tomat.hardware.flops import (
     ModelShape,
     UsefulTokens,
     attention_pairs,
+    field_training_products,
     levanter_training_flops,
     training_flops,
     useful_training_products,
 )
 from tomat.model.checkpoint_policies import ATTENTION_OUTPUT, ATTENTION_PROJECTION, MLP_PROJECTIONS, QKV
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.shape import decoder_shape
+from tomat.model.environment import Room, ScatteredAtoms, environment_tables
+from tomat.model.field import FieldConfig
+from tomat.model.shape import decoder_shape, field_shape
 from tomat.model.tiles import SplashBlockSizes
 
 BATCH, SEQ_LEN, VOCAB = 2, 256, 512
@@ -295,3 +302,36 @@ def test_nonsense_is_refused():
         ModelShape(0, 1, 1, 1, 1, 1, 1)
     with pytest.raises(TomatError, match="full_attention_layers is 2; expected 0 to 1"):
         ModelShape(1, 1, 1, 1, 1, 1, 1, sliding_window=4, full_attention_layers=2)
+
+
+def _multiplied(jaxpr) -> float:
+    """FLOPs of the products of a program, those of a loop as often as it turns."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            sides = [equation.invars[0].aval.shape[axis] for axis in contracted]
+            total += 2 * math.prod(sides) * math.prod(equation.outvars[0].aval.shape)
+        turns = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        total += turns * sum(_multiplied(inner) for inner in jaxprs_in_params(equation.params))
+    return total
+
+
+def test_a_field_models_step_is_what_its_program_multiplies():
+    config = FieldConfig(max_seq_len=2048, channels=6, products=10, hidden_dim=48, members=2, max_atoms=24, max_l=2)
+    room = Room.of(config).shapes(ScatteredAtoms, config.max_seq_len)
+    batch = hax.Axis("batch", 2)
+    given = {key: jax.ShapeDtypeStruct((batch.size, *sizes), dtype) for key, (dtype, *sizes) in room.items()}
+    model = eqx.filter_eval_shape(lambda: config.build(hax.Axis("vocab", 10), key=jax.random.PRNGKey(0)))
+    weights, static = eqx.partition(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    one = Promolecule(config.basis, {8: np.ones(config.basis.n)}, 1, {8: 6.0})
+    tables = environment_tables(one, np.zeros(2, np.float32))
+
+    def loss(weights, arrays):
+        found, _ = eqx.combine(weights, static).densities(ScatteredAtoms.of(arrays, batch), tables)
+        return sum(hax.sum(each).scalar() for each in found)
+
+    program = jax.make_jaxpr(jax.grad(loss))(weights, given)
+    counted = field_training_products(field_shape(config), batch.size * config.max_seq_len).total
+    # What is multiplied once a row alone is not counted.
+    assert counted <= _multiplied(program.jaxpr) < 1.01 * counted

@@ -56,10 +56,20 @@ def _print(result: dict[str, Any]) -> None:
     from tomat.hardware.mfu import UTILISATIONS
 
     model, where = result["model"], result["slice"]
+    if "members" in model:  # a field model
+        shape = (
+            f"{counted(model['members'], 'member')} of {model['hidden_layers']} x {model['hidden_dim']} over "
+            f"{model['invariants']} invariants, sums over {model['max_atoms']} atoms of "
+            f"{model['max_elements']} elements"
+        )
+    else:
+        shape = (
+            f"{model['hidden_dim']} x {model['num_layers']}, {model['num_heads']} heads of {model['head_dim']}, "
+            f"vocabulary {model['vocab_size']:,}"
+        )
     console.print(
-        f"{result['parameters_total'] / 1e6:,.1f} M parameters ({model['hidden_dim']} x {model['num_layers']}, "
-        f"{model['num_heads']} heads of {model['head_dim']}, vocabulary {model['vocab_size']:,}), "
-        f"{result['batch_sequences']} sequences of {result['sequence_tokens']:,} tokens, "
+        f"{result['parameters_total'] / 1e6:,.1f} M parameters ({shape}), {result['batch_sequences']} "
+        f"sequences of {result['sequence_tokens']:,} tokens, "
         f"{result['useful_tokens_per_sequence']:,} of them useful"
     )
     spread = ""

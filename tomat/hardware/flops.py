@@ -26,6 +26,9 @@ Three conventions differ in what they hold to be the work:
   that the loss looks at.
 
 `executed.py` counts what the compiled program multiplies instead: whole tiles, and whatever is computed twice.
+
+A field model has no tokens that see one another: `FieldShape` says what a voxel costs. Full and causal are the same
+there; useful leaves out that each atom is summed with every element, and the second half of the symmetric products.
 """
 
 from collections.abc import Callable
@@ -217,6 +220,8 @@ class OperandTypes:
     """Scores, their product with the values, and the gradients of both."""
     head: Operand = "bf16"
     """Logits and their gradients."""
+    sums: Operand = "f32"
+    """A field model's sums over atoms, whatever it computes in elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +234,7 @@ class Products:
     weight_gradients: float
     attention: float
     head: float
+    sums: float = 0.0
 
     @property
     def total(self) -> float:
@@ -251,3 +257,69 @@ class Products:
         """What the products take at the peak, each at that of its operands. `peak_of` gives FLOP/s of all chips
         together."""
         return sum(flops / peak_of(operand) for operand, flops in self.by_operand(types).items())
+
+
+@dataclass(frozen=True)
+class FieldShape:
+    """Everything about a field model (`model/field.py`) that its FLOPs depend on."""
+
+    radial: int
+    """Radial functions of the sums without angles."""
+    angular_radial: int
+    """Of those with harmonics."""
+    max_l: int
+    channels: int
+    products: int
+    hidden_dim: int
+    hidden_layers: int
+    members: int
+    invariants: int
+    max_atoms: int
+    """Room for atoms, each of which is summed at every voxel."""
+    max_elements: int
+
+    @property
+    def harmonics(self) -> int:
+        """Above l = 0."""
+        return (self.max_l + 1) ** 2 - 1
+
+    @property
+    def network_weights(self) -> int:
+        """Weights of one member's network, whose output is one number: a layer takes in the invariants, and
+        `hidden_layers` more follow."""
+        return self.hidden_dim * (self.invariants + self.hidden_layers * self.hidden_dim + 1)
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that multiply each voxel: the networks, and the projections of the sums."""
+        projections = self.max_l * self.angular_radial * self.channels * self.products
+        return self.members * (self.network_weights + projections)
+
+
+def field_training_products(shape: FieldShape, voxels: int, *, useful: bool = False) -> Products:
+    """FLOPs of a training step over so many voxels. With N atoms, E elements, K and J radial functions without and with
+    angles, M harmonics, C channels, Q products and a network of W weights, a voxel costs forward
+
+        sums         2 N E (K + M J) + 2 K E                 with the promolecule
+        invariants   2 E K C + 2 E M J Q + 2 M Q Q           of each member: channels, projections, all pairs
+        network      2 W                                     of each member
+
+    The sums have no gradient. Those of the invariants are with respect to what is learnt alone, since the sums are
+    constant, and of the pairs with respect to both factors. Of `useful`, an atom is of one element, and M Q (Q + 1)
+    pairs differ. The projections times what is learnt of an element are made once a row, and not counted.
+    """
+    elements, harmonics, pairs = shape.max_elements, shape.harmonics, shape.products**2
+    per_atom = shape.radial + harmonics * shape.angular_radial
+    sums = 2 * shape.max_atoms * per_atom * (1 if useful else elements) + 2 * shape.radial * elements
+    linear = 2 * elements * (shape.radial * shape.channels + harmonics * shape.angular_radial * shape.products)
+    spectrum = harmonics * (shape.products * (shape.products + 1) if useful else 2 * pairs)
+    network = 2 * shape.network_weights
+    each = voxels * shape.members
+    return Products(
+        projections=each * (linear + spectrum + network),
+        input_gradients=each * (2 * spectrum + network),
+        weight_gradients=each * (linear + network),
+        attention=0,
+        head=0,
+        sums=voxels * sums,
+    )

@@ -17,7 +17,7 @@ from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
 from tomat.hardware.chip_table import Chip
 from tomat.hardware.chips import Slice
-from tomat.hardware.flops import ModelShape, OperandTypes, Products, UsefulTokens
+from tomat.hardware.flops import FieldShape, ModelShape, OperandTypes, Products, UsefulTokens
 
 MAX_STEP_SECONDS = 86_400
 """Longer than a day is no step, but a clock that was set or a damaged number."""
@@ -61,7 +61,7 @@ TABLE_UTILISATIONS = tuple(one for one in UTILISATIONS if one.key != "mfu_levant
 class StepWork:
     """What one training step is, whatever it runs on."""
 
-    shape: ModelShape
+    shape: ModelShape | FieldShape
     parameters: int
     """All of the model that is built."""
     batch_sequences: int

@@ -1,4 +1,5 @@
-"""The shape of a decoder, for its FLOPs: of those classes alone whose shape has been held against what they build."""
+"""The shape of a decoder, or of a field model, for its FLOPs: of those classes alone whose shape has been held against
+what they build."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +14,11 @@ from levanter.models.olmo3 import Olmo3Config
 from levanter.models.qwen import Qwen3Config, QwenConfig
 
 from tomat.base.errors import TomatError
-from tomat.hardware.flops import ModelShape
+from tomat.hardware.flops import FieldShape, ModelShape
+from tomat.model.angular import angular_functions
 from tomat.model.any_decoder import build_mask
 from tomat.model.decoder import DensityDecoderConfig
+from tomat.model.field import FieldConfig
 
 _COUNTED = (
     DensityDecoderConfig, LlamaConfig, QwenConfig, Qwen3Config, MistralConfig, ApertusConfig, Olmo2Config, Olmo3Config,
@@ -58,4 +61,21 @@ def decoder_shape(config: LmConfig, vocab_size: int) -> ModelShape:
         sliding_window=window,
         full_attention_layers=full_layers if window is not None else 0,
         paired_heads=isinstance(config, DensityDecoderConfig) and config.paired_heads,
+    )
+
+
+def field_shape(config: FieldConfig) -> FieldShape:
+    """The shape that a field model builds."""
+    return FieldShape(
+        radial=config.basis.n,
+        angular_radial=angular_functions(config.basis),
+        max_l=config.max_l,
+        channels=config.channels,
+        products=config.products,
+        hidden_dim=config.hidden_dim,
+        hidden_layers=config.hidden_layers,
+        members=config.members,
+        invariants=config.invariants,
+        max_atoms=config.max_atoms,
+        max_elements=config.max_elements,
     )

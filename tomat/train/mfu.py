@@ -14,7 +14,8 @@ from tomat.hardware.mfu import LiveMfu, StepWork
 from tomat.model.any_decoder import int8_matmuls_of
 from tomat.model.attention import resolve_backend
 from tomat.model.decoder import DensityDecoderConfig, parameter_count
-from tomat.model.shape import decoder_shape
+from tomat.model.field import FieldConfig
+from tomat.model.shape import decoder_shape, field_shape
 from tomat.train.settings.config import TrainConfig
 
 TYPICAL_ATOMS = 12
@@ -24,6 +25,8 @@ TYPICAL_ATOMS = 12
 def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) -> StepWork:
     """The work of a run's step on `platform` ("tpu", "gpu" or "cpu"), which decides the attention kernel where the
     configuration names none; `n_atoms` of a typical material are for the useful tokens."""
+    if isinstance(config.model, FieldConfig):
+        return _field_work(config, config.model)
     vocab_size = config.data.model_vocabulary
     shape = decoder_shape(config.model, vocab_size)
     density_only = config.loss.vocabulary == "density" and config.loss.preamble_weight == 0
@@ -52,6 +55,25 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
         useful_products=flops.useful_training_products(shape, useful).times(batch),
         executed=executed.executed_training_products(shape, seq_len, kernels, again, head).times(batch),
         flops_levanter=batch * flops.levanter_training_flops(shape, seq_len),
+        operands=operand_types(config),
+    )
+
+
+def _field_work(config: TrainConfig, model: FieldConfig) -> StepWork:
+    """Of a field model, whose tokens are voxels: what is executed is taken for what is counted."""
+    shape, voxels = field_shape(model), config.batch_size * config.seq_len
+    whole = flops.field_training_products(shape, voxels)
+    return StepWork(
+        shape=shape,
+        parameters=parameter_count(config.model_config(), config.data.model_vocabulary),
+        batch_sequences=config.batch_size,
+        sequence_tokens=config.seq_len,
+        useful=UsefulTokens(0, config.seq_len, head_rows=1),
+        full=whole,
+        causal=whole,
+        useful_products=flops.field_training_products(shape, voxels, useful=True),
+        executed=whole,
+        flops_levanter=whole.total,
         operands=operand_types(config),
     )
 

@@ -167,3 +167,17 @@ def test_a_very_skewed_cell_has_the_density_of_the_plain_one(promolecule):
     sums, theirs = (radial_sums(*at, BASIS) for at in ((skewed, places), (plain, places @ whole)))
     for number in (3, 9):
         np.testing.assert_allclose(sums[number], theirs[number], atol=1e-5)
+
+
+def test_a_sum_of_the_first_functions_ends_where_they_do(densities):
+    crystal, grid = Crystal.of(densities[0]), (7, 8, 9)
+    for kept in (0, 1, 3, BASIS.n):
+        coefficients = np.where(np.arange(BASIS.n) < kept, 0.3, 0.0)
+        reach_a = BASIS.reach_a(coefficients)
+        assert 0 <= reach_a <= BASIS.cutoff_a
+        assert not (BASIS(np.linspace(reach_a + 1e-9, BASIS.cutoff_a, 50)) @ coefficients).any()
+        assert not kept or (BASIS(np.array([0.98 * reach_a])) @ coefficients > 0).all()
+        found = Promolecule(BASIS, dict.fromkeys(set(crystal.atomic_numbers.tolist()), coefficients))
+        places = np.stack(np.meshgrid(*(np.arange(n) / n for n in grid), indexing="ij"), axis=-1).reshape(-1, 3)
+        expected = brute_force(found, crystal, places)
+        np.testing.assert_allclose(found.density(crystal, grid).ravel(), expected, rtol=1e-5, atol=1e-5)

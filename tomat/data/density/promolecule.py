@@ -76,6 +76,11 @@ class RadialBasis:
         k = np.arange(self.n)
         return _cubic(s - k) + np.where(k > 0, _cubic(s + k), 0.0)
 
+    def reach_a(self, coefficients: np.ndarray) -> float:
+        """Distance from which on a sum of the functions, `[n]`, is zero, A: function k is from s = k + 2 on."""
+        last = int(np.flatnonzero(coefficients).max(initial=-2))
+        return min(self.cutoff_a, self.stretch_a * float(np.expm1((last + 2) / self.scale)))
+
     def nonzero(self, distance_a: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The same, four functions a distance: pairs of which function, int `[m]`, and its value there, `[m]`."""
         s = self.scale * np.log1p(distance_a / self.stretch_a)
@@ -137,9 +142,12 @@ class Promolecule:
         whole = np.round(steps @ np.linalg.inv(sides)).astype(np.int64)
         as_stored = np.array_equal(whole, np.eye(3))
         places = crystal.frac_coords * grid_shape @ np.round(np.linalg.inv(whole))
-        reach = np.ceil(basis.cutoff_a * np.linalg.norm(np.linalg.inv(steps), axis=0)).astype(int)
+        # What a fit leaves of the outermost functions is often zero.
+        reaches_a = {z: basis.reach_a(self.coefficients[z]) for z in present}
+        steps_an_a = np.linalg.norm(np.linalg.inv(steps), axis=0)
         for number, at in zip(crystal.atomic_numbers.tolist(), places, strict=True):
-            nearest = np.round(at).astype(int)
+            nearest, reach_a = np.round(at).astype(int), reaches_a[number]
+            reach = np.ceil(reach_a * steps_an_a).astype(int)
             axes = [np.arange(n - r, n + r + 1) for n, r in zip(nearest, reach, strict=True)]
             x, y, z = ((axis - a)[:, None] * step for axis, a, step in zip(axes, at, steps, strict=True))
             flat = (axes[1] % grid_shape[1])[:, None] * grid_shape[2] + axes[2] % grid_shape[2]
@@ -147,7 +155,7 @@ class Promolecule:
             for i, first in zip(axes[0].tolist(), x, strict=True):
                 rod = first + y
                 squared = (rod**2).sum(axis=1)[:, None] + (z**2).sum(axis=1) + 2.0 * (rod @ z.T)
-                inside = np.flatnonzero(squared < basis.cutoff_a**2)
+                inside = np.flatnonzero(squared < reach_a**2)
                 # The nearest voxel's square may come out below zero by rounding.
                 s = np.sqrt(np.maximum(squared.ravel()[inside], 0.0)) * (points / basis.cutoff_a)
                 k = s.astype(np.int32)

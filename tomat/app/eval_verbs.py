@@ -85,6 +85,7 @@ def _run_eval(args: argparse.Namespace) -> int:
     from tomat.app.workflow.held_out import evaluate_with_bar, partial_path, predict_with_bar
     from tomat.base.checked_json import with_checksum
     from tomat.base.report.terminal import show
+    from tomat.data.density.demo.embedded import groups_of, load_demo
     from tomat.model.any_decoder import is_field
     from tomat.predict.evaluation.picture import draw_plane, teacher_forced_plane
     from tomat.predict.evaluation.result import MOST_SHOWN
@@ -99,11 +100,12 @@ def _run_eval(args: argparse.Namespace) -> int:
     run = load_trained(args.run_dir, args.step, packed=True)
     names, load, materials_from = _materials(args, run.config)
     settings = run.settings(materials_from)
+    groups = groups_of(names) if load is load_demo else None
     if is_field(run.config.model):
         if decoders != ["parallel"] or args.against is not None or args.picture is not None:
             said = f"{args.run_dir} is of a field model, which reads no density: there is nothing teacher-forced of it"
             raise TomatError(f"{said}. Give --free_running, without decoders, --against and --picture.")
-        cells = predict_with_bar(RunPredictor(run), names, load, settings)
+        cells = predict_with_bar(RunPredictor(run), names, load, settings, groups)
         show(cells.table(MOST_SHOWN), cells.summary())
         if args.json is not None:
             write_json(args.json, with_checksum(to_jsonable({"settings": settings, "free_running": cells.to_dict()})))
@@ -124,7 +126,7 @@ def _run_eval(args: argparse.Namespace) -> int:
             )
         figures = result.to_dict()
         for decoder, predictor in predictors.items():
-            cells = predict_with_bar(predictor, names, load, settings)
+            cells = predict_with_bar(predictor, names, load, settings, groups)
             show(cells.table(MOST_SHOWN), cells.summary())
             figures["free_running" if decoder == "parallel" else f"free_running_{decoder}"] = cells.to_dict()
         if args.json is not None:

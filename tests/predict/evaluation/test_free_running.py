@@ -8,6 +8,7 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import load_stored
+from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import PromoleculeFit
 from tomat.predict.evaluation.free_running import evaluate_free_running
 from tomat.predict.evaluation.picture import draw_plane, predicted_plane
@@ -95,6 +96,25 @@ def test_the_truth_is_not_in_the_loop(promolecule, codec):
     ]
     assert np.array_equal(predicted[0].rho, predicted[1].rho)
     assert results[0].materials[0].free_running_nmae < 0.2 < results[1].materials[0].free_running_nmae
+
+
+def test_where_the_error_lies_by_distance_and_group(promolecule, codec):
+    """The parts sum to the whole, and the charge far from an atom in a box is what its images at least distance say."""
+    box = DensityGrid(np.full((10, 10, 10), 0.004, np.float32), 10 * np.eye(3), np.array([14]), np.zeros((1, 3)), "box")
+    load = {"box": box, NAMES[0]: load_stored(NAMES[0])}.__getitem__
+    predictor = PromoleculePredictor(promolecule)
+    groups = {"box": "vacuum", NAMES[0]: "crystals"}
+    result = evaluate_free_running(predictor, promolecule, codec, list(groups), load, groups=groups)
+    for material in result.materials:
+        assert sum(material.nmae_by_distance) == pytest.approx(material.free_running_nmae, rel=1e-6)
+    side = np.minimum(np.arange(10), 10 - np.arange(10)) ** 2
+    far = np.sqrt(side[:, None, None] + side[:, None] + side) > 4
+    one, crystal = result.materials
+    assert one.far_reference_electrons == pytest.approx(0.004 * far.sum(), rel=1e-5)
+    assert crystal.far_electrons == crystal.far_reference_electrons == crystal.nmae_by_distance[-1] == 0
+    found = result.to_dict()
+    assert found["by_group"]["vacuum"]["mean"] == one.free_running_nmae
+    assert "vacuum" in result.summary() and "in box:" in result.summary()
 
 
 def test_what_is_flagged_is_told_and_nothing_is_refused(promolecule, codec):

@@ -36,6 +36,8 @@ class HeldOut:
     """Reads one on the grid that it is predicted on."""
     words: tuple[str, str]
     """Where they are from: for the first evaluation, and for the second."""
+    groups: Mapping[str, str] | None = None
+    """Of each embedded one, its group."""
 
 
 def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> HeldOut | None:
@@ -47,11 +49,11 @@ def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> Held
         words = f"held out of {config.data.input}"
         held = HeldOut(every[: asked.materials], data.load, data.load, (words, words))
     elif config.data.source == "embedded":
-        from tomat.data.density.demo.embedded import demo_materials, load_demo, load_stored
+        from tomat.data.density.demo.embedded import demo_materials, groups_of, load_demo, load_stored
 
         every = [material.material_id for material in demo_materials("validation")]
         words = "embedded validation", "embedded validation, stored grids"
-        held = HeldOut(every[: asked.materials], load_demo, load_stored, words)
+        held = HeldOut(every[: asked.materials], load_demo, load_stored, words, groups_of(every))
     else:
         return None
     if len(held.names) < len(every):
@@ -108,7 +110,7 @@ def evaluate_held_out(
                 draw_plane(plane, run_dir / DENSITY_FIGURE)
     if asked.free_running and can_predict(run):
         predictor = RunPredictor(run)
-        free_running = predict_with_bar(predictor, names, held.load_whole, run.settings(cell_words))
+        free_running = predict_with_bar(predictor, names, held.load_whole, run.settings(cell_words), held.groups)
         if asked.picture:
             truth, first = held.load_whole(names[0]), free_running.materials[0]
             crystal, accept = Crystal.of(truth), tuple(ACCEPTABLE)
@@ -156,9 +158,13 @@ def evaluate_with_bar(
 
 
 def predict_with_bar(
-    predictor: "RunPredictor", names: Sequence[str], load: "Callable[[str], DensityGrid]", settings: Mapping[str, Any]
+    predictor: "RunPredictor",
+    names: Sequence[str],
+    load: "Callable[[str], DensityGrid]",
+    settings: Mapping[str, Any],
+    groups: Mapping[str, str] | None = None,
 ) -> "FreeRunningResult":
-    """Free-running evaluation under a progress bar."""
+    """Free-running evaluation under a progress bar; `groups`: of materials, to be told apart."""
     from tomat.predict.evaluation.free_running import evaluate_free_running
 
     with progress() as bar:
@@ -171,6 +177,7 @@ def predict_with_bar(
             names,
             load,
             settings={**settings, "predictor": predictor.identity},
+            groups=groups,
             on_material=lambda material: bar.advance(materials),
             on_patches=lambda done, total: bar.update(patches, completed=done, total=total),
         )

@@ -14,14 +14,19 @@ from tomat.base.errors import TomatError
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.relative import cell_codec
 from tomat.data.density.crystal import Crystal
+from tomat.data.density.geometry import nearest_atom_a
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
-from tomat.predict.evaluation.metrics import nmae
+from tomat.predict.evaluation.metrics import nmae, spread
 from tomat.predict.evaluation.result import Evaluation
 from tomat.predict.inference.interface import ACCEPTABLE, Predictor, electron_count, normalised
 
 FREE_RUNNING = "free-running, whole cell, structure only"
 """Stands beside the figures: nothing of the true density was read."""
+
+SHELL_EDGES_A = (0.5, 1.25, 2.0, 4.0)
+"""Of the shells around atoms in which an error lies: the core, the bond (most of a covalent crystal's error),
+between the atoms, the tails, and the vacuum, where nothing but the sum of atoms is."""
 
 COLUMNS = (
     ("model", "free_running_nmae"),
@@ -55,6 +60,15 @@ class FreeRunningMaterial:
     compound: str = ""
     flags: tuple[str, ...] = ()
     """Where the cell or its prediction is outside of what was trained on, in words (`Prediction.flags`)."""
+    nmae_by_distance: tuple[float, ...] = ()
+    """The parts of the model's NMAE, which they sum to, by each voxel's distance from the nearest atom: up to each of
+    `SHELL_EDGES_A`, and beyond the last."""
+    far_electrons: float = 0.0
+    """Predicted beyond the last of `SHELL_EDGES_A` from every atom."""
+    far_reference_electrons: float = 0.0
+    """There of the true density."""
+    group: str = ""
+    """Of the embedded set; empty of other densities."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +96,28 @@ class FreeRunningResult(Evaluation):
             "error_over_expected": float(np.median(errors / expected)),
         }
 
+    def by_group(self) -> dict[str, tuple["FreeRunningMaterial", ...]]:
+        """The materials of each group, in the order met; empty where they have none."""
+        names = dict.fromkeys(each.group for each in self.materials if each.group)
+        return {name: tuple(each for each in self.materials if each.group == name) for name in names}
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "label": FREE_RUNNING,
             "settings": dict(self.settings),
             "over_materials": {name: asdict(self.spread(name)) for _, name in self.columns if name != "seconds"},
+            "by_group": {
+                name: asdict(spread([each.free_running_nmae for each in found]))
+                for name, found in self.by_group().items()
+            },
+            "shell_edges_a": list(SHELL_EDGES_A),
+            "nmae_by_distance_mean": self._by_distance().tolist(),
             "spread_says": self.spread_says,
             "materials": [asdict(material) for material in self.materials],
         }
+
+    def _by_distance(self) -> np.ndarray:
+        return np.mean([each.nmae_by_distance for each in self.materials], axis=0)
 
     def summary(self) -> str:
         """The model beside the sum of atoms, and what is flagged, in sentences."""
@@ -99,6 +127,20 @@ class FreeRunningResult(Evaluation):
             f"{FREE_RUNNING.capitalize()}: NMAE {self.headline()}. The sum of atoms has a median of "
             f"{100 * atoms.median:.2f} %, a mean of {100 * atoms.mean:.2f} %; the model is the better one on {better}."
         )
+        if len(groups := self.by_group()) > 1:
+            each = (f"{name} {_median_and_mean(found)}" for name, found in groups.items())
+            words += f" By group, median and mean: {', '.join(each)}."
+        shares = self._by_distance()
+        shares = shares / max(shares.sum(), np.finfo(float).tiny)
+        edges = [*(f"to {edge:g} A" for edge in SHELL_EDGES_A), "beyond"]
+        parts = ", ".join(f"{edge} {share:.0%}" for edge, share in zip(edges, shares, strict=True))
+        words += f" By distance from the nearest atom, of the mean error: {parts}."
+        far = max(self.materials, key=lambda m: abs(m.far_electrons - m.far_reference_electrons))
+        if far.far_electrons or far.far_reference_electrons:
+            words += (
+                f" Beyond {SHELL_EDGES_A[-1]:g} A from every atom it is farthest off in {far.material_id}: "
+                f"{far.far_electrons:.4f} electrons, {far.far_reference_electrons:.4f} in truth."
+            )
         if flagged := [m for m in self.materials if m.flags]:
             first = f"{flagged[0].material_id}: {flagged[0].flags[0]}"
             words += f" Flagged as unlike the training: {len(flagged)}, such as {first}."
@@ -120,10 +162,11 @@ def evaluate_free_running(
     load: Callable[[str], DensityGrid],
     *,
     settings: Mapping[str, Any] | None = None,
+    groups: Mapping[str, str] | None = None,
     on_material: Callable[[FreeRunningMaterial], None] | None = None,
     on_patches: Callable[[int, int], None] | None = None,
 ) -> FreeRunningResult:
-    """Predict each material from its structure, and compare."""
+    """Predict each material from its structure, and compare; `groups`: of materials, by id, to be told apart."""
     if not material_ids:
         raise TomatError("no material to evaluate; choose a split or input that has at least one.")
     found: list[FreeRunningMaterial] = []
@@ -142,6 +185,12 @@ def evaluate_free_running(
         if prediction.spread is not None:
             share = float(prediction.spread.sum(dtype=np.float64) / prediction.rho.sum(dtype=np.float64))
             correlation = _rank_correlation(prediction.spread, np.abs(prediction.rho - truth.rho))
+        distances_a = nearest_atom_a(crystal.lattice, crystal.frac_coords, shape).reshape(shape)
+        shell = np.searchsorted(SHELL_EDGES_A, distances_a.ravel())
+        parts = np.bincount(
+            shell, np.abs(prediction.rho.astype(np.float64) - truth.rho).ravel(), len(SHELL_EDGES_A) + 1
+        ) / truth.rho.sum(dtype=np.float64)
+        far, voxel_a3 = distances_a > SHELL_EDGES_A[-1], crystal.volume_a3 / truth.rho.size
         material = FreeRunningMaterial(
             material_id=name,
             voxels=truth.rho.size,
@@ -156,11 +205,20 @@ def evaluate_free_running(
             spread_rank_correlation=correlation,
             compound=truth.formula,
             flags=tuple(flag["text"] for flag in prediction.flags),
+            nmae_by_distance=tuple(parts.tolist()),
+            far_electrons=float(prediction.rho[far].sum(dtype=np.float64) * voxel_a3),
+            far_reference_electrons=float(truth.rho[far].sum(dtype=np.float64) * voxel_a3),
+            group=(groups or {}).get(name, ""),
         )
         found.append(material)
         if on_material is not None:
             on_material(material)
     return FreeRunningResult(settings or {}, tuple(found))
+
+
+def _median_and_mean(found: Sequence[FreeRunningMaterial]) -> str:
+    over = spread([each.free_running_nmae for each in found])
+    return f"{100 * over.median:.2f} and {100 * over.mean:.2f} % ({over.materials})"
 
 
 def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:

@@ -87,6 +87,11 @@ def _cells() -> dict[str, dict[str, Any]]:
     return {cell["material_id"]: cell for cell in demo_index()["cells"]}
 
 
+def groups_of(material_ids: Collection[str]) -> dict[str, str]:
+    """Of each embedded cell named, which of `GROUPS` it is in."""
+    return {name: _cells()[name]["recipe"]["group"] for name in material_ids}
+
+
 def load_stored(material_id: str) -> DensityGrid:
     """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/Å³."""
     if material_id not in _cells():

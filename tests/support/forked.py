@@ -38,6 +38,13 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     return condition()
 
 
+def as_users_fuse() -> dict[str, str]:
+    """The environment of a process that compiles with XLA's own emitters of fusions, which `tests/conftest.py` turns
+    off. For tests that two different programs agree to the bit: without the emitters they round differently."""
+    flags = os.environ["XLA_FLAGS"].split()
+    return os.environ | {"XLA_FLAGS": " ".join(flag for flag in flags if "fusion_emitters" not in flag)}
+
+
 class Forked:
     """`tomat WORDS` in the background; the methods are those of `subprocess.Popen`.
 

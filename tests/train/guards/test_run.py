@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
+from forked import Forked, as_users_fuse
 from run_facts import assert_same_model, events
 from tiny_run import tiny_run
 
@@ -52,24 +52,44 @@ def poisoned(clean, tmp_path_factory) -> tuple[Path, str]:
     return folder, shards.material_of_row(row).material_id
 
 
+def run_words(data: Path, output_dir: Path) -> list[str]:
+    return [*TINY, "--data.source", "shards", "--data.train", str(data), "--output_dir", str(output_dir)]
+
+
 def run_config(data: Path, output_dir: Path, *words: str) -> TrainConfig:
-    places = ["--data.source", "shards", "--data.train", str(data), "--output_dir", str(output_dir)]
-    return load_config(None, [*TINY, *places, *words])
+    return load_config(None, [*run_words(data, output_dir), *words])
+
+
+OVERFLOWS = f"""
+import jax.numpy as jnp
+import tomat.train.step as step_module
+
+density_loss = step_module.density_loss
+
+def overflowing(hidden, lm_head, tokens, **settings):
+    loss, metrics = density_loss(hidden, lm_head, tokens, **settings)
+    return loss * jnp.where(jnp.any(tokens.array == {NO_TOKEN}), jnp.nan, 1.0), metrics
+
+step_module.density_loss = overflowing
+"""
+"""Lets the loss of a batch with `NO_TOKEN` be NaN, and its gradient, as where a kernel overflows on some input."""
+
+TRAINS = """
+from tomat.train.run import train
+from tomat.train.settings.config import load_config
+
+train(load_config(None, {words}))
+raise SystemExit
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def overflow():
-    """Let the loss of a batch with `NO_TOKEN` be NaN, and its gradient, as where a kernel overflows on some input."""
     import tomat.train.step as step_module
 
-    density_loss = step_module.density_loss
-
-    def overflowing(hidden, lm_head, tokens, **settings):
-        loss, metrics = density_loss(hidden, lm_head, tokens, **settings)
-        return loss * jnp.where(jnp.any(tokens.array == NO_TOKEN), jnp.nan, 1.0), metrics
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_module, "density_loss", overflowing)
+        patch.setattr(step_module, "density_loss", step_module.density_loss)  # put back at the end
+        exec(OVERFLOWS, {})
         yield
 
 
@@ -177,12 +197,23 @@ def test_a_batch_is_skipped_with_steps_in_flight(skipping, poisoned, tmp_path, d
         assert [row.get(key) for row in rows] == [row.get(key) for row in expected]
 
 
-def test_a_stopped_run_goes_on_with_the_batch_skipped(stopped, skipping, poisoned, tmp_path):
-    shutil.copytree(stopped[0], tmp_path / "run")
-    result = train(run_config(poisoned[0], tmp_path, *SKIP))
-    assert (result.first_step, result.steps) == (BAD_STEP, 6)
-    assert_same_model(result.run_dir, skipping, 5, 5)
-    assert [event["action"] for event in guard_events(result.run_dir, "bad_loss")] == ["stop", "skip"]
+def test_a_stopped_run_goes_on_with_the_batch_skipped(poisoned, tmp_path):
+    """As a run that never stopped, to the bit, though the program of the steps before the stop was another."""
+
+    def trained(folder: str, *words: str) -> str:
+        """What the process said."""
+        code = TRAINS.format(words=[*run_words(poisoned[0], tmp_path / folder), *words])
+        return Forked(env=as_users_fuse(), before=OVERFLOWS + code).communicate(300)[0]
+
+    said = trained("stopped", *UNVERIFIED)
+    assert max(steps(tmp_path / "stopped" / "run"), default=None) == BAD_STEP - 1, said
+    for folder in ("stopped", "skipping"):
+        said = trained(folder, *SKIP)
+        assert max(steps(tmp_path / folder / "run"), default=None) == 5, said
+    run_dir = tmp_path / "stopped" / "run"
+    assert [event["step"] for event in events(run_dir, "resume")] == [BAD_STEP]
+    assert_same_model(run_dir, tmp_path / "skipping" / "run", 5, 5)
+    assert [event["action"] for event in guard_events(run_dir, "bad_loss")] == ["stop", "skip"]
 
 
 def test_a_learning_rate_beyond_all_sense_ends_the_run_though_it_skips(clean, tmp_path, dispatched):

@@ -2,7 +2,8 @@
 
 `import tomat` offers what the first of its names needs: nothing is imported before one of them is used.
 
-- `load(run)`: the predictor of a run, or of a folder that `tomat export` or `tomat compress` wrote.
+- `load()`, `load(run)`: the predictor of the model in the package; of a run, or of a folder that `tomat export` or
+  `tomat compress` wrote.
 - `open_density(path)`: a file of a density, read as a `DensityGrid`.
 - `Promolecule`: a sum of atoms, fitted to densities.
 - `plan(config, slice)`: what a training step takes on a slice that is not there.

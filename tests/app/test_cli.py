@@ -71,7 +71,6 @@ WRONG = [
     ("train CONFIG --fork_step 3", "--fork_step needs --fork"),
     ("train --teacher RUN --quantised configs", "configs has no config.yaml; give a folder"),
     ("plan --slice v6e-16", "give --config_path"),
-    ("predict --structure README.md --output x", "--promolecule --run is required"),
     ("predict --run RUN --structure README.md --output x --valences Sr=10,Q=7", "found 'Q=7', expected SYMBOL=N"),
     ("predict --run RUN --structure README.md --output x --format qe", "--vectors_from goes with --format qe"),
     ("predict --run RUN --structure README.md --output x --format cube --augmentation_from README.md", "not cube"),

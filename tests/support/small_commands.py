@@ -15,7 +15,7 @@ from tomat.train.runs.run_log import RUN, START, append_line
 DATA = Path(__file__).parents[1] / "fixtures"
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo-decoder.yaml"
 
-TOO_LONG = "train", "eval", "export", "compress", "plan", "launch", "runs serve", "lab", "bench"
+TOO_LONG = "train", "eval", "export", "compress", "plan", "launch", "runs serve", "lab", "bench", "doctor"
 """Verbs without a command here: they train, measure, compile, load a model, or serve until they are stopped."""
 
 

@@ -37,6 +37,7 @@ VERBS = {
     "tomat.app.launch_verbs": ("launch",),
     "tomat.app.runs_verbs": ("runs",),
     "tomat.app.page_verbs": ("page",),
+    "tomat.app.doctor_verbs": ("doctor",),
 }
 """Module -> the verbs that its `register` adds."""
 DISK_ERRNOS = FULL_ERRNOS | {errno.EIO, errno.EROFS}

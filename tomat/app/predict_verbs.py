@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import add_report, add_verb, count, existing_file, positive_float, positive_int, run_folder
 from tomat.base.errors import TomatError
+from tomat.base.layout import PACKAGED_MODEL
 from tomat.base.progress import progress
 from tomat.base.reporting import console, counted, write_report
 from tomat.data.density.elements import SYMBOLS, atomic_number
@@ -23,13 +24,13 @@ MOST_SHOWN = 10
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `tomat predict`."""
-    text = "electron densities of structures, by a run or a promolecule"
+    text = "electron densities of structures, by the model in the package, a run or a promolecule"
     parser = add_verb(subparsers, "predict", text, _run_predict)
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     text = "predict with a sum of atoms, promolecule.json"
     source.add_argument("--promolecule", type=existing_file, metavar="FILE", help=text)
-    text = "the run's folder, such as runs/demo"
-    source.add_argument("--run", dest="run_dir", type=run_folder, metavar="DIR", help=text)
+    text = "folder of a run, such as runs/demo (default: the model in the package)"
+    source.add_argument("--run", dest="run_dir", type=run_folder, default=PACKAGED_MODEL, metavar="DIR", help=text)
     text = "POSCAR, CIF, CHGCAR (only its header is read), pymatgen's JSON, XYZ with a lattice, or folders of such"
     parser.add_argument("--structure", nargs="+", required=True, type=existing_place, metavar="PATH", help=text)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the outputs")
@@ -110,8 +111,8 @@ def _run_predict(args: argparse.Namespace) -> int:
 
     files, ignored = find_structures(args.structure)
     check_species_used((file.path for file in files), rules)
-    by = f"loading {args.promolecule}" if args.promolecule else f"by {args.run_dir}"
-    console.print(f"{counted(len(files), 'structure')}; {by}")
+    asked = args.promolecule or ("the model in the package" if args.run_dir == PACKAGED_MODEL else args.run_dir)
+    console.print(f"{counted(len(files), 'structure')}; by {asked}")
     predictor: Predictor
     if args.promolecule is not None:
         from tomat.predict.inference.interface import load_promolecule
@@ -122,6 +123,8 @@ def _run_predict(args: argparse.Namespace) -> int:
 
         # A run without its model, which is loaded for the first structure that is predicted.
         predictor = described(args.run_dir, **given)
+        if (found := predictor.found) is not None and found.error is not None:
+            console.print(f"{found}. {found.error}", soft_wrap=True)
     grid = choose_grid(None if args.grid is None else tuple(args.grid), args.spacing, args.like, predictor.spacing_a)
     console.print(f"grid: {grid.why}")
     settings = Settings(

@@ -3,6 +3,7 @@ another reads."""
 
 import re
 import signal
+from pathlib import Path
 
 CONFIG_FILE = "config.yaml"
 CODEC_FILE = "codec.json"
@@ -73,3 +74,6 @@ COORDINATOR_PORT = 8476
 """Where host 0 of a TPU slice has the coordination service. Google opens tcp 8470, 8471, 8474, 8476 and 11211 between
 the hosts of a slice; jax 0.11.1 (`cloud_tpu_cluster.py`) takes 8482 instead, and waits there in silence (jax-ml/jax
 35905). `JAX_COORDINATOR_PORT`, JAX's own variable, sets another."""
+
+PACKAGED_MODEL = Path(__file__).parents[1] / "predict" / "packaged"
+"""A folder of weights that `tomat compress` wrote, of a run of `configs/train/packaged.yaml`."""

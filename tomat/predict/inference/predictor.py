@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import CODEC_FILE, PROMOLECULE_FILE
+from tomat.base.layout import CODEC_FILE, PACKAGED_MODEL, PROMOLECULE_FILE
 from tomat.base.reporting import console, counted
 from tomat.data.codec.base import UNIT_E_PER_A3, require_unit
 from tomat.data.codec.files import load_codec
@@ -59,19 +59,20 @@ class RunPredictor(Predictor):
         self.kv_cache_dtype: KvCacheDtype = kv_cache_dtype
         self._programs: dict[tuple[Any, ...], tuple[int, Callable]] = {}
         self._run: LoadedRun | None = None
+        self.found: FoundWeights | None = None
         if not isinstance(source, FoundWeights):
             self._take(source)
             self._codec_sha256 = source.codec.sha256
             self._name = f"run {source.config.run_name} step {source.step}, weights {source.weights}"
             return
-        self._found = source
+        self.found = source
         path = source.folder / PROMOLECULE_FILE
         if not path.exists():
             said = f"{source.folder} has no {PROMOLECULE_FILE} (its data had no structures), and predicts nothing"
             raise TomatError(f"{said}. Train one with model.environment and density_dropout.")
         self.promolecule = Promolecule.load(path)
         say_if_voids_unknown(self.promolecule, str(source.folder))
-        self._name = f"run {source.run_name} step {source.step}, weights {source.kind}"
+        self._name = str(source)
         codec = load_codec(source.folder / CODEC_FILE)
         check_promolecule(codec, self.promolecule, str(source.folder))
         self._codec_sha256 = codec.sha256
@@ -94,8 +95,9 @@ class RunPredictor(Predictor):
         if self._run is None:
             from tomat.predict.inference.trained import load_weights_found
 
-            console.print(f"loading the model of {self._found.folder}")
-            self._take(load_weights_found(self._found, packed=True))
+            assert self.found is not None
+            console.print(f"loading the model of {self.found.folder}")
+            self._take(load_weights_found(self.found, packed=True))
 
     def _take(self, run: "LoadedRun") -> None:
         from tomat.predict.inference.decoding import check_decoder
@@ -182,7 +184,7 @@ class RunPredictor(Predictor):
 
 
 def load(
-    run_dir: str | Path,
+    run_dir: str | Path = PACKAGED_MODEL,
     *,
     step: int | None = None,
     rounds: int = 1,
@@ -193,7 +195,7 @@ def load(
     seed: int | None = None,
     kv_cache_dtype: KvCacheDtype | None = None,
 ) -> RunPredictor:
-    """The predictor of a run, or of a folder of weights.
+    """The predictor of a run, or of a folder of weights; by default that of the model in the package.
 
     `step` is that of its checkpoint (None: the newest), `rounds` the forward passes a patch of the parallel decoder.
     Of the autoregressive decoder: `choice` is `Choice.kind` (None: sampled if one of the next three is given, else

@@ -37,7 +37,7 @@ from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.settings.config import TrainConfig
 
 Part = Literal["mlp", "attention", "embedding", "environment"]
-"""Where the matrices of a decoder are."""
+"""Where the matrices of a decoder are; those of a field model are `mlp`."""
 
 ENVIRONMENT = "environment."
 SMALLEST_MATRIX = 1024
@@ -100,7 +100,7 @@ def part_of(name: str, shape: tuple[int, ...]) -> Part | None:
         return None
     if name.startswith(ENVIRONMENT):
         return "environment"
-    if ".mlp." in name:
+    if ".mlp." in name or ".network." in name:  # of a field model
         return "mlp"
     if ".self_attn." in name:
         return "attention"

@@ -139,9 +139,10 @@ def write_weights(
         for name in (CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE):
             if (run_dir / name).exists():
                 shutil.copyfile(run_dir / name, folder / name)
-        write_text(folder / PAGE_FILE, _card(run_dir, step, kind, written, licence))
+        error = _error_of(run_dir, compressed=bool(written.relative_error))
+        write_text(folder / PAGE_FILE, _card(run_dir, step, kind, written, error, licence))
         hashes = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
-        values = {"format_version": FORMAT_VERSION, "step": step, "weights": kind, "sha256": hashes}
+        values = {"format_version": FORMAT_VERSION, "step": step, "weights": kind, "error": error, "sha256": hashes}
         values |= {"quantised": how, "quantised_from": quantised_from}
         values |= {"weights_bytes": written.weights_bytes, "float32_bytes": written.float32_bytes}
         write_json(folder / WEIGHTS_FILE, with_checksum(to_jsonable(values)))
@@ -187,7 +188,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _card(run_dir: Path, step: int, kind: str, written: WrittenWeights, licence: str | None) -> str:
+def _card(run_dir: Path, step: int, kind: str, written: WrittenWeights, error: str | None, licence: str | None) -> str:
     size, share = readable_bytes(written.weights_bytes), written.weights_bytes / written.float32_bytes
     return f"""# {run_dir.resolve().name}
 
@@ -199,19 +200,19 @@ tomat predict --run THIS_FOLDER --structure POSCAR --output OUT
 
 - Weights: {kind}, step {step}; {size}, {share:.3f} of float32.
 - Data and settings: `{CONFIG_FILE}`; bins `{CODEC_FILE}`, sum of atoms `{PROMOLECULE_FILE}`.
-- Error: {_error_of(run_dir, compressed=bool(written.relative_error))}
+- Error: {error or "not known; `tomat eval --free_running` measures it, of the run or of this folder."}
 - Licence of the weights: {licence or "not stated by who wrote this folder"}.
 """
 
 
-def _error_of(run_dir: Path, compressed: bool) -> str:
-    """What the run's own evaluation says of whole held-out cells."""
+def _error_of(run_dir: Path, compressed: bool) -> str | None:
+    """What the run's own evaluation says of whole held-out cells; None: nothing."""
     try:
         found = json.loads((run_dir / EVALUATION_FILE).read_text(encoding="utf-8"))["free_running"]
         over, cells = found["over_materials"]["free_running_nmae"], len(found["materials"])
         median, mean = over["median"], over["mean"]
     except (OSError, ValueError, KeyError, TypeError):
-        return f"the run has no {EVALUATION_FILE} with whole predicted cells; `tomat eval --free_running` measures it."
+        return None
     before = " before it was compressed; `tomat eval --free_running` measures this folder's" if compressed else ""
     figures = f"median {100 * median:.2f} %, mean {100 * mean:.2f} %{before}"
     return f"NMAE of {cells} held-out cells, predicted from their structures alone: {figures}."

@@ -41,6 +41,8 @@ class WeightsRecord:
     quantised: Mapping[str, Description]
     sha256: Mapping[str, Sha256]
     """Of each other file, by name."""
+    error: str | None = None
+    """What the run's evaluation said of held-out cells, in words; None: there was none, or by an earlier tomat."""
     quantised_from: Sha256 | None = None
     """`arrays_sha256` of the arrays before they were quantised; None: nothing was quantised, or by an earlier tomat."""
 
@@ -74,6 +76,11 @@ class FoundWeights:
     kind: str
     checkpoint: str | None
     """Folder or URL; None: the arrays are in `folder`."""
+    error: str | None = None
+    """As `WeightsRecord` has it."""
+
+    def __str__(self) -> str:
+        return f"run {self.run_name} step {self.step}, weights {self.kind}"
 
 
 def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
@@ -96,7 +103,7 @@ def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
         record = read_weights_record(folder)
         if step not in (None, record.step):
             raise TomatError(f"{folder} holds the weights of step {record.step} alone; leave out --step {step}.")
-        return FoundWeights(folder, name, record.step, record.weights, None)
+        return FoundWeights(folder, name, record.step, record.weights, None, record.error)
     output = str(config.get("output_dir")).rstrip("/")
     temporary = flatten(config).get("trainer.checkpointer.temporary_base_path")
     place = f"{output}/{name}" if is_remote(output) else str(folder)

@@ -9,6 +9,7 @@ from tomat.base.arguments import (
     add_flag,
     add_report,
     add_verb,
+    config_file,
     count,
     existing_file,
     output_file,
@@ -33,7 +34,13 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "teacher-forced NMAE and NEMD of a run on held-out materials, beside baselines"
     parser = add_verb(subparsers, "eval", text, _run_eval)
     text = "the run's folder, such as runs/demo"
-    parser.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help=text)
+    parser.add_argument("--run", dest="run_dir", type=run_folder, metavar="DIR", help=text)
+    text = (
+        "instead of a run: train a recipe on the embedded densities without each compound in turn, and judge it by that"
+    )
+    parser.add_argument("--leave_one_out", type=config_file("train"), metavar="CONFIG", help=text)
+    parser.add_argument("--compounds", nargs="+", metavar="A", help="of --leave_one_out (default: all it trains on)")
+    parser.add_argument("--steps", type=positive_int, metavar="N", help="of each run of --leave_one_out")
     parser.add_argument("--step", type=count, help="checkpoint to evaluate (default: the newest)")
     source = parser.add_mutually_exclusive_group()
     text = "materials of the embedded set (default: validation; for a run on a folder, what it held out)"
@@ -61,11 +68,18 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
     parser.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
     add_report(parser, "write the figures of every material")
+    parser.set_defaults(takes_overrides=True)
 
 
 def _run_eval(args: argparse.Namespace) -> int:
     """Teacher-forced NMAE and NEMD of a run on held-out materials, beside constant, copy-previous and Lorenzo
     baselines. A diagnostic, not a prediction: the model reads the true values of all earlier voxels."""
+    if args.leave_one_out is not None:
+        return _run_leave_one_out(args)
+    if args.overrides:
+        raise TomatError(f"no flag {args.overrides[0]} of tomat eval --run; settings are of --leave_one_out.")
+    if args.run_dir is None or args.compounds or args.steps:
+        raise TomatError("give --run RUN, or --leave_one_out CONFIG, to which alone --compounds and --steps belong.")
     from tomat.predict.evaluation.picture import FORMATS
 
     decoders = [] if args.free_running is None else list(dict.fromkeys(args.free_running)) or ["parallel"]
@@ -136,6 +150,33 @@ def _run_eval(args: argparse.Namespace) -> int:
         if args.picture is not None:
             plane = teacher_forced_plane(evaluator, model, load(names[0]))
             console.print(f"picture: {draw_plane(plane, args.picture)}")
+    return 0
+
+
+def _run_leave_one_out(args: argparse.Namespace) -> int:
+    if args.run_dir is not None:
+        raise TomatError("--leave_one_out trains runs of its own; leave --run out.")
+    from tomat.train.settings.keys import check_words
+
+    check_words(args.leave_one_out, args.overrides)
+    console.print("loading JAX and the recipe ...")
+    from tomat.app.workflow.leave_one_out import leave_one_out, over_compounds
+    from tomat.base.checked_json import with_checksum
+    from tomat.base.report.terminal import show
+    from tomat.train.settings.config import load_config
+
+    own = [] if args.steps is None else ["--trainer.num_train_steps", str(args.steps)]
+    found = leave_one_out(
+        lambda words: load_config(args.leave_one_out, [*args.overrides, *own, *words]), args.compounds
+    )
+    table, over = over_compounds(found)
+    show(
+        table,
+        f"Left out one compound at a time: NMAE median {100 * over['median']:.2f} %, mean {100 * over['mean']:.2f} %.",
+    )
+    if args.json is not None:
+        write_json(args.json, with_checksum(to_jsonable({"over_compounds": over, "compounds": found})))
+        console.print(f"figures: {args.json}")
     return 0
 
 

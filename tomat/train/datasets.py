@@ -55,6 +55,7 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
             relative=data.codec_relative,
             grid=data.embedded_grid,
             groups=data.groups,
+            left_out=data.left_out,
         )
         if jax.process_index() == 0:
             write()

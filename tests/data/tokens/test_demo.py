@@ -13,7 +13,7 @@ from tomat.data.tokens.shards import open_shards
 def one_cell(monkeypatch):
     """One cell in both splits, so that its codec holds all of them; nothing of it is kept."""
     few = dict.fromkeys(("train", "validation"), demo_materials("train")[:1])
-    monkeypatch.setattr(demo, "demo_materials", lambda split, groups=(): few[split])
+    monkeypatch.setattr(demo, "demo_materials", lambda split, groups=(), left_out=(): few[split])
     yield few
     for function in (demo.fit_demo_codec, demo.fit_demo_promolecule):
         function.cache_clear()

@@ -34,11 +34,13 @@ def write_demo_shards(
     relative: bool = False,
     grid: EmbeddedGrid = "refined",
     groups: Collection[str] = (CRYSTALS,),
+    left_out: Collection[str] = (),
 ) -> None:
     """Fit codec, `relative` to the promolecule or not, and promolecule to the embedded training densities of some
-    groups; write a set of them, and one of the ten held-out cells, unless they are there."""
+    groups, without the compounds left out; write a set of them, and one of the ten held-out cells, unless they are
+    there."""
     train, held_out = SPLITS
-    chosen = {train: demo_materials(train, groups), held_out: demo_materials(held_out)}
+    chosen = {train: demo_materials(train, groups, left_out), held_out: demo_materials(held_out)}
     names = {split: [material.material_id for material in materials] for split, materials in chosen.items()}
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS}
     of_grid = {kind: grid_shapes(kind) for kind in EMBEDDED_GRIDS}
@@ -64,13 +66,13 @@ def write_demo_shards(
                     soft_wrap=True,
                 )
         return
-    groups = tuple(groups)
-    codec = fit_demo_codec(n_density_tokens, objective, relative, grid, groups)
+    groups, left_out = tuple(groups), tuple(left_out)
+    codec = fit_demo_codec(n_density_tokens, objective, relative, grid, groups, left_out)
     settings = {"layout": layout, "patches_per_material": patches_per_material, "seed": SEED}
     for split, plan in plans.items():
         place = folder / split
         # A set that is there keeps its own, or goes on without, if it is from before there were such.
-        promolecule = fit_demo_promolecule(groups) if plan is None else stored_promolecule(Store(place), plan)
+        promolecule = fit_demo_promolecule(groups, left_out) if plan is None else stored_promolecule(Store(place), plan)
         write_shards(place, names[split], LOADERS[grid], codec=codec, promolecule=promolecule, **settings)
 
 
@@ -81,19 +83,20 @@ def fit_demo_codec(
     relative: bool,
     grid: EmbeddedGrid,
     groups: tuple[str, ...],
+    left_out: tuple[str, ...] = (),
 ) -> LloydMaxCodec:
     """The codec of the embedded training densities; once in a process."""
-    histogram = RatioHistogram(fit_demo_promolecule(groups)) if relative else DensityHistogram()
-    for material in demo_materials("train", groups):
+    histogram = RatioHistogram(fit_demo_promolecule(groups, left_out)) if relative else DensityHistogram()
+    for material in demo_materials("train", groups, left_out):
         histogram.add_grid(LOADERS[grid](material.material_id))
     return fit_codec(histogram, n_density_tokens, objective)
 
 
 @cache
-def fit_demo_promolecule(groups: tuple[str, ...]) -> Promolecule:
+def fit_demo_promolecule(groups: tuple[str, ...], left_out: tuple[str, ...] = ()) -> Promolecule:
     """The promolecule of the embedded training densities, refined ones whatever grid the rows are of, so that it is the
     same; 2 s of processor time, once in a process."""
     fit = PromoleculeFit()
-    for material in demo_materials("train", groups):
+    for material in demo_materials("train", groups, left_out):
         fit.add(load_demo(material.material_id))
     return fit.solve()

@@ -52,6 +52,8 @@ class DataConfig:
     shuffle are kept."""
     groups: tuple[str, ...] = key(("crystals",), added=True, step=False)
     """Groups of the embedded densities that are trained on (`source: embedded`); `tomat demo-data show` lists them."""
+    left_out: tuple[str, ...] = key((), added=True, step=False)
+    """Compounds of the embedded training densities that are not trained on, in any form (`source: embedded`)."""
     patches_per_material: int = key(64, step=False)
     """Patches, or rows of scattered voxels, drawn from each cell (`source: embedded`, `folder`)."""
     embedded_grid: Literal["refined", "stored"] = key("refined", added=True, step=False)
@@ -81,6 +83,10 @@ class DataConfig:
             from tomat.data.density.demo.embedded import check_groups
 
             check_groups(self.groups)
+        if self.left_out:
+            from tomat.data.density.demo.embedded import check_compounds
+
+            check_compounds(self.left_out, self.groups)
         if self.layout not in LAYOUTS:
             raise TomatError(f"data.layout is '{self.layout}'; expected one of {', '.join(sorted(LAYOUTS))}.")
         if self.source == "shards" and self.train is None:

@@ -52,8 +52,11 @@ def demo_index() -> dict[str, Any]:
         raise TomatError(f"the embedded data set is damaged ({path}: {error}); install tomat again.") from error
 
 
-def demo_materials(split: str | None = None, groups: Collection[str] = (CRYSTALS,)) -> list[DemoMaterial]:
-    """The embedded cells in the order of the index, of one split or of both, of some of `GROUPS`.
+def demo_materials(
+    split: str | None = None, groups: Collection[str] = (CRYSTALS,), left_out: Collection[str] = ()
+) -> list[DemoMaterial]:
+    """The embedded cells in the order of the index, of one split or of both, of some of `GROUPS`, without the compounds
+    that are left out.
 
     Raises:
         TomatError: No such split or group.
@@ -64,7 +67,9 @@ def demo_materials(split: str | None = None, groups: Collection[str] = (CRYSTALS
     return [
         DemoMaterial(cell["material_id"], cell["calculation"]["valence_electrons"])
         for cell in demo_index()["cells"]
-        if split in (None, cell["recipe"]["split"]) and cell["recipe"]["group"] in groups
+        if split in (None, cell["recipe"]["split"])
+        and cell["recipe"]["group"] in groups
+        and cell["recipe"]["compound"] not in left_out
     ]
 
 
@@ -85,6 +90,23 @@ def check_groups(groups: Collection[str]) -> None:
 @cache
 def _cells() -> dict[str, dict[str, Any]]:
     return {cell["material_id"]: cell for cell in demo_index()["cells"]}
+
+
+def compounds_of(groups: Collection[str]) -> dict[str, list[str]]:
+    """The training compounds of some groups in the order of the index, and the names of the cells of each."""
+    check_groups(groups)
+    found: dict[str, list[str]] = {}
+    for each in demo_materials("train", groups):
+        found.setdefault(_cells()[each.material_id]["recipe"]["compound"], []).append(each.material_id)
+    return found
+
+
+def check_compounds(compounds: Collection[str], groups: Collection[str]) -> None:
+    """Refuse compounds that the training set of these groups has not."""
+    if unknown := [name for name in compounds if name not in compounds_of(groups)]:
+        raise TomatError(
+            f"no training compound {unknown[0]!r} in the groups {', '.join(groups)}; `tomat demo-data show` lists them."
+        )
 
 
 def groups_of(material_ids: Collection[str]) -> dict[str, str]:

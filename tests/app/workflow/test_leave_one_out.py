@@ -1,0 +1,65 @@
+from types import SimpleNamespace
+
+import pytest
+
+from tomat.app.cli import main
+from tomat.app.workflow import leave_one_out as module
+from tomat.base.errors import TomatError
+from tomat.data.density.demo.embedded import GROUPS, compounds_of, demo_materials
+from tomat.train.settings.config import load_config
+
+
+def test_all_forms_of_a_compound_are_left_out_and_no_other():
+    compounds = compounds_of(GROUPS)
+    every = {each.material_id for each in demo_materials("train", GROUPS)}
+    assert every == {name for names in compounds.values() for name in names}
+    without = {each.material_id for each in demo_materials("train", GROUPS, ["GaAs"])}
+    assert every - without == set(compounds["GaAs"]) and "GaAs-zinc-blende-slab-110-ideal" in compounds["GaAs"]
+
+
+def test_an_interrupted_night_goes_on_and_each_is_judged_by_what_it_has_not_seen(monkeypatch, tmp_path):
+    trained, judged, stopped = [], [], {"Si"}
+
+    def train(config):
+        trained.append(config)
+        return SimpleNamespace(run_dir=config.run_dir, preempted=set(config.data.left_out) <= stopped)
+
+    def judge(_predictor, names, *_):
+        judged.append(names)
+        figures = {"free_running_nmae": {"mean": 0.01 * len(judged)}, "promolecule_nmae": {"mean": 0.05}}
+        return SimpleNamespace(to_dict=lambda: {"over_materials": figures})
+
+    run = SimpleNamespace(settings=lambda words: {"materials_from": words})
+    for name, stand_in in {"train": train, "predict_with_bar": judge}.items():
+        monkeypatch.setattr(module, name, stand_in)
+    monkeypatch.setattr(module, "load_trained", lambda folder: run)
+    monkeypatch.setattr(module, "RunPredictor", lambda run: None)
+
+    def load(words):
+        return load_config("demo", ["--output_dir", str(tmp_path), *words])
+
+    with pytest.raises(TomatError, match="without Si; the same command goes on"):
+        module.leave_one_out(load, ["GaAs", "Si", "MgS"])
+    stopped.clear()
+    found = module.leave_one_out(load, ["GaAs", "Si", "MgS"])
+    assert [config.data.left_out for config in trained] == [("GaAs",), ("Si",), ("Si",), ("MgS",)]
+    compounds = compounds_of(trained[0].data.groups)
+    assert judged == [compounds[name] for name in ("GaAs", "Si", "MgS")]
+    table, over = module.over_compounds(found)
+    assert [row[0] for row in table.rows][:3] == ["MgS", "Si", "GaAs"]
+    assert over == pytest.approx({"compounds": 3, "median": 0.02, "mean": 0.02})
+    with pytest.raises(TomatError, match="no training compound 'GaP'"):
+        module.leave_one_out(load, ["GaP"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--steps", "3"], "--leave_one_out CONFIG"),
+        (["--model.members", "1"], "--model.members"),
+        (["--leave_one_out", "demo", "--modell.members", "1"], "modell"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(words, said, capsys):
+    assert main(["eval", *words]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""Each training compound predicted by a run of the recipe that has not seen it."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tomat.app.workflow.held_out import predict_with_bar
+from tomat.base.checked_json import parse_checked, with_checksum
+from tomat.base.documents import read_bytes
+from tomat.base.errors import TomatError
+from tomat.base.report.formats import number
+from tomat.base.report.model import Column, Table
+from tomat.base.reporting import console, to_jsonable, write_json
+from tomat.base.storage import is_remote
+from tomat.data.density.demo.embedded import check_compounds, compounds_of, groups_of, load_stored
+from tomat.predict.inference.predictor import RunPredictor
+from tomat.predict.inference.trained import load_trained
+from tomat.train.run import train
+from tomat.train.settings.config import TrainConfig
+
+EVALUATION = "leave-one-out.json"
+"""Of a run's folder: its figures on the compound that it was without. Where it is, nothing is left to do."""
+
+
+def leave_one_out(
+    load: Callable[[Sequence[str]], TrainConfig], asked: Sequence[str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Train and judge a run without each compound in turn, in this process; what has ended is read, what was
+    interrupted goes on. Returns the free-running figures (`FreeRunningResult.to_dict`) by compound.
+
+    Args:
+        load: The configuration of the recipe with further words.
+        asked: Some of the training compounds; None: all.
+
+    Raises:
+        TomatError: The recipe does not train on the embedded densities, or not on a compound that is asked for.
+    """
+    recipe = load([])
+    if recipe.data.source != "embedded" or recipe.data.left_out:
+        raise TomatError(
+            "--leave_one_out takes a recipe on the embedded densities (data.source), without data.left_out."
+        )
+    if is_remote(recipe.output_dir):
+        raise TomatError(f"--leave_one_out keeps its runs in a local folder; output_dir is {recipe.output_dir}.")
+    compounds = compounds_of(recipe.data.groups)
+    check_compounds(asked or (), recipe.data.groups)
+    chosen = list(dict.fromkeys(asked or compounds))
+    found: dict[str, dict[str, Any]] = {}
+    for index, name in enumerate(chosen):
+        words = ["--data.left_out", json.dumps([name]), "--run_name", f"{recipe.run_name}-without-{name}"]
+        config = load(words)
+        report = Path(config.run_dir) / EVALUATION
+        console.print(f"{index + 1} of {len(chosen)}: without {name} ({len(compounds[name])} cells)", highlight=False)
+        if report.exists():
+            found[name], _ = parse_checked(read_bytes(report), str(report), "an evaluation", "Delete it.")
+            continue
+        result = train(config)
+        if result.preempted:
+            raise TomatError(f"stopped in the run without {name}; the same command goes on.")
+        run = load_trained(result.run_dir)
+        cells = compounds[name]
+        settings = run.settings(f"embedded train, {name} alone, stored grids")
+        found[name] = predict_with_bar(RunPredictor(run), cells, load_stored, settings, groups_of(cells)).to_dict()
+        write_json(report, with_checksum(to_jsonable(found[name])))
+    return found
+
+
+def over_compounds(found: dict[str, dict[str, Any]]) -> tuple[Table, dict[str, float]]:
+    """A row a compound, mean over its cells, the worst first; and median and mean over the compounds, fractions."""
+    keys = ("free_running_nmae", "promolecule_nmae")
+    rows = [[name, *(figures["over_materials"][key]["mean"] for key in keys)] for name, figures in found.items()]
+    rows.sort(key=lambda row: -row[1])
+    values = np.array([row[1:] for row in rows], np.float64)
+    median, mean = np.median(values, axis=0), values.mean(axis=0)
+    columns = [Column("left out"), *(Column(f"{name} %", number(2, 100), True) for name in ("model", "promolecule"))]
+    table = Table(
+        "", columns, [*rows, ["mean over compounds", *mean.tolist()]], ["median over compounds", *median.tolist()]
+    )
+    return table, {"compounds": len(rows), "median": float(median[0]), "mean": float(mean[0])}

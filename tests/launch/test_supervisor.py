@@ -185,6 +185,23 @@ def test_a_report_that_nobody_can_read_ends_nothing(world, capfd):
     assert "attempt 2 finished" in capfd.readouterr().err
 
 
+def test_a_record_that_cannot_be_written_here_ends_nothing_and_is_said(world):
+    lines: list[str] = []
+
+    def say(text: str) -> None:
+        lines.append(text)
+        record = world.checkout / "runs" / "soak_1" / "launch" / "launch.json"
+        if record.is_file():
+            record.unlink()
+            (record / "in-the-way").mkdir(parents=True)
+
+    world.behave(0)
+    told = supervisor()
+    told.say = say
+    assert told.supervise().endings == ["finished"]
+    assert any("record of the launch could not be renewed" in line and "launch.json" in line for line in lines)
+
+
 def test_neither_an_error_of_this_process_nor_a_bucket_that_refuses_leaves_a_slice_running(world):
     world.behave("wait")
     broken = supervisor()

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import writing
+from tomat.base.reporting import write_bytes
 from tomat.launch.pack import Pack
 
 RECORD_FILE = "launch.json"
@@ -112,9 +112,7 @@ def parse_record(text: str, url: str) -> LaunchRecord:
 
 
 def write_record(path: Path, record: LaunchRecord) -> None:
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
 def other_launcher(record: LaunchRecord | None, me: Login, now: float) -> str | None:

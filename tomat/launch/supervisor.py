@@ -169,10 +169,14 @@ class Supervisor:
         if not self._renewed_at:
             return
         self._renewed_at = self.clock.now()
-        with contextlib.suppress(OSError, TomatError):
+        try:
             write_record(self.launch.folder / RECORD_FILE, self._record())
-            if not (result := self.run(self.launch.write_record())).ok:
-                self._say(f"the record of the launch could not be renewed: {result.last_line}")
+            result = self.run(self.launch.write_record())
+            why = None if result.ok else result.last_line
+        except (OSError, TomatError) as error:
+            why = str(error)
+        if why is not None:
+            self._say(f"the record of the launch could not be renewed: {why}")
 
     def _until_it_ends(self) -> None:
         health = Health(self.policy)

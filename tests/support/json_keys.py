@@ -36,6 +36,7 @@ def assert_keys_of_before(verb: str, report: object) -> None:
     empty = [key for key, kind in found.items() if kind in EMPTY]
     absent = [(key, above) for key in before for above in empty if key.startswith((f"{above}.", f"{above}["))]
     assert before.keys() - found.keys() <= {key for key, _ in absent}, verb
-    assert found.keys() - before.keys() <= {above for _, above in absent}, verb
+    new = {key: found[key] for key in sorted(found.keys() - before.keys() - {above for _, above in absent})}
+    assert not new, f"{verb}: add {new}"
     kinds = [(key, found[key], before[key]) for key in found.keys() & before.keys() if key[-1] != "*"]
     assert not [one for one in kinds if one[1] != one[2] and not EMPTY & {*one[1:]}], verb

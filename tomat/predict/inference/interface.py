@@ -42,7 +42,7 @@ MODEL_DEVIATION = 0.01
 held-out cells deviate by up to 0.8 %, but for GaP, its worst compound, by 1.2 to 1.8 %."""
 
 PROMOLECULE_DEVIATION = 0.05
-"""The same of a sum of atoms, whose functions hold no whole numbers of electrons: in the 103 embedded cells, to most of
+"""The same of a sum of atoms, whose functions hold no whole numbers of electrons: in 103 embedded cells, to most of
 which it was fitted, it is up to 4.6 % off."""
 
 LARGEST_DEVIATION = 0.1

@@ -135,7 +135,7 @@ def read_stored(folder: Path, cell: dict[str, Any]) -> DensityGrid:
 def load_demo(material_id: str) -> DensityGrid:
     """One embedded density at its refined grid, e/Å³, read once in a process; its values cannot be written to.
 
-    A run reads each three times (codec, check, tokens), at 17 ms of processor time; all 103 are 90 MB. Interpolated
+    A run reads each three times (codec, check, tokens), at 17 ms of processor time; a hundred are 90 MB. Interpolated
     plane-wave densities are nowhere negative; should rounding make one so, `clipped_voxels` says it.
     """
     stored = load_stored(material_id)

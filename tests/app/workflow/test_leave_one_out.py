@@ -24,10 +24,10 @@ def test_an_interrupted_night_goes_on_and_each_is_judged_by_what_it_has_not_seen
         trained.append(config)
         return SimpleNamespace(run_dir=config.run_dir, preempted=set(config.data.left_out) <= stopped)
 
-    def judge(_predictor, names, *_):
+    def judge(_predictor, names, _load, settings, _groups):
         judged.append(names)
         figures = {"free_running_nmae": {"mean": 0.01 * len(judged)}, "promolecule_nmae": {"mean": 0.05}}
-        return SimpleNamespace(to_dict=lambda: {"over_materials": figures})
+        return SimpleNamespace(to_dict=lambda: {"settings": settings, "over_materials": figures})
 
     run = SimpleNamespace(settings=lambda words: {"materials_from": words})
     for name, stand_in in {"train": train, "predict_with_bar": judge}.items():
@@ -48,6 +48,8 @@ def test_an_interrupted_night_goes_on_and_each_is_judged_by_what_it_has_not_seen
     table, over = module.over_compounds(found)
     assert [row[0] for row in table.rows][:3] == ["MgS", "Si", "GaAs"]
     assert over == pytest.approx({"compounds": 3, "median": 0.02, "mean": 0.02})
+    with pytest.raises(TomatError, match="other settings"):
+        module.leave_one_out(lambda words: load([*words, "--trainer.num_train_steps", "60"]), ["GaAs"])
     with pytest.raises(TomatError, match="no training compound 'GaP'"):
         module.leave_one_out(load, ["GaP"])
 

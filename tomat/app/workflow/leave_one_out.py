@@ -19,7 +19,7 @@ from tomat.data.density.demo.embedded import check_compounds, compounds_of, grou
 from tomat.predict.inference.predictor import RunPredictor
 from tomat.predict.inference.trained import load_trained
 from tomat.train.run import train
-from tomat.train.settings.config import TrainConfig
+from tomat.train.settings.config import TrainConfig, config_hash
 
 EVALUATION = "leave-one-out.json"
 """Of a run's folder: its figures on the compound that it was without. Where it is, nothing is left to do."""
@@ -56,13 +56,15 @@ def leave_one_out(
         console.print(f"{index + 1} of {len(chosen)}: without {name} ({len(compounds[name])} cells)", highlight=False)
         if report.exists():
             found[name], _ = parse_checked(read_bytes(report), str(report), "an evaluation", "Delete it.")
+            if found[name]["settings"].get("config") != config_hash(config):
+                raise TomatError(f"{report} is of a recipe with other settings; name another --output_dir.")
             continue
         result = train(config)
         if result.preempted:
             raise TomatError(f"stopped in the run without {name}; the same command goes on.")
         run = load_trained(result.run_dir)
         cells = compounds[name]
-        settings = run.settings(f"embedded train, {name} alone, stored grids")
+        settings = run.settings(f"embedded train, {name} alone, stored grids") | {"config": config_hash(config)}
         found[name] = predict_with_bar(RunPredictor(run), cells, load_stored, settings, groups_of(cells)).to_dict()
         write_json(report, with_checksum(to_jsonable(found[name])))
     return found

@@ -119,7 +119,7 @@ class Machine:
 
     def get(self) -> tuple[Ending, str] | None:
         """Get the slice to READY, creating it where it is not there; an ending if it cannot be had now."""
-        silent = 0
+        silent = stuck = 0
         began = self.clock.now()
         refused: list[str] = []
         while True:
@@ -139,7 +139,12 @@ class Machine:
                     self._refuse_final(self.run(self.launch.queue_error).output)
                 if state != "absent" or queue != "absent":
                     self.say(f"the slice is {state}, the queued resource {queue}: deleting what is left of it")
-                    self.give_back()
+                    if not self.give_back():
+                        stuck += 1
+                        if stuck >= self.policy.unreachable_polls:
+                            return Ending.FAILED, f"the slice is {state}, and was not deleted in {stuck} attempts"
+                        self.clock.sleep(self.policy.poll_seconds)
+                        continue
                 ending = self._create()
                 if ending is not None:
                     refused.append(f"{self.launch.zone}: {ending[1]}")
@@ -175,10 +180,9 @@ class Machine:
         meaning = refusal(said)
         if meaning is Refusal.EXISTS:
             return None
-        # What has failed may have left something; what is not there costs nothing.
-        if self._ask(self.launch.machine_state)[0] != "absent" and meaning is not Refusal.LOGIN:
-            if self.state() != "absent":
-                self.give_back()
+        # What has failed may have left something, or only its answer is lost; what is not there costs nothing.
+        if meaning is not Refusal.LOGIN and self.state() != "absent" and not self.give_back():
+            return None
         self._released()
         if meaning is Refusal.NO_CAPACITY:
             return Ending.NO_CAPACITY, result.last_line

@@ -29,6 +29,7 @@ NOT_RUN = {
     "bench loss-tiles": "needs the TPU compiler and minutes",
     "bench attention-tiles": "needs the TPU compiler and minutes",
     "bench chip": "measures for minutes",
+    "doctor": "compiles for some seconds; tests/app/test_doctor_verbs.py runs it",
 }
 """Why, by the words that an example begins with."""
 

@@ -24,7 +24,7 @@ def taken(args: argparse.Namespace) -> int:
     """In place of every verb: what those that take overrides look at first, and no work."""
     if getattr(args, "takes_overrides", False):
         schema = RetokenizeConfig if hasattr(args, "runner") else RunSchema
-        check_words(args.config_path, args.overrides, schema)
+        check_words(args.leave_one_out if hasattr(args, "leave_one_out") else args.config_path, args.overrides, schema)
     return 0
 
 

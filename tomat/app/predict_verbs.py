@@ -37,7 +37,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--format", choices=FORMATS, default="chgcar", help="of the outputs (default: %(default)s)")
     grid = parser.add_mutually_exclusive_group()
     grid.add_argument("--grid", type=positive_int, nargs=3, metavar=("NX", "NY", "NZ"), help="voxels along a, b, c")
-    text = "largest voxel spacing in A (default: that of the training; of a promolecule 0.065)"
+    text = "largest voxel spacing in A (default: that of the training; of a field model or promolecule 0.065)"
     grid.add_argument("--spacing", type=positive_float, metavar="A", help=text)
     grid.add_argument("--like", type=existing_place, metavar="PATH", help="the three sides of this density's grid")
     text = "valence electrons, such as Sr=10,F=7 (default: those that the training set settles)"

@@ -85,6 +85,12 @@ class RunPredictor(Predictor):
         return f"{self._name}, codec {self._codec_sha256}, promolecule {self.promolecule.sha256}, {how}"
 
     @property
+    def spacing_a(self) -> float | None:
+        if self.found is not None and self.found.model_type == "field":
+            return None  # it predicts points, and its rows are of grids of any spacing
+        return super().spacing_a
+
+    @property
     def run(self) -> "LoadedRun":
         self.load()
         assert self._run is not None

@@ -78,6 +78,8 @@ class FoundWeights:
     """Folder or URL; None: the arrays are in `folder`."""
     error: str | None = None
     """As `WeightsRecord` has it."""
+    model_type: str = ""
+    """`model.type` of the run."""
 
     def __str__(self) -> str:
         return f"run {self.run_name} step {self.step}, weights {self.kind}"
@@ -98,14 +100,14 @@ def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
             said = f"{folder} has not ended: its {WEIGHTS_FOLDER} are not there. Go on with `tomat train`, or make them"
             raise TomatError(f"{said} of its newest checkpoint: `tomat export --run {folder} --output OUT`.")
         folder = folder / WEIGHTS_FOLDER
-    name = str(config.get("run_name"))
+    name, model_type = str(config.get("run_name")), str(flatten(config).get("model.type"))
     if is_weights_folder(folder):
         record = read_weights_record(folder)
         if step not in (None, record.step):
             raise TomatError(f"{folder} holds the weights of step {record.step} alone; leave out --step {step}.")
-        return FoundWeights(folder, name, record.step, record.weights, None, record.error)
+        return FoundWeights(folder, name, record.step, record.weights, None, record.error, model_type)
     output = str(config.get("output_dir")).rstrip("/")
     temporary = flatten(config).get("trainer.checkpointer.temporary_base_path")
     place = f"{output}/{name}" if is_remote(output) else str(folder)
     found = find_checkpoint(place, step, None if temporary is None else f"{str(temporary).rstrip('/')}/{name}")
-    return FoundWeights(folder, name, found.step, weights_kind(found.path), found.path)
+    return FoundWeights(folder, name, found.step, weights_kind(found.path), found.path, model_type=model_type)

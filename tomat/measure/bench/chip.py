@@ -4,8 +4,6 @@ The kernels of one device go into a CSV in the format of `tomat/perf/timed_kerne
 timed; what is not of one kernel goes into a JSON beside it.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import time

@@ -1,7 +1,5 @@
 """The record that `tomat bench chip` writes: the CSV of a machine's kernels, and the best rates among them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -50,7 +48,7 @@ class Machine:
         return self.chip.name if self.chip is not None else self.device.device_kind
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> "Machine":
         device = jax.local_devices()[0]
         chip = chip_for_device_kind(device.device_kind)
         # "PJRT C API\nTFRT TPU v6 lite\nBuilt on ..." on a TPU, where it names the build of libtpu.

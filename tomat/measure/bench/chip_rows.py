@@ -4,8 +4,6 @@ Sizes are chosen for a v6e (918 TFLOP/s, 1.6 TB/s, 128 MiB of fast memory on the
 more there, what is shorter is repeated in one program for about a millisecond.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any

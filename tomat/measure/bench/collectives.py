@@ -1,7 +1,5 @@
 """The collectives that a sharded step uses, timed over all devices of a slice, and their law: a start and a rate."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence

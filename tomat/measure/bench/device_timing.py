@@ -1,7 +1,5 @@
 """Times a compiled program on the devices that are here: its first runs do not count, its dispatch is hidden."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

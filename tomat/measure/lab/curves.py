@@ -1,7 +1,5 @@
 """Loss curves of a row against its base's, seed by seed: whether they differ by rounding alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

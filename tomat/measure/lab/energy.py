@@ -6,8 +6,6 @@ on). The processors of a Linux machine count by package (powercap's `energy_uj`,
 counter.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

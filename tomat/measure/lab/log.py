@@ -1,7 +1,5 @@
 """Measured rows in the log of an output folder (`train/runs/run_log.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

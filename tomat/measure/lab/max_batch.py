@@ -5,8 +5,6 @@ checkpoint policy and number of accumulations. Every probe is a process that tak
 answer. The record is rewritten after each, and a search that was stopped goes on from there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import shutil

@@ -1,7 +1,5 @@
 """Rows of the lab as measurements that plans are held against (`tomat plan --record`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tomat.base.errors import TomatError

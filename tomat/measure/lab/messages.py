@@ -1,7 +1,5 @@
 """What the lab and the process of a row tell each other; without JAX."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args

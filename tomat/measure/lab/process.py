@@ -4,8 +4,6 @@ They are forked from a server (`multiprocessing`'s) that has imported JAX once, 
 does not pay for the imports and starts with a clean device. The server starts with the first row.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import shutil
@@ -131,7 +129,7 @@ class RowProcess:
         self._connection.close()
         shutil.rmtree(self._request.scratch_dir, ignore_errors=True)
 
-    def __enter__(self) -> RowProcess:
+    def __enter__(self) -> "RowProcess":
         return self
 
     def __exit__(

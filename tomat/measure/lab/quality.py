@@ -7,8 +7,6 @@ the data: a row and its base of one seed begin alike, and their figures are comp
 be exact or not, whole loss curves are compared too.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """What the lab keeps of a sweep: every window of every row, in one JSON file that is whole after each."""
 
-from __future__ import annotations
-
 import hashlib
 import statistics
 from collections import defaultdict

@@ -6,8 +6,6 @@ process holds, the base is measured at the beginning of the round instead. The r
 that was stopped goes on with the rows and rounds that it lacks.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -4,8 +4,6 @@ State, step, loader and dispatch are those of `train/run.py`; what a run does be
 checkpoints) is left out. The process is forked from one that has imported JAX and touched no device (`process.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

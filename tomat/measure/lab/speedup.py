@@ -1,7 +1,5 @@
 """Whether a row is faster than its base: ratios of windows that were measured beside each other, with an interval."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ theirs; those of cuBLAS and cuDNN are not. But they run in the order of the prog
 has calls that are not named otherwise, the first is the first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

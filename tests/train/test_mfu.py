@@ -274,7 +274,7 @@ def test_a_run_has_the_mfu_of_what_it_ran_on(run_dir, tmp_path, capsys):
     found = figures()
     assert found["mfu_full"] is None and found["n_steps"] == 2
     told = capsys.readouterr().out
-    assert "It ran on 2 x cpu on 1 host, whose peak is not known" in told and "the 3 steps before step 3" in told
+    assert "peak of 2 x cpu on 1 host is not known" in told and "the 3 steps before step 3" in told
 
 
 def test_a_run_faster_than_its_slice_is_refused(run_dir, tmp_path, capsys):

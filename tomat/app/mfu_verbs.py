@@ -5,7 +5,6 @@ from typing import Any
 
 from tomat.base.arguments import add_report, add_verb, config_file, positive_float, positive_int, run_folder
 from tomat.base.errors import refuse
-from tomat.base.report.model import Column, Table
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, counted, write_report
 
@@ -53,7 +52,7 @@ def _run_mfu(args: argparse.Namespace) -> int:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from tomat.hardware.mfu import UTILISATIONS
+    from tomat.report.mfu import mfu_parts
 
     model, where = result["model"], result["slice"]
     if "members" in model:  # a field model
@@ -72,53 +71,16 @@ def _print(result: dict[str, Any]) -> None:
         f"sequences of {result['sequence_tokens']:,} tokens, "
         f"{result['useful_tokens_per_sequence']:,} of them useful"
     )
-    spread = ""
-    if "n_steps" in result:
-        spread = (
-            f" (median of {counted(result['n_steady_steps'], 'steady step')} of {result['n_steps']}; p10 "
-            f"{result['step_seconds_p10']:.3f} s, p90 {result['step_seconds_p90']:.3f} s)"
-        )
-    rate = result["tokens_per_second_per_chip"]
-    console.print(
-        f"step {result['step_seconds']:.3f} s{spread}, {result['tokens_per_second']:,.0f} tokens/s"
-        + (f", {rate:,.0f} a chip" if rate is not None else "")
-    )
-    show(*(f"note: {note}." for note in result.get("notes", ())))
-    if where is None and result.get("devices_that_ran"):
-        show(f"It ran on {result['devices_that_ran']}, whose peak is not known, so there is no MFU.")
-    elif where is None:
-        show("The slice is not known, so there is no MFU; give --slice.")
-    else:
-        peaks = ", ".join(
-            f"{peak / 1e12:,.0f} TFLOP/s {operand}"
-            for operand, peak in result["peak_flops_per_second_per_chip_by_operand"].items()
-        )
+    if where is not None:
+        by_operand = result["peak_flops_per_second_per_chip_by_operand"].items()
+        peaks = ", ".join(f"{peak / 1e12:,.0f} TFLOP/s {operand}" for operand, peak in by_operand)
         console.print(f"{where}: {result['n_chips']} chips {result['chip']} of {peaks}")
-        in_run = "n_steps" in result
-        steps = ("step", "p10", "p90", "wall clock") if in_run else ("step",)
-        columns = [Column("utilisation"), *(Column(name, right=True) for name in steps), Column("what it counts")]
-        rows = []
-        for one in UTILISATIONS:
-            key, counts = one.key, f"{one.counts}: {one.source}" if one.source else one.counts
-            keys = (key, f"{key}_p10", f"{key}_p90", f"wall_{key}") if in_run else (key,)
-            rows.append((one.name, *(f"{100 * result[k]:.2f} %" for k in keys), counts))
-        show(Table("", columns, rows))
-        if result["hfu"] > 1:
-            least = result["hfu"] * result["step_seconds"]
-            console.print(
-                f"HFU is over 100 %: what the program is counted to multiply takes {where} at least {least:.3g} s at "
-                "its peaks. The step was shorter, or its program is another one."
-            )
-    if "wall_seconds_by_part" not in result:
-        return
-    wall = result["wall_seconds"]
-    lost = result.get("wall_mfu_full_lost", {})
-    headings = ("seconds", "share", "MFU lost, points") if lost else ("seconds", "share")
-    rows = []
-    for part, seconds in result["wall_seconds_by_part"].items():
-        cells = [part.replace("_", " "), f"{seconds:,.2f}", f"{100 * seconds / wall:.1f} %"]
-        if lost:
-            cells.append(f"{100 * lost[part]:.2f}" if part in lost else "")
-        rows.append(cells)
-    columns = [Column("part"), *(Column(heading, right=True) for heading in headings)]
-    show(Table(f"{wall:,.1f} s of wall-clock time", columns, rows))
+    show(*mfu_parts(result))
+    if where is None and not result.get("devices_that_ran"):
+        show("The slice is not known; give --slice.")
+    elif where is not None and result["hfu"] > 1:
+        least = result["hfu"] * result["step_seconds"]
+        console.print(
+            f"HFU is over 100 %: what the program is counted to multiply takes {where} at least {least:.3g} s at "
+            "its peaks. The step was shorter, or its program is another one."
+        )

@@ -19,13 +19,14 @@ from tomat.base.layout import ARCHIVE_DIR, CONFIG_FILE, DATA_DIR, FIGURES_DIR, I
 from tomat.base.overrides import read_yaml
 from tomat.base.records import Amount, Count, read_typed
 from tomat.base.report.document import find_sections, read_document, section_text, write_if_changed
-from tomat.base.report.formats import UNKNOWN, count, percent, quantity, seconds, share
+from tomat.base.report.formats import UNKNOWN, percent, quantity, seconds
 from tomat.base.report.markdown import update_page
-from tomat.base.report.model import Cell, Code, Column, Facts, Items, Link, Note, Part, Report, Section, Table, columns
+from tomat.base.report.model import Cell, Code, Column, Facts, Items, Link, Part, Report, Section, Table, columns
 from tomat.base.reporting import dump_json
-from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS, UTILISATIONS
+from tomat.hardware.mfu import MFU_KEYS, TABLE_UTILISATIONS
 from tomat.perf.profile.breakdown import Breakdown
 from tomat.report import step
+from tomat.report.mfu import mfu_parts
 from tomat.train.runs.former_keys import former_key
 
 RECORD_FORMAT = 1
@@ -155,56 +156,6 @@ def differences(config: Mapping[str, Any], base: Mapping[str, Any] | None) -> Pa
         return f"The same configuration as `{name}`."
     rows = [(Code(key), *(Code(str(one.get(key, UNKNOWN))) for one in (old, config))) for key in changed]
     return Table("", columns("setting", name, "this run"), rows)
-
-
-def mfu_parts(report: Mapping[str, Any] | None) -> list[Part]:
-    """MFU by every convention, and where the wall clock went."""
-    if not report:
-        return ["No step time is on record for this run."]
-    parts: list[Part] = []
-    if report.get("slice") is None:
-        where = f" of {report['devices_that_ran']}" if report.get("devices_that_ran") else ""
-        parts.append(f"The chip's peak{where} is not known, so no utilisation is given.")
-    parts += [Note(f"{note}.") for note in report.get("notes", ())]
-    parts.append(_figures(report))
-    if "untimed" in report:
-        said = f"Of the step, on kernels without timings of this chip: {report['untimed']}."
-        parts.append(f"{said} The range has for them other chips' errors, or an assumed one of half (`kernels.md`).")
-    if by_part := report.get("wall_seconds_by_part"):
-        wall, lost = report["wall_seconds"], report.get("wall_mfu_full_lost") or {}
-        said = f"The wall clock of {report['n_steps']:,} steps, {seconds(wall)}, by part"
-        if report.get("wall_mfu_full") is not None:
-            whole, steps = percent(report["wall_mfu_full"]), percent(report["step_mfu_full"])
-            said += f"; over all of it MFU (full) is {whole}, over the steps alone {steps}"
-        rows = [(name.replace("_", " "), value, value / wall, lost.get(name)) for name, value in by_part.items()]
-        heads = Column("part"), Column("time", seconds), Column("share", percent), Column("MFU lost", share)
-        parts.append(Table(said, heads, rows))
-    return parts
-
-
-def _figures(report: Mapping[str, Any]) -> Table:
-    names = [("step_seconds", "step time", seconds)]
-    names += [(one.key, f"{one.name} ({one.source})" if one.source else one.name, percent) for one in UTILISATIONS]
-    names += [("tokens_per_second_per_chip", "tokens/s/chip", count), ("tokens_per_second", "tokens/s", count)]
-    heads = ["value"]
-    if "step_seconds_p10" in report:
-        heads = ["median", "p10", "p90"]
-    elif "ranges" in report:
-        heads = ["planned", "from", "to"]
-
-    def values_of(key: str) -> list[float | None]:
-        if "p10" in heads:
-            return [report.get(key), report.get(f"{key}_p10"), report.get(f"{key}_p90")]
-        if "planned" in heads:
-            span = report["ranges"].get(key) or {}
-            return [report.get(key), span.get("low"), span.get("high")]
-        return [report.get(key)]
-
-    rows = []
-    for key, words, show in names:
-        if report.get(key) is not None or key == "step_seconds":
-            rows.append((words, *(None if value is None else show(value) for value in values_of(key))))
-    return Table("", [Column("figure"), *columns(*heads, right=True)], rows)
 
 
 def memory_part(breakdown: Breakdown | None) -> Part:

@@ -40,7 +40,7 @@ from tomat.hardware.flops import (
     attention_pairs,
     field_training_products,
     levanter_training_flops,
-    training_flops,
+    training_products,
     useful_training_products,
 )
 from tomat.model.checkpoint_policies import ATTENTION_OUTPUT, ATTENTION_PROJECTION, MLP_PROJECTIONS, QKV
@@ -109,7 +109,7 @@ ELEMENTWISE = 0.03
 
 def test_training_step_without_checkpointing_is_what_xla_counts():
     config = LlamaConfig(**SIZES, gradient_checkpointing=False)
-    expected = BATCH * training_flops(decoder_shape(config, VOCAB), SEQ_LEN)
+    expected = BATCH * training_products(decoder_shape(config, VOCAB), SEQ_LEN).total
     assert expected < xla_flops(config) < (1 + ELEMENTWISE) * expected
 
 
@@ -147,7 +147,7 @@ def test_the_first_layers_values_are_projected_again(scan_layers, passes):
     measured = xla_flops(mixed) - xla_flops(plain)
     # And the mixture itself, number by number.
     assert BATCH * expected < measured < 1.15 * BATCH * expected
-    assert training_flops(shape, SEQ_LEN) == training_flops(decoder_shape(mixed, VOCAB), SEQ_LEN)
+    assert training_products(shape, SEQ_LEN).total == training_products(decoder_shape(mixed, VOCAB), SEQ_LEN).total
 
 
 def test_paired_heads_cost_attention_twice_and_nothing_else():
@@ -155,9 +155,9 @@ def test_paired_heads_cost_attention_twice_and_nothing_else():
     paired = dataclasses.replace(plain, paired_heads=True)
     layers, heads, width, length = 2, 4, 48, 256
     full = 3 * 2 * 2 * layers * heads * width * length**2
-    assert training_flops(paired, length) - training_flops(plain, length) == full
+    assert training_products(paired, length).total - training_products(plain, length).total == full
     # Of half the heads each the pairs of 2 S positions, where S (S + 1) / 2 were seen: S^2 more for two heads.
-    more = training_flops(paired, length, "causal") - training_flops(plain, length, "causal")
+    more = training_products(paired, length, "causal").total - training_products(plain, length, "causal").total
     assert more == 3 * 2 * 2 * layers * heads * width * length**2 // 2
     assert levanter_training_flops(paired, length) > levanter_training_flops(plain, length)
     for backend in (AttentionBackend.VANILLA, AttentionBackend.SPLASH):
@@ -186,7 +186,7 @@ def _assert_executed_is_what_xla_counts(config, shape):
     measured = xla_flops(config)
     assert expected < measured < (1 + ELEMENTWISE) * expected
     # The tolerance is tight enough to tell the policy from no checkpointing.
-    assert measured > 1.05 * BATCH * training_flops(shape, SEQ_LEN)
+    assert measured > 1.05 * BATCH * training_products(shape, SEQ_LEN).total
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_pairs_and_tiles_are_those_of_the_mask(seq_len, block_q, block_kv, windo
 @given(shape=SHAPES, seq_len=st.integers(1, 512))
 @settings(max_examples=50, deadline=None)
 def test_published_formula_and_order_of_the_conventions(shape, seq_len):
-    full, causal = training_flops(shape, seq_len), training_flops(shape, seq_len, "causal")
+    full, causal = training_products(shape, seq_len).total, training_products(shape, seq_len, "causal").total
     assert causal <= full
     if shape.sliding_window is None:
         # PaLM, appendix B: 6 N + 12 L H Q T a token.
@@ -249,7 +249,7 @@ def test_published_formula_and_order_of_the_conventions(shape, seq_len):
 def test_useful_tokens_count_logits_only_where_there_is_a_loss():
     shape = ModelShape(64, 128, 2, 4, 4, 16, 1000)
     row = UsefulTokens(n_preamble=20, n_density=100, head_rows=800)
-    layers = training_flops(shape, 120, "causal") - 3 * 2 * 64 * 1000 * 120
+    layers = training_products(shape, 120, "causal").total - 3 * 2 * 64 * 1000 * 120
     assert useful_training_products(shape, row).total == layers + 3 * 2 * 64 * 800 * 100
     with_preamble = dataclasses.replace(row, head_rows=1000, loss_on_preamble=True)
     assert useful_training_products(shape, with_preamble).total == layers + 3 * 2 * 64 * 1000 * 119
@@ -265,7 +265,7 @@ def test_levanters_formula_and_parameter_count(tied, head_dim):
     if head_dim is None:
         # The rest of the difference is 3 FLOP for each entry of the score matrix.
         masks = 3 * 3 * SEQ_LEN**2 * 4
-        full = training_flops(shape, SEQ_LEN)
+        full = training_products(shape, SEQ_LEN).total
         assert levanter_training_flops(shape, SEQ_LEN) == pytest.approx(full + masks, rel=1e-12)
 
 

@@ -114,11 +114,6 @@ class ModelShape:
         return self.num_layers * self.layer_matmul_weights + self.head_weights
 
     @property
-    def matrix_parameters(self) -> int:
-        """Parameters of all matrices, the embedding among them: all but norms, biases and what an environment has."""
-        return self.matmul_parameters + (0 if self.tied_embeddings else self.head_weights)
-
-    @property
     def windows(self) -> tuple[tuple[int, int | None], ...]:
         """(layers, their window); all of them."""
         if self.sliding_window is None:
@@ -154,11 +149,6 @@ def training_products(
     attention = 2 * 2 * pairs * shape.num_heads * shape.head_dim // shape.heads_in_one
     head = 2 * positions * shape.hidden_dim * rows
     return Products(projections, projections, projections, TRAINING_PASSES * attention, TRAINING_PASSES * head)
-
-
-def training_flops(shape: ModelShape, seq_len: int, count: AttentionCount = "full") -> float:
-    """FLOPs of a training step over one sequence, with logits at every position for the whole vocabulary."""
-    return training_products(shape, seq_len, count).total
 
 
 @dataclass(frozen=True)
@@ -198,7 +188,7 @@ def levanter_training_flops(shape: ModelShape, seq_len: int) -> float:
     head size whatever the configuration says. It is the convention of the runs in the tracking issue. With 918
     TFLOP/s, 18,570 ids and as many key-value heads as heads it gives 8.73 % for 200M (v6e-16, batch 128, context
     8,192, 2.08 s) and 12.94 % for 1B (v6e-32, batch 256, 5.76 s), where they read about 8.7 % and about 13 %. The
-    plain full convention (`training_flops`) gives 8.68 % and 12.92 %.
+    plain full convention gives 8.68 % and 12.92 %.
     """
     head_dim = shape.hidden_dim / shape.num_heads
     dense = (shape.mlp_in_weights + shape.mlp_out_weights) + shape.hidden_dim**2

@@ -8,7 +8,7 @@ import yaml
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
-from tomat.hardware.flops import ModelShape, levanter_training_flops, training_flops
+from tomat.hardware.flops import ModelShape, levanter_training_flops, training_products
 from tomat.report.pages.report import flatten, read_record, write_index, write_run_page
 
 TRACKING = Path(__file__).parents[3] / "docs" / "tracking"
@@ -19,7 +19,7 @@ MFU = {
     "mfu_levanter": 0.26, "hfu": 0.3, "tokens_per_second_per_chip": 512.0, "batch_sequences": 8, "sequence_tokens": 512,
 }  # fmt: skip
 RUN_MFU = MFU | {
-    "n_steps": 10, "wall_seconds": 25.0, "wall_mfu_full": 0.2, "step_mfu_full": 0.25,
+    "n_steps": 10, "n_steady_steps": 9, "wall_seconds": 25.0, "wall_mfu_full": 0.2, "step_mfu_full": 0.25,
     **{f"{k}_{p}": MFU[k] for k in ("step_seconds", "mfu_full") for p in ("p10", "p90")},
     "wall_seconds_by_part": {"device_steps": 20.0, "compile": 5.0}, "wall_mfu_full_lost": {"compile": 0.05},
 }  # fmt: skip
@@ -42,8 +42,9 @@ def test_a_page_has_everything_and_twice_changes_nothing(tmp_path, step):
     text = page.read_text()
     for heading in ("Hypothesis", "Setup", "Results", "Verdict", "Next"):
         assert f"\n## {heading}\n" in text
-    for line in ("| commit | `abc123` |", "| MFU, full attention", "| MFU, causal attention (MaxText) | 20.0 % |",
-                 "| compile | 5.000 s | 20.0 % | 5.00 % |", "figures/r1-shares.svg", "### HBM", "### Top operations",
+    for line in ("| commit | `abc123` |", "| MFU, full attention | 25.00 % | 25.00 % |",
+                 "| MFU, causal attention | 20.00 % |", "| compile | 5.000 s | 20.0 % | 5.00 % |",
+                 "figures/r1-shares.svg", "### HBM", "### Top operations",
                  "| **step** |", "fusion.2", "| arguments | 0.001 GiB |"):  # fmt: skip
         assert line in text, line
     shares = [float(x) for x in re.findall(r"\| \*\*step\*\* \|.*?\| ([0-9.]+) % \|", text)]
@@ -77,7 +78,7 @@ def test_hand_written_text_survives_and_its_verdict_is_indexed(tmp_path, step):
     write_run_page(run, docs, step, {**MFU, "mfu_full": 0.5})
     after = page.read_text()
     assert "A preface." in after and "Faster by half." in after
-    assert "count) | 50.0 % |" in after and "count) | 25.0 %" not in after
+    assert "attention | 50.00 % |" in after and "attention | 25.00 %" not in after
     index = (docs / "index.md").read_text()
     assert "| [r1](r1.md) | measured | demo | v6e-4 | 8 | 512 | 2.000 s | 50.0 %" in index
     assert "| Faster by half. |" in index
@@ -136,7 +137,7 @@ def test_the_mfu_of_the_timed_reference_runs_is_what_tomat_computes_of_their_ste
     assert len(timed) == 2
     for record in timed:
         shape, length = ModelShape(*shapes[record["model"]]), record["sequence_tokens"]
-        flops = {f"mfu_{kind}": training_flops(shape, length, kind) for kind in ("full", "causal")}
+        flops = {f"mfu_{kind}": training_products(shape, length, kind).total for kind in ("full", "causal")}
         flops["mfu_levanter"] = levanter_training_flops(shape, length)
         peak = slice_named(record["slice"]).peak_bf16_flops_per_second * record["step_seconds"]
         for key, value in flops.items():
@@ -160,7 +161,7 @@ def test_a_planned_figure_stands_beside_its_range_and_what_of_it_was_never_timed
                "untimed_step_share": 0.3, "untimed": "30.0 %: Pallas kernels, loss 30.0 %"}  # fmt: skip
     page = write_run_page(tmp_path / "none", tmp_path, step, figures, run_name="r-plan", kind="predicted")
     text = page.read_text()
-    assert "| HFU | 50.0 % | 40.0 % | 60.0 % |" in text
+    assert "| HFU | 50.00 % | 40.00 % | 60.00 % |" in text
     assert "on kernels without timings of this chip: 30.0 %: Pallas kernels, loss 30.0 %." in text
     assert read_record(tmp_path, "r-plan")["untimed_step_share"] == 0.3
     [row] = [line for line in (tmp_path / "index.md").read_text().splitlines() if "[r-plan]" in line]

@@ -30,12 +30,8 @@ Link = tuple[tuple[int, ...], int, int]
 
 def coordinates(device_id: int, slice_: Slice) -> tuple[int, ...]:
     """Place of a chip: ids count along the first axis first (`device.coords` of v6e:4x8 and v5p:2x2x2 topologies)."""
-    place = []
     chip_id = device_id // slice_.chip.jax_devices_per_chip
-    for side in slice_.topology:
-        place.append(chip_id % side)
-        chip_id //= side
-    return tuple(place)
+    return tuple(map(int, np.unravel_index(chip_id, slice_.topology, order="F")))
 
 
 def route(source: Sequence[int], target: Sequence[int], slice_: Slice) -> list[Link]:
@@ -249,13 +245,7 @@ class _Timeline:
         finish: dict[str, float] = {}
         worked = 0.0  # the clock without waits
         worked_at_start: dict[str, float] = {}
-        instructions = self.program.computations[computation_id]
-        # As scheduled: 87 of the 135 scheduled computations of the 200M step are stored in another order.
-        sequences = self.program.module.schedule.sequences
-        if computation_id in sequences:
-            by_id = self.program.by_id
-            instructions = [by_id[i] for i in sequences[computation_id].instruction_ids if i in by_id]
-        for instruction in instructions:
+        for instruction in self.program.scheduled(computation_id):
             if instruction.opcode in FREE_OPCODES:
                 continue
             started = self._started_by(instruction)

@@ -152,6 +152,10 @@ class Region:
             yield from region.walk()
 
 
+Executions = Callable[[Region], float | None]
+"""How often a region runs, where it is known better than by the region itself; else None."""
+
+
 @dataclass(frozen=True)
 class OpSchedule:
     body: Region
@@ -162,21 +166,23 @@ class OpSchedule:
     grid: tuple[int, ...] = ()
     """Grid of a Pallas kernel (`iteration_bounds` of its transfers), empty for other ops."""
 
-    def executed(
-        self, quantity: Callable[[Region], float], executions: Callable[[Region], float | None] = lambda region: None
-    ) -> float:
-        """`quantity` summed over the regions times how often each runs in one execution of the op.
+    def timed(self, executions: Executions = lambda region: None) -> Iterator[tuple[Region, float]]:
+        """Each region, and how often it runs in one execution of the op. `executions` overrides a region's own; where
+        both are None the region counts as entered, and a loop once."""
 
-        `executions` overrides a region's own; where both are None the region counts as entered, and a loop once.
-        """
+        def walk(region: Region, around: float) -> Iterator[tuple[Region, float]]:
+            own = executions(region)
+            if own is None:
+                own = 1.0 if region.executions is None else region.executions
+            yield region, around * own
+            for inner in region.regions:
+                yield from walk(inner, around * own)
 
-        def total(region: Region) -> float:
-            times = executions(region)
-            if times is None:
-                times = 1.0 if region.executions is None else region.executions
-            return times * (quantity(region) + sum(total(inner) for inner in region.regions))
+        return walk(self.body, 1.0)
 
-        return total(self.body)
+    def executed(self, quantity: Callable[[Region], float], executions: Executions = lambda region: None) -> float:
+        """`quantity` summed over the regions times how often each runs."""
+        return sum(times * quantity(region) for region, times in self.timed(executions))
 
 
 def write_schedules(path: Path, schedules: Mapping[str, OpSchedule]) -> None:

@@ -68,20 +68,10 @@ def schedule_time(
         return None
     undecided = 1.0 if active is None else active
     copies: list[tuple[Transfer, float]] = []
-
-    def add_copies(region: Region, around: float) -> None:
-        times = executions(region)
-        if times is None:
-            times = 1.0 if region.executions is None else region.executions
-        times *= around
+    for region, times in schedule.timed(executions):
         for copy in region.transfers:
-            started = times * (undecided if copy.share is None else copy.share)
-            if started:
+            if started := times * (undecided if copy.share is None else copy.share):
                 copies.append((copy, started))
-        for inner in region.regions:
-            add_copies(inner, times)
-
-    add_copies(schedule.body, 1.0)
     return ScheduleTime(
         core_seconds=bundles / clock_hz,
         mxu_seconds=schedule.executed(lambda region: region.mxu_cycles, executions) / clock_hz,

@@ -87,10 +87,8 @@ class _Run:
         return found
 
     def _calls(self, computation_id: int) -> Iterator[str]:
-        program, sequences = self.program, self.program.module.schedule.sequences
-        scheduled = sequences[computation_id].instruction_ids if computation_id in sequences else ()
-        ordered = [program.by_id[one] for one in scheduled if one in program.by_id]
-        for instruction in ordered or program.computations[computation_id]:
+        program = self.program
+        for instruction in program.scheduled(computation_id):
             if self.role_of.get(instruction.name):
                 yield instruction.name
             elif self._calls_inside(instruction):

@@ -193,6 +193,13 @@ class HloProgram:
     def root(self, computation_id: int) -> Instruction | None:
         return self.by_id.get(self.roots[computation_id])
 
+    def scheduled(self, computation_id: int) -> list[Instruction]:
+        """The instructions of a computation in the order of the schedule, where there is one: 87 of the 135 scheduled
+        computations of the 200M step are stored in another order."""
+        sequences = self.module.schedule.sequences
+        ids = sequences[computation_id].instruction_ids if computation_id in sequences else ()
+        return [self.by_id[i] for i in ids if i in self.by_id] or self.computations[computation_id]
+
     def operands(self, instruction: Instruction) -> list[Instruction]:
         return [self.by_id[i] for i in instruction.operand_ids if i in self.by_id]
 

@@ -71,8 +71,7 @@ def asked(tmp_path, child, monkeypatch):
     assert not list(cache.glob(".work-*"))
 
 
-def test_an_answer_is_taken_when_the_child_has_ended_whoever_holds_its_output(asked, monkeypatch):
-    monkeypatch.setattr(process, "LAST_LINES_SECONDS", 1.0)
+def test_an_answer_is_taken_when_the_child_has_ended_whoever_holds_its_output(asked):
     answer, _ = asked("leave", Limits(seconds=15.0))
     with answer.lock:
         assert answer.result["did"] == "leave"

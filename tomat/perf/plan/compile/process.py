@@ -2,21 +2,20 @@
 
 Apart from its parent because libtpu reads its flags once a process, may abort it, and needs gigabytes that only the end
 of a process gives back. The environment of that process is its own (`topology.py`): nothing that is set where it was
-started decides an answer. It reads its request from a file and says its stages on standard output as JSON lines. What
-it finds goes to a folder of the plan cache that appears whole or not at all. `ask` is the parent's side, `answer` and
-`keep_answer` are the child's.
+started decides an answer. It reads its request from a file and says its stages on standard output, another file, as
+JSON lines. What it finds goes to a folder of the plan cache that appears whole or not at all. `ask` is the parent's
+side, `answer` and `keep_answer` are the child's.
 """
 
 import contextlib
 import hashlib
 import json
 import os
-import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +49,7 @@ REFUSED = "refused"
 """The last thing that a child says whose request cannot be answered."""
 
 POLL_SECONDS = 0.2
-LAST_LINES_SECONDS = 5.0
-"""For what a child that has ended has said last to come through, on a busy machine."""
-ERRORS_FILE = "stderr.txt"
+SAID_FILE, ERRORS_FILE = "stdout.txt", "stderr.txt"
 
 
 @dataclass(frozen=True)
@@ -104,23 +101,20 @@ def ask(
         libtpu_args = [*request.get("libtpu_args", ()), *libtpu_dump]
         environment = child_environment(slice_, libtpu_args, [*request.get("xla_flags", ()), *xla_dump], library)
         command = [sys.executable, "-m", module, str(work / "request.json")]
-        with (work / ERRORS_FILE).open("wb") as errors:
-            child = subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace", cwd=work
-            )
+        with (work / SAID_FILE).open("wb") as said, (work / ERRORS_FILE).open("wb") as errors:
+            child = subprocess.Popen(command, env=environment, stdout=said, stderr=errors, cwd=work)
             try:
-                last = _watched(child, limits, on_stage)
-                status = child.wait()
+                last = _watched(child, work / SAID_FILE, limits, on_stage)
             finally:
                 child.kill()
                 child.wait()
         if last["stage"] == REFUSED:
             raise RequestRefused(last["message"])
-        if status != 0 or "key" not in last:
+        if child.returncode != 0 or "key" not in last:
             written = (work / ERRORS_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            said = "\n  ".join(line[:300] for line in written[-6:])
-            found = f"the compiling process ended with status {status} while {last['stage']}"
-            raise TomatError(f"{found}; the end of what it said:\n  {said}")
+            end = "\n  ".join(line[:300] for line in written[-6:])
+            found = f"the compiling process ended with status {child.returncode} while {last['stage']}"
+            raise TomatError(f"{found}; the end of what it said:\n  {end}")
     folder = cache / PROGRAMS / last["key"]
     opened = open_result(folder)
     if opened is None:
@@ -147,43 +141,28 @@ def end_pool(pool: Executor, futures: Sequence[Future[Any]], module: str) -> Non
         time.sleep(0.2)
 
 
-def _stages_of(child: subprocess.Popen[str]) -> Iterator[dict[str, Any] | None]:
-    """What a child says until it ends; None for other lines, and whenever it was silent for `POLL_SECONDS`."""
-    said: queue.Queue[str | None] = queue.Queue()
-
-    def listen() -> None:
-        assert child.stdout is not None
-        for line in child.stdout:
-            said.put(line)
-        said.put(None)
-
-    threading.Thread(target=listen, daemon=True).start()
-    while True:
-        ended = child.poll() is not None
-        try:
-            line = said.get(timeout=LAST_LINES_SECONDS if ended else POLL_SECONDS)
-        except queue.Empty:
-            if ended:  # a process that it started holds its output open
-                return
-            yield None
-            continue
-        if line is None:
-            return
-        yield json.loads(line) if line.startswith('{"stage"') else None
-
-
-def _watched(child: subprocess.Popen[str], limits: Limits, on_stage: Callable[[str], None]) -> dict[str, Any]:
-    """What a child said last, within its limits."""
+def _watched(
+    child: subprocess.Popen[bytes], said: Path, limits: Limits, on_stage: Callable[[str], None]
+) -> dict[str, Any]:
+    """What a child said last, in the file `said` among other lines, within its limits."""
     import psutil
 
     last: dict[str, Any] = {"stage": "starting"}
+    n_known = 0
     began = time.monotonic()
     process = psutil.Process(child.pid)
-    for stage in _stages_of(child):
-        if stage is not None:
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(POLL_SECONDS)
+        ended = child.returncode is not None
+        lines = said.read_bytes().split(b"\n")[:-1]  # the last one may not be whole yet
+        for stage in [json.loads(line) for line in lines[n_known:] if line.startswith(b'{"stage"')]:
             last = stage
             if stage["stage"] not in (DONE, REFUSED):
                 on_stage(stage["stage"])
+        n_known = len(lines)
+        if ended:
+            return last
         try:
             used = process.memory_info().rss
         except psutil.Error:  # it has ended
@@ -199,7 +178,6 @@ def _watched(child: subprocess.Popen[str], limits: Limits, on_stage: Callable[[s
                 f"the compile took longer than {limits.seconds:.0f} s while {last['stage']}; raise "
                 "--time_limit_seconds."
             )
-    return last
 
 
 def dump_flags(work: Path) -> tuple[list[str], list[str]]:

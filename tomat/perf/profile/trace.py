@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tomat.base.documents import read_bytes
+import fsspec
+
 from tomat.base.errors import TomatError
+from tomat.base.storage import explaining_storage
 from tomat.perf.profile.hlo_files import XPLANE_SUFFIX, program_from_bytes, unpacked
 from tomat.perf.profile.planes import DEVICE_PLANE, Plane, as_integer, number_or_none, read_planes
 from tomat.perf.profile.protos import new_message
@@ -155,7 +157,6 @@ def _text(value: Any) -> str:
 
 SESSION_GLOB = "plugins/profile/*"
 CHROME_SUFFIXES = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
-SESSION_SUFFIXES = (XPLANE_SUFFIX, *CHROME_SUFFIXES[:2])
 
 
 def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
@@ -165,25 +166,14 @@ def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
     """
     location = str(origin)
     notes: list[str] = []
-    if "://" not in location:
-        path = Path(location)
-        if not path.exists():
+    with explaining_storage(f"{location} cannot be read", "Check the address and the credentials."):
+        filesystem, root = fsspec.core.url_to_fs(location)
+        if not filesystem.exists(root):
             raise TomatError(f"{location}: no such file or directory. Give a JAX profile directory or a trace file.")
-        files = [location]
-        if not path.is_file():
-            found = [str(file) for file in path.rglob("*") if file.name.endswith(SESSION_SUFFIXES) and file.is_file()]
-            files = _session_files(location, found, session, notes)
-        return merge_hosts(location, [_read_file(file, read_bytes(Path(file))) for file in files], notes)
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(location)
-    try:
-        found = [root] if filesystem.isfile(root) else filesystem.find(root)
-    except (OSError, ValueError) as error:
-        raise TomatError(f"{location}: cannot be listed ({error}). Check the address and the credentials.") from None
-    files = _session_files(location, found, session, notes)
-    hosts = [_read_file(filesystem.unstrip_protocol(file), filesystem.cat_file(file)) for file in files]
-    return merge_hosts(location, hosts, notes)
+        files = [root] if filesystem.isfile(root) else _session_files(location, filesystem.find(root), session, notes)
+        contents = {file: filesystem.cat_file(file) for file in files}
+    named = filesystem.unstrip_protocol if "://" in location else str
+    return merge_hosts(location, [_read_file(named(file), content) for file, content in contents.items()], notes)
 
 
 def _session_files(origin: str, files: list[str], session: str | None, notes: list[str]) -> list[str]:

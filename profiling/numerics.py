@@ -15,12 +15,13 @@ import numpy as np
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, config_file, positive_int, report_file
 from tomat.base.errors import TomatError
+from tomat.base.overrides import read_yaml
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, to_jsonable, write_json, write_report
 from tomat.measure.lab.curves import window_means
 from tomat.measure.lab.quality import Quality, QualityRow, against_base, has_loss_of, seeds_of, train_study
 from tomat.measure.lab.record import record_path
-from tomat.perf.tuning.sweep_config import load_variants
+from tomat.perf.tuning.sweep_config import SweepConfig, check_keys, sweep_of
 from tomat.report.pages.quality_page import page_path, quality_table, write_quality_page
 
 HELD_OUT = ("held_out_nmae_median", "held_out_nemd")
@@ -69,6 +70,22 @@ def run(args: argparse.Namespace) -> int:
         write_json(page.with_suffix(".json"), report)
         console.print(f"page: {page}")
     return 0 if report["exact_variants_are_the_same"] else 1
+
+
+def load_variants(path: Path) -> SweepConfig:
+    """A file of variants as a sweep: its base is the configuration itself, its other rows are `variants`, each with
+    `name`, `exact`, `reason` (the row's question) and `overrides`."""
+    values = read_yaml(path, "numerics")
+    rows: list[dict[str, Any]] = [{"name": "base"}]
+    for variant in values.pop("variants", None) or ():
+        where = f"{path}: variant {variant.get('name')}"
+        check_keys(variant, {"name", "exact", "reason", "overrides"}, {"name", "reason"}, where)
+        if not isinstance(variant.get("exact"), bool):
+            raise TomatError(f"{where} has exact: {variant.get('exact')!r}; expected true or false.")
+        rows.append({"question" if key == "reason" else key: value for key, value in variant.items()})
+    if len(rows) == 1 or "rows" in values:
+        raise TomatError(f"{path} has no variants; expected a list of them, and no rows.")
+    return sweep_of({**values, "rows": rows}, path)
 
 
 def numerics_report(study: Quality) -> dict[str, Any]:

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 from forked import instead_of_starting
-from numerics import build_parser
+from numerics import build_parser, load_variants
 from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.measure.lab import quality
 from tomat.measure.lab.quality import Quality
-from tomat.perf.tuning.sweep_config import load_variants
 
 STEPS = 20
 SHIPPED = Path(__file__).parents[2] / "configs" / "numerics" / "demo.yaml"

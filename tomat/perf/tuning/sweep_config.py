@@ -127,32 +127,15 @@ SWEEP_KEYS = (
     "name", "config_path", "title", "introduction", "slice", "base", "overrides", "rows", "grid", "exclude", *EXACT_KEYS
 )  # fmt: skip
 ROW_KEYS = ("name", "config_path", "overrides", "slice", "base", "question", "explain", "line", "exact")
-BASE = "base"
-"""Of a file of variants: the configuration itself."""
 
 
 def load_sweep(path: str | Path) -> SweepConfig:
-    return _sweep_of(read_yaml(path, "sweeps"), Path(path))
+    return sweep_of(read_yaml(path, "sweeps"), Path(path))
 
 
-def load_variants(path: str | Path) -> SweepConfig:
-    """Read variants (`profiling/numerics.py`), a sweep written otherwise: its base is the configuration itself, its
-    other rows are `variants`, each with `name`, `exact`, `reason` (the row's question) and `overrides`."""
-    values = read_yaml(path, "numerics")
-    rows: list[dict[str, Any]] = [{"name": BASE}]
-    for variant in values.pop("variants", None) or ():
-        where = f"{path}: variant {variant.get('name')}"
-        _check_keys(variant, {"name", "exact", "reason", "overrides"}, {"name", "reason"}, where)
-        if not isinstance(variant.get("exact"), bool):
-            raise TomatError(f"{where} has exact: {variant.get('exact')!r}; expected true or false.")
-        rows.append({"question" if key == "reason" else key: value for key, value in variant.items()})
-    if len(rows) == 1 or "rows" in values:
-        raise TomatError(f"{path} has no variants; expected a list of them, and no rows.")
-    return _sweep_of({**values, "rows": rows}, Path(path))
-
-
-def _sweep_of(values: Mapping[str, Any], path: Path) -> SweepConfig:
-    _check_keys(values, set(SWEEP_KEYS), {"name", "config_path"}, str(path))
+def sweep_of(values: Mapping[str, Any], path: Path) -> SweepConfig:
+    """The sweep that a file of these keys says."""
+    check_keys(values, set(SWEEP_KEYS), {"name", "config_path"}, str(path))
     keys = {"rows": [], "grid": {}, "exclude": []} | {key: one for key, one in values.items() if one is not None}
     name = keys["name"]
     if not RUN_NAME.match(str(name)):
@@ -169,7 +152,7 @@ def _sweep_of(values: Mapping[str, Any], path: Path) -> SweepConfig:
         where = f"{path}: row {number}"
         if not isinstance(row, Mapping):
             raise TomatError(f"{where} is {row!r}; expected a mapping with a name and overrides.")
-        _check_keys(row, set(ROW_KEYS), {"name"}, where)
+        check_keys(row, set(ROW_KEYS), {"name"}, where)
         rows.append(_row(row, keys, path, where))
     rows += [_row(row, keys, path, f"{path}: grid") for row in _grid_rows(keys, path)]
     if not rows:
@@ -214,7 +197,8 @@ def _check_lines(rows: Sequence[SweepRow], path: Path) -> None:
                 )
 
 
-def _check_keys(values: Mapping[str, Any], known: set[str], needed: set[str], where: str) -> None:
+def check_keys(values: Mapping[str, Any], known: set[str], needed: set[str], where: str) -> None:
+    """Refuse keys that are not known, and the want of those that are needed."""
     unknown = sorted(set(values) - known)
     if unknown:
         raise TomatError(f"{where} has the unknown key {unknown[0]!r}; expected some of {', '.join(sorted(known))}.")

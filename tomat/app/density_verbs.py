@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomat.app.predict_verbs import existing_place, valences
+from tomat.app.predict_verbs import SOME_FAILED_STATUS, existing_place, valences
 from tomat.base.arguments import add_report, add_verb, add_verbs, existing_file, output_file
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.progress import progress
@@ -22,8 +22,6 @@ VALENCES_HELP = (
     "electrons that an atom of each element brings; a density with others is refused (default: of the POTCAR beside a "
     "file, else any that pseudopotentials in use leave)"
 )
-SOME_FAILED_STATUS = 1
-"""Exit status when a density could not be read or written and the others were."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tomat.base.arguments import (
     add_flag,
@@ -97,7 +97,6 @@ def _run_eval(args: argparse.Namespace) -> int:
     earlier = None if args.against is None else read_report(args.against)
 
     from tomat.app.workflow.held_out import evaluate_with_bar, partial_path, predict_with_bar
-    from tomat.base.checked_json import with_checksum
     from tomat.base.report.terminal import show
     from tomat.data.density.demo.embedded import groups_of, load_demo
     from tomat.model.any_decoder import is_field
@@ -121,9 +120,7 @@ def _run_eval(args: argparse.Namespace) -> int:
             raise TomatError(f"{said}. Give --free_running, without decoders, --against and --picture.")
         cells = predict_with_bar(RunPredictor(run), names, load, settings, groups)
         show(cells.table(MOST_SHOWN), cells.summary())
-        if args.json is not None:
-            write_json(args.json, with_checksum(to_jsonable({"settings": settings, "free_running": cells.to_dict()})))
-            console.print(f"figures: {args.json}")
+        _write(args.json, {"settings": settings, "free_running": cells.to_dict()})
         return 0
     predictors = {decoder: RunPredictor(run, decoder=decoder, **own.get(decoder, {})) for decoder in decoders}
     with evaluator_of(run, config) as (evaluator, model):
@@ -143,10 +140,9 @@ def _run_eval(args: argparse.Namespace) -> int:
             cells = predict_with_bar(predictor, names, load, settings, groups)
             show(cells.table(MOST_SHOWN), cells.summary())
             figures["free_running" if decoder == "parallel" else f"free_running_{decoder}"] = cells.to_dict()
+        _write(args.json, figures)
         if args.json is not None:
-            write_json(args.json, with_checksum(to_jsonable(figures)))
             partial_path(args.json).unlink(missing_ok=True)
-            console.print(f"figures: {args.json}")
         if args.picture is not None:
             plane = teacher_forced_plane(evaluator, model, load(names[0]))
             console.print(f"picture: {draw_plane(plane, args.picture)}")
@@ -161,7 +157,6 @@ def _run_leave_one_out(args: argparse.Namespace) -> int:
     check_words(args.leave_one_out, args.overrides)
     console.print("loading JAX and the recipe ...")
     from tomat.app.workflow.leave_one_out import leave_one_out, over_compounds
-    from tomat.base.checked_json import with_checksum
     from tomat.base.report.terminal import show
     from tomat.train.settings.config import load_config
 
@@ -174,10 +169,17 @@ def _run_leave_one_out(args: argparse.Namespace) -> int:
         table,
         f"Left out one compound at a time: NMAE median {100 * over['median']:.2f} %, mean {100 * over['mean']:.2f} %.",
     )
-    if args.json is not None:
-        write_json(args.json, with_checksum(to_jsonable({"over_compounds": over, "compounds": found})))
-        console.print(f"figures: {args.json}")
+    _write(args.json, {"over_compounds": over, "compounds": found})
     return 0
+
+
+def _write(path: Path | None, figures: dict[str, Any]) -> None:
+    """Write what `--json` asks for, with its checksum; nothing where it does not ask."""
+    from tomat.base.checked_json import with_checksum
+
+    if path is not None:
+        write_json(path, with_checksum(to_jsonable(figures)))
+        console.print(f"figures: {path}")
 
 
 def _materials(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("chgcar", "cube", "zarr", "json", "qe")
 SOME_FAILED_STATUS = 1
-"""Exit status when a structure could not be predicted and the others were."""
+"""Exit status when a structure or density failed and the others did not."""
 MOST_SHOWN = 10
 """Names of files that are passed over."""
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from msgspec import Meta
 
 from tomat.base.errors import TomatError
-from tomat.base.records import Amount, Count, Positive, typed
+from tomat.base.records import Amount, Count, Positive
 from tomat.base.reporting import dump_json
 from tomat.hardware.mfu import MFU_KEYS
 from tomat.measure.lab.messages import MEASURED, Status
@@ -62,6 +62,9 @@ class Setup(TypedDict, total=False):
     config_hash: str
     platform: str
     devices: str
+    chips: Count
+    hosts: Count | None
+    asked_slice: str | None
     batch_sequences: Positive
     sequence_tokens: Positive
     accumulations: Positive
@@ -107,10 +110,10 @@ class LabRow(SweptRow):
     reason: str = ""
     rounds_done: Count = 0
     windows: list[Window] = field(default_factory=list)
-    setup: dict[str, Any] = field(default_factory=dict)
-    """`Setup` of the last start; empty where there was none."""
-    starts: list[dict[str, Any]] = field(default_factory=list)
-    """`Start` of each; `peak_memory_bytes` up to the last window."""
+    setup: Setup = field(default_factory=Setup)
+    """Of the last start; empty where there was none."""
+    starts: list[Start] = field(default_factory=list)
+    """`peak_memory_bytes` up to the last window."""
     memory_limit_bytes: Count | None = None
     start_noise: StartNoise | None = None
     """Of the sweep's rows together; None: none was started twice, or the record is of an earlier version."""
@@ -239,11 +242,7 @@ def record_path(tracking_dir: Path, name: str) -> Path:
 
 
 def read_lab[Record: KeptRows[LabRow]](path: Path, kind: type[Record]) -> Record:
-    record = read_record(path, kind, REMEDY)
-    for row in record["rows"]:
-        typed(row.setup, Setup, f"{path}, the setup of row {row.name!r},", REMEDY)
-        typed(row.starts, list[Start], f"{path}, the starts of row {row.name!r},", REMEDY)
-    return record
+    return read_record(path, kind, REMEDY)
 
 
 def rows_of_record(path: Path) -> dict[str, LabRow]:

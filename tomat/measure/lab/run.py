@@ -22,7 +22,7 @@ from tomat.base.reporting import to_jsonable, write_json, writing
 from tomat.hardware.mfu import MFU_KEYS
 from tomat.measure.lab.messages import DEVICE, MEASURED, READY, LabConfig, Request, RowError
 from tomat.measure.lab.process import RowProcess
-from tomat.measure.lab.record import LabRow, Start, Window, question_key, read_lab, record_path
+from tomat.measure.lab.record import LabRow, Setup, Start, Window, question_key, read_lab, record_path
 from tomat.measure.lab.speedup import start_noise
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
@@ -169,7 +169,7 @@ class Lab:
                 "--tracking_dir, or delete the record to measure anew."
             )
         self.devices = found
-        kept.setup = {key: value for key, value in process.described.items() if key not in OF_A_START}
+        kept.setup = Setup(**{key: value for key, value in process.described.items() if key not in OF_A_START})
         kept.memory_limit_bytes = self.config.limits.memory_bytes
         self.on_row(row.name, READY)
         return process
@@ -263,7 +263,7 @@ class Lab:
 
     def _record_start(self, name: str, process: RowProcess, peak_memory_bytes: int) -> None:
         known = process.described | {"start_seconds": process.start_seconds, "peak_memory_bytes": peak_memory_bytes}
-        self.rows[name].starts.append({key: known[key] for key in OF_A_START})
+        self.rows[name].starts.append(Start(**{key: known[key] for key in OF_A_START}))
 
     def _refuse(self, name: str, error: RowError) -> None:
         row = self.rows[name]

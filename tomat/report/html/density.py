@@ -128,14 +128,10 @@ def coarser(values: np.ndarray, most: int) -> np.ndarray:
     # A side of two points stays: then the others give way.
     while np.prod(sides := [max(min(side, 2), int(side / factor + 1e-9)) for side in values.shape]) > most:
         factor *= 1.02
-    found = values.astype(np.float64)
-    for axis, side in enumerate(sides):
-        at = np.arange(side) * values.shape[axis] / side
-        low = np.floor(at).astype(int)
-        weight = (at - low).reshape([-1 if i == axis else 1 for i in range(3)])
-        above = np.take(found, (low + 1) % values.shape[axis], axis)
-        found = np.take(found, low, axis) * (1 - weight) + above * weight
-    return found.astype(np.float32)
+    from scipy.ndimage import affine_transform
+
+    apart = np.divide(values.shape, sides)
+    return affine_transform(values, apart, output_shape=sides, output=np.float32, order=1, mode="grid-wrap")
 
 
 def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:

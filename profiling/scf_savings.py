@@ -30,8 +30,9 @@ from tomat.data.density.espresso import read_coefficients, write_charge_density
 from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 from tomat.predict.evaluation.metrics import nmae
-from tomat.predict.inference.interface import Predictor, PromoleculePredictor, electron_count
+from tomat.predict.inference.interface import Predictor, electron_count
 from tomat.predict.inference.predictor import load
+from tomat.predict.inference.sum_of_atoms import PromoleculePredictor
 
 CONV_THR_RY = 1e-8
 OWN, ATOMS, PROMOLECULE, PREDICTION, CONVERGED = "own", "free-atoms", "promolecule", "prediction", "converged"

@@ -115,7 +115,7 @@ def _run_predict(args: argparse.Namespace) -> int:
     console.print(f"{counted(len(files), 'structure')}; by {asked}")
     predictor: Predictor
     if args.promolecule is not None:
-        from tomat.predict.inference.interface import load_promolecule
+        from tomat.predict.inference.sum_of_atoms import load_promolecule
 
         predictor = load_promolecule(args.promolecule)
     else:

@@ -12,7 +12,8 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import PromoleculeFit
 from tomat.predict.evaluation.free_running import evaluate_free_running
 from tomat.predict.evaluation.picture import draw_plane, predicted_plane
-from tomat.predict.inference.interface import Prediction, PromoleculePredictor
+from tomat.predict.inference.interface import Prediction
+from tomat.predict.inference.sum_of_atoms import PromoleculePredictor
 
 NAMES = ["SiC-zinc-blende-ideal", "Si-diamond-ideal"]
 

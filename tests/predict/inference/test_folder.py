@@ -18,8 +18,9 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.density.geometry import BOHR_A
 from tomat.predict.inference.folder import LINES_FILE, Settings, predict_structures
-from tomat.predict.inference.interface import GridChoice, PromoleculePredictor
+from tomat.predict.inference.interface import GridChoice
 from tomat.predict.inference.structures import find_structures
+from tomat.predict.inference.sum_of_atoms import PromoleculePredictor
 
 LEARNT = replace(promolecule(), valences={9: 7.0, 11: 1.0})
 PREDICTOR = PromoleculePredictor(LEARNT)

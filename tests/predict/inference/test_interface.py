@@ -1,5 +1,8 @@
 import dataclasses
+import doctest
+import gzip
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -11,18 +14,18 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.geometry import nearest_atom_a
+from tomat.data.density.io import open_density
 from tomat.data.density.promolecule import Promolecule
 from tomat.predict.inference.interface import (
     SPACING_A,
     GridChoice,
     Prediction,
     Predictor,
-    PromoleculePredictor,
     choose_grid,
     electron_count,
-    load_promolecule,
 )
 from tomat.predict.inference.structures import crystal_of
+from tomat.predict.inference.sum_of_atoms import PromoleculePredictor, load_promolecule
 
 CRYSTAL = Crystal(np.diag([3.0, 3.2, 3.4]), np.array([11, 9]), np.array([[0, 0, 0], [0.5, 0.5, 0.5]]), "NaF")
 
@@ -132,7 +135,7 @@ class Fills(Predictor):
 
 
 def cell() -> Crystal:
-    return crystal_of(skewed())
+    return crystal_of(skewed())[0]
 
 
 def slab(vacuum_a: float) -> Crystal:
@@ -229,6 +232,39 @@ def test_python_has_the_checks_of_the_command(tmp_path):
     assert main([str(word) for word in words]) == 0
     lines = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
     for line in lines:
-        crystal = {"small": crystal_of(small), "slab": vacuum}[line["name"]]
+        crystal = {"small": crystal_of(small)[0], "slab": vacuum}[line["name"]]
         same = predictor.predict(crystal, SHAPE, accept=("normalisation",))
         assert [flag["kind"] for flag in line["flags"]] == [flag["kind"] for flag in same.flags]
+
+
+@pytest.mark.parametrize("name", ["CHGCAR", "x.vasp", "x.cube.gz", "x.zarr", "x.json"])
+def test_a_prediction_is_written_by_its_name_and_says_what_made_it(tmp_path, name):
+    made = PromoleculePredictor(LEARNT).predict(skewed(), (6, 7, 8))
+    again = open_density(made.write(tmp_path / name))
+    np.testing.assert_allclose(again.rho, made.rho, rtol=1e-5)
+    path = tmp_path / name / "zarr.json" if name.endswith(".zarr") else tmp_path / name
+    content = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
+    assert f"sum of atoms {LEARNT.sha256[:12]}".encode() in content and b"learnt from the training set" in content
+
+
+def test_a_prediction_is_one_line_a_slice_and_what_other_libraries_have(tmp_path):
+    made = PromoleculePredictor(LEARNT).predict(skewed(), (6, 7, 8))
+    assert repr(made).startswith("Prediction(FNa, 6 x 7 x 8 voxels, 8.0000 electrons, flags: ")
+    shown = made._repr_html_()
+    assert "data:image/png;base64," in shown and "sum of atoms" in shown
+    chgcar, atoms = made.to_pymatgen(), made.to_ase()
+    assert chgcar.data["total"].sum() / chgcar.ngridpts == pytest.approx(8.0, rel=1e-6)
+    np.testing.assert_allclose(atoms.get_scaled_positions(), made.frac_coords, atol=1e-12)
+    assert atoms.pbc.all() and np.array_equal(atoms.cell, made.lattice)
+    with pytest.raises(TomatError, match="says no format"):
+        made.write(tmp_path / "density.txt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_example_of_the_docstring_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
+        [example] = [each for each in finder.find(Prediction.write, "write", globs={}) if each.examples]
+        assert runner.run(example).failed == 0

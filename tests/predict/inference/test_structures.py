@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+from ase import Atoms
 from pymatgen.core import Lattice, Molecule, Structure
 from pymatgen.io.cif import CifParser, CifWriter
 from pymatgen.io.vasp import Chgcar, Poscar
@@ -19,6 +20,7 @@ from tomat.predict.inference.structures import (
     MOST_IMAGES,
     NoStructureError,
     bounded_cif,
+    crystal_of,
     find_structures,
     formula,
     read_structure,
@@ -66,6 +68,39 @@ def test_extended_xyz_has_a_lattice_and_plain_xyz_is_a_molecule(tmp_path, struct
     (tmp_path / "m.json").write_text(json.dumps(Molecule(["O"], [[0, 0, 0]]).as_dict()))
     with pytest.raises(TomatError, match="m.json has no lattice: it is a molecule"):
         read_structure(tmp_path / "m.json")
+
+
+def test_what_python_holds_is_the_same_crystal_and_what_is_not_used_is_said(structure):
+    atoms = structure.to_ase_atoms()
+    for given in (structure, structure.as_dict(), {"structure": structure.as_dict()}, Poscar(structure), atoms):
+        crystal, notes = crystal_of(given)
+        same(crystal, structure)
+        assert crystal.name == "FNa" and not notes
+    decorated = structure.copy(site_properties={"magmom": [1.0, 0.0]})
+    decorated.add_oxidation_state_by_element({"Na": 1, "F": -1})
+    assert [note.partition(" are")[0] for note in crystal_of(decorated)[1]] == ["oxidation states", "magnetic moments"]
+    atoms.set_initial_magnetic_moments([1, 0])
+    assert [note.partition(" are")[0] for note in crystal_of(atoms)[1]] == ["magnetic moments"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (Atoms("OH", [[0, 0, 0], [0, 0, 0.96]]), "have no cell: a molecule"),
+        (Atoms("H", cell=[3, 3, 0], pbc=True), "a cell of 2 vectors"),
+        (Atoms("H", cell=[3, 3, 3], pbc=[True, True, False]), "periodic along a, b only"),
+        (Atoms("X", cell=[3, 3, 3], pbc=True), "atomic numbers 0"),
+        (Atoms("H", cell=[3, 3, 3], pbc=True, info={"occupancy": {"0": {"H": 0.5}}}), "fully occupied"),
+        (Molecule(["O"], [[0, 0, 0]]), "it is a molecule"),
+        (Structure(Lattice.cubic(4.0), [{"Na": 0.5, "K": 0.5}], [[0, 0, 0]]), "holds Na:0.5, K:0.5"),
+        (Structure(Lattice.cubic(4.0, pbc=(True, True, False)), ["Na"], [[0, 0, 0]]), "is periodic along"),
+        ({"formula": "NaF"}, "the dict holds no structure.*found formula"),
+        (5, "found a builtins.int; expected a structure of pymatgen"),
+    ],
+)
+def test_what_is_no_crystal_is_refused_in_words(given, words):
+    with pytest.raises(TomatError, match=words):
+        crystal_of(given)
 
 
 def test_what_no_density_can_be_said_of_is_refused(tmp_path):

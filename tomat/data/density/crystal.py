@@ -114,9 +114,9 @@ def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.n
     if not sites:
         raise TomatError(f"{source}: the structure has no atoms; expected some.")
     if mixed:
-        raise TomatError(
-            f"{source}: site {species.index(mixed[0])} holds {mixed[0]}; expected one element, fully occupied."
-        )
+        held = ", ".join(f"{each.get('element')}:{each.get('occu', 1):g}" for each in mixed[0]) or "nothing"
+        said = f"{source}: site {species.index(mixed[0]) + 1} holds {held}; expected one element, fully occupied"
+        raise TomatError(f"{said}. Order it first: pymatgen's OrderDisorderedStructureTransformation.")
     damage = ""
     # NaN is refused too: it is below nothing.
     if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(coords) < LARGEST_LENGTH_A).all():

@@ -136,10 +136,10 @@ def _whole(value: float, source: str) -> int:
     return int(value)
 
 
-def write_cube(grid: DensityGrid, file: IO[bytes]) -> None:
+def write_cube(grid: DensityGrid, file: IO[bytes], title: str = "") -> None:
     """Write `grid.rho` in e/bohr^3, six values a line and each row along z from a line of its own, as Gaussian does."""
     n_atoms, (nx, ny, nz) = len(grid.atomic_numbers), grid.grid_shape
-    lines = [f"{grid.material_id or grid.formula}, written by tomat", "electrons/bohr^3, lengths in bohr"]
+    lines = [title or f"{grid.material_id or grid.formula}, written by tomat", "electrons/bohr^3, lengths in bohr"]
     lines.append(f"{n_atoms:5d}" + 3 * f" {0:.12f}")
     for side, vector in zip((nx, ny, nz), grid.lattice / BOHR_A, strict=True):
         lines.append(f"{side:5d}" + "".join(f" {length / side:.12f}" for length in vector))

@@ -15,14 +15,16 @@ from tomat.data.density.elements import plausible_electron_counts, reduced_formu
 from tomat.data.density.geometry import checked_cell, lattice_parameters
 
 if TYPE_CHECKING:
+    from ase import Atoms
     from pymatgen.core import Structure
+    from pymatgen.io.vasp import Chgcar
 
 LARGEST_DENSITY_E_PER_A3 = 1.0e5
 """No valence density is larger. The all-electron density at a nucleus, 2 Z^3 / (pi a0^3) = 4.3 Z^3 e/Å³ from the 1s
 shell, passes this at Z = 29; pseudopotential and PAW valence densities peak between 1 and some thousand e/Å³."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DensityGrid:
     """An electron density and the crystal it belongs to: voxel `[i, j, k]` lies at `(i/nx, j/ny, k/nz)` of the cell,
     without duplicate end points."""
@@ -106,6 +108,26 @@ class DensityGrid:
 
         symbols = [symbol_of(int(number)) for number in self.atomic_numbers]
         return Structure(self.lattice, symbols, self.frac_coords)
+
+    def __repr__(self) -> str:
+        name = f"{self.material_id!r}, " if self.material_id not in ("", self.formula) else ""
+        sides = " x ".join(map(str, self.grid_shape))
+        return f"{type(self).__name__}({name}{self.formula}, {sides} voxels, {self.electron_count:.4f} electrons)"
+
+    def to_pymatgen(self) -> Chgcar:
+        """pymatgen's `Chgcar`, whose values are rho x V in electrons."""
+        from pymatgen.io.vasp import Chgcar
+
+        return Chgcar(self.structure, {"total": self.rho.astype(np.float64) * self.volume_a3})
+
+    def to_ase(self) -> Atoms:
+        """ASE's `Atoms`, periodic; they have no place for a density, which stays `rho`, in e/Å³."""
+        try:
+            from ase import Atoms
+        except ModuleNotFoundError as error:
+            raise TomatError("to_ase needs ASE, which is not installed: pip install ase.") from error
+        cell = {"cell": self.lattice, "pbc": True}
+        return Atoms(numbers=self.atomic_numbers, scaled_positions=self.frac_coords, **cell)
 
     def rho_times_volume(self) -> np.ndarray:
         """float32 `[nx, ny, nz]`, rho x V in electrons, as VASP and the `rho_gga` Zarr hold it."""

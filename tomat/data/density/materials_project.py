@@ -5,6 +5,7 @@ values are rho x V in electrons, nested as `[nx][ny][nz]`."""
 import io
 import json
 import os
+from collections.abc import Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -37,13 +38,11 @@ def parts_of_document(location: Location) -> Parts:
     return Parts(len(chgcar["data"].keys() & {"diff", "diff_x", "diff_y", "diff_z"}), bool(chgcar.get("data_aug")))
 
 
-def write_materials_project(grid: DensityGrid, file: IO[bytes]) -> None:
+def write_materials_project(grid: DensityGrid, file: IO[bytes], metadata: Mapping[str, Any] | None = None) -> None:
     """Write one document, not compressed; `data` is pymatgen's own JSON of a `Chgcar`."""
-    from pymatgen.io.vasp import Chgcar
-
-    values = grid.rho.astype(np.float64) * grid.volume_a3
-    chgcar = Chgcar(grid.structure, {"total": values}).to_json()
-    file.write(b'{"task_id": ' + json.dumps(grid.material_id).encode() + b', "data": ' + chgcar.encode() + b"}\n")
+    said = f'"metadata": {json.dumps(metadata)}, ' if metadata else ""
+    document = f'{{"task_id": {json.dumps(grid.material_id)}, {said}"data": {grid.to_pymatgen().to_json()}}}\n'
+    file.write(document.encode())
 
 
 def _values(nested: Any, source: str) -> np.ndarray:

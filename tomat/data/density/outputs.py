@@ -75,6 +75,7 @@ def write_density(
         form: `chgcar` (rho x V in electrons, x fastest), `cube` (e/bohr^3, z fastest, lengths in bohr), `zarr` (the
             `rho_gga` layout), `json` (a charge density of the Materials Project; compressed where the name ends in
             `.gz`), `qe` (a folder with Quantum ESPRESSO's `charge-density.dat`).
+        metadata: what made it, by name: the first line of a CHGCAR or cube, `metadata` of Zarr and JSON.
     """
     if form not in FORMATS:
         raise TomatError(f"there is no format {form!r}; expected one of {', '.join(FORMATS)}.")
@@ -85,19 +86,21 @@ def write_density(
         check_augmentation(augmentation, grid.atomic_numbers, grid.material_id)
     with _replacing(Path(path)) as place:
         if form == "chgcar":
-            from pymatgen.io.vasp import Chgcar
-
-            values = grid.rho.astype(np.float64) * grid.volume_a3
-            # pymatgen takes lines too, and writes them as they are.
-            data_aug: Any = None if augmentation is None else {"total": list(augmentation.lines)}
-            Chgcar(grid.structure, {"total": values}, data_aug).write_file(str(place))
+            chgcar = grid.to_pymatgen()
+            if augmentation is not None:
+                # pymatgen takes lines too, and writes them as they are.
+                lines: Any = {"total": list(augmentation.lines)}
+                chgcar.data_aug = lines
+            if metadata:
+                chgcar.name = _one_line(grid, metadata)
+            chgcar.write_file(str(place))
         elif form == "cube":
-            _write_cube(grid, place)
+            _write_cube(grid, place, _one_line(grid, metadata) if metadata else "")
         elif form == "json":
             from tomat.data.density.materials_project import write_materials_project
 
             with _binary(place) as file:
-                write_materials_project(grid, file)
+                write_materials_project(grid, file, metadata)
         elif form == "zarr":
             from tomat.data.density.zarr_store import write_zarr
 
@@ -115,11 +118,17 @@ def write_spread(grid: DensityGrid, path: Path) -> None:
         _write_cube(grid, place)
 
 
-def _write_cube(grid: DensityGrid, place: Path) -> None:
+def _write_cube(grid: DensityGrid, place: Path, title: str = "") -> None:
     from tomat.data.density.cube import write_cube
 
     with _binary(place) as file:
-        write_cube(grid, file)
+        write_cube(grid, file, title)
+
+
+def _one_line(grid: DensityGrid, metadata: Mapping[str, Any]) -> str:
+    """What made a density, as the title of a file: of ASCII, as readers of titles may expect."""
+    said = "; ".join(f"{name} {value}" for name, value in metadata.items())
+    return " ".join(f"{grid.formula}, by tomat: {said}".split()).encode("ascii", "replace").decode()
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """One plane of a held-out density: reference, what the model says of it, and their difference."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +9,12 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import replacing
-from tomat.data.density.elements import symbol_of
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.patch import check_encodable, tiling_anchors
 from tomat.predict.evaluation.free_running import FREE_RUNNING
 from tomat.predict.evaluation.metrics import nmae
 from tomat.predict.evaluation.result import LABEL
+from tomat.predict.inference.slices import NEAR_PLANE_A, atoms_near, corners_a, most_structured_plane
 
 if TYPE_CHECKING:  # JAX and Levanter are needed to compute a plane, not to draw one
     from levanter.models.lm_model import LmHeadModel
@@ -23,8 +22,6 @@ if TYPE_CHECKING:  # JAX and Levanter are needed to compute a plane, not to draw
 
     from tomat.predict.evaluation.teacher_forced import TeacherForcedEvaluator
 
-NEAR_PLANE_A = 0.35
-"""Atoms so near to the plane are drawn: about the radius within which a valence density peaks."""
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -48,32 +45,6 @@ class DensityPlane:
     def reference(self) -> np.ndarray:
         """float32 [nx, ny], e/Å³, not rounded to the codec."""
         return self.grid.rho[:, :, self.plane]
-
-
-def _atoms_near(plane: DensityPlane) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Symbol and place in the picture, A, of each atom within `NEAR_PLANE_A` of the plane, once an edge it is on."""
-    grid = plane.grid
-    a, b, _, _, _, gamma_degrees = grid.lattice_parameters
-    gamma = np.deg2rad(gamma_degrees)
-    normal = np.cross(grid.lattice[0], grid.lattice[1])
-    normal /= np.linalg.norm(normal)
-    height = grid.lattice[2]
-    for number, (x, y, z) in zip(grid.atomic_numbers.tolist(), grid.frac_coords.tolist(), strict=True):
-        away = z - plane.plane / grid.grid_shape[2]
-        away -= round(away)
-        if abs(away * float(height @ normal)) > NEAR_PLANE_A:
-            continue
-        # Straight onto the plane: the c axis may lean.
-        foot = (x, y, 0) + away * np.linalg.solve(grid.lattice.T, height - (height @ normal) * normal)
-        for along_a, along_b in np.ndindex(2, 2):
-            s, t = foot[0] % 1 + along_a, foot[1] % 1 + along_b
-            if s <= 1 + 1e-6 and t <= 1 + 1e-6:
-                yield symbol_of(number), (s * a + t * b * np.cos(gamma), t * b * np.sin(gamma))
-
-
-def most_structured_plane(grid: DensityGrid) -> int:
-    """Index along c of the plane whose density varies most (largest standard deviation; the first of equals)."""
-    return int(np.argmax(grid.rho.astype(np.float64).std(axis=(0, 1))))
 
 
 def teacher_forced_plane(
@@ -159,13 +130,8 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
         error = 100 * nmae(plane.predicted, plane.reference)
         title += f", NMAE in the plane {error:.2f} %; {near} are drawn\n{plane.label}"
     panels = _panels(plane)
-    nx, ny = plane.reference.shape
-    along_a, along_b = np.meshgrid(np.arange(nx + 1) / nx, np.arange(ny + 1) / ny, indexing="ij")
-    length_a, length_b, _, _, _, gamma_degrees = plane.grid.lattice_parameters
-    gamma = np.deg2rad(gamma_degrees)
-    x = along_a * length_a + along_b * length_b * np.cos(gamma)
-    y = along_b * length_b * np.sin(gamma)
-    atoms = list(_atoms_near(plane))
+    x, y = corners_a(plane.grid)
+    atoms = list(atoms_near(plane.grid, plane.plane))
     # A Figure without pyplot leaves the caller's backend alone. The salt and the missing dates make the bytes repeat.
     with matplotlib.rc_context({"svg.hashsalt": "tomat", "font.size": 9}):
         figure = Figure(figsize=(12.5 if len(panels) > 1 else 5.0, 4.4), layout="constrained")

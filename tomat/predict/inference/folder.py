@@ -84,6 +84,7 @@ class _Predicted:
     flags: Sequence[_Flag] = ()
     output_bytes: Count | None = None
     format: str = ""
+    made_by: Mapping[str, Any] = field(default_factory=dict)
     inputs_sha256: Sha256 | None = None
     output_sha256: Sha256 | None = None
     spread_share: Amount | None = None
@@ -282,7 +283,8 @@ def _predict(
     how = {"electrons": asked["electrons"], "accept": settings.accept, "on_patches": on_patches}
     prediction = predictor.predict(crystal, tuple(asked["grid"]), **how)
     started = time.monotonic()
-    metadata = {"predictor": predictor.identity, **settings.recorded}
+    asked_for = {"grid": str(asked["grid_from"]), "electrons": str(asked["electrons_from"])}
+    metadata = {**predictor.made_by, **asked_for, "predictor": predictor.identity, **settings.recorded}
     # Before the density, by which a structure is known to be done.
     target = settings.output / asked["output"]
     spread = settings.output / f"{asked['name']}{SPREAD_SUFFIX}"
@@ -301,6 +303,7 @@ def _predict(
     line = asked | {
         "seconds": prediction.seconds,
         "write_seconds": time.monotonic() - started,
+        "made_by": metadata,
         "electrons_before": prediction.electrons_before,
         "electrons": prediction.electron_count,
         "flags": flags,

@@ -20,11 +20,13 @@ from tomat.data.density.elements import plausible_electron_counts, symbol_of
 from tomat.data.density.geometry import check_cell, nearest_atom_a, shortest_distances_a, void_radius_a
 from tomat.data.density.grid import DensityGrid, fast_shape
 from tomat.data.density.limits import MOST_VOXELS
+from tomat.data.density.outputs import form_of, write_density
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.density.rules import ReadRules
 from tomat.predict.inference.structures import crystal_of, read_structure
 
 if TYPE_CHECKING:
+    from ase import Atoms
     from pymatgen.core import Structure
 
 SPACING_A = 0.065
@@ -131,7 +133,7 @@ def check_decoding(decoder: str, rounds: int, kv_cache_dtype: str) -> None:
         raise TomatError(f"{said}; choose decoder autoregressive, or leave it out.")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prediction(DensityGrid):
     """A density that was predicted from a structure alone; its integral is the electron count that was asked for."""
 
@@ -143,6 +145,39 @@ class Prediction(DensityGrid):
     """float32 `[nx, ny, nz]`, standard deviation over samples, e/Å³; None of a single sample."""
     flags: tuple[Flag, ...] = field(default=(), kw_only=True)
     """Empty: as the training."""
+    made_by: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """What its files say of it, by name: model, hash of its weights, decoder, error on held-out cells, grid, where the
+    electrons are from."""
+
+    def __repr__(self) -> str:
+        flags = ", ".join(flag["kind"] for flag in self.flags) or "none"
+        model = self.made_by.get("model", "a model that is not known").partition(", weights")[0]
+        return f"{super().__repr__()[:-1]}, flags: {flags}, by {model})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the plane across c whose density varies most, what made it and what is flagged."""
+        from tomat.predict.inference.slices import slice_html
+
+        return slice_html(self, [repr(self), *(flag["text"] for flag in self.flags)])
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write it in the format that the name asks for (`CHGCAR*`, `*.vasp`, `*.cube`, `*.zarr`, `*.json`, the texts
+        also with `.gz`), with `made_by`; what lies there is replaced once the new one is whole. Its path.
+
+        >>> import tomat
+        >>> sphalerite = {"lattice": {"matrix": [[0, 2.72, 2.72], [2.72, 0, 2.72], [2.72, 2.72, 0]]}, "sites": [
+        ...     {"species": [{"element": "Ga", "occu": 1}], "abc": [0, 0, 0]},
+        ...     {"species": [{"element": "P", "occu": 1}], "abc": [0.25, 0.25, 0.25]}]}
+        >>> predictor = tomat.load()  # doctest: +ELLIPSIS
+        loading the model of...
+        >>> density = predictor.predict(sphalerite, (12, 12, 12))
+        >>> density.formula, density.grid_shape, round(density.electron_count, 3)
+        ('GaP', (12, 12, 12), 8.0)
+        >>> density.write("GaP.cube").name
+        'GaP.cube'
+        """
+        write_density(self, path, form_of(path), metadata=self.made_by)
+        return Path(path)
 
 
 def choose_grid(
@@ -213,6 +248,11 @@ class Predictor(ABC):
     def identity(self) -> str:
         """A hash, or words, of all that decides its densities: weights, decoder, samples, seed."""
 
+    @property
+    def made_by(self) -> dict[str, str]:
+        """What outputs say of it, by name (`Prediction.made_by`, without grid and electrons)."""
+        return {"model": self.identity}
+
     def load(self) -> None:  # noqa: B027  (of a sum of atoms nothing is to be loaded)
         """Have in memory what predicts; no part of a prediction's seconds."""
 
@@ -224,15 +264,17 @@ class Predictor(ABC):
 
     def predict(
         self,
-        structure: "Crystal | Structure | str | os.PathLike[str]",
+        structure: "Crystal | DensityGrid | Structure | Atoms | Mapping[str, Any] | str | os.PathLike[str]",
         grid_shape: tuple[int, int, int] | None = None,
         *,
         electrons: float | Literal["learnt"] | None = "learnt",
         accept: Collection[str] = (),
         on_patches: OnPatches | None = None,
     ) -> Prediction:
-        """The density on a grid of the cell of a crystal, of pymatgen's structure, or of a file of one.
-        What the reader of a file has to say of it is a warning and a flag, and so are valences that are not known.
+        """The density on a grid of the cell of pymatgen's structure, of ASE's atoms, of a dict or a file of a
+        structure, of a crystal, or of a density, which is not looked at. What the reader of a file has to say of it,
+        and what is not used of a structure (oxidation states, magnetic moments), is a warning and a flag, and so are
+        valences that are not known.
 
         `grid_shape` are voxels along a, b, c (None: as fine as the training was, 0.065 A where any is as good);
         `electrons` what the density is scaled to integrate to, if that is within 10 % of what it holds (None leaves it
@@ -242,18 +284,22 @@ class Predictor(ABC):
         flags: list[Flag] = []
         if isinstance(structure, (str, os.PathLike)):
             crystal, notes = read_structure(structure, rules=ReadRules(accept=tuple({"distances"} & set(accept))))
-            for note in notes:
-                flags.append({"kind": "file", "text": f"{os.fspath(structure)}: {note}"})
-                warnings.warn(flags[-1]["text"], stacklevel=2)
+            kind, source = "file", os.fspath(structure)
         else:
-            crystal = crystal_of(structure)
+            crystal, notes = crystal_of(structure)
+            kind, source = "structure", crystal.name
+        for note in notes:
+            flags.append({"kind": kind, "text": f"{source}: {note}"})
+            warnings.warn(flags[-1]["text"], stacklevel=2)
         self.check(crystal, accept)
+        grid_from, electrons_from = "as asked for", "as asked for"
         if grid_shape is None:
-            grid_shape = choose_grid(None, None, None, self.spacing_a).shape(crystal)
+            choice = choose_grid(None, None, None, self.spacing_a)
+            grid_shape, grid_from = choice.shape(crystal), choice.why
         if electrons == "learnt":
-            electrons, source = electron_count(crystal, None, self.valences)
+            electrons, electrons_from = electron_count(crystal, None, self.valences)
             if electrons is None:
-                warnings.warn(f"{crystal.name}: electrons {source}.", stacklevel=2)
+                warnings.warn(f"{crystal.name}: electrons {electrons_from}.", stacklevel=2)
         flags += self._extrapolations(crystal, grid_shape)
         self.load()
         started = time.monotonic()
@@ -268,6 +314,7 @@ class Predictor(ABC):
             scaled, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name,
             electrons_before=before, seconds=time.monotonic() - started, spread=spread,
             flags=(*flags, *vacuums, *scale),
+            made_by=self.made_by | {"grid": grid_from, "electrons": electrons_from},
         )  # fmt: skip
 
     def check(self, crystal: Crystal, accept: Collection[str]) -> None:
@@ -374,40 +421,3 @@ def normalised(rho: np.ndarray, crystal: Crystal, electrons: float | None) -> tu
     if not before > 0:
         raise TomatError(f"{crystal.name}: the predicted density holds {before:.3g} electrons; it cannot be scaled.")
     return (rho * np.float64(electrons / before)).astype(np.float32), before
-
-
-@dataclass(frozen=True, eq=False)
-class PromoleculePredictor(Predictor):
-    """A `Predictor` of the sum of atoms: what every model has to beat, and of use where there is no model. Its
-    functions hold no whole number of electrons: in a salt, that of an anion holds a part of the cation's."""
-
-    promolecule: Promolecule
-    usual_deviation = PROMOLECULE_DEVIATION
-
-    @property
-    def spacing_a(self) -> float | None:
-        return None
-
-    @property
-    def identity(self) -> str:
-        return f"promolecule {self.promolecule.sha256}"
-
-    def density(
-        self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
-    ) -> tuple[np.ndarray, None]:
-        """As `Predictor.density`; the whole cell is one patch."""
-        rho = self.promolecule.density(crystal, grid_shape)
-        if on_patches is not None:
-            on_patches(1, 1)
-        return rho, None
-
-
-def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:
-    """The promolecule in a file, such as `promolecule.json` beside a codec."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TomatError(f"{path} cannot be read as a promolecule ({type(error).__name__}: {error}).") from error
-    promolecule = Promolecule.from_text(text, os.fspath(path))
-    say_if_voids_unknown(promolecule, os.fspath(path))
-    return PromoleculePredictor(promolecule)

@@ -79,10 +79,23 @@ class RunPredictor(Predictor):
 
     @property
     def identity(self) -> str:
+        return f"{self._name}, codec {self._codec_sha256}, promolecule {self.promolecule.sha256}, {self._decoded}"
+
+    @property
+    def _decoded(self) -> str:
         how = f"autoregressive, {self.choice}" if self.decoder != "parallel" else f"parallel, rounds {self.rounds}"
-        if self.kv_cache_dtype != "compute":
-            how += f", kv_cache_dtype {self.kv_cache_dtype}"
-        return f"{self._name}, codec {self._codec_sha256}, promolecule {self.promolecule.sha256}, {how}"
+        return how if self.kv_cache_dtype == "compute" else f"{how}, kv_cache_dtype {self.kv_cache_dtype}"
+
+    @property
+    def made_by(self) -> dict[str, str]:
+        found = self.found
+        sha256, error, kind = (None, None, "") if found is None else (found.sha256, found.error, found.model_type)
+        return {
+            "model": self._name,
+            "weights_sha256": "not kept" if sha256 is None else sha256[:12],
+            "decoder": "none, a field model" if kind == "field" else self._decoded,
+            "held_out": error or "not known",
+        }
 
     @property
     def spacing_a(self) -> float | None:

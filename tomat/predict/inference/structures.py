@@ -9,18 +9,19 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
 from tomat.data.density.crystal import Crystal, structure_from_dict
-from tomat.data.density.elements import SYMBOLS, atomic_number, symbol_of
+from tomat.data.density.elements import atomic_number, reduced_formula, symbol_of
 from tomat.data.density.geometry import check_cell
+from tomat.data.density.grid import DensityGrid
 from tomat.data.density.limits import (
     COMPRESSION_ERRORS,
     MOST_ATOMS,
@@ -31,9 +32,6 @@ from tomat.data.density.limits import (
     structure_text,
 )
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
-
-if TYPE_CHECKING:
-    from pymatgen.core import Structure
 
 VASP_NAMES = ("POSCAR", "CONTCAR", "CHGCAR")
 """Taken of a folder when a file's name holds one of them."""
@@ -133,8 +131,11 @@ def read_structure(
     NoStructureError is JSON of something else; a MemoryError says nothing about the file."""
     source = os.fspath(path)
     reader = _reader(source, named=True)
+    if "\n" in source:
+        raise TomatError(f"found a text of several lines, {source[:40]!r}...; expected the path of a file: {EXPECTED}.")
     if reader is None or not Path(source).is_file():
-        raise TomatError(f"{source} is no structure; expected {EXPECTED}.")
+        found = "is of no known kind" if Path(source).is_file() else "is no file"
+        raise TomatError(f"{source} {found}; expected {EXPECTED}.")
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -168,13 +169,65 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
         poscar.check_species_used(of_vasp, rules)
 
 
-def crystal_of(structure: "Crystal | Structure") -> Crystal:
-    """A structure of pymatgen's; a crystal as it is. Distances are the predictor's to check, who may be told to take
-    them."""
-    if isinstance(structure, Crystal):
-        return structure
-    name = structure.composition.reduced_formula
-    return Crystal(*structure_from_dict(structure.as_dict(), name), name)
+def crystal_of(structure: Any) -> tuple[Crystal, list[str]]:
+    """The crystal of pymatgen's structure (or of what holds one, such as a Poscar), of ASE's atoms, of the dict of a
+    structure or of a density; a crystal as it is. And what a prediction does not use of it, in words. Distances are the
+    predictor's to check, who may be told to take them."""
+    if isinstance(structure, Crystal | DensityGrid):
+        return structure if isinstance(structure, Crystal) else Crystal.of(structure), []
+    if hasattr(structure, "get_scaled_positions"):  # ASE, which need not be installed
+        parts, notes = _of_ase(structure)
+    else:
+        holder = getattr(structure, "structure", structure)
+        content = holder.as_dict() if hasattr(holder, "as_dict") and hasattr(holder, "sites") else structure
+        kind = type(structure)
+        if not isinstance(content, Mapping):
+            expected = "a structure of pymatgen, atoms of ASE, pymatgen's dict of a structure, or the path of a file"
+            raise TomatError(f"found a {kind.__module__}.{kind.__qualname__}; expected {expected}.")
+        parts, notes = _of_dict(content, f"the {kind.__name__}")
+    crystal = Crystal(*parts)
+    return replace(crystal, name=reduced_formula(crystal.atomic_numbers.tolist())), notes
+
+
+def _of_ase(atoms: Any) -> tuple["Parts", list[str]]:
+    """Of ASE's atoms. A cell that is not periodic is refused: its density would be another one."""
+    if (rank := int(atoms.cell.rank)) < 3:
+        what = "no cell" if rank == 0 else f"a cell of {rank} vectors"
+        said = f"the Atoms have {what}: {'a molecule' if rank == 0 else 'no crystal'}. tomat predicts crystals"
+        raise TomatError(f"{said}; give them a cell of three vectors and set pbc, such as atoms.center(vacuum=4).")
+    if not all(atoms.pbc):
+        along = ", ".join(axis for axis, periodic in zip("abc", atoms.pbc, strict=True) if periodic) or "no axis"
+        said = f"the Atoms are periodic along {along} only" if any(atoms.pbc) else "the Atoms are not periodic"
+        raise TomatError(f"{said}; expected all three axes. If the cell has its vacuum, set atoms.pbc = True.")
+    mixed = [each for each in (atoms.info.get("occupancy") or {}).values() if set(each.values()) != {1}]
+    if mixed:
+        raise TomatError(f"the Atoms have a site that holds {mixed[0]}; expected one element, fully occupied.")
+    given = {"magnetic moments": atoms.get_initial_magnetic_moments(), "charges": atoms.get_initial_charges()}
+    notes = [_unused(what) for what, values in given.items() if np.any(values)]
+    return (np.array(atoms.cell), atoms.get_atomic_numbers(), atoms.get_scaled_positions(wrap=False)), notes
+
+
+def _of_dict(content: Mapping[str, Any], source: str) -> tuple["Parts", list[str]]:
+    """Of pymatgen's dict of a structure, or of a document that has one as its `structure`."""
+    if isinstance(content.get("structure"), dict):
+        content = content["structure"]
+    if "sites" not in content:
+        found = f", found {', '.join(map(str, list(content)[:5]))}" if content else ""
+        raise NoStructureError(f"{source} holds no structure: expected pymatgen's `lattice` and `sites`{found}.")
+    if not content.get("lattice"):
+        raise _molecule(source)
+    parts = structure_from_dict(content, source)
+    if not all(content["lattice"].get("pbc", (True,))):
+        raise TomatError(f"{source} is periodic along {content['lattice']['pbc']} only; expected all three axes.")
+    sites = content["sites"]
+    states = any(site["species"][0].get("oxidation_state") for site in sites)
+    moments = any(np.any((site.get("properties") or {}).get("magmom") or 0) for site in sites)
+    given = {"oxidation states": states, "magnetic moments": moments, "charges": content.get("charge")}
+    return parts, [_unused(what) for what, there in given.items() if there]
+
+
+def _unused(what: str) -> str:
+    return f"{what} are not used: the density is that of the neutral cell, without spin"
 
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -203,13 +256,7 @@ def _json(source: str, rules: ReadRules) -> Parts:
         content = json.loads(structure_text(source))
     except (ValueError, RecursionError) as error:
         raise TomatError(f"{source} is not JSON ({first_line(error)}); it is damaged.") from error
-    if isinstance(content, dict) and isinstance(content.get("structure"), dict):
-        content = content["structure"]
-    if not isinstance(content, dict) or "sites" not in content:
-        raise NoStructureError(f"{source} holds no structure: expected pymatgen's `lattice` and `sites`.")
-    if "lattice" not in content:
-        raise _molecule(source)
-    return structure_from_dict(content, source)
+    return _parts(content if isinstance(content, dict) else {}, source)
 
 
 def _xyz(source: str, rules: ReadRules) -> Parts:
@@ -280,7 +327,7 @@ def _cif(source: str, rules: ReadRules) -> Parts:
     structures = CifParser.from_str(text).parse_structures(primitive=False, on_error="raise")
     if len(structures) != 1:
         raise TomatError(f"{source} holds {len(structures)} structures; expected one a file.")
-    return _parts(structures[0], source)
+    return _parts(structures[0].as_dict(), source)
 
 
 def _pymatgen(source: str, rules: ReadRules) -> Parts:
@@ -297,7 +344,7 @@ def _pymatgen(source: str, rules: ReadRules) -> Parts:
 
     kind = Path(_unpacked(source)).suffix.lower().removeprefix(".")
     content = b"".join(lines).decode("utf-8")
-    parts = _parts(Structure.from_str(content, fmt=kind), source)  # type: ignore[arg-type]  # one of _READERS
+    parts = _parts(Structure.from_str(content, fmt=kind).as_dict(), source)  # type: ignore[arg-type]  # one of _READERS
     # pymatgen takes an XSF that is cut off for one of fewer atoms.
     stated = re.search(r"^\s*PRIMCOORD[^\n]*\n\s*(\d+)", content, re.MULTILINE) if kind == "xsf" else None
     if stated is not None and int(stated[1]) != len(parts[1]):
@@ -305,17 +352,12 @@ def _pymatgen(source: str, rules: ReadRules) -> Parts:
     return parts
 
 
-def _parts(structure, source: str) -> Parts:
-    """Of pymatgen's structure."""
-    for index, site in enumerate(structure):
-        if len(site.species) != 1 or abs(site.species.num_atoms - 1) > 1e-6:
-            said = f"{source}: site {index + 1} holds {site.species_string}; expected one element, fully occupied"
-            raise TomatError(f"{said}. Order it first: pymatgen's OrderDisorderedStructureTransformation.")
-        symbol = getattr(site.specie, "symbol", "")
-        if symbol not in SYMBOLS and symbol not in ("D", "T"):
-            raise TomatError(f"{source}: site {index + 1} holds {site.species_string}, which is no element.")
-    numbers = np.array([atomic_number(site.specie.symbol) for site in structure])
-    return np.array(structure.lattice.matrix), numbers, np.array(structure.frac_coords)
+def _parts(content: Mapping[str, Any], source: str) -> Parts:
+    """Of pymatgen's dict; what is not used of it is a warning, as those of pymatgen's readers are."""
+    parts, notes = _of_dict(content, source)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return parts
 
 
 _READERS = {

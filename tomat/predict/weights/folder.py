@@ -6,7 +6,6 @@ and `tomat eval` take the folder as they take a run.
 """
 
 import hashlib
-import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,11 +20,18 @@ from safetensors.numpy import load_file, save_file
 
 from tomat.base.checked_json import with_checksum
 from tomat.base.errors import TomatError
-from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, PAGE_FILE, PROMOLECULE_FILE
+from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PAGE_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import first_line, readable_bytes, replacing, to_jsonable, write_json, write_text
 from tomat.predict.weights.arrays import Part, arrays_sha256, part_of
 from tomat.predict.weights.quantise import Quantised, Scheme, check_offered, quantise
-from tomat.predict.weights.record import AGAIN, ARRAYS_FILE, FORMAT_VERSION, WEIGHTS_FILE, read_weights_record
+from tomat.predict.weights.record import (
+    AGAIN,
+    ARRAYS_FILE,
+    FORMAT_VERSION,
+    WEIGHTS_FILE,
+    held_out_error,
+    read_weights_record,
+)
 
 SEPARATOR = "|"
 """Between the name of an array and the part of its quantised form; no name has it."""
@@ -139,7 +145,8 @@ def write_weights(
         for name in (CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE):
             if (run_dir / name).exists():
                 shutil.copyfile(run_dir / name, folder / name)
-        error = _error_of(run_dir, compressed=bool(written.relative_error))
+        measures = " before it was compressed (`tomat eval --free_running` measures this folder's)"
+        error = held_out_error(run_dir, step, measures if written.relative_error else "")
         write_text(folder / PAGE_FILE, _card(run_dir, step, kind, written, error, licence))
         hashes = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
         values = {"format_version": FORMAT_VERSION, "step": step, "weights": kind, "error": error, "sha256": hashes}
@@ -203,16 +210,3 @@ tomat predict --run THIS_FOLDER --structure POSCAR --output OUT
 - Error: {error or "not known; `tomat eval --free_running` measures it, of the run or of this folder."}
 - Licence of the weights: {licence or "not stated by who wrote this folder"}.
 """
-
-
-def _error_of(run_dir: Path, compressed: bool) -> str | None:
-    """What the run's own evaluation says of whole held-out cells; None: nothing."""
-    try:
-        found = json.loads((run_dir / EVALUATION_FILE).read_text(encoding="utf-8"))["free_running"]
-        over, cells = found["over_materials"]["free_running_nmae"], len(found["materials"])
-        median, mean = over["median"], over["mean"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    before = " before it was compressed; `tomat eval --free_running` measures this folder's" if compressed else ""
-    figures = f"median {100 * median:.2f} %, mean {100 * mean:.2f} %{before}"
-    return f"NMAE of {cells} held-out cells, predicted from their structures alone: {figures}."

@@ -1,5 +1,7 @@
 """Which weights of a run are taken, and what a folder of weights says of itself; without JAX or the weights."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Literal, TypedDict
 from tomat.base.checked_json import parse_checked
 from tomat.base.documents import flatten, mapping, parse_json, read_bytes
 from tomat.base.errors import TomatError
-from tomat.base.layout import CONFIG_FILE, WEIGHTS_FOLDER
+from tomat.base.layout import CHECKSUM_FILE, CONFIG_FILE, EVALUATION_FILE, WEIGHTS_FOLDER
 from tomat.base.overrides import read_yaml
 from tomat.base.records import Count, Positive, Sha256, typed
 from tomat.base.storage import is_remote
@@ -77,9 +79,11 @@ class FoundWeights:
     checkpoint: str | None
     """Folder or URL; None: the arrays are in `folder`."""
     error: str | None = None
-    """As `WeightsRecord` has it."""
+    """As `WeightsRecord` has it; of a checkpoint as the evaluation of its run does."""
     model_type: str = ""
     """`model.type` of the run."""
+    sha256: str | None = None
+    """Of the file of arrays, or of the checksums of a local checkpoint's files; None: it has none."""
 
     def __str__(self) -> str:
         return f"run {self.run_name} step {self.step}, weights {self.kind}"
@@ -105,9 +109,30 @@ def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
         record = read_weights_record(folder)
         if step not in (None, record.step):
             raise TomatError(f"{folder} holds the weights of step {record.step} alone; leave out --step {step}.")
-        return FoundWeights(folder, name, record.step, record.weights, None, record.error, model_type)
+        sha256 = record.sha256[ARRAYS_FILE]
+        return FoundWeights(folder, name, record.step, record.weights, None, record.error, model_type, sha256)
     output = str(config.get("output_dir")).rstrip("/")
     temporary = flatten(config).get("trainer.checkpointer.temporary_base_path")
     place = f"{output}/{name}" if is_remote(output) else str(folder)
     found = find_checkpoint(place, step, None if temporary is None else f"{str(temporary).rstrip('/')}/{name}")
-    return FoundWeights(folder, name, found.step, weights_kind(found.path), found.path, model_type=model_type)
+    checksums = Path(found.path, CHECKSUM_FILE)
+    sha256 = hashlib.sha256(checksums.read_bytes()).hexdigest() if checksums.is_file() else None
+    error = held_out_error(folder, found.step)
+    return FoundWeights(folder, name, found.step, weights_kind(found.path), found.path, error, model_type, sha256)
+
+
+def held_out_error(run_dir: Path, step: int, after: str = "") -> str | None:
+    """What the run's own evaluation of that step says of whole held-out cells, beside the sum of atoms; None: nothing.
+    `after` follows the figures."""
+    try:
+        found = json.loads((run_dir / EVALUATION_FILE).read_text(encoding="utf-8"))["free_running"]
+        if found["settings"].get("step", step) != step:
+            return None
+        pairs = [(each["free_running_nmae"], each["promolecule_nmae"]) for each in found["materials"]]
+        over = [found["over_materials"][name] for name in ("free_running_nmae", "promolecule_nmae")]
+        ours, atoms = (f"median {100 * each['median']:.2f} %, mean {100 * each['mean']:.2f} %" for each in over)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    better = sum(model < sum_of_atoms for model, sum_of_atoms in pairs)
+    said = f"NMAE of {len(pairs)} held-out cells, predicted from their structures alone: {ours}{after}"
+    return f"{said}; sum of atoms: {atoms}; the model is the better one on {better}."

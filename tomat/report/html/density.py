@@ -24,8 +24,8 @@ from tomat.data.density.io import find_densities, open_density
 from tomat.data.density.rules import ReadRules
 from tomat.predict.evaluation.difference import compare_densities
 from tomat.predict.evaluation.metrics import nmae
-from tomat.predict.evaluation.picture import NEAR_PLANE_A, most_structured_plane
 from tomat.predict.inference.folder import LINES_FILE, read_line
+from tomat.predict.inference.slices import NEAR_PLANE_A, most_structured_plane
 from tomat.report.html.document import details, json_script, rendered, typed
 
 MOST_VOXELS = 340_000

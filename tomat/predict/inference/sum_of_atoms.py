@@ -1,0 +1,57 @@
+"""The sum of atoms as a predictor: what every model has to beat, and of use where there is no model."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tomat.base.errors import TomatError
+from tomat.data.density.crystal import Crystal
+from tomat.data.density.promolecule import Promolecule
+from tomat.predict.inference.interface import (
+    PROMOLECULE_DEVIATION,
+    OnPatches,
+    Predictor,
+    say_if_voids_unknown,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PromoleculePredictor(Predictor):
+    """Its functions hold no whole number of electrons: in a salt, that of an anion holds a part of the cation's."""
+
+    promolecule: Promolecule
+    usual_deviation = PROMOLECULE_DEVIATION
+
+    @property
+    def spacing_a(self) -> float | None:
+        return None
+
+    @property
+    def identity(self) -> str:
+        return f"promolecule {self.promolecule.sha256}"
+
+    @property
+    def made_by(self) -> dict[str, str]:
+        return {"model": f"sum of atoms {self.promolecule.sha256[:12]}, which a model has to beat"}
+
+    def density(
+        self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
+    ) -> tuple[np.ndarray, None]:
+        """As `Predictor.density`; the whole cell is one patch."""
+        rho = self.promolecule.density(crystal, grid_shape)
+        if on_patches is not None:
+            on_patches(1, 1)
+        return rho, None
+
+
+def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:
+    """The promolecule in a file, such as `promolecule.json` beside a codec."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TomatError(f"{path} cannot be read as a promolecule ({type(error).__name__}: {error}).") from error
+    promolecule = Promolecule.from_text(text, os.fspath(path))
+    say_if_voids_unknown(promolecule, os.fspath(path))
+    return PromoleculePredictor(promolecule)

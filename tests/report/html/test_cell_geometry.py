@@ -162,3 +162,17 @@ def test_atoms_near_a_slice_stand_straight_above_it(call, axis, lattice, atoms, 
         mine = drawn[[text == str(atom) for text in found["text"]]]
         assert len(mine) == len(expected)
         assert_same_spots(mine, expected)
+
+
+def test_atoms_on_faces_edges_and_corners_are_repeated(call):
+    found = call("repeated", [[0, 0, 0], [0.5, 0.5, 0], [0.25, -0.25, 1.5], [1 - 1e-9, 0.3, 0.3]])
+    assert Counter(each["n"] for each in found) == {0: 8, 1: 2, 2: 1, 3: 2}
+    assert [each["f"] for each in found if each["n"] == 2] == [[0.25, 0.75, 0.5]]
+
+
+def test_bonds_are_between_neighbours_and_half_of_a_density_is_above_its_level(call):
+    spots = np.array([[0, 0, 0], [1.5, 0, 0], [0, 3.5, 0]])
+    assert call("bonds", spots, [0.76, 0.76, 0.76]) == [[0, 1]]
+    values = np.random.default_rng(0).random(5000) ** 3
+    level = call("halfLevel", values)
+    assert abs(values[values >= level].sum() / values.sum() - 0.5) < 2e-3

@@ -48,7 +48,7 @@ def test_a_prediction_beside_its_reference_is_in_the_page_value_by_value():
     assert (item["shape"], item["symbols"]) == ([6, 5, 4], ["Sr", "F"])
     assert item["lattice"] == prediction.lattice.tolist() and item["frac_coords"] == prediction.frac_coords.tolist()
     [row] = reader.tables[0]
-    assert float(row[-1][1]) == nmae(prediction.rho, reference.rho) and float(row[3][1]) == prediction.electron_count
+    assert float(row[2][1]) == nmae(prediction.rho, reference.rho) and float(row[4][1]) == prediction.electron_count
     assert "Prediction minus reference" in reader.text and "<one>" in reader.text
     # Every control has a key to reach it by, and a name.
     assert reader.tags.count("input") == 6 and reader.tags.count("label") == 6
@@ -83,6 +83,7 @@ def folder(tmp_path):
     for seed, name in enumerate(("Si", "<NaCl>")):
         write_density(density(seed=seed), out / f"{name}.cube", "cube")
         said = {"structure": "POSCAR", "format": "cube", "grid": [6, 5, 4], "electrons": 24.0}
+        said["made_by"] = {"model": "run <x> step 7", "weights_sha256": "abc123", "held_out": "better on 10"}
         flags = [{"text": "far from the training"}]
         lines.append(said | {"name": name, "formula": name, "output": f"{name}.cube", "flags": flags})
     lines[1] |= {"grid": None, "electrons": None}  # a row all the same
@@ -104,6 +105,9 @@ def test_a_folder_has_a_row_for_each_structure_and_draws_its_densities(folder):
     assert [row[0][0] for row in reader.tables[-1]] == ["Si", "<NaCl>", "bad"]
     for words in ("no atoms", "far from the training", "2 predicted, 1 failed"):
         assert words in reader.text
+    one = read_page(page_html(pages.density_page(str(folder / "Si.cube")))).text
+    for words in ("run <x> step 7", "abc123", "better on 10"):
+        assert words in reader.text and words in one
 
 
 def test_references_are_found_by_name(folder):

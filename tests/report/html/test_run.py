@@ -55,11 +55,24 @@ def test_curves_tables_and_densities_are_those_of_the_files(run):
         assert np.array_equal(values_of(trace["y"]), curves[name].values)
     [material] = next(rows for rows in reader.tables if rows and rows[0][0][0] == "<Si>")
     assert [float(key) for _, key in material[1:]] == list(MATERIAL.values())
+    # What it achieved comes before all else, then the density, then the curves.
+    assert reader.text.index("1.00 %") < reader.text.index("2.00 %") < reader.text.index("Slice across")
+    assert reader.text.index("Slice across") < reader.text.index("train/loss")
     shown = reader.data["density-data"]["items"][0]["values"]
     assert np.allclose(values_of(shown["reference"]), reference.rho.ravel(), rtol=1e-5)
     assert np.allclose(values_of(shown["density"]), prediction.rho.ravel(), rtol=1e-5)
     assert "<script>alert(1)</script>" in reader.text  # as text, and nowhere as an element
     assert page.figures["steps_done"] == read_curves(str(run)).steps_done
+
+
+def test_a_long_curve_has_its_means_over_it(run):
+    rows = [{"step": step, "train/loss": 2.0 - 1e-3 * step} for step in range(1000)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (figure,) = (one for one in read_page(page_html(run_page(str(run)))).figures if len(one["data"]) > 1)
+    raw, means = figure["data"]
+    assert means["name"] == "train/loss, means of 10" and len(values_of(means["y"])) == 100
+    np.testing.assert_allclose(values_of(means["y"]), 2.0 - 1e-3 * (values_of(means["x"]) - 0.5), atol=1e-12)
+    assert raw["opacity"] < 1
 
 
 def test_a_run_without_evaluation_or_log_has_a_page_that_says_so(run):

@@ -17,7 +17,7 @@ from tomat.base.documents import is_figure
 from tomat.base.errors import TomatError
 from tomat.base.layout import PREDICTED_DENSITY, REFERENCE_DENSITY
 from tomat.base.report.formats import number, share, significant
-from tomat.base.report.model import Column, Note, Report, Section, Table
+from tomat.base.report.model import Column, Facts, Note, Report, Section, Table
 from tomat.data.density.elements import covalent_radius_a, symbol_of
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import find_densities, open_density
@@ -111,9 +111,9 @@ def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
         panels = {"reference": "Reference", "prediction": "Prediction", "difference": "Prediction minus reference"}
     viewer = rendered("density.html", names=[one.name for one in shown], panels=panels, near=NEAR_PLANE_A)
     return [
-        _figures_table(shown),
         viewer,
         json_script("density-data", {"items": items, "near_plane_a": NEAR_PLANE_A}),
+        _figures_table(shown),
         *map(Note, notes),
         details("Cells and atoms as tables", *crystals),
     ]
@@ -152,20 +152,20 @@ def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
 
 def _figures_table(shown: Sequence[ShownDensity]) -> Table:
     """Figures of every density, of all of its points."""
-    columns = [*map(Column, ("material", "formula", "grid")), Column("electrons", number(4))]
-    columns += [Column(f"{which} e/Å³", significant()) for which in ("smallest", "mean", "largest")]
     compared = any(one.reference is not None for one in shown)
+    columns = [*map(Column, ("material", "formula")), *([Column("NMAE", share)] if compared else []), Column("grid")]
+    columns += [Column("electrons", number(4))]
+    columns += [Column(f"{which} e/Å³", significant()) for which in ("smallest", "mean", "largest")]
     if compared:
         columns += [Column("electrons of the reference", number(4)), Column("its largest e/Å³", significant())]
-        columns.append(Column("NMAE", share))
     rows: list[list[Any]] = []
     for one in shown:
         grid, other = one.density, one.reference
         low, mean, high = float(grid.rho.min()), grid.electron_count / grid.volume_a3, float(grid.rho.max())
         row: list[Any] = [one.name, grid.formula, _sides(grid.grid_shape), grid.electron_count, low, mean, high]
         if compared:
-            known = other is not None
-            row += [other.electron_count, float(other.rho.max()), nmae(grid.rho, other.rho)] if known else [None] * 3
+            row.insert(2, None if other is None else nmae(grid.rho, other.rho))
+            row += [None, None] if other is None else [other.electron_count, float(other.rho.max())]
         rows.append(row)
     return Table("Figures of all points of the grids", columns, rows)
 
@@ -181,23 +181,23 @@ def density_page(path: str, reference: str | None = None, rules: ReadRules = LOO
     density, *others = (open_density(one, name, rules) for one, name in zip(given, names, strict=True))
     shown = beside(density.material_id, density, others[0] if others else None)
     kind = "prediction" if others else "density"
-    return _page(density.material_id, kind, [shown], [f"{', against '.join(given)}."], ())
+    file = Path(path.rstrip("/"))
+    lines = read_lines(file.parent) if (file.parent / LINES_FILE).is_file() else []
+    made = [line for line in lines if line.get("output") == file.name]
+    return _page(density.material_id, kind, [shown], [f"{', against '.join(given)}.", *_made_by(made)], ())
 
 
 def predictions_page(folder: Path, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
     """The page of a folder of predictions; the reference is a density, or a folder of densities that are called as the
     structures were."""
-    path = folder / LINES_FILE
-    written = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    read = (read_line(line, f"{path}, line {place}") for place, line in enumerate(written, 1))
-    lines = list({str(line["name"]): line for line in read}.values())  # the last line of each structure
+    lines = read_lines(folder)
     done = [line for line in lines if "error" not in line]
     readable = [line for line in done if line.get("format") not in UNREADABLE]
     references = _references(reference, [str(line["name"]) for line in readable], rules)
     chosen = [line for line in readable if line["name"] in references] if references else readable
     files = [(str(line["name"]), folder / str(line["output"])) for line in chosen]
     shown = [beside(name, open_density(path, name, rules), references.get(name)) for name, path in files[:MOST_SHOWN]]
-    lead = [f"{len(done):,} predicted, {len(lines) - len(done):,} failed; {folder}."]
+    lead: list[Any] = [f"{len(done):,} predicted, {len(lines) - len(done):,} failed; {folder}.", *_made_by(done)]
     if len(files) > MOST_SHOWN:
         lead.append(f"The first {MOST_SHOWN} are drawn. A page of another one: `tomat page {files[MOST_SHOWN][1]}`.")
     if not files:
@@ -205,8 +205,36 @@ def predictions_page(folder: Path, reference: str | None = None, rules: ReadRule
     return _page(folder.resolve().name, "prediction", shown, lead, (_lines_table(lines),))
 
 
-def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: Sequence[str], after: Sequence[Table]) -> Report:
-    sections = [Section("", lead)]
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """The last line of each structure of a folder of predictions."""
+    path = folder / LINES_FILE
+    written = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    read = (read_line(line, f"{path}, line {place}") for place, line in enumerate(written, 1))
+    return list({str(line["name"]): line for line in read}.values())
+
+
+def _made_by(lines: Sequence[Mapping[str, Any]]) -> list[Facts]:
+    """What made the predictions: what all lines say alike, and how many ways there were of what they do not."""
+    made = [{**line["made_by"], "flags": _flags_of(line)} for line in lines if line.get("made_by")]
+    names = {"model": "model", "weights_sha256": "hash of its weights", "decoder": "decoder", "grid": "grid",
+             "electrons": "electrons", "held_out": "on what was held out", "flags": "flagged"}  # fmt: skip
+    facts = {}
+    for key, words in names.items():
+        ways = list(dict.fromkeys(str(each[key]) for each in made if each.get(key)))
+        facts[words] = ways[0] if len(ways) == 1 else f"{len(ways)} ways, in the table below" if ways else None
+    return [Facts(facts)] if made else []
+
+
+def _flags_of(line: Mapping[str, Any]) -> str:
+    return "; ".join(str(flag.get("text", "")) for flag in line.get("flags", ()) if isinstance(flag, dict))
+
+
+def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: Sequence[Any], after: Sequence[Table]) -> Report:
+    errors = [
+        (share(nmae(one.density.rho, one.reference.rho)), f"NMAE of {one.name} against its reference")
+        for one in shown if one.reference is not None
+    ]  # fmt: skip
+    sections = [Section("", [*([rendered("headline.html", figures=errors)] if errors else []), *lead])]
     sections += [Section("Density", density_parts(shown))] if shown else []
     sections += [Section("All structures", after)] if after else []
     figures = [
@@ -242,9 +270,8 @@ def _lines_table(lines: Sequence[Mapping[str, Any]]) -> Table:
     }
     rows = []
     for line in lines:
-        flags = "; ".join(str(flag.get("text", "")) for flag in line.get("flags", ()) if isinstance(flag, dict))
         words = str(line["name"]), str(line.get("formula", "")), " x ".join(map(str, line.get("grid") or ()))
         known = (line.get(key) if is_figure(line.get(key)) else None for key in figures)
-        rows.append((*words, *known, str(line.get("output", "")), str(line.get("error") or flags)))
+        rows.append((*words, *known, str(line.get("output", "")), str(line.get("error") or _flags_of(line))))
     heads = [*map(Column, ("name", "formula", "grid")), *figures.values(), Column("output"), Column("warnings")]
     return Table("Structures that were predicted", heads, rows)

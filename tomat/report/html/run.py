@@ -14,7 +14,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
 from tomat.base.overrides import read_yaml
 from tomat.base.report.formats import number, share, significant
-from tomat.base.report.model import Axis, Chart, Code, Column, Facts, Heading, Note, Report, Section, Series, Table
+from tomat.base.report.model import Axis, Chart, Code, Column, Facts, Note, Report, Section, Series, Table
 from tomat.base.shipped import shipped_configurations
 from tomat.base.storage import explaining_storage
 from tomat.predict.evaluation.free_running import COLUMNS as FREE_RUNNING_COLUMNS
@@ -22,7 +22,7 @@ from tomat.predict.evaluation.free_running import FREE_RUNNING
 from tomat.predict.evaluation.metrics import headline
 from tomat.predict.evaluation.result import COLUMNS, LABEL, TeacherForcedResult
 from tomat.report.html.density import kept_density_section
-from tomat.report.html.document import details
+from tomat.report.html.document import details, rendered
 from tomat.report.html.metrics import BUCKETS, Curve, Metrics, kept_points, read_curves
 from tomat.report.run import history_table
 from tomat.train.runs.checkpoints import survey
@@ -32,6 +32,8 @@ from tomat.train.runs.record import RunRecord, read_config
 from tomat.train.runs.summary import read_evaluation, run_state
 
 TRAINING_LOSS, VALIDATION_LOSS = "train/loss", "eval/validation/loss"
+SMOOTHED_PARTS = 100
+"""Stretches of a curve of at least twice as many points, whose means are drawn over it."""
 UNITS = {
     "seconds": "s",
     "tokens_per_second": "tokens/s",
@@ -49,7 +51,8 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
     record = RunRecord(run_url, config, [], (), events, metrics.written_utc)
     whole, partial = survey(checkpoints_url or run_url, record.temporary_url)
     state, detail = run_state(record, metrics.steps_done, whole, time.time())
-    lead: list[Any] = [str(config.get("purpose") or "")]
+    evaluation = read_evaluation(run_url)
+    lead: list[Any] = [_achieved(metrics, record, evaluation), str(config.get("purpose") or "")]
     if partial:
         lead.append(Note(f"{len(partial)} of its newest checkpoints are not whole.", warning=True))
     total = record.total_steps
@@ -66,18 +69,61 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
         "configuration": ", ".join(dict.fromkeys(str(e["configuration"]) for e in events if "configuration" in e)),
         "traces, in xprof": xprof if profiled else None,  # docs/guides/trackers.md
     }
+    density = kept_density_section(run_url)
     sections = [
         Section("", lead),
-        Section("State", (Facts(shown | _headline(metrics, record)),)),
+        *([density] if len(density.parts) > 1 else []),
         Section("Curves", _curves(metrics)),
-        *_evaluation_sections(read_evaluation(run_url)),
-        kept_density_section(run_url),
+        *_evaluation_sections(evaluation),
+        Section("State", [details(f"{state}, {shown['steps']} steps", Facts(shown | _headline(metrics, record)))]),
+        *([] if len(density.parts) > 1 else [density]),
         Section("Configuration", _configuration(config)),
-        Section("History", [history_table(events)] if events else ()),
+        Section("History", [details(f"{len(events):,} events", history_table(events))] if events else ()),
     ]
     figures = {"run": record.name, "state": state, "steps_done": metrics.steps_done, "metrics": len(metrics.curves)}
     figures |= {"log_lines": metrics.lines, "unreadable_log_lines": metrics.unreadable}
     return Report(record.name, sections, "run", figures)
+
+
+def _achieved(metrics: Metrics, record: RunRecord, evaluation: Mapping[str, Any]) -> Markup:
+    """What the run has come to: its error beside that of the sum of atoms, or how well it fits what it was given; and
+    how well it used its chips."""
+    found: list[tuple[str, str]] = []
+    pairs = [_pair(each) for each in mapping(evaluation.get("free_running")).get("materials") or []]
+    if pairs and all(is_figure(value) for pair in pairs for value in pair):
+        (ours, mean, worst), (atoms, atoms_mean, _) = (
+            (float(np.median(column)), float(np.mean(column)), max(column)) for column in zip(*pairs, strict=True)
+        )
+        better = sum(model < sum_of_atoms for model, sum_of_atoms in pairs)
+        words = f"NMAE, median of {len(pairs)} held-out cells predicted from their structures; mean {share(mean)}"
+        found.append((share(ours), f"{words}, worst {share(worst)}"))
+        found.append((share(atoms), f"of the sum of atoms there; mean {share(atoms_mean)}"))
+        found.append((f"{better} of {len(pairs)}", "cells on which the model is the better one"))
+    curves = metrics.curves
+    for name, words in ((TRAINING_LOSS, "training loss"), (VALIDATION_LOSS, "validation loss")):
+        if name in curves:
+            values = curves[name].values
+            last = values[-10:].mean() if name == TRAINING_LOSS else values[-1]
+            found.append((f"{last:.4g}", f"{words}, at first {values[0]:.4g}"))
+    if "mfu_full" in curves:
+        values, _ = _as_it_ran("mfu_full", metrics, record)
+        found.append((share(float(np.median(values))), "MFU, full attention, median of the steps"))
+    return rendered("headline.html", figures=found or [("–", "no step is on record yet")])
+
+
+def _pair(material: Any) -> tuple[Any, Any]:
+    values = mapping(material)
+    return values.get("free_running_nmae"), values.get("promolecule_nmae")
+
+
+def _as_it_ran(name: str, metrics: Metrics, record: RunRecord) -> tuple[np.ndarray, int]:
+    """A figure of the speed over the steps on the devices that the run had last, and the first of these steps."""
+    curve = metrics.curves[name]
+    timed = metrics.curves.get("step_seconds", curve)
+    steps = [{"step": int(step)} for step in timed.steps]
+    ran = ran_steps(steps, record.events, record.asked_slice).rows
+    since = ran[0]["step"] if ran else 0
+    return curve.values[curve.steps >= since], since
 
 
 def _headline(metrics: Metrics, record: RunRecord) -> dict[str, str]:
@@ -89,11 +135,8 @@ def _headline(metrics: Metrics, record: RunRecord) -> dict[str, str]:
     if VALIDATION_LOSS in curves:
         losses = curves[VALIDATION_LOSS].values
         found["validation loss"] = f"{losses[-1]:.4f} (least {losses.min():.4f})"
-    steps = [{"step": int(step)} for step in curves["step_seconds"].steps] if "step_seconds" in curves else []
-    ran = ran_steps(steps, record.events, record.asked_slice).rows
-    since = ran[0]["step"] if ran else 0  # the first of the steps that one figure of speed can be of
     for name, words, unit in (("step_seconds", "step", " s"), ("tokens_per_second", "tokens a second", "")):
-        values = curves[name].values[curves[name].steps >= since] if name in curves else ()
+        values, since = _as_it_ran(name, metrics, record) if name in curves else ((), 0)
         if len(values):
             # Unlike a mean, unmoved by the steps that compile.
             said = "" if len(values) == len(curves[name].values) else f" from step {since:,} on, as it ran last"
@@ -115,16 +158,18 @@ def _curves(metrics: Metrics) -> list[Any]:
     losses = {name: curves[name] for name in (TRAINING_LOSS, VALIDATION_LOSS) if name in curves}
     if losses:
         parts.append(_chart("Loss", losses, 4.25))
-    parts += [Heading("Every metric that changes"), Markup('<div class="grid">')]
-    rows = []
+    rows, others = [], []
     for name, curve in curves.items():
         v = curve.values
         if name not in losses and len(v) > 1 and np.ptp(v) > 0:
-            parts.append(_chart(name, {name: curve}, 3.0))
+            others.append(_chart(name, {name: curve}, 3.0))
         rows.append((name, len(v), *map(float, (v[0], v[-1], v.min(), np.median(v), v.max()))))
     heads = [Column("metric"), Column("points", number(0))]
     heads += [Column(heading, significant(5)) for heading in ("first", "last", "least", "median", "largest")]
-    return [*parts, Markup("</div>"), Table("Metrics of the run, of all points", heads, rows)]
+    opened = Markup("<details><summary>Every metric that changes ({:,})</summary>").format(len(others))
+    opened += Markup('<div class="grid">')
+    table = details(f"Metrics as a table ({len(rows):,})", Table("Metrics of the run, of all points", heads, rows))
+    return [*parts, *([opened, *others, Markup("</div></details>")] if others else []), table]
 
 
 def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
@@ -132,7 +177,12 @@ def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
     for name, curve in curves.items():
         kept, values = kept_points(curve.values), curve.values
         mark = "both" if len(kept) <= 60 else "line"
-        series.append(Series(name, curve.steps[kept], values[kept], mark))
+        width = len(values) // SMOOTHED_PARTS
+        series.append(Series(name, curve.steps[kept], values[kept], mark, faint=width > 1))
+        if width > 1:
+            means = values[: len(values) // width * width].reshape(-1, width).mean(axis=1)
+            middle = curve.steps[width // 2 :: width][: len(means)]
+            series.append(Series(f"{name}, means of {width}", middle, means, "line"))
         first, last = (f"{values[end]:.4g} at step {curve.steps[end]:,}" for end in (0, -1))
         said.append(f"{name}: {first} to {last}, least {values.min():.4g}, largest {values.max():.4g}")
     unit = next((words for end, words in UNITS.items() if title.endswith(end)), "")
@@ -175,7 +225,8 @@ def _materials(found: Any, columns: tuple[tuple[str, str], ...], caption: str, n
         words = f"{heading}, NMAE" if key.endswith("nmae") else heading
         heads.append(Column(heading, number(1)) if key == "seconds" else Column(words, share))
     medians = [float(np.median([row[i + 1] for row in rows])) for i in range(len(columns))]
-    return [f"NMAE: {headline(errors)}.", Table(caption, heads, rows, ["median", *medians])]
+    table = Table(caption, heads, rows, ["median", *medians])
+    return [f"NMAE: {headline(errors)}.", details(f"Every material ({len(rows):,})", table)]
 
 
 def _configuration(config: Mapping[str, Any]) -> list[Any]:
@@ -190,7 +241,7 @@ def _configuration(config: Mapping[str, Any]) -> list[Any]:
         if differing:
             rows = [(Code(key), str(mine), str(theirs)) for key, (theirs, mine) in sorted(differing.items())]
             heads = Column("setting"), Column("this run"), Column(name)
-            parts.append(Table(f"Settings that differ from {name}", heads, rows))
+            parts.append(details("Settings that differ", Table(f"Settings that differ from {name}", heads, rows)))
     every = [(key, str(value)) for key, value in sorted(settings.items())]
     table = Table(f"{CONFIG_FILE}, every setting", (Column("setting"), Column("value")), every)
     return [*parts, details(f"Every setting ({len(every):,})", table)]

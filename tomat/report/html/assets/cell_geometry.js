@@ -107,5 +107,37 @@ const cellGeometry = (function () {
     return found;
   }
 
-  return {place, surface, frame, picture, atomsNear};
+  /** Every place of an atom in the cell, its faces, edges and corners with it: which atom, and its fractions. */
+  function repeated(fractions) {
+    const found = [];
+    fractions.forEach((f, n) => {
+      const along = f.map((share) => {
+        const inside = share - Math.floor(share + edge);
+        return inside < edge ? [0, 1] : [inside];
+      });
+      for (const a of along[0]) for (const b of along[1]) for (const c of along[2]) found.push({n, f: [a, b, c]});
+    });
+    return found;
+  }
+
+  /** Pairs of spots, A, that are nearer than 1.2 times the sum of their covalent radii. */
+  function bonds(spots, radii) {
+    const found = [];
+    for (let m = 0; m < spots.length; m++) for (let n = 0; n < m; n++) {
+      const distance = Math.hypot(...[0, 1, 2].map((k) => spots[m][k] - spots[n][k]));
+      if (distance > 0.4 && distance < 1.2 * (radii[m] + radii[n])) found.push([n, m]);
+    }
+    return found;
+  }
+
+  /** The value that encloses half of all that is positive: between the bonds of a crystal, around the atoms of a salt. */
+  function halfLevel(values) {
+    const sorted = Float32Array.from(values).sort();
+    let sum = 0, part = 0, n = sorted.length;
+    for (const v of sorted) sum += Math.max(v, 0);
+    while (n > 0 && part < sum / 2) part += Math.max(sorted[--n], 0);
+    return n < sorted.length ? sorted[n] : 0;
+  }
+
+  return {place, surface, frame, picture, atomsNear, repeated, bonds, halfLevel};
 })();

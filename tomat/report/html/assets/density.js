@@ -1,7 +1,7 @@
 "use strict";
 // Slices and surfaces of periodic densities, from the values in the page (`cell_geometry.js`); plotly draws them.
 (function () {
-  const {place, surface, frame, picture, atomsNear} = cellGeometry;
+  const {place, surface, frame, picture, atomsNear, repeated, bonds, halfLevel} = cellGeometry;
   const holder = document.querySelector("[data-density]");
   if (!holder) return;
   const {items, near_plane_a: near} = JSON.parse(document.getElementById(holder.dataset.density).textContent);
@@ -28,7 +28,7 @@
       grids.below = grids.difference.map((v) => -v);
     }
     const top = Math.max(largest(density), grids.reference ? largest(grids.reference) : 0) || 1;
-    const found = {...item, grids, top, most: grids.difference ? largest(grids.difference) || 1 : 1};
+    const found = {...item, grids, top, half: halfLevel(grids.reference || density), most: grids.difference ? largest(grids.difference) || 1 : 1};
     read.set(number, found);
     return found;
   }
@@ -87,18 +87,33 @@
     const ends = [[1.08, 0, 0], [0, 1.08, 0], [0, 0, 1.08]].map((f) => place(L, f));
     traces.push({type: "scatter3d", mode: "text", x: ends.map((s) => s[0]), y: ends.map((s) => s[1]), z: ends.map((s) => s[2]),
       text: ["a", "b", "c"], hoverinfo: "skip", showlegend: false});
-    const kinds = [...new Set(item.symbols)], spots = item.frac_coords.map((f) => place(L, f));
-    traces.push({type: "scatter3d", mode: "markers+text", x: spots.map((s) => s[0]), y: spots.map((s) => s[1]), z: spots.map((s) => s[2]),
-      text: item.symbols, textposition: "top center", hovertemplate: "%{text} %{x:.3f}, %{y:.3f}, %{z:.3f} Å<extra></extra>", showlegend: false,
-      marker: {size: item.radii_a.map((r) => 5 + 5 * r), color: item.symbols.map((s) => COLOURS[kinds.indexOf(s) % COLOURS.length]), line: {width: 1, color: "#444"}}});
+    const kinds = [...new Set(item.symbols)], shown = repeated(item.frac_coords), spots = shown.map(({f}) => place(L, f));
+    const symbols = shown.map(({n}) => item.symbols[n]), radii = shown.map(({n}) => item.radii_a[n]);
+    if (spots.length <= MOST_BONDED) line(bonds(spots, radii).flatMap(([m, n]) => [spots[m], spots[n], null]), 5, "#8a929b");
+    traces.push({type: "scatter3d", mode: spots.length > MOST_NAMED ? "markers" : "markers+text", x: spots.map((s) => s[0]), y: spots.map((s) => s[1]), z: spots.map((s) => s[2]),
+      text: symbols, textposition: "top center", hovertemplate: "%{text} %{x:.3f}, %{y:.3f}, %{z:.3f} Å<extra></extra>", showlegend: false,
+      marker: {size: radii.map((r) => 5 + 5 * r), color: symbols.map((s) => COLOURS[kinds.indexOf(s) % COLOURS.length]), line: {width: 1, color: "#444"}}});
     return traces;
   }
 
   const SLICE = {margin: {l: 36, r: 8, t: 10, b: 70}, xaxis: {ticksuffix: " Å", constrain: "domain", showgrid: false, zeroline: false},
     yaxis: {scaleanchor: "x", constrain: "domain", showgrid: false, zeroline: false}};
   const VOLUME = {margin: {l: 0, r: 0, t: 0, b: 0}, showlegend: false, uirevision: "kept",
-    scene: {aspectmode: "data", dragmode: "orbit", camera: {eye: {x: 1.05, y: 0.85, z: 0.5}},
+    scene: {aspectmode: "data", dragmode: "orbit",
       xaxis: {visible: false}, yaxis: {visible: false}, zaxis: {visible: false}}};
+
+  const MOST_BONDED = 400, MOST_NAMED = 40;
+
+  /** Looked at with c upwards, a little from above, whatever way the lattice was written. */
+  function camera(L) {
+    const [a, , c] = L, size = Math.hypot(...c), up = c.map((v) => v / size);
+    const side = [0, 1, 2].map((k) => a[k] - up[k] * (a[0] * up[0] + a[1] * up[1] + a[2] * up[2]));
+    const front = [up[1] * side[2] - up[2] * side[1], up[2] * side[0] - up[0] * side[2], up[0] * side[1] - up[1] * side[0]];
+    const unit = (v) => { const l = Math.hypot(...v) || 1; return v.map((w) => w / l); };
+    const [s, f] = [unit(side), unit(front)], eye = [0, 1, 2].map((k) => 1.05 * s[k] - 1.7 * f[k] + 0.65 * up[k]);
+    const named = (v) => ({x: v[0], y: v[1], z: v[2]});
+    return {eye: named(eye), up: named(up)};
+  }
 
   const state = () => ({item: material(role("item") ? Number(role("item").value) : 0),
     axis: Number(holder.querySelector('[data-role="axis"]:checked').value), plane: Number(role("plane").value),
@@ -117,7 +132,7 @@
     for (const panel of shown) {
       if (slices) Plotly.react(panel.slice, sliceTraces(item, panel, axis, plane), {...SLICE, template: tomat.template()}, tomat.CONFIG);
       if (volumes) {
-        Plotly.react(panel.volume, volumeTraces(item, panel, axis, plane, level, difference), {...VOLUME, template: tomat.template()}, tomat.CONFIG);
+        Plotly.react(panel.volume, volumeTraces(item, panel, axis, plane, level, difference), {...VOLUME, scene: {...VOLUME.scene, camera: camera(item.lattice)}, template: tomat.template()}, tomat.CONFIG);
       }
       tomat.drawn.add(panel.slice).add(panel.volume);
     }
@@ -136,6 +151,12 @@
     slider.value = axis === 2 ? item.plane : 0;
   }
 
+  /** A level that encloses half of the electrons, at first. */
+  function chooseLevel() {
+    const {item} = state();
+    role("level").value = Math.sqrt(item.half / item.top);
+  }
+
   let turning = false;
   function turnTogether() {
     for (const panel of panels) panel.volume.on("plotly_relayout", (change) => {
@@ -149,13 +170,14 @@
 
   function begin() {
     range();
+    chooseLevel();
     paint(true, true);
     turnTogether();
     role("plane").addEventListener("input", () => later(true, true));
     role("level").addEventListener("input", () => later(false, true));
     if (role("difference-level")) role("difference-level").addEventListener("input", () => later(false, true));
     holder.querySelectorAll('[data-role="axis"]').forEach((box) => box.addEventListener("change", () => { range(); later(true, true); }));
-    if (role("item")) role("item").addEventListener("change", () => { range(); later(true, true); });
+    if (role("item")) role("item").addEventListener("change", () => { range(); chooseLevel(); later(true, true); });
     performance.mark("tomat-density");
   }
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tomat.base.checked_json import parse_checked, with_checksum
-from tomat.base.documents import read_bytes
+from tomat.base.documents import parse_checked, read_bytes, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Positive, typed
 from tomat.base.reporting import to_jsonable, write_json

@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, report_file, run_folder
-from tomat.base.checked_json import parse_checked
-from tomat.base.documents import mapping
+from tomat.base.documents import mapping, parse_checked
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, WEIGHTS_FOLDER
 from tomat.base.records import Amount, typed
@@ -149,7 +148,7 @@ def measure(folder: Path) -> None:
     if (folder / EVALUATION_FILE).exists():
         return
     from tomat.app.workflow.held_out import evaluate_held_out, held_out_materials
-    from tomat.base.checked_json import with_checksum
+    from tomat.base.documents import with_checksum
     from tomat.train.settings.config import recorded_config
 
     config = recorded_config(folder / CONFIG_FILE)

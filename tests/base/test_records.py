@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import pytest
 
-from tomat.base.checked_json import is_as_signed, signed
+from tomat.base.documents import is_as_signed, signed
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count, Sha256, read_typed, typed
 from tomat.measure.lab.max_batch import MaxBatchRecord

@@ -18,7 +18,7 @@ import pytest
 from fuzz_damage import BYTE_DAMAGE, VALUE_DAMAGE, damaged_bytes, damaged_document, damaged_file, fuzz
 from hypothesis import strategies as st
 
-from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.documents import CHECKSUM_KEY, with_checksum
 from tomat.base.storage import Store
 from tomat.data.codec.files import codec_from_text, codec_text
 from tomat.data.codec.histogram import DensityHistogram

@@ -45,8 +45,9 @@ from tomat.hardware.flops import (
 )
 from tomat.model.checkpoint_policies import ATTENTION_OUTPUT, ATTENTION_PROJECTION, MLP_PROJECTIONS, QKV
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.environment import Room, ScatteredAtoms, environment_tables
+from tomat.model.environment import environment_tables
 from tomat.model.field import FieldConfig
+from tomat.model.nearby_atoms import Room, ScatteredAtoms
 from tomat.model.shape import decoder_shape, field_shape
 from tomat.model.tiles import SplashBlockSizes
 

@@ -9,8 +9,8 @@ from scipy.spatial.transform import Rotation
 from small_field import CELL, GRID, PROMOLECULE, TABLES, VOXELS, fresh, learnt, row_of
 
 from tomat.data.density.crystal import Crystal
-from tomat.model.environment import ScatteredAtoms
 from tomat.model.field import LEAST_DEVIATION, FieldModel
+from tomat.model.nearby_atoms import ScatteredAtoms
 
 
 @eqx.filter_jit

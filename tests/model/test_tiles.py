@@ -3,17 +3,8 @@ import json
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.model.tiles import (
-    VMEM_BYTES,
-    VMEM_SHARE,
-    LossTiles,
-    TunedSizes,
-    TunedTiles,
-    check_vmem,
-    load_table,
-    tuned_tiles,
-    vmem_bytes,
-)
+from tomat.model.tiles import LossTiles, TunedSizes, TunedTiles, load_table, tuned_tiles
+from tomat.model.vmem import VMEM_BYTES, VMEM_SHARE, check_vmem, vmem_bytes
 
 SMALL, WIDE, OTHER_CHIP, FLOAT32 = (LossTiles(size, 16, 128, 16) for size in (16, 32, 64, 128))
 TABLE = (

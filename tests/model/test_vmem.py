@@ -7,7 +7,7 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.model.tiles import QkRotaryConfig, WholeHeadConfig
-from tomat.model.vmem import VMEM_BYTES, most_head_vmem
+from tomat.model.vmem import VMEM_BYTES, check_rotary, head_tiles, most_head_vmem
 
 COMPILED = json.loads(Path(__file__).with_name("vmem_by_chip.json").read_text(encoding="utf-8"))
 
@@ -17,10 +17,10 @@ def refused(row: dict) -> bool:
     try:
         if row["kernel"] == "whole_head":
             shape = row["positions"], row["head_size"], row["itemsize"]
-            WholeHeadConfig(*row["sizes"]).tiles(*shape, rotate=row["rotate"], device_kind=row["device_kind"])
+            head_tiles(WholeHeadConfig(*row["sizes"]), *shape, rotate=row["rotate"], device_kind=row["device_kind"])
         else:
             config = QkRotaryConfig("pallas", row["block_positions"])
-            config.check_vmem(row["block_positions"], row["head_size"], row["itemsize"], row["device_kind"])
+            check_rotary(config, row["block_positions"], row["head_size"], row["itemsize"], row["device_kind"])
     except TomatError:
         return True
     return False
@@ -40,12 +40,12 @@ def test_little_that_the_compiler_takes_is_refused():
 
 @pytest.mark.parametrize("device_kind", ["TPU v5", "TPU7x"])
 def test_a_refusal_says_what_fits_on_the_chip(device_kind):
-    assert WholeHeadConfig().tiles(8192, 256, 2).vmem_bytes <= most_head_vmem(None)
+    assert head_tiles(WholeHeadConfig(), 8192, 256, 2).vmem_bytes <= most_head_vmem(None)
     said = rf"MiB of VMEM for 8192 positions and heads of 256 .* {device_kind} has 64 for it\. heads of 128 or 4,\d+ "
     with pytest.raises(TomatError, match=said):
-        WholeHeadConfig().tiles(8192, 256, 2, device_kind=device_kind)
+        head_tiles(WholeHeadConfig(), 8192, 256, 2, device_kind=device_kind)
     with pytest.raises(TomatError, match="Set model.qk_rotary.block_positions: [0-9]+, or model.qk_rotary.kernel: xla"):
-        QkRotaryConfig("pallas").check_vmem(8192, 4096, 2, device_kind)
+        check_rotary(QkRotaryConfig("pallas"), 8192, 4096, 2, device_kind)
 
 
 def test_a_recipe_is_refused_for_a_slice_whose_chips_cannot_hold_its_heads():

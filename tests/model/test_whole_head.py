@@ -15,6 +15,7 @@ from tomat.hardware.executed import attention_kernels
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.splash import whole_head_attention
 from tomat.model.tiles import WholeHeadConfig
+from tomat.model.vmem import head_tiles
 
 SMALL = WholeHeadConfig(256, 128, 256, 128, interpret=True)
 
@@ -67,6 +68,6 @@ def test_what_it_cannot_do_is_refused():
         ({}, (32768, 256, 2), r"needs \d+ MiB of VMEM for 32768 positions and heads of 256"),
     ):
         with pytest.raises(TomatError, match=message):
-            WholeHeadConfig(**sizes).tiles(*shape)
+            head_tiles(WholeHeadConfig(**sizes), *shape)
     with pytest.raises(TomatError, match=r"sliding_window is 512; its kernels have no window"):
         DensityDecoderConfig(whole_head=WholeHeadConfig(), sliding_window=512)

@@ -10,16 +10,9 @@ from haliax import Axis
 
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule, RadialBasis
-from tomat.model.environment import (
-    Room,
-    ScatteredAtoms,
-    atoms_of_cell,
-    environment_tables,
-    filled_cell,
-    places_in_cell,
-    stacked_atoms,
-)
+from tomat.model.environment import environment_tables
 from tomat.model.field import FieldConfig, FieldModel
+from tomat.model.nearby_atoms import Room, ScatteredAtoms, atoms_of_cell, filled_cell, places_in_cell, stacked_atoms
 
 BASIS = RadialBasis(8, 4.0)
 CONFIG = FieldConfig(max_seq_len=12, basis=BASIS, channels=3, products=4, hidden_dim=16, hidden_layers=2, members=2)

@@ -17,7 +17,8 @@ from tomat.data.tokens.layouts import BlockShuffleConfig, SequenceLayout
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
 from tomat.data.tokens.vocabulary import DENSITY_START
-from tomat.model.environment import EnvironmentConfig, NearbyAtoms, PatchAtoms, ScatteredAtoms
+from tomat.model.environment import EnvironmentConfig
+from tomat.model.nearby_atoms import NearbyAtoms, PatchAtoms, ScatteredAtoms
 from tomat.train.loader import ShardDataset, token_loader
 from tomat.train.row_atoms import RowAtoms
 

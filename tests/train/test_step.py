@@ -18,7 +18,8 @@ from tiny_run import ONE_STEP
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START
 from tomat.model.any_decoder import environment_of
-from tomat.model.environment import Room, environment_tables, filled, named_atoms, stacked_atoms
+from tomat.model.environment import environment_tables
+from tomat.model.nearby_atoms import Room, filled, named_atoms, stacked_atoms
 from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
 from tomat.train.loader import TokenExample
 from tomat.train.restore import model_initialiser

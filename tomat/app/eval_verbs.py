@@ -175,7 +175,7 @@ def _run_leave_one_out(args: argparse.Namespace) -> int:
 
 def _write(path: Path | None, figures: dict[str, Any]) -> None:
     """Write what `--json` asks for, with its checksum; nothing where it does not ask."""
-    from tomat.base.checked_json import with_checksum
+    from tomat.base.documents import with_checksum
 
     if path is not None:
         write_json(path, with_checksum(to_jsonable(figures)))
@@ -212,8 +212,7 @@ def _materials(
 
 def read_report(path: Path) -> "TeacherForcedResult":
     """The report that `--json` wrote."""
-    from tomat.base.checked_json import parse_checked
-    from tomat.base.documents import read_bytes
+    from tomat.base.documents import parse_checked, read_bytes
     from tomat.predict.evaluation.result import TeacherForcedResult
 
     how = "Give a report of `tomat eval --json`."

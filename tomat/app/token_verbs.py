@@ -156,7 +156,7 @@ def padding_share(output: str, tries: int, manifest: Any) -> float | None:
     atoms of every material, and None without a survey."""
     if manifest.layout.is_scattered:
         return 1 - manifest.scattered_voxels / (manifest.rows * manifest.context)
-    from tomat.base.checked_json import parse_checked
+    from tomat.base.documents import parse_checked
     from tomat.base.records import typed
     from tomat.base.storage import Store
     from tomat.data.tokens.pipeline.driver import SURVEY_NAME

@@ -116,8 +116,8 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
         raise TomatError(f"FLOPs of attention by '{backend}' are not known; expected {known}.")
     if getattr(model_config, "whole_head", None) is not None:
         # Each part of a block's queries ends at its own last position, each part of its keys begins at its first one.
-        tiles = model_config.whole_head.tiles(seq_len, model_config.actual_head_size, COMPUTE_BYTES)
-        forward, backward = KernelPass(2, tiles.rows, tiles.rows), KernelPass(5, tiles.keys_bwd, tiles.keys_bwd)
+        _, rows, _, keys = model_config.whole_head.sizes(seq_len, model_config.actual_head_size)
+        forward, backward = KernelPass(2, rows, rows), KernelPass(5, keys, keys)
         return AttentionKernels("splash", forward, (backward,))
     if hasattr(model_config, "splash"):
         b = model_config.splash.for_sequence(seq_len)

@@ -13,7 +13,8 @@ from levanter.models.lm_model import LmConfig, LmHeadModel
 from tomat.base.errors import TomatError
 from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, Int8Matmuls
 from tomat.model.embedding import with_float32_sums
-from tomat.model.environment import AtomsRead, EnvironmentTables, NearbyAtoms, PatchAtoms
+from tomat.model.environment import EnvironmentTables
+from tomat.model.nearby_atoms import AtomsRead, NearbyAtoms, PatchAtoms
 
 
 def build_mask(config: LmConfig) -> AttentionMask:

@@ -182,6 +182,7 @@ class DensityDecoderConfig(Qwen3Config):
     def check_chip(self, device_kind: str) -> None:
         """Refuse TPU kernels whose arrays a chip, by JAX's name of it, cannot hold in VMEM."""
         from tomat.hardware.executed import COMPUTE_BYTES
+        from tomat.model.vmem import check_rotary, head_tiles
 
         if self.attn_backend not in (None, Backend.DEFAULT, Backend.SPLASH) or not self.max_seq_len:
             return
@@ -189,9 +190,9 @@ class DensityDecoderConfig(Qwen3Config):
         if self.whole_head is not None:
             positions = 2 * self.max_seq_len if self.paired_heads else self.max_seq_len
             rotate = kernel == "attention"
-            self.whole_head.tiles(positions, size, COMPUTE_BYTES, rotate=rotate, device_kind=device_kind)
+            head_tiles(self.whole_head, positions, size, COMPUTE_BYTES, rotate=rotate, device_kind=device_kind)
         if kernel == "pallas":
-            self.qk_rotary.check_vmem(self.max_seq_len, size, COMPUTE_BYTES, device_kind)
+            check_rotary(self.qk_rotary, self.max_seq_len, size, COMPUTE_BYTES, device_kind)
 
     def _check_kernels(self, positions: int) -> None:
         """Refuse sizes of kernels that cannot attend over so many positions; 0: not known yet."""
@@ -201,9 +202,10 @@ class DensityDecoderConfig(Qwen3Config):
                     self.splash.for_sequence(positions)
                 else:
                     from tomat.hardware.executed import COMPUTE_BYTES
+                    from tomat.model.vmem import head_tiles
 
                     rotate = self.qk_rotary.kernel == "attention"
-                    self.whole_head.tiles(positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
+                    head_tiles(self.whole_head, positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
             if positions and self.attn_backend == Backend.JAX_FLASH:
                 flash_block(positions, self.flash_attention_block_size)
         except TomatError as error:

@@ -1,6 +1,6 @@
 """What a position of a sequence knows of the atoms around the voxel that it predicts, and a prior of its logits.
 
-Every position gets sums, over the atoms near its voxel and their periodic images, of radial functions weighted by what
+Every position gets sums, over the atoms near its voxel (`model/nearby_atoms.py`), of radial functions weighted by what
 is learnt of each element; and the logits start as a distribution around the promolecule
 (`data/density/promolecule.py`), which a shift and a width read off the last hidden state move and sharpen.
 
@@ -8,10 +8,9 @@ Shapes: B sequence, T position, N atom near the patch, E element among them, K r
 the prior.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import haliax as hax
@@ -28,9 +27,9 @@ from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS, covalent_radius_a, pauling_electronegativity
 from tomat.data.density.promolecule import RadialBasis
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
+from tomat.model.nearby_atoms import PatchAtoms
 
 if TYPE_CHECKING:
-    from tomat.data.density.crystal import Crystal
     from tomat.data.density.promolecule import Promolecule
 
 ATOM_DENSITY_PER_A3 = 0.08
@@ -41,17 +40,6 @@ BLOCK_POSITIONS = 1024
 """Positions whose radial functions exist at a time: with 8 sequences, 16 functions and 128 atoms 67 MB in float32."""
 
 
-class AtomsRead(Protocol):
-    """What a configuration says of the atoms that a model reads: `EnvironmentConfig`, or that of a field model."""
-
-    @property
-    def basis(self) -> RadialBasis: ...
-    @property
-    def max_atoms(self) -> int: ...
-    @property
-    def max_elements(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class EnvironmentConfig:
     """Knobs of `model.environment`."""
@@ -59,7 +47,7 @@ class EnvironmentConfig:
     channels: int = 8
     """Learnt numbers of an element, each with radial sums of its own."""
     hidden_dim: int = 128
-    """Width of the two-layer network between the sums and the residual stream."""
+    """Width of the three hidden layers of the network between the sums and the residual stream."""
     basis: RadialBasis = field(default_factory=RadialBasis)
     """Radial functions; those of the promolecule, whose values are sums of the same functions."""
     max_atoms: int = 128
@@ -83,237 +71,6 @@ DESCRIPTORS = 3
 """Electronegativity, covalent radius, valence electrons. Networks for single voxels, trained without some compounds,
 had an NMAE on these of 4.8 % with what is learnt of an element alone, 3.2 % with it beside these three (median of 4
 choices): nitrogen, strontium or aluminium is in few compounds, electronegativity in all."""
-
-
-GROUP_POSITIONS = 32
-"""Positions of a row of scattered voxels that share the atoms near them. A small dense cell has up to 380 atoms near
-it, of which a voxel has 92 within 5 A at most; 32 of 512 voxels that lie together have 151."""
-
-
-class NearbyAtoms(eqx.Module):
-    """The atoms near the voxels of each row of a batch; without `batch` those of one row."""
-
-    positions: NamedArray
-    """float32 [atom, xyz]: from the row's origin, A; of scattered voxels [group, atom, xyz]."""
-    numbers: NamedArray
-    """int32 [atom], or [group, atom]: Z; 0: no atom."""
-    kinds: NamedArray
-    """int32 [kind]: Z of each element among them, once; 0: none."""
-
-    @classmethod
-    def of(cls, arrays: Mapping[str, Any], *before: Axis) -> Self:
-        """Of arrays by field, or of their shapes; `before` are the axes before those of one row."""
-        named = {}
-        for each in fields(cls):
-            _, *names = cls._fields()[each.name]
-            sizes = arrays[each.name].shape[len(before) :]
-            named[each.name] = NamedArray(arrays[each.name], (*before, *map(Axis, names, sizes)))
-        return cls(**named)
-
-    @classmethod
-    def _fields(cls) -> Mapping[str, tuple[Any, ...]]:
-        """Type and axes of each field."""
-        return _FIELDS
-
-
-class PatchAtoms(NearbyAtoms):
-    """Those near a patch, whose first voxel is the origin, and where its voxels are."""
-
-    steps: NamedArray
-    """float32 [side, xyz]: from a voxel to the next along each side, A."""
-    shape: NamedArray
-    """int32 [side]: voxels of the patch."""
-
-
-class ScatteredAtoms(NearbyAtoms):
-    """Those near groups of `GROUP_POSITIONS` voxels of a row of the `scattered` layout, and where these are; the origin
-    is the centre of the cell."""
-
-    places: NamedArray
-    """float32 [position, xyz]: of the voxel whose density the token at this very position is, A; 0 where that is PAD.
-    From the cell's centre, so that in one of 100 A a place is rounded by 4e-6 A at most."""
-    mean_density: NamedArray
-    """float32 []: electrons of the cell over its volume, e/Å³."""
-
-    @classmethod
-    def _fields(cls) -> Mapping[str, tuple[Any, ...]]:
-        grouped = {name: (dtype, "group", *axes) for name, (dtype, *axes) in _FIELDS.items() if "atom" in axes}
-        return {**_FIELDS, **grouped}
-
-
-_FIELDS: Mapping[str, tuple[Any, ...]] = {
-    "positions": (np.float32, "atom", "xyz"),
-    "numbers": (np.int32, "atom"),
-    "kinds": (np.int32, "kind"),
-    "steps": (np.float32, "side", "xyz"),
-    "shape": (np.int32, "side"),
-    "places": (np.float32, "position", "xyz"),
-    "mean_density": (np.float32,),
-}
-"""Type and axes of each field."""
-
-
-def atoms_of_patch(
-    crystal: "Crystal",
-    anchor: np.ndarray,
-    grid_shape: tuple[int, int, int],
-    patch_shape: tuple[int, int, int],
-    reach_a: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the atoms within `reach_a` of a patch, whose first voxel is `anchor`: atomic numbers int64 [n], positions
-    float64 [n, 3] from that voxel in A; and the steps from voxel to voxel along each side, float64 [3, 3] in A."""
-    steps = crystal.lattice / np.array(grid_shape)[:, None]
-    edges = steps * (np.array(patch_shape) - 1)[:, None]
-    numbers, positions = crystal.near_box(np.asarray(anchor) @ steps, edges, reach_a)
-    return numbers, positions, steps
-
-
-def atoms_of_cell(crystal: "Crystal", reach_a: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of the atoms within `reach_a` of any point of the cell, periodic images too, and of few others: atomic numbers
-    int64 [n], and positions float64 [n, 3] from the cell's centre in A, nearest first."""
-    lattice = crystal.lattice
-    numbers, positions = crystal.near_box(np.zeros(3), lattice, reach_a)
-    positions = positions - lattice.sum(axis=0) / 2
-    inverse = np.linalg.inv(lattice)
-    # `near_box` takes the sphere around the cell, which of a slab sees several times the atoms. Left out are those too
-    # far from both faces across an axis, along which fractions grow by |column of the inverse| an angstrom at most.
-    most = 0.5 + reach_a * np.linalg.norm(inverse, axis=0)
-    near = (np.abs(positions @ inverse) < most).all(axis=1)
-    return numbers[near], positions[near]
-
-
-def spatial_order(places: np.ndarray) -> np.ndarray:
-    """An order of places, float [n, 3], in which each `GROUP_POSITIONS` in a row lie together, int64 [n]: halved along
-    the widest side, again and again."""
-
-    def halved(index: np.ndarray) -> list[np.ndarray]:
-        groups = -(-len(index) // GROUP_POSITIONS)
-        if groups < 2:
-            return [index]
-        along = places[index][:, np.ptp(places[index], axis=0).argmax()]
-        middle = groups // 2 * GROUP_POSITIONS
-        parts = np.argpartition(along, middle)
-        return halved(index[parts[:middle]]) + halved(index[parts[middle:]])
-
-    return np.concatenate(halved(np.arange(len(places))))
-
-
-def near_groups(positions: np.ndarray, places: np.ndarray, reach_a: float) -> Iterator[np.ndarray]:
-    """Which atoms at `positions`, float [n, 3], are within `reach_a` of each group of places, in turn: int [m]."""
-    for start in range(0, len(places), GROUP_POSITIONS):
-        of_group = places[start : start + GROUP_POSITIONS]
-        centre = (of_group.min(axis=0) + of_group.max(axis=0)) / 2
-        radius_a = reach_a + np.linalg.norm(of_group - centre, axis=1).max()
-        near = np.flatnonzero(((positions - centre) ** 2).sum(axis=1) < radius_a**2)
-        squared = ((positions[near, None] - of_group) ** 2).sum(axis=2).min(axis=1)
-        yield near[squared < reach_a**2]
-
-
-def places_in_cell(crystal: "Crystal", grid_shape: tuple[int, int, int], voxels: np.ndarray) -> np.ndarray:
-    """float32 [n, 3]: from the cell's centre, A, of voxels int64 [n] of its flat grid in C order; 0 where one is -1."""
-    index = np.stack(np.unravel_index(np.maximum(voxels, 0), grid_shape), axis=-1)
-    places = (index / np.array(grid_shape) - 0.5) @ crystal.lattice
-    return np.where(voxels[:, None] < 0, 0.0, places).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Room:
-    """For how many atoms and elements near its voxels a row has room."""
-
-    atoms: int
-    elements: int
-
-    @staticmethod
-    def of(config: AtomsRead) -> "Room":
-        return Room(config.max_atoms, config.max_elements)
-
-    def enlarged(self, numbers: Iterable[np.ndarray]) -> "Room":
-        """With room for rows with these atomic numbers too: neither count is part of a model's weights."""
-        atoms, elements = self.atoms, self.elements
-        for each in numbers:
-            atoms, elements = max(atoms, -(-len(each) // 16) * 16), max(elements, len(np.unique(each)))
-        return Room(atoms, elements)
-
-    def shapes(self, of: type[NearbyAtoms] = PatchAtoms, positions: int = 0) -> dict[str, tuple[Any, ...]]:
-        """Type and sizes of each array of a row, by the fields of `of`; of scattered voxels there are `positions`."""
-        groups = -(-positions // GROUP_POSITIONS)
-        sizes = {"atom": self.atoms, "kind": self.elements, "xyz": 3, "side": 3, "position": positions, "group": groups}
-        types = {each.name: of._fields()[each.name] for each in fields(of)}
-        return {key: (dtype, *(sizes[name] for name in names)) for key, (dtype, *names) in types.items()}
-
-
-def filled(
-    numbers: np.ndarray,
-    positions: np.ndarray,
-    steps: np.ndarray,
-    patch_shape: tuple[int, int, int],
-    room: Room,
-    name: str,
-) -> PatchAtoms:
-    """One patch's atoms in arrays of the sizes of `room`, on the host."""
-    arrays = _near(numbers, positions, room, f"a patch of {name} of {prod(patch_shape):,} voxels")
-    return PatchAtoms.of(arrays | {"steps": steps.astype(np.float32), "shape": np.array(patch_shape, np.int32)})
-
-
-def filled_cell(
-    numbers: np.ndarray,
-    positions: np.ndarray,
-    places: np.ndarray,
-    mean_density_e_per_a3: float,
-    room: Room,
-    reach_a: float,
-    name: str,
-) -> ScatteredAtoms:
-    """The same of a row of scattered voxels: of `atoms_of_cell` those within `reach_a` of each group of `places`, which
-    are in `spatial_order`."""
-    arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes(ScatteredAtoms, len(places)).items()}
-    for group, near in enumerate(near_groups(positions, places, reach_a)):
-        _check_room(numbers[near], room, f"{GROUP_POSITIONS} voxels of {name} that lie together", "have")
-        arrays["positions"][group, : len(near)] = positions[near]
-        arrays["numbers"][group, : len(near)] = numbers[near]
-    kinds = np.unique(numbers)
-    arrays["kinds"][: len(kinds)] = kinds
-    arrays["places"][:] = places
-    arrays["mean_density"][...] = mean_density_e_per_a3
-    return ScatteredAtoms.of(arrays)
-
-
-def _near(numbers: np.ndarray, positions: np.ndarray, room: Room, what: str) -> dict[str, np.ndarray]:
-    """The fields of `NearbyAtoms`."""
-    _check_room(numbers, room, what)
-    n, kinds = len(numbers), np.unique(numbers)
-    arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes(NearbyAtoms).items()}
-    arrays["positions"][:n] = positions
-    arrays["numbers"][:n] = numbers
-    arrays["kinds"][: len(kinds)] = kinds
-    return arrays
-
-
-def _check_room(numbers: np.ndarray, room: Room, what: str, has: str = "has") -> None:
-    """Refuse a row with more atoms or elements near it than there is room for."""
-    n, kinds = len(numbers), np.unique(numbers)
-    for knob, near, most, needed in (
-        ("max_atoms", f"{n} atoms", room.atoms, -(-n // 16) * 16 if n > room.atoms else 0),
-        ("max_elements", f"{len(kinds)} elements", room.elements, len(kinds)),
-    ):
-        if needed > most:
-            it = "it" if has == "has" else "them"
-            said = f"{what} {has} {near} near {it} and the model's {knob}"
-            raise TomatError(f"{said} is {most}; set it to {needed} or more.")
-
-
-def stacked_atoms(rows: Sequence[NearbyAtoms]) -> dict[str, np.ndarray]:
-    """Those of many rows of one kind, by the names of their fields."""
-    names = [each.name for each in fields(rows[0])]
-    return {name: np.stack([np.asarray(getattr(row, name).array) for row in rows]) for name in names}
-
-
-def named_atoms(batch: Mapping[str, jax.Array | np.ndarray]) -> PatchAtoms | ScatteredAtoms | None:
-    """Rows of what `stacked_atoms` made, with names; None where there is nothing of it."""
-    if "positions" not in batch:
-        return None
-    kind = ScatteredAtoms if "places" in batch else PatchAtoms
-    return kind.of(batch, Axis("batch", len(batch["numbers"])))
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,14 +25,8 @@ from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS
 from tomat.data.density.promolecule import RadialBasis
 from tomat.model.angular import MOST_L, angular_functions, degree_slices, sums_by_kind
-from tomat.model.environment import (
-    DESCRIPTORS,
-    GROUP_POSITIONS,
-    LOG_FLOOR_E_PER_A3,
-    EnvironmentTables,
-    ScatteredAtoms,
-    feature_scale,
-)
+from tomat.model.environment import DESCRIPTORS, LOG_FLOOR_E_PER_A3, EnvironmentTables, feature_scale
+from tomat.model.nearby_atoms import GROUP_POSITIONS, ScatteredAtoms
 
 MOST_LOG_RATIO = 6.0
 """A density is between exp(-this) and exp(this) times the promolecule's."""
@@ -59,7 +53,7 @@ class FieldConfig(LmConfig):
     hidden_dim: int = 128
     """Width of the network between the invariants and the density."""
     hidden_layers: int = 3
-    """Of the network."""
+    """Of the network, beyond the first, which takes in the invariants: 3 are four hidden layers."""
     members: int = 1
     """Models that differ in their first weights alone and learn beside one another from the same sums, most of the
     work; the density is their mean, and how far they lie apart says how far to trust it."""

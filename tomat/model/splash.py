@@ -25,6 +25,7 @@ from tomat.model.devices import traced_device_kind
 from tomat.model.norm_rotary import Rotary
 from tomat.model.sharding import flatten_group, on_mesh, split_over
 from tomat.model.tiles import SPLASH_BLOCKS, SplashBlockSizes, WholeHeadConfig
+from tomat.model.vmem import head_tiles
 from tomat.model.whole_head_kernels import attend
 
 LOG2_E = math.log2(math.e)
@@ -91,7 +92,7 @@ def whole_head_attention(
     eps = None if rotary is None else rotary.eps
     kind = None if config.interpret else traced_device_kind()
     itemsize = q.array.dtype.itemsize
-    tiles = config.tiles(Pos.size, HeadSize.size, itemsize, rotate=rotary is not None, eps=eps, device_kind=kind)
+    tiles = head_tiles(config, Pos.size, HeadSize.size, itemsize, rotate=rotary is not None, eps=eps, device_kind=kind)
     scaled = q if q_is_scaled or rotary is not None else q * (LOG2_E / math.sqrt(HeadSize.size))
     arrays, spec = by_heads(scaled, k, v)
     if rotary is not None:

@@ -18,24 +18,11 @@ from msgspec import Meta
 from tomat.base.config_keys import key
 from tomat.base.errors import TomatError
 from tomat.base.records import Positive, read_typed
-from tomat.model.vmem import (
-    LANES,
-    SCOPED_VMEM,
-    SPARE_HEAD_VMEM,
-    VMEM_BYTES,
-    head_vmem_bytes,
-    most_head_vmem,
-    rotary_vmem_bytes,
-    what_fits,
-)
 
+LANES = 128
+"""Lanes of a TPU vector register (`NUM_LANES` in JAX's splash kernel): sizes along them are multiples of it."""
 PACKED_ROWS = 16
 """Rows of a bfloat16 register tile (two rows in each of 8 sublanes): rows of a block are a multiple of it."""
-VMEM_SHARE = 0.8
-"""Share of VMEM that the kernels' blocks may take; the rest is for the products on their way and what is spilled."""
-SPARE_VMEM = 16 * 2**20
-"""VMEM that is granted on top of the blocks, bytes. What is not asked for stays with XLA, for other arrays."""
-
 DEFAULT_SPLASH_BLOCK = 512
 """Tile where none is set: Levanter's `DEFAULT_SPLASH_BLOCK_SIZE`."""
 ROTARY_ROWS = 64
@@ -163,21 +150,6 @@ class QkRotaryConfig:
                 f"{LANES}. Use fewer heads (model.num_heads), or qk_rotary.kernel: xla."
             )
 
-    def check_vmem(self, positions: int, head_size: int, itemsize: int, device_kind: str) -> None:
-        """Refuse a block that the kernel `pallas` cannot hold on a chip, by JAX's name of it."""
-        block, most = largest_divisor(positions, self.block_positions, ROTARY_ROWS), SCOPED_VMEM.get(device_kind)
-        needed = rotary_vmem_bytes(block, head_size, itemsize)
-        if most is None or needed <= most:
-            return
-        smaller = (size for size in range(block - ROTARY_ROWS, 0, -ROTARY_ROWS) if positions % size == 0)
-        fits = next((size for size in smaller if rotary_vmem_bytes(size, head_size, itemsize) <= most), None)
-        remedy = "Set" if fits is None else f"Set model.qk_rotary.block_positions: {fits}, or"
-        raise TomatError(
-            f"model.qk_rotary.block_positions is {block}, which takes {needed / 2**20:.0f} MiB of VMEM with heads of "
-            f"{head_size} in {itemsize} bytes; {device_kind} gives a kernel {most / 2**20:.0f}. {remedy} "
-            "model.qk_rotary.kernel: xla."
-        )
-
 
 @dataclass(frozen=True)
 class WholeHeadConfig:
@@ -199,45 +171,16 @@ class WholeHeadConfig:
     def __post_init__(self) -> None:
         check_multiples("model.whole_head", self, dict.fromkeys(HEAD_NAMES, LANES))
 
-    def tiles(
-        self,
-        seq_len: int,
-        head_size: int,
-        itemsize: int,
-        *,
-        rotate: bool = False,
-        eps: float | None = None,
-        device_kind: str | None = None,
-    ) -> "HeadTiles":
-        """What the kernels are compiled with; with `rotate` they do norm (no `eps`: none) and rotary embedding too.
-        `device_kind`: JAX's name of the chip, whose VMEM they must fit; None: not known yet, that of a v6e."""
+    def sizes(self, seq_len: int, head_size: int) -> tuple[int, int, int, int]:
+        """Block, rows, block and keys of the backward kernel: what is set, else what is tuned, as far as it divides."""
         if seq_len % LANES or head_size % LANES:
             said = f"model.whole_head takes multiples of {LANES}, and got {seq_len} positions and heads of {head_size}"
             raise TomatError(f"{said}; leave it unset, or choose fewer, wider heads (model.num_heads).")
-        block, rows, block_bwd, keys = self._sizes(seq_len, head_size)
-        needed = self._vmem_bytes(seq_len, head_size, itemsize, rotate)
-        most = most_head_vmem(device_kind)
-        if needed > most:
-            fits = what_fits(most, seq_len, head_size, lambda S, D: self._vmem_bytes(S, D, itemsize, rotate))
-            raise TomatError(
-                f"model.whole_head needs {needed / 2**20:.0f} MiB of VMEM for {seq_len} positions and heads of "
-                f"{head_size} in {itemsize} bytes, {device_kind or 'a TPU v6 lite'} has {most / 2**20:.0f} for it. "
-                f"{fits}or leave model.whole_head unset, which takes the splash kernels."
-            )
-        return HeadTiles(block, rows, block_bwd, keys, needed, eps, self.interpret)
-
-    def _sizes(self, seq_len: int, head_size: int) -> tuple[int, int, int, int]:
-        """Block, rows, block and keys of the backward kernel: what is set, else what is tuned, as far as it divides."""
         mine = {name: size for name in HEAD_NAMES if (size := getattr(self, name)) is not None}
         sizes = mine if len(mine) == len(HEAD_NAMES) else {**tuned_sizes(seq_len, head_size), **mine}
         block, block_bwd = (largest_divisor(seq_len, sizes[name], LANES) for name in ("block", "block_bwd"))
         rows, keys = largest_divisor(block, sizes["rows"], LANES), largest_divisor(block_bwd, sizes["keys_bwd"], LANES)
         return block, rows, block_bwd, keys
-
-    def _vmem_bytes(self, seq_len: int, head_size: int, itemsize: int, rotate: bool) -> int:
-        block, rows, block_bwd, keys = self._sizes(seq_len, head_size)
-        counted = head_vmem_bytes(seq_len, head_size, itemsize, max(block, block_bwd), max(rows, keys), rotate=rotate)
-        return max(counted) + SPARE_HEAD_VMEM
 
 
 @dataclass(frozen=True)
@@ -344,29 +287,3 @@ def tuned_sizes(positions: int, head_size: int, table: tuple[TunedSizes, ...] | 
     entries = table or load_table(TunedSizes)
     nearest = min(entries, key=lambda each: _apart((each.positions, positions), (each.head_size, head_size)))
     return {name: getattr(nearest.tiles, name) for name in HEAD_NAMES}
-
-
-def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int) -> int:
-    """VMEM of the blocks of the larger kernel, bytes, for so many rows resident: the device's, if those are fewer."""
-    block_rows, block_ids = tiles.block_rows or 0, tiles.block_ids or 0
-    lanes = 4 * LANES * rows
-    logits = 2 * 4 * block_rows * block_ids
-    head = 2 * itemsize * block_ids * width
-    statistics = lanes * (1 + 2 * n_statistics) + itemsize * rows * width + head + logits
-    by_head = 4 * 4 * block_ids * width
-    gradients = lanes + (4 + 2 * itemsize) * rows * width + head + by_head + logits + itemsize * block_rows * block_ids
-    return max(statistics, gradients)
-
-
-def check_vmem(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int, device_kind: str) -> int:
-    """VMEM to ask for, bytes, where the tiles fit."""
-    capacity = VMEM_BYTES.get(device_kind, max(VMEM_BYTES.values()))
-    needed = vmem_bytes(tiles, rows, width, itemsize, n_statistics)
-    if needed > VMEM_SHARE * capacity:
-        raise TomatError(
-            f"the tiles of the Pallas loss need {needed / 2**20:.0f} MiB of VMEM at a width of {width} "
-            f"({', '.join(f'{name} {getattr(tiles, name)}' for name in LOSS_NAMES)}); {device_kind} has "
-            f"{capacity / 2**20:.0f} MiB, of which {VMEM_SHARE * capacity / 2**20:.0f} may be used. Set a smaller "
-            "loss.tiles.resident_rows or loss.tiles.block_ids, or loss.kernel: xla."
-        )
-    return needed + SPARE_VMEM

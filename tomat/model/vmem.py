@@ -3,10 +3,19 @@ is refused by name, with what does, before the compiler fails on it. No JAX here
 
 from collections.abc import Callable
 
-MIB = 2**20
-LANES = 128
-"""Lanes of a TPU vector register (`NUM_LANES` in JAX's splash kernel): sizes along them are multiples of it."""
+from tomat.base.errors import TomatError
+from tomat.model.tiles import (
+    LANES,
+    LOSS_NAMES,
+    ROTARY_ROWS,
+    HeadTiles,
+    LossTiles,
+    QkRotaryConfig,
+    WholeHeadConfig,
+    largest_divisor,
+)
 
+MIB = 2**20
 VMEM_BYTES = {
     "TPU v4": 16 * MIB,
     "TPU v5 lite": 128 * MIB,
@@ -24,6 +33,11 @@ COMPILERS_VMEM = MIB // 8
 counted to take 63.8 MiB compiles for a TPU7x, one of 81.6 uses 67.9 (`tests/model/vmem_by_chip.json`)."""
 SPARE_HEAD_VMEM = 8 * MIB
 """Beyond the arrays that are counted: the kernels of 8 sequences of 8,192 and heads of 256 compile with it."""
+
+VMEM_SHARE = 0.8
+"""Share of VMEM that the kernels' blocks may take; the rest is for the products on their way and what is spilled."""
+SPARE_VMEM = 16 * 2**20
+"""VMEM that is granted on top of the blocks, bytes. What is not asked for stays with XLA, for other arrays."""
 
 SCOPED_VMEM = {
     "TPU v4": 16 * MIB,
@@ -73,3 +87,76 @@ def rotary_vmem_bytes(block: int, D: int, itemsize: int) -> int:
     each of its numbers for what is on its way. 33.3 MiB by the compiler for 1,024 positions of 2,048 in bfloat16, 34
     here."""
     return block * D * (6 * itemsize + 5)
+
+
+def check_rotary(config: QkRotaryConfig, positions: int, head_size: int, itemsize: int, device_kind: str) -> None:
+    """Refuse a block that the kernel of norm and rotary embedding cannot hold on a chip, by JAX's name of it."""
+    block, most = largest_divisor(positions, config.block_positions, ROTARY_ROWS), SCOPED_VMEM.get(device_kind)
+    needed = rotary_vmem_bytes(block, head_size, itemsize)
+    if most is None or needed <= most:
+        return
+    smaller = (size for size in range(block - ROTARY_ROWS, 0, -ROTARY_ROWS) if positions % size == 0)
+    fits = next((size for size in smaller if rotary_vmem_bytes(size, head_size, itemsize) <= most), None)
+    remedy = "Set" if fits is None else f"Set model.qk_rotary.block_positions: {fits}, or"
+    raise TomatError(
+        f"model.qk_rotary.block_positions is {block}, which takes {needed / 2**20:.0f} MiB of VMEM with heads of "
+        f"{head_size} in {itemsize} bytes; {device_kind} gives a kernel {most / 2**20:.0f}. {remedy} "
+        "model.qk_rotary.kernel: xla."
+    )
+
+
+def head_tiles(
+    config: WholeHeadConfig,
+    seq_len: int,
+    head_size: int,
+    itemsize: int,
+    *,
+    rotate: bool = False,
+    eps: float | None = None,
+    device_kind: str | None = None,
+) -> HeadTiles:
+    """What the kernels that hold a head are compiled with; with `rotate` they do norm (no `eps`: none) and rotary
+    embedding too. `device_kind`: JAX's name of the chip, whose VMEM they must fit; None: not known yet, a v6e's."""
+    block, rows, block_bwd, keys = config.sizes(seq_len, head_size)
+    needed = _head_bytes(config, seq_len, head_size, itemsize, rotate)
+    most = most_head_vmem(device_kind)
+    if needed > most:
+        fits = what_fits(most, seq_len, head_size, lambda S, D: _head_bytes(config, S, D, itemsize, rotate))
+        raise TomatError(
+            f"model.whole_head needs {needed / 2**20:.0f} MiB of VMEM for {seq_len} positions and heads of "
+            f"{head_size} in {itemsize} bytes, {device_kind or 'a TPU v6 lite'} has {most / 2**20:.0f} for it. "
+            f"{fits}or leave model.whole_head unset, which takes the splash kernels."
+        )
+    return HeadTiles(block, rows, block_bwd, keys, needed, eps, config.interpret)
+
+
+def _head_bytes(config: WholeHeadConfig, seq_len: int, head_size: int, itemsize: int, rotate: bool) -> int:
+    block, rows, block_bwd, keys = config.sizes(seq_len, head_size)
+    counted = head_vmem_bytes(seq_len, head_size, itemsize, max(block, block_bwd), max(rows, keys), rotate=rotate)
+    return max(counted) + SPARE_HEAD_VMEM
+
+
+def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int) -> int:
+    """VMEM of the blocks of the larger kernel, bytes, for so many rows resident: the device's, if those are fewer."""
+    block_rows, block_ids = tiles.block_rows or 0, tiles.block_ids or 0
+    lanes = 4 * LANES * rows
+    logits = 2 * 4 * block_rows * block_ids
+    head = 2 * itemsize * block_ids * width
+    statistics = lanes * (1 + 2 * n_statistics) + itemsize * rows * width + head + logits
+    by_head = 4 * 4 * block_ids * width
+    gradients = lanes + (4 + 2 * itemsize) * rows * width + head + by_head + logits + itemsize * block_rows * block_ids
+    return max(statistics, gradients)
+
+
+def check_vmem(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int, device_kind: str) -> int:
+    """VMEM to ask for, bytes, where the tiles fit."""
+    capacity = VMEM_BYTES.get(device_kind, max(VMEM_BYTES.values()))
+    needed = vmem_bytes(tiles, rows, width, itemsize, n_statistics)
+    if needed > VMEM_SHARE * capacity:
+        raise TomatError(
+            f"the tiles of the Pallas loss need {needed / 2**20:.0f} MiB of VMEM at a width of {width} "
+            f"({', '.join(f'{name} {getattr(tiles, name)}' for name in LOSS_NAMES)}); {device_kind} has "
+            f"{capacity / 2**20:.0f} MiB, of which {VMEM_SHARE * capacity / 2**20:.0f} may be used. Set a smaller "
+            "loss.tiles.resident_rows or loss.tiles.block_ids, or loss.kernel: xla."
+        )
+    return needed + SPARE_VMEM

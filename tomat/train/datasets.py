@@ -14,7 +14,8 @@ from tomat.data.codec.relative import offset_of, relative_to
 from tomat.data.density.demo.embedded import SPLITS
 from tomat.data.tokens.demo import write_demo_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
-from tomat.model.environment import AtomsRead, EnvironmentTables, environment_tables
+from tomat.model.environment import EnvironmentTables, environment_tables
+from tomat.model.nearby_atoms import AtomsRead
 from tomat.train.runs.history import Contents
 from tomat.train.settings.config import TrainConfig
 from tomat.train.settings.schema import DataConfig

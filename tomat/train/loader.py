@@ -26,7 +26,7 @@ from levanter.data.loader import DataLoader
 from tomat.base.errors import TomatError
 from tomat.data.tokens.layouts import BlockShuffleConfig
 from tomat.data.tokens.shuffle import IN_ORDER_WINDOW_BLOCKS, ShuffledIndex
-from tomat.model.environment import NearbyAtoms
+from tomat.model.nearby_atoms import NearbyAtoms
 from tomat.train.settings.schema import BUFFERED_BATCHES
 
 if TYPE_CHECKING:

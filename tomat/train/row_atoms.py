@@ -7,7 +7,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import symbol_of
-from tomat.model.environment import (
+from tomat.model.nearby_atoms import (
     AtomsRead,
     NearbyAtoms,
     Room,

@@ -10,7 +10,7 @@ import yaml
 from levanter.trainer_state import TrainerState
 from rich.text import Text
 
-from tomat.base.checked_json import signed
+from tomat.base.documents import signed
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE_FILE, RETRY_STATUS
 from tomat.base.reporting import console, warn, write_text

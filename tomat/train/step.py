@@ -21,11 +21,12 @@ from tomat.base.errors import TomatError
 from tomat.base.ports.levanter import value_of, weighted_mean
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
 from tomat.model.any_decoder import environment_of, hidden_and_head, is_field
-from tomat.model.environment import EnvironmentTables, ScatteredAtoms
+from tomat.model.environment import EnvironmentTables
 from tomat.model.field import FieldModel
 from tomat.model.loss.config import LossConfig
 from tomat.model.loss.density_loss import density_loss
 from tomat.model.loss.interface import DensityTarget
+from tomat.model.nearby_atoms import ScatteredAtoms
 from tomat.train.guards.loss import guard_updates
 from tomat.train.loader import TokenExample
 from tomat.train.settings.config import TrainConfig

@@ -7,7 +7,7 @@ import pytest
 from retokenized import StoppingRunner, files
 
 from tomat.app.cli import main
-from tomat.base.checked_json import CHECKSUM_KEY
+from tomat.base.documents import CHECKSUM_KEY
 from tomat.base.errors import TomatError
 from tomat.data.tokens.pipeline.driver import retokenize
 from tomat.data.tokens.pipeline.runners import PoolRunner

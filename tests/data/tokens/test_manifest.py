@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.documents import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.tokens.layouts import LAYOUTS
 from tomat.data.tokens.manifest import SkippedMaterial, anchors_seed, draw_anchors, parse_manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.documents import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.codec.relative import RelativeCodec, cell_codec

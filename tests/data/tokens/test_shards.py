@@ -8,7 +8,7 @@ import pytest
 from relative_codec import PROMOLECULE, bonded, relative_codec
 
 from tomat.app.cli import main
-from tomat.base.checked_json import with_checksum
+from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.codec.relative import cell_codec

@@ -9,7 +9,7 @@ import pytest
 from reported import reported
 
 from tomat.app.cli import main
-from tomat.base.checked_json import with_checksum
+from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.tokens.pipeline.sources import find_materials
 from tomat.data.tokens.shards import open_shards

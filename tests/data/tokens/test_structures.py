@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tomat.base.checked_arrays import pack_arrays
-from tomat.base.checked_json import with_checksum
+from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule, RadialBasis

@@ -8,7 +8,7 @@ from reported import reported
 
 from tomat.app import shard_verbs, token_verbs
 from tomat.app.cli import main
-from tomat.base.checked_json import CHECKSUM_KEY, with_checksum
+from tomat.base.documents import CHECKSUM_KEY, with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.density.demo.embedded import demo_materials

@@ -12,7 +12,7 @@ from tiny_run import DEMO
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.hardware.chips import slice_named
-from tomat.model.environment import Room
+from tomat.model.nearby_atoms import Room
 from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.plan import decode
 from tomat.perf.plan.decode import cell_of, plan_decoder

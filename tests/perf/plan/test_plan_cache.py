@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tomat.base.checked_json import with_checksum
+from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.perf.plan import plan_cache
 from tomat.perf.plan.compile.compiler import EXECUTABLE_FILE, PROGRAM_FILE, SCHEDULE_FILE, CompiledStep, is_kept

@@ -20,6 +20,7 @@ from tomat.model.tiles import (
     tuned_sizes,
     tuned_tiles,
 )
+from tomat.model.vmem import head_tiles
 from tomat.perf.plan.plan_cache import open_cache, open_result
 from tomat.perf.tuning import tile_tuning
 from tomat.perf.tuning.tile_tuning import AttentionShape, LossShape, table_entry, write_entry
@@ -71,7 +72,7 @@ def test_the_shortest_is_written_in_the_place_of_an_older_one(tmp_path, shape):
 
 def test_sizes_that_are_not_set_are_the_tables():
     tuned = tuned_sizes(8192, 256)
-    tiles = WholeHeadConfig(rows=128).tiles(8192, 256, 2)
+    tiles = head_tiles(WholeHeadConfig(rows=128), 8192, 256, 2)
     assert (tiles.block, tiles.rows, tiles.block_bwd) == (tuned["block"], 128, tuned["block_bwd"])
 
 

@@ -20,7 +20,8 @@ from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD, Vocabulary
 from tomat.model.any_decoder import hidden_and_head
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables, named_atoms
+from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
+from tomat.model.nearby_atoms import named_atoms
 from tomat.predict.inference.autoregressive import CachedModel, decode_autoregressive
 from tomat.predict.inference.interface import ChoiceKind
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from saved_checkpoint import save_checkpoint
 
-from tomat.base.checked_json import signed
+from tomat.base.documents import signed
 
 MakeRun = Callable[..., Path]
 ARRAY = {"model/a": (8,)}

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_facts import flipped
 
-from tomat.base.checked_json import with_checksum
+from tomat.base.documents import with_checksum
 from tomat.train.runs.checkpoints import list_checkpoints
 from tomat.train.runs.record import read_record
 from tomat.train.runs.verify import Verdict, verify_run

@@ -14,7 +14,7 @@ from tomat.base.reporting import write_text
 
 if TYPE_CHECKING:
     from tomat.data.dataset.folder import FolderData
-    from tomat.model.environment import AtomsRead, Room
+    from tomat.model.nearby_atoms import AtomsRead, Room
     from tomat.train.settings.config import TrainConfig
 
 ROOM_FILE = "room.json"
@@ -89,14 +89,7 @@ def _room(data: "FolderData", environment: "AtomsRead") -> "Room":
     import numpy as np
 
     from tomat.data.tokens.shards import open_shards
-    from tomat.model.environment import (
-        Room,
-        atoms_of_cell,
-        atoms_of_patch,
-        near_groups,
-        places_in_cell,
-        spatial_order,
-    )
+    from tomat.model.nearby_atoms import Room, atoms_of_cell, atoms_of_patch, near_groups, places_in_cell, spatial_order
 
     sets = [open_shards(str(data.folder / split)) for split in data.splits]
     key = [environment.basis.cutoff_a, *(shards.content_sha256 for shards in sets)]

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from tomat.app.workflow.held_out import predict_with_bar
-from tomat.base.checked_json import parse_checked, with_checksum
-from tomat.base.documents import read_bytes
+from tomat.base.documents import parse_checked, read_bytes, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.report.formats import number
 from tomat.base.report.model import Column, Table

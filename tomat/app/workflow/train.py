@@ -41,7 +41,7 @@ def train_and_report(
     from tomat.app.workflow.held_out import evaluate_held_out, held_out_materials
     from tomat.app.workflow.run_page import write_training_page
     from tomat.app.workflow.wandb_page import keep_pages
-    from tomat.base.checked_json import with_checksum
+    from tomat.base.documents import with_checksum
     from tomat.base.report.terminal import show
     from tomat.base.storage import is_remote
     from tomat.predict.evaluation.result import MOST_SHOWN

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
+from tomat.base.documents import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_text
 from tomat.data.codec.base import CODEC_FORMAT_VERSION, DensityCodec

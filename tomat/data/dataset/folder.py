@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from tomat.base.checked_json import parse_checked, with_checksum
+from tomat.base.documents import parse_checked, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.records import typed

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
+from tomat.base.documents import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.records import Count, Positive, Sha256, typed
 from tomat.base.reporting import counted

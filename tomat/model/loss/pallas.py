@@ -28,7 +28,8 @@ from tomat.model.loss.interface import (
     weighted_sums,
 )
 from tomat.model.loss.pallas_kernels import KernelPlan, gradients, n_statistics, row_statistics
-from tomat.model.tiles import check_vmem, tuned_tiles
+from tomat.model.tiles import tuned_tiles
+from tomat.model.vmem import check_vmem
 
 
 class _Rows(NamedTuple):

@@ -13,7 +13,7 @@ from tomat.data.density.crystal import Crystal
 from tomat.data.tokens.patch import tiling_anchors
 from tomat.hardware.chips import Slice
 from tomat.model.any_decoder import environment_of
-from tomat.model.environment import Room
+from tomat.model.nearby_atoms import Room
 from tomat.perf.cost.chip_model import ChipModel
 from tomat.perf.cost.estimate import StepEstimate
 from tomat.perf.cost.memory import MemoryReport

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tomat.base.checked_json import parse_checked, with_checksum
+from tomat.base.documents import parse_checked, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, to_jsonable, write_json
 

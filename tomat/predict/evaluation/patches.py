@@ -29,7 +29,7 @@ from tomat.data.tokens.patch import check_encodable, encode_rows
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 
 if TYPE_CHECKING:  # baselines need no JAX
-    from tomat.model.environment import AtomsRead, PatchAtoms
+    from tomat.model.nearby_atoms import AtomsRead, PatchAtoms
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class EvaluationPatches:
     """At the voxels of `reference`."""
 
     def atoms(self, environment: "AtomsRead") -> "list[PatchAtoms]":
-        from tomat.model.environment import Room, atoms_of_patch, filled
+        from tomat.model.nearby_atoms import Room, atoms_of_patch, filled
 
         x, y, z = self.reference.shape[1:]
         reach_a, room, name = environment.basis.cutoff_a, Room.of(environment), self.crystal.name

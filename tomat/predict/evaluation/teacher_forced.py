@@ -29,7 +29,8 @@ from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.patch import check_encodable, tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.model.any_decoder import environment_of, hidden_and_head
-from tomat.model.environment import AtomsRead, EnvironmentTables, named_atoms, stacked_atoms
+from tomat.model.environment import EnvironmentTables
+from tomat.model.nearby_atoms import AtomsRead, named_atoms, stacked_atoms
 from tomat.predict.evaluation.metrics import nemd, nmae
 from tomat.predict.evaluation.patches import (
     EvaluationPatches,

@@ -21,8 +21,9 @@ from levanter.models.lm_model import LmHeadModel
 from tomat.base.errors import TomatError
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 from tomat.model.decoder import DensityDecoder, DensityDecoderConfig
-from tomat.model.environment import Embedding, Environment, EnvironmentTables, Sums, named_atoms
+from tomat.model.environment import Embedding, Environment, EnvironmentTables, Sums
 from tomat.model.kv_cache import KvCache, empty_cache, kv_cache_bytes
+from tomat.model.nearby_atoms import named_atoms
 from tomat.predict.inference.decoding import chosen_bins, sequence_keys
 from tomat.predict.inference.interface import ChoiceKind, KvCacheDtype
 from tomat.train.settings.config import TrainConfig

@@ -24,15 +24,8 @@ from tomat.data.tokens.layouts import PatchShape
 from tomat.data.tokens.patch import encode_rows, tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.model.any_decoder import environment_of, hidden_and_head, is_field
-from tomat.model.environment import (
-    AtomsRead,
-    EnvironmentTables,
-    Room,
-    atoms_of_patch,
-    filled,
-    named_atoms,
-    stacked_atoms,
-)
+from tomat.model.environment import EnvironmentTables
+from tomat.model.nearby_atoms import AtomsRead, Room, atoms_of_patch, filled, named_atoms, stacked_atoms
 from tomat.predict.inference.interface import ChoiceKind, DecoderName
 from tomat.predict.inference.trained import LoadedRun
 from tomat.train.settings.config import TrainConfig

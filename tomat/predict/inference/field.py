@@ -13,15 +13,9 @@ from haliax.partitioning import ResourceMapping
 from scipy.spatial import KDTree
 
 from tomat.data.density.crystal import Crystal
-from tomat.model.environment import (
-    GROUP_POSITIONS,
-    EnvironmentTables,
-    Room,
-    ScatteredAtoms,
-    atoms_of_cell,
-    named_atoms,
-)
+from tomat.model.environment import EnvironmentTables
 from tomat.model.field import FieldConfig, FieldModel
+from tomat.model.nearby_atoms import GROUP_POSITIONS, Room, ScatteredAtoms, atoms_of_cell, named_atoms
 from tomat.predict.inference.interface import OnPatches
 from tomat.predict.inference.trained import LoadedRun
 

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from tomat.base.checked_json import with_checksum
+from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PAGE_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import first_line, readable_bytes, replacing, to_jsonable, write_json, write_text

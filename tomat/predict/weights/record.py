@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from tomat.base.checked_json import parse_checked
-from tomat.base.documents import flatten, mapping, parse_json, read_bytes
+from tomat.base.documents import flatten, mapping, parse_checked, parse_json, read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKSUM_FILE, CONFIG_FILE, EVALUATION_FILE, WEIGHTS_FOLDER
 from tomat.base.overrides import read_yaml

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tomat.base.checked_json import parse_checked
-from tomat.base.documents import is_figure, mapping
+from tomat.base.documents import is_figure, mapping, parse_checked
 from tomat.base.layout import EVALUATION_FILE
 from tomat.train.runs.checkpoints import Checkpoint, survey
 from tomat.train.runs.devices import devices_sentence, last_devices

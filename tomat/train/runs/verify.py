@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tomat.base.checked_json import is_as_signed, parse_checked
+from tomat.base.documents import is_as_signed, parse_checked
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, EVALUATION_FILE, HISTORY_FILE, METRICS_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import first_line

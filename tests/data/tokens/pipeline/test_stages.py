@@ -9,7 +9,7 @@ import pytest
 from chgcar_files import write_chgcar
 from retokenized import StoppingRunner, files
 
-from tomat.base.checked_json import with_checksum
+from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.codec.relative import RelativeCodec
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from tomat.base.checked_json import parse_checked, refuse_unknown_keys, with_checksum
+from tomat.base.documents import parse_checked, refuse_unknown_keys, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.regions import check_regions, known_places

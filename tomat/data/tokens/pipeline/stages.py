@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from tomat.base.checked_json import parse_checked, with_checksum
+from tomat.base.documents import parse_checked, with_checksum
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.records import Count, Positive, typed
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store

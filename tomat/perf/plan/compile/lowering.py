@@ -25,15 +25,8 @@ from tomat.base.ports.levanter import settle, step_without_hooks
 from tomat.data.codec.relative import OFFSET_E_PER_A3
 from tomat.data.density.elements import SYMBOLS
 from tomat.model.any_decoder import environment_of
-from tomat.model.environment import (
-    DESCRIPTORS,
-    AtomsRead,
-    EnvironmentTables,
-    NearbyAtoms,
-    PatchAtoms,
-    Room,
-    ScatteredAtoms,
-)
+from tomat.model.environment import DESCRIPTORS, EnvironmentTables
+from tomat.model.nearby_atoms import AtomsRead, NearbyAtoms, PatchAtoms, Room, ScatteredAtoms
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.decoding import decode_parallel
 from tomat.predict.inference.interface import KvCacheDtype

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tomat.base.checked_json import with_checksum
+from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.ports.libtpu import final_bundles_flags
 from tomat.base.progress import DONE

@@ -5,6 +5,7 @@ import argparse, the console and the model of a report, so that help and a wrong
 pays only for what it uses.
 """
 
+import argparse
 import contextlib
 import errno
 import importlib
@@ -47,6 +48,16 @@ MOVED = {"small-models": "`python profiling/small_models.py` in a checkout of to
 """Verb of before -> the study that it has become."""
 
 
+class _Version(argparse.Action):
+    """Says version and commit, which only who asks waits for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> None:
+        from tomat.base.shipped import commit
+
+        print(f"tomat {__version__} ({commit() or 'not from a checkout'})")
+        parser.exit()
+
+
 def build_parser(words: Sequence[str] = ()) -> Parser:
     """The parser of the verb that a command line begins with; of every verb where it begins with none."""
     parser = Parser(
@@ -55,8 +66,8 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
         epilog="`tomat VERB --help` says the rest. Verbs that report figures write them with --json FILE, and with "
         "--json - to standard output. Dashes may stand for the underscores of a flag.",
     )
-    text = "print the version and exit"
-    parser.add_argument("--version", action="version", version=f"tomat {__version__}", help=text)
+    text = "print version and commit, and exit"
+    parser.add_argument("--version", action=_Version, nargs=0, help=text)
     parser.moved = MOVED
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     named = [module for module, verbs in VERBS.items() if words and spelt_today(words[0]) in verbs]

@@ -65,7 +65,9 @@ def commit() -> str:
 
     if (record := pack_record()) is not None:
         return f"{record['commit']}{'-dirty' if record['dirty'] else ''}"
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    if not (PACKAGE.parent / ".git").exists():
+        return ""  # an environment inside some other repository, whose commit this is not
+    command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

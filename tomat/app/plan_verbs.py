@@ -225,8 +225,6 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     cache, key = args.cache_dir or default_cache_dir(), _question(args, path, overrides)
     writes = args.docs or args.emit is not None or args.executable is not None
     report = find_report(cache, key) if key is not None and not writes else None
-    if report is not None and ("fits" if args.decode is None else "decoders") not in report:
-        report = None
     plan = None
     if args.decode is not None:
         if report is None:

@@ -1,6 +1,7 @@
 """Whether a row is faster than its base: ratios of windows that were measured beside each other, with an interval."""
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -64,7 +65,7 @@ def start_noise(rows: Iterable[Sequence[Sequence[float]]]) -> StartNoise | None:
     squares, degrees = 0.0, 0
     for starts in rows:
         means = _start_means(starts)
-        squares += sum((one - _mean(means)) ** 2 for one in means)
+        squares += sum((one - statistics.fmean(means)) ** 2 for one in means)
         degrees += max(0, len(means) - 1)
     return StartNoise(squares / degrees, degrees) if degrees else None
 
@@ -76,20 +77,14 @@ def ratio_of_starts(starts: Sequence[Sequence[float]], noise: StartNoise | None)
     if of_pairs is None or noise is None:
         return of_pairs
     means = _start_means(starts)
-    mean = _mean(means)
-    half = max(
-        math.log(of_pairs.high / of_pairs.mean), _student(noise.degrees) * math.sqrt(noise.variance / len(means))
-    )
+    mean, of_starts = statistics.fmean(means), math.sqrt(noise.variance / len(means))
+    half = max(math.log(of_pairs.high / of_pairs.mean), _student(noise.degrees) * of_starts)
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), of_pairs.pairs)
 
 
 def _start_means(starts: Sequence[Sequence[float]]) -> list[float]:
     """Of the logarithms, of each start."""
-    return [_mean([math.log(ratio) for ratio in start]) for start in starts if start]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return [statistics.fmean(map(math.log, start)) for start in starts if start]
 
 
 def _student(degrees: int) -> float:
@@ -114,7 +109,6 @@ def difference_of(values: Sequence[float]) -> Difference | None:
     """
     if len(values) < 2:
         return None
-    n = len(values)
-    mean = _mean(values)
-    half = _student(n - 1) * math.sqrt(sum((one - mean) ** 2 for one in values) / (n - 1) / n)
+    n, mean = len(values), statistics.fmean(values)
+    half = _student(n - 1) * statistics.stdev(values) / math.sqrt(n)
     return Difference(mean, mean - half, mean + half, n)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
@@ -54,12 +54,11 @@ class Forked:
     """
 
     def __init__(self, *words: object, cwd: Path | None = None, env: dict[str, str] | None = None, before: str = "",
-                 output: IO[str] | None = None, errors: IO[bytes] | None = None):  # fmt: skip
+                 output: IO[Any] | None = None, errors: IO[bytes] | None = None):  # fmt: skip
         env = dict(os.environ) if env is None else env
         differing = [name for name in env.keys() | os.environ.keys() if env.get(name) != os.environ.get(name)]
         assert not [name for name in differing if name.startswith("JAX_")], differing
         self.returncode: int | None = None
-        self.stdout: IO[str] | None = None
         self._output = tempfile.TemporaryFile("w+", encoding="utf-8") if output is None else output
         self._status, its_status = os.pipe()
         asked = {"words": [*map(str, words)], "cwd": str(cwd or Path.cwd()), "env": env, "before": before}
@@ -156,15 +155,11 @@ def instead_of_compiling(monkeypatch: "pytest.MonkeyPatch") -> None:
     """Processes of the TPU compiler that `tomat.perf.plan.compile.process.ask` starts are forked."""
     from tomat.perf.plan.compile import process
 
-    def start(command: list[str], env: dict[str, str], stderr: IO[bytes], cwd: Path, **_: object) -> Forked:
+    def start(command: list[str], env: dict[str, str], stdout: IO[bytes], stderr: IO[bytes], cwd: Path) -> Forked:
         _, _, module, request = command
-        end, its_end = os.pipe()
         env = env | {name: value for name, value in os.environ.items() if name.startswith("JAX_")}
-        with os.fdopen(its_end, "w") as output:
-            before = COMPILES.format(module=module, request=request)
-            child = Forked(cwd=cwd, env=env, before=before, output=output, errors=stderr)
-        child.stdout = os.fdopen(end, errors="replace")
-        return child
+        before = COMPILES.format(module=module, request=request)
+        return Forked(cwd=cwd, env=env, before=before, output=stdout, errors=stderr)
 
     monkeypatch.setattr(process, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start}))
 

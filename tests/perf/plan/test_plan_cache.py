@@ -6,6 +6,8 @@ import json
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -87,7 +89,7 @@ def test_what_is_read_is_not_evicted(tmp_path):
     assert names(tmp_path) == {"read"} and (folder / PROGRAM_FILE).stat().st_size == SIZE
     opened[0].close()
     evict(tmp_path, 0)
-    assert names(tmp_path) == set() and not list(tmp_path.glob(".evicted-*"))
+    assert names(tmp_path) == set()
 
 
 @pytest.mark.parametrize(
@@ -153,36 +155,18 @@ def test_a_damaged_answer_is_asked_again(tmp_path):
         assert find_report(tmp_path, "key") is None
 
 
-def test_an_answer_made_while_the_old_one_was_locked_stays(tmp_path, monkeypatch):
-    """Another process evicts the folder and a third one makes it again, between the opening and the lock."""
-    folder, real = program(tmp_path, "key"), fcntl.flock
-
-    def late(file, how):
-        if how & fcntl.LOCK_EX and not (tmp_path / "gone").exists():
-            os.rename(folder, tmp_path / "gone")
-            program(tmp_path, "key")
-        real(file, how)
-
-    monkeypatch.setattr(plan_cache.fcntl, "flock", late)
-    assert evict(tmp_path, 0) == ""
-    assert names(tmp_path) == {"key"}
-
-
-def test_a_new_answer_that_is_being_read_is_not_replaced(tmp_path, monkeypatch):
-    """It came, and is read, after it was found missing."""
-    folder, part = program(tmp_path, "key"), program(tmp_path / "work", "part")
-    opened, real, calls = open_result(folder), open_result, []
-    assert opened is not None
-
-    def late(path, needed=()):
-        calls.append(path)
-        return None if len(calls) == 1 else real(path, needed)
-
-    monkeypatch.setattr(plan_cache, "open_result", late)
-    keep(part, folder)
-    with opened[0]:
-        assert os.path.samestat(os.fstat(opened[0].fileno()), (folder / "result.json").stat())
-    assert len(calls) == 2 and not list(tmp_path.glob(".evicted-*"))
+def test_one_at_a_time_puts_an_answer_in_or_takes_one_out(tmp_path):
+    program(tmp_path, "key")
+    part = program(tmp_path / "work", "part")
+    for change in (partial(keep, part, tmp_path / "programs" / "other"), partial(evict, tmp_path, 0)):
+        with (tmp_path / ".lock").open("a+b") as file, ThreadPoolExecutor(1) as pool:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            before, changing = names(tmp_path), pool.submit(change)
+            with pytest.raises(TimeoutError):
+                changing.result(0.1)
+            assert names(tmp_path) == before
+            fcntl.flock(file, fcntl.LOCK_UN)
+        assert names(tmp_path) != before
 
 
 def test_what_is_locked_for_one_alone_can_be_written(tmp_path, monkeypatch):

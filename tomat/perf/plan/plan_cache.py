@@ -2,7 +2,7 @@
 
 - An answer is a folder below `programs/` or a JSON file. It appears by one rename and is never replaced: who has opened
   it reads one compile's files to the end. A reader holds a shared lock (`flock`) on the folder's result; what is locked
-  is not evicted.
+  is not evicted. Who puts an answer in or takes one out holds the lock of the cache.
 - A working folder, `.work-*`, belongs to the process that holds the lock beside it. One whose lock is free is removed.
 - What decides an answer, the files of tomat behind a module and the packages that are installed, is found, not listed:
   a list goes stale with the next import, and a stale list answers for a program that changed.
@@ -10,7 +10,6 @@
 
 import ast
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -18,8 +17,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -121,9 +118,7 @@ CACHE_GIB = 2.0
 """Default bound of a cache. A plan of the 200M step with scanned layers takes 0.24 MB, its answer as much: thousands of
 plans. (A choice.)"""
 
-WORK, LOCK, EVICTED = ".work-", ".lock", ".evicted-"
-RETRY_SECONDS = 0.05
-"""Between attempts to put an answer where another is being removed."""
+WORK, LOCK = ".work-", ".lock"
 
 
 def open_cache(cache: Path) -> Path:
@@ -168,28 +163,29 @@ def remove_abandoned(cache: Path) -> None:
         with contextlib.suppress(OSError), lock.open("r+b") as file:  # NFS locks for one alone what can be written
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_work(lock)
-    for folder in cache.glob(f"{EVICTED}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Nobody else puts an answer into the cache or takes one out meanwhile."""
+    with (cache / LOCK).open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def keep(part: Path, folder: Path) -> None:
     """Make `part` the answer `folder`, in one step; where there is one, it stays, and gets the files that it lacks."""
-    for _ in range(8):
-        try:
+    with _alone(folder.parent.parent):
+        kept = open_result(folder)
+        if kept is None:
+            if folder.exists():  # damaged
+                _remove(folder)
             os.rename(part, folder)
             return
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-        if (kept := open_result(folder)) is not None:
-            with kept.lock:
-                for path in part.iterdir():
-                    if not (folder / path.name).exists():
-                        os.replace(path, folder / path.name)
-            return
-        if not _remove(folder):  # damaged; or evicted, or read as another's new answer, at this moment
-            time.sleep(RETRY_SECONDS)
-    raise TomatError(f"the plan cache {folder.parent.parent} cannot take an answer; remove {folder.name} from it.")
+        with kept.lock:
+            for path in part.iterdir():
+                if not (folder / path.name).exists():
+                    os.replace(path, folder / path.name)
 
 
 class Kept(NamedTuple):
@@ -241,21 +237,19 @@ def find_report(cache: Path, key: str) -> dict[str, Any] | None:
 def evict(cache: Path, limit_bytes: int) -> str:
     """Remove the least recently used answers, none that is being read, until at most `limit_bytes` are held; what was
     removed, in words, "" if nothing was."""
-    answers = [*(cache / PROGRAMS).glob("*"), *(cache / ANSWERS).glob("*.json")]
     entries = []
-    for path in answers:
-        with contextlib.suppress(OSError):
-            used = path / RESULT_FILE if path.is_dir() else path
-            files = path.iterdir() if path.is_dir() else (path,)
-            size = sum(file.stat().st_size for file in files)
-            entries.append((used.stat().st_mtime if used.exists() else 0.0, size, path))
-    held = sum(size for _, size, _ in entries)
     count = removed = 0
-    for _, size, path in sorted(entries, key=lambda entry: (entry[0], entry[2].name)):
-        if held - removed <= limit_bytes:
-            break
-        if _remove(path):
-            count, removed = count + 1, removed + size
+    with _alone(cache):
+        for path in (*(cache / PROGRAMS).glob("*"), *(cache / ANSWERS).glob("*.json")):
+            with contextlib.suppress(OSError):
+                used = path / RESULT_FILE if path.is_dir() else path
+                files = path.iterdir() if path.is_dir() else (path,)
+                size = sum(file.stat().st_size for file in files)
+                entries.append((used.stat().st_mtime if used.exists() else 0.0, path.name, size, path))
+        held = sum(size for _, _, size, _ in entries)
+        for _, _, size, path in sorted(entries):
+            if held - removed > limit_bytes and _remove(path):
+                count, removed = count + 1, removed + size
     if count == 0:
         return ""
     for request in (cache / "requests").glob("*.json"):  # of which the program is gone
@@ -278,13 +272,7 @@ def _remove(path: Path) -> bool:
         with result.open("r+b") if result.exists() else contextlib.nullcontext() as file:
             if file is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The lock may have come when the folder was gone already: then the name is another's.
-                if not os.path.samestat(os.fstat(file.fileno()), result.stat()):
-                    return False
-            # Out of the cache in one step, then deleted.
-            aside = path.parent.parent / f"{EVICTED}{uuid.uuid4().hex}"
-            os.rename(path, aside)
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(path)
         return True
-    except OSError:  # locked by a reader, or gone
+    except OSError:  # a reader holds it
         return False

@@ -22,7 +22,8 @@ from tomat.report.html.metrics import read_curves
 from tomat.report.html.run import recipes_beside, run_page
 from tomat.train.runs.history import append_event
 
-MATERIAL = {name: 0.01 * place for place, (_, name) in enumerate(COLUMNS, 1)} | {"seconds": 2.5}
+SHOWN = {name: 0.01 * place for place, (_, name) in enumerate(COLUMNS, 1)} | {"seconds": 2.5}
+MATERIAL = SHOWN | {"voxels": 8, "electrons_before": 8.0, "electrons": None}
 
 
 def test_a_run_says_what_it_ran_on_what_was_asked_for_and_how_its_traces_are_opened(run):
@@ -53,8 +54,8 @@ def test_curves_tables_and_densities_are_those_of_the_files(run):
     for name, trace in drawn.items():
         assert np.array_equal(values_of(trace["x"]), curves[name].steps)
         assert np.array_equal(values_of(trace["y"]), curves[name].values)
-    [material] = next(rows for rows in reader.tables if rows and rows[0][0][0] == "<Si>")
-    assert [float(key) for _, key in material[1:]] == list(MATERIAL.values())
+    material, _ = next(rows for rows in reader.tables if rows and rows[0][0][0] == "<Si>")
+    assert [float(key) for _, key in material[1:]] == list(SHOWN.values())
     # What it achieved comes before all else, then the density, then the curves.
     assert reader.text.index("1.00 %") < reader.text.index("2.00 %") < reader.text.index("Slice across")
     assert reader.text.index("Slice across") < reader.text.index("train/loss")
@@ -87,7 +88,7 @@ def test_a_run_without_evaluation_or_log_has_a_page_that_says_so(run):
     ("content", "words"),
     [
         ("[1]", "holds a list"),
-        ('{"free_running": {"materials": [{"material_id": "Si"}]}}', "no finite figure"),
+        ('{"free_running": {"materials": [{"material_id": "Si"}]}}', "expected an object with the key"),
         ('{"materials": []}', "not a report of `tomat eval --json`"),
     ],
 )

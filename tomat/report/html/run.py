@@ -9,18 +9,16 @@ import fsspec
 import numpy as np
 from markupsafe import Markup
 
-from tomat.base.documents import flatten, is_figure, mapping
-from tomat.base.errors import TomatError
+from tomat.base.documents import flatten, mapping
 from tomat.base.layout import CONFIG_FILE, EVALUATION_FILE, METRICS_FILE, PROFILER_FOLDER
 from tomat.base.overrides import read_yaml
+from tomat.base.records import typed
 from tomat.base.report.formats import number, share, significant
 from tomat.base.report.model import Axis, Chart, Code, Column, Facts, Note, Report, Section, Series, Table
 from tomat.base.shipped import shipped_configurations
 from tomat.base.storage import explaining_storage
-from tomat.predict.evaluation.free_running import COLUMNS as FREE_RUNNING_COLUMNS
-from tomat.predict.evaluation.free_running import FREE_RUNNING
-from tomat.predict.evaluation.metrics import headline
-from tomat.predict.evaluation.result import COLUMNS, LABEL, TeacherForcedResult
+from tomat.predict.evaluation.free_running import FreeRunningMaterial, FreeRunningResult
+from tomat.predict.evaluation.result import LABEL, TeacherForcedResult
 from tomat.report.html.density import kept_density_section
 from tomat.report.html.document import details, rendered
 from tomat.report.html.metrics import BUCKETS, Curve, Metrics, kept_points, read_curves
@@ -52,7 +50,8 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
     whole, partial = survey(checkpoints_url or run_url, record.temporary_url)
     state, detail = run_state(record, metrics.steps_done, whole, time.time())
     evaluation = read_evaluation(run_url)
-    lead: list[Any] = [_achieved(metrics, record, evaluation), str(config.get("purpose") or "")]
+    free = _free_running(evaluation)
+    lead: list[Any] = [_achieved(metrics, record, free), str(config.get("purpose") or "")]
     if partial:
         lead.append(Note(f"{len(partial)} of its newest checkpoints are not whole.", warning=True))
     total = record.total_steps
@@ -74,7 +73,7 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
         Section("", lead),
         *([density] if len(density.parts) > 1 else []),
         Section("Curves", _curves(metrics)),
-        *_evaluation_sections(evaluation),
+        *_evaluation_sections(evaluation, free),
         Section("State", [details(f"{state}, {shown['steps']} steps", Facts(shown | _headline(metrics, record)))]),
         *([] if len(density.parts) > 1 else [density]),
         Section("Configuration", _configuration(config)),
@@ -85,20 +84,27 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
     return Report(record.name, sections, "run", figures)
 
 
-def _achieved(metrics: Metrics, record: RunRecord, evaluation: Mapping[str, Any]) -> Markup:
+def _free_running(evaluation: Mapping[str, Any]) -> FreeRunningResult | None:
+    if (found := evaluation.get("free_running")) is None:
+        return None
+    settings, materials = (mapping(found).get(key) for key in ("settings", "materials"))
+    remedy = "Evaluate again with `tomat eval`."
+    read = typed(materials or [], tuple[FreeRunningMaterial, ...], EVALUATION_FILE, remedy)
+    return FreeRunningResult(mapping(settings), read)
+
+
+def _achieved(metrics: Metrics, record: RunRecord, free: FreeRunningResult | None) -> Markup:
     """What the run has come to: its error beside that of the sum of atoms, or how well it fits what it was given; and
     how well it used its chips."""
     found: list[tuple[str, str]] = []
-    pairs = [_pair(each) for each in mapping(evaluation.get("free_running")).get("materials") or []]
-    if pairs and all(is_figure(value) for pair in pairs for value in pair):
-        (ours, mean, worst), (atoms, atoms_mean, _) = (
-            (float(np.median(column)), float(np.mean(column)), max(column)) for column in zip(*pairs, strict=True)
-        )
-        better = sum(model < sum_of_atoms for model, sum_of_atoms in pairs)
-        words = f"NMAE, median of {len(pairs)} held-out cells predicted from their structures; mean {share(mean)}"
-        found.append((share(ours), f"{words}, worst {share(worst)}"))
-        found.append((share(atoms), f"of the sum of atoms there; mean {share(atoms_mean)}"))
-        found.append((f"{better} of {len(pairs)}", "cells on which the model is the better one"))
+    if free is not None and free.materials:
+        ours, atoms = free.spread("free_running_nmae"), free.spread("promolecule_nmae")
+        worst = max(free.figure("free_running_nmae").values())
+        better = sum(each.free_running_nmae < each.promolecule_nmae for each in free.materials)
+        words = f"NMAE, median of {ours.materials} held-out cells predicted from their structures"
+        found.append((share(ours.median), f"{words}; mean {share(ours.mean)}, worst {share(worst)}"))
+        found.append((share(atoms.median), f"of the sum of atoms there; mean {share(atoms.mean)}"))
+        found.append((f"{better} of {ours.materials}", "cells on which the model is the better one"))
     curves = metrics.curves
     for name, words in ((TRAINING_LOSS, "training loss"), (VALIDATION_LOSS, "validation loss")):
         if name in curves:
@@ -109,11 +115,6 @@ def _achieved(metrics: Metrics, record: RunRecord, evaluation: Mapping[str, Any]
         values, _ = _as_it_ran("mfu_full", metrics, record)
         found.append((share(float(np.median(values))), "MFU, full attention, median of the steps"))
     return rendered("headline.html", figures=found or [("–", "no step is on record yet")])
-
-
-def _pair(material: Any) -> tuple[Any, Any]:
-    values = mapping(material)
-    return values.get("free_running_nmae"), values.get("promolecule_nmae")
 
 
 def _as_it_ran(name: str, metrics: Metrics, record: RunRecord) -> tuple[np.ndarray, int]:
@@ -191,42 +192,23 @@ def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
     return Chart(title, series, Axis("step"), Axis(unit), summary, size=(6.0, height), scales=positive)
 
 
-def _evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
+def _evaluation_sections(found: Mapping[str, Any], free: FreeRunningResult | None) -> list[Section]:
+    """What of its evaluation a run has: whole cells from their structures, the teacher-forced diagnostic."""
     sections = []
-    if (free := found.get("free_running")) is not None:
-        words = str(mapping(mapping(free).get("settings")).get("materials_from", ""))
-        shown = (*FREE_RUNNING_COLUMNS, ("seconds", "seconds"))
-        parts = words, *_materials(free, shown, FREE_RUNNING, "free_running_nmae")
-        sections.append(Section("Predicted from their structures", parts))
+    if free is not None:
+        words = str(free.settings.get("materials_from", ""))
+        sections.append(Section("Predicted from their structures", [words, *_nmae(free)]))
     if "materials" in found:
-        TeacherForcedResult.from_dict(found, EVALUATION_FILE)  # refuses a damaged one
         words = f"A {LABEL}: the model was given the true values of all earlier voxels."
-        parts = words, *_materials(found, COLUMNS, LABEL, "teacher_forced_nmae_median")
-        sections.append(Section("Teacher-forced evaluation", parts))
+        parts = _nmae(TeacherForcedResult.from_dict(found, EVALUATION_FILE))
+        sections.append(Section("Teacher-forced evaluation", [words, *parts]))
     return sections
 
 
-def _materials(found: Any, columns: tuple[tuple[str, str], ...], caption: str, nmae: str) -> list[Any]:
-    """The NMAE over materials and by compound; a row a material, and the medians; shares in per cent."""
-    rows: list[Any] = []
-    errors = []
-    for material in map(mapping, mapping(found).get("materials") or []):
-        name, values = str(material.get("material_id")), [material.get(key) for _, key in columns]
-        if not all(map(is_figure, values)):
-            names = ", ".join(key for _, key in columns)
-            what = f"{material.get('material_id')!r} has no finite figure for each of {names}"
-            raise TomatError(f"{EVALUATION_FILE}: {what}. Evaluate again with `tomat eval`.")
-        rows.append((name, *values))
-        errors.append((name, str(material.get("compound") or ""), float(material[nmae])))
-    if not rows:
+def _nmae(result: FreeRunningResult | TeacherForcedResult) -> list[Any]:
+    if not result.materials:
         return ["No material was evaluated."]
-    heads = [Column("material")]
-    for heading, key in columns:
-        words = f"{heading}, NMAE" if key.endswith("nmae") else heading
-        heads.append(Column(heading, number(1)) if key == "seconds" else Column(words, share))
-    medians = [float(np.median([row[i + 1] for row in rows])) for i in range(len(columns))]
-    table = Table(caption, heads, rows, ["median", *medians])
-    return [f"NMAE: {headline(errors)}.", details(f"Every material ({len(rows):,})", table)]
+    return [f"NMAE: {result.headline()}.", details(f"Every material ({len(result.materials):,})", result.table())]
 
 
 def _configuration(config: Mapping[str, Any]) -> list[Any]:

@@ -21,15 +21,7 @@ from typing import Any
 
 from tomat.base.report.formats import count, percent, seconds
 from tomat.hardware.chips import Slice
-from tomat.perf.cost.chip_model import (
-    MODELS,
-    PALLAS,
-    ChipModel,
-    KernelWork,
-    Support,
-    core_bandwidth,
-    step_error,
-)
+from tomat.perf.cost.chip_model import MODELS, PALLAS, ChipModel, KernelWork, Support, core_bandwidth, step_error
 from tomat.perf.cost.interconnect import CollectiveTime, overlap
 from tomat.perf.cost.llo import OpSchedule, Transfer
 from tomat.perf.cost.roofline import RooflineTime, roofline_seconds

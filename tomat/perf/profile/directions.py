@@ -93,7 +93,4 @@ def _decide(
         direction = Direction.FORWARD if taken + amount / 2 <= missing else Direction.RECOMPUTE
         verdicts[name] = replace(verdicts[name], direction=direction)
         taken += amount
-    return (
-        _in_direction(Direction.FORWARD, works, verdicts),
-        _in_direction(Direction.RECOMPUTE, works, verdicts),
-    )
+    return (_in_direction(Direction.FORWARD, works, verdicts), _in_direction(Direction.RECOMPUTE, works, verdicts))

@@ -128,12 +128,7 @@ def _fit(programs: TimedPrograms, counted: np.ndarray, start: np.ndarray):
 
     lower, upper = _vector(LOWER), _vector(UPPER)
     return least_squares(
-        residuals,
-        np.clip(start, lower, upper),
-        bounds=(lower, upper),
-        x_scale=spread,
-        loss="soft_l1",
-        f_scale=OUTLIER,
+        residuals, np.clip(start, lower, upper), bounds=(lower, upper), x_scale=spread, loss="soft_l1", f_scale=OUTLIER
     )
 
 

@@ -182,11 +182,7 @@ def _watched(
 
 def dump_flags(work: Path) -> tuple[list[str], list[str]]:
     """(libtpu, XLA) flags that make the compiler leave what is read here, and change nothing in the program."""
-    xla = [
-        f"--xla_dump_to={work / XLA_DUMP}",
-        "--xla_dump_hlo_as_proto",
-        "--xla_dump_hlo_module_re=train_step|decode_",
-    ]
+    xla = [f"--xla_dump_to={work / XLA_DUMP}", "--xla_dump_hlo_as_proto", "--xla_dump_hlo_module_re=train_step|decode_"]
     return final_bundles_flags(work / LLO_DUMP), xla
 
 

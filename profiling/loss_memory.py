@@ -6,6 +6,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from plain_loss import plain_loss
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, positive_int, report_file
@@ -15,7 +16,7 @@ from tomat.base.reporting import write_report
 from tomat.data.tokens.vocabulary import Vocabulary
 from tomat.model.devices import ignore_absent_tpu
 from tomat.model.loss.config import LOSS_KINDS, LossConfig
-from tomat.model.loss.density_loss import density_loss, plain_loss
+from tomat.model.loss.density_loss import density_loss
 from tomat.model.loss.interface import DensityTarget
 
 

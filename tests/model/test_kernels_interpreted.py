@@ -14,9 +14,10 @@ from haliax import NamedArray
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from levanter.layers.attention import AttentionMask
+from plain_loss import plain_loss
 
 from tomat.model.loss.config import LossConfig
-from tomat.model.loss.density_loss import density_loss, plain_loss
+from tomat.model.loss.density_loss import density_loss
 from tomat.model.loss.interface import DensityTarget
 from tomat.model.norm_rotary import Rotary, norm_rotate
 from tomat.model.splash import splash_attention, whole_head_attention

@@ -13,10 +13,11 @@ from haliax import Axis, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_batches import START, UNOPTIMISED, assert_close
+from plain_loss import plain_loss
 
 from tomat.base.errors import TomatError
 from tomat.model.loss.config import LOSS_KINDS, LossConfig
-from tomat.model.loss.density_loss import density_loss, evaluation_sums, plain_loss
+from tomat.model.loss.density_loss import density_loss, evaluation_sums
 from tomat.model.loss.interface import DensityTarget
 
 K, V, E = 24, 33, 6

@@ -14,12 +14,13 @@ from forked import Forked
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loss_batches import START, UNOPTIMISED, assert_close
+from plain_loss import plain_loss
 from scipy.special import softmax
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
 from tomat.model.loss.config import LossConfig
-from tomat.model.loss.density_loss import density_loss, plain_loss
+from tomat.model.loss.density_loss import density_loss
 from tomat.model.loss.interface import DensityTarget
 from tomat.model.tiles import LossTiles
 from tomat.perf.plan.compile.topology import child_environment

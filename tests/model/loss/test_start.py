@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_loss import plain_loss
 
 from tomat.base.errors import TomatError
 from tomat.model.loss.config import LOSS_KINDS, LossConfig, LossVocabulary
-from tomat.model.loss.density_loss import plain_loss
 from tomat.model.loss.interface import DensityTarget
 from tomat.model.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 

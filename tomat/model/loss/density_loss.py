@@ -1,4 +1,4 @@
-"""The training loss on density tokens: `density_loss` in blocks of positions, `plain_loss` as the formulas say it.
+"""The training loss on density tokens, in blocks of positions; `profiling/plain_loss.py` has it as its formulas say it.
 
 Shapes: B batch, P positions, E embedding, V vocabulary, R rows of the head in use, K density bins.
 """
@@ -22,9 +22,7 @@ from tomat.model.loss.interface import (
     DensityTarget,
     LossInputs,
     LossSums,
-    PositionTerms,
     PositionWeights,
-    weighted_sums,
 )
 from tomat.model.loss.xla import xla_loss_sums
 from tomat.model.sharding import Sharding, current_mesh, mesh_axes
@@ -56,10 +54,10 @@ def density_loss(
     bool `[batch]`, rows whose density the model was not given, also `unread_share` of the rows, and
     `unread_density_loss`, their part of `density_loss`.
     """
-    spec, inputs, constant_metrics = _prepare(hidden, head, tokens, config, target, unread, scale)
+    spec, inputs, constant_metrics = prepared(hidden, head, tokens, config, target, unread, scale)
     sharding = _sharding(hidden, inputs.hidden.shape)
     sums = cast(LossSums, loss_sums(spec, sharding, inputs))  # custom_vjp does not say what it returns
-    metrics = _metrics(spec, sums, constant_metrics)
+    metrics = loss_metrics(spec, sums, constant_metrics)
     if unread is not None:
         metrics["unread_share"] = jnp.mean(plain(unread, ("batch",)).astype(jnp.float32))
         metrics["unread_density_loss"] = lax.stop_gradient(sums.unread_loss)
@@ -75,69 +73,7 @@ def evaluation_sums(loss: jax.Array, metrics: dict[str, jax.Array], n_sequences:
     return {"sequences": counted, "loss": loss * n_sequences} | sums
 
 
-def plain_loss(
-    hidden: jax.Array | NamedArray,
-    head: jax.Array | NamedArray,
-    tokens: jax.Array | NamedArray,
-    *,
-    config: LossConfig,
-    target: DensityTarget,
-    scale: jax.Array | NamedArray | None = None,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The same as `density_loss`, as the formulas of `LossConfig` say it and differentiated by JAX: to be held against,
-    and to read. It holds several float32 arrays `[batch, position, ids]`."""
-    spec, x, constant_metrics = _prepare(hidden, head, tokens, config, target, None, scale)
-    v, t = x.tables.values, jnp.clip(x.rows - spec.first_bin, 0, spec.n_bins - 1)
-    if x.scale is not None:
-        v = x.scale[..., None] * v - spec.offset_e_per_a3
-        r = jnp.take_along_axis(v, t[..., None], axis=-1)
-    else:
-        r = v[t][..., None]
-    logits = jnp.einsum("bpe,re->bpr", x.hidden, x.head, preferred_element_type=jnp.float32)
-    density_logits = logits[..., spec.first_bin : spec.first_bin + spec.n_bins]
-    log_p = jax.nn.log_softmax(density_logits)
-    p = jnp.exp(log_p)
-    bins = jnp.arange(spec.n_bins)
-    cross_entropy = -jnp.take_along_axis(log_p, t[..., None], axis=-1)[..., 0]
-    emd = jnp.sum(p * jnp.abs(v - r), axis=-1)
-    best = density_logits == jnp.max(density_logits, axis=-1, keepdims=True)
-    top1 = jnp.take_along_axis(best, t[..., None], axis=-1)[..., 0] / jnp.sum(best, axis=-1)
-
-    if config.kind == "cross_entropy":
-        loss = cross_entropy
-    elif config.kind == "soft_cross_entropy":
-        if config.target_space == "bin":
-            q = jnp.exp(-(((bins - t[..., None]) / config.target_sigma) ** 2) / 2)
-        else:
-            q = x.tables.widths * jnp.exp(-(((v - r) / config.target_sigma) ** 2) / 2)
-        q = q / jnp.sum(q, axis=-1, keepdims=True)
-        loss = -jnp.sum(q * log_p, axis=-1)
-    elif config.kind == "ce_emd":
-        loss = cross_entropy + config.emd_weight * emd
-    elif config.kind == "emd":
-        loss = emd
-    elif config.kind == "l1_mean":
-        loss = jnp.abs(jnp.sum(p * (v - r), axis=-1))
-    else:  # crps
-        step = (bins >= t[..., None]).astype(jnp.float32)
-        loss = jnp.sum((jnp.cumsum(p, axis=-1) - step)[..., :-1] ** 2 * jnp.diff(v), axis=-1)
-
-    other_cross_entropy = other_z_loss = jnp.zeros_like(loss)
-    if config.vocabulary == "full":
-        not_density = jax.nn.logsumexp(logits, axis=-1) - jax.nn.logsumexp(density_logits, axis=-1)
-        loss, cross_entropy = loss + not_density, cross_entropy + not_density
-    if config.preamble_weight > 0:
-        log_p_all = jax.nn.log_softmax(logits)
-        other_cross_entropy = -jnp.take_along_axis(log_p_all, x.rows[..., None], axis=-1)[..., 0]
-        other_z_loss = config.z_loss_weight * jax.nn.logsumexp(logits, axis=-1) ** 2
-    logits_in_use = logits if config.vocabulary == "full" else density_logits
-    loss = loss + config.z_loss_weight * jax.nn.logsumexp(logits_in_use, axis=-1) ** 2
-
-    sums = weighted_sums(x.weights, PositionTerms(loss, cross_entropy, emd, top1, r[..., 0], other_cross_entropy))
-    return sums.loss + jnp.sum(x.weights.other * other_z_loss), _metrics(spec, sums, constant_metrics)
-
-
-def _metrics(spec: BlockSpec, sums: LossSums, constant_metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def loss_metrics(spec: BlockSpec, sums: LossSums, constant_metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
     metrics = {"density_loss": sums.density_loss, "cross_entropy_nats": sums.cross_entropy, "top1_accuracy": sums.top1}
     metrics |= constant_metrics
     if spec.has_values:
@@ -148,7 +84,7 @@ def _metrics(spec: BlockSpec, sums: LossSums, constant_metrics: dict[str, jax.Ar
     return {name: lax.stop_gradient(value) for name, value in metrics.items()}
 
 
-def _prepare(
+def prepared(
     hidden: jax.Array | NamedArray,
     head: jax.Array | NamedArray,
     tokens: jax.Array | NamedArray,

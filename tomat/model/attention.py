@@ -367,18 +367,18 @@ def rotary_table(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> jax.Arr
 
 def _norm_rotate_named(x: NamedArray, weight: jax.Array, rotary: "Rotary", config: QkRotaryConfig) -> NamedArray:
     """`norm_rotate` of queries or keys in a `shard_map` over the mesh in scope, the positions after the heads."""
-    from tomat.model import norm_rotary, vmem
+    from tomat.model.norm_rotary import norm_rotate
+    from tomat.model.vmem import check_rotary
 
     Pos, HeadSize = x.resolve_axis("position"), x.resolve_axis("head_size")
     Heads = tuple(axis for axis in x.axes if axis.name in ("kv_head", "q_heads_per_group"))
     Batch = tuple(axis for axis in x.axes if axis not in (*Heads, Pos, HeadSize))
     axes = (*Batch, *Heads, Pos, HeadSize)
     bhsd = flatten_group(flatten_group(x.rearrange(axes), Heads, "heads"), Batch, "batch")
-    if not config.interpret:
-        vmem.check_rotary(config, Pos.size, HeadSize.size, x.array.dtype.itemsize, traced_device_kind())
+    check_rotary(config, Pos.size, HeadSize.size, x.array.dtype.itemsize, traced_device_kind())
 
     def rotate(x: jax.Array, weight: jax.Array, table: jax.Array) -> jax.Array:
-        return norm_rotary.norm_rotate(x, weight, table, rotary.eps, config)
+        return norm_rotate(x, weight, table, rotary.eps, config)
 
     whole = split = PartitionSpec()
     if not jax.sharding.get_abstract_mesh().empty:

@@ -93,7 +93,7 @@ def check_rotary(config: QkRotaryConfig, positions: int, head_size: int, itemsiz
     """Refuse a block that the kernel of norm and rotary embedding cannot hold on a chip, by JAX's name of it."""
     block, most = largest_divisor(positions, config.block_positions, ROTARY_ROWS), SCOPED_VMEM.get(device_kind)
     needed = rotary_vmem_bytes(block, head_size, itemsize)
-    if most is None or needed <= most:
+    if config.interpret or most is None or needed <= most:
         return
     smaller = (size for size in range(block - ROTARY_ROWS, 0, -ROTARY_ROWS) if positions % size == 0)
     fits = next((size for size in smaller if rotary_vmem_bytes(size, head_size, itemsize) <= most), None)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import io
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,7 @@ VERBS = {
 DISK_ERRNOS = FULL_ERRNOS | {errno.EIO, errno.EROFS}
 EXAMPLES = Path(__file__).with_name("examples.txt")
 """What the help of each verb ends with."""
-MOVED = {"small-models": "`python profiling/small_models.py` in a checkout of tomat"}
+MOVED = {"help": "`tomat --help`", "small-models": "`python profiling/small_models.py` in a checkout of tomat"}
 """Verb of before -> the study that it has become."""
 
 
@@ -88,6 +89,8 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
     """
     # Levanter imports transformers, which advises on every start that PyTorch is missing; nothing here wants it.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # gcsfs logs the traceback of what is raised too, and is told in one line; without a handler Python would print it.
+    logging.getLogger("gcsfs").addHandler(logging.NullHandler())
     # A file's name may hold bytes that are no text in this encoding; it is shown with their numbers.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

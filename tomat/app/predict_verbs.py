@@ -74,7 +74,7 @@ def valences(text: str) -> dict[int, float]:
     found: dict[int, float] = {}
     for part in text.split(","):
         symbol, _, number = part.strip().partition("=")
-        if symbol not in SYMBOLS:
+        if symbol not in SYMBOLS or not number:
             raise argparse.ArgumentTypeError(f"found '{part}', expected SYMBOL=N such as Sr=10")
         if atomic_number(symbol) in found:
             raise argparse.ArgumentTypeError(f"{symbol} is there twice")

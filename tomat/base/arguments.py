@@ -5,6 +5,7 @@ Only the standard library, so that a wrong word is refused before anything heavy
 
 import argparse
 import contextlib
+import difflib
 import math
 import os
 import sys
@@ -40,6 +41,8 @@ class Parser(argparse.ArgumentParser):
     """Command lines that the help ends with."""
     moved: Mapping[str, str] = {}
     """Verb of before -> what does it now."""
+    _words: Sequence[str] = ()
+    """That it was given, for `error`."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -63,10 +66,28 @@ class Parser(argparse.ArgumentParser):
             words[0] = spelt_today(words[0])
         if words and (now := self.moved.get(words[0].replace("_", "-"))):
             self.error(f"`{self.prog} {words[0]}` is now {now}")
+        self._words = words
         found, rest = super().parse_known_args(words, namespace)
         if rest and not getattr(found, "takes_overrides", False):
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return found, rest
+
+    def _near(self) -> str:
+        """The first word that is no flag or verb of this parser, and is spelt like one; empty if there is none."""
+        below = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        verbs = [verb for choices in below for verb in choices]
+        # Of a verb that takes overrides any other flag may be a key.
+        flags = [] if self.get_default("takes_overrides") else list(self._option_string_actions)
+        for place, word in enumerate(self._words):
+            name = word.partition("=")[0]
+            known = flags if name.startswith("--") else verbs if place == 0 else []
+            if (
+                known
+                and name not in known
+                and (near := difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7))
+            ):
+                return f"{name} is not known; did you mean {near[0]}?"
+        return ""
 
     def verb_of(self, words: Sequence[str]) -> "Parser":
         """The parser of the verb that a command line begins with."""
@@ -78,7 +99,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
-        raise TomatError(f"{message.rstrip('.')}. `{self.prog} --help` says what is expected.")
+        said = self._near() or f"{message.rstrip('.')}."
+        raise TomatError(f"{said} `{self.prog} --help` says what is expected.")
 
 
 def _number[Number: (int, float)](

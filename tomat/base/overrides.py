@@ -19,7 +19,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     while words:
         word = words.pop(0)
         if not word.startswith("--") or len(word) < 3:
-            raise TomatError(f"found '{word}' where an override of the form --a.b VALUE was expected.")
+            said = f"found '{word}' where an override of the form --a.b VALUE was expected"
+            raise TomatError(f"{said}; a configuration is named by --config_path, a run by --run_name or --run.")
         name, equals, text = word[2:].partition("=")
         name = name.replace("-", "_")
         if not equals:
@@ -30,6 +31,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         # YAML 1.1 reads 1e-3 (without a dot) as text, which no user of a learning rate means.
         if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
             value = float(value)
+            value = int(value) if value.is_integer() and abs(value) < 2**53 and "-" not in text else value
         *parents, leaf = name.split(".")
         node = result
         for parent in parents:

@@ -19,6 +19,13 @@ PACK_HASH_FILE = "tomat-pack.sha256"
 """Beside it on a host: SHA-256 of the archive that it was unpacked from, as the host has it."""
 
 
+def installs(extra: str) -> str:
+    """The command that installs an extra: in a checkout uv's, else that of the environment that tomat is in."""
+    return (
+        f"uv sync --extra {extra}" if (PACKAGE.parent / "pyproject.toml").is_file() else f"pip install 'tomat[{extra}]'"
+    )
+
+
 def shipped_folder(kind: str) -> Path:
     """Where the configurations of a kind are: `train`, `sweeps`, `tokenize`, `numerics` or `compare`."""
     packaged = PACKAGE / "configs"

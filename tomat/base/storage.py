@@ -90,6 +90,8 @@ def is_remote(place: str) -> bool:
     return "://" in place
 
 
+PLACEHOLDER = re.compile(r'Invalid GCS bucket name: "BUCKET"')
+"""What TensorStore says of the address that the recipes of pods have in the place of a user's."""
 READ_REMEDY = "Give this user the right to read it."
 """Of a file that this user may not read."""
 
@@ -110,6 +112,10 @@ def storage_error(what: str, error: Exception, remedy: str) -> TomatError:
     cause = " ".join(short_message(error).split()).rstrip(".") or type(error).__name__
     if is_passing(error):
         return RetryableError(f"{what}: {cause}. The storage did not answer; try again.")
+    if "Cannot connect to host" in cause:  # of aiohttp, which says no errno of a name that cannot be looked up
+        remedy = "Is there a network here, and is the address right?"
+    elif PLACEHOLDER.search(cause):
+        remedy = "BUCKET stands for the name of your own; give it."
     return TomatError(f"{what}: {cause}.{f' {remedy}' if remedy else ''}")
 
 

@@ -21,6 +21,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import METRICS_FILE
 from tomat.base.memory import keep_freed_memory
 from tomat.base.reporting import warn, writing
+from tomat.base.shipped import installs
 from tomat.base.stages import StartStages
 from tomat.base.tpu_faults import known_tpu_fault
 from tomat.hardware.chips import FoundDevices, slice_named
@@ -73,7 +74,7 @@ def settle(config: TrainConfig, beside: Mapping[str, object], stages: StartStage
     refuse_other_devices(config, found)
     if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
         raise TomatError(
-            "trackers.tensorboard is set, but tensorboardX is not installed: `uv sync --extra tensorboard` installs it."
+            f"trackers.tensorboard is set, but tensorboardX is not installed: `{installs('tensorboard')}` installs it."
         )
     config.check_batch(trainer_config.data_axis_size)
     return trainer_config

@@ -36,7 +36,7 @@ def test_each_kind_is_told_by_what_it_is(tmp_path, run, step):
         ("profile.json", '{"format_version": 1, "ops": 3}', "profile.json is damaged"),
         ("plan.json", '{"program_key": "x", "breakdown": null}', "the memory of the plan is damaged"),
         ("CHGCAR", "nothing", "CHGCAR"),
-        ("page.html", "nothing", "not a trace by its name"),
+        ("page.html", "nothing", "is of another kind by its name"),
     ],
 )
 def test_what_is_none_of_them_is_refused_in_one_line(tmp_path, name, content, words):

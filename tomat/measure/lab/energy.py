@@ -68,7 +68,9 @@ def _of_gpus(local_ids: Sequence[int]) -> EnergyCounter | str:
     try:
         import pynvml
     except ImportError:
-        return "nvidia-ml-py is not installed; install it with `uv sync --extra gpu`"
+        from tomat.base.shipped import installs
+
+        return f"nvidia-ml-py is not installed; install it with `{installs('gpu')}`"
     # NVML knows every GPU of the machine, JAX those that CUDA_VISIBLE_DEVICES leaves, counted from 0.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     readings = []

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
 from tomat.base.records import Amount, Count, typed
+from tomat.base.shipped import installs
 
 if TYPE_CHECKING:  # a plan from the cache reads no program
     from tomat.perf.profile.hlo import HloProgram, Instruction, Shape
@@ -323,7 +324,8 @@ def memory_of_compiled(hlo_proto: bytes, capacity_bytes: int, program_bytes: int
     """
     assigned = read_assignment(hlo_proto)
     if assigned is None:
-        raise TomatError("the compiler left no buffer assignment; libtpu 0.0.46 writes one: `uv sync --extra plan`.")
+        said = "the compiler left no buffer assignment; libtpu 0.0.46 writes one"
+        raise TomatError(f"{said}: `{installs('plan')}`.")
     return MemoryReport(
         fits=True, capacity_bytes=capacity_bytes, program_bytes=program_bytes, largest_are=LIVE_AT_PEAK, **assigned
     )

@@ -318,7 +318,8 @@ class Breakdown:
         remedy = "Write it with `tomat profile TRACE --json FILE`."
         content = mapping(data)
         if (version := content.get("format_version")) != FORMAT_VERSION:
-            raise TomatError(f"{origin}: not a breakdown of format {FORMAT_VERSION} (found {version!r}). {remedy}")
+            what = "it has no format_version" if version is None else f"found {version!r}"
+            raise TomatError(f"{origin}: not a breakdown of format {FORMAT_VERSION} ({what}). {remedy}")
         known = {one.name for one in fields(Breakdown)} - {"roofs"}
         if missing := sorted(known - set(content) - SINCE_THE_FIRST):
             raise TomatError(f"{origin} is damaged: a breakdown without the key {missing[0]}. {remedy}")

@@ -70,7 +70,7 @@ def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProg
                 raise TomatError(f"{origin}: a damaged HLO module ({error}). Write it again, or copy it.") from None
             return HloProgram(module, program_id, assignment)
     raise TomatError(
-        f"{origin}: {len(data):,} bytes that are neither an HloProto nor an HloModuleProto with an entry computation. "
+        f"{origin} is no compiled program, or is damaged: {len(data):,} bytes without an entry computation. "
         "Give the optimised module XLA wrote (--xla_dump_to, or compiled.runtime_executable().hlo_modules()[0]), whole."
     )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.shipped import installs
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.quantiser import FineBins, optimal_cuts
 from tomat.predict.weights.record import Description, Scheme
@@ -80,7 +81,7 @@ def check_offered(bits: int, scheme: Scheme) -> None:
         raise TomatError(f"{bits} bits are not offered with scheme {scheme}; expected one of {offered}.")
     if scheme == "affine" and importlib.util.find_spec("qwix") is None:
         said = "scheme affine needs qwix, which is not installed"
-        raise TomatError(f"{said}; install it with `uv sync --extra compress`.")
+        raise TomatError(f"{said}; install it with `{installs('compress')}`.")
 
 
 def quantise(matrix: np.ndarray, bits: int, scheme: Scheme, group: int = DEFAULT_GROUP) -> Quantised:

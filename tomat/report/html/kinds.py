@@ -15,6 +15,8 @@ from tomat.perf.plan.calibration import Calibration
 from tomat.predict.inference.folder import LINES_FILE
 from tomat.report.html.density import LOOKED_AT, density_page, predictions_page
 
+PROFILES = (".json", ".json.gz", ".pb", ".pb.gz", ".xplane.pb", ".hlo", ".hlo.pb.gz")
+"""Ends of the names of traces and compiled programs."""
 EXPECTED = (
     "a run's folder or URL, a JSON of `tomat plan` or `tomat profile`, a trace or compiled program, a record of "
     "a sweep (docs/tracking/sweeps, docs/tracking/lab), calibration.json, a folder of `tomat predict`, or a density"
@@ -65,10 +67,15 @@ def page_of(
             if record.get("breakdown") is None:
                 return unfit_page(record)
             return breakdown_page(load_breakdown(target), "plan", report=record)
+        if {"record_format", "run"} <= keys:
+            said = f"{target} is the record of a run or plan, which has its figures without their operations"
+            raise TomatError(f"{said}; its page is {record['run']}.md, two folders above it or in archive/.")
         if not {"format_version", "ops"} <= keys and "traceEvents" not in keys:
             raise TomatError(f"{target} is a JSON of another kind; expected {EXPECTED}.")
     elif path.is_dir() and not any(path.rglob("*.xplane.pb*")) and not any(path.rglob("*.trace.json*")):
         raise TomatError(f"{target} is a folder of another kind; expected {EXPECTED}.")
+    elif path.is_file() and not path.name.endswith(PROFILES):
+        raise TomatError(f"{target} is of another kind by its name; expected {EXPECTED}.")
     return breakdown_page(load_breakdown(target, device_kind=device_kind), "profile")
 
 

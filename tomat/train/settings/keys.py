@@ -66,7 +66,7 @@ def _faults(values: Mapping[str, Any], cls: type, above: str) -> Iterator[str]:
         if key not in fields:
             if former_key(dotted) is not None or dotted in FOLLOWS:
                 continue  # `config_from_dict` says what to use instead
-            near = difflib.get_close_matches(str(key), fields, n=1)
+            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.7)
             near = near or [one for one in fields if one.startswith(str(key))]
             hint = f"did you mean {above}{near[0]}?" if near else f"there are {', '.join(sorted(fields))}."
             yield f"{dotted}, which is no setting; {hint}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
+from tomat.base.shipped import installs
 from tomat.hardware.chips import TPU_SLICES, Slice, slice_named
 
 if TYPE_CHECKING:
@@ -42,14 +43,15 @@ def planned_slice(config: TrainConfig, slice_name: str | None) -> Slice:
 def compiler_version() -> str:
     """`libtpu 0.0.46`, as installed."""
     if importlib.util.find_spec("libtpu") is None:
-        raise TomatError("the TPU compiler is not installed; install it with `uv sync --extra plan` (it needs no TPU).")
+        said = "the TPU compiler is not installed; install it with"
+        raise TomatError(f"{said} `{installs('plan')}` (it needs no TPU).")
     found = importlib.metadata.version("libtpu")
     for requirement in importlib.metadata.requires("jax") or ():
         wanted = re.match(r"libtpu==([\d.]+?)(\.\*)?\s*;", requirement)  # of jax' `tpu` extra
         if wanted is not None and not found.startswith(wanted.group(1)):
             raise TomatError(
                 f"libtpu {found} is installed, but jax {importlib.metadata.version('jax')} is released with libtpu "
-                f"{wanted.group(1)}, whose program the pod runs. Install it with `uv sync --extra plan`."
+                f"{wanted.group(1)}, whose program the pod runs. Install it with `{installs('plan')}`."
             )
     return f"libtpu {found}"
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
+from itertools import chain
 from typing import IO, Any
 
 import numpy as np
@@ -49,25 +50,15 @@ def _values(nested: Any, source: str) -> np.ndarray:
     """float64 `[nx, ny, nz]` of lists of lists of lists of numbers."""
     where = f"{source}: `data.data.total`"
     try:
-        shape = (len(nested), len(nested[0]), len(nested[0][0]))
-        if not (isinstance(nested, list) and isinstance(nested[0], list) and isinstance(nested[0][0], list)):
-            raise TypeError("not nested lists")
-    except (TypeError, LookupError) as error:
-        raise TomatError(f"{where} is a {type(nested).__name__}; expected [nx][ny][nz] lists.") from error
-    check_grid_shape(shape, source)
-    values = np.empty(shape)
-    for i, plane in enumerate(nested):
-        rows = plane if isinstance(plane, list) and len(plane) == shape[1] else [None]
-        for j, row in enumerate(rows):
-            if not isinstance(row, list) or len(row) != shape[2]:
-                raise TomatError(f"{where} is ragged at [{i}][{j}]; expected {shape[1]} x {shape[2]} values.")
-            # `true` and "1" would pass as numbers.
-            if odd := set(map(type, row)) - {float, int}:
-                raise TomatError(f"{where} holds a {odd.pop().__name__} at [{i}][{j}]; expected numbers.")
-            try:
-                values[i, j] = row
-            except OverflowError as error:
-                raise TomatError(f"{where} holds a number beyond float64 at [{i}][{j}]; fetch it again.") from error
+        # NumPy would take `true` and "1" as numbers.
+        kinds = set(map(type, chain.from_iterable(chain.from_iterable(nested))))
+        values = np.array(nested, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TomatError(f"{where} is no [nx][ny][nz] lists of numbers ({error}); fetch it again.") from error
+    if values.ndim != 3 or not kinds <= {float, int}:
+        found = " and ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
+        raise TomatError(f"{where} holds {found} in {values.ndim} dimensions; expected [nx][ny][nz] lists of numbers.")
+    check_grid_shape(values.shape, source)
     return values
 
 

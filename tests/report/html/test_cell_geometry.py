@@ -171,8 +171,24 @@ def test_atoms_on_faces_edges_and_corners_are_repeated(call):
 
 
 def test_bonds_are_between_neighbours_and_half_of_a_density_is_above_its_level(call):
-    spots = np.array([[0, 0, 0], [1.5, 0, 0], [0, 3.5, 0]])
-    assert call("bonds", spots, [0.76, 0.76, 0.76]) == [[0, 1]]
+    spots = np.array([[0, 0, 0], [2.1, 0, 0], [4.2, 0, 0], [0, 9, 0]])  # Mg O Mg, and Mg far away
+    assert call("bonds", spots, [1.41, 0.66, 1.41, 1.41]) == [[0, 1], [1, 2]]
+    assert call("bonds", spots[[0, 2]] / 1.4, [1.41, 1.41]) == [[0, 1]], "of a metal"
     values = np.random.default_rng(0).random(5000) ** 3
     level = call("halfLevel", values)
     assert abs(values[values >= level].sum() / values.sum() - 0.5) < 2e-3
+
+
+@pytest.mark.parametrize(("centre", "images"), [((0, 0, 0), 8), ((0.5, 0.5, 0), 2), ((0.3, 0.4, 0.6), 1)])
+def test_what_lies_around_an_atom_on_a_face_is_drawn_whole(call, centre, images):
+    """A ball in a leaning cell, wherever it is: closed, and as large as it is, at each place of its atom."""
+    leaning, shape = np.array([[5.0, 0.3, -0.2], [1.4, 4.6, 0.0], [-0.9, 0.8, 4.8]]), (24, 22, 26)
+    apart = np.stack(np.meshgrid(*[np.arange(n) / n for n in shape], indexing="ij"), -1) - centre
+    values = np.exp(-np.sum(((apart - np.round(apart)) @ leaning) ** 2, -1))
+    drawn = call("windowOf", values.ravel(), shape)
+    found = call("surface", values.ravel(), shape, leaning, 0.3, drawn)
+    vertices, triangles = np.array([found[k] for k in "xyz"]).T, np.array([found[k] for k in "ijk"]).T.astype(int)
+    around = edges(triangles)
+    assert all(around[b, a] == n for (a, b), n in around.items()), "closed"
+    ball = 4 / 3 * np.pi * np.log(1 / 0.3) ** 1.5
+    assert volume(vertices, triangles) / ball == pytest.approx(images, rel=0.03)

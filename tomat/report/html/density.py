@@ -80,7 +80,7 @@ def kept_density_section(run_url: str) -> Section:
         parts = ["Densities of a run in a bucket are not fetched; give its local folder."]
     elif all(path.is_file() for path in paths):
         reference, prediction = (open_density(path, rules=LOOKED_AT) for path in paths)
-        parts = density_parts([beside(f"{reference.formula}, held out of the training", prediction, reference)])
+        parts = density_parts([beside(f"{reference.formula}, held out", prediction, reference)])
     return Section("A held-out density", parts)
 
 
@@ -157,7 +157,7 @@ def _figures_table(shown: Sequence[ShownDensity]) -> Table:
     columns += [Column("electrons", number(4))]
     columns += [Column(f"{which} e/Å³", significant()) for which in ("smallest", "mean", "largest")]
     if compared:
-        columns += [Column("electrons of the reference", number(4)), Column("its largest e/Å³", significant())]
+        columns += [Column("reference, electrons", number(4)), Column("its largest", significant())]
     rows: list[list[Any]] = []
     for one in shown:
         grid, other = one.density, one.reference

@@ -5,10 +5,37 @@ const cellGeometry = (function () {
   const cross = (u, v) => [u[1] * v[2] - u[2] * v[1], u[2] * v[0] - u[0] * v[2], u[0] * v[1] - u[1] * v[0]];
   const place = (lattice, f) => [0, 1, 2].map((k) => f[0] * lattice[0][k] + f[1] * lattice[1][k] + f[2] * lattice[2][k]);
 
+  /**
+   * What of the endless crystal is drawn, as voxels from which and how many: along each axis from the plane of the least
+   * mean up to half a cell before the cell, so that what lies around an atom on a face is not cut; and as far beyond its
+   * end, if a plane there has nearly as little, else one cell.
+   */
+  const MOST_DRAWN = 400000;
+  function windowOf(values, shape) {
+    const means = shape.map((n) => new Float64Array(n)), [na, nb, nc] = shape;
+    for (let a = 0, at = 0; a < na; a++) for (let b = 0; b < nb; b++) for (let c = 0; c < nc; c++, at++) {
+      means[0][a] += values[at] * na; means[1][b] += values[at] * nb; means[2][c] += values[at] * nc;
+    }
+    const least = (line, first, step, count) => {
+      let best = first;
+      for (let k = first, done = 0; done < count; k += step, done++) if (line[(k + line.length) % line.length] < line[(best + line.length) % line.length]) best = k;
+      return best;
+    };
+    const from = [], size = [];
+    means.forEach((line) => {
+      const n = line.length, start = least(line, 0, -1, Math.ceil(n / 2)), end = least(line, n, 1, Math.ceil(n / 2));
+      const apart = line[end % n] - line[(start + n) % n];
+      from.push(start);
+      size.push(apart < 0.03 * (Math.max(...line) - Math.min(...line)) ? end - start : n);
+    });
+    return {from, size: size[0] * size[1] * size[2] > MOST_DRAWN ? shape : size};
+  }
+
   /** The surface where periodic values pass a level: each cube of voxels as six tetrahedra round its diagonal (Kuhn). */
   const TETRAHEDRA = [[0, 1, 3, 7], [0, 1, 5, 7], [0, 2, 3, 7], [0, 2, 6, 7], [0, 4, 5, 7], [0, 4, 6, 7]];
-  function surface(values, shape, lattice, level) {
-    const [na, nb, nc] = shape, mb = nb + 1, mc = nc + 1, count = (na + 1) * mb * mc;
+  function surface(values, shape, lattice, level, drawn = {from: [0, 0, 0], size: shape}) {
+    const [na, nb, nc] = shape, [wa, wb, wc] = drawn.size, mb = wb + 1, mc = wc + 1, count = (wa + 1) * mb * mc;
+    const [fa, fb, fc] = drawn.from.map((k, axis) => ((k % shape[axis]) + shape[axis]) % shape[axis]);
     const x = [], y = [], z = [], i = [], j = [], k = [], made = new Map();
     const at = new Float64Array(8), corner = new Float64Array(8), spots = Array.from({length: 8}, () => [0, 0, 0]);
     /** The vertex between two corners, made once, so that neighbouring triangles share it and light falls smoothly. */
@@ -17,7 +44,10 @@ const cellGeometry = (function () {
       let found = made.get(key);
       if (found === undefined) {
         const t = (level - at[a]) / (at[b] - at[a]), s = spots[a], e = spots[b];
-        const spot = place(lattice, [(s[0] + t * (e[0] - s[0])) / na, (s[1] + t * (e[1] - s[1])) / nb, (s[2] + t * (e[2] - s[2])) / nc]);
+        const spot = place(lattice, [
+          (drawn.from[0] + s[0] + t * (e[0] - s[0])) / na, (drawn.from[1] + s[1] + t * (e[1] - s[1])) / nb,
+          (drawn.from[2] + s[2] + t * (e[2] - s[2])) / nc,
+        ]);
         found = x.push(spot[0]) - 1; y.push(spot[1]); z.push(spot[2]);
         made.set(key, found);
       }
@@ -31,11 +61,11 @@ const cellGeometry = (function () {
       const front = dot(cross(one, two), way) >= 0;
       i.push(u); j.push(front ? v : w); k.push(front ? w : v);
     }
-    for (let a = 0; a < na; a++) for (let b = 0; b < nb; b++) for (let c = 0; c < nc; c++) {
+    for (let a = 0; a < wa; a++) for (let b = 0; b < wb; b++) for (let c = 0; c < wc; c++) {
       let above = 0;
       for (let n = 0; n < 8; n++) {
         const ia = a + (n & 1), ib = b + ((n >> 1) & 1), ic = c + (n >> 2);
-        at[n] = values[((ia % na) * nb + (ib % nb)) * nc + (ic % nc)];
+        at[n] = values[(((ia + fa) % na) * nb + ((ib + fb) % nb)) * nc + ((ic + fc) % nc)];
         above += at[n] > level;
       }
       if (above === 0 || above === 8) continue;
@@ -120,14 +150,15 @@ const cellGeometry = (function () {
     return found;
   }
 
-  /** Pairs of spots, A, that are nearer than 1.2 times the sum of their covalent radii. */
+  /** Pairs of spots, A, nearer than 1.2 times their covalent radii, and than 1.2 times the nearest neighbour of either. */
   function bonds(spots, radii) {
-    const found = [];
+    const pairs = [], nearest = spots.map(() => Infinity);
     for (let m = 0; m < spots.length; m++) for (let n = 0; n < m; n++) {
       const distance = Math.hypot(...[0, 1, 2].map((k) => spots[m][k] - spots[n][k]));
-      if (distance > 0.4 && distance < 1.2 * (radii[m] + radii[n])) found.push([n, m]);
+      nearest[m] = Math.min(nearest[m], distance); nearest[n] = Math.min(nearest[n], distance);
+      if (distance < 1.2 * (radii[m] + radii[n])) pairs.push([n, m, distance]);
     }
-    return found;
+    return pairs.filter(([n, m, distance]) => distance < 1.2 * Math.min(nearest[n], nearest[m])).map(([n, m]) => [n, m]);
   }
 
   /** The value that encloses half of all that is positive: between the bonds of a crystal, around the atoms of a salt. */
@@ -139,5 +170,5 @@ const cellGeometry = (function () {
     return n < sorted.length ? sorted[n] : 0;
   }
 
-  return {place, surface, frame, picture, atomsNear, repeated, bonds, halfLevel};
+  return {place, windowOf, surface, frame, picture, atomsNear, repeated, bonds, halfLevel};
 })();

@@ -3,7 +3,7 @@
 `import tomat` offers what the first of its names needs: nothing is imported before one of them is used.
 
 - `load()`, `load(run)`: the predictor of the model in the package; of a run, or of a folder that `tomat export` or
-  `tomat compress` wrote.
+  `tomat compress` wrote. Its `predict(x)` takes a file, pymatgen's structure, ASE's atoms or a dict.
 - `open_density(path)`: a file of a density, read as a `DensityGrid`.
 - `Promolecule`: a sum of atoms, fitted to densities.
 - `plan(config, slice)`: what a training step takes on a slice that is not there.

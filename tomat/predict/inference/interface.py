@@ -229,6 +229,9 @@ class Predictor(ABC):
     usual_deviation: float
     """Share by which the electrons of its densities, before they are scaled, differ from a crystal's at most."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.made_by['model']})"
+
     @property
     def elements(self) -> tuple[int, ...]:
         return self.promolecule.elements

@@ -17,7 +17,7 @@ from tomat.predict.inference.interface import (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PromoleculePredictor(Predictor):
     """Its functions hold no whole number of electrons: in a salt, that of an anion holds a part of the cation's."""
 

@@ -27,7 +27,7 @@ from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import devices_sentence, last_devices, ran_steps
 from tomat.train.runs.history import read_events
 from tomat.train.runs.record import RunRecord, read_config
-from tomat.train.runs.summary import read_evaluation, run_state
+from tomat.train.runs.summary import LAST_STEPS, read_evaluation, run_state
 
 TRAINING_LOSS, VALIDATION_LOSS = "train/loss", "eval/validation/loss"
 SMOOTHED_PARTS = 100
@@ -74,7 +74,7 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
         *([density] if len(density.parts) > 1 else []),
         Section("Curves", _curves(metrics)),
         *_evaluation_sections(evaluation, free),
-        Section("State", [details(f"{state}, {shown['steps']} steps", Facts(shown | _headline(metrics, record)))]),
+        Section("State", [details(f"{state}, {shown['steps']} steps", Facts(shown | _speeds(metrics, record)))]),
         *([] if len(density.parts) > 1 else [density]),
         Section("Configuration", _configuration(config)),
         Section("History", [details(f"{len(events):,} events", history_table(events))] if events else ()),
@@ -106,11 +106,12 @@ def _achieved(metrics: Metrics, record: RunRecord, free: FreeRunningResult | Non
         found.append((share(atoms.median), f"of the sum of atoms there; mean {share(atoms.mean)}"))
         found.append((f"{better} of {ours.materials}", "cells on which the model is the better one"))
     curves = metrics.curves
-    for name, words in ((TRAINING_LOSS, "training loss"), (VALIDATION_LOSS, "validation loss")):
+    for name, words, steps in ((TRAINING_LOSS, "training loss", LAST_STEPS), (VALIDATION_LOSS, "validation loss", 1)):
         if name in curves:
             values = curves[name].values
-            last = values[-10:].mean() if name == TRAINING_LOSS else values[-1]
-            found.append((f"{last:.4g}", f"{words}, at first {values[0]:.4g}"))
+            said = f"{words}, mean of the last {steps} steps" if steps > 1 else words
+            figures = f"at first {values[0]:.4g}, least {values.min():.4g}"
+            found.append((f"{values[-steps:].mean():.4g}", f"{said}; {figures}"))
     if "mfu_full" in curves:
         values, _ = _as_it_ran("mfu_full", metrics, record)
         found.append((share(float(np.median(values))), "MFU, full attention, median of the steps"))
@@ -127,15 +128,9 @@ def _as_it_ran(name: str, metrics: Metrics, record: RunRecord) -> tuple[np.ndarr
     return curve.values[curve.steps >= since], since
 
 
-def _headline(metrics: Metrics, record: RunRecord) -> dict[str, str]:
+def _speeds(metrics: Metrics, record: RunRecord) -> dict[str, str]:
     found: dict[str, str] = {}
     curves = metrics.curves
-    if TRAINING_LOSS in curves:
-        losses = curves[TRAINING_LOSS].values
-        found["training loss"] = f"{losses[0]:.4f} to {losses[-10:].mean():.4f} (mean of the last 10 steps)"
-    if VALIDATION_LOSS in curves:
-        losses = curves[VALIDATION_LOSS].values
-        found["validation loss"] = f"{losses[-1]:.4f} (least {losses.min():.4f})"
     for name, words, unit in (("step_seconds", "step", " s"), ("tokens_per_second", "tokens a second", "")):
         values, since = _as_it_ran(name, metrics, record) if name in curves else ((), 0)
         if len(values):

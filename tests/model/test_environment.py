@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from haliax import Axis, NamedArray
 from pymatgen.core.periodic_table import Element
+from small_field import BASIS, CELL, PROMOLECULE
 
 from tomat.base.errors import TomatError
-from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import SYMBOLS, pauling_electronegativity
-from tomat.data.density.promolecule import Promolecule, RadialBasis, radial_sums
+from tomat.data.density.promolecule import radial_sums
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.model import environment as module
 from tomat.model.any_decoder import hidden_and_head
@@ -30,13 +30,7 @@ from tomat.model.nearby_atoms import (
     stacked_atoms,
 )
 
-BASIS = RadialBasis(8, 4.0)
 CONFIG = EnvironmentConfig(channels=3, hidden_dim=16, basis=BASIS, max_atoms=160, prior_anchors=32)
-CELL = Crystal(
-    np.array([[3.1, 0.2, 0.0], [0.4, 3.4, 0.1], [0.0, 0.3, 4.0]]), np.array([12, 8]),
-    np.array([[0.1, 0.2, 0.3], [0.6, 0.55, 0.8]]), "skewed",
-)  # fmt: skip
-PROMOLECULE = Promolecule(BASIS, {12: np.linspace(0.3, 0.0, 8), 8: np.linspace(0.9, 0.1, 8)}, 1, {12: 2.0, 8: 6.0})
 VALUES = np.geomspace(0.02, 8.0, 40).astype(np.float32)
 TABLES = environment_tables(PROMOLECULE, VALUES)
 GRID, PATCH, ANCHOR, START = (20, 22, 26), (2, 3, 4), np.array([15, 3, 24]), 5

@@ -2,8 +2,8 @@
 
 import numpy as np
 from haliax import Axis
+from small_field import BASIS, CELL, GRID, PROMOLECULE
 
-from tests.support.small_field import BASIS, CELL, GRID, PROMOLECULE
 from tomat.data.density.crystal import Crystal
 from tomat.model.nearby_atoms import (
     Room,

@@ -198,8 +198,15 @@ def filled(
     name: str,
 ) -> PatchAtoms:
     """One patch's atoms in arrays of the sizes of `room`, on the host."""
-    arrays = _near(numbers, positions, room, f"a patch of {name} of {prod(patch_shape):,} voxels")
-    return PatchAtoms.of(arrays | {"steps": steps.astype(np.float32), "shape": np.array(patch_shape, np.int32)})
+    _check_room(numbers, room, f"a patch of {name} of {prod(patch_shape):,} voxels")
+    n, kinds = len(numbers), np.unique(numbers)
+    arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes().items()}
+    arrays["positions"][:n] = positions
+    arrays["numbers"][:n] = numbers
+    arrays["kinds"][: len(kinds)] = kinds
+    arrays["steps"][:] = steps
+    arrays["shape"][:] = patch_shape
+    return PatchAtoms.of(arrays)
 
 
 def filled_cell(
@@ -223,17 +230,6 @@ def filled_cell(
     arrays["places"][:] = places
     arrays["mean_density"][...] = mean_density_e_per_a3
     return ScatteredAtoms.of(arrays)
-
-
-def _near(numbers: np.ndarray, positions: np.ndarray, room: Room, what: str) -> dict[str, np.ndarray]:
-    """The fields of `NearbyAtoms`."""
-    _check_room(numbers, room, what)
-    n, kinds = len(numbers), np.unique(numbers)
-    arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes(NearbyAtoms).items()}
-    arrays["positions"][:n] = positions
-    arrays["numbers"][:n] = numbers
-    arrays["kinds"][: len(kinds)] = kinds
-    return arrays
 
 
 def _check_room(numbers: np.ndarray, room: Room, what: str, has: str = "has") -> None:

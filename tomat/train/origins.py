@@ -24,7 +24,7 @@ from tomat.base.storage import is_remote
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text
 from tomat.train.datasets import Datasets
-from tomat.train.guards.alike import NO_LIMIT_SECONDS, gathered
+from tomat.train.guards.alike import gathered
 from tomat.train.runs import checkpoints, history
 from tomat.train.runs.checkpoints import Checkpoint
 from tomat.train.runs.history import Contents, Event
@@ -140,7 +140,7 @@ class Start:
     ) -> tuple[Checkpoint | None, Parent | None]:
         """The checkpoints that the first process has found, as this host sees them."""
         mine = [own and [own.path, own.step], parent and parent.checkpoint.step]
-        first_own, first_parent = gathered(mine, NO_LIMIT_SECONDS)[0]
+        first_own, first_parent = gathered(mine)[0]
         if jax.process_index() == 0:
             return own, parent
         host = f"host {jax.process_index()}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
-from tomat.data.codec.base import Decoder, DensityCodec
+from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.relative import UNIT_RATIO, CellCodec, cell_codec, relative_to, wrapped
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.geometry import lattice_parameters
@@ -232,11 +232,7 @@ class _Reader:
 
 
 def decode_sequence(
-    ids: np.ndarray,
-    layout: SequenceLayout,
-    codec: DensityCodec,
-    decoder: Decoder = "median",
-    scale: np.ndarray | None = None,
+    ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, scale: np.ndarray | None = None
 ) -> DecodedSequence:
     """Read a sequence back, exactly but for lattice steps and the codec's bins; padding may be cut off. `scale`,
     float32 [px, py, pz], is that of a relative codec there: the rounded structure is too coarse for it."""
@@ -270,7 +266,7 @@ def decode_sequence(
     read.expect(v.EOS)
     read.take(len(read.ids) - read.place, v.PAD, v.PAD + 1, "padding")
     density = density.reshape(patch_shape if layout.tokens_per_voxel == 1 else (*patch_shape, layout.tokens_per_voxel))
-    values, unit = codec.decode(density, decoder), codec.unit
+    values, unit = codec.decode(density), codec.unit
     if relative_to(codec) is not None:
         values, unit = (values, UNIT_RATIO) if scale is None else (CellCodec(codec, 1.0, scale).density(values), unit)
     return DecodedSequence(

@@ -17,7 +17,7 @@ from math import prod
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.data.codec.base import Decoder, DensityCodec
+from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.relative import UNIT_RATIO, CellCodec, RelativeCodec, cell_codec, relative_to
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
@@ -71,11 +71,7 @@ class DecodedVoxels:
 
 
 def decode_scattered(
-    ids: np.ndarray,
-    layout: SequenceLayout,
-    codec: DensityCodec,
-    decoder: Decoder = "median",
-    scale: np.ndarray | None = None,
+    ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, scale: np.ndarray | None = None
 ) -> DecodedVoxels:
     """Read a row back, exactly but for the codec's bins. `scale`, float32 [n], is that of a relative codec there."""
     check_codec(layout, codec)
@@ -92,7 +88,7 @@ def decode_scattered(
             f"{expected}. Is it damaged, or of another layout or codec?"
         )
     tokens = ids[:n] - v.DENSITY_START
-    values, unit = codec.decode(tokens, decoder), codec.unit
+    values, unit = codec.decode(tokens), codec.unit
     if relative_to(codec) is not None:
         values, unit = (values, UNIT_RATIO) if scale is None else (CellCodec(codec, 1.0, scale).density(values), unit)
     return DecodedVoxels(tokens, values, unit)

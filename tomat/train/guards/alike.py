@@ -46,7 +46,7 @@ NO_LIMIT_SECONDS = 86_400.0
 """Instead of a limit of 0, which means none."""
 
 
-def gathered[T](mine: T, seconds: float) -> list[T]:
+def gathered[T](mine: T, seconds: float = NO_LIMIT_SECONDS) -> list[T]:
     """Every host's value, which JSON has, on all of them; each must call it."""
     every = multihost_allgather_sync(mine, timeout=seconds)
     # Nobody leaves, the host with the service that holds the values least of all, before all have read them.

@@ -22,7 +22,7 @@ from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import first_line, readable_bytes
 from tomat.base.storage import is_passing, is_remote, storage_errors
 from tomat.train.datasets import Datasets
-from tomat.train.guards.alike import NO_LIMIT_SECONDS, gathered
+from tomat.train.guards.alike import gathered
 from tomat.train.settings.config import TrainConfig
 
 USD_PER_GIB_BETWEEN_REGIONS = 0.02
@@ -68,7 +68,7 @@ def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> l
     if jax.process_count() > 1:
         # So that all read their clocks within the time that a barrier takes to open.
         multihost_utils.sync_global_devices("tomat: clocks")
-    hosts, skews = zip(*gathered((now(), skew), NO_LIMIT_SECONDS), strict=True)
+    hosts, skews = zip(*gathered((now(), skew)), strict=True)
     return clock_warnings(hosts, skews, config.guards.max_clock_skew_seconds)
 
 

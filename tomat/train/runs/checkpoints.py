@@ -13,7 +13,6 @@ CRC32C, which a bucket computes and keeps for each of its objects, so that nothi
 
 import base64
 import contextlib
-import datetime
 import json
 import re
 from collections.abc import Mapping
@@ -59,8 +58,6 @@ class Checkpoint:
     """It can be resumed from."""
     reason: str
     """Why it is not whole; empty where it is."""
-    seconds_utc: float | None
-    """When it was completed, seconds since 1970; None where it never was, or that is not known."""
     temporary: bool = False
     """Saved by the clock, and removed once a later one is complete."""
     completed: bool = True
@@ -163,20 +160,18 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
             metadata = _json(files, f"{root}/{METADATA_FILE}") if METADATA_FILE in sizes else None
             manifest = _json(files, f"{root}/{MANIFEST_FILE}") if MANIFEST_FILE in sizes else None
             if metadata is None and sizes.get(METADATA_FILE):  # an empty one is what a kill leaves
-                return Checkpoint(path, step, False, f"its {METADATA_FILE} is damaged", None)
+                return Checkpoint(path, step, False, f"its {METADATA_FILE} is damaged")
             if metadata is None:
                 why = "it was never completed" if sizes else "it does not exist"
-                return Checkpoint(path, step, False, f"{why} (no {METADATA_FILE})", None, completed=False)
+                return Checkpoint(path, step, False, f"{why} (no {METADATA_FILE})", completed=False)
             reason = "" if metadata.get("step") == step else f"{METADATA_FILE} says step {metadata.get('step')}"
             if not reason and CHECKSUM_FILE in sizes:  # before the database, of which a damaged file could say anything
                 reason = _damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
         except FileNotFoundError:  # removed while it is looked at
-            return Checkpoint(path, step, False, "it is being removed", None, completed=False)
-    seconds, temporary = None, bool(metadata.get("is_temporary", False))
-    with contextlib.suppress(TypeError, ValueError):
-        seconds = datetime.datetime.fromisoformat(metadata.get("timestamp", "")).timestamp()
+            return Checkpoint(path, step, False, "it is being removed", completed=False)
+    temporary = bool(metadata.get("is_temporary", False))
     reason = reason or _missing(path, sizes, manifest)
-    return Checkpoint(path, step, not reason, reason, seconds, temporary, has_checksums=CHECKSUM_FILE in sizes)
+    return Checkpoint(path, step, not reason, reason, temporary, has_checksums=CHECKSUM_FILE in sizes)
 
 
 def write_checksums(path: str) -> None:

@@ -3,12 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tomat.perf.cost.llo import OpSchedule, Region
-from tomat.perf.cost.schedule_model import (
-    entered_shares,
-    mask_blocks,
-    matched_schedules,
-    schedule_time,
-)
+from tomat.perf.cost.schedule_model import entered_shares, mask_blocks, matched_schedules, schedule_time
 from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_files import program_from_text
 

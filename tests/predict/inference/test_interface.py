@@ -16,14 +16,7 @@ from tomat.data.density.crystal import Crystal
 from tomat.data.density.geometry import nearest_atom_a
 from tomat.data.density.io import open_density
 from tomat.data.density.promolecule import Promolecule
-from tomat.predict.inference.interface import (
-    SPACING_A,
-    GridChoice,
-    Prediction,
-    Predictor,
-    choose_grid,
-    electron_count,
-)
+from tomat.predict.inference.interface import SPACING_A, GridChoice, Prediction, Predictor, choose_grid, electron_count
 from tomat.predict.inference.structures import crystal_of
 from tomat.predict.inference.sum_of_atoms import PromoleculePredictor, load_promolecule
 

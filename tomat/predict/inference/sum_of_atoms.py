@@ -9,12 +9,7 @@ import numpy as np
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule
-from tomat.predict.inference.interface import (
-    PROMOLECULE_DEVIATION,
-    OnPatches,
-    Predictor,
-    say_if_voids_unknown,
-)
+from tomat.predict.inference.interface import PROMOLECULE_DEVIATION, OnPatches, Predictor, say_if_voids_unknown
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,6 +1,6 @@
-import pytest
+import numpy as np
 
-from tomat.data.density.elements import SYMBOLS, atomic_number, fewest_valence_electrons, symbol_of
+from tomat.data.density.elements import SYMBOLS, atomic_number, plausible_electron_counts, symbol_of
 
 
 def test_symbols_are_those_of_pymatgen():
@@ -11,10 +11,7 @@ def test_symbols_are_those_of_pymatgen():
     assert [atomic_number(symbol) for symbol in ("D", "O2-", "Fe3+")] == [1, 8, 26]
 
 
-@pytest.mark.parametrize(
-    ("symbol", "valence"),
-    [("H", 1), ("He", 2), ("Na", 1), ("Ca", 2), ("F", 7), ("Ti", 4), ("Fe", 8), ("Cu", 1), ("Zn", 2), ("Ga", 3)]
-    + [("Gd", 3), ("Hf", 4), ("W", 6), ("Pb", 4), ("U", 3), ("Xe", 8)],
-)
-def test_fewest_valence_electrons(symbol, valence):
-    assert fewest_valence_electrons(atomic_number(symbol)) == valence
+def test_the_least_a_density_holds_is_what_the_largest_cores_leave():
+    for symbols, valences in ((("Ti", "O", "O"), 14), (("Gd",), 3), (("U",), 3), (("Rf",), 3)):
+        least, most = plausible_electron_counts(np.array([atomic_number(symbol) for symbol in symbols]))
+        assert least == 0.75 * valences < most

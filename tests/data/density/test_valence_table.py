@@ -8,8 +8,8 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from tomat.data.density.elements import SYMBOLS, fewest_valence_electrons
-from tomat.data.density.valence_table import KNOWN_VALENCES, readings, settled_valences
+from tomat.data.density.elements import KNOWN_VALENCES, SYMBOLS
+from tomat.data.density.valence_table import readings, settled_valences
 
 LEFT_OUT = {("Si", 10.0), ("C", 6.0), ("O", 8.0), ("Ne", 10.0)}
 """Silicon with 10 is what its cores hold; the others are potentials without a core."""
@@ -40,8 +40,6 @@ def test_every_gth_potential_is_in_the_table():
 def test_a_valence_is_below_all_electrons():
     for z, valences in KNOWN_VALENCES.items():
         assert list(valences) == sorted(set(valences)) and 0 < valences[0] and valences[-1] <= z
-        # Titanium and cerium of two rare sets apart, the bound of `elements.py` holds.
-        assert valences[0] >= fewest_valence_electrons(z) or SYMBOLS[z - 1] == "Ti"
 
 
 def test_what_a_count_can_mean():

@@ -93,7 +93,7 @@ def test_gradients_are_straight_through(layer):
 
 def test_without_qwix_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(int8_dot.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TomatError, match="model.int8_matmuls is forward.*--extra compress"):
+    with pytest.raises(TomatError, match="model.int8_matmuls is forward.*extra `compress`"):
         decoder(int8_matmuls="forward").build(VOCAB, key=jax.random.PRNGKey(0))
 
 

@@ -20,7 +20,6 @@ from jax.lax import DotDimensionNumbers
 from jax.typing import DTypeLike
 
 from tomat.base.errors import TomatError
-from tomat.base.shipped import installs
 
 _LARGEST_AT_127 = f"absmax,{127.5 / 127}"
 """qwix's own `absmax` puts the largest magnitude at 127.5, where the last bit of a division decides between two codes:
@@ -36,7 +35,7 @@ class Int8DotGeneral(eqx.Module):
     def init(products: str) -> "Int8DotGeneral":
         if importlib.util.find_spec("qwix") is None:
             said = f"model.int8_matmuls is {products}, which needs qwix, and that is not installed"
-            raise TomatError(f"{said}; install it with `{installs('compress')}`, or leave model.int8_matmuls out.")
+            raise TomatError(f"{said}; install tomat's extra `compress`, or leave model.int8_matmuls out.")
         return Int8DotGeneral(products)
 
     def __call__(

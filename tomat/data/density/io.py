@@ -14,6 +14,7 @@ from tomat.data.density.chgcar import Parts, read_chgcar, read_parts
 from tomat.data.density.cube import SUFFIXES as CUBE_SUFFIXES
 from tomat.data.density.cube import read_cube, read_cube_parts
 from tomat.data.density.grid import DensityGrid
+from tomat.data.density.limits import PACKED, unpacked
 from tomat.data.density.materials_project import parts_of_document, read_materials_project
 from tomat.data.density.poscar import check_species_used
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules, is_partial, kind_of_name
@@ -21,7 +22,6 @@ from tomat.data.density.zarr_store import parts_of_group, read_zarr
 
 CHGCAR_NAMES = ("CHGCAR", "AECCAR", "CHG", "PARCHG")
 EXPECTED = "CHGCAR*[.gz|.bz2|.xz], *.vasp, *.cube, *.zarr, *.json.gz or *.json"
-PACKED = (".gz", ".bz2", ".xz")
 _ENDINGS = (".zarr", ".json.gz", ".json", *PACKED, ".vasp", *CUBE_SUFFIXES)
 _REMOTE = (".zarr", ".json.gz", ".json")
 """Kinds that are looked for in a bucket; of one object the name says what it is."""
@@ -109,11 +109,6 @@ def _reader(location: str) -> Callable[[str, str | None, ReadRules], DensityGrid
     if plain.endswith(".vasp") or any(kind in name.upper() for kind in CHGCAR_NAMES):
         return read_chgcar
     return None
-
-
-def unpacked(name: str) -> str:
-    """Without the suffix of a compression."""
-    return next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)
 
 
 @dataclass(frozen=True)

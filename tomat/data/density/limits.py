@@ -38,8 +38,16 @@ FREE_BYTES = 2**26
 COMPRESSION_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What gzip, bz2 and lzma raise for damaged data."""
 
+PACKED = (".gz", ".bz2", ".xz")
+"""Ends the names of compressed files."""
+
 _PIECE_BYTES = 2**20
 _FEW_LINES = 16
+
+
+def unpacked(name: str) -> str:
+    """A name without the suffix of a compression."""
+    return next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)
 
 
 def check_atom_count(count: int, source: str) -> None:

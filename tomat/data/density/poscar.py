@@ -146,7 +146,7 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
 
 def _is_of_its_folder(path: Path) -> bool:
     """Whether a file is called as VASP calls it, so that the folder is its calculation's and not a collection."""
-    return re.sub(r"\.(gz|bz2|xz)$", "", path.name) in OF_A_CALCULATION
+    return limits.unpacked(path.name) in OF_A_CALCULATION
 
 
 def _beside(header: Header, path: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:

@@ -30,6 +30,7 @@ from tomat.data.density.limits import (
     open_structure,
     open_text,
     structure_text,
+    unpacked,
 )
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
 
@@ -111,7 +112,7 @@ def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str
 def structure_name(path: str) -> str:
     """`mp-149` for `mp-149.cif`, `mp-149.POSCAR.gz` and `mp-149/POSCAR`: without suffixes, or as its folder."""
     file = Path(path).absolute()
-    stem = _unpacked(file.name)
+    stem = unpacked(file.name)
     suffix = next((suffix for suffix in _READERS if stem.lower().endswith(suffix)), "")
     stem = stem[: len(stem) - len(suffix)]
     for name in VASP_NAMES + OTHER_VASP_NAMES:
@@ -233,7 +234,7 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def _reader(path: str, *, named: bool) -> Callable[[str, ReadRules], Parts] | None:
     """What reads a file of that name; None for a name of no known kind."""
-    name = _unpacked(Path(path).name)
+    name = unpacked(Path(path).name)
     found = next((reader for suffix, reader in _READERS.items() if name.lower().endswith(suffix)), None)
     taken = VASP_NAMES + OTHER_VASP_NAMES if named else VASP_NAMES
     return _vasp if found is None and any(kind in name.upper() for kind in taken) else found
@@ -337,7 +338,7 @@ def _pymatgen(source: str, rules: ReadRules) -> Parts:
                 raise TomatError(f"{said}; expected at most {MOST_ATOMS:,} atoms, one a line.")
     from pymatgen.core import Structure
 
-    kind = Path(_unpacked(source)).suffix.lower().removeprefix(".")
+    kind = Path(unpacked(source)).suffix.lower().removeprefix(".")
     content = b"".join(lines).decode("utf-8")
     parts = _parts(Structure.from_str(content, fmt=kind).as_dict(), source)  # type: ignore[arg-type]  # one of _READERS
     # pymatgen takes an XSF that is cut off for one of fewer atoms.
@@ -371,8 +372,3 @@ def formula(crystal: Crystal) -> str:
 def _molecule(source: str) -> TomatError:
     said = f"{source} has no lattice: it is a molecule. tomat predicts crystals"
     return TomatError(f"{said}; models that have not learnt from vacuum fill a box around a molecule with charge.")
-
-
-def _unpacked(name: str) -> str:
-    """Without the suffix of a compression."""
-    return re.sub(r"\.(gz|bz2|xz)$", "", name)

@@ -114,8 +114,10 @@ def groups_of(material_ids: Collection[str]) -> dict[str, str]:
     return {name: _cells()[name]["recipe"]["group"] for name in material_ids}
 
 
+@cache
 def load_stored(material_id: str) -> DensityGrid:
-    """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/Å³."""
+    """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/Å³, read once in
+    a process: all of them are 50 MB, and what is computed of one for its codec is there for its tokens."""
     if material_id not in _cells():
         raise TomatError(f"no embedded density {material_id!r}; `tomat demo-data show` lists those there are.")
     return read_stored(DATA_DIR, _cells()[material_id])

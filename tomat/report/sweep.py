@@ -2,7 +2,7 @@
 report of each kind, for a tracking page, a browser and, of its ranking, the terminal."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tomat.base.report.formats import UNKNOWN, number, percent, ranged, seconds, significant
 from tomat.base.report.model import (
@@ -108,7 +108,7 @@ def measured_report(
     sources = sorted({row.setup["memory_source"] for row in rows if "memory_source" in row.setup})
     ranking: list[Part] = [measured_table(rows)]
     ranking.append(MEASURED_LEGEND.format(memory="; ".join(MEMORY_SOURCES[one] for one in sources) or "not known"))
-    if told := sorted({row.setup["energy_source"] for row in rows if row.setup.get("energy_source")}):
+    if told := sorted({source for row in rows if (source := row.setup.get("energy_source"))}):
         known = any(row.step_joules is not None for row in rows)
         ranking.append(f"{JOULES}: of {told[0]}." if known else f"Energy: {told[0]}.")
     ranking += [same_text(rows, names) for names in record.get("same_settings", [])]
@@ -374,10 +374,11 @@ def epochs_parts(rows: Sequence[LabRow], epoch_rows: int | None) -> list[Part]:
     body, sizes = [], set()
     for row in ranked(rows):
         if row.measured and row.is_whole and row.tokens_per_second is not None:
-            n_rows, length = epoch_rows or row.setup["train_rows"], row.setup["sequence_tokens"]
+            setup = cast(Mapping[str, Any], row.setup)  # a whole row has `SHOWN_SETUP`
+            n_rows, length = epoch_rows or setup["train_rows"], setup["sequence_tokens"]
             sizes.add((n_rows, length))
             hours = n_rows * length / row.tokens_per_second / 3600
-            cells = (row.setup[key] for key in ("batch_sequences", "accumulations"))
+            cells = (setup[key] for key in ("batch_sequences", "accumulations"))
             body.append((row.name, *cells, row.tokens_per_second, row.peak_memory_bytes, hours))
     if not body:
         return ["No row has an answer yet."]

@@ -13,7 +13,13 @@ from pymatgen.core.periodic_table import Element
 from small_field import BASIS, CELL, PROMOLECULE
 
 from tomat.base.errors import TomatError
-from tomat.data.density.elements import SYMBOLS, pauling_electronegativity
+from tomat.data.density.elements import (
+    SYMBOLS,
+    atomic_radius_a,
+    ionization_energy_ev,
+    pauling_electronegativity,
+    period_of,
+)
 from tomat.data.density.promolecule import radial_sums
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START, PAD
 from tomat.model import environment as module
@@ -53,10 +59,15 @@ def environment() -> Environment:
     return Environment.init(CONFIG, Embed, key=jax.random.PRNGKey(3))
 
 
-def test_electronegativities_are_pymatgens():
-    for number, symbol in enumerate(SYMBOLS, start=1):
-        theirs = None if symbol in ("He", "Ne", "Ar") or number > 103 else Element(symbol).X
-        assert pauling_electronegativity(number) == theirs, symbol
+def test_what_is_known_of_elements_is_pymatgens():
+    for number, symbol in enumerate(SYMBOLS[:103], start=1):
+        element = Element(symbol)
+        assert pauling_electronegativity(number) == (None if symbol in ("He", "Ne", "Ar") else element.X), symbol
+        assert (atomic_radius_a(number) or 0.0) == float(element.atomic_radius or 0.0), symbol
+        assert ionization_energy_ev(number) == pytest.approx(element.ionization_energy, abs=5.1e-3), symbol
+        # Lanthanides and actinides have rows of their own there.
+        assert period_of(number) == {8: 6, 9: 7}.get(element.row, element.row), symbol
+    assert pauling_electronegativity(118) is atomic_radius_a(118) is ionization_energy_ev(118) is None
 
 
 def test_sums_are_of_the_voxel_that_a_position_predicts(environment):
@@ -64,7 +75,7 @@ def test_sums_are_of_the_voxel_that_a_position_predicts(environment):
     sums = environment.sums(tokens, atoms, TABLES)
     density = PROMOLECULE.density(CELL, GRID)
     scale = module.feature_scale(BASIS)
-    mixed = TABLES.descriptors @ environment.descriptors.array + environment.elements.array
+    mixed = TABLES.descriptors[:, :3] @ environment.descriptors.array + environment.elements.array
     for row, anchor in enumerate((ANCHOR, ANCHOR + 1)):
         for v, voxel in enumerate(np.ndindex(*PATCH)):
             place = (anchor + voxel) % GRID

@@ -20,12 +20,18 @@ from haliax.jax_utils import named_call
 from levanter.layers.attention import AttentionMask
 from levanter.models.lm_model import LmConfig, LmHeadModel
 
-from tomat.base.config_keys import check_range
+from tomat.base.config_keys import check_range, key
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS
 from tomat.data.density.promolecule import RadialBasis
 from tomat.model.angular import MOST_L, angular_functions, degree_slices, sums_by_kind
-from tomat.model.environment import DESCRIPTORS, LOG_FLOOR_E_PER_A3, EnvironmentTables, feature_scale
+from tomat.model.environment import (
+    DESCRIPTORS,
+    LOG_FLOOR_E_PER_A3,
+    MOST_DESCRIPTORS,
+    EnvironmentTables,
+    feature_scale,
+)
 from tomat.model.nearby_atoms import GROUP_POSITIONS, ScatteredAtoms
 
 MOST_LOG_RATIO = 6.0
@@ -48,6 +54,9 @@ class FieldConfig(LmConfig):
     """Largest degree of the spherical harmonics; 0: what the model knows of the atoms has no angles."""
     channels: int = 8
     """Learnt numbers of an element, each with sums of its own."""
+    descriptors: int = key(DESCRIPTORS, added=True)
+    """What is known of an element beside what is learnt of it: 3, electronegativity, covalent radius and valence
+    electrons; to 6, period, atomic radius and first ionisation energy."""
     products: int = 8
     """Combinations of the sums of each degree above 0 of which all pairs are multiplied: the power spectrum."""
     hidden_dim: int = 128
@@ -65,7 +74,7 @@ class FieldConfig(LmConfig):
 
     def __post_init__(self) -> None:
         check_range("model.", self, channels=1, products=1, hidden_dim=1, hidden_layers=1, members=1, max_l=(0, MOST_L))
-        check_range("model.", self, max_atoms=1, max_elements=1)
+        check_range("model.", self, max_atoms=1, max_elements=1, descriptors=(1, MOST_DESCRIPTORS))
 
     @property
     def model_type(self) -> type["FieldModel"]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -98,7 +107,7 @@ class ElementEmbedding(eqx.Module):
         """[..., C] of elements by Z, int [...]; 0, no atom, is nothing."""
         weight = self.weight.rearrange(("element", "channel")).array
         descriptors = self.descriptors.rearrange(("descriptor", "channel")).array
-        known = jnp.asarray(tables.descriptors, weight.dtype) @ descriptors
+        known = jnp.asarray(tables.descriptors[:, : len(descriptors)], weight.dtype) @ descriptors
         return (weight + known)[kinds] * (kinds > 0)[..., None]
 
 
@@ -145,7 +154,10 @@ class FieldMember(eqx.Module):
         Degree, Radial = Axis("degree", config.max_l), Axis("radial", angular_functions(config.basis))
         elements = ElementEmbedding(
             0.1 * hax.random.normal(k_elements, (Axis("element", len(SYMBOLS) + 1), Channel)),
-            0.7 * hax.random.normal(k_descriptors, (Axis("descriptor", DESCRIPTORS), Channel)),
+            # As large a sum of however many.
+            0.7
+            * float(np.sqrt(DESCRIPTORS / config.descriptors))
+            * hax.random.normal(k_descriptors, (Axis("descriptor", config.descriptors), Channel)),
         )
         scale = 1 / np.sqrt(Radial.size * config.channels)
         projections = scale * hax.random.normal(k_projections, (Degree, Radial, Channel, Product))

@@ -44,6 +44,34 @@ _PAULING: tuple[float, ...] = tuple(
 """Electronegativity on Pauling's scale of Z = 1..103, 0 where there is none (He, Ne, Ar): the CRC Handbook of Chemistry
 and Physics, as pymatgen's periodic table has it, against which a test holds it."""
 
+_ATOMIC_RADII_A: tuple[float, ...] = tuple(
+    float(word)
+    for word in """
+    0.25 0 1.45 1.05 0.85 0.7 0.65 0.6 0.5 0 1.8 1.5 1.25 1.1 1 1 1 0.71 2.2 1.8 1.6 1.4 1.35 1.4 1.4 1.4 1.35 1.35
+    1.35 1.35 1.3 1.25 1.15 1.15 1.15 0 2.35 2 1.8 1.55 1.45 1.45 1.35 1.3 1.35 1.4 1.6 1.55 1.55 1.45 1.45 1.4 1.4
+    0 2.6 2.15 1.95 1.85 1.85 1.85 1.85 1.85 1.85 1.8 1.75 1.75 1.75 1.75 1.75 1.75 1.75 1.55 1.45 1.35 1.35 1.3
+    1.35 1.35 1.35 1.5 1.9 1.8 1.6 1.9 0 0 0 2.15 1.95 1.8 1.8 1.75 1.75 1.75 1.75
+    """.split()
+)
+"""Of Z = 1..95, 0 where there is none: Slater, Atomic radii in crystals, J. Chem. Phys. 41, 3199 (1964), as pymatgen's
+periodic table has it, against which a test holds it."""
+
+_IONIZATION_EV: tuple[float, ...] = tuple(
+    float(word)
+    for word in """
+    13.60 24.59 5.39 9.32 8.30 11.26 14.53 13.62 17.42 21.56 5.14 7.65 5.99 8.15 10.49 10.36 12.97 15.76 4.34 6.11
+    6.56 6.83 6.75 6.77 7.43 7.90 7.88 7.64 7.73 9.39 6.00 7.90 9.79 9.75 11.81 14.00 4.18 5.69 6.22 6.63 6.76 7.09
+    7.12 7.36 7.46 8.34 7.58 8.99 5.79 7.34 8.61 9.01 10.45 12.13 3.89 5.21 5.58 5.54 5.47 5.53 5.58 5.64 5.67 6.15
+    5.86 5.94 6.02 6.11 6.18 6.25 5.43 6.83 7.55 7.86 7.83 8.44 8.97 8.96 9.23 10.44 6.11 7.42 7.29 8.42 9.32 10.75
+    4.07 5.28 5.38 6.31 5.89 6.19 6.27 6.03 5.97 5.99 6.20 6.28 6.37 6.50 6.58 6.63 4.96
+    """.split()
+)
+"""First ionisation energy of Z = 1..103: NIST Atomic Spectra Database, as pymatgen's periodic table has it, against
+which a test holds it."""
+
+_NOBLE = 2, 10, 18, 36, 54, 86
+"""Z at which a period ends."""
+
 LOWEST_VALENCE_SHARE = 0.75
 """Electrons found over the fewest that pseudopotentials leave these atoms. Below one for charged cells and rounding."""
 
@@ -96,6 +124,21 @@ def covalent_radius_a(number: int) -> float:
 def pauling_electronegativity(number: int) -> float | None:
     """Electronegativity of Z in 1..118 on Pauling's scale; None where it has none."""
     return _PAULING[number - 1] or None if number <= len(_PAULING) else None
+
+
+def atomic_radius_a(number: int) -> float | None:
+    """Slater's radius of Z in 1..118, A; None where there is none."""
+    return _ATOMIC_RADII_A[number - 1] or None if number <= len(_ATOMIC_RADII_A) else None
+
+
+def ionization_energy_ev(number: int) -> float | None:
+    """First ionisation energy of Z in 1..118; None where it is not known."""
+    return _IONIZATION_EV[number - 1] if number <= len(_IONIZATION_EV) else None
+
+
+def period_of(number: int) -> int:
+    """Row of the periodic table of Z, from 1."""
+    return 1 + sum(number > last for last in _NOBLE)
 
 
 def reduced_formula(atomic_numbers: Sequence[int]) -> str:

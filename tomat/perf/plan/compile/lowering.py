@@ -25,7 +25,7 @@ from tomat.base.ports.levanter import settle, step_without_hooks
 from tomat.data.codec.relative import OFFSET_E_PER_A3
 from tomat.data.density.elements import SYMBOLS
 from tomat.model.any_decoder import environment_of
-from tomat.model.environment import DESCRIPTORS, EnvironmentTables
+from tomat.model.environment import MOST_DESCRIPTORS, EnvironmentTables
 from tomat.model.nearby_atoms import AtomsRead, NearbyAtoms, PatchAtoms, Room, ScatteredAtoms
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.decoding import decode_parallel
@@ -104,7 +104,7 @@ def stand_in_tables(environment: AtomsRead, value_table: np.ndarray, relative: b
     """Constants of the program too, as `stand_in_table`."""
     return EnvironmentTables(
         np.ones((len(SYMBOLS) + 1, environment.basis.n), np.float32),
-        np.ones((len(SYMBOLS) + 1, DESCRIPTORS), np.float32),
+        np.ones((len(SYMBOLS) + 1, MOST_DESCRIPTORS), np.float32),
         value_table,
         OFFSET_E_PER_A3 if relative else None,
     )

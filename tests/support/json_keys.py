@@ -35,7 +35,8 @@ def assert_keys_of_before(verb: str, report: object) -> None:
     found, before = dict(keys_of(report)), BEFORE[verb]
     empty = [key for key, kind in found.items() if kind in EMPTY]
     absent = [(key, above) for key in before for above in empty if key.startswith((f"{above}.", f"{above}["))]
-    assert before.keys() - found.keys() <= {key for key, _ in absent}, verb
+    gone = before.keys() - found.keys() - {key for key, _ in absent}
+    assert not gone, f"{verb}: {sorted(gone)}"
     new = {key: found[key] for key in sorted(found.keys() - before.keys() - {above for _, above in absent})}
     assert not new, f"{verb}: add {new}"
     kinds = [(key, found[key], before[key]) for key in found.keys() & before.keys() if key[-1] != "*"]

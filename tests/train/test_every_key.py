@@ -24,7 +24,7 @@ from tomat.base.config_keys import fields_below, meaning_of, section_of
 from tomat.base.errors import TomatError
 from tomat.model.any_decoder import environment_of
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.tiles import SplashBlockSizes
+from tomat.model.tiles import HEAD_NAMES, SplashBlockSizes
 from tomat.perf.plan.compile.lowering import _stand_in_atoms, lower_step, stand_in_table, stand_in_tables
 from tomat.train import startup
 from tomat.train.loader import TokenExample
@@ -159,7 +159,7 @@ def every_key() -> set[str]:
 
 TABLES = (set(STEP), {f"model.splash.{name}" for name in SPLASH}, {one.split()[0] for one in HANDED_ON}, set(REFUSED),
           {f"trackers.wandb.{name}" for name in WANDB})  # fmt: skip
-SHOWN = {"loss.interpret", "model.qk_rotary.block_positions", "model.whole_head.block", "model.whole_head.block_bwd",
+SHOWN = {"loss.interpret", "model.qk_rotary.block_positions", *(f"model.whole_head.{name}" for name in HEAD_NAMES),
          "pause.every", "pause.seconds"}  # fmt: skip
 """Keys that are read under another name than their section's; tests of the kernels and of `dispatch.py` set them."""
 

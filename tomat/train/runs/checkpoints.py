@@ -13,6 +13,7 @@ CRC32C, which a bucket computes and keeps for each of its objects, so that nothi
 
 import base64
 import contextlib
+import datetime
 import json
 import re
 from collections.abc import Mapping
@@ -58,6 +59,9 @@ class Checkpoint:
     """It can be resumed from."""
     reason: str
     """Why it is not whole; empty where it is."""
+    seconds_utc: float | None = None
+    """When it was completed, seconds since 1970 (`tomat runs show --json`); None where it never was, or that is not
+    known."""
     temporary: bool = False
     """Saved by the clock, and removed once a later one is complete."""
     completed: bool = True
@@ -169,9 +173,11 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
                 reason = _damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
         except FileNotFoundError:  # removed while it is looked at
             return Checkpoint(path, step, False, "it is being removed", completed=False)
-    temporary = bool(metadata.get("is_temporary", False))
+    seconds, temporary = None, bool(metadata.get("is_temporary", False))
+    with contextlib.suppress(TypeError, ValueError):
+        seconds = datetime.datetime.fromisoformat(metadata.get("timestamp", "")).timestamp()
     reason = reason or _missing(path, sizes, manifest)
-    return Checkpoint(path, step, not reason, reason, temporary, has_checksums=CHECKSUM_FILE in sizes)
+    return Checkpoint(path, step, not reason, reason, seconds, temporary, has_checksums=CHECKSUM_FILE in sizes)
 
 
 def write_checksums(path: str) -> None:

@@ -25,6 +25,7 @@ from tomat.train.loop import TrainingLoop
 from tomat.train.origins import Continuation
 from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.run import train
+from tomat.train.settings import adafactor as adafactor  # registered by its import
 from tomat.train.settings.config import TrainConfig, load_config
 
 TINY = tiny_run(

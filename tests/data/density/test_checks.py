@@ -165,6 +165,14 @@ def test_a_voxel_over_one_less():
         check_electron_count(values, Crystal(lattice, grid.atomic_numbers, grid.frac_coords))
 
 
+@pytest.mark.parametrize(("axis", "place"), [(0, 0), (1, 9), (2, 39)])
+def test_a_plane_missing(axis, place):
+    grid = rock_salt((40, 40, 40))
+    values = np.delete(grid.rho_times_volume(), place, axis)
+    with pytest.raises(TomatError, match=rf"plane.* along {'xyz'[axis]} .*(missing|may be missing)"):
+        counted(values * 39 / 40, grid)
+
+
 def test_a_whole_number_that_no_potentials_give():
     grid = gallium_arsenide()
     values = grid.rho_times_volume()

@@ -1,4 +1,5 @@
 import dataclasses
+import gzip
 import json
 
 import fsspec
@@ -8,7 +9,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numcodecs import Zstd
+from numcodecs import Blosc, Zstd
 
 from tomat.base.errors import TomatError
 from tomat.data.density.io import open_density
@@ -170,3 +171,25 @@ def test_memory_that_runs_out_is_no_damage(tmp_path, grid, monkeypatch, owner, n
     for read in (read_zarr, open_density):
         with pytest.raises(MemoryError, match="Unable to allocate"):
             read(tmp_path / "a.zarr")
+
+
+PACKERS = {
+    "zstd": Zstd(3).encode,
+    "zstd of no stated size": zstd_without_size,
+    "zstd in two frames": lambda data: Zstd(3).encode(b"1234") + Zstd(3).encode(data),
+    "zstd, second frame of no stated size": lambda data: Zstd(3).encode(b"1234") + zstd_without_size(data),
+    "zstd behind a skippable frame": lambda data: b"\x50\x2a\x4d\x18\x02\0\0\0ab" + Zstd(3).encode(data),
+    "gzip": lambda data: gzip.compress(data, 1),
+    "gzip in two members": lambda data: gzip.compress(b"1234") + gzip.compress(data),
+    "blosc": Blosc("zstd").encode,
+}
+
+
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
+def test_a_chunk_that_is_a_bomb(tmp_path, grid, pack):
+    path = tmp_path / "a.zarr"
+    write_zarr(grid, path)
+    (chunk,) = [file for file in (path / TOTAL / "c").rglob("*") if file.is_file()]
+    chunk.write_bytes(pack(bytes(1 << 20)))  # which packs to less than a chunk of this array takes
+    with pytest.raises(TomatError, match="the chunk .* decompresses to .* bytes or more; expected"):
+        read_zarr(path)

@@ -242,8 +242,9 @@ def test_what_pymatgen_writes_is_left_as_it_means(symprec):
         (many_sites(20_000), "20,000 atoms"),
         (many_sites(101, SYMMETRY + "\n'x,y,z'" * 199), f"200 operations.*at most {MOST_IMAGES:,}"),
         (many_sites(200, "_space_group_name_H-M_alt 'F m -3 m'"), "200 sites and 192 operations"),
+        (many_sites(1) + "'x" * 100_000, "thousands of quotes"),
     ],
-    ids=["sites", "images", "group"],
+    ids=["sites", "images", "group", "quotes"],
 )
 def test_what_would_take_pymatgen_minutes_is_refused(text, message):
     with pytest.raises(TomatError, match=message):

@@ -54,7 +54,7 @@ def test_whole_ones_are_listed_by_step(run):
         (100, True, False, ""),
     ]
     newest = newest_whole(str(run))
-    assert newest is not None and newest == found[-1]
+    assert newest is not None and newest == found[-1] and newest.seconds_utc is not None
     assert array_shapes(newest.path) == ARRAYS
 
 

@@ -164,6 +164,9 @@ SAME_PLANE = 1e-4
 FEWEST_VOXELS = 8
 """Along an axis whose planes are compared."""
 
+ROUGH_TIMES = 3.0
+"""Times the roughness between all other planes, from which on one is said to be missing."""
+
 
 def earned_tolerance(values: np.ndarray, lattice: np.ndarray, *, cube: bool) -> float:
     """Electrons that the sum of these values may be off a count, for what is known of how they were written: beyond
@@ -260,6 +263,15 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Seque
                 f"were the voxels along {', '.join('xyz'[axis] for axis in axes)} a side over N and not over N - 1, it "
                 f"would hold {meanings[0].words()}: write the voxel as the side of the cell over the number of voxels."
             )
+    for axis, n in enumerate(shape):
+        place, plane = _missing_plane(values, axis)
+        if place is None:
+            continue
+        where = f"between planes {place} and {place + 1} along {'xyz'[axis]}"
+        # Either the side was shortened with the plane, or it was not.
+        if meanings := fit(found + plane / n) or fit((found * n + plane) / (n + 1)):
+            return f"with one more plane {where} it would hold {meanings[0].words()}: a plane is missing."
+        return f"it is rough {where}: a plane may be missing there."
     return ""
 
 
@@ -276,3 +288,21 @@ def _ends_are_one(values: np.ndarray, axis: int) -> bool:
     largest = float(np.abs(first).max())
     apart, step = float(np.abs(first - last).max()), float(np.abs(first - before).max())
     return largest > 0 and apart <= SAME_PLANE * largest and step > 10 * apart
+
+
+def _missing_plane(values: np.ndarray, axis: int) -> tuple[int | None, float]:
+    """Behind which plane one is missing, and its mean by its neighbours; None where the planes are as smooth there as
+    elsewhere. A plane of a density is what its two neighbours on both sides give by a cubic."""
+    n = values.shape[axis]
+    if n < 2 * FEWEST_VOXELS:
+        return None, 0.0
+    planes = np.moveaxis(values, axis, 0).reshape(n, -1)
+    near, far = (np.roll(planes, k, axis=0) + np.roll(planes, -k, axis=0) for k in (1, 2))
+    rough = np.abs(planes - (4 * near - far) / 6).mean(axis=1)
+    both = rough + np.roll(rough, -1)  # of a plane and the next
+    worst = int(np.argmax(both))
+    others = np.delete(both, [(worst + shift) % n for shift in range(-3, 4)])
+    if both[worst] < ROUGH_TIMES * others.max(initial=0.0):
+        return None, 0.0
+    a, b, c, d = (float(planes[(worst + shift) % n].mean(dtype=np.float64)) for shift in (-1, 0, 1, 2))
+    return worst, (9 * (b + c) - a - d) / 16

@@ -22,19 +22,20 @@ from tomat.data.density.checks import density_of
 from tomat.data.density.chgcar import Location, Parts
 from tomat.data.density.crystal import structure_from_dict
 from tomat.data.density.grid import DensityGrid, check_electrons
-from tomat.data.density.limits import MOST_VOXELS, check_grid_shape
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules, check_kind
 
 TOTAL = "charge_density_total"
 DIFFERENCE = "charge_density_diff"
 CHECKSUM = "sha256"
-MOST_CHUNKS = 2**18
-"""Of an array: 1,024^3 voxels in chunks of 16^3."""
+CODEC_BYTES = 64
+"""What a codec may add to a chunk that it cannot shrink."""
 
 
 def read_zarr(location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
     """Read one material; the density in e/Å³, negative values set to zero and counted in `clipped_voxels`."""
     import zarr
+
+    from tomat.data.density.zarr_limits import check_array
 
     text = os.fspath(location)
     partial = check_kind(text, (), rules.accept)
@@ -45,13 +46,14 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
     kind = array.dtype if isinstance(array, zarr.Array) else "group"
     if not isinstance(array, zarr.Array) or array.ndim != 3 or array.dtype.kind != "f":
         raise TomatError(f"{text}: {TOTAL!r} has shape {getattr(array, 'shape', ())} of {kind}; expected 3-D floats.")
-    _check_array(array, f"{text}: {TOTAL!r}")
+    check_array(array, f"{text}: {TOTAL!r}")
     # Zarr else reads a chunk that is not there as zeros.
     array = array.with_config({"read_missing_chunks": False})
     structure = _json_attribute(attributes, "structure", text)
     lattice, numbers, coords = structure_from_dict(structure, text)
     metadata = _json_attribute(attributes, "metadata", text) if "metadata" in attributes else {}
     name = material_id or str(metadata.get("task_id") or text.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zarr"))
+    group.store.chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize + CODEC_BYTES
     with _named(text, f": array {TOTAL!r} is not whole or does not decode", "fetch it again."):
         values = np.asarray(array[...])
     # Before what the values mean: damage is named as damage.
@@ -97,17 +99,6 @@ def write_zarr(
     group.attrs.update({**attributes, CHECKSUM: _checksum(values, attributes)})
 
 
-def _check_array(array: Any, source: str) -> None:
-    """Refuse the shape and the chunks of an array before a chunk is read."""
-    check_grid_shape(array.shape, source)
-    n_chunks = math.prod(-(-n // side) for n, side in zip(array.shape, array.chunks, strict=True))
-    if min(array.chunks) < 1 or math.prod(array.chunks) > MOST_VOXELS or n_chunks > MOST_CHUNKS:
-        raise TomatError(
-            f"{source}: the array of {array.shape} has {n_chunks:,} chunks of {array.chunks}; expected at most "
-            f"{MOST_CHUNKS:,} of at most {MOST_VOXELS:,} voxels. The metadata is damaged."
-        )
-
-
 def _checksum(values: np.ndarray, attributes: Mapping[str, Any]) -> str:
     """sha256 of the shape, the values as little-endian float32 and the attributes that are JSON strings."""
     words = json.dumps([list(values.shape), attributes.get("structure"), attributes.get("metadata")], sort_keys=True)
@@ -121,6 +112,8 @@ def _named(text: str, what: str, remedy: str) -> Iterator[None]:
         yield
     except MemoryError:
         raise
+    except TomatError as error:
+        raise TomatError(f"{text}: {error}") from error
     except Exception as error:
         raise TomatError(f"{text}{what} ({first_line(error)}); {remedy}") from error
 
@@ -128,11 +121,13 @@ def _named(text: str, what: str, remedy: str) -> Iterator[None]:
 def _open_group(text: str) -> Any:
     import zarr
 
+    from tomat.data.density.zarr_limits import read_only_store
+
     if "://" not in text and not Path(text).exists():
         raise TomatError(f"no density at {text}; the folder does not exist.")
     expected = f"expected the `rho_gga` layout, a group with the array {TOTAL!r}."
     with _named(text, " is not a readable Zarr group", expected):
-        return zarr.open_group(text, mode="r")
+        return zarr.open_group(read_only_store(text), mode="r")
 
 
 def _json_attribute(attributes: Mapping[str, Any], key: str, text: str) -> dict[str, Any]:

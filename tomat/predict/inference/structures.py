@@ -52,6 +52,9 @@ without symmetry take 20 s, as many images as this 50 s."""
 MOST_OPERATIONS = 192
 """Of a space group, Fm-3m and others; assumed where a CIF names a group and lists no operations."""
 
+MOST_QUOTED = 100_000_000
+"""Quotes of a line times its length, over all lines: pymatgen looks for the end of each, 1 s."""
+
 _LOOP = re.compile(
     r"^[ \t]*loop_(?P<names>(?:\s+(?:_\S+|\#[^\n]*))+)(?P<rows>.*?)(?=^[ \t]*(?:_|loop_|data_)|\Z)",
     re.MULTILINE | re.IGNORECASE | re.DOTALL,
@@ -295,6 +298,8 @@ def _numbers(words: str, count: int, source: str) -> list[float]:
 def bounded_cif(text: str, source: str) -> str:
     """The text without blank lines and loops of no structure; what pymatgen would take minutes for is refused."""
     lines = [line for line in text.splitlines() if not (line == "" or line.isspace())]
+    if sum(len(line) * (line.count("'") + line.count('"')) for line in lines) > MOST_QUOTED:
+        raise TomatError(f"{source} has lines of thousands of quotes; it is no CIF, or damaged.")
     text = "\n".join(lines) + "\n"
     n_sites, operations = 0, []
     for loop in _LOOP.finditer(text):

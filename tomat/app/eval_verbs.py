@@ -40,6 +40,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--leave_one_out", type=config_file("train"), metavar="CONFIG", help=text)
     parser.add_argument("--compounds", nargs="+", metavar="A", help="of --leave_one_out (default: all it trains on)")
+    text = "of --leave_one_out: leave out so many groups of compounds in turn, not each alone"
+    parser.add_argument("--folds", type=positive_int, metavar="N", help=text)
     parser.add_argument("--steps", type=positive_int, metavar="N", help="of each run of --leave_one_out")
     parser.add_argument("--step", type=count, help="checkpoint to evaluate (default: the newest)")
     source = parser.add_mutually_exclusive_group()
@@ -78,8 +80,9 @@ def _run_eval(args: argparse.Namespace) -> int:
         return _run_leave_one_out(args)
     if args.overrides:
         raise TomatError(f"no flag {args.overrides[0]} of tomat eval --run; settings are of --leave_one_out.")
-    if args.run_dir is None or args.compounds or args.steps:
-        raise TomatError("give --run RUN, or --leave_one_out CONFIG, to which alone --compounds and --steps belong.")
+    if args.run_dir is None or args.compounds or args.folds or args.steps:
+        alone = "to which alone --compounds, --folds and --steps belong"
+        raise TomatError(f"give --run RUN, or --leave_one_out CONFIG, {alone}.")
     from tomat.predict.evaluation.picture import FORMATS
 
     decoders = [] if args.free_running is None else list(dict.fromkeys(args.free_running)) or ["parallel"]
@@ -162,12 +165,12 @@ def _run_leave_one_out(args: argparse.Namespace) -> int:
 
     own = [] if args.steps is None else ["--trainer.num_train_steps", str(args.steps)]
     found = leave_one_out(
-        lambda words: load_config(args.leave_one_out, [*args.overrides, *own, *words]), args.compounds
+        lambda words: load_config(args.leave_one_out, [*args.overrides, *own, *words]), args.compounds, args.folds
     )
     table, over = over_compounds(found)
     show(
         table,
-        f"Left out one compound at a time: NMAE median {100 * over['median']:.2f} %, mean {100 * over['mean']:.2f} %.",
+        f"Left out {'one compound' if args.folds is None else 'a group of compounds'} at a time: NMAE median {100 * over['median']:.2f} %, mean {100 * over['mean']:.2f} %.",
     )
     _write(args.json, {"over_compounds": over, "compounds": found})
     return 0

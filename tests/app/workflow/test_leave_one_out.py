@@ -52,12 +52,20 @@ def test_an_interrupted_night_goes_on_and_each_is_judged_by_what_it_has_not_seen
         module.leave_one_out(lambda words: load([*words, "--trainer.num_train_steps", "60"]), ["GaAs"])
     with pytest.raises(TomatError, match="no training compound 'GaP'"):
         module.leave_one_out(load, ["GaP"])
+    del trained[:], judged[:]
+    found = module.leave_one_out(load, ["GaAs", "Si", "MgS"], folds=2)
+    assert [config.data.left_out for config in trained] == [("GaAs", "MgS"), ("Si",)]
+    assert judged == [compounds[name] for name in ("GaAs", "MgS", "Si")] and set(found) == {"GaAs", "MgS", "Si"}
+    assert module.leave_one_out(load, ["GaAs", "Si", "MgS"], folds=2) == found and len(trained) == 2
+    with pytest.raises(TomatError, match="from 2 to the 3 compounds"):
+        module.leave_one_out(load, ["GaAs", "Si", "MgS"], folds=4)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--steps", "3"], "--leave_one_out CONFIG"),
+        (["--folds", "3"], "--leave_one_out CONFIG"),
         (["--model.members", "1"], "--model.members"),
         (["--leave_one_out", "demo", "--modell.members", "1"], "modell"),
     ],

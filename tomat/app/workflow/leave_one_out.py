@@ -25,7 +25,7 @@ EVALUATION = "leave-one-out.json"
 
 
 def leave_one_out(
-    load: Callable[[Sequence[str]], TrainConfig], asked: Sequence[str] | None = None
+    load: Callable[[Sequence[str]], TrainConfig], asked: Sequence[str] | None = None, folds: int | None = None
 ) -> dict[str, dict[str, Any]]:
     """Train and judge a run without each compound in turn, in this process; what has ended is read, what was
     interrupted goes on. Returns the free-running figures (`FreeRunningResult.to_dict`) by compound.
@@ -33,6 +33,8 @@ def leave_one_out(
     Args:
         load: The configuration of the recipe with further words.
         asked: Some of the training compounds; None: all.
+        folds: Leave out that many groups of compounds instead, one after the other; None: each alone. A run of a group
+            knows less than one without a compound alone: it has no better error.
 
     Raises:
         TomatError: The recipe does not train on the embedded densities, or not on a compound that is asked for.
@@ -47,25 +49,38 @@ def leave_one_out(
     compounds = compounds_of(recipe.data.groups)
     check_compounds(asked or (), recipe.data.groups)
     chosen = list(dict.fromkeys(asked or compounds))
+    if folds is not None and not 2 <= folds <= len(chosen):
+        raise TomatError(f"--folds is {folds}; expected from 2 to the {len(chosen)} compounds that are left out.")
+    groups = {name: [name] for name in chosen}
+    if folds is not None:
+        # Every n-th, since the compounds of an element stand beside each other.
+        groups = {f"fold-{k + 1}-of-{folds}": chosen[k::folds] for k in range(folds)}
     found: dict[str, dict[str, Any]] = {}
-    for index, name in enumerate(chosen):
-        words = ["--data.left_out", json.dumps([name]), "--run_name", f"{recipe.run_name}-without-{name}"]
+    for number, (label, names) in enumerate(groups.items(), 1):
+        words = ["--data.left_out", json.dumps(names), "--run_name", f"{recipe.run_name}-without-{label}"]
         config = load(words)
         report = Path(config.run_dir) / EVALUATION
-        console.print(f"{index + 1} of {len(chosen)}: without {name} ({len(compounds[name])} cells)", highlight=False)
+        cells = {name: compounds[name] for name in names}
+        n_cells = sum(map(len, cells.values()))
+        console.print(f"{number} of {len(groups)}: without {', '.join(names)} ({n_cells} cells)", highlight=False)
         if report.exists():
-            found[name], _ = parse_checked(read_bytes(report), str(report), "an evaluation", "Delete it.")
-            if found[name]["settings"].get("config") != config_hash(config):
+            kept, _ = parse_checked(read_bytes(report), str(report), "an evaluation", "Delete it.")
+            kept = kept if "settings" not in kept else {label: kept}  # of a compound alone, as before there were folds
+            if any(one["settings"].get("config") != config_hash(config) for one in kept.values()):
                 raise TomatError(f"{report} is of a recipe with other settings; name another --output_dir.")
+            found |= kept
             continue
         result = train(config)
         if result.preempted:
-            raise TomatError(f"stopped in the run without {name}; the same command goes on.")
+            raise TomatError(f"stopped in the run without {label}; the same command goes on.")
         run = load_trained(result.run_dir)
-        cells = compounds[name]
-        settings = run.settings(f"embedded train, {name} alone, stored grids") | {"config": config_hash(config)}
-        found[name] = predict_with_bar(RunPredictor(run), cells, load_stored, settings, groups_of(cells)).to_dict()
-        write_json(report, with_checksum(to_jsonable(found[name])))
+        predictor = RunPredictor(run)
+        its: dict[str, dict[str, Any]] = {}
+        for name, materials in cells.items():
+            settings = run.settings(f"embedded train, {name}, stored grids") | {"config": config_hash(config)}
+            its[name] = predict_with_bar(predictor, materials, load_stored, settings, groups_of(materials)).to_dict()
+        write_json(report, with_checksum(to_jsonable(its)))
+        found |= its
     return found
 
 

@@ -168,10 +168,9 @@ def _run_leave_one_out(args: argparse.Namespace) -> int:
         lambda words: load_config(args.leave_one_out, [*args.overrides, *own, *words]), args.compounds, args.folds
     )
     table, over = over_compounds(found)
-    show(
-        table,
-        f"Left out {'one compound' if args.folds is None else 'a group of compounds'} at a time: NMAE median {100 * over['median']:.2f} %, mean {100 * over['mean']:.2f} %.",
-    )
+    what = "one compound" if args.folds is None else "a group of compounds"
+    median, mean = (f"{100 * over[key]:.2f} %" for key in ("median", "mean"))
+    show(table, f"Left out {what} at a time: NMAE median {median}, mean {mean}.")
     _write(args.json, {"over_compounds": over, "compounds": found})
     return 0
 

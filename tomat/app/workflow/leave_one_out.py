@@ -56,13 +56,13 @@ def leave_one_out(
         # Every n-th, since the compounds of an element stand beside each other.
         groups = {f"fold-{k + 1}-of-{folds}": chosen[k::folds] for k in range(folds)}
     found: dict[str, dict[str, Any]] = {}
-    for number, (label, names) in enumerate(groups.items(), 1):
+    for index, (label, names) in enumerate(groups.items(), 1):
         words = ["--data.left_out", json.dumps(names), "--run_name", f"{recipe.run_name}-without-{label}"]
         config = load(words)
         report = Path(config.run_dir) / EVALUATION
         cells = {name: compounds[name] for name in names}
         n_cells = sum(map(len, cells.values()))
-        console.print(f"{number} of {len(groups)}: without {', '.join(names)} ({n_cells} cells)", highlight=False)
+        console.print(f"{index} of {len(groups)}: without {', '.join(names)} ({n_cells} cells)", highlight=False)
         if report.exists():
             kept, _ = parse_checked(read_bytes(report), str(report), "an evaluation", "Delete it.")
             kept = kept if "settings" not in kept else {label: kept}  # of a compound alone, as before there were folds

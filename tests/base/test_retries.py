@@ -1,11 +1,13 @@
 import errno
 import gzip
+import socket
+import time
 
 import pytest
 
 from tomat.base import retries
 from tomat.base.errors import TomatError
-from tomat.base.retries import UnreachableError, local_fault, with_retries
+from tomat.base.retries import FIRST_CONTACT_SECONDS, UnreachableError, first_contact, local_fault, with_retries
 from tomat.base.storage import is_passing
 
 CUT_OFF, LOST = ConnectionRefusedError("refused"), OSError(errno.EIO, "Input/output error")
@@ -37,3 +39,21 @@ def test_an_outage_is_tried_again_and_told_from_a_broken_material(monkeypatch, c
 def test_densities_and_shard_sets_agree_on_what_passes():
     for number in (errno.EBUSY, errno.EMFILE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EAGAIN):
         assert is_passing(OSError(number, "")) and local_fault(OSError(number, ""))
+
+
+def test_the_first_contact_of_a_command_with_a_bucket_ends_soon_and_its_next_ones_are_not_looked_after(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{host}")
+        first_contact("gs://bucket/a")
+    first_contact("gs://bucket/a")  # of a training that has lost its bucket: its retries decide
+    # Of another host, where nobody listens any more; a folder needs none.
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+    first_contact("runs")
+    began = time.monotonic()
+    with pytest.raises(
+        UnreachableError, match=f"^gs://bucket/a cannot be reached: no connection to {host} in 5 s .*refused"
+    ):
+        # As a density is read: not once more after it.
+        with_retries(lambda: first_contact("gs://bucket/a"), "gs://bucket/a")
+    assert time.monotonic() - began < FIRST_CONTACT_SECONDS + 1

@@ -7,9 +7,17 @@ broken material: such reads are tried again, and then end the run.
 import errno
 import gzip
 import logging
+import multiprocessing
+import os
+import queue
 import random
+import socket
+import threading
 import time
 from collections.abc import Callable
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
 
 from tomat.base.errors import PASSING_ERRNOS, STORAGE_TRIES, RetryableError, causes
 from tomat.base.reporting import counted
@@ -18,8 +26,76 @@ LONGEST_WAIT_SECONDS = 16.0
 """Between two tries; the wait doubles from half a second."""
 
 
+STORAGE_HOST = "https://storage.googleapis.com"
+FIRST_CONTACT_SECONDS = 5.0
+"""How long a command looks for the host of its buckets before its first request."""
+
+
 class UnreachableError(RetryableError):
     """A place could not be read for no fault of the material."""
+
+
+def storage_host() -> str:
+    """Where buckets are asked for: Cloud Storage, or `STORAGE_EMULATOR_HOST` as in Google's own libraries."""
+    return os.environ.get("STORAGE_EMULATOR_HOST", STORAGE_HOST)
+
+
+def files_at(url: str) -> tuple[Any, str]:
+    """The file system of fsspec that a folder or URL lies on, and its path there, after `first_contact`."""
+    import fsspec
+
+    first_contact(url)
+    return fsspec.core.url_to_fs(url)
+
+
+def first_contact(url: str) -> None:
+    """Refuse a bucket whose host cannot be connected to, in the first request of a process for any. Without a network
+    gcsfs says so after 53 s and TensorStore after 34 s, since their retries are for a training that loses its bucket;
+    so are those of a pool's workers, which are not looked after here, and a proxy is left to whoever knows it."""
+    if not url.startswith(("gs://", "gcs://")) or multiprocessing.parent_process():
+        return
+    from urllib.request import getproxies
+
+    if getproxies():
+        return
+    host = storage_host()
+    error, ended = _connection(host)
+    if error is not None and time.monotonic() - ended > FIRST_CONTACT_SECONDS:
+        # Not the same command's next place: whoever calls from Python may have a network by now.
+        _connection.cache_clear()
+        error, _ = _connection(host)
+    if error is not None:
+        raise UnreachableError(
+            f"{url} cannot be reached: no connection to {host} in {FIRST_CONTACT_SECONDS:.0f} s ({error}). "
+            "Is there a network here, and is the address right?"
+        )
+
+
+@cache
+def _connection(host: str) -> tuple[OSError | None, float]:
+    """What keeps this machine from a host, tried again for `FIRST_CONTACT_SECONDS`, None if nothing does; and when."""
+    where = urlsplit(host if "://" in host else f"http://{host}")
+    address = where.hostname, where.port or (443 if where.scheme == "https" else 80)
+    end, found = time.monotonic() + FIRST_CONTACT_SECONDS, queue.SimpleQueue[OSError | None]()
+
+    def connect() -> None:
+        wait = 0.5
+        while True:
+            try:
+                socket.create_connection(address, timeout=FIRST_CONTACT_SECONDS).close()
+                return found.put(None)
+            except OSError as error:
+                if time.monotonic() + wait > end:
+                    return found.put(error)
+            time.sleep(wait)
+            wait *= 2
+
+    # A name is looked up without a limit of time, by some resolvers for half a minute.
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        return found.get(timeout=FIRST_CONTACT_SECONDS), time.monotonic()
+    except queue.Empty:
+        return TimeoutError("no answer"), time.monotonic()
 
 
 def with_retries[Result](read: Callable[[], Result], place: str, tries: int = STORAGE_TRIES) -> Result:

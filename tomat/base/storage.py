@@ -10,6 +10,7 @@ from urllib.request import url2pathname
 import tensorstore as ts
 
 from tomat.base.errors import PASSING_ERRNOS, STORAGE_TRIES, RetryableError, TomatError
+from tomat.base.retries import first_contact
 
 ARRAY_NAME = "tokens.zarr"
 MANIFEST_NAME = "manifest.json"
@@ -126,6 +127,7 @@ class Store:
     def __init__(self, place: str | Path, tries: int = STORAGE_TRIES) -> None:
         self.url = store_url(place)
         self.context = retry_context(tries)
+        first_contact(self.url)
         with explaining_storage(f"Cannot open {self.url}"):
             self.objects = ts.KvStore.open(self.url, context=self.context).result()
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import jax
 
 from tomat.base import layout
 from tomat.base.errors import TomatError
 from tomat.base.reporting import warn, write_bytes, writing
+from tomat.base.retries import files_at
 from tomat.base.storage import explaining_storage, is_remote
 from tomat.model.devices import found_devices
 from tomat.train.preemption import StopRequest
@@ -159,7 +159,7 @@ def fetch(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> list
     """Copy the published files that `run_dir` lacks, or all where another machine went on with the run; their names."""
     with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-    fsspec.core.url_to_fs(run_url)[0].invalidate_cache()
+    files_at(run_url)[0].invalidate_cache()
     events, known = read_events(run_url), read_events(run_dir)
     # Every start, and every end that could be told, is an event: the bucket has one that this machine has not.
     overtaken = known[: len(events)] != events
@@ -180,7 +180,7 @@ def fetch(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> list
 def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> None:
     """Copy those files of `run_dir` that are there to its bucket; log and history only while no other process can write
     theirs."""
-    files, root = fsspec.core.url_to_fs(run_url)
+    files, root = files_at(run_url)
     for name in (name for name in names if (run_dir / name).exists()):
         content = (run_dir / name).read_bytes()
         remedy = "Give this user the right to write it, or set another --output_dir."

@@ -13,6 +13,7 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from tomat.base.errors import TomatError
+from tomat.base.retries import first_contact
 from tomat.data.density.limits import COMPRESSION_ERRORS, MOST_VOXELS, check_grid_shape
 
 MOST_METADATA_BYTES = 2**26
@@ -66,6 +67,7 @@ class BoundedStore(WrapperStore[Store]):
 
 def read_only_store(location: str) -> BoundedStore:
     if "://" in location:
+        first_contact(location)
         return BoundedStore(FsspecStore.from_url(location, read_only=True))
     return BoundedStore(LocalStore(Path(location), read_only=True))
 

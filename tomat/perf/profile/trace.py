@@ -8,9 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from tomat.base.errors import TomatError
+from tomat.base.retries import files_at
 from tomat.base.storage import explaining_storage
 from tomat.perf.profile.hlo_files import XPLANE_SUFFIX, program_from_bytes, unpacked
 from tomat.perf.profile.planes import DEVICE_PLANE, Plane, as_integer, number_or_none, read_planes
@@ -167,7 +166,7 @@ def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
     location = str(origin)
     notes: list[str] = []
     with explaining_storage(f"{location} cannot be read", "Check the address and the credentials."):
-        filesystem, root = fsspec.core.url_to_fs(location)
+        filesystem, root = files_at(location)
         if not filesystem.exists(root):
             raise TomatError(f"{location}: no such file or directory. Give a JAX profile directory or a trace file.")
         files = [root] if filesystem.isfile(root) else _session_files(location, filesystem.find(root), session, notes)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from tomat.base.documents import is_figure, mapping, parse_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, HISTORY_FILE, METRICS_FILE
 from tomat.base.reporting import first_line
+from tomat.base.retries import files_at
 from tomat.base.storage import explaining_storage
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import asked_but_not_found
@@ -91,7 +91,7 @@ class Listing:
     def _row(self, url: str) -> RunRow:
         name = url.rsplit("/", 1)[-1]
         try:
-            files, root = fsspec.core.url_to_fs(url)
+            files, root = files_at(url)
             files.invalidate_cache()
             mark = []  # other when one of a run's small files is
             with explaining_storage(f"{url} cannot be read"):
@@ -132,7 +132,7 @@ def _read_row(name: str, url: str) -> RunRow:
     for key in ("tokens_per_second", "step_seconds"):
         values = [row[key] for row in ran.rows[-MFU_STEPS:] if is_figure(row.get(key))]
         speeds[key] = statistics.median(values) if values else None
-    files, root = fsspec.core.url_to_fs(url)
+    files, root = files_at(url)
     plan_url = f"{url}/{PLAN_FILE}"
     plan = {}
     with explaining_storage(f"{plan_url} cannot be read"):
@@ -151,7 +151,7 @@ def _read_row(name: str, url: str) -> RunRow:
 def _read_ends(url: str) -> RunRecord:
     """A run's small files, of a long log the first and the last lines alone."""
     config = read_config(f"{url}/{CONFIG_FILE}")
-    files, root = fsspec.core.url_to_fs(url)
+    files, root = files_at(url)
     path = f"{root}/{METRICS_FILE}"
     content, written = b"", None
     with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):

@@ -2,9 +2,8 @@
 
 import threading
 
-import fsspec
-
 from tomat.base.layout import METRICS_FILE
+from tomat.base.retries import files_at
 from tomat.base.storage import explaining_storage
 from tomat.report.dashboard.listing import own_path
 from tomat.report.html.metrics import CurveReader, Metrics, kept_points
@@ -27,7 +26,7 @@ class LiveLog:
     def read(self) -> tuple[str, Metrics]:
         """What the log holds now: a version, which is another one whenever the log is, and the curves. A last line that
         is not whole yet is left for the next look."""
-        files, root = fsspec.core.url_to_fs(self.url)
+        files, root = files_at(self.url)
         path, written = own_path(files, root, METRICS_FILE), None
         with self._lock, explaining_storage(f"{self.url}/{METRICS_FILE} cannot be read"):
             files.invalidate_cache()

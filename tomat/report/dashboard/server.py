@@ -13,7 +13,6 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from functools import lru_cache
 
-import fsspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -27,6 +26,7 @@ from starlette.routing import Route
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import HTML_FILE, LOSS_FIGURE, PAGE_FILE
 from tomat.base.reporting import console, counted, to_jsonable
+from tomat.base.retries import files_at
 from tomat.base.storage import explaining_storage
 from tomat.report.dashboard.listing import Listing, RunRow, own_path
 from tomat.report.dashboard.live import LiveLog, drawn_curves
@@ -89,7 +89,7 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
             if path is None:
                 return _missing("file")
             try:
-                content = fsspec.core.url_to_fs(row.url)[0].cat_file(path)
+                content = files_at(row.url)[0].cat_file(path)
             except FileNotFoundError:  # it went meanwhile
                 return _missing("file")
         return Response(content, media_type=OPEN_FILES[name], headers={"Content-Security-Policy": RUN_POLICY})
@@ -156,7 +156,7 @@ def serve(place: str, *, host: str, port: int, with_token: bool) -> None:
 
 def _own(row: RunRow, name: str) -> str | None:
     """The path of a run's file; None where there is none, or only what a link leads to elsewhere."""
-    files, root = fsspec.core.url_to_fs(row.url)
+    files, root = files_at(row.url)
     with contextlib.suppress(TomatError):
         path = own_path(files, root, name)
         return path if files.exists(path) else None

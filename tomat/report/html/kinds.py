@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import fsspec
-
 from tomat.base.documents import mapping, read_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, HTML_FILE
 from tomat.base.report.model import Report
+from tomat.base.retries import files_at
 from tomat.base.storage import explaining_storage
 from tomat.data.density.rules import ReadRules
 from tomat.perf.plan.calibration import RECORD_FILE as CALIBRATION_FILE
@@ -26,7 +25,7 @@ EXPECTED = (
 def is_run(target: str) -> bool:
     """Whether a folder or URL holds a run."""
     with explaining_storage(f"{target} cannot be read", "Give this user the right to read it."):
-        files, root = fsspec.core.url_to_fs(target)
+        files, root = files_at(target)
         return bool(files.exists(f"{root.rstrip('/')}/{CONFIG_FILE}"))
 
 

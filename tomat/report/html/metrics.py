@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import fsspec
 import numpy as np
 
 from tomat.base.documents import is_figure
 from tomat.base.layout import METRICS_FILE
+from tomat.base.retries import files_at
 from tomat.base.storage import explaining_storage
 from tomat.train.runs.history import metrics_row
 
@@ -78,7 +78,7 @@ class CurveReader:
 
 def read_curves(run_url: str) -> Metrics:
     """The curves of a run's folder or URL; none where it has no log yet."""
-    files, root = fsspec.core.url_to_fs(run_url)
+    files, root = files_at(run_url)
     path = f"{root}/{METRICS_FILE}"
     reader, written = CurveReader(), None
     with explaining_storage(f"{run_url}/{METRICS_FILE} cannot be read", "Give this user the right to read it."):

@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import fsspec
 import numpy as np
 from markupsafe import Markup
 
@@ -15,6 +14,7 @@ from tomat.base.overrides import read_yaml
 from tomat.base.records import typed
 from tomat.base.report.formats import number, share, significant
 from tomat.base.report.model import Axis, Chart, Code, Column, Facts, Note, Report, Section, Series, Table
+from tomat.base.retries import files_at
 from tomat.base.shipped import shipped_configurations
 from tomat.base.storage import explaining_storage
 from tomat.predict.evaluation.free_running import FreeRunningMaterial, FreeRunningResult
@@ -55,7 +55,7 @@ def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
     if partial:
         lead.append(Note(f"{len(partial)} of its newest checkpoints are not whole.", warning=True))
     total = record.total_steps
-    files, root = fsspec.core.url_to_fs(run_url)
+    files, root = files_at(run_url)
     with explaining_storage(f"{run_url} cannot be read"):
         profiled = files.exists(f"{root}/{PROFILER_FOLDER}")
     xprof = f"uv run --extra xprof xprof server --logdir {shlex.quote(f'{run_url}/{PROFILER_FOLDER}')}"

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
-import fsspec
 import jax
 import levanter.tracker
 from levanter.callbacks import Callback, ProgressEvent
@@ -23,6 +22,7 @@ from levanter.callbacks.progress_watchdog import ProgressTimeout, ProgressWatchd
 from tomat.base.layout import HISTORY_FILE, HUNG_STATUS
 from tomat.base.ports.jax import joined_as
 from tomat.base.reporting import warn
+from tomat.base.retries import files_at
 from tomat.base.storage import is_remote
 from tomat.train.folder import RunFolder
 from tomat.train.runs.history import append_event
@@ -97,7 +97,7 @@ class HangGuard:
         )
         os.write(2, message.encode())
         if is_remote(run_url):
-            files, root = fsspec.core.url_to_fs(run_url)
+            files, root = files_at(run_url)
             for name in (path.name, *([HISTORY_FILE] if process == 0 else [])):
                 files.pipe_file(f"{root}/{name}", (run_dir / name).read_bytes())
 

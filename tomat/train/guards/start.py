@@ -5,7 +5,6 @@ All of it is checked before the first step; room that runs out later ends the ru
 
 import contextlib
 import email.utils
-import os
 import shutil
 import statistics
 import time
@@ -20,6 +19,7 @@ from jax.experimental import multihost_utils
 from tomat.base.errors import FULL_ERRNOS, RetryableError, TomatError
 from tomat.base.regions import check_regions, known_places
 from tomat.base.reporting import first_line, readable_bytes
+from tomat.base.retries import storage_host
 from tomat.base.storage import is_passing, is_remote, storage_errors
 from tomat.train.datasets import Datasets
 from tomat.train.guards.alike import gathered
@@ -33,7 +33,6 @@ REFUSED_CLOCK_SKEW_SECONDS = 300.0
 """Google refuses the tokens of a service account (`invalid_grant`) if the clock of the machine that asks is five
 minutes off, so a run with such a clock ends at its first save."""
 
-STORAGE_HOST = "https://storage.googleapis.com"
 CLOCK_TIMEOUT_SECONDS = 5.0
 
 FREE_CHECKPOINTS = 2
@@ -91,13 +90,11 @@ def clock_warnings(hosts: Sequence[float], skews: Sequence[float | None], limit:
 
 
 def storage_clock_skew(now: Callable[[], float] = time.time) -> float | None:
-    """This machine's clock less Cloud Storage's (or that of `STORAGE_EMULATOR_HOST`, as in Google's own libraries) in
-    seconds, to about one; None where the server does not answer."""
-    host = os.environ.get("STORAGE_EMULATOR_HOST", STORAGE_HOST)
+    """This machine's clock less Cloud Storage's in seconds, to about one; None where the server does not answer."""
     before = now()
     with contextlib.suppress(OSError, ValueError):
         try:
-            with urllib.request.urlopen(f"{host}/", timeout=CLOCK_TIMEOUT_SECONDS) as answer:
+            with urllib.request.urlopen(f"{storage_host()}/", timeout=CLOCK_TIMEOUT_SECONDS) as answer:
                 headers = answer.headers
         except urllib.error.HTTPError as error:  # nothing lies at `/`; the answer has a date all the same
             headers = error.headers

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-import fsspec
 import google_crc32c
 import tensorstore as ts
 
@@ -30,6 +29,7 @@ from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
 from tomat.base.records import Count, typed, typed_text
 from tomat.base.reporting import warn
+from tomat.base.retries import files_at
 from tomat.base.storage import READ_REMEDY, Store, explaining_storage, local_target, short_message, storage_error
 
 _REMOVAL_TRIES = 3
@@ -154,7 +154,7 @@ def say_if_unchecked(found: Checkpoint) -> None:
 def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
     """Whether the checkpoint at `path` is whole. With `read_data` every file is compared with its checksum, else its
     size, and the checksum where the listing of a bucket holds it."""
-    files, root = fsspec.core.url_to_fs(path)
+    files, root = files_at(path)
     files.invalidate_cache()
     root = root.rstrip("/")
     with explaining_storage(f"{path} cannot be read", READ_REMEDY):
@@ -182,7 +182,7 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
 
 def write_checksums(path: str) -> None:
     """Write the checksums of every file that lies in the folder or URL `path` now; OSError if one cannot be read."""
-    files, root = fsspec.core.url_to_fs(path)
+    files, root = files_at(path)
     files.invalidate_cache()
     found = {name: info for name, info in _listing(files, root).items() if name not in UNHASHED}
     with ThreadPoolExecutor(_READERS) as pool:
@@ -196,14 +196,14 @@ def write_checksums(path: str) -> None:
 def unmark(checkpoint: Checkpoint) -> None:
     """Rename the `metadata.json` of a checkpoint that is not whole, which Levanter would count among the temporary ones
     to keep, and remove a whole one for it."""
-    files, root = fsspec.core.url_to_fs(checkpoint.path)
+    files, root = files_at(checkpoint.path)
     if not checkpoint.whole and files.exists(f"{root}/{METADATA_FILE}"):
         files.mv(f"{root}/{METADATA_FILE}", f"{root}/{UNMARKED_FILE}")
 
 
 def remove(path: str) -> None:
     """Remove a checkpoint, its `metadata.json` first: cut short at any point, what is left is recognised as partial."""
-    files, root = fsspec.core.url_to_fs(path)
+    files, root = files_at(path)
     for name, recursive in ((f"{root}/{METADATA_FILE}", False), (root, True)):
         for _ in range(_REMOVAL_TRIES):
             files.invalidate_cache()
@@ -216,8 +216,8 @@ def remove(path: str) -> None:
 
 def copy(checkpoint: Checkpoint, destination: str) -> Checkpoint:
     """Copy a whole checkpoint, its `metadata.json` last and as a permanent one; the copy, examined."""
-    source, source_root = fsspec.core.url_to_fs(checkpoint.path)
-    target, target_root = fsspec.core.url_to_fs(destination)
+    source, source_root = files_at(checkpoint.path)
+    target, target_root = files_at(destination)
     names = list(_listing(source, source_root))
     if "file" in target.protocol:
         for name in names:
@@ -243,14 +243,14 @@ def copy(checkpoint: Checkpoint, destination: str) -> Checkpoint:
 
 def mark_permanent(path: str, source: str | None = None) -> None:
     """Write the `metadata.json` of a permanent checkpoint in one step, from its own or, of a copy, from `source`'s."""
-    files, root = fsspec.core.url_to_fs(source or path)
+    files, root = files_at(source or path)
     metadata = {**(_json(files, f"{root}/{METADATA_FILE}") or {}), "is_temporary": False}
     Store(path).write(METADATA_FILE, json.dumps(metadata).encode())
 
 
 def array_shapes(path: str) -> dict[str, tuple[int, ...]]:
     """Shape of every array in a checkpoint, by its name with slashes, from its `manifest.json`."""
-    files, root = fsspec.core.url_to_fs(path)
+    files, root = files_at(path)
     arrays = (_json(files, f"{root}/{MANIFEST_FILE}") or {"arrays": []}).get("arrays")
     found = typed(arrays, list[_Array], f"{path}/{MANIFEST_FILE}", "Use another checkpoint.")
     return {entry.path: entry.shape for entry in found}
@@ -277,7 +277,7 @@ def _folders(run_url: str, temporary_url: str | None) -> list[tuple[str, int]]:
     for root in (f"{run_url.rstrip('/')}/{CHECKPOINT_FOLDER}", temporary_url):
         if root is None:
             continue
-        files, plain = fsspec.core.url_to_fs(root)
+        files, plain = files_at(root)
         files.invalidate_cache()
         with explaining_storage(f"{root} cannot be read", READ_REMEDY):
             try:
@@ -350,7 +350,7 @@ def _damage(path: str, found: Mapping[str, Mapping[str, Any]], content: bytes, r
         if found[name]["size"] != entry.size:
             return f"{name} has {found[name]['size']} of {entry.size} bytes"
     # A file beyond these, such as a file system's `.nfs...`, is none that the checkpoint's database points into.
-    files, root = fsspec.core.url_to_fs(path)
+    files, root = files_at(path)
     names = [name for name in sorted(entries) if read_data or "crc32c" in found[name]]
     with ThreadPoolExecutor(_READERS) as pool:
         sums = pool.map(lambda name: _checksum(files, root, name, found[name]), names)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import msgspec
 
 from tomat.base.documents import append_whole_line, read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.layout import HISTORY_FILE
 from tomat.base.reporting import to_jsonable, write_text, writing
+from tomat.base.retries import files_at
 from tomat.base.storage import READ_REMEDY, explaining_storage
 
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ Contents = dict[str, str | None]
 
 def file_content(url: str) -> bytes | None:
     """What a file of a run holds, in a folder or in a bucket; None where there is none."""
-    files, path = fsspec.core.url_to_fs(url)
+    files, path = files_at(url)
     with explaining_storage(f"{url} cannot be read", READ_REMEDY):
         try:
             return files.cat_file(path)

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import fsspec
-
 from tomat.base.documents import mapping, parse_yaml
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, METRICS_FILE
+from tomat.base.retries import files_at
 from tomat.base.storage import READ_REMEDY, explaining_storage
 from tomat.train.runs.devices import RanSteps, ran_steps
 from tomat.train.runs.history import Event, Row, file_content, parse_metrics, read_history
@@ -66,7 +65,7 @@ def temporary_place(config: Mapping[str, Any], run_name: str) -> str | None:
 def find_runs(place: str) -> list[str]:
     """The runs at `place`: itself, or the folders right below it that hold a `config.yaml`; sorted, at least one."""
     place = place.rstrip("/") or "/"
-    files, root = fsspec.core.url_to_fs(place)
+    files, root = files_at(place)
     files.invalidate_cache()
     with explaining_storage(f"{place} cannot be read", READ_REMEDY):
         if files.exists(f"{root}/{CONFIG_FILE}"):
@@ -89,7 +88,7 @@ def read_record(url: str) -> RunRecord:
     content, written = file_content(f"{url}/{METRICS_FILE}"), None
     rows, unreadable = parse_metrics((content or b"").decode(errors="replace"))
     if content is not None:
-        files, path = fsspec.core.url_to_fs(f"{url}/{METRICS_FILE}")
+        files, path = files_at(f"{url}/{METRICS_FILE}")
         with explaining_storage(f"{url}/{METRICS_FILE} cannot be read", READ_REMEDY):
             modified = files.modified(path)
         written = (modified if modified.tzinfo else modified.replace(tzinfo=datetime.UTC)).timestamp()

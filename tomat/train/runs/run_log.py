@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from tomat.base.documents import append_whole_line, flatten, mapping
@@ -26,6 +25,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import LOG_FILE, LOG_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml
 from tomat.base.reporting import writing
+from tomat.base.retries import files_at
 from tomat.base.shipped import commit
 from tomat.base.storage import READ_REMEDY, explaining_storage, is_remote
 from tomat.train.runs.history import Row, parse_log, stamped_line
@@ -71,7 +71,7 @@ def append_line(output_dir: str, kind: str, name: str, event: str, **details: An
     time, line = stamped_line("microseconds", {"kind": kind, "name": name, "event": event, **details})
     place = output_dir.rstrip("/")
     if is_remote(place):
-        files, root = fsspec.core.url_to_fs(place)
+        files, root = files_at(place)
         stamp = time[:26].translate(str.maketrans("", "", "-:."))
         path = f"{root}/{LOG_FOLDER}/{stamp}-{uuid.uuid4().hex[:8]}.json"
         with explaining_storage(f"{place}/{LOG_FOLDER} cannot be written", "Give this user the right to it."):
@@ -90,7 +90,7 @@ def append_line(output_dir: str, kind: str, name: str, event: str, **details: An
 def read_lines(place: str) -> tuple[list[Row], int]:
     """The lines of the log of a folder or bucket in the order of their times, and how many are damaged."""
     place = place.rstrip("/") or "/"
-    files, root = fsspec.core.url_to_fs(place)
+    files, root = files_at(place)
     files.invalidate_cache()
     texts = []
     with explaining_storage(f"the log of {place} cannot be read", READ_REMEDY):

@@ -3,7 +3,7 @@
 import json
 
 from tomat.train.runs.history import read_metrics, truncate_metrics
-from tomat.train.tracking import JsonLinesTracker
+from tomat.train.tracking import JsonLinesTracker, TrainingProgress
 
 
 def write(path, steps):
@@ -24,3 +24,11 @@ def test_everything_logged_for_a_step_is_one_line_also_after_a_resume(tmp_path):
     assert truncate_metrics(path, 7) == 4
     write(path, range(7, 12))
     assert read_metrics(path) == expected
+
+
+def test_what_is_left_is_of_the_steps_after_the_compile():
+    progress = TrainingProgress(total_steps=110, first_step=10)
+    assert progress.left_seconds(11, 1000.0) is None  # a compile of 1,000 s
+    assert progress.left_seconds(12, 1002.0) == 98 * 2
+    assert progress.left_seconds(61, 1050.0) == 49
+    assert progress.left_seconds(110, 1100.0) == 0

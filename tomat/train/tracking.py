@@ -155,11 +155,13 @@ class PhaseClock:
 
 class TrainingProgress:
     """A bar with loss, tokens/s, MFU and time left on a terminal; a line every `LINE_SECONDS` elsewhere. MFU shows as
-    `-` where the chip's peak is not known."""
+    `-` where the chip's peak is not known; what is left follows from the steps after the first, which waits for the
+    compile, and is not said before there are any."""
 
     def __init__(self, total_steps: int, first_step: int):
         self._total, self._first = total_steps, first_step
-        self._started = time.monotonic()
+        self._begun: tuple[int, float] | None = None
+        """Steps done when the first one was, and when."""
         self._last_line = 0.0
         self._bar: Progress | None = None
         if console.is_terminal and jax.process_index() == 0:
@@ -180,14 +182,21 @@ class TrainingProgress:
             self._bar.update(self._bar.task_ids[0], completed=next_step, **fields)
             return
         now = time.monotonic()
+        left_seconds = self.left_seconds(next_step, now)
         if next_step in (self._first + 1, self._total) or now - self._last_line >= LINE_SECONDS:
             self._last_line = now
-            done = next_step - self._first
-            left_seconds = (now - self._started) / done * (self._total - next_step)
+            left = "" if left_seconds is None else f"  left {left_seconds:.0f} s"
             console.print(
                 f"step {next_step}/{self._total}  loss {fields['loss']}  {fields['rate']} tokens/s  "
-                f"MFU {fields['mfu']}  left {left_seconds:.0f} s"
+                f"MFU {fields['mfu']}{left}"
             )
+
+    def left_seconds(self, next_step: int, now: float) -> float | None:
+        """What is left at `now`, when so many steps are done."""
+        if self._begun is None:
+            self._begun = next_step, now
+        step, at = self._begun
+        return (now - at) / (next_step - step) * (self._total - next_step) if next_step > step else None
 
     def close(self) -> None:
         if self._bar is not None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from tomat.base.report.formats import count, number, percent, quantity, seconds, signed
-from tomat.base.report.model import Axis, Cell, Chart, Column, Facts, Series, State, Table, Verdict, columns
-from tomat.perf.profile.breakdown import Breakdown, Category, GroupRow
+from tomat.base.report.model import AtLeast, Axis, Cell, Chart, Column, Facts, Series, State, Table, Verdict, columns
+from tomat.perf.profile.breakdown import Breakdown, Category, GroupRow, of_unknown_flops
 from tomat.perf.profile.steady import WindowKind, what_else_ran
 from tomat.perf.profile.two_breakdowns import Comparison
 from tomat.perf.profile.two_breakdowns import Verdict as Judged
@@ -41,6 +41,7 @@ _STATES = {Judged.PASS: State.GOOD, Judged.WARN: State.DOUBTFUL, Judged.FAIL: St
 def step_facts(breakdown: Breakdown) -> Facts:
     """How long the step takes, on what, and how much work it is."""
     flops, moved = _total(op.flops for op in breakdown.ops), _total(op.hbm_bytes for op in breakdown.ops)
+    least = "at least " if of_unknown_flops(breakdown.ops, breakdown.step_seconds) else ""
     return Facts(
         {
             "step": seconds(breakdown.step_seconds),
@@ -48,7 +49,7 @@ def step_facts(breakdown: Breakdown) -> Facts:
             "devices": f"{breakdown.n_devices:,} on {breakdown.n_hosts:,} host(s)",
             "steps read": breakdown.n_steps if breakdown.source == "trace" else None,
             "operations": f"{len(breakdown.ops):,}",
-            "compute": None if flops is None else f"{quantity(flops, 'FLOP')} a step",
+            "compute": None if flops is None else f"{least}{quantity(flops, 'FLOP')} a step",
             "HBM traffic": None if moved is None else f"{quantity(moved, 'B')} a step",
         }
     )
@@ -61,12 +62,16 @@ def step_notes(breakdown: Breakdown) -> list[str]:
 
 def groups_table(rows: Sequence[GroupRow], first: str) -> Table:
     """Categories or parts, one row each, and their sum."""
+
+    def known(row: GroupRow, value: float | None) -> float | None:
+        return AtLeast(value) if value is not None and row.flops_at_least else value
+
     heads = [Column(first), Column("occurrences", count), Column("cycles", number(0)), Column("time", seconds)]
     heads += [Column("share", percent), Column("hidden", seconds), Column("flops", quantity), HBM_BYTES]
     heads += [*columns("of peak flops", "of bandwidth", show=percent), Column("bound")]
     body = [
-        (row.name, row.occurrences, row.cycles, row.seconds, row.share, row.hidden_seconds or None, row.flops,
-         row.hbm_bytes, row.flops_fraction, row.bandwidth_fraction, str(row.bound))
+        (row.name, row.occurrences, row.cycles, row.seconds, row.share, row.hidden_seconds or None,
+         known(row, row.flops), row.hbm_bytes, known(row, row.flops_fraction), row.bandwidth_fraction, str(row.bound))
         for row in rows
     ]  # fmt: skip
     time, share = sum(row.seconds for row in rows), sum(row.share for row in rows)

@@ -44,6 +44,21 @@ def test_a_profile_has_every_operation_and_charts_of_the_whole_step(step):
     assert trace["x"][0] == 2000.0 and trace["x"][1] > trace["x"][0]  # that of no bytes at the right edge
 
 
+def test_figures_that_lack_the_flops_of_a_kernel_say_at_least(step):
+    step = replace(step, ops=tuple(replace(op, flops=op.flops or 0.0) for op in step.ops))
+    assert "at least" not in read_page(page_html(breakdown_page(step, "profile"))).text
+    # cuDNN's attention, as long as a tenth of what is beside it in its kind, and with it.
+    known = next(op for op in step.ops if op.flops)
+    seconds = known.seconds / 20
+    attention = replace(known, name="cudnn", opcode="custom-call", flops=None, seconds=seconds)
+    ops = [replace(op, seconds=op.seconds - seconds) if op is known else op for op in step.ops]
+    found = replace(step, ops=(*ops, attention))
+    assert [row.name for row in found.categories if row.flops_at_least] == [known.category]
+    text = read_page(page_html(breakdown_page(found, "profile"))).text
+    # Of the step; flops and share of the peak of its kind and of its module.
+    assert text.count("at least") == 5 and "FLOP a step" in text
+
+
 def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(step):
     support = Support("hbm", 3e-3, 0.6, 0.05, 40), Support("interconnect", 2e-3, 0.4, 0.5, 0)
     report = {

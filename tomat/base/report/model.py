@@ -37,6 +37,10 @@ class Link:
     address: str
 
 
+class AtLeast(float):
+    """A figure that lacks what is not known of it, and is shown with these words."""
+
+
 Cell = str | int | float | None | Code | Link | Verdict
 """A value: text letter by letter, a number, or None where nothing is known."""
 
@@ -45,7 +49,9 @@ def words_of(value: Cell, show: Callable[[Any], str] = str) -> str:
     """A value as words, which are not escaped yet."""
     if value is None or isinstance(value, str):
         return UNKNOWN if value is None else value
-    return value.text if isinstance(value, Code | Link | Verdict) else show(value)
+    if isinstance(value, Code | Link | Verdict):
+        return value.text
+    return f"at least {show(value)}" if isinstance(value, AtLeast) else show(value)
 
 
 @dataclass(frozen=True)

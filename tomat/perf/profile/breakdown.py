@@ -167,6 +167,8 @@ class GroupRow:
     """Achieved flops over the device's peak, during this row's time."""
     bandwidth_fraction: float | None
     bound: Bound
+    flops_at_least: bool = False
+    """Whether there is more work in it, of kernels whose flops are not known (`of_unknown_flops`)."""
 
 
 @dataclass(frozen=True)
@@ -298,6 +300,7 @@ class Breakdown:
             flops_fraction=flops_fraction,
             bandwidth_fraction=bandwidth_fraction,
             bound=_bound({o.category for o in rows}, flops_fraction, bandwidth_fraction),
+            flops_at_least=bool(of_unknown_flops(rows, self.step_seconds)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -336,6 +339,11 @@ class Breakdown:
 
 KNOWN_SHARE = 0.9
 """Of a group's time, what operations of known flops must take for the group to have any; the same of bytes."""
+
+
+def of_unknown_flops(ops: Iterable[OpRow], step_seconds: float) -> list[str]:
+    """The names of kernels whose flops nobody states, such as custom calls, and that take a thousandth of the step."""
+    return sorted({o.name for o in ops if o.flops is None and o.program and o.seconds > 0.001 * step_seconds})
 
 
 def _bound(kinds: set[Category], compute: float | None, memory: float | None) -> Bound:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tomat.base.report.formats import quantity
-from tomat.perf.profile.breakdown import Breakdown, GapRow, OpRow, OtherRow, Roofs, WindowRow
+from tomat.perf.profile.breakdown import Breakdown, GapRow, OpRow, OtherRow, Roofs, WindowRow, of_unknown_flops
 from tomat.perf.profile.categories import MOVEMENT, Category, Classified, Direction, Evidence, Part, classify
 from tomat.perf.profile.cuda_graphs import with_library_kernels
 from tomat.perf.profile.directions import settled
@@ -292,8 +292,7 @@ def _quality_notes(
         notes.append("the trace holds no HLO (enable_hlo_proto was off): categories come from event stats alone")
     elif blind_seconds > 0.001 * total:
         notes.append(f"{100 * blind_seconds / total:.1f} % of the time is in operations without HLO")
-    opaque = sorted({o.name for o in ops if o.flops is None and o.program and o.seconds > 0.001 * total})
-    if opaque:
+    if opaque := of_unknown_flops(ops, total):
         notes.append(f"flops unknown for custom calls: {', '.join(opaque[:6])}{' ...' if len(opaque) > 6 else ''}")
     if len(device_step_seconds) > 1:
         slow, fast = max(device_step_seconds), min(device_step_seconds)

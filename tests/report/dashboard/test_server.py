@@ -157,6 +157,27 @@ def test_many_runs_are_read_once(runs, monkeypatch):
     assert sorted(read) == ["damaged", "run-2"]
 
 
+def test_what_is_known_of_runs_is_kept_for_the_next_dashboard_and_new_ones_are_there_at_once(runs, monkeypatch):
+    read, real, cache = [], listing._read_row, runs.parent / "cache"
+    monkeypatch.setattr(listing, "REREAD_SECONDS", -1.0)  # nothing but what is new
+    monkeypatch.setattr(listing, "_read_row", lambda name, url: read.append(name) or real(name, url))
+    (runs / "empty" / "metrics.jsonl").write_text('{"step": 3, "train/loss": 1.0}\n')
+    first = Listing(str(runs), cache).rows()
+    read.clear()
+    kept = Listing(str(runs), cache)
+    assert kept.rows().keys() == first.keys() and kept.rows()["a run"] == first["a run"] and read == ["damaged"]
+    shutil.copytree(BEFORE, runs / "just started")
+    assert "just started" in kept.rows() and read.count("just started") == 1
+    # An age is that of now, also of what was read an hour ago.
+    [file] = cache.glob("*.json")
+    content = json.loads(file.read_text())
+    content[str(runs / "empty")]["row"]["summary"]["written_utc"] -= 3600 * 5
+    file.write_text(json.dumps(content))
+    assert Listing(str(runs), cache).rows()["empty"].detail == "last written 5 h ago"
+    file.write_text("{")
+    assert Listing(str(runs), cache).rows().keys() == kept.rows().keys()
+
+
 def test_of_a_long_log_the_ends_are_read(runs):
     n = (HEAD_BYTES + TAIL_BYTES) // 40 + 2000
     rows = [{"step": step, "train/loss": 10.0 - step / n, "step_seconds": 0.5} for step in range(n)]

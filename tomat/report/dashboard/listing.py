@@ -1,28 +1,35 @@
-"""The runs of a place as one row each, from the ends of their logs: 200 of them are listed at every look."""
+"""The runs of a place as one row each, from the ends of their logs: 200 of them are listed at every look.
+
+Rows are kept, also for the next dashboard of this user, with sizes and times of the files that they were read from.
+"""
 
 import contextlib
 import datetime
+import hashlib
 import os
 import statistics
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
+from tomat import __version__
 from tomat.base.documents import is_figure, mapping, parse_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, HISTORY_FILE, METRICS_FILE
-from tomat.base.reporting import first_line
+from tomat.base.reporting import first_line, write_text
 from tomat.base.retries import files_at
-from tomat.base.storage import explaining_storage
+from tomat.base.storage import explaining_storage, is_remote
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import asked_but_not_found
 from tomat.train.runs.history import parse_metrics, read_events
 from tomat.train.runs.record import RunRecord, find_runs, read_config
-from tomat.train.runs.summary import MFU_STEPS, RunSummary, summarise
+from tomat.train.runs.summary import MFU_STEPS, RunSummary, last_written, summarise
 
 PLAN_FILE = "plan.json"
 """In a run's folder, if somebody has put it there: `tomat plan --like RUN --json RUN/plan.json`."""
@@ -32,6 +39,8 @@ FRESH_SECONDS = 5.0
 """How long a list is shown to everyone who asks before the place is looked at again."""
 SURVEY_SECONDS = 30.0
 """How long a run whose files are as they were is taken for the same: a checkpoint may become whole after them."""
+REREAD_SECONDS = 0.1
+"""Of a look, for such runs; the others of them wait for the next. A run takes 8 ms, 5 of them for its YAML."""
 DAMAGED = "damaged"
 """State of a run whose files cannot be read."""
 
@@ -64,23 +73,61 @@ class RunRow:
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "summary": None if self.summary is None else self.summary.to_dict()}
 
+    def aged(self) -> "RunRow":
+        """The same with the age that it has now."""
+        if self.state != "open" or self.summary is None or self.summary.written_utc is None:
+            return self
+        detail = last_written(self.summary.written_utc, time.time())
+        return replace(self, detail=detail, summary=replace(self.summary, state_detail=detail))
+
+
+@dataclass(frozen=True)
+class KeptRow:
+    mark: Sequence[str | None]
+    """Size and time of each of the run's small files."""
+    row: RunRow
+
 
 class Listing:
-    """The runs of a place, looked at again when asked, and no more often than every `FRESH_SECONDS`."""
+    """The runs of a place, looked at again when asked, and no more often than every `FRESH_SECONDS` but for runs of a
+    folder that have come or gone."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, cache_dir: Path | None = None) -> None:
+        """`cache_dir`: where rows are kept for the next process; None: nowhere."""
         self.place = place
+        whole = place if is_remote(place) else os.path.abspath(place)
+        name = hashlib.sha256(f"{__version__} {whole}".encode()).hexdigest()
+        self._cache = None if cache_dir is None else cache_dir / f"{name}.json"
         self._lock = threading.Lock()
         self._rows: dict[str, RunRow] = {}
         self._looked = float("-inf")
-        self._known: dict[str, tuple[object, float, RunRow]] = {}
+        self._reread_until = float("-inf")
+        self._known: dict[str, KeptRow] = {}
+        self._read_at: dict[str, float] = {}
+        if self._cache is not None:
+            # What is not there, or another's, is read again.
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                self._known = msgspec.json.decode(self._cache.read_bytes(), type=dict[str, KeptRow])
 
     def rows(self) -> dict[str, RunRow]:
         """Every run by the name of its folder, sorted."""
         with self._lock:
-            if time.monotonic() - self._looked >= FRESH_SECONDS:
-                self._rows = {url.rsplit("/", 1)[-1]: self._row(url) for url in find_runs(self.place)}
-                self._looked = time.monotonic()
+            if time.monotonic() - self._looked < FRESH_SECONDS and (
+                is_remote(self.place) or find_runs(self.place) == [row.url for row in self._rows.values()]
+            ):
+                return self._rows
+            urls, before = find_runs(self.place), dict(self._known)
+            self._reread_until = time.monotonic() + REREAD_SECONDS
+            longest_ago = sorted(urls, key=lambda url: self._read_at.get(url, float("-inf")))
+            found = {url: self._row(url) for url in longest_ago}
+            self._rows = {url.rsplit("/", 1)[-1]: found[url].aged() for url in urls}
+            self._looked = time.monotonic()
+            if self._cache is not None and self._known != before:
+                kept = {url: one for url, one in self._known.items() if url in found}
+                # A home that takes nothing costs the next start its seconds.
+                with contextlib.suppress(OSError, TomatError):
+                    self._cache.parent.mkdir(parents=True, exist_ok=True)
+                    write_text(self._cache, msgspec.json.encode(kept).decode())
             return self._rows
 
     def look_ahead(self) -> None:
@@ -93,21 +140,22 @@ class Listing:
         try:
             files, root = files_at(url)
             files.invalidate_cache()
-            mark = []  # other when one of a run's small files is
+            mark: list[str | None] = []
             with explaining_storage(f"{url} cannot be read"):
                 for one in (CONFIG_FILE, METRICS_FILE, HISTORY_FILE, PLAN_FILE):
                     path = own_path(files, root, one)
-                    mark.append((files.size(path), files.modified(path)) if files.exists(path) else None)
-            known = self._known.get(url)
-            if known is not None and known[0] == mark and time.monotonic() - known[1] < SURVEY_SECONDS:
-                return known[2]
+                    mark.append(f"{files.size(path)} {files.modified(path)}" if files.exists(path) else None)
+            known, now = self._known.get(url), time.monotonic()
+            fresh = now - self._read_at.get(url, float("-inf")) < SURVEY_SECONDS
+            if known is not None and known.mark == mark and (fresh or now > self._reread_until):
+                return known.row
             row = _read_row(name, url)
         except TomatError as error:
             return RunRow(name, url, DAMAGED, str(error))
         # Files of one run, written by whatever, must not hide all others.
         except Exception as error:
             return RunRow(name, url, DAMAGED, f"{type(error).__name__}: {first_line(error)}")
-        self._known[url] = (mark, time.monotonic(), row)
+        self._known[url], self._read_at[url] = KeptRow(mark, row), time.monotonic()
         return row
 
 

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from functools import lru_cache
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -55,11 +56,11 @@ RUN_POLICY = f"{POLICY}; sandbox allow-scripts allow-downloads; frame-ancestors 
 """Of a run's files: they load nothing, and are strangers to the dashboard."""
 
 
-def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> Starlette:
+def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None, cache_dir: Path | None = None) -> Starlette:
     """The application for a folder or URL of runs, as `tomat runs list` takes it. Other names than `host` in a request
     are refused, so that no page elsewhere can have a browser read this one under a name of its own. A request must know
-    the token, if there is one."""
-    listing, logs = Listing(place), lru_cache(MOST_RUNS)(LiveLog)
+    the token, if there is one. `cache_dir`: where what is known of the runs is kept for the next dashboard."""
+    listing, logs = Listing(place, cache_dir), lru_cache(MOST_RUNS)(LiveLog)
     files: dict[str, tuple[Callable[[], str], str]] = {
         "page.css": (lambda: asset("page.css"), "text/css"),
         "page.js": (lambda: asset("page.js"), "text/javascript"),
@@ -129,7 +130,7 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None) -> S
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        # Nobody has to ask first: 200 runs take seconds, and each later look hundredths of one.
+        # Nobody has to ask first: 200 runs that are not known yet take seconds.
         threading.Thread(target=listing.look_ahead, daemon=True).start()
         yield
 
@@ -143,7 +144,7 @@ def serve(place: str, *, host: str, port: int, with_token: bool) -> None:
     token = secrets.token_urlsafe(24) if with_token else None
     address = f"http://{host}:{port}/" + (f"?token={token}" if token else "")
     console.print(f"{counted(len(found), 'run')} of {place}: {address}", soft_wrap=True, highlight=False)
-    app = make_app(place, host=host, token=token)
+    app = make_app(place, host=host, token=token, cache_dir=Path.home() / ".cache" / "tomat" / "runs")
     # uvicorn ends the process itself, with its own words, where the port is taken.
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

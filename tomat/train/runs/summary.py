@@ -187,12 +187,17 @@ def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: f
         return "stopped", str(last.get("reason", ""))
     if record.written_utc is None:
         return "open", "nothing written yet"
-    seconds, unit = max(0.0, now_utc - record.written_utc), "s"
+    return "open", last_written(record.written_utc, now_utc)
+
+
+def last_written(written_utc: float, now_utc: float) -> str:
+    """How long ago that was, in words."""
+    seconds, unit = max(0.0, now_utc - written_utc), "s"
     for longer, size in (("min", 60), ("h", 60), ("d", 24)):
         if seconds < 2 * size:
             break
         seconds, unit = seconds / size, longer
-    return "open", f"last written {seconds:.0f} {unit} ago"
+    return f"last written {seconds:.0f} {unit} ago"
 
 
 def _is_preemption(event: Event) -> bool:

@@ -239,3 +239,16 @@ def test_what_cannot_be_planned_is_refused_before_a_compile(words, slice_name, s
     config = load_config(None, [*SMALL, *words])
     with pytest.raises(TomatError, match=says):
         compile_step(config, planned_slice(config, slice_name), cache_dir=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_decoder_of_levanters_is_planned_with_the_attention_that_it_takes_on_a_tpu(cache):
+    llama = ["--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "256",
+             "--model.type", "llama", "--model.num_layers", "1", "--model.hidden_dim", "128", "--model.num_heads", "1",
+             "--model.num_kv_heads", "1", "--model.intermediate_dim", "128",
+             "--trainer.train_batch_size", "4"]  # fmt: skip
+    config = load_config(None, llama)
+    assert config.model.attn_backend is None  # by Levanter: splash on a TPU, JAX's flash on the CPU that lowers
+    step = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=cache)
+    kernels = {op.custom_call_target for op in step.program.by_name.values()}
+    assert "tpu_custom_call" in kernels

@@ -6,7 +6,7 @@ operation outside the trace ends in "'Executable' object has no attribute 'local
 `ShapeDtypeStruct`s, and the trace sees the mesh's abstract form alone. A test holds the result against what the
 trainer lowers on a mesh of CPU devices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from haliax.partitioning import ResourceMapping, infer_resource_partitions
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from levanter.layers.attention import AttentionBackend
+from levanter.models.lm_model import LmConfig
 from levanter.tracker import NoopConfig
 from levanter.trainer_state import TrainerState
 from levanter.utils.tree_utils import inference_mode
@@ -25,6 +27,7 @@ from tomat.base.ports.levanter import settle, step_without_hooks
 from tomat.data.codec.relative import OFFSET_E_PER_A3
 from tomat.data.density.elements import SYMBOLS
 from tomat.model.any_decoder import environment_of
+from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.environment import MOST_DESCRIPTORS, EnvironmentTables
 from tomat.model.nearby_atoms import AtomsRead, NearbyAtoms, PatchAtoms, Room, ScatteredAtoms
 from tomat.predict.inference.autoregressive import decode_autoregressive
@@ -53,6 +56,8 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
     trainer_config = config.trainer_config()
     trainer_config.tracker = NoopConfig()
     settle(trainer_config)
+    if mesh.devices.flat[0].platform == "tpu":
+        config = replace(config, model=_on_a_tpu(config.model))
     environment = environment_of(config.model)
     tables = None
     if environment is not None and value_table is not None:
@@ -98,6 +103,14 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
         donated, reserved = eqx.partition(dynamic, (True, False, False))
         jitted = jax.jit(_train_step, donate_argnums=0, out_shardings=(out_shardings, None))
         return jitted.lower(donated, reserved)
+
+
+def _on_a_tpu(model: LmConfig) -> LmConfig:
+    """A decoder of Levanter's with the attention that it takes on a TPU by itself: it asks the devices of this process
+    (`levanter.layers.attention.default_attention_type`), which are CPUs. tomat's own asks the platform of the trace."""
+    left_open = getattr(model, "attn_backend", AttentionBackend.SPLASH) in (None, AttentionBackend.DEFAULT)
+    own = isinstance(model, DensityDecoderConfig)
+    return replace(model, attn_backend=AttentionBackend.SPLASH) if left_open and not own else model  # type: ignore[call-arg]
 
 
 def stand_in_tables(environment: AtomsRead, value_table: np.ndarray, relative: bool = False) -> EnvironmentTables:

@@ -24,6 +24,7 @@ from tomat.perf.cost.chip_model import untimed_share, untimed_text
 from tomat.perf.plan.compile.compiler import EXECUTABLE_FILE, compile_step
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import planned_slice
+from tomat.perf.plan.host import host_dict
 from tomat.perf.plan.plan import Plan, make_plan
 from tomat.perf.plan.plan_cache import GIB
 from tomat.perf.tuning.search import largest_batch, nearest_fits
@@ -80,7 +81,8 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
         how = {"value_table": table, "executable": args.executable is not None, "on_stage": show}
         plan = make_plan(config, slice_, **compile_arguments(args), **how)
         show("estimating")
-        return plan, plan.to_dict()
+        host = host_dict(config.dispatch_ahead, plan.step_seconds) if plan.step_seconds is not None else {}
+        return plan, plan.to_dict() | host
 
 
 def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str]) -> dict[str, Any]:

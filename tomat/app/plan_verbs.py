@@ -34,6 +34,7 @@ forms:
   tomat plan --config_path CONFIG --max_batch [--policies full,off]   the largest batch that fits
   tomat plan --config_path CONFIG --decode --grid NX NY NZ --atoms N   both decoders: patches at a time, seconds a cell
   tomat plan --sweep configs/sweeps/mfu-200m.yaml                      many steps, ranked, with a page
+  tomat plan --runs FILE                                               runs that others published, planned beside them
   tomat plan --calibrate | --record RUN                                plan and measurement side by side
   tomat plan --calibrate --kernels FILE                                kernels that chips have timed, beside estimates
   tomat plan compare A B       two plans, profiles or breakdowns; exit status 1 if B's step grew
@@ -45,7 +46,7 @@ least recently used are removed. No variable of this environment decides the ste
 DEFAULT_TRACKING_DIR = Path("docs/tracking")
 OF_A_CELL = ("grid", "atoms", "structure", "rounds", "kv_cache_dtype")
 """Flags that go with `--decode` alone."""
-OF_A_STEP = ("sweep", "max_batch", "calibrate", "record", "docs", "emit", "executable", "codec")
+OF_A_STEP = ("sweep", "runs", "max_batch", "calibrate", "record", "docs", "emit", "executable", "codec")
 """Flags that do not go with `--decode`."""
 
 
@@ -62,7 +63,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     text = "codec.json, for the densities in --executable"
     what.add_argument("--codec", type=existing_file, metavar="FILE", help=text)
     what.add_argument("--sweep", type=config_file("sweeps"), metavar="FILE", help="plan every row of a sweep")
-    text = "of --sweep: only this row; repeatable"
+    text = "a table of Levanter runs (CSV): plan each row's step, and write the page of both"
+    what.add_argument("--runs", type=existing_file, metavar="FILE", help=text)
+    text = "of --sweep and --runs: only this row; repeatable"
     what.add_argument("--row", action="append", default=[], metavar="NAME", help=text)
     text = "rows of a sweep, or kernels, at once (default 1: a row uses two cores, a kernel little more than one)"
     what.add_argument("--workers", type=positive_int, default=1, help=text)
@@ -123,10 +126,13 @@ def _run_plan(args: argparse.Namespace) -> int:
     of_step = next((name for name in OF_A_STEP if getattr(args, name)), None)
     row, chip = (next(iter(names), None) for names in (args.row, args.chip))
     refuse(
-        (args.row and args.sweep is None, f"--row {row} is a row of a sweep; give its file with --sweep."),
         (
-            args.sweep is not None and (args.calibrate or args.record is not None),
-            "--sweep plans the rows of a file; leave out --calibrate and --record, or leave out --sweep.",
+            args.row and args.sweep is None and args.runs is None,
+            f"--row {row} is a row of --sweep or --runs; give its file.",
+        ),
+        (
+            sum([args.sweep is not None, args.runs is not None, args.calibrate or args.record is not None]) > 1,
+            "--sweep, --runs and --calibrate or --record each plan rows of their own; give one of them.",
         ),
         (args.kernels is not None and not args.calibrate, "--kernels is for --calibrate; give both."),
         (args.chip and args.kernels is None, f"--chip {chip} chooses rows of --kernels; give its file."),
@@ -143,9 +149,11 @@ def _run_plan(args: argparse.Namespace) -> int:
             "--kv_cache_dtype is for the autoregressive decoder, which has a cache; leave it out.",
         ),
     )
-    if args.sweep is None and not args.calibrate and args.record is None:
+    forms = {"--sweep": (args.sweep, _sweep), "--runs": (args.runs, _published)}
+    forms["--calibrate"] = (args.calibrate or args.record, _calibrate)
+    form, run = next(((name, run) for name, (asked, run) in forms.items() if asked), ("", None))
+    if run is None:
         return _plan(args, overrides)
-    form, run = ("--calibrate", _calibrate) if args.sweep is None else ("--sweep", _sweep)
     if overrides:
         raise TomatError(f"{form} takes no overrides; got {' '.join(overrides)}. Set them in the file that it reads.")
     _say_withheld()
@@ -156,17 +164,41 @@ def _sweep(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
     from tomat.base.report.terminal import show
     from tomat.perf.tuning.sweep import record_path, rows_on_record, run_sweep
+    from tomat.perf.tuning.sweep_config import load_sweep
     from tomat.perf.tuning.sweep_rows import FAILED
     from tomat.report.pages.sweep_pages import write_sweep_page
     from tomat.report.sweep import planned_ranking
 
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
-    record = run_sweep(args.sweep, tracking_dir, workers=args.workers, **compile_arguments(args), only=args.row)
+    record = run_sweep(
+        load_sweep(args.sweep), tracking_dir, workers=args.workers, **compile_arguments(args), only=args.row
+    )
     show(planned_ranking(list(rows_on_record(record_path(tracking_dir, record["sweep"])).values())))
     page = write_sweep_page(record, tracking_dir)
     write_report(args.json, record)
     console.print(f"wrote {page}", highlight=False)
     return 1 if any(row["status"] == FAILED for row in record["rows"]) else 0
+
+
+def _published(args: argparse.Namespace) -> int:
+    from tomat.app.plan_step import compile_arguments
+    from tomat.base.report.model import Table
+    from tomat.base.report.terminal import show
+    from tomat.perf.tuning.published_runs import keep_runs, published_sweep, read_published_runs
+    from tomat.perf.tuning.sweep import run_sweep
+    from tomat.report.pages.published_page import write_published_page
+
+    runs, wrong = read_published_runs(args.runs)
+    for line in wrong:
+        console.print(f"left out: {line}", soft_wrap=True, highlight=False)
+    tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
+    keep_runs(tracking_dir, runs)
+    run_sweep(published_sweep(runs), tracking_dir, workers=args.workers, **compile_arguments(args), only=args.row)
+    page, report = write_published_page(tracking_dir)
+    show(*(part for part in report.sections[1].parts if isinstance(part, Table)))
+    write_report(args.json, {**report.figures, "left_out": wrong})
+    console.print(f"wrote {page}", highlight=False)
+    return 0
 
 
 def _calibrate(args: argparse.Namespace) -> int:
@@ -184,6 +216,11 @@ def _calibrate(args: argparse.Namespace) -> int:
         added = [] if args.record is None else _measurements(args.record)
         with Stages() as stages:
             record = calibrate(tracking_dir, added=added, only_new=not args.calibrate, on_stage=stages.show, **how)
+        from tomat.perf.tuning.published_runs import RUNS_FILE
+        from tomat.report.pages.published_page import write_published_page
+
+        if (tracking_dir / RUNS_FILE).is_file():
+            console.print(f"wrote {write_published_page(tracking_dir)[0]}", highlight=False)
     write_report(args.json, record)
     return 0
 

@@ -82,6 +82,11 @@ def plan_parts(report: Mapping[str, Any]) -> list[Part]:
         batch, length = work["batch_sequences"], work["sequence_tokens"]
         facts["tokens/s"] = f"{batch * length / step['estimate']:,.0f}"
         facts["useful tokens/s"] = f"{batch * work['useful_tokens_per_sequence'] / step['estimate']:,.0f}"
+    if on_top := report.get("host_on_top_seconds"):
+        own = [seconds(report["host_seconds_per_step"][key]) for key in SPAN]
+        said = f"{report['host_loop']}: {own[0]} of Python a step ({own[1]} to {own[2]})"
+        hidden = "hidden behind the device's step"
+        facts["host"] = f"{said}, {hidden if on_top['high'] <= 0 else f'{seconds(on_top["estimate"])} on top of it'}"
     parts: list[Part] = [Facts(facts)]
     rows = [("step", *(seconds(step[key]) for key in SPAN))] if step else []
     known = (one for one in UTILISATIONS if report.get(one.key))

@@ -280,7 +280,7 @@ def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, monke
     monkeypatch.setattr(
         "tomat.perf.plan.plan.make_plan", lambda row, slice_, *, on_stage, **_: planner(row, slice_, on_stage)
     )
-    record = run_sweep(sweep_file, tmp_path / "docs", workers=2, only=["base", "whole"])
+    record = run_sweep(load_sweep(sweep_file), tmp_path / "docs", workers=2, only=["base", "whole"])
     assert [row["name"] for row in record["rows"]] == ["base", "whole"]
     told = capsys.readouterr()
     assert all(f" s] {number} of 2, " in told.err for number in (1, 2)) and " of 2, " not in told.out

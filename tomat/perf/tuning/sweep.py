@@ -20,7 +20,7 @@ from tomat.base.progress import Stages
 from tomat.base.report.document import write_if_changed
 from tomat.base.reporting import dump_json, to_jsonable
 from tomat.perf.tuning.scaling import scaling_record
-from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
+from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
 from tomat.perf.tuning.sweep_record import RECORD_FORMAT, KeptRows, ranked, read_record
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord, base_of, failed, planned, verdict
 
@@ -38,7 +38,7 @@ OnRow = Callable[[SweepRow, str], None]
 
 
 def run_sweep(
-    sweep: str | Path,
+    config: SweepConfig,
     tracking_dir: Path,
     *,
     workers: int = 1,
@@ -46,11 +46,9 @@ def run_sweep(
     limits: Limits | None = None,
     only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Plan every row of a sweep's file, or those that `only` names, and keep the record, saying what each row does;
-    `workers` rows at once: a compile keeps two cores busy and takes 4 GB."""
+    """Plan every row of a sweep, or those that `only` names, and keep the record, saying what each row does; `workers`
+    rows at once: a compile keeps two cores busy and takes 4 GB."""
     from tomat.perf.plan.plan import make_plan
-
-    config = load_sweep(sweep)
 
     def plan_row(row: TrainConfig, slice_: Slice, on_stage: Callable[[str], None]) -> Plan:
         # The calibration of the folder that the page goes to.

@@ -1,0 +1,277 @@
+"""Runs that others made with Levanter and published, as steps to plan: a table of them, row by row.
+
+A row says what was run; what Levanter was on that day, and the table does not say, is here, each with its source:
+
+- loss: the logits of all positions at once until marin-community/marin's pull request 2521 (2026-01-28) brought the
+  fused cross-entropy, whose XLA form is the default on TPUs since pull request 3248 (2026-03-04);
+- attention: splash where the head is a multiple of 128. Of other heads JAX's kernel raised until its release 0.7.2
+  (jax-ml/jax issue 30861 of 2025-08-08), and Levanter then took its JAX flash attention. Sinks in splash need the same
+  release, and a run of 2025-11-11 has them: from that day on other heads count as splash too.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
+
+from tomat.base.errors import TomatError
+from tomat.base.records import Positive, typed
+from tomat.base.reporting import write_json
+from tomat.base.shipped import shipped_folder
+from tomat.hardware.chips import slice_named
+from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
+from tomat.perf.tuning.sweep_record import RECORD_FORMAT, read_record
+
+NAME = "levanter-runs"
+"""Of the sweep: its record and page."""
+TEMPLATE = shipped_folder("compare") / "levanter-run.yaml"
+
+FUSED_LOSS = date(2026, 1, 28)
+SPLASH_ANY_HEAD = date(2025, 11, 11)
+LANES = 128
+
+DENSE = {"llama": "llama", "qwen3": "qwen3", "hackable": "llama"}
+"""Families that are planned, each as a `model.type`. `hackable` is the speedruns' own copy of Llama."""
+REFUSED = {
+    "moe(mixtral)": "a mixture of experts, whose router tomat does not train",
+    "hackable_gdn": "gated DeltaNet layers, which Levanter 0.2.227 has in no decoder",
+    "hackable_attn_gate": "gates on attention, which no configuration of a decoder of Levanter 0.2.227 can ask for",
+    "hackable_attnsink": "attention sinks, which no configuration of a decoder of Levanter 0.2.227 can ask for",
+    "hackable_nanogpt": "skips of its own between layers, which no decoder of Levanter 0.2.227 has",
+}
+"""Families that are not, each with why."""
+
+ADAMC = {"optimizer.adamc_weight_decay": True}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"optimizer.type": "adam"},
+    "adamc": {"optimizer.type": "adam", **ADAMC},
+    "cautious adamw": {"optimizer.type": "cautious"},
+    "c-adamc(cautious)": {"optimizer.type": "cautious", **ADAMC},
+    "adamh": {"optimizer.type": "adamH"},
+    "muon": {"optimizer.type": "muon"},
+    "muon(kimi scaling)": {"optimizer.type": "muon", "optimizer.use_kimi_scaling": True},
+    "muonc": {"optimizer.type": "muon"},  # its decay follows the learning rate, a scalar: no other operation
+    "muonh": {"optimizer.type": "muonH"},
+}
+RUNS_FILE = f"{NAME}.json"
+"""In a tracking folder: what the runs took. Their plans are the sweep's record."""
+
+SLIP = 0.01
+"""By which `step_seconds` may differ from `training_time_s` over `steps`: rounding. More is another unit."""
+
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of the table, as far as a plan needs it."""
+
+    id: str
+    source: str
+    date: str
+    family: str
+    num_layers: Positive
+    hidden_dim: Positive
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_dim: Positive
+    intermediate_dim: Positive
+    vocab: Positive
+    tied: bool
+    seq_len: Positive
+    batch: Positive
+    chip: str
+    slice: str
+    num_chips: Positive
+    gradient_checkpointing: bool
+    optimizer: str
+    qk_norm: str
+    hybrid_norm: str
+    steps: Positive
+    training_time_s: Seconds
+    step_seconds: Seconds
+    notes: str
+
+    def __post_init__(self) -> None:
+        by_total = self.training_time_s / self.steps
+        if abs(self.step_seconds / by_total - 1) > SLIP:
+            said = f"step_seconds is {self.step_seconds:g}, and training_time_s over steps is {by_total:g}"
+            raise ValueError(f"{said}; expected the same seconds")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} heads do not divide by {self.num_kv_heads} of keys and values")
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A run on record, and the step that it took or why there is no plan of it."""
+
+    id: str
+    source: str
+    date: str
+    family: str
+    chip: str
+    slice: str
+    optimizer: str
+    steps: int
+    step_seconds: float
+    """Of the record: its total time over its steps, its compiles and what else it holds included."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """On top of `TEMPLATE`; empty where it is not planned."""
+    refused: str = ""
+    """Why it is not planned; empty where it is."""
+    assumed: str = ""
+    """What the table does not say of it and the plan takes."""
+    kept_aside: bool = False
+    """Whether its shape chooses nothing: every third shape, by the hash of its dimensions."""
+
+
+class _Kept(TypedDict):
+    runs: list[PublishedRun]
+
+
+def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
+    """The rows of a table (CSV with the columns of `_Row`, others are left out), and of rows that cannot be, what is
+    wrong with them.
+
+    Raises:
+        TomatError: The file is no such table, or has no row that can be used.
+    """
+    needed = list(_Row.__dataclass_fields__)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            table = csv.DictReader(file)
+            missing = [name for name in needed if name not in (table.fieldnames or ())]
+            lines = [] if missing else [(table.line_num, row) for row in table]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TomatError(f"{path} cannot be read as CSV of published runs ({error}).") from None
+    if missing:
+        raise TomatError(f"{path} has no column {missing[0]}; expected {', '.join(needed)}.")
+    runs: dict[str, PublishedRun] = {}
+    wrong: list[str] = []
+    for number, cells in lines:
+        values = {name: _value(name, cells[name] or "") for name in needed}
+        try:
+            row = typed(values, _Row, f"line {number} ({values['id']})", "Correct or delete it; the others count.")
+            if row.id in runs:
+                raise TomatError(f"line {number}: another row is called {row.id} too; the first one counts.")
+            runs[row.id] = _run(row)
+        except TomatError as error:
+            wrong.append(str(error))
+    if not runs:
+        raise TomatError(
+            f"{path} has no row that can be used; {wrong[0] if wrong else 'there is none below the header'}"
+        )
+    return list(runs.values()), wrong
+
+
+def keep_runs(tracking_dir: Path, runs: Sequence[PublishedRun]) -> None:
+    """Put the runs on record, which the page is made of beside the plans."""
+    write_json(tracking_dir / RUNS_FILE, {"record_format": RECORD_FORMAT, "runs": [asdict(run) for run in runs]})
+
+
+def kept_runs(tracking_dir: Path) -> list[PublishedRun]:
+    """The runs on record; none where there is no record."""
+    path = tracking_dir / RUNS_FILE
+    if not path.is_file():
+        return []
+    return read_record(path, _Kept, "Delete it and plan the table again.")["runs"]
+
+
+def published_sweep(runs: Sequence[PublishedRun]) -> SweepConfig:
+    """The rows that are planned, as a sweep."""
+    rows = [SweepRow(run.id, TEMPLATE, run.overrides, None, None) for run in runs if not run.refused]
+    return SweepConfig(NAME, tuple(rows), "Planned beside real runs")
+
+
+def _value(name: str, text: str) -> Any:
+    """What a cell holds, by the type of its column."""
+    kind = str(_Row.__dataclass_fields__[name].type)
+    if kind == "bool":
+        return {"true": True, "false": False}.get(text, text)
+    try:
+        return int(text) if kind == "Positive" else float(text) if kind == "Seconds" else text
+    except ValueError:
+        return text
+
+
+def _run(row: _Row) -> PublishedRun:
+    shape = (row.num_layers, row.hidden_dim, row.num_heads, row.num_kv_heads, row.head_dim, row.intermediate_dim)
+    digest = hashlib.sha256(repr(shape).encode()).digest()
+    known = {
+        key: getattr(row, key) for key in ("id", "source", "date", "family", "chip", "slice", "steps", "step_seconds")
+    }
+    optimizer = row.optimizer.split("(default")[0]
+    known |= {"optimizer": optimizer, "kept_aside": digest[0] % 3 == 0}
+    if why := _why_not(row, optimizer):
+        return PublishedRun(**known, refused=why)
+    day = date.fromisoformat(row.date)
+    other_head = row.head_dim % LANES != 0
+    splash = not other_head or day >= SPLASH_ANY_HEAD
+    overrides: dict[str, Any] = {
+        "slice": row.slice,
+        "data.seq_len": row.seq_len,
+        "data.vocabulary_rows": row.vocab,
+        "model.type": DENSE[row.family],
+        "model.num_layers": row.num_layers,
+        "model.hidden_dim": row.hidden_dim,
+        "model.num_heads": row.num_heads,
+        "model.num_kv_heads": row.num_kv_heads,
+        "model.intermediate_dim": row.intermediate_dim,
+        "model.tie_word_embeddings": row.tied,
+        "model.gradient_checkpointing": row.gradient_checkpointing,
+        "model.attn_backend": "splash" if splash else "jax_flash",
+        "trainer.train_batch_size": row.batch,
+        "trainer.num_train_steps": row.steps,
+        **OPTIMIZERS[optimizer],
+    }
+    if row.head_dim * row.num_heads != row.hidden_dim:
+        overrides["model.head_dim"] = row.head_dim
+    if row.family == "llama" and row.qk_norm.startswith("true"):
+        overrides["model.use_qk_norm"] = True
+    if row.hybrid_norm == "true":
+        overrides["model.hybrid_norm"] = True
+    fused = day >= FUSED_LOSS
+    if fused:
+        overrides |= {"loss.kernel": "levanter", "loss.preamble_weight": 0.0}
+    else:
+        overrides["loss.block_positions"] = row.seq_len
+    assumed = [f"loss: {'fused' if fused else 'all logits at once'}"]
+    if other_head:
+        assumed.append(f"heads of {row.head_dim}: {'splash' if splash else 'JAX flash'}")
+    if row.family == "hackable":
+        assumed.append("as Levanter's Llama of the same shape")
+    return PublishedRun(**known, overrides=overrides, assumed="; ".join(assumed))
+
+
+def _why_not(row: _Row, optimizer: str) -> str:
+    """Why there is no plan of a row; empty where there is one.
+
+    Raises:
+        TomatError: It says something that cannot be.
+    """
+    if row.family not in (*DENSE, *REFUSED):
+        return f"family {row.family} is not known; planned are {', '.join(DENSE)}"
+    if row.family in REFUSED:
+        return REFUSED[row.family]
+    try:
+        date.fromisoformat(row.date)
+    except ValueError:
+        raise TomatError(f"{row.id}: date is {row.date!r}; expected YYYY-MM-DD.") from None
+    try:
+        slice_ = slice_named(row.slice)
+    except TomatError as error:
+        return "a GPU's step, which is not planned" if row.chip[0] in "HAB" else str(error)
+    if slice_.n_chips != row.num_chips:
+        raise TomatError(
+            f"{row.id}: num_chips is {row.num_chips}, and a {row.slice} has {slice_.n_chips}; correct one."
+        )
+    if optimizer not in OPTIMIZERS:
+        return f"optimizer {optimizer}, which Levanter 0.2.227 does not have; planned are {', '.join(OPTIMIZERS)}"
+    return ""

@@ -1,0 +1,283 @@
+"""What is said of runs that others published beside the plans of their steps: errors by kind, every row, the rest."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+from tomat.base.report.formats import number, percent, seconds
+from tomat.base.report.model import VERDICT, Axis, Chart, Column, Items, Part, Report, Section, Series, Table, columns
+from tomat.hardware.chips import slice_named
+from tomat.perf.plan.calibration import CalibrationRow
+from tomat.perf.plan.host import COMPILE_SECONDS, LEVANTER, step_on_record
+from tomat.perf.plan.plan import Interval
+from tomat.perf.tuning.published_runs import NAME, PublishedRun
+from tomat.perf.tuning.sweep_rows import FITS, RowRecord
+
+SLOW_SECONDS = 0.4
+"""Of a step, from which the host's share is small."""
+COLOURS = {"v5p": "#0072b2", "v5e": "#d55e00", "v4": "#009e73", "v6e": "#cc79a7", "tpu7x": "#e69f00"}
+"""Of chips; told apart with any colour vision (Okabe and Ito, 2008)."""
+NO_STEP = ("trainer.num_train_steps", "optimizer.adamc_weight_decay", "optimizer.use_kimi_scaling")
+"""Keys that change no operation of the step that takes time."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A published run with its plan."""
+
+    run: PublishedRun
+    row: RowRecord
+    device: Interval
+    planned: Interval
+    """With the host and the compiles of the record."""
+
+    @property
+    def error(self) -> float:
+        return self.planned.estimate / self.run.step_seconds - 1
+
+    @property
+    def inside(self) -> bool:
+        return self.planned.low <= self.run.step_seconds <= self.planned.high
+
+    @property
+    def chip(self) -> str:
+        return slice_named(self.run.slice).chip.name
+
+    @property
+    def most(self) -> str:
+        """The category that takes most of the step."""
+        return str(max(self.row.categories, key=lambda one: one["seconds"])["name"]) if self.row.categories else ""
+
+
+def beside(runs: Sequence[PublishedRun], rows: Mapping[str, RowRecord]) -> list[Beside]:
+    """The runs whose step is planned and fits."""
+    found = []
+    for run in runs:
+        row = rows.get(run.id)
+        if row is None or row.status != FITS or row.step_seconds is None:
+            continue
+        device = Interval(**row.step_seconds)
+        found.append(Beside(run, row, device, step_on_record(device, LEVANTER, run.steps)))
+    return found
+
+
+def errors_of(found: Sequence[Beside]) -> dict[str, Any]:
+    """Errors of a group, fractions; the share of measured steps that lie in the stated range."""
+    absolute = sorted(abs(one.error) for one in found)
+    p90 = quantiles(absolute, n=10, method="inclusive")[-1] if len(absolute) > 1 else absolute[0]
+    return {
+        "rows": len(found),
+        "absolute_error_median": median(absolute),
+        "absolute_error_p90": p90,
+        "absolute_error_largest": absolute[-1],
+        "error_median": median(one.error for one in found),
+        "inside_range_share": sum(one.inside for one in found) / len(found),
+    }
+
+
+def _size(one: Beside) -> str:
+    width = one.row.overrides["model.hidden_dim"]
+    return "up to 640 wide" if width <= 640 else "768 to 1,024 wide" if width <= 1024 else "1,408 wide and more"
+
+
+GROUPS: Mapping[str, Callable[[Beside], str]] = {
+    "learnt from": lambda one: "kept aside" if one.run.kept_aside else "shapes that may choose",
+    "chip": lambda one: one.chip,
+    "family": lambda one: one.run.family,
+    "size": _size,
+    "date": lambda one: "2025" if one.run.date < "2026" else "2026",
+    "most of the step": lambda one: one.most,
+}
+"""By which errors are told apart."""
+
+
+def published_report(
+    runs: Sequence[PublishedRun],
+    rows: Mapping[str, RowRecord],
+    pods: Sequence[CalibrationRow] = (),
+    kernels: Mapping[str, Any] | None = None,
+) -> Report:
+    """Runs on record beside the plans of their steps.
+
+    Args:
+        runs: Of the table, planned or not.
+        rows: The plans on record, by the run's id.
+        pods: Runs of one's own, planned and measured (`tomat plan --record`).
+        kernels: Of `kernels.json`, by chip.
+    """
+    found = beside(runs, rows)
+    lead = (
+        "Steps of runs that others made with Levanter and published (marin-community/marin's speedruns, Apache-2.0; "
+        "the file of each stands in the table), planned by `tomat plan --runs FILE` without a TPU. No figure of a plan "
+        "is fitted to them."
+    )
+    planned = sum(not run.refused for run in runs)
+    left = f" {planned - len(found)} more can be planned and are not yet." if planned > len(found) else ""
+    lead = f"{lead} {len(found)} of {len(runs)} rows are planned; {len(runs) - planned} cannot be.{left}"
+    sections = [Section("", [lead], "introduction")]
+    figures: dict[str, Any] = {"rows": len(runs), "planned": len(found)}
+    if found:
+        slow = [one for one in found if one.run.step_seconds > SLOW_SECONDS and one.chip == "v5p"]
+        groups: list[tuple[str, str, Sequence[Beside]]] = [("all", "", found)]
+        groups += [("v5p", f"steps above {SLOW_SECONDS} s", slow)] if slow else []
+        for name, of in GROUPS.items():
+            kinds = sorted({of(one) for one in found})
+            groups += [(name, kind, [one for one in found if of(one) == kind]) for kind in kinds]
+        figures["errors"] = {f"{name}: {kind}" if kind else name: errors_of(its) for name, kind, its in groups}
+        sections += [
+            Section("Errors", [_chart(found, pods), _errors_table(groups), *_said()], "errors"),
+            Section("Row by row", [_rows_table(found)], "rows"),
+            Section("Repeats", _repeats(found), "repeats"),
+        ]
+    sections += [
+        Section("Pods and kernels", [*_pods(pods), *_kernels(kernels or {})], "beside"),
+        Section("Not planned", [_refused_table(runs, rows)], "refused"),
+        VERDICT,
+    ]
+    return Report("Planned beside real runs", sections, "published runs", figures)
+
+
+def _said() -> list[Part]:
+    host, compile_ = LEVANTER.step_seconds, COMPILE_SECONDS
+    return [
+        Items([
+            f"planned: the device's step, {1e3 * host.estimate:.0f} ms of the host ({1e3 * host.low:.0f} to "
+            f"{1e3 * host.high:.0f}), since Levanter reads each loss before it dispatches the next step, and two "
+            f"compiles of {compile_.estimate:.0f} s ({compile_.low:.0f} to {compile_.high:.0f}) in the record's time",
+            "in range: the share of the measured steps that lie in the stated range",
+            "kept aside: every third shape, by a hash of its dimensions; what is chosen about a plan is chosen on the "
+            "others",
+        ])
+    ]  # fmt: skip
+
+
+def _chart(found: Sequence[Beside], pods: Sequence[CalibrationRow]) -> Chart:
+    ends = [0.8 * min(one.run.step_seconds for one in found), 1.25 * max(one.run.step_seconds for one in found)]
+    series = [Series("equal", ends, ends, colour="#8a929b", dotted=True)]
+    for chip in sorted({one.chip for one in found}):
+        its = [one for one in found if one.chip == chip]
+        texts = [
+            f"{one.run.id}: planned {one.planned.estimate:.3f} s, measured {one.run.step_seconds:.3f} s" for one in its
+        ]
+        series.append(
+            Series(
+                chip,
+                [one.planned.estimate for one in its],
+                [one.run.step_seconds for one in its],
+                "points",
+                COLOURS.get(chip, "#000000"),
+                texts=texts,
+                x_ranges=[(one.planned.low, one.planned.high) for one in its],
+            )
+        )
+    own = [row for row in pods if row.step_ratio is not None]
+    if own:
+        at = [row.predicted["model_seconds"] for row in own], [row.measured["step_seconds"] for row in own]
+        series.append(Series("pods on record", *at, "crosses", "#000000", texts=[row.name for row in own]))
+    numbers = errors_of(found)
+    said = (
+        f"{len(found)} published steps against their plans, made without a TPU: median error "
+        f"{percent(numbers['absolute_error_median'])}. Dotted: equality. Bars: the stated range."
+    )
+    x, y = Axis("planned step, s", log=True), Axis("measured step, s", log=True)
+    return Chart("Planned beside measured", series, x, y, said, f"{NAME}.svg", size=(6.0, 5.0))
+
+
+def _signed(error: float) -> str:
+    return f"{100 * error:+.1f} %"
+
+
+def _errors_table(groups: Sequence[tuple[str, str, Sequence[Beside]]]) -> Table:
+    heads = [*columns("by", ""), Column("rows"), *columns("median error", "nine of ten", "largest", show=percent)]
+    heads += [Column("signed median", _signed), Column("in range", percent)]
+    return Table("", heads, [(name, kind, *errors_of(its).values()) for name, kind, its in groups])
+
+
+def _rows_table(found: Sequence[Beside]) -> Table:
+    def span(value: Interval) -> str:
+        return f"{seconds(value.estimate)} ({seconds(value.low)} to {seconds(value.high)})"
+
+    by_error = sorted(found, key=lambda one: -abs(one.error))
+    return Table.of(
+        "",
+        by_error,
+        [
+            (Column("run"), lambda one: one.run.id),
+            (Column("date"), lambda one: one.run.date),
+            (Column("slice"), lambda one: one.run.slice),
+            (Column("optimizer"), lambda one: one.run.optimizer),
+            (Column("measured", seconds), lambda one: one.run.step_seconds),
+            (Column("planned, device", seconds), lambda one: one.device.estimate),
+            (Column("planned", right=True), lambda one: span(one.planned)),
+            (Column("error", _signed), lambda one: one.error),
+            (Column("in range"), lambda one: "yes" if one.inside else "no"),
+            (Column("needed, GiB", number(2)), lambda one: one.row.hbm_required_bytes / 2**30),
+            (Column("most of it"), lambda one: one.most),
+            (Column("not in the table, taken as"), lambda one: one.run.assumed),
+            (Column("kept aside"), lambda one: "yes" if one.run.kept_aside else ""),
+            (Column("source"), lambda one: one.run.source),
+        ],
+    )
+
+
+def _repeats(found: Sequence[Beside]) -> list[Part]:
+    """How far runs of one program are apart: no plan can be nearer to all of them."""
+    same: dict[str, list[Beside]] = {}
+    for one in found:
+        settings = {key: value for key, value in one.row.overrides.items() if key not in NO_STEP}
+        same.setdefault(repr(sorted(settings.items())), []).append(one)
+    rows: list[tuple[str, int, float, float, float]] = []
+    for group in same.values():
+        if len(group) > 1:
+            took = [one.run.step_seconds for one in group]
+            names = ", ".join(one.run.id for one in group)
+            rows.append((names, len(group), min(took), max(took), max(took) / min(took) - 1))
+    if not rows:
+        return ["No two rows have the same step."]
+    heads = [
+        Column("runs of one step"),
+        Column("runs"),
+        *columns("least", "most", show=seconds),
+        Column("apart", percent),
+    ]
+    return [Table("", heads, sorted(rows, key=_apart))]
+
+
+def _apart(row: tuple[str, int, float, float, float]) -> float:
+    return -row[4]
+
+
+def _pods(pods: Sequence[CalibrationRow]) -> list[Part]:
+    rows = [
+        (row.name, row.slice, row.measured["step_seconds"], row.predicted["model_seconds"], 1 / ratio - 1)
+        for row in pods
+        if (ratio := row.step_ratio) is not None
+    ]
+    heads = [
+        *columns("run on record", "slice"),
+        *columns("measured", "planned", show=seconds),
+        Column("error", _signed),
+    ]
+    return [Table("", heads, rows)] if rows else []
+
+
+def _kernels(chips: Mapping[str, Any]) -> list[Part]:
+    rows = [
+        (chip, its["all"]["kernels"], its["all"]["absolute_error_median"], its["all"]["absolute_error_p90"])
+        for chip, its in chips.items()
+    ]
+    heads = [Column("kernels timed on"), Column("kernels"), *columns("median error", "nine of ten", show=percent)]
+    return [Table("", heads, rows)] if rows else []
+
+
+def _refused_table(runs: Sequence[PublishedRun], rows: Mapping[str, RowRecord]) -> Part:
+    def why(run: PublishedRun) -> str:
+        row = rows.get(run.id)
+        if run.refused or row is None:
+            return run.refused or "not yet"
+        return row.error if row.status != FITS and row.error else f"the plan {row.status}"
+
+    left = [run for run in runs if run.refused or rows.get(run.id) is None or rows[run.id].status != FITS]
+    heads = [*columns("run", "slice"), Column("measured", seconds), Column("why not")]
+    return Table("", heads, [(run.id, run.slice, run.step_seconds, why(run)) for run in left]) if left else "None."

@@ -43,6 +43,9 @@ if behaviour == "preempt" and host == 0:
     (world / "preempted").touch()
 if isinstance(behaviour, list):
     behaviour = behaviour[host]
+if behaviour == "dies":
+    (world / "dead").touch()
+    time.sleep(60)
 if behaviour == "smoke":
     # What a run of twenty steps leaves that is stopped after its third, and resumed.
     here = pathlib.Path.cwd()

@@ -1,8 +1,9 @@
 """A `gcloud` whose TPU slices are folders of this machine: a home directory a host, where ssh really runs commands.
 
 Everything lies in a world, the folder named by FAKE_GCLOUD_WORLD: `calls.jsonl` records every command line,
-`machines/NAME/host-I` are the homes, `buckets` the buckets, `preempted` takes every machine away, `queue.json`,
-`create.json`, `describe.json` and `ssh.json` hold answers that are still to be given, `asked.json` those of `--check`.
+`machines/NAME/host-I` are the homes, `buckets` the buckets, `preempted` takes every machine away, `dead` its first
+host, `queue.json`, `create.json`, `describe.json` and `ssh.json` hold answers that are still to be given, `asked.json`
+those of `--check`.
 """
 
 import contextlib
@@ -97,17 +98,21 @@ def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
             print("ERROR: PERMISSION_DENIED: Permission 'tpu.nodes.delete' denied", file=sys.stderr)
             return 1
         delete(machine)
-        (WORLD / "preempted").unlink(missing_ok=True)
+        for gone in ("preempted", "dead"):
+            (WORLD / gone).unlink(missing_ok=True)
     elif verb == "ssh":
         if (error := answer("ssh.json")) is not None:
             (WORLD / "preempted").touch()
             print(f"ERROR: (gcloud.compute.tpus.tpu-vm.ssh) {error}", file=sys.stderr)
             return 1
+        homes = hosts(machine, flags["worker"])
+        dead = {home for home in homes if (WORLD / "dead").exists() and home.name == "host-0"}
         running = [
             subprocess.Popen(["bash", "-c", flags["command"]], cwd=home, env={**os.environ, "HOME": str(home)})
-            for home in hosts(machine, flags["worker"])
+            for home in homes
+            if home not in dead
         ]
-        return max(process.wait() for process in running)
+        return max([process.wait() for process in running] + [255 for _ in dead])
     return 0
 
 

@@ -15,6 +15,8 @@ from tomat.launch.policy import Ending, Health, RestartPolicy, judge
         (["143", "75"], Ending.STORAGE_FAULT),
         (["2", "75"], Ending.STORAGE_FAULT),
         (["gone", "0"], Ending.FAILED),
+        (["137", "76"], Ending.HOST_LOST),
+        (["2", "76"], Ending.REFUSED),
     ],
 )
 def test_the_hosts_end_together(statuses, ending):

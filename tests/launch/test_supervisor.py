@@ -90,6 +90,14 @@ def test_hosts_that_outlive_one_that_crashed_are_stopped_in_good_order(world):
     assert len(statuses) == 1
 
 
+def test_a_host_that_is_lost_is_no_reason_to_wait_and_one_that_is_dead_for_another_slice(world):
+    # The process on the first host alone, and then its machine, of which the others tell.
+    world.behave([137, 76, 76, 76], ["dies", 76, 76, 76], 0)
+    watched = supervisor(slice_name="v6e-16").supervise()
+    assert watched.endings == ["lost a host", "lost a host", "finished"] and watched.waited_seconds == 0
+    assert [verb for verb in world.verbs() if verb != "ssh"] == ["create", "delete", "create", "delete"]
+
+
 def test_a_training_that_runs_already_is_watched(world):
     world.behave("wait", 0)
     first = supervisor()

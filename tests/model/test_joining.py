@@ -1,6 +1,7 @@
 """Who is one of several processes, where they meet, and what is said to be missing. Real ones: test_multihost.py."""
 
 import socket
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import jax
@@ -13,6 +14,7 @@ from tomat.base.ports import jax as port
 from tomat.base.stages import StartStages
 from tomat.model import joining
 from tomat.model.joining import Joining, connected_to
+from tomat.model.relay import Relay
 
 
 def test_an_installed_mpi4py_makes_no_cluster_and_addresses_of_a_configuration_count(monkeypatch, tmp_path, capsys):
@@ -25,8 +27,19 @@ def test_an_installed_mpi4py_makes_no_cluster_and_addresses_of_a_configuration_c
     given = {}
     monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **words: given.update(arguments=arguments))
     joining.join_processes(DistributedConfig("localhost:1234", 2, 1))
-    assert given["arguments"] == ("localhost:1234", 2, 1, None)
+    assert given["arguments"] == (joining._relays[-1].address, 2, 1, None)
+    assert joining._relays[-1].coordinator == "localhost:1234"
     assert capsys.readouterr().out == ""
+
+
+@pytest.fixture(autouse=True)
+def relays(monkeypatch) -> Iterator[list[Relay]]:
+    """Those of this test."""
+    made: list[Relay] = []
+    monkeypatch.setattr(joining, "_relays", made)
+    yield made
+    for relay in made:
+        relay.close()
 
 
 @pytest.fixture
@@ -49,13 +62,14 @@ def pod(monkeypatch) -> list[tuple]:
 
 def test_the_hosts_of_a_slice_meet_at_the_port_that_google_opens_and_say_so(pod, monkeypatch, capsys):
     joining.join_processes(DistributedConfig(), StartStages())
-    assert COORDINATOR_PORT == 8476 and pod[0][0] == ("10.0.0.2:8476", 3, 2, None)
+    assert COORDINATOR_PORT == 8476 and pod[0][0] == (joining._relays[-1].address, 3, 2, None)
+    assert joining._relays[-1].coordinator == "10.0.0.2:8476"
     # Later than tomat's own limit, which says what is missing where JAX aborts.
     assert pod[0][1]["initialization_timeout"] > joining.JOIN_SECONDS
     assert "host 2 of 3: waiting for the coordinator at 10.0.0.2:8476" in capsys.readouterr().out
     monkeypatch.setenv("JAX_COORDINATOR_PORT", "9000")
     joining.join_processes(DistributedConfig())
-    assert pod[1][0][0] == "10.0.0.2:9000"
+    assert joining._relays[-1].coordinator == "10.0.0.2:9000"
 
 
 def test_a_port_that_another_process_has_is_named_before_jax_crashes_on_it(pod):

@@ -7,7 +7,8 @@ import fsspec
 import pytest
 
 from tomat.base.layout import HISTORY_FILE
-from tomat.train.folder import RunFolder, fetch, publish
+from tomat.train.folder import RunFolder, fetch, publish, record_for_another
+from tomat.train.runs.history import read_events
 from tomat.train.settings.config import load_config
 
 
@@ -31,6 +32,23 @@ def test_a_machine_that_takes_over_finds_log_and_configuration(bucket, tmp_path)
     (first / "README.md").write_text("page")
     publish(bucket, first, ("README.md", "loss.svg"))
     assert fetch(bucket, second) == ["README.md"]
+
+
+def test_the_history_of_a_host_that_is_lost_is_gone_on_with_by_another(bucket, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    write(first, 0.0, 1)
+    publish(bucket, first)
+    (second / "metrics.jsonl").parent.mkdir()
+    (second / "metrics.jsonl").write_text("of an earlier day")
+    record_for_another(bucket, second, "stop", 3, reason="host 0 is gone")
+    *before, last = read_events(bucket)
+    assert before == read_events(first) and (last["event"], last["step"], last["reason"]) == (
+        "stop",
+        3,
+        "host 0 is gone",
+    )
+    assert fetch(bucket, first) == ["metrics.jsonl", HISTORY_FILE]
+    assert (first / "metrics.jsonl").read_text() == '{"step": 0}\n'
 
 
 def test_what_a_pod_leaves_is_in_the_bucket_before_the_machine_is_gone(bucket, tmp_path, monkeypatch, capsys):

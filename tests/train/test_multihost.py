@@ -13,6 +13,7 @@ from forked import Forked, signalled
 from run_facts import losses
 from tiny_run import DEMO, tiny_run
 
+from tomat.base.layout import LOST_STATUS
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import newest_whole
 from tomat.train.runs.history import read_events
@@ -47,6 +48,7 @@ def start_pair(
     second: tuple[object, ...] = (),
     second_environment: dict[str, str] | None = None,
     before_second: str = "",
+    before_first: str = "",
 ) -> list[Forked]:
     """Both hosts of a slice, on one disk as with a bucket; only the first writes the log. `second`: of it alone."""
     address = f"127.0.0.1:{port}"
@@ -55,7 +57,9 @@ def start_pair(
     hosts = []
     for index in (0, 1):
         distributed = f"{{coordinator_address: '{address}', num_processes: 2, process_id: {index}}}"
-        own, changed, before = (second, second_environment or {}, before_second) if index == 1 else ((), {}, "")
+        own, changed, before = (
+            (second, second_environment or {}, before_second) if index == 1 else ((), {}, before_first)
+        )
         own = ("--trainer.distributed", distributed, *own)
         hosts.append(Forked(*words, *own, env={**os.environ, **changed}, before=IMPATIENT + before))
     return hosts
@@ -126,7 +130,7 @@ def test_a_host_is_killed_one_is_told_to_stop_and_one_alone_goes_on(pair, port, 
     began = time.monotonic()
     statuses, outputs = end_pair(start_pair(tmp_path, port, before_second=signalled(5, signal.SIGKILL)))
     # The host that is left does not wait for the other one for ever, says why in one line and leaves an event.
-    assert statuses == [1, -signal.SIGKILL], outputs[0][-3000:]
+    assert statuses == [LOST_STATUS, -signal.SIGKILL], outputs[0][-3000:]
     assert time.monotonic() - began < LOST_SECONDS + GRACE_SECONDS + 120  # most of it the start
     (error,) = [line for line in outputs[0].splitlines() if line.startswith("error: ")]
     assert "host 0 of 2 ends, since host 1 (" in error and "is gone" in error
@@ -135,6 +139,15 @@ def test_a_host_is_killed_one_is_told_to_stop_and_one_alone_goes_on(pair, port, 
     assert end["event"] == "stop" and "host 1 (" in end["reason"] and "is gone" in end["reason"]
     newest = newest_whole(str(run))
     assert newest is not None and newest.step == 3
+
+    # Nor for the one that has the service of both, whose end JAX tells by SIGABRT; then it is this one that writes it.
+    statuses, outputs = end_pair(start_pair(tmp_path, port, before_first=signalled(5, signal.SIGKILL)))
+    assert statuses == [-signal.SIGKILL, LOST_STATUS], outputs[1][-3000:]
+    (error,) = [line for line in outputs[1].splitlines() if line.startswith("error: ")]
+    assert "host 1 of 2 ends, since host 0 (" in error and "is gone: its connection was cut. Exiting with" in error
+    assert "Traceback" not in outputs[1] and "stack trace" not in outputs[1]
+    end = read_events(run)[-1]
+    assert end["event"] == "stop" and "host 0 (" in end["reason"] and end["step"] >= 4
 
     # One host alone is told; both stop after the same step.
     statuses, outputs = end_pair(start_pair(tmp_path, port, before_second=signalled(5, signal.SIGTERM)))

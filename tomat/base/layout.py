@@ -62,6 +62,8 @@ REFUSED_STATUS = 2
 """Exit status of a `TomatError`: the same command would be refused again."""
 RETRY_STATUS = 75
 """Exit status of a `RetryableError`: EX_TEMPFAIL of sysexits.h, "temporary failure; the user is invited to retry"."""
+LOST_STATUS = 76
+"""Exit status of a process whose run has lost another host. Starting the same command again, on all hosts, is right."""
 HUNG_STATUS = 124
 """Exit status of a process that made no progress, ended by Levanter's watchdog (its `EXIT_STALL`, and that of
 `timeout`). Starting the same command again is right."""

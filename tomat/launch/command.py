@@ -69,8 +69,9 @@ def run_command(command: Command) -> Result:
     if command.quiet:
         try:
             done = subprocess.run(command.argv, capture_output=True, timeout=command.timeout_seconds, **streams)
-        except subprocess.TimeoutExpired:
-            return Result(TIMEOUT_STATUS, "", f"no answer within {command.timeout_seconds:.0f} s")
+        except subprocess.TimeoutExpired as late:
+            so_far = (late.stdout or b"").decode(errors="replace")  # bytes, whatever the encoding
+            return Result(TIMEOUT_STATUS, so_far, f"no answer within {command.timeout_seconds:.0f} s")
         return Result(done.returncode, done.stdout, done.stderr)
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     began = time.monotonic()

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from tomat.base.layout import REFUSED_STATUS, RETRY_STATUS, STOPPED_STATUS
+from tomat.base.layout import LOST_STATUS, REFUSED_STATUS, RETRY_STATUS, STOPPED_STATUS
 from tomat.base.reporting import counted
 
 
@@ -12,6 +12,7 @@ class Ending(enum.Enum):
     REFUSED = "refused its input"
     PREEMPTED = "was stopped in good order"
     MACHINE_LOST = "lost its machines"
+    HOST_LOST = "lost a host"
     NO_CAPACITY = "got no machines"
     STORAGE_FAULT = "could not reach its storage"
     CHIP_HELD = "found its chips held by another process"
@@ -19,8 +20,8 @@ class Ending(enum.Enum):
     CAPPED = "reached the cap"
 
 
-FAILURES = frozenset({Ending.FAILED, Ending.STORAGE_FAULT, Ending.CHIP_HELD})
-WAITED_FOR = FAILURES | {Ending.NO_CAPACITY}
+FAILURES = frozenset({Ending.FAILED, Ending.STORAGE_FAULT, Ending.CHIP_HELD, Ending.HOST_LOST})
+WAITED_FOR = FAILURES - {Ending.HOST_LOST} | {Ending.NO_CAPACITY}
 """Endings after which the next attempt waits."""
 
 
@@ -32,6 +33,8 @@ def judge(statuses: list[str]) -> tuple[Ending, str]:
         return Ending.STORAGE_FAULT, said
     if str(REFUSED_STATUS) in statuses:
         return Ending.REFUSED, said
+    if str(LOST_STATUS) in statuses:
+        return Ending.HOST_LOST, said
     if set(statuses) == {"0"}:
         return Ending.FINISHED, ""
     if set(statuses) <= {"0", str(STOPPED_STATUS)}:
@@ -77,8 +80,9 @@ class RestartPolicy:
         quick = f"{self.quick_failures} failures in a row within {self.quick_seconds / 60:.0f} min of their start"
         return (
             f"# With --execute, the state every {self.poll_seconds:.0f} s. PREEMPTED or gone: delete, create, install, "
-            "start. Exit status 143\n# (stopped in good order): start at once. 2 (input refused): never again. Others: "
-            f"start after {self.backoff_seconds:.0f} s,\n# doubling up to {self.max_backoff_seconds:.0f} s. "
+            "start. Exit status 143\n# (stopped in good order) or 76 (lost a host): start at once. 2 (refused): never "
+            f"again. Others:\n# start after {self.backoff_seconds:.0f} s, doubling up to "
+            f"{self.max_backoff_seconds:.0f} s. "
             f"{counted(self.max_without_step, 'attempt')} without a step, or {most}, in a row end it;\n"
             f"# {quick} replace the slice first.\n"
             f"# Every host's log is collected every {self.log_seconds / 60:.0f} min."

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import HUNG_STATUS, REFUSED_STATUS, RETRY_STATUS, STOPPED_STATUS
+from tomat.base.layout import HUNG_STATUS, LOST_STATUS, REFUSED_STATUS, RETRY_STATUS, STOPPED_STATUS
 from tomat.base.reporting import writing
 from tomat.launch import remote
 from tomat.launch.command import Command
@@ -23,7 +23,7 @@ from tomat.launch.prices import MARGIN_SECONDS, Caps
 VERSION = "0.14.1"
 """Of skypilot, which the fields belong to."""
 TASK_FILE = "skypilot.yaml"
-RECOVERED = (1, RETRY_STATUS, HUNG_STATUS, STOPPED_STATUS, 137)
+RECOVERED = (1, RETRY_STATUS, LOST_STATUS, HUNG_STATUS, STOPPED_STATUS, 137)
 """Exit statuses after which the same command is right: a crash, storage, a hang, an orderly stop, and a kill. A refused
 input (2) is none, nor is the cap."""
 

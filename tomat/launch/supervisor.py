@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import LOST_STATUS
+from tomat.base.reporting import counted
 from tomat.base.tpu_faults import TpuFault, known_tpu_fault
 from tomat.launch.command import Command, Result
 from tomat.launch.gcloud import TpuLaunch
@@ -54,6 +56,8 @@ class Supervisor:
     """Quick failures in a row on this slice."""
     _replaced: bool = False
     """The slice of the attempt was given back, so that the next one has another."""
+    _dead: int = 0
+    """Hosts that did not answer the last question."""
     _logs_at: float = 0.0
     _renewed_at: float = 0.0
     _ended: str | None = None
@@ -277,8 +281,10 @@ class Supervisor:
         for host, fault in faults:
             self._say(f"host {host}: {fault.line}")
         held = any(fault.held for _, fault in faults)
-        if held or self._quick >= self.policy.quick_failures:
+        dead = ending is Ending.HOST_LOST and self._dead > 0
+        if held or dead or self._quick >= self.policy.quick_failures:
             reason = "a host's chips are held by another process" if held else f"{self._quick} quick failures in a row"
+            reason = f"{counted(self._dead, 'host')} of the slice did not answer" if dead else reason
             self._say(f"{reason}: replacing {self.launch.tpu_name}")
             self.machine.give_back()
             self._quick, self._replaced = 0, True
@@ -290,12 +296,13 @@ class Supervisor:
         return [(host, fault) for host, fault in found if fault is not None]
 
     def _statuses(self) -> list[str]:
-        """The state of the training on each host; empty where not every host answered."""
+        """The state of the training on each host; empty where not every host answered, unless one tells of that."""
         launch = self.machine.launch
         result = self.run(launch.status)
         statuses = parse_statuses(result.output)
         self._steps = max(self._steps, parse_steps(result.output))
-        return statuses if result.ok and len(statuses) == launch.slice.n_hosts else []
+        self._dead = launch.slice.n_hosts - len(statuses)
+        return statuses if (result.ok and not self._dead) or str(LOST_STATUS) in statuses else []
 
     def _watch(self, attempt: int) -> tuple[Ending, str]:
         """Until the training has ended on every host, the slice is gone, or the cap is reached."""

@@ -3,6 +3,7 @@ they are waited for."""
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tomat.base.errors import RetryableError
 from tomat.base.layout import COORDINATOR_PORT
 from tomat.base.reporting import console
 from tomat.base.stages import StartStages
+from tomat.model.relay import Relay
 
 if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
     from levanter.distributed import DistributedConfig
@@ -24,6 +26,8 @@ OPEN_SECONDS = 600.0
 HEARTBEAT_SECONDS = 300
 """After which JAX ends a process because of another that is gone, by SIGABRT and a page of stacks; `HostWatch` knows it
 sooner, and says so in a line."""
+_relays: list[Relay] = []
+"""This process's own, if it has one: `jax.distributed` starts once in a process."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,13 @@ def join_processes(distributed: "DistributedConfig", stages: StartStages | None 
         where = f"the other {(how.count or 1) - 1} hosts, as {where}"
     if how.count != 1:
         begin(f"waiting for {where}", JOIN_SECONDS, how.missing)
+    address = how.address
+    if address is not None and how.index is not None and how.index > 0:
+        host, _, port = address.rpartition(":")
+        _relays.append(Relay(host.strip("[]"), int(port)))
+        address = _relays[-1].address
     jax.distributed.initialize(
-        how.address,
+        address,
         how.count,
         how.index,
         how.device_ids,
@@ -166,3 +175,10 @@ def join_processes(distributed: "DistributedConfig", stages: StartStages | None 
         initialization_timeout=int(JOIN_SECONDS) + 60,
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
     )
+
+
+def when_coordinator_is_cut(act: Callable[[], bool]) -> None:
+    """Call `act` when the coordinator's host is gone; if it gives False, JAX ends this process in its own way. Nothing
+    is told on host 0, and where JAX has found the coordinator by itself."""
+    for relay in _relays:
+        relay.on_cut = act

@@ -119,13 +119,19 @@ class RunFolder:
             raise
 
     def record_loss(self, stop: StopRequest, said: str) -> None:
-        """Write into the history that another host ends the run, here and in the bucket; on the first process, within
-        `LAST_WORDS_SECONDS`."""
-        if jax.process_index() == 0:
-            self.record("stop", stop.step, reason=said)
-            last = threading.Thread(target=self.publish, daemon=True)
-            last.start()
-            last.join(LAST_WORDS_SECONDS)
+        """Write into the history that another host ends the run, here and in the bucket, within `LAST_WORDS_SECONDS`.
+        For the first process; or, if it is the one that is lost, for another."""
+
+        def write() -> None:
+            if jax.process_index() == 0:
+                self.record("stop", stop.step, reason=said)
+                self.publish()
+            else:
+                record_for_another(self.config.run_dir, self.path, "stop", stop.step, reason=said)
+
+        last = threading.Thread(target=write, daemon=True)
+        last.start()
+        last.join(LAST_WORDS_SECONDS)
 
     @contextlib.contextmanager
     def logged(self, asked: Asked, first_step: int) -> Iterator[None]:
@@ -175,6 +181,16 @@ def fetch(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> list
             write_bytes(local, content)
             copied.append(name)
     return copied
+
+
+def record_for_another(run_url: str, run_dir: Path, event: str, step: int, **details: Any) -> None:
+    """Write an event at the end of a run's history, of which another process has written what is there so far."""
+    if not is_remote(run_url):
+        return append_event(run_dir, event, step, **details)
+    if (so_far := file_content(f"{run_url}/{layout.HISTORY_FILE}")) is not None:
+        write_bytes(run_dir / layout.HISTORY_FILE, so_far)
+    append_event(run_dir, event, step, **details)
+    publish(run_url, run_dir, [layout.HISTORY_FILE])
 
 
 def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> None:

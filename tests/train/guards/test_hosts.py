@@ -9,6 +9,7 @@ import pytest
 from forked import until
 
 from tomat.base.errors import RetryableError, TomatError
+from tomat.base.layout import LOST_STATUS
 from tomat.base.stages import StartStages
 from tomat.train.guards import hosts
 from tomat.train.guards.hosts import HostWatch
@@ -63,7 +64,7 @@ def test_a_host_that_is_gone_ends_the_other_with_one_line_and_an_event(pair, cap
     first, second = pair(0), pair(1)
     with first.watching():
         second._exchange(0)  # the only sign of life that it gives
-        assert until(lambda: first.left == [1])
+        assert until(lambda: first.left == [LOST_STATUS])
     (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert "host 0 of 2 ends, since host 1 (" in error and "is gone" in error and "when it was at stage 1" in error
     assert len(first.told) == 1
@@ -99,7 +100,7 @@ def test_a_broken_collective_waits_for_its_cause(pair):
     first, second = pair(0, lost_seconds=0.3), pair(1)
     second._exchange(0)
     end(first, jax.errors.JaxRuntimeError("INTERNAL: Gloo: Connection closed by peer"))
-    assert first.left == [1] and "host 1 (" in first.told[0]
+    assert first.left == [LOST_STATUS] and "host 1 (" in first.told[0]
 
 
 def test_a_device_that_fails_on_both_hosts_ends_them_by_itself(pair):

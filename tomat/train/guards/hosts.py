@@ -1,9 +1,8 @@
 """A run on several hosts is one run: who is gone, and who has ended and why, is known to all of them within a minute or
 two, said in one line, and written into the history; and hosts wait for one another at barriers that have a name.
 
-JAX (0.11.1) ends the others too, by SIGABRT after a page of stacks, and a callback in Python in its place raises
-`std::bad_cast`. So every host writes a sign of life into JAX's key-value service and reads those of the others. Only
-the loss of host 0, which has that service, is still told by JAX.
+JAX (0.11.1) ends the others too, by SIGABRT after a page of stacks. So every host writes a sign of life into JAX's
+key-value service and reads those of the others; that host 0 is gone, which has the service, is told by `model.relay`.
 """
 
 import contextlib
@@ -21,10 +20,11 @@ from typing import Any
 import jax
 
 from tomat.base.errors import RetryableError, TomatError
-from tomat.base.layout import INTERRUPTED_STATUS, REFUSED_STATUS, RETRY_STATUS
+from tomat.base.layout import INTERRUPTED_STATUS, LOST_STATUS, REFUSED_STATUS, RETRY_STATUS
 from tomat.base.ports.jax import coordination, joined_as
 from tomat.base.reporting import first_line
 from tomat.base.stages import StartStages
+from tomat.model.joining import when_coordinator_is_cut
 
 BEAT_SECONDS = 5.0
 """Between two signs of life of a host."""
@@ -72,12 +72,15 @@ class HostWatch:
         self._hosts: dict[int, _Host] = {}
         self._ended: dict[int, dict[str, Any]] = {}
         self._closed = threading.Event()
+        self._ending = threading.Lock()
+        """Taken by whoever ends this process, once and for all."""
         self._failed: bool | None = None
         """Whether an error here may follow from another host's end; None: there is none."""
         self._noticed: dict[int, float] = {}
         """When it was first seen that a host has ended, by this host's clock."""
         self.on_loss: Callable[[str], None] | None = None
-        """Called with one sentence before the process is ended because of another host."""
+        """Called with one sentence before the process is ended because of another host; on host 0, or on host 1 where
+        that is lost."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator["HostWatch"]:
@@ -87,6 +90,7 @@ class HostWatch:
             return
         began = time.monotonic()
         self._hosts = {n: _Host("", "", -1, began) for n in range(self._count) if n != self._index}
+        when_coordinator_is_cut(self._coordinator_cut)
         thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
         thread.start()
         try:
@@ -143,6 +147,8 @@ class HostWatch:
         teller = threading.Thread(target=self._tell, args=(ended,), daemon=True)
         teller.start()
         teller.join(TELL_SECONDS)
+        if self._index == 0:  # the others read it here, at their next beat
+            time.sleep(1.5 * self._beat_seconds)
 
     def _tell(self, ended: dict[str, Any]) -> None:
         with contextlib.suppress(Exception):  # the service may be gone, and this must not hide why
@@ -155,14 +161,25 @@ class HostWatch:
             try:
                 self._exchange(beat)
             except Exception as error:
-                # Host 0 is gone, or the network between: JAX ends this process, if the next line does not.
                 if self._index > 0 and not self._closed.is_set():
-                    self._end(f"host 0 does not answer any more ({first_line(error)[:200]})", FAILED_STATUS)
+                    why = f"it does not answer any more ({first_line(error)[:200]})"
+                    self._end(f"host 0 ({self._hosts[0].name}) is gone: {why}", LOST_STATUS, coordinator_lost=True)
                 return
             if (found := self._lost()) is not None:
                 self._end(*found)
                 return
             self._closed.wait(self._beat_seconds)
+
+    def _coordinator_cut(self) -> bool:
+        """Host 0 is gone, with the service; whether this process is ended here, and not by JAX."""
+        if self._closed.is_set() or self._failed is False:
+            return False
+        name, ended = self._hosts[0].name or "never seen", self._ended.get(0)
+        if ended is not None and ended["status"] != DONE:
+            self._end(f"host 0 ({name}) has ended: {ended['error']}", int(ended["status"]))
+        else:
+            self._end(f"host 0 ({name}) is gone: its connection was cut", LOST_STATUS, coordinator_lost=True)
+        return True
 
     def _exchange(self, beat: int) -> None:
         mine = json.dumps({"name": platform.node(), "at": self._stages.now, "beat": beat})
@@ -192,7 +209,7 @@ class HostWatch:
             if n not in self._ended and now - host.seen >= self._lost_seconds:
                 silent = f"no sign of life for {now - host.seen:.0f} s"
                 doing = f", when it was {host.at}" if host.at else ""
-                return f"host {n} ({host.name or 'never seen'}) is gone: {silent}{doing}", FAILED_STATUS
+                return f"host {n} ({host.name or 'never seen'}) is gone: {silent}{doing}", LOST_STATUS
         return None
 
     def _wait_for_a_cause(self) -> None:
@@ -204,12 +221,15 @@ class HostWatch:
                 return  # none of them is the cause
             time.sleep(min(0.2, self._beat_seconds))
 
-    def _end(self, cause: str, status: int) -> None:
+    def _end(self, cause: str, status: int, *, coordinator_lost: bool = False) -> None:
+        if not self._ending.acquire(blocking=False):
+            return
         said = f"host {self._index} of {self._count} ends, since {cause}"
-        print(f"error: {said}. The same command continues the run.", file=sys.stderr, flush=True)
-        # So that the host whose error this was does not miss this one.
-        self._tell_soon({"status": status, "error": cause[:LONGEST_ERROR], "follows": True})
-        if self.on_loss is not None:
+        next_is = "the same command, on all hosts, continues the run, as `tomat launch` does by itself"
+        print(f"error: {said}. Exiting with status {status}; {next_is}.", file=sys.stderr, flush=True)
+        if not coordinator_lost:  # so that the host whose error this was does not miss this one
+            self._tell_soon({"status": status, "error": cause[:LONGEST_ERROR], "follows": True})
+        if self.on_loss is not None and self._index == int(coordinator_lost):
             with contextlib.suppress(Exception):  # whatever happens, the process must end now
                 self.on_loss(said)
         self._leave(status)

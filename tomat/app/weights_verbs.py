@@ -27,7 +27,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         description="Write the weights of a run with all that is needed to predict: safetensors, configuration, codec, "
         "promolecule and a card. `tomat predict --run` and `tomat eval --run` take the folder.",
     )
-    export.add_argument("--format", choices=("safetensors",), default="safetensors", help="of the weights (default)")
     compress = subparsers.add_parser(
         "compress",
         help="the same with its matrices in 8, 4, 3 or 2 bits a number",
@@ -46,6 +45,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help="the run")
         parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
         parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to make")
+        text = "of the folder: safetensors (default), or huggingface, whose card the Hugging Face hub reads"
+        parser.add_argument("--format", choices=("safetensors", "huggingface"), default="safetensors", help=text)
         parser.add_argument("--licence", metavar="TEXT", help="of the weights, for the card")
         add_report(parser, "write the sizes", run=_run_write)
     export.set_defaults(bits=None)
@@ -77,6 +78,7 @@ def _run_write(args: argparse.Namespace) -> int:
         compression = Compression(scheme, args.group, bits)
     console.print(f"loading {args.run_dir}", highlight=False)
 
+    for_hub = args.format == "huggingface"
     from tomat.predict.distillation.subject import is_distillation, write_distilled
     from tomat.predict.inference.trained import load_trained
     from tomat.predict.weights.arrays import check_compressible, named_arrays
@@ -89,7 +91,7 @@ def _run_write(args: argparse.Namespace) -> int:
         if compression is not None:
             raise TomatError(f"{args.run_dir} trained a model in few bits already; `tomat export` writes it as it is.")
         # Codes, scales and tables of a checkpoint, as they were trained.
-        written, step = write_distilled(args.run_dir, args.output, args.step, args.licence)
+        written, step = write_distilled(args.run_dir, args.output, args.step, args.licence, for_hub)
         _say(args, written, f", packed as trained, step {step}")
         return 0
     run = load_trained(args.run_dir, args.step)
@@ -106,6 +108,7 @@ def _run_write(args: argparse.Namespace) -> int:
             args.output,
             compression=compression,
             licence=args.licence,
+            for_hub=for_hub,
             workers=1 if compression is None else args.workers or len(os.sched_getaffinity(0)),
             on_array=lambda name: bar.advance(task),
         )

@@ -1,21 +1,28 @@
 """A run as a folder of weights: the same predictions, few bits, and nothing damaged is taken."""
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from json_keys import assert_keys_of_before
 from reported import reported
 from safetensors.numpy import load_file
 
 from tomat.app.cli import main
+from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.predict.inference.predictor import load
 from tomat.predict.inference.trained import load_trained
 from tomat.predict.weights.arrays import named_arrays
 from tomat.predict.weights.folder import ARRAYS_FILE, Compression, read_weights, write_weights
+from tomat.predict.weights.hub import front_matter
 from tomat.predict.weights.record import WEIGHTS_FILE
 
 CRYSTAL = Crystal(np.eye(3) * 3.3, np.array([11, 9]), np.array([[0.0, 0.0, 0.0], [0.5, 0.5, 0.5]]), "NaF")
@@ -90,6 +97,52 @@ def test_arrays_of_another_model_are_named(run_dir, tmp_path):
     write_weights(run_dir, {**arrays, name: arrays[name][:, :-1]}, 1, "of the last step", tmp_path / "other")
     with pytest.raises(TomatError, match=rf"{name} is \[64, 31\]; .* has \[64, 32\]"):
         load_trained(tmp_path / "other")
+
+
+LOADED = """
+import json
+import tomat
+from tomat.base.errors import TomatError
+found = []
+for name in ("org/good", "org/good@v1", "org/bare", "org/part", "org/absent", "good"):
+    try:
+        found.append(tomat.load(f"hf://{name}").made_by["model"])
+    except TomatError as error:
+        found.append(str(error))
+print(json.dumps(found))
+"""
+
+
+def test_a_folder_of_the_hub_is_loaded_by_its_address(run_dir, exported, tmp_path):
+    """From the hub's cache on this machine, in a process without a network, which is all that a test has."""
+    folder = tmp_path / "made"
+    words = ["--run", str(run_dir), "--output", str(folder), "--format", "huggingface", "--licence", "CC-BY-4.0"]
+    assert main(["export", *words]) == 0
+    assert {path.name for path in folder.iterdir()} == {path.name for path in exported.iterdir()}
+    _, matter, card = (folder / "README.md").read_text().split("---\n", 2)
+    matter = yaml.safe_load(matter)
+    assert matter["library_name"] == "tomat" and matter["license"] == "cc-by-4.0"
+    assert yaml.safe_load(front_matter("Our own: 2").strip("-\n"))["license_name"] == "Our own: 2"
+    assert 'tomat.load("hf://ORG/NAME")' in card
+    for name, revision in (("good", "main"), ("good", "v1"), ("bare", "main"), ("part", "main")):
+        repository = tmp_path / "hub" / f"models--org--{name}"
+        snapshot = repository / "snapshots" / ("0" * 39 + "1")
+        shutil.copytree(folder, snapshot, dirs_exist_ok=True)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / revision).write_text(snapshot.name)
+        if name == "bare":
+            (snapshot / WEIGHTS_FILE).unlink()
+    record = json.loads((snapshot / WEIGHTS_FILE).read_text())
+    del record["sha256"]["codec.json"], record["content_sha256"]
+    (snapshot / WEIGHTS_FILE).write_text(json.dumps(with_checksum(record)))
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", LOADED], env=environment, capture_output=True, text=True, timeout=300)
+    good, revision, bare, part, absent, unnamed = json.loads(done.stdout.splitlines()[-1])
+    assert good == revision == load(str(exported)).made_by["model"]
+    assert f"hf://org/bare has no {WEIGHTS_FILE}; expected a folder that `tomat export --format huggingface`" in bare
+    assert f"hf://org/part has a codec.json without a hash in {WEIGHTS_FILE}" in part
+    assert "hf://org/absent cannot be had" in absent and "hf auth login" in absent
+    assert "expected hf://ORG/NAME" in unnamed
 
 
 def test_what_cannot_be_leaves_nothing(run_dir, tmp_path, capsys):

@@ -154,7 +154,7 @@ def _check_teacher(config: TrainConfig, datasets: Datasets, teacher: LoadedRun) 
 
 
 def write_distilled(
-    run_dir: Path, output: Path, step: int | None = None, licence: str | None = None
+    run_dir: Path, output: Path, step: int | None = None, licence: str | None = None, for_hub: bool = False
 ) -> tuple[WrittenWeights, int]:
     """Write the weights of a run with `distillation` as a folder that predicts, packed as trained; the step too."""
     config = recorded_config(run_dir / CONFIG_FILE)
@@ -178,7 +178,7 @@ def write_distilled(
         raise TomatError(f"{found.path} does not hold what {settings.quantised} became: {error}") from error
     stored = eqx.combine(loaded.student, rest).stored(begun_with.stored)
     kind = f"{begun_with.weights}; {settings.train} distilled from {Path(settings.teacher).name}"
-    return write_weights(run_dir, stored, found.step, kind, output, licence=licence), found.step
+    return write_weights(run_dir, stored, found.step, kind, output, licence=licence, for_hub=for_hub), found.step
 
 
 def write_final(config: TrainConfig, run_dir: Path) -> Path:

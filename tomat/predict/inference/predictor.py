@@ -214,7 +214,8 @@ def load(
     seed: int | None = None,
     kv_cache_dtype: KvCacheDtype | None = None,
 ) -> RunPredictor:
-    """The predictor of a run, or of a folder of weights; by default that of the model in the package.
+    """The predictor of a run, of a folder of weights, or of one on the Hugging Face hub (`hf://ORG/NAME`); by default
+    that of the model in the package.
 
     `step` is that of its checkpoint (None: the newest), `rounds` the forward passes a patch of the parallel decoder.
     Of the autoregressive decoder: `choice` is `Choice.kind` (None: sampled if one of the next three is given, else
@@ -243,4 +244,8 @@ def described(
         raise TomatError(f"{said}; the parallel one has one answer. Choose decoder autoregressive, or leave it out.")
     kind = given.pop("choice", None) or ("sampled" if given else "median")
     choice = Choice(kind, **given)
+    if str(run_dir).startswith("hf://"):
+        from tomat.predict.weights.hub import hub_folder
+
+        run_dir = hub_folder(str(run_dir))
     return RunPredictor(find_weights(run_dir, step), rounds, decoder, choice, kv_cache_dtype or "compute")

@@ -23,6 +23,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PAGE_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import first_line, readable_bytes, replacing, to_jsonable, write_json, write_text
 from tomat.predict.weights.arrays import Part, arrays_sha256, part_of
+from tomat.predict.weights.hub import front_matter
 from tomat.predict.weights.quantise import Quantised, Scheme, check_offered, quantise
 from tomat.predict.weights.record import (
     AGAIN,
@@ -99,10 +100,12 @@ def write_weights(
     *,
     compression: Compression | None = None,
     licence: str | None = None,
+    for_hub: bool = False,
     workers: int = 1,
     on_array: Callable[[str], None] = lambda name: None,
 ) -> WrittenWeights:
-    """Write the folder, which must not be there; it appears whole or not at all. Arrays in few bits stay so."""
+    """Write the folder, which must not be there; it appears whole or not at all. Arrays in few bits stay so. With
+    `for_hub` its card is one of the Hugging Face hub."""
     if output.exists():
         raise TomatError(f"{output} is there already; give another folder, or remove it.")
     quantised_from = None
@@ -147,7 +150,7 @@ def write_weights(
                 shutil.copyfile(run_dir / name, folder / name)
         measures = " before it was compressed (`tomat eval --free_running` measures this folder's)"
         error = held_out_error(run_dir, step, measures if written.relative_error else "")
-        write_text(folder / PAGE_FILE, _card(run_dir, step, kind, written, error, licence))
+        write_text(folder / PAGE_FILE, _card(run_dir, step, kind, written, error, licence, for_hub))
         hashes = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
         values = {"format_version": FORMAT_VERSION, "step": step, "weights": kind, "error": error, "sha256": hashes}
         values |= {"quantised": how, "quantised_from": quantised_from}
@@ -195,14 +198,19 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _card(run_dir: Path, step: int, kind: str, written: WrittenWeights, error: str | None, licence: str | None) -> str:
+def _card(
+    run_dir: Path, step: int, kind: str, written: WrittenWeights, error: str | None, licence: str | None, for_hub: bool
+) -> str:
     size, share = readable_bytes(written.weights_bytes), written.weights_bytes / written.float32_bytes
-    return f"""# {run_dir.resolve().name}
+    use = ("bash", "tomat predict --run THIS_FOLDER --structure POSCAR --output OUT")
+    if for_hub:
+        use = ("python", 'import tomat\n\ntomat.load("hf://ORG/NAME").predict("POSCAR").write("CHGCAR")')
+    return f"""{front_matter(licence) if for_hub else ""}# {run_dir.resolve().name}
 
 Predicts electron densities of crystals from their structures, with tomat:
 
-```bash
-tomat predict --run THIS_FOLDER --structure POSCAR --output OUT
+```{use[0]}
+{use[1]}
 ```
 
 - Weights: {kind}, step {step}; {size}, {share:.3f} of float32.

@@ -7,6 +7,7 @@ those of `--check`.
 """
 
 import contextlib
+import datetime
 import json
 import os
 import shutil
@@ -27,6 +28,13 @@ def main(words: list[str]) -> int:
     if words[:3] == ["storage", "ls", "--recursive"]:
         below = WORLD / "buckets" / words[3].removeprefix("gs://").removesuffix("/**")
         print(*(f"gs://{path.relative_to(WORLD / 'buckets')}" for path in below.rglob("*") if path.is_file()), sep="\n")
+        return 0
+    if words[:3] == ["storage", "ls", "--long"]:
+        for place in words[3:]:
+            found = (WORLD / "buckets" / place.removeprefix("gs://")).stat()
+            at = datetime.datetime.fromtimestamp(found.st_mtime, datetime.UTC)
+            print(f"{found.st_size:>9}  {at:%Y-%m-%dT%H:%M:%SZ}  {place}")
+        print(f"TOTAL: {len(words[3:])} objects")
         return 0
     if words[:2] == ["storage", "ls"] and (WORLD / "buckets" / words[2].removeprefix("gs://")).is_dir():
         print("\n".join(os.listdir(WORLD / "buckets" / words[2].removeprefix("gs://"))))
@@ -62,6 +70,10 @@ def storage(verb: str, places: list[str], only_new: bool) -> int:
     if only_new and target.exists():
         print("ERROR: HTTPError 412: At least one of the pre-conditions you specified did not hold.", file=sys.stderr)
         return 1
+    if places[0] == "-":
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(sys.stdin.read())
+        return 0
     if not source.exists():
         told = "The following URLs matched no objects or files"
         print(f"ERROR: (gcloud.storage.cp) {told}:\n{places[0]}", file=sys.stderr)

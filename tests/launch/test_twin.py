@@ -11,6 +11,7 @@ from pod_twin import Gone, Twin
 
 from tomat.base.errors import TomatError
 from tomat.launch.gcloud import TpuLaunch
+from tomat.launch.machine import Clock
 from tomat.launch.pack import Pack
 from tomat.launch.policy import RestartPolicy
 from tomat.launch.record import Login
@@ -200,6 +201,51 @@ def test_another_login_never_touches_a_slice_that_trains(wait, said):
     assert next(iter(twin.slices.values())).training is before.training
     # Whose it is goes on.
     assert launched(twin)[0] == "finished"
+    sound(twin)
+
+
+@pytest.mark.parametrize("skew", [-3 * HOUR, 3 * HOUR])
+def test_a_wrong_clock_neither_takes_over_what_is_watched_nor_leaves_what_is_not(skew):
+    """Of the machine that comes second: it is the same login's, which the slice's label would let in."""
+    twin = Twin([(3000, "closed")], steps=9000)
+    launched(twin, max_hours=4.0)
+    twin.advance(60.0)
+    twin.skew, desktop = skew, dataclasses.replace(ME, machine="desktop")
+    said, second = launched(twin, login=desktop, max_hours=4.0)
+    assert re.search("launched by me@example.org as me on laptop, whose launcher looked [1-9][0-9]{1,2} s ago", said)
+    assert len(twin.slices) == 1 and not twin.lost
+    twin.advance(900.0)
+    said, second = launched(twin, login=desktop, max_hours=4.0)
+    assert said == "finished" and second.held_hours * HOUR == pytest.approx(twin.paid_seconds, abs=600)
+    sound(twin, 4.0)
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_laptop_that_wakes_leaves_the_launch_to_the_machine_that_went_on_with_it(finishes):
+    class Sleeper(Clock):
+        slept = False
+
+        def now(self) -> float:
+            return twin.now()
+
+        def sleep(self, seconds: float) -> None:
+            twin.sleep(seconds)
+            if twin.time > 3000 and not self.slept:
+                self.slept = True
+                twin.advance(1200.0)
+                twin.events = [] if finishes else [(twin.time + 1000, "closed")]
+                said, _ = launched(twin, login=dataclasses.replace(ME, machine="desktop"))
+                assert said == ("finished" if finishes else "closed")
+
+    twin = Twin(steps=9000)
+    sleeper = launcher(twin)
+    sleeper.clock = sleeper.machine.clock = Sleeper()
+    with pytest.raises(TomatError, match="launched by me@example.org as me on desktop now.*left to that one"):
+        sleeper.supervise()
+    assert len(twin.slices) == (not finishes) and not twin.lost and twin.calls.count("create 8 chips on 1 host") == 1
+    if not finishes:
+        assert launched(twin, login=dataclasses.replace(ME, machine="desktop"))[0] == "finished"
+    assert twin.saved == twin.steps
     sound(twin)
 
 

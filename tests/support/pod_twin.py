@@ -5,6 +5,7 @@ what must never happen: two trainers of one run, a slice that nobody gives back,
 is trained again.
 """
 
+import datetime
 import re
 import shutil
 from collections.abc import Callable
@@ -80,6 +81,8 @@ class Twin(Clock):
     slices: dict[str, Slice] = field(default_factory=dict)
     """By zone."""
     bucket: dict[str, str] = field(default_factory=dict)
+    written: dict[str, float] = field(default_factory=dict)
+    """When, by object."""
     flags: set[str] = field(default_factory=set)
     """What holds now: `no capacity`, `quota`, `login`, `denied`, `closed`, `broken start`, `refused`, ..."""
     saved: int = 0
@@ -92,8 +95,11 @@ class Twin(Clock):
     changed: Callable[[str], None] = lambda name: None
     """Called with events that are of the laptop's world."""
 
+    skew: float = 0.0
+    """By which the clock of the launcher's machine is wrong."""
+
     def now(self) -> float:
-        return self.time
+        return self.time + self.skew
 
     def sleep(self, seconds: float) -> None:
         self.advance(seconds)
@@ -220,11 +226,17 @@ class Twin(Clock):
             return Result(1, "", DENIED)
         if verb == "cat":
             return Result(0, self.bucket[places[0]]) if places[0] in self.bucket else NO_OBJECT
+        if verb == "ls":
+            began = datetime.datetime(2026, 11, 27, tzinfo=datetime.UTC)
+            times = [began + datetime.timedelta(seconds=self.written[place]) for place in places]
+            lines = [f"     1024  {at:%Y-%m-%dT%H:%M:%SZ}  {place}" for at, place in zip(times, places, strict=True)]
+            return Result(0, "\n".join([*lines, f"TOTAL: {len(places)} objects, 2048 bytes (2KiB)\n"]))
         source, target = Path(places[0]), places[1]
         target = target + source.name if target.endswith("/") else target
         if "--if-generation-match=0" in words and target in self.bucket:
             return Result(1, "", "HTTPError 412: At least one of the pre-conditions you specified did not hold.")
-        self.bucket[target] = source.read_text(errors="replace")
+        self.bucket[target] = "" if places[0] == "-" else source.read_text(errors="replace")
+        self.written[target] = self.time
         return Result(0, "")
 
     def _tpu(self, verb: str, zone: str, words: list[str]) -> Result:

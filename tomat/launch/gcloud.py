@@ -15,7 +15,7 @@ from tomat.hardware.chips import Slice, slice_named
 from tomat.launch import remote
 from tomat.launch.command import Command
 from tomat.launch.pack import Pack
-from tomat.launch.record import RECORD_FILE
+from tomat.launch.record import NOW_FILE, RECORD_FILE
 from tomat.launch.remote import ENV_FILE, FOLDER
 from tomat.launch.watchdog import SCRIPT_FILE, watchdog_script
 
@@ -144,6 +144,14 @@ class TpuLaunch:
     def read_record(self) -> Command:
         words = ("gcloud", "storage", "cat", f"{self.run_url}/{RECORD_FILE}")
         return Command("is there a launch of this run already", words, 120, quiet=True)
+
+    @property
+    def date_record(self) -> list[Command]:
+        """The last one lists the record, and an object of now."""
+        record, now = f"{self.run_url}/{RECORD_FILE}", f"{self.run_url}/{NOW_FILE}"
+        write, both = ("cp", "--quiet", "-", now), ("ls", "--long", record, now)
+        purpose = "how old the launch's record is, by the bucket's clock"
+        return [Command(purpose, ("gcloud", "storage", *words), 120, quiet=True) for words in (write, both)]
 
     def write_record(self, only_new: bool = False) -> Command:
         """`only_new`: refused where there is one, as another launcher may have written it a moment ago."""

@@ -56,6 +56,8 @@ class Machine:
     """What gcloud said last instead of an answer."""
     changed: Callable[[], None] = field(default=lambda: None)
     """Called when a slice is asked for, or is gone."""
+    looked: Callable[[], None] = field(default=lambda: None)
+    """Called again and again while a slice is waited for."""
 
     asked: bool = False
     """There may be something to give back."""
@@ -88,6 +90,14 @@ class Machine:
         if self.held_since is not None:
             self.held_seconds, self.held_since = self.used_seconds, None
             self.changed()
+
+    def leave_to(self, other: str) -> None:
+        """Touch the slice no more, and refuse to go on."""
+        self.asked, self.held_since = False, None
+        raise TomatError(
+            f"the run is launched by {other} now, which went on with it while nothing was heard of this launcher; it "
+            "is left to that one, and nothing of it is given back here"
+        )
 
     def state(self) -> str:
         """Of the slice: a state, `absent`, or `unknown` where the question was not answered. A slice that is not this
@@ -123,6 +133,7 @@ class Machine:
         began = self.clock.now()
         refused: list[str] = []
         while True:
+            self.looked()
             if self.is_capped:
                 return Ending.CAPPED, ""
             state = self.state()

@@ -1,10 +1,11 @@
 """Who launches a run, with which pack, and what was held for it: `launch.json`, in the bucket beside the run.
 
 It outlives the laptop and the slice, so that another start of the same command goes on with the same launch, and one by
-another login finds out that it is somebody else's.
+another login finds out that it is somebody else's. How old it is, the bucket alone says: clocks of laptops differ.
 """
 
 import contextlib
+import datetime
 import fcntl
 import getpass
 import hashlib
@@ -21,6 +22,13 @@ from tomat.base.reporting import write_bytes
 from tomat.launch.pack import Pack
 
 RECORD_FILE = "launch.json"
+NOW_FILE = "launch.now"
+"""An empty object beside it, written to see what time it is in the bucket."""
+_LISTED = re.compile(
+    rf"^\s*\d+\s+(?P<time>\S+)\s+gs://\S*/(?P<name>{re.escape(RECORD_FILE)}|{re.escape(NOW_FILE)})$", re.M
+)
+"""As `gcloud storage ls --long` lists objects: bytes, creation time, URL
+(https://cloud.google.com/sdk/gcloud/reference/storage/ls)."""
 WATCHED_SECONDS = 600
 """A launcher that has renewed its record within this time is at work; it does so every `RENEW_SECONDS`."""
 RENEW_SECONDS = 240
@@ -34,7 +42,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     """Where its launcher runs."""
     seen: float
-    """Unix time of the launcher's last sign of life."""
+    """Unix time of the launcher's last sign of life, by its machine's clock, as `held_since`."""
     watching: bool = True
     """False: it has stopped, and said so."""
     sha256: str
@@ -54,16 +62,19 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended: str | None = None
     """Why the launch is over; None while it is not."""
 
+    def is_of(self, login: "Login") -> bool:
+        return (self.login, self.machine) == (str(login), login.machine)
+
     def pack(self, path: Path) -> Pack:
         """What runs; `path` is where its archive would be written here."""
         return Pack(path, self.sha256, self.commit, self.dirty, self.config_path, tuple(self.overrides))
 
-    def held(self, now: float, unwatched_seconds: float) -> float:
-        """Seconds with a slice so far. What was held when its launcher fell silent is counted for as long as its hosts
-        keep it then, at most."""
+    def held(self, age: float, unwatched_seconds: float) -> float:
+        """Seconds with a slice so far, of a record of that age. What was held when its launcher fell silent is counted
+        for as long as its hosts keep it then, at most."""
         if self.held_since is None:
             return self.held_seconds
-        return self.held_seconds + max(0.0, min(now, self.seen + unwatched_seconds) - self.held_since)
+        return self.held_seconds + max(0.0, self.seen + min(age, unwatched_seconds) - self.held_since)
 
 
 @dataclass(frozen=True)
@@ -115,10 +126,20 @@ def write_record(path: Path, record: LaunchRecord) -> None:
     write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
-def other_launcher(record: LaunchRecord | None, me: Login, now: float) -> str | None:
+def age_in_bucket(listing: str) -> float:
+    """Seconds between the record and `NOW_FILE`, of a listing of both."""
+    try:
+        at = {one["name"]: datetime.datetime.fromisoformat(one["time"]) for one in _LISTED.finditer(listing)}
+        return max(0.0, (at[NOW_FILE] - at[RECORD_FILE]).total_seconds())
+    except (KeyError, ValueError, TypeError):
+        said = f"the bucket does not say when {RECORD_FILE} and {NOW_FILE} were written, but '{listing.strip()[:200]}'"
+        raise TomatError(f"{said}; expected two lines of bytes, time and URL. Nothing was started.") from None
+
+
+def other_launcher(record: LaunchRecord, me: Login, age: float) -> str | None:
     """Whose launcher is at work on this run, other than this machine's own; None: nobody's."""
-    if record is None or record.ended is not None or not record.watching:
+    if record.ended is not None or not record.watching or record.is_of(me):
         return None
-    if now - record.seen >= WATCHED_SECONDS or (record.login, record.machine) == (str(me), me.machine):
-        return None
-    return f"{record.login} on {record.machine}, whose launcher looked {max(0.0, now - record.seen):.0f} s ago"
+    return (
+        None if age >= WATCHED_SECONDS else f"{record.login} on {record.machine}, whose launcher looked {age:.0f} s ago"
+    )

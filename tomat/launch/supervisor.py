@@ -18,6 +18,7 @@ from tomat.launch.record import (
     RENEW_SECONDS,
     LaunchRecord,
     Login,
+    age_in_bucket,
     other_launcher,
     parse_record,
     write_record,
@@ -65,8 +66,9 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self.machine = Machine(
-            self.launch, self.policy, self.run, self._say, self.clock, self.zones, self.max_hours, changed=self._renew
-        )
+            self.launch, self.policy, self.run, self._say, self.clock, self.zones, self.max_hours,
+            changed=self._renew, looked=self._renew_when_due,
+        )  # fmt: skip
 
     @property
     def held_hours(self) -> float:
@@ -100,10 +102,12 @@ class Supervisor:
     def _claim(self) -> None:
         """Say in the bucket that this run is launched here, with which pack; or go on with the launch that is open."""
         record = self._recorded()
-        if (other := other_launcher(record, self.login, self.clock.now())) is not None:
-            raise TomatError(f"run '{self.launch.run_name}' is launched by {other}; let it, or use another run_name.")
         if record is not None and record.ended is None:
-            self._go_on(record)
+            age = age_in_bucket([self._must(one, "Check the bucket").output for one in self.launch.date_record][-1])
+            if (other := other_launcher(record, self.login, age)) is not None:
+                name = self.launch.run_name
+                raise TomatError(f"run '{name}' is launched by {other}; let it, or use another run_name.")
+            self._go_on(record, age)
         else:
             self._must(self.launch.send_pack, "Check the bucket and your access to it")
         write_record(self.launch.folder / RECORD_FILE, self._record())
@@ -120,11 +124,11 @@ class Supervisor:
         ended = f"`{self.launch.read_record.line}` ended with status {result.status}: {result.last_line}"
         raise TomatError(f"{ended}. Check the bucket, your access to it, and `gcloud auth list`; nothing was started.")
 
-    def _go_on(self, record: LaunchRecord) -> None:
+    def _go_on(self, record: LaunchRecord, age: float) -> None:
         hours = self.launch.unwatched_hours
         unwatched = 86_400.0 * 365 if hours is None else hours * 3600
         self.endings = list(record.endings)
-        self.machine.held_seconds = record.held(self.clock.now(), unwatched)
+        self.machine.held_seconds = record.held(age, unwatched)
         if record.login == str(self.login):
             self.machine.launch = replace(self.machine.launch, zone=record.zone)
         own = self.launch.pack
@@ -142,11 +146,12 @@ class Supervisor:
             self.launch = replace(self.launch, pack=pack)
             self.machine.launch = replace(self.machine.launch, pack=pack)
 
-    def _must(self, command: Command, remedy: str) -> None:
+    def _must(self, command: Command, remedy: str) -> Result:
         """Run what must go well before anything is paid for."""
         if not (result := self.run(command)).ok:
             ended = f"`{command.line}` ended with status {result.status}: {result.last_line}"
             raise TomatError(f"{ended}. {remedy}; nothing was started.")
+        return result
 
     def _record(self) -> LaunchRecord:
         launch = self.machine.launch
@@ -168,16 +173,29 @@ class Supervisor:
             ended=self._ended,
         )
 
+    def _renew_when_due(self) -> None:
+        if self.clock.now() - self._renewed_at >= RENEW_SECONDS:
+            self._renew()
+
     def _renew(self) -> None:
-        """A record that cannot be written now ends nothing."""
+        """A record that cannot be written now ends nothing; one of another launcher, which took over while this one was
+        silent, as a laptop that sleeps is, leaves the launch to it."""
         if not self._renewed_at:
             return
         self._renewed_at = self.clock.now()
         try:
+            record = self._recorded()
+            if record is not None and not record.is_of(self.login):
+                # The slice of another login is not touched by it, and then this launch goes on.
+                if record.login == str(self.login) or not self.machine.held:
+                    self._renewed_at = 0.0
+                    return self.machine.leave_to(f"{record.login} on {record.machine}")
             write_record(self.launch.folder / RECORD_FILE, self._record())
             result = self.run(self.launch.write_record())
             why = None if result.ok else result.last_line
         except (OSError, TomatError) as error:
+            if not self._renewed_at:
+                raise
             why = str(error)
         if why is not None:
             self._say(f"the record of the launch could not be renewed: {why}")
@@ -310,6 +328,7 @@ class Supervisor:
         first_end: float | None = None
         while True:
             self.clock.sleep(self.policy.poll_seconds)
+            self._renew_when_due()
             if self.machine.is_capped:
                 self._say("the cap is near: stopping the training in good order")
                 self.run(self.machine.launch.stop)
@@ -321,10 +340,8 @@ class Supervisor:
             if unanswered >= self.policy.unreachable_polls:
                 raise self.machine.unreachable(unanswered)
             statuses = self._statuses() if state == "READY" else []
-            if self.clock.now() - self._renewed_at >= RENEW_SECONDS:
-                self._renew()
             if not statuses:
-                silent += 1
+                silent += state != "unknown"
                 if silent >= self.policy.unreachable_polls:
                     return Ending.FAILED, f"the slice is {state}, and no host answered {silent} times in a row"
                 continue

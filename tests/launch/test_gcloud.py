@@ -34,7 +34,7 @@ def test_a_launch_is_these_commands():
     assert [line for line in lines if "--command=" not in line] == [
         "gcloud storage cat gs://b/runs/a/launch.json",
         f"gcloud storage cp --quiet --no-clobber runs/a/launch/pack.tar.gz gs://b/runs/a/packs/{PACK.sha256}.tar.gz",
-        "gcloud storage cp --quiet --if-generation-match=0 runs/a/launch/launch.json gs://b/runs/a/",
+        "gcloud storage cp --quiet --if-generation-match=0 - gs://b/runs/a/launch.json",
         f"{gcloud} create tomat-a --accelerator-type=v6e-4 --version=v2-alpha-tpuv6e --spot "
         f"--labels=tomat_launch=x {WATCHDOG} {place}",
         f"{gcloud} describe tomat-a '--format=value(state,labels.tomat_launch)' {place}",

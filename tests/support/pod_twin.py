@@ -206,7 +206,7 @@ class Twin(Clock):
         words = list(command.argv)
         self.calls.append(command.purpose)
         if words[:2] == ["gcloud", "storage"]:
-            return self._storage(words[2], [word for word in words[3:] if not word.startswith("--")], words)
+            return self._storage(words[2], [word for word in words[3:] if not word.startswith("--")], command)
         if words[0] != "gcloud":
             return Result(0, "")
         verb = words[4]
@@ -218,7 +218,7 @@ class Twin(Clock):
         zone = next(word.partition("=")[2] for word in words if word.startswith("--zone="))
         return self._tpu(verb, zone, words)
 
-    def _storage(self, verb: str, places: list[str], words: list[str]) -> Result:
+    def _storage(self, verb: str, places: list[str], command: Command) -> Result:
         self.advance(2.0)
         if "login" in self.flags:
             return Result(1, "", LOGIN)
@@ -232,10 +232,9 @@ class Twin(Clock):
             lines = [f"     1024  {at:%Y-%m-%dT%H:%M:%SZ}  {place}" for at, place in zip(times, places, strict=True)]
             return Result(0, "\n".join([*lines, f"TOTAL: {len(places)} objects, 2048 bytes (2KiB)\n"]))
         source, target = Path(places[0]), places[1]
-        target = target + source.name if target.endswith("/") else target
-        if "--if-generation-match=0" in words and target in self.bucket:
+        if "--if-generation-match=0" in command.argv and target in self.bucket:
             return Result(1, "", "HTTPError 412: At least one of the pre-conditions you specified did not hold.")
-        self.bucket[target] = "" if places[0] == "-" else source.read_text(errors="replace")
+        self.bucket[target] = command.stdin if places[0] == "-" else source.read_text(errors="replace")
         self.written[target] = self.time
         return Result(0, "")
 

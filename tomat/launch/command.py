@@ -30,6 +30,8 @@ class Command:
     """Its output is read by tomat and not shown."""
     folder: str | None = None
     """Where it runs; None: here."""
+    stdin: str = ""
+    """What a quiet one reads."""
 
     @property
     def line(self) -> str:
@@ -64,18 +66,18 @@ def require_program(name: str, where_from: str) -> None:
 
 def run_command(command: Command) -> Result:
     """Run a command to its end, showing its output as it comes unless it is quiet."""
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "encoding": "utf-8", "errors": "replace"}
-    streams |= {"cwd": command.folder}
+    streams: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "cwd": command.folder}
     if command.quiet:
+        streams |= {"input": command.stdin, "timeout": command.timeout_seconds}
         try:
-            done = subprocess.run(command.argv, capture_output=True, timeout=command.timeout_seconds, **streams)
+            done = subprocess.run(command.argv, capture_output=True, **streams)
         except subprocess.TimeoutExpired as late:
             so_far = (late.stdout or b"").decode(errors="replace")  # bytes, whatever the encoding
             return Result(TIMEOUT_STATUS, so_far, f"no answer within {command.timeout_seconds:.0f} s")
         return Result(done.returncode, done.stdout, done.stderr)
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     began = time.monotonic()
-    streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    streams |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command.argv, **streams) as process:
         timer = threading.Timer(command.timeout_seconds, process.kill)
         timer.start()

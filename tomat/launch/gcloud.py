@@ -153,11 +153,11 @@ class TpuLaunch:
         purpose = "how old the launch's record is, by the bucket's clock"
         return [Command(purpose, ("gcloud", "storage", *words), 120, quiet=True) for words in (write, both)]
 
-    def write_record(self, only_new: bool = False) -> Command:
+    def write_record(self, text: str, only_new: bool = False) -> Command:
         """`only_new`: refused where there is one, as another launcher may have written it a moment ago."""
         condition = ("--if-generation-match=0",) if only_new else ()
-        words = ("gcloud", "storage", "cp", "--quiet", *condition, f"{self.folder}/{RECORD_FILE}", self.run_url + "/")
-        return Command("say in the bucket who launches this run", words, 120, quiet=True)
+        words = ("gcloud", "storage", "cp", "--quiet", *condition, "-", f"{self.run_url}/{RECORD_FILE}")
+        return Command("say in the bucket who launches this run", words, 120, quiet=True, stdin=text)
 
     @property
     def unwatched_words(self) -> str:
@@ -314,5 +314,5 @@ class TpuLaunch:
     def commands(self) -> list[Command]:
         """Every command of a launch that is never interrupted, in order."""
         asked = [self.create, *([self.queue_state] if self.queued_resource else []), self.machine_state]
-        begin = [self.read_record, self.send_pack, self.write_record(only_new=True)]
+        begin = [self.read_record, self.send_pack, self.write_record("", only_new=True)]
         return [*begin, *asked, *self.install, self.start, self.status, *self.logs(1), self.delete]

@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import write_bytes
 from tomat.launch.pack import Pack
 
 RECORD_FILE = "launch.json"
@@ -64,6 +63,10 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_of(self, login: "Login") -> bool:
         return (self.login, self.machine) == (str(login), login.machine)
+
+    @property
+    def text(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode() + "\n"
 
     def pack(self, path: Path) -> Pack:
         """What runs; `path` is where its archive would be written here."""
@@ -120,10 +123,6 @@ def parse_record(text: str, url: str) -> LaunchRecord:
         raise TomatError(
             f"{said}; if `gcloud compute tpus tpu-vm list` shows no slice of it, delete that file."
         ) from None
-
-
-def write_record(path: Path, record: LaunchRecord) -> None:
-    write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
 def age_in_bucket(listing: str) -> float:

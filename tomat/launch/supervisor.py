@@ -21,7 +21,6 @@ from tomat.launch.record import (
     age_in_bucket,
     other_launcher,
     parse_record,
-    write_record,
 )
 from tomat.launch.remote import parse_statuses, parse_steps
 
@@ -110,8 +109,8 @@ class Supervisor:
             self._go_on(record, age)
         else:
             self._must(self.launch.send_pack, "Check the bucket and your access to it")
-        write_record(self.launch.folder / RECORD_FILE, self._record())
-        self._must(self.launch.write_record(only_new=record is None), "Another launcher may have begun just now")
+        write = self.launch.write_record(self._record().text, only_new=record is None)
+        self._must(write, "Another launcher may have begun just now")
         self._renewed_at = self.clock.now()
 
     def _recorded(self) -> LaunchRecord | None:
@@ -190,8 +189,7 @@ class Supervisor:
                 if record.login == str(self.login) or not self.machine.held:
                     self._renewed_at = 0.0
                     return self.machine.leave_to(f"{record.login} on {record.machine}")
-            write_record(self.launch.folder / RECORD_FILE, self._record())
-            result = self.run(self.launch.write_record())
+            result = self.run(self.launch.write_record(self._record().text))
             why = None if result.ok else result.last_line
         except (OSError, TomatError) as error:
             if not self._renewed_at:

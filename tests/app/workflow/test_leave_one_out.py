@@ -33,7 +33,8 @@ def test_an_interrupted_night_goes_on_and_each_is_judged_by_what_it_has_not_seen
     for name, stand_in in {"train": train, "predict_with_bar": judge}.items():
         monkeypatch.setattr(module, name, stand_in)
     monkeypatch.setattr(module, "load_trained", lambda folder: run)
-    monkeypatch.setattr(module, "RunPredictor", lambda run: None)
+    known = SimpleNamespace(elements=tuple(range(1, 119)))
+    monkeypatch.setattr(module, "RunPredictor", lambda run: SimpleNamespace(promolecule=known))
 
     def load(words):
         return load_config("demo", ["--output_dir", str(tmp_path), *words])
@@ -57,6 +58,12 @@ def test_an_interrupted_night_goes_on_and_each_is_judged_by_what_it_has_not_seen
     assert [config.data.left_out for config in trained] == [("GaAs", "MgS"), ("Si",)]
     assert judged == [compounds[name] for name in ("GaAs", "MgS", "Si")] and set(found) == {"GaAs", "MgS", "Si"}
     assert module.leave_one_out(load, ["GaAs", "Si", "MgS"], folds=2) == found and len(trained) == 2
+    known.elements = (12, 14, 16)
+    elsewhere = ["--output_dir", str(tmp_path / "other")]
+    found = module.leave_one_out(lambda words: load([*words, *elsewhere]), ["GaAs", "MgS"], folds=2)
+    assert found["GaAs"]["unseen_elements"] == ["Ga", "As"] and module.over_compounds(found)[1]["compounds"] == 1
+    with pytest.raises(TomatError, match="none of the compounds was judged"):
+        module.over_compounds({"GaAs": found["GaAs"]})
     with pytest.raises(TomatError, match="from 2 to the 3 compounds"):
         module.leave_one_out(load, ["GaAs", "Si", "MgS"], folds=4)
 

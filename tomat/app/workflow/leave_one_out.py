@@ -15,6 +15,7 @@ from tomat.base.report.model import Column, Table
 from tomat.base.reporting import console, to_jsonable, write_json
 from tomat.base.storage import is_remote
 from tomat.data.density.demo.embedded import check_compounds, compounds_of, groups_of, load_stored
+from tomat.data.density.elements import symbol_of
 from tomat.predict.inference.predictor import RunPredictor
 from tomat.predict.inference.trained import load_trained
 from tomat.train.run import train
@@ -78,6 +79,11 @@ def leave_one_out(
         its: dict[str, dict[str, Any]] = {}
         for name, materials in cells.items():
             settings = run.settings(f"embedded train, {name}, stored grids") | {"config": config_hash(config)}
+            present = {int(number) for each in materials for number in load_stored(each).atomic_numbers}
+            if unseen := [symbol_of(number) for number in sorted(present - set(predictor.promolecule.elements))]:
+                console.print(f"{name} is not judged: no compound of this run's training has {', '.join(unseen)}")
+                its[name] = {"settings": settings, "unseen_elements": unseen}
+                continue
             its[name] = predict_with_bar(predictor, materials, load_stored, settings, groups_of(materials)).to_dict()
         write_json(report, with_checksum(to_jsonable(its)))
         found |= its
@@ -87,7 +93,10 @@ def leave_one_out(
 def over_compounds(found: dict[str, dict[str, Any]]) -> tuple[Table, dict[str, float]]:
     """A row a compound, mean over its cells, the worst first; and median and mean over the compounds, fractions."""
     keys = ("free_running_nmae", "promolecule_nmae")
-    rows = [[name, *(figures["over_materials"][key]["mean"] for key in keys)] for name, figures in found.items()]
+    judged = {name: figures["over_materials"] for name, figures in found.items() if "over_materials" in figures}
+    if not judged:
+        raise TomatError("none of the compounds was judged: each has an element that no other training compound has.")
+    rows = [[name, *(over[key]["mean"] for key in keys)] for name, over in judged.items()]
     rows.sort(key=lambda row: -row[1])
     values = np.array([row[1:] for row in rows], np.float64)
     median, mean = np.median(values, axis=0), values.mean(axis=0)

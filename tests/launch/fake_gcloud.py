@@ -144,7 +144,7 @@ def queued(verb: str, names: list[str], flags: dict[str, str]) -> int:
     state = answer("queue.json") or "ACTIVE"
     if state == "ACTIVE" and not (WORLD / "machines" / node).exists():
         create(node, created_with)
-    print(state)
+    print(state, "", sep="\t")
     return 0
 
 

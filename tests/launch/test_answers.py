@@ -18,6 +18,10 @@ from tomat.launch.answers import Refusal, quota_words, refusal
             ".",
             Refusal.QUOTA,
         ),
+        (
+            "Quota 'TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI' exhausted.\n      Limit 20800 in region us-c2",
+            Refusal.QUOTA,
+        ),
         ('There is no more capacity in the zone "us-central1-b"; you can try in another zone', Refusal.NO_CAPACITY),
         ("Got return code 8: 'Insufficient reserved capacity. Contact customer support'", Refusal.NO_CAPACITY),
         ("code: ZONE_RESOURCE_POOL_EXHAUSTED", Refusal.NO_CAPACITY),

@@ -109,7 +109,8 @@ def test_a_queued_resource_is_these_commands():
     assert queued == [
         "gcloud compute tpus queued-resources create tomat-a-qr --node-id=tomat-a --accelerator-type=v5litepod-16 "
         f"--runtime-version=v2-alpha-tpuv5-lite --labels=tomat_launch=x {WATCHDOG} --zone=us-east5-b",
-        "gcloud compute tpus queued-resources describe tomat-a-qr '--format=value(state.state)' --zone=us-east5-b",
+        "gcloud compute tpus queued-resources describe tomat-a-qr "
+        "'--format=value(state.state,state.failedData.error.message)' --zone=us-east5-b",
         "gcloud compute tpus queued-resources delete tomat-a-qr --force --quiet --zone=us-east5-b",
     ]
 

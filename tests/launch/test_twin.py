@@ -33,8 +33,8 @@ def launcher(twin: Twin, login: Login = ME, pack: str = "a", **options) -> Super
     path.write_text(pack)
     packed = Pack(path, pack * 64, pack * 8, False, "tomat-launch/c.yaml", ())
     values = {"run_name": "r", "slice_name": "v6e-8", "zone": ZONES[0], "tpu_name": "t", "output_dir": "gs://b/runs"}
-    unwatched = options.pop("unwatched_hours", 1.0)
-    launch = TpuLaunch(**values, pack=packed, unwatched_hours=unwatched)
+    own = {key: options.pop(key) for key in ("unwatched_hours", "queued_resource") if key in options}
+    launch = TpuLaunch(**values, pack=packed, **own)
     launch = dataclasses.replace(launch, label=login.label(launch.run_url))
     return Supervisor(launch, RestartPolicy(), twin.run, twin.calls.append, login, clock=twin, **options)
 
@@ -56,6 +56,7 @@ def sound(twin: Twin, cap_hours: float | None = None) -> None:
     """What must hold at the end, once the hosts have had their hour."""
     twin.advance(1.3 * HOUR)
     assert not twin.faults and not [one for one in twin.slices.values() if one.state == "READY"]
+    assert not [one for one in twin.queues.values() if one.state in ("PROVISIONING", "ACTIVE")]
     if cap_hours is not None:
         assert twin.paid_seconds <= cap_hours * HOUR
 
@@ -93,6 +94,30 @@ SCENARIOS = {
     "a hang without end, capped": ([(2000, "hangs")], {"max_hours": 1.0}, "cap of 1.00 h", 1, 1.0),
     "preempted at once": ([(n, "preempted") for n in range(200, 60_000, 200)], {}, "5 attempts in a row", 5, 1.2),
     "crashes of few steps": ([(n, "1") for n in range(900, 90_000, 420)], {}, "in a row", None, 2.5),
+    # A lost host is no reason to wait.
+    "a lost host": ([(2000, "76")], {}, "finished", 2, 1.6),
+    "a queued resource": ([], {"queued_resource": True}, "finished", 1, 1.4),
+    "a queue of a day": (
+        [(0, "no capacity"), (86_400, "no more no capacity")], {"queued_resource": True}, "finished", 1, 1.4
+    ),
+    "a queue of a day, capped": (
+        [(0, "no capacity"), (86_400, "no more no capacity")], {"queued_resource": True, "max_hours": 2.0}, "finished",
+        1, 1.4,
+    ),
+    "a queued resource that is taken away": (
+        [(2000, "preempted"), (2000, "no capacity"), (20_000, "no more no capacity")], {"queued_resource": True},
+        "finished", 2, 1.8,
+    ),
+    "a queued resource that is taken away as it comes": (
+        [(n, "preempted") for n in (300, 900)], {"queued_resource": True}, "finished", None, 1.7
+    ),
+    "a queued resource without quota": (
+        [(0, "quota")], {"queued_resource": True}, "quota: TPUV6E.* is 0.*iam-admin/quotas", 0, 0.0
+    ),
+    "a queued resource that cannot be": (
+        [(0, "bad request")], {"queued_resource": True}, "queued resource.*Network 'x' is not found", 0, 0.0
+    ),
+    "a queued resource at its cap": ([], {"queued_resource": True, "max_hours": 1.0}, "cap of 1.00 h", 1, 1.0),
 }  # fmt: skip
 
 

@@ -33,6 +33,12 @@ LOGIN = (
     "Reauthentication failed. Please run:\n  $ gcloud auth login"
 )
 DENIED = "ERROR: (gcloud.storage.cp) HTTPError 403: me@example.org does not have storage.objects.create access"
+NO_QUEUE = Result(
+    1, "", "ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: Resource 'projects/p/t-qr' was not found"
+)
+QUEUE_QUOTA = (  # marin-community/marin 87
+    "Quota 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' exhausted. Limit 0 in region us-east5"
+)
 TICK = 30.0
 HANG_SECONDS = 1800.0
 """After which the guard on the hosts ends a training that makes no progress (`guards.hang_seconds`)."""
@@ -70,6 +76,18 @@ class Slice:
 
 
 @dataclass
+class Queued:
+    """A queued resource: CREATING, ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING (its node is CREATING), ACTIVE, and
+    SUSPENDING and SUSPENDED once its node was taken away, or FAILED
+    (cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources)."""
+
+    flags: dict[str, str]
+    since: float
+    state: str = "CREATING"
+    error: str = ""
+
+
+@dataclass
 class Twin(Clock):
     """Time, Google, a bucket and the hosts. `events` are (Unix time, name), what happens when."""
 
@@ -79,6 +97,8 @@ class Twin(Clock):
     save_seconds: float = 600.0
     time: float = 0.0
     slices: dict[str, Slice] = field(default_factory=dict)
+    """By zone."""
+    queues: dict[str, Queued] = field(default_factory=dict)
     """By zone."""
     bucket: dict[str, str] = field(default_factory=dict)
     written: dict[str, float] = field(default_factory=dict)
@@ -118,6 +138,8 @@ class Twin(Clock):
             self.paid_seconds += step * sum(one.state == "READY" for one in self.slices.values())
             while self.events and self.events[0][0] <= self.time:
                 self._happens(self.events.pop(0)[1])
+            for zone in list(self.queues):
+                self._queue(zone)
             for zone in list(self.slices):
                 self._train(self.slices[zone])
                 self._watch(zone)
@@ -136,7 +158,7 @@ class Twin(Clock):
             self.changed(name)
             return
         for one in self.slices.values():
-            if name == "preempted":
+            if name == "preempted" and one.state == "READY":
                 self._lose(one)
                 one.state, one.training = "PREEMPTED", None
             elif name == "mute":
@@ -199,6 +221,7 @@ class Twin(Clock):
             if trains:
                 self._end(one, 143)
             del self.slices[zone]
+            self.queues.pop(zone, None)
 
     def run(self, command: Command) -> Result:
         if "closed" in self.flags:
@@ -209,14 +232,14 @@ class Twin(Clock):
             return self._storage(words[2], [word for word in words[3:] if not word.startswith("--")], command)
         if words[0] != "gcloud":
             return Result(0, "")
-        verb = words[4]
+        verb, queued = words[4], words[3] == "queued-resources"
         self.advance(SECONDS.get(verb, 2.0))
         if "closed" in self.flags:
             raise Gone
         if "login" in self.flags:
             return Result(1, "", LOGIN)
         zone = next(word.partition("=")[2] for word in words if word.startswith("--zone="))
-        return self._tpu(verb, zone, words)
+        return (self._queued if queued else self._tpu)(verb, zone, words)
 
     def _storage(self, verb: str, places: list[str], command: Command) -> Result:
         self.advance(2.0)
@@ -255,12 +278,53 @@ class Twin(Clock):
             return Result(0 if verb == "scp" else 255, "", "" if verb == "scp" else "ssh: connect to host: timed out")
         return self._ssh(one, next(word for word in words if word.startswith("--command=")))
 
+    def _queue(self, zone: str) -> None:
+        """What becomes of a queued resource by itself, a state in half a minute."""
+        one, node = self.queues[zone], self.slices.get(zone)
+        if self.time - one.since < TICK:
+            return
+        after = {"CREATING": "ACCEPTED", "SUSPENDING": "SUSPENDED"}.get(one.state, one.state)
+        if one.state in ("ACCEPTED", "WAITING_FOR_RESOURCES"):
+            full = {"no capacity", f"no capacity {zone}"} & self.flags
+            after = "WAITING_FOR_RESOURCES" if full else "PROVISIONING"
+            for flag, error in (("quota", QUEUE_QUOTA), ("bad request", "Network 'x' is not found")):
+                if flag in self.flags:
+                    after, one.error = "FAILED", error
+        elif one.state == "PROVISIONING" and node is None:
+            self._boot(zone, one.flags, "CREATING")
+        elif one.state == "PROVISIONING" and node is not None and self.time - node.born >= SECONDS["create"]:
+            node.state, node.born, after = "READY", self.time, "ACTIVE"
+        elif one.state == "ACTIVE" and (node is None or node.state == "PREEMPTED"):
+            after = "SUSPENDING"
+            self.slices.pop(zone, None)
+        if after != one.state:
+            one.state, one.since = after, self.time
+
+    def _queued(self, verb: str, zone: str, words: list[str]) -> Result:
+        if verb == "create":
+            if zone in self.queues:
+                return Result(1, "", "ERROR: ALREADY_EXISTS: Resource already exists")
+            self.queues[zone] = Queued(dict(word[2:].split("=", 1) for word in words if "=" in word), self.time)
+            return Result(0, "")
+        if zone not in self.queues:
+            return NO_QUEUE
+        if verb == "describe":
+            return Result(0, f"{self.queues[zone].state}\t{self.queues[zone].error}\n")
+        del self.queues[zone]
+        return self._tpu(verb, zone, words) if zone in self.slices else Result(0, "")
+
     def _create(self, zone: str, flags: dict[str, str]) -> Result:
         if zone in self.slices:
             return Result(1, "", "ERROR: ALREADY_EXISTS: Resource already exists")
         for flag, said in ((f"no capacity {zone}", NO_CAPACITY), ("no capacity", NO_CAPACITY), ("quota", QUOTA)):
             if flag in self.flags:
                 return Result(1, "", said)
+        self._boot(zone, flags, "READY")
+        if "failed create" in self.flags:  # what is left of it is there, and costs
+            return Result(1, "", "ERROR: INTERNAL: an internal error has occurred")
+        return Result(0, "")
+
+    def _boot(self, zone: str, flags: dict[str, str], state: str) -> None:
         script = Path(flags["metadata-from-file"].removeprefix("startup-script=")).read_text()
         cap = re.search(r'\[ (\d+) -gt 0 \] && .* why="the cap', script)
         unwatched = re.search(r"\[ (\d) = 1 \] && \[ \$silent -ge (\d+) \]; then why=\"no launcher", script)
@@ -272,11 +336,9 @@ class Twin(Clock):
             float(cap.group(1)) or None,
             float(unwatched.group(2)) if unwatched.group(1) == "1" else None,
             self.time,
+            state,
             mute="mute" in self.flags,
         )
-        if "failed create" in self.flags:  # what is left of it is there, and costs
-            return Result(1, "", "ERROR: INTERNAL: an internal error has occurred")
-        return Result(0, "")
 
     def _ssh(self, one: Slice, script: str) -> Result:
         if "tomat-status" in script:

@@ -3,9 +3,12 @@
 import enum
 import re
 
-_QUOTA = re.compile(r"Quota limit '(?P<names>[^']+)' has been exceeded\.? Limit: (?P<limits>[\d,]+)")
+_QUOTA = re.compile(
+    r"Quota (?:limit )?'(?P<names>[^']+)' (?:has been exceeded|exhausted)\.?\s+Limit:? (?P<limits>[\d,]+)"
+)
 """`RESOURCE_EXHAUSTED: Quota limit 'TPUV2sPodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone ...`
-(BioMedBERT/biomedbert nohup.out), and for v6e in a region marin-community/marin 1612."""
+(BioMedBERT/biomedbert nohup.out), for v6e in a region marin-community/marin 1612, and of a queued resource `Quota '...'
+exhausted. Limit 20800 in region us-central2` (marin 87, where suspended ones still counted)."""
 _WAIT = (
     # thevasudevgupta/gsoc-wav2vec2 11, GoogleCloudPlatform/magic-modules 7297: `... in the zone "us-central1-b"; you
     # can try in another zone where Cloud TPU Nodes are offered`, as code 8.

@@ -221,18 +221,13 @@ class TpuLaunch:
 
     @property
     def queue_state(self) -> Command:
-        words = ("queued-resources", "describe", f"{self.tpu_name}-qr", "--format=value(state.state)")
-        return self._gcloud("state of the queued resource: ACTIVE when it is there", *words, quiet=True)
-
-    @property
-    def queue_error(self) -> Command:
         words = (
             "queued-resources",
             "describe",
             f"{self.tpu_name}-qr",
-            "--format=value(state.failedData.error.message)",
+            "--format=value(state.state,state.failedData.error.message)",
         )
-        return self._gcloud("why the queued resource failed", *words, quiet=True)
+        return self._gcloud("state of the queued resource: ACTIVE when it is there", *words, quiet=True)
 
     @property
     def machine_state(self) -> Command:

@@ -142,12 +142,12 @@ class Machine:
             silent = silent + 1 if state == "unknown" else 0
             if silent >= self.policy.unreachable_polls:
                 raise self.unreachable(silent)
-            queue = self._ask(self.launch.queue_state)[0] if self.launch.queued_resource else "absent"
-            waiting = self.launch.queued_resource and queue not in LOST_QUEUE_STATES
+            queue, why = self._ask(self.launch.queue_state) if self.launch.queued_resource else ("absent", "")
+            waiting = self.launch.queued_resource and queue not in LOST_QUEUE_STATES and state == "absent"
+            if waiting and queue != "ACTIVE":  # for as long as it takes
+                began = self.clock.now()
             passing = state in PASSING_STATES or queue in PASSING_STATES
-            if state in LOST_STATES and not passing and not (waiting and state == "absent"):
-                if queue == "FAILED":
-                    self._refuse_final(self.run(self.launch.queue_error).output)
+            if state in LOST_STATES and not passing and not waiting:
                 if state != "absent" or queue != "absent":
                     self.say(f"the slice is {state}, the queued resource {queue}: deleting what is left of it")
                     if not self.give_back():
@@ -156,7 +156,7 @@ class Machine:
                             return Ending.FAILED, f"the slice is {state}, and was not deleted in {stuck} attempts"
                         self.clock.sleep(self.policy.poll_seconds)
                         continue
-                ending = self._create()
+                ending = self._failed(why) if queue == "FAILED" else self._create()
                 if ending is not None:
                     refused.append(f"{self.launch.zone}: {ending[1]}")
                     if len(refused) < len(self.zones):
@@ -166,7 +166,7 @@ class Machine:
                     return ending[0], "; ".join(refused)
                 began = self.clock.now()
                 continue
-            if state not in LOST_STATES and self.clock.now() - began > self.policy.creation_seconds:
+            if (state not in LOST_STATES or waiting) and self.clock.now() - began > self.policy.creation_seconds:
                 self.give_back()
                 return Ending.FAILED, f"the slice was {state} for {self.policy.creation_seconds / 60:.0f} min"
             self.clock.sleep(self.policy.poll_seconds)
@@ -192,7 +192,8 @@ class Machine:
         if meaning is Refusal.EXISTS:
             return None
         # What has failed may have left something, or only its answer is lost; what is not there costs nothing.
-        if meaning is not Refusal.LOGIN and self.state() != "absent" and not self.give_back():
+        may_be_there = meaning is not Refusal.LOGIN and (self.launch.queued_resource or self.state() != "absent")
+        if may_be_there and not self.give_back():
             return None
         self._released()
         if meaning is Refusal.NO_CAPACITY:
@@ -201,11 +202,15 @@ class Machine:
         ended = f"`{self.launch.create.line}` ended with status {result.status}: {result.last_line}"
         raise TomatError(f"{ended}. Check zone, project, quota and name; nothing was started.")
 
+    def _failed(self, why: str) -> tuple[Ending, str]:
+        """What a queued resource that failed, and is given back, means; asked again at once it would fail again."""
+        self._refuse_final(why)
+        if why and refusal(why) is not Refusal.NO_CAPACITY:
+            raise TomatError(f"the queued resource failed: {why}. Mend that; nothing was started.")
+        return Ending.NO_CAPACITY, f"the queued resource failed: {why or 'Google does not say why'}"
+
     def _refuse_final(self, said: str) -> None:
         if refusal(said) is Refusal.QUOTA:
-            if self.launch.queued_resource:
-                self.give_back()
-            self._released()
             raise TomatError(f"{quota_words(said, self.launch.project)}; nothing was started.")
 
     def unreachable(self, silent: int) -> TomatError:

@@ -19,6 +19,7 @@ ON_AN_EDGE = 1e-6
 
 leaning = st.lists(st.floats(-1, 1), min_size=9, max_size=9).map(lambda x: np.reshape(x, (3, 3)) + 4 * np.eye(3))
 """Cells with angles on both sides of 90 degrees, none of them flat: diagonals of 3 to 5 A."""
+LEANING = np.array([[5.0, 0.3, -0.2], [1.4, 4.6, 0.0], [-0.9, 0.8, 4.8]])
 sides = st.tuples(*[st.integers(1, 5)] * 3)
 seeds = st.integers(0, 999)
 
@@ -90,9 +91,10 @@ def test_vertices_are_where_the_level_is_passed_between_neighbouring_points(call
         for start in np.ndindex(*[n - s for n, s in zip(cell.shape, step, strict=True)]):
             low, high = cell[start], cell[tuple(np.add(start, step))]
             if (low > 0.5) != (high > 0.5):
-                expected.append((start + np.multiply(step, (0.5 - low) / (high - low))) / shape @ lattice)
-    assert len(vertices) == len(expected)
-    assert_same_spots(vertices, expected)
+                expected.append((start + np.multiply(step, (0.5 - low) / (high - low))) / shape)
+    # In whichever cell the piece is drawn that they are of.
+    circle = [2 * np.pi * np.reshape(shares, (-1, 3)) for shares in (vertices @ np.linalg.inv(lattice), expected)]
+    assert_same_spots(*(np.hstack([np.cos(angles), np.sin(angles)]) for angles in circle))
 
 
 def test_the_enclosed_volume_nears_the_true_one_with_the_square_of_the_spacing(call):
@@ -179,16 +181,37 @@ def test_bonds_are_between_neighbours_and_half_of_a_density_is_above_its_level(c
     assert abs(values[values >= level].sum() / values.sum() - 0.5) < 2e-3
 
 
-@pytest.mark.parametrize(("centre", "images"), [((0, 0, 0), 8), ((0.5, 0.5, 0), 2), ((0.3, 0.4, 0.6), 1)])
-def test_what_lies_around_an_atom_on_a_face_is_drawn_whole(call, centre, images):
-    """A ball in a leaning cell, wherever it is: closed, and as large as it is, at each place of its atom."""
-    leaning, shape = np.array([[5.0, 0.3, -0.2], [1.4, 4.6, 0.0], [-0.9, 0.8, 4.8]]), (24, 22, 26)
-    apart = np.stack(np.meshgrid(*[np.arange(n) / n for n in shape], indexing="ij"), -1) - centre
-    values = np.exp(-np.sum(((apart - np.round(apart)) @ leaning) ** 2, -1))
-    drawn = call("windowOf", values.ravel(), shape)
-    found = call("surface", values.ravel(), shape, leaning, 0.3, drawn)
-    vertices, triangles = np.array([found[k] for k in "xyz"]).T, np.array([found[k] for k in "ijk"]).T.astype(int)
+@pytest.mark.parametrize(
+    ("lattice", "centres", "images"),
+    [
+        (LEANING, [(0, 0, 0)], 8), (LEANING, [(0.5, 0.5, 0)], 2), (LEANING, [(0.3, 0.4, 0.6)], 1),
+        # A primitive cell: no plane of it is free of both balls.
+        (2.7 * (1 - np.eye(3)), [(0, 0, 0), (0.5, 0.5, 0.5)], 9),
+    ],
+)  # fmt: skip
+def test_what_lies_around_an_atom_on_a_face_is_drawn_whole(call, lattice, centres, images):
+    """Balls in a leaning cell, wherever they are: closed, and as large as they are, at each place of their atoms."""
+    shape, values = (24, 22, 26), 0.0
+    for centre in centres:
+        apart = np.stack(np.meshgrid(*[np.arange(n) / n for n in shape], indexing="ij"), -1) - centre
+        near = [apart - np.round(apart) + step for step in itertools.product((-1, 0, 1), repeat=3)]
+        values = np.maximum(values, np.exp(-np.min([np.sum((one @ lattice) ** 2, -1) for one in near], 0)))
+    vertices, triangles = surface(call, values, lattice, 0.3)
     around = edges(triangles)
     assert all(around[b, a] == n for (a, b), n in around.items()), "closed"
     ball = 4 / 3 * np.pi * np.log(1 / 0.3) ** 1.5
     assert volume(vertices, triangles) / ball == pytest.approx(images, rel=0.03)
+
+
+def test_what_goes_on_from_cell_to_cell_ends_at_its_faces_alone_along_those_axes(call):
+    """The two sides of a sheet on the bottom of a cell that leans, each drawn with its middle in the cell."""
+    shape, high = (8, 7, 30), np.arange(30) / 30
+    values = np.broadcast_to(np.exp(-((5 * (high - np.round(high))) ** 2)), shape)
+    vertices, triangles = surface(call, values, LEANING, 0.3)
+    shares = vertices @ np.linalg.inv(LEANING)
+    around, on_a_face = edges(triangles), np.abs(shares[:, :2] - np.round(shares[:, :2])) < 1e-9
+    rims = [edge for edge, n in around.items() if around[edge[::-1]] != n]
+    assert rims and all(on_a_face[list(rim)].all(0).any() for rim in rims)
+    assert np.allclose([shares[:, :2].min(), shares[:, :2].max()], [0, 1])
+    thick = np.sqrt(np.log(1 / 0.3)) / 5
+    assert np.allclose(np.unique(np.round(shares[:, 2], 2)), np.round([thick, 1 - thick], 2))

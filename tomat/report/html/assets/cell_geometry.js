@@ -6,74 +6,91 @@ const cellGeometry = (function () {
   const place = (lattice, f) => [0, 1, 2].map((k) => f[0] * lattice[0][k] + f[1] * lattice[1][k] + f[2] * lattice[2][k]);
 
   /**
-   * What of the endless crystal is drawn, as voxels from which and how many: along each axis from the plane of the least
-   * mean up to half a cell before the cell, so that what lies around an atom on a face is not cut; and as far beyond its
-   * end, if a plane there has nearly as little, else one cell.
+   * The surface where periodic values pass a level: each cube of voxels as six tetrahedra round its diagonal (Kuhn). A piece
+   * that is closed is drawn whole with its middle in the cell, and on the opposite face too where that is on one; a piece
+   * that goes on from cell to cell ends, along those axes, where the density is least within half a cell before the cell's
+   * face, and a cell later.
    */
-  const MOST_DRAWN = 400000;
-  function windowOf(values, shape) {
+  const TETRAHEDRA = [[0, 1, 3, 7], [0, 1, 5, 7], [0, 2, 3, 7], [0, 2, 6, 7], [0, 4, 5, 7], [0, 4, 6, 7]];
+  const ON_A_FACE = 0.02, AXES = [0, 1, 2];
+  function leastPlanes(values, shape) {
     const means = shape.map((n) => new Float64Array(n)), [na, nb, nc] = shape;
     for (let a = 0, at = 0; a < na; a++) for (let b = 0; b < nb; b++) for (let c = 0; c < nc; c++, at++) {
       means[0][a] += values[at] * na; means[1][b] += values[at] * nb; means[2][c] += values[at] * nc;
     }
-    const least = (line, first, step, count) => {
-      let best = first;
-      for (let k = first, done = 0; done < count; k += step, done++) if (line[(k + line.length) % line.length] < line[(best + line.length) % line.length]) best = k;
-      return best;
-    };
-    const from = [], size = [];
-    means.forEach((line) => {
-      const n = line.length, start = least(line, 0, -1, Math.ceil(n / 2)), end = least(line, n, 1, Math.ceil(n / 2));
-      const apart = line[end % n] - line[(start + n) % n];
-      from.push(start);
-      size.push(apart < 0.03 * (Math.max(...line) - Math.min(...line)) ? end - start : n);
+    return means.map((line) => {
+      let best = 0;
+      for (let k = 1; 2 * k <= line.length; k++) if (line[line.length - k] < line[(line.length - best) % line.length]) best = k;
+      return -best;
     });
-    return {from, size: size[0] * size[1] * size[2] > MOST_DRAWN ? shape : size};
   }
 
-  /** The surface where periodic values pass a level: each cube of voxels as six tetrahedra round its diagonal (Kuhn). */
-  const TETRAHEDRA = [[0, 1, 3, 7], [0, 1, 5, 7], [0, 2, 3, 7], [0, 2, 6, 7], [0, 4, 5, 7], [0, 4, 6, 7]];
-  function surface(values, shape, lattice, level, drawn = {from: [0, 0, 0], size: shape}) {
-    const [na, nb, nc] = shape, [wa, wb, wc] = drawn.size, mb = wb + 1, mc = wc + 1, count = (wa + 1) * mb * mc;
-    const [fa, fb, fc] = drawn.from.map((k, axis) => ((k % shape[axis]) + shape[axis]) % shape[axis]);
-    const x = [], y = [], z = [], i = [], j = [], k = [], made = new Map();
-    const at = new Float64Array(8), corner = new Float64Array(8), spots = Array.from({length: 8}, () => [0, 0, 0]);
-    /** The vertex between two corners, made once, so that neighbouring triangles share it and light falls smoothly. */
-    function vertex(p, q) {
-      const [a, b] = corner[p] < corner[q] ? [p, q] : [q, p], key = corner[a] * count + corner[b];
+  function surface(values, shape, lattice, level) {
+    const [na, nb, nc] = shape, at = new Float64Array(8), made = new Map(), home = [0, 0, 0];
+    const start = leastPlanes(values, shape), [fa, fb, fc] = start.map((k, axis) => k + shape[axis]);
+    // Of each vertex its place, shares of the cell; of each corner of a triangle 8 times its vertex, and in bits along which
+    // axes it is that of the next cell.
+    const spots = [], corners = [];
+    // Each vertex hangs on one of its piece, the first one on itself, so many cells away; along which axes a piece has no end.
+    const parent = [], apart = [], endless = [], away = [0, 0, 0];
+    /** The first vertex of a piece; leaves the cells from it to this one in `away`. */
+    function first(v) {
+      away[0] = away[1] = away[2] = 0;
+      while (parent[v] !== v) {
+        const p = parent[v];
+        for (let k = 0; k < 3; k++) { apart[3 * v + k] += apart[3 * p + k]; away[k] += apart[3 * v + k]; }
+        v = parent[v] = parent[p];
+      }
+      return v;
+    }
+    /** Two corners of a triangle are of one piece. */
+    function join(u, v) {
+      const one = first(u >> 3), x = away[0], y = away[1], z = away[2], two = first(v >> 3);
+      const gap = [x - away[0] + (v & 1) - (u & 1), y - away[1] + (v >> 1 & 1) - (u >> 1 & 1), z - away[2] + (v >> 2 & 1) - (u >> 2 & 1)];
+      if (one !== two) {
+        parent[two] = one;
+        for (let k = 0; k < 3; k++) apart[3 * two + k] = gap[k];
+      }
+      endless[one] |= one === two ? (gap[0] && 1) | (gap[1] && 2) | (gap[2] && 4) : endless[two];
+    }
+    /** The vertex between two corners of the cube at `home`, made once, so that light falls smoothly. */
+    function vertex(m, n) {
+      const p = m & n, way = m ^ n;  // the corner nearer to the cube's origin, and the axes along which the other is beyond
+      let a = home[0] + (p & 1), b = home[1] + (p >> 1 & 1), c = home[2] + (p >> 2), next = 0;
+      if (a === na) { a = 0; next |= 1; }
+      if (b === nb) { b = 0; next |= 2; }
+      if (c === nc) { c = 0; next |= 4; }
+      const key = ((a * nb + b) * nc + c) * 8 + way;
       let found = made.get(key);
       if (found === undefined) {
-        const t = (level - at[a]) / (at[b] - at[a]), s = spots[a], e = spots[b];
-        const spot = place(lattice, [
-          (drawn.from[0] + s[0] + t * (e[0] - s[0])) / na, (drawn.from[1] + s[1] + t * (e[1] - s[1])) / nb,
-          (drawn.from[2] + s[2] + t * (e[2] - s[2])) / nc,
-        ]);
-        found = x.push(spot[0]) - 1; y.push(spot[1]); z.push(spot[2]);
+        const t = (level - at[p]) / (at[p | way] - at[p]);
+        spots.push((start[0] + a + t * (way & 1)) / na, (start[1] + b + t * (way >> 1 & 1)) / nb, (start[2] + c + t * (way >> 2)) / nc);
+        found = parent.push(parent.length) - 1;
+        apart.push(0, 0, 0); endless.push(0);
         made.set(key, found);
       }
-      return found;
+      return 8 * found + next;
     }
+    const share = (corner, k) => spots[3 * (corner >> 3) + k] + (corner >> k & 1);
+    const right = dot(cross(lattice[0], lattice[1]), lattice[2]) > 0;
     /** A triangle whose front looks from the inside corner to the outside one. */
     function triangle(u, v, w, inside, outside) {
-      const one = [x[v] - x[u], y[v] - y[u], z[v] - z[u]], two = [x[w] - x[u], y[w] - y[u], z[w] - z[u]];
-      const s = spots[inside], e = spots[outside];
-      const way = place(lattice, [(e[0] - s[0]) / na, (e[1] - s[1]) / nb, (e[2] - s[2]) / nc]);
-      const front = dot(cross(one, two), way) >= 0;
-      i.push(u); j.push(front ? v : w); k.push(front ? w : v);
+      // The volume that both sides and the way out span has the sign of that in shares of the cell, where its vectors are
+      // right-handed.
+      const [ua, ub, uc] = [share(u, 0), share(u, 1), share(u, 2)];
+      const one = [share(v, 0) - ua, share(v, 1) - ub, share(v, 2) - uc], two = [share(w, 0) - ua, share(w, 1) - ub, share(w, 2) - uc];
+      const way = [((outside & 1) - (inside & 1)) / na, ((outside >> 1 & 1) - (inside >> 1 & 1)) / nb, ((outside >> 2) - (inside >> 2)) / nc];
+      if (dot(cross(one, two), way) >= 0 === right) corners.push(u, v, w); else corners.push(u, w, v);
+      join(u, v); join(u, w);
     }
-    for (let a = 0; a < wa; a++) for (let b = 0; b < wb; b++) for (let c = 0; c < wc; c++) {
+    for (let a = 0; a < na; a++) for (let b = 0; b < nb; b++) for (let c = 0; c < nc; c++) {
       let above = 0;
       for (let n = 0; n < 8; n++) {
-        const ia = a + (n & 1), ib = b + ((n >> 1) & 1), ic = c + (n >> 2);
-        at[n] = values[(((ia + fa) % na) * nb + ((ib + fb) % nb)) * nc + ((ic + fc) % nc)];
+        at[n] = values[(((a + fa + (n & 1)) % na) * nb + ((b + fb + ((n >> 1) & 1)) % nb)) * nc + ((c + fc + (n >> 2)) % nc)];
         above += at[n] > level;
       }
       if (above === 0 || above === 8) continue;
-      for (let n = 0; n < 8; n++) {
-        const s = spots[n];
-        s[0] = a + (n & 1); s[1] = b + ((n >> 1) & 1); s[2] = c + (n >> 2);
-        corner[n] = (s[0] * mb + s[1]) * mc + s[2];
-      }
+      home[0] = a; home[1] = b; home[2] = c;
       for (const four of TETRAHEDRA) {
         const inside = four.filter((n) => at[n] > level), outside = four.filter((n) => !(at[n] > level));
         if (inside.length === 1) triangle(...outside.map((n) => vertex(inside[0], n)), inside[0], outside[0]);
@@ -85,7 +102,40 @@ const cellGeometry = (function () {
         }
       }
     }
-    return {x, y, z, i, j, k};
+    // Of each piece the sum of its vertices' places and their number, then the cells to which it is moved.
+    const pieces = new Map();
+    for (let v = 0; v < parent.length; v++) {
+      const root = first(v), sum = pieces.get(root) || pieces.set(root, [0, 0, 0, 0]).get(root);
+      for (let k = 0; k < 3; k++) sum[k] += spots[3 * v + k] + away[k];
+      sum[3]++;
+    }
+    pieces.forEach((sum, root) => {
+      let moves = [[]];
+      for (const k of AXES) {
+        const middle = sum[k] / sum[3], whole = Math.floor(middle + ON_A_FACE);
+        const along = endless[root] >> k & 1 ? [0] : middle - whole < ON_A_FACE ? [-whole, 1 - whole] : [-whole];
+        moves = moves.flatMap((move) => along.map((m) => [...move, m]));
+      }
+      pieces.set(root, moves);
+    });
+    const x = [], y = [], z = [], faces = [[], [], []], drawn = new Map(), [A, B, C] = lattice;
+    for (let n = 0; n < corners.length; n += 3) {
+      const root = first(corners[n] >> 3), here = AXES.map((k) => (endless[root] >> k & 1 ? 0 : away[k] - (corners[n] >> k & 1)));
+      for (const move of pieces.get(root)) for (let m = 0; m < 3; m++) {
+        const corner = corners[n + m], v = corner >> 3, a = here[0] + move[0] + (corner & 1);
+        const b = here[1] + move[1] + (corner >> 1 & 1), c = here[2] + move[2] + (corner >> 2 & 1);
+        const key = ((v * 64 + a + 32) * 64 + b + 32) * 64 + c + 32;
+        let found = drawn.get(key);
+        if (found === undefined) {
+          const f = spots[3 * v] + a, g = spots[3 * v + 1] + b, h = spots[3 * v + 2] + c;
+          found = x.push(f * A[0] + g * B[0] + h * C[0]) - 1;
+          y.push(f * A[1] + g * B[1] + h * C[1]); z.push(f * A[2] + g * B[2] + h * C[2]);
+          drawn.set(key, found);
+        }
+        faces[m].push(found);
+      }
+    }
+    return {x, y, z, i: faces[0], j: faces[1], k: faces[2]};
   }
 
   /** A plane of the cell, in its own angle, as a picture: `WIDTH` points along its longer side, nothing outside the cell. */
@@ -170,5 +220,5 @@ const cellGeometry = (function () {
     return n < sorted.length ? sorted[n] : 0;
   }
 
-  return {place, windowOf, surface, frame, picture, atomsNear, repeated, bonds, halfLevel};
+  return {place, surface, frame, picture, atomsNear, repeated, bonds, halfLevel};
 })();

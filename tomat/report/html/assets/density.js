@@ -1,7 +1,7 @@
 "use strict";
 // Slices and surfaces of periodic densities, from the values in the page (`cell_geometry.js`); plotly draws them.
 (function () {
-  const {place, windowOf, surface, frame, picture, atomsNear, repeated, bonds, halfLevel} = cellGeometry;
+  const {place, surface, frame, picture, atomsNear, repeated, bonds, halfLevel} = cellGeometry;
   const holder = document.querySelector("[data-density]");
   if (!holder) return;
   const {items, near_plane_a: near} = JSON.parse(document.getElementById(holder.dataset.density).textContent);
@@ -29,7 +29,7 @@
     }
     const top = Math.max(largest(density), grids.reference ? largest(grids.reference) : 0) || 1;
     const found = {...item, grids, top, half: halfLevel(grids.reference || density),
-      drawn: windowOf(grids.reference || density, item.shape), most: grids.difference ? largest(grids.difference) || 1 : 1};
+      most: grids.difference ? largest(grids.difference) || 1 : 1};
     read.set(number, found);
     return found;
   }
@@ -61,7 +61,7 @@
   function kept(item, panel, name, level, values) {
     const key = `${panel} ${name}`, before = meshes.get(key);
     if (before && before.item === item && before.level === level) return before.mesh;
-    const mesh = surface(values, item.shape, item.lattice, level, item.drawn);
+    const mesh = surface(values, item.shape, item.lattice, level);
     meshes.set(key, {item, level, mesh});
     return mesh;
   }

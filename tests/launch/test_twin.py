@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pod_twin import Gone, Twin
 
 from tomat.base.errors import TomatError
-from tomat.launch.gcloud import TpuLaunch
+from tomat.launch.gcloud import TpuLaunch, launch_folder
 from tomat.launch.machine import Clock
 from tomat.launch.pack import Pack
 from tomat.launch.policy import RestartPolicy
@@ -20,7 +21,6 @@ from tomat.launch.supervisor import Supervisor
 ME, OTHER = Login("me@example.org", "me", "laptop"), Login("bob@example.org", "bob", "desk")
 ZONES = ("us-east5-b", "us-east5-a")
 HOUR = 3600.0
-ENDLESS = 10**6
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def launcher(twin: Twin, login: Login = ME, pack: str = "a", **options) -> Super
     path = Path("pack.tar.gz")
     path.write_text(pack)
     packed = Pack(path, pack * 64, pack * 8, False, "tomat-launch/c.yaml", ())
-    values = {"run_name": "r", "slice_name": "v6e-8", "zone": ZONES[0], "tpu_name": "t", "output_dir": "gs://b/runs"}
+    values = {"run_name": "r", "slice_name": "v6e-16", "zone": ZONES[0], "tpu_name": "t", "output_dir": "gs://b/runs"}
     own = {key: options.pop(key) for key in ("unwatched_hours", "queued_resource") if key in options}
     launch = TpuLaunch(**values, pack=packed, **own)
     launch = dataclasses.replace(launch, label=login.label(launch.run_url))
@@ -50,6 +50,17 @@ def launched(twin: Twin, **options) -> tuple[str, Supervisor]:
     except TomatError as error:
         return str(error), supervisor
     return "finished", supervisor
+
+
+def fill(event: str) -> None:
+    """A laptop's disk takes nothing of the launch any more, or does so again."""
+    folder = launch_folder("r")
+    if event == "full disk" and not folder.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.touch()
+    elif event == "no more full disk" and folder.is_file():
+        folder.unlink()
 
 
 def sound(twin: Twin, cap_hours: float | None = None) -> None:
@@ -94,6 +105,16 @@ SCENARIOS = {
     "a hang without end, capped": ([(2000, "hangs")], {"max_hours": 1.0}, "cap of 1.00 h", 1, 1.0),
     "preempted at once": ([(n, "preempted") for n in range(200, 60_000, 200)], {}, "5 attempts in a row", 5, 1.2),
     "crashes of few steps": ([(n, "1") for n in range(900, 90_000, 420)], {}, "in a row", None, 2.5),
+    "a dead host": ([(2000, "dead host")], {}, "finished", 2, 1.7),
+    "two dead hosts": ([(2000, "dead host"), (4500, "dead host")], {}, "finished", 3, 2.0),
+    "a bucket that is gone": ([(0, "bucket gone")], {}, "gs://b not found: 404.*nothing was started", 0, 0.0),
+    "a bucket that is gone for an hour": (
+        [(2000, "bucket gone"), (5600, "no more bucket gone")], {}, "finished|in a row", None, 2.4
+    ),
+    "a disk that is full before": ([(0, "full disk")], {}, "cannot be written|Not a directory|is no folder", 0, 0.0),
+    "a disk that is full meanwhile": ([(2000, "full disk")], {}, "finished", 1, 1.4),
+    "a laptop that sleeps": ([(1500, "sleeps"), (3050, "sleeps")], {}, "finished", 1, 1.8),
+    "a laptop that sleeps through a preemption": ([(2000, "sleeps"), (2500, "preempted")], {}, "finished", 2, 1.9),
     # A lost host is no reason to wait.
     "a lost host": ([(2000, "76")], {}, "finished", 2, 1.6),
     "a queued resource": ([], {"queued_resource": True}, "finished", 1, 1.4),
@@ -125,6 +146,7 @@ SCENARIOS = {
 def test_a_launch_ends_as_the_guide_says(name):
     events, options, ends, attempts, hours = SCENARIOS[name]
     twin = Twin(sorted(events))
+    twin.changed = fill
     said, supervisor = launched(twin, **options)
     assert re.search(ends, said), said
     sound(twin)
@@ -157,7 +179,7 @@ def test_a_laptop_that_is_opened_again_finds_the_training_at_work():
     assert said == "finished" and supervisor.endings == ["finished"]
     assert (
         "the training is running already; watching it" in twin.calls
-        and twin.calls.count("create 8 chips on 1 host") == 1
+        and twin.calls.count("create 16 chips on 4 hosts") == 1
     )
     sound(twin)
 
@@ -267,7 +289,7 @@ def test_a_laptop_that_wakes_leaves_the_launch_to_the_machine_that_went_on_with_
     sleeper.clock = sleeper.machine.clock = Sleeper()
     with pytest.raises(TomatError, match="launched by me@example.org as me on desktop now.*left to that one"):
         sleeper.supervise()
-    assert len(twin.slices) == (not finishes) and not twin.lost and twin.calls.count("create 8 chips on 1 host") == 1
+    assert len(twin.slices) == (not finishes) and not twin.lost and twin.calls.count("create 16 chips on 4 hosts") == 1
     if not finishes:
         assert launched(twin, login=dataclasses.replace(ME, machine="desktop"))[0] == "finished"
     assert twin.saved == twin.steps
@@ -303,7 +325,7 @@ def test_a_kept_slice_is_used_again_by_whose_it_is():
     assert launched(twin, login=OTHER)[0].endswith("--zone=us-east5-b") and len(twin.slices) == 1
     said, supervisor = launched(twin)
     assert said == "finished" and supervisor.endings == ["finished"]
-    assert twin.calls.count("create 8 chips on 1 host") == 1
+    assert twin.calls.count("create 16 chips on 4 hosts") == 1
     sound(twin)
 
 
@@ -333,34 +355,54 @@ def test_a_slice_that_hosts_cannot_give_back_is_said():
     assert launched(twin)[0] == "finished" and not twin.slices
 
 
-EVENTS = ["preempted", "1", "75", "124", "143", "closed", "mute", "no more mute", "login", "no more login", "denied",
-          "no more denied", "no capacity", "no more no capacity", f"no capacity {ZONES[0]}", "hangs", "no more hangs",
-          "broken start", "no more broken start"]  # fmt: skip
-LAUNCHES = st.tuples(
-    st.lists(st.tuples(st.integers(0, 15_000), st.sampled_from(EVENTS)), max_size=12),
-    st.sampled_from([0.4, 1.0, 2.0, None]),
-    st.lists(st.tuples(st.sampled_from([0.0, 300.0, 2400.0, 9000.0]), st.sampled_from([ME, ME, OTHER])), max_size=3),
-    st.sampled_from([ZONES, ZONES[:1]]),
-)
+EVENTS = ["preempted", "1", "75", "76", "124", "143", "closed", "sleeps", "taken over", "dead host"]
+STATES = ["mute", "login", "denied", "no capacity", f"no capacity {ZONES[0]}", "hangs", "broken start", "quota",
+          "full disk", "bucket gone"]  # fmt: skip
+"""Of which each may end again."""
+DRAWN = st.sampled_from([*EVENTS, *STATES, *(f"no more {state}" for state in STATES)])
+RETURNS = st.fixed_dictionaries({
+    "wait": st.sampled_from([0.0, 300.0, 2400.0, 9000.0]),
+    "login": st.sampled_from([ME, ME, dataclasses.replace(ME, machine="desktop"), OTHER]),
+    "new_pack": st.booleans(),
+    "skew": st.sampled_from([0.0, -7200.0, 7200.0]),
+})  # fmt: skip
+LAUNCHES = st.fixed_dictionaries({
+    "events": st.lists(st.tuples(st.integers(0, 15_000), DRAWN), max_size=12),
+    "max_hours": st.sampled_from([0.4, 1.0, 2.0, None]),
+    "returns": st.lists(RETURNS, max_size=3),
+    "zones": st.sampled_from([ZONES, ZONES[:1]]),
+    "queued_resource": st.booleans(),
+})  # fmt: skip
 
 
 @given(LAUNCHES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whatever_the_order_no_two_trainers_no_slice_left_and_no_cost_beyond_the_cap(drawn):
-    events, max_hours, returns, zones = drawn
-    twin = Twin(sorted(events), steps=9000)
+    events, returns = sorted(drawn.pop("events")), drawn.pop("returns")
+    # Every state ends at last: a quota is granted, a bucket is made again.
+    twin = Twin([*events, *((30_000, f"no more {state}") for state in STATES)], steps=9000)
     twin.forget(Path("runs"))
-    for wait, login, pack in [(0.0, ME, "a"), *((*one, "b") for one in returns)]:
-        twin.advance(wait)
+
+    def happens(event: str) -> None:
+        if event == "taken over":
+            launched(twin, login=dataclasses.replace(ME, machine="desktop"), **drawn)
+        fill(event)
+
+    twin.changed = happens
+    for one in [{"wait": 0.0, "login": ME, "new_pack": False, "skew": 0.0}, *returns]:
+        twin.advance(one["wait"])
         twin.flags.discard("login")
-        before = twin.paid_seconds
-        said, supervisor = launched(twin, login=login, pack=pack, max_hours=max_hours, zones=zones)
+        before, twin.skew = twin.paid_seconds, one["skew"]
+        pack = "b" if one["new_pack"] else "a"
+        said, _ = launched(twin, login=one["login"], pack=pack, new_pack=one["new_pack"], **drawn)
         if said == "finished":
             assert twin.saved == twin.steps
-        if max_hours is not None:
+        if (hours := drawn["max_hours"]) is not None:
             # A cap is of one launch; one that has ended by it begins anew.
-            assert twin.paid_seconds - before <= max_hours * HOUR
+            assert twin.paid_seconds - before <= hours * HOUR
     sound(twin)
-    # Nothing that was saved is ever lost: each range begins at the newest save, and saves only grow.
+    # Nothing that was saved is ever lost: each range begins at the newest save, and saves only grow; and none is longer
+    # than what lies between two saves.
     begins = [first for first, _ in twin.lost]
     assert begins == sorted(begins)
+    assert all(reached - first <= twin.save_seconds + 30 for first, reached in twin.lost)

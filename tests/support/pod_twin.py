@@ -33,6 +33,7 @@ LOGIN = (
     "Reauthentication failed. Please run:\n  $ gcloud auth login"
 )
 DENIED = "ERROR: (gcloud.storage.cp) HTTPError 403: me@example.org does not have storage.objects.create access"
+NO_BUCKET = Result(1, "", "ERROR: (gcloud.storage.cp) gs://b not found: 404.")
 NO_QUEUE = Result(
     1, "", "ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: Resource 'projects/p/t-qr' was not found"
 )
@@ -42,6 +43,9 @@ QUEUE_QUOTA = (  # marin-community/marin 87
 TICK = 30.0
 HANG_SECONDS = 1800.0
 """After which the guard on the hosts ends a training that makes no progress (`guards.hang_seconds`)."""
+N_HOSTS = 4
+SLEEP_SECONDS = 1500.0
+"""For which a laptop sleeps."""
 SECONDS = {"create": 180.0, "delete": 60.0, "ssh": 5.0, "scp": 3.0, "describe": 2.0}
 
 
@@ -73,6 +77,8 @@ class Slice:
     training: Training | None = None
     mute: bool = False
     """Its hosts do not answer."""
+    dead: bool = False
+    """One of its hosts is gone."""
 
 
 @dataclass
@@ -113,7 +119,7 @@ class Twin(Clock):
     calls: list[str] = field(default_factory=list)
     packs_run: list[str] = field(default_factory=list)
     changed: Callable[[str], None] = lambda name: None
-    """Called with events that are of the laptop's world."""
+    """Called with events of the laptop: `full disk` and its end, and `taken over` while it sleeps."""
 
     skew: float = 0.0
     """By which the clock of the launcher's machine is wrong."""
@@ -125,6 +131,10 @@ class Twin(Clock):
         self.advance(seconds)
         if "closed" in self.flags:
             raise Gone
+        for name in {"sleeps", "taken over"} & self.flags:
+            self.flags.discard(name)
+            self.advance(SLEEP_SECONDS)
+            self.changed(name)
         if "Ctrl-C" in self.flags:
             self.flags.discard("Ctrl-C")
             raise KeyboardInterrupt
@@ -149,13 +159,13 @@ class Twin(Clock):
 
     def _happens(self, name: str) -> None:
         opposite = name.removeprefix("no more ")
+        if opposite == "full disk":
+            self.changed(name)
+            return
         if name.startswith("no more "):
             self.flags.discard(opposite)
             for one in self.slices.values():
                 one.mute = "mute" in self.flags
-            return
-        if name in ("edited", "repacked"):
-            self.changed(name)
             return
         for one in self.slices.values():
             if name == "preempted" and one.state == "READY":
@@ -163,9 +173,13 @@ class Twin(Clock):
                 one.state, one.training = "PREEMPTED", None
             elif name == "mute":
                 one.mute = True
+            elif name == "dead host":
+                one.dead = True
+                if one.training is not None and one.training.status is None:
+                    self._end(one, 76)
             elif name.isdigit() and one.training is not None and one.training.status is None:
                 self._end(one, int(name))
-        if not name.isdigit() and name != "preempted":
+        if not name.isdigit() and name not in ("preempted", "dead host"):
             self.flags.add(name)
 
     def _train(self, one: Slice) -> None:
@@ -184,6 +198,10 @@ class Twin(Clock):
         training.reached = max(training.reached, min(self.steps, training.first + int(max(0.0, done))))
         if done > 0:
             at_save = training.first + int(done // self.save_seconds * self.save_seconds)
+            if "bucket gone" in self.flags and (at_save > self.saved or training.reached >= self.steps):
+                training.reached = max(self.saved, min(training.reached, at_save))  # it waits for the save
+                self._end(one, 75)
+                return
             self._save(max(self.saved, min(at_save, training.reached)))
         if training.reached >= self.steps:
             self._save(self.steps)
@@ -239,6 +257,13 @@ class Twin(Clock):
         if "login" in self.flags:
             return Result(1, "", LOGIN)
         zone = next(word.partition("=")[2] for word in words if word.startswith("--zone="))
+        if verb == "create":
+            flags = dict(word[2:].split("=", 1) for word in words if "=" in word)
+            try:
+                flags["script"] = Path(flags["metadata-from-file"].removeprefix("startup-script=")).read_text()
+            except OSError as error:
+                return Result(1, "", f"ERROR: (gcloud.compute.tpus.{words[3]}.create) Unable to read file: {error}")
+            return (self._enqueue if queued else self._create)(zone, flags)
         return (self._queued if queued else self._tpu)(verb, zone, words)
 
     def _storage(self, verb: str, places: list[str], command: Command) -> Result:
@@ -247,6 +272,8 @@ class Twin(Clock):
             return Result(1, "", LOGIN)
         if "denied" in self.flags:
             return Result(1, "", DENIED)
+        if "bucket gone" in self.flags:
+            return NO_BUCKET
         if verb == "cat":
             return Result(0, self.bucket[places[0]]) if places[0] in self.bucket else NO_OBJECT
         if verb == "ls":
@@ -262,8 +289,6 @@ class Twin(Clock):
         return Result(0, "")
 
     def _tpu(self, verb: str, zone: str, words: list[str]) -> Result:
-        if verb == "create":
-            return self._create(zone, dict(word[2:].split("=", 1) for word in words if "=" in word))
         one = self.slices.get(zone)
         if one is None:
             return NOT_FOUND
@@ -300,12 +325,13 @@ class Twin(Clock):
         if after != one.state:
             one.state, one.since = after, self.time
 
+    def _enqueue(self, zone: str, flags: dict[str, str]) -> Result:
+        if zone in self.queues:
+            return Result(1, "", "ERROR: ALREADY_EXISTS: Resource already exists")
+        self.queues[zone] = Queued(flags, self.time)
+        return Result(0, "")
+
     def _queued(self, verb: str, zone: str, words: list[str]) -> Result:
-        if verb == "create":
-            if zone in self.queues:
-                return Result(1, "", "ERROR: ALREADY_EXISTS: Resource already exists")
-            self.queues[zone] = Queued(dict(word[2:].split("=", 1) for word in words if "=" in word), self.time)
-            return Result(0, "")
         if zone not in self.queues:
             return NO_QUEUE
         if verb == "describe":
@@ -325,7 +351,7 @@ class Twin(Clock):
         return Result(0, "")
 
     def _boot(self, zone: str, flags: dict[str, str], state: str) -> None:
-        script = Path(flags["metadata-from-file"].removeprefix("startup-script=")).read_text()
+        script = flags["script"]
         cap = re.search(r'\[ (\d+) -gt 0 \] && .* why="the cap', script)
         unwatched = re.search(r"\[ (\d) = 1 \] && \[ \$silent -ge (\d+) \]; then why=\"no launcher", script)
         assert cap is not None and unwatched is not None
@@ -348,7 +374,11 @@ class Twin(Clock):
                 state = "running" if training.status is None else str(training.status)
                 if training.reached > training.first:
                     steps = f" {training.first + 1} {training.reached}"
-            return Result(0, f"tomat-status t0 {state}{steps}\n")
+            # The first host, which has the lines of steps, is the one that dies.
+            lines = [f"tomat-status t{n} {state}{'' if n else steps}\n" for n in range(one.dead, N_HOSTS)]
+            return Result(255 if one.dead else 0, "".join(lines))
+        if one.dead:
+            return Result(255, "", "ssh: connect to host: timed out")
         if "mkdir -p" in script:
             one.seen = self.time
         elif "sha256sum" in script:

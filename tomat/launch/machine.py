@@ -19,6 +19,8 @@ PASSING_STATES = frozenset({"DELETING", "STOPPING", "SUSPENDING"})
 """Lost, but still being taken apart: nothing of that name can be created or deleted now."""
 LOST_QUEUE_STATES = frozenset({"FAILED", "SUSPENDING", "SUSPENDED", "DELETING", "absent"})
 """States of a queued resource that it does not come back from (https://cloud.google.com/tpu/docs/queued-resources)."""
+NOT_YET_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "FAILED"})
+"""Of a queued resource that has given nothing so far."""
 
 
 class Clock:
@@ -59,6 +61,8 @@ class Machine:
     looked: Callable[[], None] = field(default=lambda: None)
     """Called again and again while a slice is waited for."""
 
+    absent_at: float | None = None
+    """Unix time when there was none yet, at the last look: one that Google's queue gives may be there since then."""
     asked: bool = False
     """There may be something to give back."""
 
@@ -82,11 +86,13 @@ class Machine:
 
     def _hold(self) -> None:
         if self.held_since is None:
-            self.held_since = self.clock.now()
+            now, hours = self.clock.now(), self.launch.unwatched_hours
+            longest = now if hours is None else 3600 * hours  # after which its hosts have given it back
+            self.held_since = now if self.absent_at is None else max(self.absent_at, now - longest)
             self.changed()
 
     def _released(self) -> None:
-        self.asked = False
+        self.asked, self.absent_at = False, self.clock.now()
         if self.held_since is not None:
             self.held_seconds, self.held_since = self.used_seconds, None
             self.changed()
@@ -144,8 +150,13 @@ class Machine:
                 raise self.unreachable(silent)
             queue, why = self._ask(self.launch.queue_state) if self.launch.queued_resource else ("absent", "")
             waiting = self.launch.queued_resource and queue not in LOST_QUEUE_STATES and state == "absent"
-            if waiting and queue != "ACTIVE":  # for as long as it takes
-                began = self.clock.now()
+            if state == "absent" and queue in NOT_YET_STATES:  # for as long as it takes
+                began = self.absent_at = self.clock.now()
+            elif queue not in ("absent", "unknown"):
+                self._hold()  # until it was taken away, where it is gone again
+            elif queue == state == "absent" and self.asked:  # its hosts have given it back
+                self._hold()
+                self._released()
             passing = state in PASSING_STATES or queue in PASSING_STATES
             if state in LOST_STATES and not passing and not waiting:
                 if state != "absent" or queue != "absent":
@@ -180,9 +191,11 @@ class Machine:
         """Ask for a slice; an ending where there is none now. One that takes long may still come."""
         left = self.left_seconds
         self.launch.write_watchdog(None if left is None else left - MARGIN_SECONDS / 3)
-        self.asked = True
+        self.asked, self.absent_at = True, self.clock.now()
         self.created += 1
-        if not self.launch.queued_resource:  # which may wait for days, at no price
+        if self.launch.queued_resource:  # which may wait for days, at no price
+            self.changed()
+        else:
             self._hold()
         result = self.run(self.launch.create)
         if result.ok or result.status == TIMEOUT_STATUS:

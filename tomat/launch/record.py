@@ -56,6 +56,8 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """For which there was a slice, up to `held_since`."""
     held_since: float | None = None
     """Unix time since when there is one."""
+    asked: bool = False
+    """One may come, or have come since: Google's queue has been asked for it."""
     endings: list[str] = []
     """How its attempts ended."""
     ended: str | None = None

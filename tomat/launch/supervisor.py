@@ -128,8 +128,10 @@ class Supervisor:
         unwatched = 86_400.0 * 365 if hours is None else hours * 3600
         self.endings = list(record.endings)
         self.machine.held_seconds = record.held(age, unwatched)
+        self.machine.absent_at = self.clock.now() - age if record.held_since is None else None
         if record.login == str(self.login):
             self.machine.launch = replace(self.machine.launch, zone=record.zone)
+            self.machine.asked = record.asked
         own = self.launch.pack
         if record.sha256 == own.sha256:
             self._say(f"going on with the launch of this run, {own.words}")
@@ -168,6 +170,7 @@ class Supervisor:
             zone=launch.zone,
             held_seconds=self.machine.held_seconds,
             held_since=self.machine.held_since,
+            asked=self.machine.asked,
             endings=self.endings,
             ended=self._ended,
         )

@@ -109,7 +109,7 @@ SCENARIOS = {
     "two dead hosts": ([(2000, "dead host"), (4500, "dead host")], {}, "finished", 3, 2.0),
     "a bucket that is gone": ([(0, "bucket gone")], {}, "gs://b not found: 404.*nothing was started", 0, 0.0),
     "a bucket that is gone for an hour": (
-        [(2000, "bucket gone"), (5600, "no more bucket gone")], {}, "finished|in a row", None, 2.4
+        [(2000, "bucket gone"), (5600, "no more bucket gone")], {}, "may have gone on.*If nobody has: gcloud", None, 1.2
     ),
     "a disk that is full before": ([(0, "full disk")], {}, "cannot be written|Not a directory|is no folder", 0, 0.0),
     "a disk that is full meanwhile": ([(2000, "full disk")], {}, "finished", 1, 1.4),
@@ -400,6 +400,8 @@ def test_whatever_the_order_no_two_trainers_no_slice_left_and_no_cost_beyond_the
         if (hours := drawn["max_hours"]) is not None:
             # A cap is of one launch; one that has ended by it begins anew.
             assert twin.paid_seconds - before <= hours * HOUR
+    # A queue that was left may still give a slice, which its hosts then give back.
+    twin.advance(max(0.0, 31_000 - twin.time))
     sound(twin)
     # Nothing that was saved is ever lost: each range begins at the newest save, and saves only grow; and none is longer
     # than what lies between two saves.

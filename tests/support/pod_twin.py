@@ -30,7 +30,9 @@ QUOTA = (
 )
 LOGIN = (
     "ERROR: (gcloud.compute.tpus.tpu-vm.describe) There was a problem refreshing your current auth tokens: "
-    "Reauthentication failed. Please run:\n  $ gcloud auth login"
+    "Reauthentication failed. cannot prompt during non-interactive execution.\nPlease run:\n\n  $ gcloud auth login\n\n"
+    "to obtain new credentials.\n\nIf you have already logged in with a different account, run:\n\n"
+    "  $ gcloud config set account ACCOUNT\n\nto select an already authenticated account to use."
 )
 DENIED = "ERROR: (gcloud.storage.cp) HTTPError 403: me@example.org does not have storage.objects.create access"
 NO_BUCKET = Result(1, "", "ERROR: (gcloud.storage.cp) gs://b not found: 404.")
@@ -131,7 +133,7 @@ class Twin(Clock):
         self.advance(seconds)
         if "closed" in self.flags:
             raise Gone
-        for name in {"sleeps", "taken over"} & self.flags:
+        for name in sorted({"sleeps", "taken over"} & self.flags):
             self.flags.discard(name)
             self.advance(SLEEP_SECONDS)
             self.changed(name)

@@ -97,13 +97,10 @@ class Machine:
             self.held_seconds, self.held_since = self.used_seconds, None
             self.changed()
 
-    def leave_to(self, other: str) -> None:
+    def leave(self, why: str) -> None:
         """Touch the slice no more, and refuse to go on."""
         self.asked, self.held_since = False, None
-        raise TomatError(
-            f"the run is launched by {other} now, which went on with it while nothing was heard of this launcher; it "
-            "is left to that one, and nothing of it is given back here"
-        )
+        raise TomatError(why)
 
     def state(self) -> str:
         """Of the slice: a state, `absent`, or `unknown` where the question was not answered. A slice that is not this

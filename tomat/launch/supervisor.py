@@ -9,6 +9,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import LOST_STATUS
 from tomat.base.reporting import counted
 from tomat.base.tpu_faults import TpuFault, known_tpu_fault
+from tomat.launch.answers import Refusal, refusal
 from tomat.launch.command import Command, Result
 from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.machine import LOST_STATES, Clock, Machine
@@ -16,6 +17,7 @@ from tomat.launch.policy import FAILURES, WAITED_FOR, Ending, Health, RestartPol
 from tomat.launch.record import (
     RECORD_FILE,
     RENEW_SECONDS,
+    WATCHED_SECONDS,
     LaunchRecord,
     Login,
     age_in_bucket,
@@ -60,13 +62,15 @@ class Supervisor:
     """Hosts that did not answer the last question."""
     _logs_at: float = 0.0
     _renewed_at: float = 0.0
+    _said_at: float = 0.0
+    """When the bucket last took the record."""
     _ended: str | None = None
     _watching: bool = True
 
     def __post_init__(self) -> None:
         self.machine = Machine(
             self.launch, self.policy, self.run, self._say, self.clock, self.zones, self.max_hours,
-            changed=self._renew, looked=self._renew_when_due,
+            changed=self._renew, looked=self._is_still_its_own,
         )  # fmt: skip
 
     @property
@@ -111,7 +115,7 @@ class Supervisor:
             self._must(self.launch.send_pack, "Check the bucket and your access to it")
         write = self.launch.write_record(self._record().text, only_new=record is None)
         self._must(write, "Another launcher may have begun just now")
-        self._renewed_at = self.clock.now()
+        self._renewed_at = self._said_at = self.clock.now()
 
     def _recorded(self) -> LaunchRecord | None:
         result = self.run(self.launch.read_record)
@@ -120,18 +124,17 @@ class Supervisor:
         said = (result.output + result.errors).lower()
         if "matched no objects" in said or "not found" in said or "not_found" in said:
             return None
-        ended = f"`{self.launch.read_record.line}` ended with status {result.status}: {result.last_line}"
-        raise TomatError(f"{ended}. Check the bucket, your access to it, and `gcloud auth list`; nothing was started.")
+        raise self._refused(self.launch.read_record, result, "Check the bucket and your access to it")
 
     def _go_on(self, record: LaunchRecord, age: float) -> None:
         hours = self.launch.unwatched_hours
         unwatched = 86_400.0 * 365 if hours is None else hours * 3600
         self.endings = list(record.endings)
         self.machine.held_seconds = record.held(age, unwatched)
+        self.machine.asked = record.asked
         self.machine.absent_at = self.clock.now() - age if record.held_since is None else None
         if record.login == str(self.login):
             self.machine.launch = replace(self.machine.launch, zone=record.zone)
-            self.machine.asked = record.asked
         own = self.launch.pack
         if record.sha256 == own.sha256:
             self._say(f"going on with the launch of this run, {own.words}")
@@ -150,9 +153,14 @@ class Supervisor:
     def _must(self, command: Command, remedy: str) -> Result:
         """Run what must go well before anything is paid for."""
         if not (result := self.run(command)).ok:
-            ended = f"`{command.line}` ended with status {result.status}: {result.last_line}"
-            raise TomatError(f"{ended}. {remedy}; nothing was started.")
+            raise self._refused(command, result, remedy)
         return result
+
+    def _refused(self, command: Command, result: Result, remedy: str) -> TomatError:
+        expired = refusal(result.output + result.errors) is Refusal.LOGIN
+        remedy = "Run `gcloud auth login`" if expired else remedy
+        ended = f"`{command.line}` ended with status {result.status}: {result.last_line}"
+        return TomatError(f"{ended}. {remedy}; nothing was started.")
 
     def _record(self) -> LaunchRecord:
         launch = self.machine.launch
@@ -179,6 +187,19 @@ class Supervisor:
         if self.clock.now() - self._renewed_at >= RENEW_SECONDS:
             self._renew()
 
+    def _is_still_its_own(self) -> None:
+        """Before a slice is asked for: where the bucket has not taken the record for so long that another launcher may
+        have gone on with the launch, wait for it a while, and then leave it alone."""
+        self._renew_when_due()
+        began = self.clock.now()
+        while (silent := self.clock.now() - self._said_at) >= WATCHED_SECONDS:
+            if self.clock.now() - began >= self.policy.max_backoff_seconds:
+                said = f"the bucket has not taken the record of this launch for {silent / 60:.0f} min, so that another"
+                left = f"{self.launch.unwatched_words}. If nobody has: {self.machine.launch.delete.line}"
+                self.machine.leave(f"{said} may have gone on with it; {left}")
+            self.clock.sleep(self.policy.poll_seconds)
+            self._renew()
+
     def _renew(self) -> None:
         """A record that cannot be written now ends nothing; one of another launcher, which took over while this one was
         silent, as a laptop that sleeps is, leaves the launch to it."""
@@ -191,9 +212,12 @@ class Supervisor:
                 # The slice of another login is not touched by it, and then this launch goes on.
                 if record.login == str(self.login) or not self.machine.held:
                     self._renewed_at = 0.0
-                    return self.machine.leave_to(f"{record.login} on {record.machine}")
+                    other = f"{record.login} on {record.machine}"
+                    said = f"the run is launched by {other} now, which went on with it while nothing was heard of this"
+                    self.machine.leave(f"{said} launcher; it is left to that one, and nothing of it is given back here")
             result = self.run(self.launch.write_record(self._record().text))
             why = None if result.ok else result.last_line
+            self._said_at = self.clock.now() if result.ok else self._said_at
         except (OSError, TomatError) as error:
             if not self._renewed_at:
                 raise

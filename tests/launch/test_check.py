@@ -4,6 +4,7 @@ import json
 
 import pytest
 from json_keys import assert_keys_of_before
+from pod_twin import LOGIN
 
 from tomat.app.cli import main
 
@@ -108,6 +109,15 @@ def test_each_fault_is_a_line_with_its_remedy(world, changed, name, state, said,
     line = checks(world)[name]
     assert line["state"] == state and said in line["said"] and remedy in line["remedy"]
     assert {other["state"] for key, other in checks(world).items() if key != name} <= {"ok"}
+
+
+def test_a_login_that_has_expired_is_one_line(world):
+    """gcloud lists its account as active all the same."""
+    answers(world, **{"services list": (1, LOGIN)})
+    assert main(WORDS) == 1
+    assert list(checks(world)) == ["login", "project", "TPU API"]
+    line = checks(world)["TPU API"]
+    assert "Reauthentication failed" in line["said"] and line["remedy"] == "run `gcloud auth login`"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import yaml
+from pod_twin import DENIED, LOGIN, NO_BUCKET
 
 from tomat.app.cli import main
 from tomat.train.settings.config import load_config
@@ -80,6 +81,25 @@ def test_a_name_that_another_run_has_is_refused_before_anything_is_paid(world, c
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     assert main(words) == 2
     assert "another configuration: 1 key (optimizer.learning_rate); give another --run_name" in capsys.readouterr().err
+    assert world.verbs() == [] and world.packs() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            LOGIN,
+            "cannot prompt during non-interactive execution.. Run `gcloud auth login`; nothing",
+        ),
+        (DENIED, "storage.objects.create access. Check the bucket and your access to it; nothing was started"),
+        (NO_BUCKET.errors, "gs://b not found: 404.. Check the bucket and your access to it; nothing was started"),
+    ],
+)
+def test_a_bucket_that_is_not_to_be_had_is_one_line_before_anything_is_paid(world, capsys, said, told):
+    world.answer("storage", *[said.partition(") ")[2]] * 3)  # is the name taken; is there a launch; take the pack
+    assert main([*WORDS, "--execute"]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.startswith("error: ") and error.count("\n") == 1
     assert world.verbs() == [] and world.packs() == []
 
 

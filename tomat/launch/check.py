@@ -11,6 +11,7 @@ from rich.text import Text
 from tomat.base.layout import COORDINATOR_PORT
 from tomat.base.regions import same_region
 from tomat.base.reporting import console
+from tomat.launch.answers import Refusal, refusal
 from tomat.launch.command import Command, Result
 from tomat.launch.gcloud import TpuLaunch, accelerator_type
 from tomat.launch.remote import DISK_FOLDER
@@ -28,6 +29,7 @@ QUOTA_IDS: Mapping[tuple[str, bool], str] = {
 }
 """Chip and whether spot, to the quota that the TPU API counts it in, as its refusals name it; no other is guessed."""
 TIMEOUT_SECONDS = 60
+LOGIN_REMEDY = "run `gcloud auth login`"
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ def _ask(
     else:
         failed: Verdict = ("unknown" if optional else "failed"), result.last_line
         state, said = judge_failure(result.errors or result.output) or failed
+        if refusal(result.output + result.errors) is Refusal.LOGIN:
+            state, remedy = "failed", LOGIN_REMEDY
     return CheckLine(name, state, said, "" if state == "ok" else remedy)
 
 
@@ -75,12 +79,18 @@ def run_checks(
 ) -> Iterator[CheckLine]:
     """Ask, one question after another: a line each, those of `problems`, which are known already, first. Where nobody
     is logged in or no project is known, the rest is not asked. `places` are the URLs of data and output, by key."""
-    ask = partial(_ask, run)
     yield from (CheckLine("configuration", "failed", problem) for problem in problems)
+    for line in _questions(partial(_ask, run), launch, places):
+        yield line
+        if line.remedy == LOGIN_REMEDY:  # a login that has expired is active all the same, until Google is asked
+            return
+
+
+def _questions(
+    ask: Callable[..., CheckLine], launch: TpuLaunch, places: Mapping[str, str | None]
+) -> Iterator[CheckLine]:
     words = ("auth", "list", "--filter=status:ACTIVE", "--format=value(account)")
-    yield (line := ask("login", words, "run `gcloud auth login`", _something("active account")))
-    if line.state != "ok":
-        return
+    yield ask("login", words, LOGIN_REMEDY, _something("active account"))
     if launch.project is None:
         remedy = "give --project, or run `gcloud config set project P`"
         line = ask("project", ("config", "get-value", "project"), remedy, _something("project"))

@@ -54,9 +54,10 @@ class Result:
 
     @property
     def last_line(self) -> str:
-        """The last line it said, for an error message."""
+        """What it said of its failure: gcloud's line of the error, which advice may follow, or the last line."""
         lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
-        return lines[-1] if lines else "it said nothing"
+        errors = [line for line in lines if line.startswith("ERROR: ")]
+        return (errors or lines or ["it said nothing"])[-1]
 
 
 def require_program(name: str, where_from: str) -> None:

@@ -87,6 +87,21 @@ def test_a_host_that_has_ended_ends_the_other_as_it_did(pair, error, status, sai
     assert said in first.told[0]
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_host_0_is_gone_at_once_and_its_own_words_are_repeated_where_it_had_some(pair, told):
+    """Only where it could write no event itself, another host does."""
+    first, second = pair(0), pair(1, lost_seconds=60)
+    with second.watching():
+        first._exchange(0)
+        assert until(lambda: bool(second._hosts[0].name))
+        if told:
+            first._tell({"status": 75, "error": "the bucket does not answer", "follows": False})
+            assert until(lambda: 0 in second._ended)
+        assert second._coordinator_cut()
+    assert second.left == [75 if told else LOST_STATUS] and len(second.told) == (not told)
+    assert second._coordinator_cut() is False  # it has ended its part: what follows is JAX's
+
+
 def test_a_host_that_is_done_is_not_missed_and_one_that_fails_itself_keeps_its_own_words(pair):
     first, second = pair(0, lost_seconds=0.1), pair(1)
     with first.watching():

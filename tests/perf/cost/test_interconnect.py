@@ -160,6 +160,57 @@ ENTRY e {
     assert overlap(program, lambda i: 10 * transfer, V6E_4)["f"].exposed_seconds == pytest.approx(START_SECONDS)
 
 
+@pytest.mark.parametrize("trips", [1, 8])
+def test_a_gather_that_is_spread_over_the_kernels_of_a_loop_is_one(trips):
+    """As libtpu spreads it: start, a part in each turn of a loop, done; each kernel holds the whole gather."""
+    text = """
+HloModule m, is_scheduled=true, num_partitions=4
+first {
+  a = bf16[1024,1024]{1,0} parameter(0)
+  ROOT g = bf16[4096,1024]{1,0} all-gather(a), channel_id=7, replica_groups=[1,4]<=[4], dimensions={0}, use_global_device_ids=true
+}
+part {
+  a = bf16[1024,1024]{1,0} parameter(0)
+  w = bf16[1024,1024]{1,0} parameter(1)
+  g = bf16[4096,1024]{1,0} all-gather(a), channel_id=7, replica_groups=[1,4]<=[4], dimensions={0}, use_global_device_ids=true
+  ROOT d = bf16[1024,1024]{1,0} dot(a, w), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+body {
+  s = (s32[], bf16[1024,1024]{1,0}) parameter(0)
+  n = s32[] get-tuple-element(s), index=0
+  a = bf16[1024,1024]{1,0} get-tuple-element(s), index=1
+  piece = bf16[1024,1024]{1,0} fusion(a, a), kind=kOutput, calls=part
+  one = s32[] constant(1)
+  next = s32[] add(n, one)
+  ROOT t = (s32[], bf16[1024,1024]{1,0}) tuple(next, piece)
+}
+cond {
+  s = (s32[], bf16[1024,1024]{1,0}) parameter(0)
+  n = s32[] get-tuple-element(s), index=0
+  most = s32[] constant(TRIPS)
+  ROOT p = pred[] compare(n, most), direction=LT
+}
+ENTRY e {
+  a = bf16[1024,1024]{1,0} parameter(0)
+  zero = s32[] constant(0)
+  async-collective-start = bf16[4096,1024]{1,0} fusion(a), kind=kLoop, calls=first
+  s = (s32[], bf16[1024,1024]{1,0}) tuple(zero, a)
+  w = (s32[], bf16[1024,1024]{1,0}) while(s), condition=cond, body=body
+  async-collective-done = bf16[4096,1024]{1,0} fusion(a), kind=kLoop, calls=first
+  ROOT r = bf16[1024,1024]{1,0} get-tuple-element(w), index=1
+}
+"""  # noqa: E501 - HLO text breaks lines where it may not be broken
+    program = program_from_text(text.replace("TRIPS", str(trips)), "inline")
+    transfer = 3 * 2 * MIB / (2 * RING) + 2 * HOP_SECONDS
+    for seconds in (transfer / 2 / trips, transfer):
+        times = overlap(program, lambda i, seconds=seconds: seconds if i.name == "piece" else 0.0, V6E_4)
+        assert set(times) == {"async-collective-start", "async-collective-done"}
+        waits = max(0.0, transfer - trips * seconds) + START_SECONDS
+        assert times["async-collective-done"].exposed_seconds == pytest.approx(waits)
+        assert times["async-collective-start"].hidden_seconds == pytest.approx(min(transfer, trips * seconds))
+        assert sum(one.link_bytes for one in times.values()) == pytest.approx(3 * 2 * MIB)
+
+
 def test_places_are_those_that_libtpu_gives_its_devices():
     # (id, coords) of get_topology_desc for v6e:4x8 and v5p:2x2x2, libtpu 0.0.46
     v6e = [coordinates(i, slice_named("v6e-32")) for i in (1, 4, 5, 27, 31)]

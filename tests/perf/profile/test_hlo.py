@@ -6,7 +6,7 @@ from trace_builder import serialise_program
 from tomat.base.errors import TomatError
 from tomat.perf.profile.hlo_costs import instruction_flops
 from tomat.perf.profile.hlo_files import load_program, program_from_bytes, program_from_text
-from tomat.perf.profile.hlo_kernels import executed_kernels, loop_notes
+from tomat.perf.profile.hlo_kernels import executed_kernels, loop_notes, trip_count
 from tomat.perf.profile.protos import new_message
 
 
@@ -81,3 +81,76 @@ def test_stack_frames_that_lead_back_end(v6e_program):
     program = program_from_bytes(message.SerializeToString(), "x.pb")
     found = [i for body in program.computations.values() for i in body if i.frame_id]
     assert found and all(len(program.frames(i)) <= len(frames) for i in found)
+
+
+TRIANGLE = """
+HloModule m, is_scheduled=true
+inner_body {
+  s = (s32[], s32[], f32[8]{0}) parameter(0)
+  j = s32[] get-tuple-element(s), index=0
+  end = s32[] get-tuple-element(s), index=1
+  x = f32[8]{0} get-tuple-element(s), index=2
+  one = s32[] constant(1)
+  next = s32[] add(j, one)
+  y = f32[8]{0} add(x, x)
+  ROOT t = (s32[], s32[], f32[8]{0}) tuple(next, end, y)
+}
+inner_cond {
+  s = (s32[], s32[], f32[8]{0}) parameter(0)
+  j = s32[] get-tuple-element(s), index=0
+  end = s32[] get-tuple-element(s), index=1
+  ROOT p = pred[] compare(j, end), direction=LT
+}
+outer_body {
+  s = (s32[], f32[8]{0}) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  x = f32[8]{0} get-tuple-element(s), index=1
+  one = s32[] constant(1)
+  most = s32[] constant(MOST)
+  next = s32[] add(i, one)
+  FIRST
+  LAST
+  state = (s32[], s32[], f32[8]{0}) tuple(first, last, x)
+  inner = (s32[], s32[], f32[8]{0}) while(state), condition=inner_cond, body=inner_body
+  y = f32[8]{0} get-tuple-element(inner), index=2
+  ROOT t = (s32[], f32[8]{0}) tuple(next, y)
+}
+outer_cond {
+  s = (s32[], f32[8]{0}) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  most = s32[] constant(TURNS)
+  ROOT p = pred[] compare(i, most), direction=LT
+}
+ENTRY e {
+  x = f32[8]{0} parameter(0)
+  zero = s32[] constant(0)
+  s = (s32[], f32[8]{0}) tuple(zero, x)
+  outer = (s32[], f32[8]{0}) while(s), condition=outer_cond, body=outer_body
+  ROOT r = f32[8]{0} get-tuple-element(outer), index=1
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "counts"),
+    [
+        ("constant(0)", "minimum(next, most)", [1, 2, 3, 4, 5, 5, 5]),  # attention's keys, up to the diagonal
+        ("copy(i)", "constant(7)", [7, 6, 5, 4, 3, 2, 1]),  # its queries, from the diagonal on
+        ("copy(i)", "multiply(next, next)", [1, 3, 7, 13, 21, 31, 43]),
+        ("copy(i)", "subtract(most, next)", [4, 2, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_a_loop_that_the_turn_around_it_decides_runs_as_often_in_the_mean(first, last, counts):
+    text = TRIANGLE.replace("MOST", "5").replace("TURNS", str(len(counts)))
+    text = text.replace("FIRST", f"first = s32[] {first}").replace("LAST", f"last = s32[] {last}")
+    program = program_from_text(text, "inline")
+    assert trip_count(program, program.by_name["outer"]) == len(counts)
+    assert trip_count(program, program.by_name["inner"]) == pytest.approx(sum(counts) / len(counts))
+    adds = [kernel.executions for kernel in executed_kernels(program) if kernel.instruction.shape.dims == (8,)]
+    assert adds == pytest.approx([sum(counts)])
+
+
+def test_a_loop_that_data_decide_is_not_known():
+    text = TRIANGLE.replace("MOST", "5").replace("TURNS", "4").replace("FIRST", "first = s32[] constant(0)")
+    program = program_from_text(text.replace("LAST", "last = s32[] negate(next)"), "inline")
+    assert trip_count(program, program.by_name["inner"]) is None

@@ -137,12 +137,40 @@ def _executed(program: HloProgram, computation_id: int, times: float) -> Iterato
                 yield from _executed(program, called, times * share)
 
 
-def trip_count(program: HloProgram, loop: Instruction) -> int | None:
+def trip_count(program: HloProgram, loop: Instruction) -> float | None:
     """How often a `while` body runs: XLA's annotation, which TPU modules do not carry, else read off the condition,
-    where scans compare a counter in the loop's tuple with a constant; None if neither tells."""
+    where scans compare a counter in the loop's tuple with a constant; None if neither tells. Where the loop around it
+    decides how often (attention up to the diagonal goes from block 0 to i), the mean over that loop's turns."""
     known = loop.backend_config.get("known_trip_count", {}).get("n")
     if known is not None:
         return int(known) if 0 <= int(known) < MAX_TRIPS else None
+    span = _span(program, loop)
+    if span is None:
+        return None
+    counter, start, limit, step, inclusive = span
+    first, last = _constant(start), _constant(limit)
+    if first is not None and last is not None:
+        return len(range(0, max(0, last - first + inclusive), step))
+    outer = next(iter(program.callers.get(loop.computation_id, ())), None)
+    turns = _counter(program, outer) if outer is not None and outer.opcode == "while" else None
+    if outer is None or turns is None:
+        return None
+    starts, limits = (_in_turns(program, found, outer.called_ids[0], *turns) for found in (start, limit))
+    if starts is None or limits is None:
+        return None
+    counts = [len(range(0, max(0, to - at + inclusive), step)) for at, to in zip(starts, limits, strict=True)]
+    return sum(counts) / len(counts)
+
+
+MAX_TURNS = 4096
+"""Of a loop that decides how often one inside it runs: attention has a turn for each block of positions."""
+
+
+def _span(
+    program: HloProgram, loop: Instruction
+) -> tuple[int, tuple[Instruction, Path], tuple[Instruction, Path], int, int] | None:
+    """The element of its tuple that a loop counts with, from and to what, in which steps upwards, and 1 if the last
+    value is in it. One that counts down is turned round."""
     body_id, condition_id = loop.called_ids[0], loop.called_ids[1]
     compare = program.root(condition_id)
     if compare is None or compare.opcode != "compare" or len(compare.operand_ids) != 2:
@@ -151,15 +179,46 @@ def trip_count(program: HloProgram, loop: Instruction) -> int | None:
     counter, path = origin(program, left)
     if counter.opcode != "parameter" or counter.computation_id != condition_id or len(path) != 1:
         return None
-    limit = _constant(origin(program, right))
-    start = _constant(origin(program, program.operands(loop)[0], path))
     step = _step(program, body_id, path[0])
     direction = compare.proto.comparison_direction
-    if limit is None or start is None or not step or direction not in ("LT", "LE", "GT", "GE", "NE"):
+    if not step or direction not in ("LT", "LE", "GT", "GE", "NE"):
         return None
-    span = limit - start if direction in ("LT", "LE", "NE") else start - limit
-    inclusive = 1 if direction in ("LE", "GE") else 0
-    return max(0, -(-(span + inclusive) // abs(step)))
+    start, limit = origin(program, program.operands(loop)[0], path), origin(program, right)
+    if direction in ("GT", "GE"):
+        start, limit = limit, start
+    return path[0], start, limit, abs(step), 1 if direction in ("LE", "GE") else 0
+
+
+def _counter(program: HloProgram, loop: Instruction) -> tuple[int, list[int]] | None:
+    """The element of its tuple that a loop counts up with, and its value in each turn."""
+    span, trips = _span(program, loop), trip_count(program, loop)
+    step = None if span is None else _step(program, loop.called_ids[0], span[0])
+    start = None if span is None else _constant(span[1])
+    if span is None or step is None or step < 1 or start is None or not trips or trips != int(trips):
+        return None
+    return (span[0], [start + step * turn for turn in range(int(trips))]) if trips <= MAX_TURNS else None
+
+
+ARITHMETIC = {"add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "minimum": min, "maximum": max}
+
+
+def _in_turns(
+    program: HloProgram, found: tuple[Instruction, Path], body_id: int, counter: int, values: list[int]
+) -> list[int] | None:
+    """An integer that a loop's body makes of its counter, in each of its turns."""
+    instruction, path = found
+    if (constant := _constant(found)) is not None:
+        return [constant] * len(values)
+    if instruction.opcode == "parameter" and instruction.computation_id == body_id and path == (counter,):
+        return values
+    if instruction.opcode not in ARITHMETIC or path:
+        return None
+    sides = [
+        _in_turns(program, origin(program, one), body_id, counter, values) for one in program.operands(instruction)
+    ]
+    if len(sides) != 2 or sides[0] is None or sides[1] is None:
+        return None
+    return [ARITHMETIC[instruction.opcode](a, b) for a, b in zip(sides[0], sides[1], strict=True)]
 
 
 def _constant(found: tuple[Instruction, Path]) -> int | None:

@@ -128,7 +128,7 @@ class _DevicePlane:
             begin = now
             if instruction.opcode == "while":
                 body, condition = instruction.called_ids[:2]
-                for _ in range(trip_count(self.program, instruction) or 1):
+                for _ in range(round(trip_count(self.program, instruction) or 1)):
                     now = self._run(condition, now)
                     now = self._run(body, now)
                 now = self._run(condition, now)

@@ -95,7 +95,8 @@ class _Run:
                 if instruction.opcode == "conditional":
                     raise _UnknownTrips
                 trips = trip_count(program, instruction) if instruction.opcode == "while" else 1
-                for _ in range(self._traced_trips(instruction) if trips is None else trips):
+                # A mean over the turns of a loop around it is no count of one.
+                for _ in range(trips if isinstance(trips, int) else self._traced_trips(instruction)):
                     for called in instruction.called_ids:
                         yield from self._calls(called)
 

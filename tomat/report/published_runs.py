@@ -153,7 +153,9 @@ def _said() -> list[Part]:
 
 
 def _chart(found: Sequence[Beside], pods: Sequence[CalibrationRow]) -> Chart:
-    ends = [0.8 * min(one.run.step_seconds for one in found), 1.25 * max(one.run.step_seconds for one in found)]
+    own = [row for row in pods if row.step_ratio is not None]
+    measured = [one.run.step_seconds for one in found] + [row.measured["step_seconds"] for row in own]
+    ends = [0.8 * min(measured), 1.25 * max(measured)]
     series = [Series("equal", ends, ends, colour="#8a929b", dotted=True)]
     for chip in sorted({one.chip for one in found}):
         its = [one for one in found if one.chip == chip]
@@ -171,7 +173,6 @@ def _chart(found: Sequence[Beside], pods: Sequence[CalibrationRow]) -> Chart:
                 x_ranges=[(one.planned.low, one.planned.high) for one in its],
             )
         )
-    own = [row for row in pods if row.step_ratio is not None]
     if own:
         at = [row.predicted["model_seconds"] for row in own], [row.measured["step_seconds"] for row in own]
         series.append(Series("pods on record", *at, "crosses", "#000000", texts=[row.name for row in own]))

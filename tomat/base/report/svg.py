@@ -41,7 +41,7 @@ def _draw(axes: "Axes", chart: Chart) -> None:
                 left += series.x[0]
             case "histogram":
                 axes.hist(series.x, bins=min(40, max(5, len(series.x) // 2)), **common)
-            case "points" if not series.y_ranges:
+            case "points" if not (series.x_ranges or series.y_ranges):
                 areas = [max(4.0, 1500 * area) for area in series.areas] or 16.0
                 axes.scatter(series.x, series.y, s=areas, alpha=0.7, lw=0, **common)
             case "crosses":
@@ -76,7 +76,7 @@ def _draw_line(axes: "Axes", series: Series, common: dict[str, Any]) -> None:
         style["drawstyle"] = "steps-post"
     style["ls"] = "" if series.mark == "points" else ":" if series.dotted else "-"
     values = [math.nan if one is None else one for one in series.y]
-    if not series.y_ranges:
+    if not (series.x_ranges or series.y_ranges):
         axes.plot(series.x, values, **style)
         return
     bars = {

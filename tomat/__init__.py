@@ -13,7 +13,7 @@
 
 import importlib
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Their types are in `__init__.pyi`.
 _PLACES = {

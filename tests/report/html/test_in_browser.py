@@ -1,6 +1,7 @@
 """What a browser says of pages: nothing sticks out sideways, no text is too pale, and its console is empty."""
 
 import gzip
+import json
 import os
 import shutil
 import socket
@@ -16,6 +17,11 @@ from tiny_run import tomat
 
 from tomat.app.cli import main
 from tomat.data.density.outputs import write_density
+from tomat.perf.cost.memory import LIVE_AT_PEAK, Buffer, MemoryReport
+from tomat.perf.plan.host import host_dict
+from tomat.perf.plan.plan import Interval
+from tomat.report.html.document import page_html
+from tomat.report.html.kinds import page_of
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
 ROOT = Path(__file__).parents[3]
@@ -72,6 +78,23 @@ def test_a_page_is_sound(chromium, made, monkeypatch, words):
     monkeypatch.chdir(made)
     assert main(["page", *map(str, words), "--output", "page.html"]) == 0
     assert_sound(chromium, (made / "page.html").as_uri())
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_page_of_a_plan_is_sound(chromium, tmp_path, step, fits):
+    buffer = Buffer(2**30, 2**29, "bf16[8]", "fusion.9", "fusion", "jit(step)/x", "model.py:3")
+    timeline = ((0.0, 2**30), (0.5, 2**31), (0.9, 2**30))
+    sizes = 2**30, 0, 0, 2**30, 2**20, 2**31
+    memory = MemoryReport(fits, 3 * 2**30, (4 if fits else 2) * 2**30, *sizes, (buffer,), LIVE_AT_PEAK, timeline)
+    span = {"estimate": 5e-3, "low": 4e-3, "high": 6e-3}
+    report = {
+        "program_key": "x", "run_name": "planned", "memory": memory.to_dict(), "slice": "v6e-4", "n_chips": 4,
+        "breakdown": step.to_dict() if fits else None, "step_seconds": span if fits else None,
+        "mfu_full": span if fits else None, **(host_dict(1, Interval(**span)) if fits else {}),
+    }  # fmt: skip
+    (tmp_path / "plan.json").write_text(json.dumps(report))
+    (tmp_path / "page.html").write_text(page_html(page_of(str(tmp_path / "plan.json"))))
+    assert_sound(chromium, (tmp_path / "page.html").as_uri())
 
 
 def test_the_dashboard_is_sound(chromium, tmp_path):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tomat.base.errors import TomatError
-from tomat.base.retries import files_at
+from tomat.base.retries import first_contact
 
 DUAL_REGIONS: Mapping[str, tuple[str, ...]] = {
     "nam4": ("us-central1", "us-east1"),
@@ -60,10 +60,13 @@ def bucket_region(url: str) -> str | None:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("gs", "gcs"):
         return "amazon s3" if separator and scheme == "s3" else None
+    import fsspec
+
     # gcsfs logs what it raises, with a traceback; that the region is not known is no news.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
-        filesystem, _ = files_at(url)
+        first_contact(url)
+        filesystem, _ = fsspec.core.url_to_fs(url)
         answer = filesystem.call("GET", "b/{}", rest.split("/")[0], json_out=True)
         return str(answer["location"]).lower()
     # A reader of objects need not be allowed to read the bucket itself; gcsfs has an exception of its own for each way.

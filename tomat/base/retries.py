@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 from urllib.parse import urlsplit
 
 from tomat.base.errors import PASSING_ERRNOS, STORAGE_TRIES, RetryableError, causes
@@ -38,14 +37,6 @@ class UnreachableError(RetryableError):
 def storage_host() -> str:
     """Where buckets are asked for: Cloud Storage, or `STORAGE_EMULATOR_HOST` as in Google's own libraries."""
     return os.environ.get("STORAGE_EMULATOR_HOST", STORAGE_HOST)
-
-
-def files_at(url: str) -> tuple[Any, str]:
-    """The file system of fsspec that a folder or URL lies on, and its path there, after `first_contact`."""
-    import fsspec
-
-    first_contact(url)
-    return fsspec.core.url_to_fs(url)
 
 
 def first_contact(url: str) -> None:

@@ -5,12 +5,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.request import url2pathname
 
 import tensorstore as ts
 
 from tomat.base.errors import PASSING_ERRNOS, STORAGE_TRIES, RetryableError, TomatError
-from tomat.base.retries import first_contact
 
 ARRAY_NAME = "tokens.zarr"
 MANIFEST_NAME = "manifest.json"
@@ -120,6 +120,22 @@ def storage_error(what: str, error: Exception, remedy: str) -> TomatError:
     return TomatError(f"{what}: {cause}.{f' {remedy}' if remedy else ''}")
 
 
+def files_at(url: str) -> tuple[Any, str]:
+    """The file system of fsspec that a folder or URL lies on, and its path there, after `first_contact`."""
+    import fsspec
+
+    _look_for_host(url)
+    return fsspec.core.url_to_fs(url)
+
+
+def _look_for_host(url: str) -> None:
+    """`first_contact` of a bucket; what a local folder needs does not import it."""
+    if url.startswith(("gs://", "gcs://")):
+        from tomat.base.retries import first_contact
+
+        first_contact(url)
+
+
 class Store:
     """The objects of one data set in a folder or `gs://` URL, by name. Whatever cannot be read or written is a
     `TomatError` or, where the storage does not answer after so many tries, a `RetryableError`."""
@@ -127,7 +143,7 @@ class Store:
     def __init__(self, place: str | Path, tries: int = STORAGE_TRIES) -> None:
         self.url = store_url(place)
         self.context = retry_context(tries)
-        first_contact(self.url)
+        _look_for_host(self.url)
         with explaining_storage(f"Cannot open {self.url}"):
             self.objects = ts.KvStore.open(self.url, context=self.context).result()
 

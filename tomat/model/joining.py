@@ -13,10 +13,11 @@ from tomat.base.errors import RetryableError
 from tomat.base.layout import COORDINATOR_PORT
 from tomat.base.reporting import console
 from tomat.base.stages import StartStages
-from tomat.model.relay import Relay
 
 if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
     from levanter.distributed import DistributedConfig
+
+    from tomat.model.relay import Relay
 
 JOIN_SECONDS = 300.0
 """How long the processes of a run may take to find one another. Levanter (0.2.227) gives them half an hour, in silence;
@@ -26,7 +27,7 @@ OPEN_SECONDS = 600.0
 HEARTBEAT_SECONDS = 300
 """After which JAX ends a process because of another that is gone, by SIGABRT and a page of stacks; `HostWatch` knows it
 sooner, and says so in a line."""
-_relays: list[Relay] = []
+_relays: "list[Relay]" = []
 """This process's own, if it has one: `jax.distributed` starts once in a process."""
 
 
@@ -163,6 +164,8 @@ def join_processes(distributed: "DistributedConfig", stages: StartStages | None 
         begin(f"waiting for {where}", JOIN_SECONDS, how.missing)
     address = how.address
     if address is not None and how.index is not None and how.index > 0:
+        from tomat.model.relay import Relay  # of a pod alone
+
         host, _, port = address.rpartition(":")
         _relays.append(Relay(host.strip("[]"), int(port)))
         address = _relays[-1].address

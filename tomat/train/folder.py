@@ -19,8 +19,7 @@ import jax
 from tomat.base import layout
 from tomat.base.errors import TomatError
 from tomat.base.reporting import warn, write_bytes, writing
-from tomat.base.retries import files_at
-from tomat.base.storage import explaining_storage, is_remote
+from tomat.base.storage import explaining_storage, files_at, is_remote
 from tomat.model.devices import found_devices
 from tomat.train.preemption import StopRequest
 from tomat.train.runs.devices import devices_details

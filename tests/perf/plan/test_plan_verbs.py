@@ -118,8 +118,11 @@ CELL = ["--grid", "8", "8", "8", "--atoms", "2"]
     [
         (["--kernels", "small.yaml"], "--kernels is for --calibrate"),
         (["--calibrate", "--chip", "v6e"], "--chip v6e chooses rows of --kernels"),
-        (["--sweep", "small.yaml", "--calibrate"], "--sweep plans the rows of a file; leave out --calibrate"),
-        (["--row", "big"], "--row big is a row of a sweep; give its file with --sweep"),
+        (
+            ["--sweep", "small.yaml", "--calibrate"],
+            "--sweep, --runs and --calibrate or --record each plan rows of their own; give one of them",
+        ),
+        (["--row", "big"], "--row big is a row of --sweep or --runs; give its file"),
         (["--grid", "8", "8", "8"], "--grid is for --decode"),
         (["--decode", "--grid", "8", "8", "8"], "give --atoms N, or --structure FILE"),
         ([*CELL, "--decode", "--max_batch"], "which has no --max_batch"),

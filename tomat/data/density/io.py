@@ -9,7 +9,7 @@ from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, first_line
-from tomat.base.retries import STORAGE_TRIES, files_at, with_retries
+from tomat.base.retries import STORAGE_TRIES, first_contact, with_retries
 from tomat.data.density.chgcar import Parts, read_chgcar, read_parts
 from tomat.data.density.cube import SUFFIXES as CUBE_SUFFIXES
 from tomat.data.density.cube import read_cube, read_cube_parts
@@ -187,10 +187,12 @@ def densities_below(root: str, suffixes: str | tuple[str, ...], tries: int = STO
 
 def asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) -> Answer:
     """What `ask` says of the file system that a path or URL lies on, and its path there; tried again in an outage."""
+    import fsspec
 
     def answer() -> Answer:
         try:
-            return ask(*files_at(place))
+            first_contact(place)
+            return ask(*fsspec.core.url_to_fs(place))
         except FileNotFoundError as error:
             raise TomatError(f"There is no {place}. Give a path or URL that this user can read.") from error
         except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.retries import files_at
+from tomat.base.retries import first_contact
 from tomat.data.density.checks import density_of
 from tomat.data.density.chgcar import Location, Parts
 from tomat.data.density.crystal import structure_from_dict
@@ -65,8 +65,11 @@ def _values(nested: Any, source: str) -> np.ndarray:
 
 def _load(source: str) -> tuple[Any, Any, Any, Any]:
     """The document, the `Chgcar` in it, its structure, and the nested values of its total density."""
+    import fsspec.core
+
     try:
-        filesystem, path = files_at(source)
+        first_contact(source)
+        filesystem, path = fsspec.core.url_to_fs(source)
         raw = filesystem.cat_file(path)
     except FileNotFoundError as error:
         raise TomatError(f"no density at {source}; expected a file.") from error

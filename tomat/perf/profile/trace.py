@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.retries import files_at
-from tomat.base.storage import explaining_storage
+from tomat.base.storage import explaining_storage, files_at
 from tomat.perf.profile.hlo_files import XPLANE_SUFFIX, program_from_bytes, unpacked
 from tomat.perf.profile.planes import DEVICE_PLANE, Plane, as_integer, number_or_none, read_planes
 from tomat.perf.profile.protos import new_message

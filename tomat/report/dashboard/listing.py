@@ -23,8 +23,7 @@ from tomat.base.documents import is_figure, mapping, parse_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, HISTORY_FILE, METRICS_FILE
 from tomat.base.reporting import first_line, write_text
-from tomat.base.retries import files_at
-from tomat.base.storage import explaining_storage, is_remote
+from tomat.base.storage import explaining_storage, files_at, is_remote
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import asked_but_not_found
 from tomat.train.runs.history import parse_metrics, read_events

@@ -3,8 +3,7 @@
 import threading
 
 from tomat.base.layout import METRICS_FILE
-from tomat.base.retries import files_at
-from tomat.base.storage import explaining_storage
+from tomat.base.storage import explaining_storage, files_at
 from tomat.report.dashboard.listing import own_path
 from tomat.report.html.metrics import CurveReader, Metrics, kept_points
 

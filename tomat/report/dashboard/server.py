@@ -27,8 +27,7 @@ from starlette.routing import Route
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import HTML_FILE, LOSS_FIGURE, PAGE_FILE
 from tomat.base.reporting import console, counted, to_jsonable
-from tomat.base.retries import files_at
-from tomat.base.storage import explaining_storage
+from tomat.base.storage import explaining_storage, files_at
 from tomat.report.dashboard.listing import Listing, RunRow, own_path
 from tomat.report.dashboard.live import LiveLog, drawn_curves
 from tomat.report.dashboard.pages import facts_of, order_of, run_page, runs_page

@@ -6,8 +6,7 @@ from tomat.base.documents import mapping, read_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, HTML_FILE
 from tomat.base.report.model import Report
-from tomat.base.retries import files_at
-from tomat.base.storage import explaining_storage
+from tomat.base.storage import explaining_storage, files_at
 from tomat.data.density.rules import ReadRules
 from tomat.perf.plan.calibration import RECORD_FILE as CALIBRATION_FILE
 from tomat.perf.plan.calibration import Calibration

@@ -10,8 +10,7 @@ import numpy as np
 
 from tomat.base.documents import is_figure
 from tomat.base.layout import METRICS_FILE
-from tomat.base.retries import files_at
-from tomat.base.storage import explaining_storage
+from tomat.base.storage import explaining_storage, files_at
 from tomat.train.runs.history import metrics_row
 
 NOT_CURVES = ("step", "global_step", "run_progress")

@@ -14,9 +14,8 @@ from tomat.base.overrides import read_yaml
 from tomat.base.records import typed
 from tomat.base.report.formats import number, share, significant
 from tomat.base.report.model import Axis, Chart, Code, Column, Facts, Note, Report, Section, Series, Table
-from tomat.base.retries import files_at
 from tomat.base.shipped import shipped_configurations
-from tomat.base.storage import explaining_storage
+from tomat.base.storage import explaining_storage, files_at
 from tomat.predict.evaluation.free_running import FreeRunningMaterial, FreeRunningResult
 from tomat.predict.evaluation.result import LABEL, TeacherForcedResult
 from tomat.report.html.density import kept_density_section

@@ -22,8 +22,7 @@ from levanter.callbacks.progress_watchdog import ProgressTimeout, ProgressWatchd
 from tomat.base.layout import HISTORY_FILE, HUNG_STATUS
 from tomat.base.ports.jax import joined_as
 from tomat.base.reporting import warn
-from tomat.base.retries import files_at
-from tomat.base.storage import is_remote
+from tomat.base.storage import files_at, is_remote
 from tomat.train.folder import RunFolder
 from tomat.train.runs.history import append_event
 from tomat.train.tracking import BACKEND_COMPILE_EVENT, listening_to_durations

@@ -29,8 +29,15 @@ from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CHECKSUM_FILE, MANIFEST_FILE, METADATA_FILE, UNMARKED_FILE
 from tomat.base.records import Count, typed, typed_text
 from tomat.base.reporting import warn
-from tomat.base.retries import files_at
-from tomat.base.storage import READ_REMEDY, Store, explaining_storage, local_target, short_message, storage_error
+from tomat.base.storage import (
+    READ_REMEDY,
+    Store,
+    explaining_storage,
+    files_at,
+    local_target,
+    short_message,
+    storage_error,
+)
 
 _REMOVAL_TRIES = 3
 """How often a removal is tried; each request in it is tried by the file system as often as that sees fit."""

@@ -17,8 +17,7 @@ from tomat.base.documents import append_whole_line, read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.layout import HISTORY_FILE
 from tomat.base.reporting import to_jsonable, write_text, writing
-from tomat.base.retries import files_at
-from tomat.base.storage import READ_REMEDY, explaining_storage
+from tomat.base.storage import READ_REMEDY, explaining_storage, files_at
 
 Row = dict[str, Any]
 Event = Row

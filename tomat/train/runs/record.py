@@ -8,8 +8,7 @@ from typing import Any
 from tomat.base.documents import mapping, parse_yaml
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, METRICS_FILE
-from tomat.base.retries import files_at
-from tomat.base.storage import READ_REMEDY, explaining_storage
+from tomat.base.storage import READ_REMEDY, explaining_storage, files_at
 from tomat.train.runs.devices import RanSteps, ran_steps
 from tomat.train.runs.history import Event, Row, file_content, parse_metrics, read_history
 

@@ -25,9 +25,8 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import LOG_FILE, LOG_FOLDER
 from tomat.base.overrides import parse_overrides, read_yaml
 from tomat.base.reporting import writing
-from tomat.base.retries import files_at
 from tomat.base.shipped import commit
-from tomat.base.storage import READ_REMEDY, explaining_storage, is_remote
+from tomat.base.storage import READ_REMEDY, explaining_storage, files_at, is_remote
 from tomat.train.runs.history import Row, parse_log, stamped_line
 from tomat.train.runs.record import RunRecord, find_runs, read_record
 from tomat.train.runs.summary import Figures, outcome

@@ -96,6 +96,7 @@ def test_what_cannot_be_planned_says_why_and_stays_in_the_list(table):
         ({"date": "June"}, "YYYY-MM-DD"),
         ({"slice": "v5p-31"}, "v5p-31"),
         ({"chip": "v9", "slice": "v9-8"}, "v9-8"),
+        ({"chip": "", "slice": "none"}, "'none' is not known"),
         ({"id": "run-0"}, "run-0 too"),
     ],
 )

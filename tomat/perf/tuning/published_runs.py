@@ -267,7 +267,8 @@ def _why_not(row: _Row, optimizer: str) -> str:
     try:
         slice_ = slice_named(row.slice)
     except TomatError as error:
-        return "a GPU's step, which is not planned" if row.chip[0] in "HAB" else str(error)
+        is_tpu = row.chip.lower().startswith(("v", "tpu"))
+        return str(error) if is_tpu or not row.chip else "a GPU's step, which is not planned"
     if slice_.n_chips != row.num_chips:
         raise TomatError(
             f"{row.id}: num_chips is {row.num_chips}, and a {row.slice} has {slice_.n_chips}; correct one."

@@ -244,6 +244,15 @@ def _kept(result, command, world, seen):
     return result
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_command_that_runs_past_its_time_is_ended_with_what_it_has_started(quiet):
+    """gcloud leaves its ssh behind, which would keep the output open."""
+    began = time.monotonic()
+    result = run_command(Command("a", ("bash", "-c", "echo begun; sleep 50 & sleep 60; true"), 1, quiet))
+    assert result.status == 124 and result.output.startswith("begun") and "within 1 s" in result.last_line
+    assert time.monotonic() - began < 30
+
+
 def test_output_that_is_no_text_is_read():
     for quiet in (False, True):
         assert run_command(Command("a", ("printf", r"\377 [/x]"), 10, quiet)).output == "\ufffd [/x]"

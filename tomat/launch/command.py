@@ -1,8 +1,12 @@
 """One external command: what a dry run prints and what an execution runs are the same object."""
 
 import contextlib
+import json
+import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +21,10 @@ KEPT_LINES = 30
 """Last lines of a shown command's output that are kept for the error message."""
 TIMEOUT_STATUS = 124
 """Status of a command that ran past its time, as of coreutils' `timeout`."""
+_ERROR_OF_OPERATION = re.compile(r"^(?P<error>ERROR: \(\S+\)) (?P<json>\{$.*?^\})$", re.MULTILINE | re.DOTALL)
+"""How gcloud prints what a long operation ended with: code and message, over several lines."""
+_OF_A_WORKER = "##### "
+"""Begins gcloud's line about a host whose command failed, below what the command said itself."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +63,19 @@ class Result:
     @property
     def last_line(self) -> str:
         """What it said of its failure: gcloud's line of the error, which advice may follow, or the last line."""
-        lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
+        said = _ERROR_OF_OPERATION.sub(_of_operation, self.errors or self.output)
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR: ")]
-        return (errors or lines or ["it said nothing"])[-1]
+        own = [line for line in lines if not line.startswith(_OF_A_WORKER)]
+        return (errors or own or lines or ["it said nothing"])[-1]
+
+
+def _of_operation(found: re.Match[str]) -> str:
+    """The error in one line."""
+    try:
+        return f"{found['error']} {json.loads(found['json'])['message']}"
+    except (ValueError, KeyError):
+        return found[0]
 
 
 def require_program(name: str, where_from: str) -> None:
@@ -66,33 +84,53 @@ def require_program(name: str, where_from: str) -> None:
 
 
 def run_command(command: Command) -> Result:
-    """Run a command to its end, showing its output as it comes unless it is quiet."""
+    """Run a command to its end, showing its output as it comes unless it is quiet. Past its time it is killed with all
+    that it has started: gcloud leaves its ssh to a host that hangs, and that would keep the output open for hours."""
     streams: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "cwd": command.folder}
-    if command.quiet:
-        streams |= {"input": command.stdin, "timeout": command.timeout_seconds}
+    streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE if command.quiet else subprocess.STDOUT}
+    streams["stdin"] = subprocess.PIPE if command.quiet else subprocess.DEVNULL
+    # A session of its own: what gcloud starts is in its group, and Ctrl-C ends the launcher first, which ends these.
+    with subprocess.Popen(command.argv, start_new_session=True, **streams) as process:
         try:
-            done = subprocess.run(command.argv, capture_output=True, **streams)
-        except subprocess.TimeoutExpired as late:
-            so_far = (late.stdout or b"").decode(errors="replace")  # bytes, whatever the encoding
-            return Result(TIMEOUT_STATUS, so_far, f"no answer within {command.timeout_seconds:.0f} s")
-        return Result(done.returncode, done.stdout, done.stderr)
+            return _quietly(command, process) if command.quiet else _shown(command, process)
+        except BaseException:
+            _kill(process)
+            raise
+
+
+def _quietly(command: Command, process: subprocess.Popen[str]) -> Result:
+    try:
+        output, errors = process.communicate(command.stdin, timeout=command.timeout_seconds)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        output, _ = process.communicate()
+        return Result(TIMEOUT_STATUS, output, f"no answer within {command.timeout_seconds:.0f} s")
+    return Result(process.returncode, output, errors)
+
+
+def _shown(command: Command, process: subprocess.Popen[str]) -> Result:
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     began = time.monotonic()
-    streams |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command.argv, **streams) as process:
-        timer = threading.Timer(command.timeout_seconds, process.kill)
-        timer.start()
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                kept.append(line)
-                # That nobody can read it any more does not end the command.
-                with contextlib.suppress(OSError, ValueError):
-                    sys.stdout.write(line)
-                    sys.stdout.flush()
-            status = process.wait()
-        finally:
-            timer.cancel()
+    timer = threading.Timer(command.timeout_seconds, _kill, (process,))
+    timer.start()
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            kept.append(line)
+            # That nobody can read it any more does not end the command.
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.write(line)
+                sys.stdout.flush()
+        status = process.wait()
+    finally:
+        timer.cancel()
     if time.monotonic() - began >= command.timeout_seconds:
         return Result(TIMEOUT_STATUS, "".join(kept) + f"no end within {command.timeout_seconds:.0f} s\n")
     return Result(status, "".join(kept))
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """With everything in its group; not once it has been waited for, when its number may be another's."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

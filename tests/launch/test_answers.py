@@ -34,6 +34,13 @@ from tomat.launch.answers import Refusal, quota_words, refusal
         ("ALREADY_EXISTS: Resource already exists", Refusal.EXISTS),
         ("There was a problem refreshing your current auth tokens: Reauthentication failed", Refusal.LOGIN),
         ("PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", Refusal.OTHER),
+        # A cut network, as it is told where the token of the hour before has to be renewed first.
+        (
+            "There was a problem refreshing your current auth tokens: HTTPSConnectionPool(host='oauth2.googleapis.com'"
+            ", port=443): Max retries exceeded with url: /token (Caused by NameResolutionError(...))\nPlease run:\n\n"
+            "  $ gcloud auth login",
+            Refusal.UNREACHABLE,
+        ),
     ],
 )
 def test_what_a_refusal_means(said, meaning):

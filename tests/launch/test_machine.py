@@ -61,3 +61,11 @@ def test_a_slice_that_cannot_be_deleted_is_waited_for_and_then_given_up(machine)
     ending, why = tried.get()
     assert ending is Ending.FAILED and "not deleted in 10 attempts" in why
     assert tried.clock.now() > 1e9
+
+
+def test_a_network_that_is_cut_as_a_slice_is_asked_for_ends_no_launch(machine):
+    """gcloud tells of it as of a login that has expired; the next attempt waits."""
+    states = iter([Result(1, "", "NOT_FOUND")] * 2)
+    cut = Result(1, "There was a problem refreshing your current auth tokens: Max retries exceeded with url: /token")
+    tried = machine(lambda verb: next(states) if verb == "describe" else cut)
+    assert tried.get() == (Ending.NO_CAPACITY, f"us-east5-b: {cut.last_line}") and not tried.held

@@ -1,4 +1,4 @@
-"""What Google's refusals of a slice mean: never, not now, or there already."""
+"""What Google's refusals of a slice mean: never, not now, or there already; and that it did not answer."""
 
 import enum
 import re
@@ -25,6 +25,15 @@ _WAIT = (
     "requests per minute",
     "resource_exhausted",
 )
+_UNREACHABLE = (
+    # What gcloud 528 says where the network is cut: as it renews its token, that in vain, with the advice to log in; as
+    # it asks, that it crashed; and after half a minute of answers of 500 or more, the last of these.
+    "max retries exceeded",
+    "failed to establish a new connection",
+    "connection aborted",
+    "network connectivity issues",
+    "gcloud crashed",
+)
 _EXISTS = ("already_exists", "already exists")
 _LOGIN = (
     # Of gcloud itself, where a login has expired or there is none.
@@ -41,6 +50,8 @@ class Refusal(enum.Enum):
     """The project has no right to it; asking again is of no use."""
     NO_CAPACITY = "no capacity"
     """There is none now."""
+    UNREACHABLE = "unreachable"
+    """Google was not asked, or did not answer; a request may have reached it all the same."""
     EXISTS = "exists"
     """Something of that name is there."""
     LOGIN = "login"
@@ -52,7 +63,12 @@ def refusal(said: str) -> Refusal:
     lower = said.lower()
     if _QUOTA.search(said):
         return Refusal.QUOTA
-    for meaning, words in ((Refusal.EXISTS, _EXISTS), (Refusal.NO_CAPACITY, _WAIT), (Refusal.LOGIN, _LOGIN)):
+    for meaning, words in (
+        (Refusal.EXISTS, _EXISTS),
+        (Refusal.NO_CAPACITY, _WAIT),
+        (Refusal.UNREACHABLE, _UNREACHABLE),  # before a login: gcloud advises one for a token that it cannot renew
+        (Refusal.LOGIN, _LOGIN),
+    ):
         if any(one in lower for one in words):
             return meaning
     return Refusal.OTHER

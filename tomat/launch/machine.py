@@ -206,7 +206,7 @@ class Machine:
         if may_be_there and not self.give_back():
             return None
         self._released()
-        if meaning is Refusal.NO_CAPACITY:
+        if meaning in (Refusal.NO_CAPACITY, Refusal.UNREACHABLE):
             return Ending.NO_CAPACITY, result.last_line
         self._refuse_final(said)
         ended = f"`{self.launch.create.line}` ended with status {result.status}: {result.last_line}"

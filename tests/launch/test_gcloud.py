@@ -68,7 +68,7 @@ def test_hosts_are_asked_for_as_they_are_wanted():
     to_hosts = [command.line for command in made.commands() if " ssh " in command.line or " scp " in command.line]
     assert len(to_hosts) == 6 and all("--internal-ip " in line for line in to_hosts)
     [sent] = [line for line in to_hosts if "launch/env " in line]
-    assert "launch/env tomat-a:tomat-launch/env --worker=all --scp-flag=-p" in sent
+    assert "launch/env tomat-a:tomat-launch/env --worker=0 --scp-flag=-p" in sent
     assert ". ../env" in made.start.line and ". ../env" not in launch().start.line
 
 

@@ -249,14 +249,15 @@ class TpuLaunch:
         commands = [self._on_all_hosts("a folder on every host", remote.MAKE_FOLDER_SCRIPT, 600)]
         if self.env_file is not None:
             sent, target = str(self.sent_environment), f"{self.tpu_name}:{FOLDER}/{ENV_FILE}"
-            # -p: readable by nobody else there either, as `environment.py` demands it here.
             module = (sys.executable, "-m", "tomat.launch.environment", str(self.env_file), sent)
-            words = (sent, target, "--worker=all", "--scp-flag=-p")
-            commands += [
-                Command("the environment, quoted for the shell of the hosts", module, 60),
-                self._copy("send the environment to every host", *words),
-                Command("and keep no copy of it here", ("rm", "-f", sent), 60),
+            # -p: readable by nobody else there either, as `environment.py` demands it here. Host by host: to several at
+            # once gcloud copies only if the ssh agent, where there is one with keys, has its own key, too.
+            copies = [
+                self._copy(f"send the environment to host {host}", sent, target, f"--worker={host}", "--scp-flag=-p")
+                for host in range(self.slice.n_hosts)
             ]
+            quoted = Command("the environment, quoted for the shell of the hosts", module, 60)
+            commands += [quoted, *copies, Command("and keep no copy of it here", ("rm", "-f", sent), 60)]
         if self.data_disk is not None:
             commands.append(self._on_all_hosts("mount the disk on every host", remote.MOUNT_SCRIPT, 300))
         script = remote.install_script(self.pack_url, self.pack.sha256)

@@ -54,9 +54,10 @@ def test_a_launch_that_can_go_well_is_only_asked_about(world, capsys):
         *(
             "service account",
             "right to give back",
+            "ssh keys of the project",
             "network default",
             "subnetwork s",
-            "firewall, tcp 22 (ssh to the hosts)",
+            FOR_SSH,
             FIREWALL,
             "ssh to old",
         ),
@@ -75,6 +76,7 @@ def test_a_launch_that_can_go_well_is_only_asked_about(world, capsys):
 
 
 FIREWALL = "firewall, tcp 8476 (the hosts to one another)"
+FOR_SSH, KEYS = "firewall, tcp 22 (ssh to the hosts)", "ssh keys of the project"
 KIND, BUCKET = "v6e-16 in us-east5-b", "bucket bucket (output_dir)"
 
 
@@ -98,6 +100,8 @@ TAGGED = {**INTERNAL, "targetTags": ["web"]}
         ({"firewall-rules": (0, json.dumps([FOR_ONE_PORT]))}, FIREWALL, "failed", "no rule lets tcp 8476", "8470-8476"),
         ({"firewall-rules": (0, DENIED)}, FIREWALL, "failed", "rule deny denies tcp 8476", "firewall-rules create"),
         ({"firewall-rules": (0, json.dumps([FOR_ONE_PORT, TAGGED]))}, FIREWALL, "failed", "no rule", "create"),
+        ({"firewall-rules": (0, json.dumps([INTERNAL]))}, FOR_SSH, "failed", "no rule lets tcp 22 in", "0.0.0.0/0"),
+        ({"project-info": (1, "'compute.projects.get'")}, KEYS, "failed", "projects.get", "roles/compute.viewer"),
         ({"tpu-vm_list": (0, "")}, "ssh", "unknown", "not tried: there is no TPU VM", "as the launch installs"),
         ({"buckets_describe": (0, "EUROPE-WEST4")}, BUCKET, "failed", "in europe-west4, the slice", "--location"),
         ({"buckets_describe": (1, "403")}, BUCKET, "failed", "403", "readable"),

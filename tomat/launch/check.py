@@ -1,5 +1,6 @@
 """What may be wrong with a launch: here, and as Google answers of login, project, slice, quota, network and buckets."""
 
+import ipaddress
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -186,6 +187,9 @@ def _of_the_network(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) 
         remedy = "hosts give the slice back themselves when no launcher does: `gcloud projects add-iam-policy-binding "
         remedy += f"{project} --member={member} --role=roles/tpu.admin`, or a role of your own with tpu.nodes.delete"
         yield ask("right to give back", words, remedy, _may_delete, optional=True)
+    words = ("compute", "project-info", "describe", own, name)
+    remedy = "gcloud asks for these before each ssh: you need compute.projects.get, as roles/compute.viewer has it"
+    yield ask("ssh keys of the project", words, remedy)
     # In a shared VPC the network is another project's, as its full name says.
     network, subnetwork = launch.network or "default", launch.subnetwork
     remedy = f"give --network and --subnetwork; `gcloud compute networks list {own}` says what there is"
@@ -213,7 +217,12 @@ def _of_the_firewall(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str,
             f"firewall, tcp {port} ({whom})",
             words,
             remedy,
-            partial(_judge_firewall, port=port, account=launch.service_account),
+            partial(
+                _judge_firewall,
+                port=port,
+                account=launch.service_account,
+                from_outside=port == 22 and not launch.internal_ips,
+            ),
             optional="/" in network,
         )
     words = ("compute", "tpus", "tpu-vm", "list", f"--zone={launch.zone}", own, "--filter=state:READY")
@@ -225,14 +234,18 @@ def _of_the_firewall(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str,
     reach = ("--internal-ip",) if launch.internal_ips else ()
     words = ("compute", "tpus", "tpu-vm", "ssh", found.said, f"--zone={launch.zone}", own, "--worker=0", *reach)
     remedy = f"`gcloud compute tpus tpu-vm ssh {found.said} --zone={launch.zone} {own} --troubleshoot` says more"
-    yield ask(f"ssh to {found.said}", (*words, "--command=echo reached"), remedy)
+    words = (*words, "--command=echo reached")
+    # The first ssh of all makes a key, and says so.
+    yield ask(f"ssh to {found.said}", words, remedy, lambda output: ("ok", output.rpartition("\n")[2]))
 
 
-def _judge_firewall(output: str, port: int, account: str | None) -> Verdict:
-    """Whether the rules of a network let tcp to `port` of a TPU VM in: of those that fit, the one with the smallest
-    priority decides, of two with the same one that denies (https://cloud.google.com/firewall/docs/firewalls)."""
+def _judge_firewall(output: str, port: int, account: str | None, from_outside: bool) -> Verdict:
+    """Whether the rules of a network let tcp to `port` of a TPU VM in, or `from_outside`, as ssh comes from here: of
+    those that fit, the one with the smallest priority decides, of two with the same one that denies
+    (https://cloud.google.com/firewall/docs/firewalls)."""
     try:
         rules = [rule for rule in json.loads(output or "[]") if _fits(rule, port, account)]
+        rules = [rule for rule in rules if not from_outside or not _is_inside(rule)]
     except (ValueError, AttributeError, TypeError):
         return "unknown", "an answer that is not understood"
     if not rules:
@@ -242,6 +255,12 @@ def _judge_firewall(output: str, port: int, account: str | None) -> Verdict:
         return "failed", f"rule {first.get('name')} denies tcp {port}"
     sources = first.get("sourceRanges") or first.get("sourceTags") or first.get("sourceServiceAccounts") or ["anywhere"]
     return "ok", f"rule {first.get('name')}, from {', '.join(sources)}"
+
+
+def _is_inside(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule is for machines of a network alone, as that called `default-allow-internal` is."""
+    sources = rule.get("sourceRanges")
+    return bool(sources) and all(ipaddress.ip_network(source, strict=False).is_private for source in sources)
 
 
 def _fits(rule: Mapping[str, Any], port: int, account: str | None) -> bool:

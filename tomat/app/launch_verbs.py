@@ -260,7 +260,7 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequenc
     if not account.ok or account.output.strip() in ("", "(unset)"):
         raise TomatError(f"nobody is logged in ({account.last_line}); run `gcloud auth login`. Nothing was started.")
     login = Login.here(account.output.strip())
-    launch = replace(launch, label=login.label(launch.run_url))
+    launch = replace(launch, label=login.label(launch.run_url), project=launch.project or _own_project())
     supervisor = Supervisor(
         launch,
         policy,
@@ -302,6 +302,17 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequenc
             figures |= smoke_figures(promises)
         write_report(args.json, figures | {"total_seconds": time.monotonic() - began})
     return 1 if any(promise.held is False for promise in promises) else 0
+
+
+def _own_project() -> str:
+    """gcloud's own, for every command of the launch: its hosts may know none, and here it may be set anew meanwhile."""
+    from tomat.launch.command import Command, run_command
+
+    found = run_command(Command("which project", ("gcloud", "config", "get-value", "project"), 60, quiet=True))
+    if not found.ok or found.output.strip() in ("", "(unset)"):
+        said = f"no project is set ({found.last_line}); give --project, or run `gcloud config set project P`"
+        raise TomatError(f"{said}. Nothing was started.")
+    return found.output.strip()
 
 
 def _launch_iris(args: argparse.Namespace, config: "TrainConfig", pack: "Pack", zones: Sequence[str]) -> int:

@@ -33,8 +33,8 @@ def main(words: list[str]) -> int:
         for place in words[3:]:
             found = (WORLD / "buckets" / place.removeprefix("gs://")).stat()
             at = datetime.datetime.fromtimestamp(found.st_mtime, datetime.UTC)
-            print(f"{found.st_size:>9}  {at:%Y-%m-%dT%H:%M:%SZ}  {place}")
-        print(f"TOTAL: {len(words[3:])} objects")
+            print(f"{found.st_size:>10}  {at:%Y-%m-%dT%H:%M:%SZ}  {place}")
+            print(f"TOTAL: 1 objects, {found.st_size} bytes ({found.st_size}B)")
         return 0
     if words[:2] == ["storage", "ls"] and (WORLD / "buckets" / words[2].removeprefix("gs://")).is_dir():
         print("\n".join(os.listdir(WORLD / "buckets" / words[2].removeprefix("gs://"))))
@@ -68,7 +68,8 @@ def storage(verb: str, places: list[str], only_new: bool) -> int:
     if places[-1].endswith("/"):
         target /= source.name
     if only_new and target.exists():
-        print("ERROR: HTTPError 412: At least one of the pre-conditions you specified did not hold.", file=sys.stderr)
+        told = "HTTPError 412: At least one of the pre-conditions you specified did not hold."
+        print(f"ERROR: (gcloud.storage.{verb}) {told}", file=sys.stderr)
         return 1
     if places[0] == "-":
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ def storage(verb: str, places: list[str], only_new: bool) -> int:
         return 0
     if not source.exists():
         told = "The following URLs matched no objects or files"
-        print(f"ERROR: (gcloud.storage.cp) {told}:\n{places[0]}", file=sys.stderr)
+        print(f"ERROR: (gcloud.storage.{verb}) {told}:\n{places[0]}", file=sys.stderr)
         return 1
     if verb == "cat":
         print(source.read_text())
@@ -99,7 +100,7 @@ def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
         return 1
     machine = WORLD / "machines" / names[0]
     if not machine.exists():
-        print(f"ERROR: (gcloud) NOT_FOUND: Resource '{names[0]}' was not found", file=sys.stderr)
+        print(f"ERROR: (gcloud.compute.tpus.tpu-vm.{verb}) {not_found('nodes', names[0])}", file=sys.stderr)
         return 1
     if verb == "describe":
         if (WORLD / "preempted").exists():
@@ -107,7 +108,8 @@ def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
         print("PREEMPTED" if (WORLD / "preempted").exists() else "READY", label(machine), sep="\t")
     elif verb == "delete":
         if (WORLD / "powerless").exists() and str(WORLD) in os.environ["HOME"]:
-            print("ERROR: PERMISSION_DENIED: Permission 'tpu.nodes.delete' denied", file=sys.stderr)
+            told = "PERMISSION_DENIED: Permission 'tpu.nodes.delete' denied"
+            print(f"ERROR: (gcloud.compute.tpus.tpu-vm.delete) {told}", file=sys.stderr)
             return 1
         delete(machine)
         for gone in ("preempted", "dead"):
@@ -134,7 +136,8 @@ def queued(verb: str, names: list[str], flags: dict[str, str]) -> int:
         resource.write_text(json.dumps([flags["node-id"], flags]))
         return 0
     if not resource.exists():
-        print("ERROR: (gcloud) NOT_FOUND: no such queued resource", file=sys.stderr)
+        told = not_found("queuedResources", names[0])
+        print(f"ERROR: (gcloud.compute.tpus.queued-resources.{verb}) {told}", file=sys.stderr)
         return 1
     node, created_with = json.loads(resource.read_text())
     if verb == "delete":
@@ -146,6 +149,10 @@ def queued(verb: str, names: list[str], flags: dict[str, str]) -> int:
         create(node, created_with)
     print(state, "", sep="\t")
     return 0
+
+
+def not_found(kind: str, name: str) -> str:
+    return f"NOT_FOUND: Resource 'projects/p/locations/us-east5-b/{kind}/{name}' was not found"
 
 
 def create(name: str, flags: dict[str, str]) -> int:

@@ -91,7 +91,7 @@ def test_a_name_that_another_run_has_is_refused_before_anything_is_paid(world, c
             LOGIN,
             "cannot prompt during non-interactive execution.. Run `gcloud auth login`; nothing",
         ),
-        (DENIED, "storage.objects.create access. Check the bucket and your access to it; nothing was started"),
+        (DENIED, "[core/account] property.. Check the bucket and your access to it; nothing was started"),
         (NO_BUCKET.errors, "gs://b not found: 404.. Check the bucket and your access to it; nothing was started"),
     ],
 )

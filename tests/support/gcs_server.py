@@ -7,6 +7,8 @@ a bucket for experiments, as `tokenize/README.md` shows.
 
 import argparse
 import base64
+import datetime
+import hashlib
 import json
 import re
 import threading
@@ -25,6 +27,9 @@ import google_crc32c
 Fault = Literal["429", "503", "drop", "truncate", "stall"]
 """A status; the connection closed without an answer; an answer cut off half-way, its full length announced; no answer
 for as long as the server lives, as of a network that is cut."""
+
+CONDITION = "At least one of the pre-conditions you specified did not hold."
+"""Google's words for 412."""
 
 
 @dataclass
@@ -158,22 +163,22 @@ class Handler(BaseHTTPRequestHandler):
             name = self.query.get("name") or json.loads(self.content or b"{}").get("name", "")
             with self.server.lock:
                 upload = f"{len(self.server.uploads) + 1}"
-                self.server.uploads[upload] = (bucket, name, bytearray())
+                self.server.uploads[upload] = (bucket, name, bytearray(), self.query.get("ifGenerationMatch"))
             location = f"{self.server.url}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload}"
             self._answer(200, b"{}", headers={"Location": location})
         elif kind == "multipart":
-            boundary = re.search(r'boundary="?([^";]+)"?', self.headers["Content-Type"])
+            boundary = re.search(r"""boundary=["']?([^"';]+)""", self.headers["Content-Type"])
             assert boundary is not None
             parts = self.content.split(b"--" + boundary.group(1).encode())[1:-1]
             bodies = [re.split(rb"\r\n\r\n|\n\n", part, maxsplit=1)[1] for part in parts]
             name = json.loads(bodies[0])["name"]
-            self._store(bucket, name, re.sub(rb"\r?\n\Z", b"", bodies[1]))
+            self._store(bucket, name, re.sub(rb"\r?\n\Z", b"", bodies[1]), self.query.get("ifGenerationMatch"))
         else:
-            self._store(bucket, self.query["name"], self.content)
+            self._store(bucket, self.query["name"], self.content, self.query.get("ifGenerationMatch"))
 
     def _resumable_part(self) -> None:
         with self.server.lock:
-            bucket, name, content = self.server.uploads[self.query["upload_id"]]
+            bucket, name, content, condition = self.server.uploads[self.query["upload_id"]]
             span = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", self.headers.get("Content-Range", ""))
             if span and span.group(1) is not None:
                 content[int(span.group(1)) :] = self.content
@@ -181,18 +186,20 @@ class Handler(BaseHTTPRequestHandler):
                 content[:] = self.content
             total = span.group(3) if span else str(len(content))
         if total != "*" and len(content) == int(total):
-            self._store(bucket, name, bytes(content))
+            self._store(bucket, name, bytes(content), condition)
         else:
             received = {"Range": f"bytes=0-{len(content) - 1}"} if content else {}
             self._answer(308, headers=received)
 
-    def _store(self, bucket: str, name: str, content: bytes) -> None:
+    def _store(self, bucket: str, name: str, content: bytes, condition: str | None) -> None:
+        """`condition`: the generation that must be there, which of a resumable upload is said as it begins and judged
+        as it ends (googleapis/google-cloud-java 201)."""
         with self.server.lock:
             if bucket not in self.server.regions:
                 return self._refuse(404, "The specified bucket does not exist.")
             _, generation = self.server.stored.get((bucket, name), (b"", 0))
-            if self.query.get("ifGenerationMatch", str(generation)) != str(generation):
-                return self._refuse(412, "conditionNotMet")
+            if condition not in (None, str(generation)):
+                return self._refuse(412, CONDITION)
             self.server.put(bucket, name, content)
             metadata = self.server.metadata((bucket, name))
         self._answer(200, json.dumps(metadata).encode())
@@ -224,7 +231,9 @@ class BucketServer(ThreadingHTTPServer):
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.stored: dict[tuple[str, str], tuple[bytes, int]] = {}
-        self.uploads: dict[str, tuple[str, str, bytearray]] = {}
+        self.created: dict[tuple[str, str], str] = {}
+        """When each was written."""
+        self.uploads: dict[str, tuple[str, str, bytearray, str | None]] = {}
         self.regions = {"bucket": "US-EAST5"}
         self.worker_zone = ""
         """Zone of the pretended virtual machine, `us-east5-b`; empty for none."""
@@ -253,6 +262,7 @@ class BucketServer(ThreadingHTTPServer):
         with self.lock:
             self.generation += 1
             self.stored[bucket, name] = content, self.generation
+            self.created[bucket, name] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
 
     def remove(self, name: str) -> None:
         """Lose an object of the bucket `bucket`."""
@@ -264,8 +274,10 @@ class BucketServer(ThreadingHTTPServer):
         return {
             "kind": "storage#object", "name": key[1], "bucket": key[0], "size": str(len(content)),
             "crc32c": base64.b64encode(google_crc32c.Checksum(content).digest()).decode(),
+            "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
             "generation": str(generation), "metageneration": "1",
-            "updated": "2026-01-01T00:00:00.000Z", "timeCreated": "2026-01-01T00:00:00.000Z",
+            "updated": self.created[key], "timeCreated": self.created[key],
+            "mediaLink": f"{self.url}/download/storage/v1/b/{key[0]}/o/{urllib.parse.quote(key[1], safe='')}?alt=media",
         }  # fmt: skip
 
     @property

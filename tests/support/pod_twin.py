@@ -15,14 +15,20 @@ from pathlib import Path
 from tomat.launch.command import Command, Result
 from tomat.launch.machine import Clock
 
-NOT_FOUND = Result(1, "", "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource 'x' was not found")
+NOT_FOUND = Result(
+    1,
+    "",
+    "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource 'projects/p/locations/us-east5-b/nodes/x' was "
+    "not found. This command is authenticated as me@example.org which is the active account specified by the "
+    "[core/account] property",
+)
 NO_OBJECT = Result(
     1, "", "ERROR: (gcloud.storage.cat) The following URLs matched no objects or files:\ngs://b/launch.json"
 )
 NO_CAPACITY = (
-    "ERROR: (gcloud.compute.tpus.tpu-vm.create) There is no more capacity in the zone "
-    '"us-east5-b"; you can try in another zone where Cloud TPU Nodes are offered (see '
-    "https://cloud.google.com/tpu/docs/regions) [EID: 0xba393c906974e61]"
+    'ERROR: (gcloud.compute.tpus.tpu-vm.create) {\n  "code": 8,\n  "message": "There is no more capacity in the zone '
+    '\\"us-east5-b\\"; you can try in another zone where Cloud TPU Nodes are offered (see '
+    'https://cloud.google.com/tpu/docs/regions) [EID: 0xba393c906974e61]"\n}'
 )
 QUOTA = (
     "ERROR: (gcloud.compute.tpus.tpu-vm.create) RESOURCE_EXHAUSTED: Quota limit "
@@ -34,7 +40,12 @@ LOGIN = (
     "to obtain new credentials.\n\nIf you have already logged in with a different account, run:\n\n"
     "  $ gcloud config set account ACCOUNT\n\nto select an already authenticated account to use."
 )
-DENIED = "ERROR: (gcloud.storage.cp) HTTPError 403: me@example.org does not have storage.objects.create access"
+DENIED = (
+    "ERROR: (gcloud.storage.cp) [me@example.org] does not have permission to access b instance [b] (or it may not exist"
+    "): me@example.org does not have storage.objects.create access to the Google Cloud Storage object. Permission "
+    "'storage.objects.create' denied on resource (or it may not exist). This command is authenticated as me@example.org"
+    " which is the active account specified by the [core/account] property."
+)
 NO_BUCKET = Result(1, "", "ERROR: (gcloud.storage.cp) gs://b not found: 404.")
 NO_QUEUE = Result(
     1, "", "ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: Resource 'projects/p/t-qr' was not found"

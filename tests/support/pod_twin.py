@@ -41,10 +41,9 @@ LOGIN = (
     "  $ gcloud config set account ACCOUNT\n\nto select an already authenticated account to use."
 )
 DENIED = (
-    "ERROR: (gcloud.storage.cp) [me@example.org] does not have permission to access b instance [b] (or it may not exist"
-    "): me@example.org does not have storage.objects.create access to the Google Cloud Storage object. Permission "
-    "'storage.objects.create' denied on resource (or it may not exist). This command is authenticated as me@example.org"
-    " which is the active account specified by the [core/account] property."
+    "ERROR: (gcloud.storage.cat) HTTPError 403: me@example.org does not have storage.objects.list access to the Google "
+    "Cloud Storage bucket. Permission 'storage.objects.list' denied on resource (or it may not exist). This command is "
+    "authenticated as me@example.org which is the active account specified by the [core/account] property."
 )
 NO_BUCKET = Result(1, "", "ERROR: (gcloud.storage.cp) gs://b not found: 404.")
 NO_QUEUE = Result(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 
 from tomat.app.cli import main
 from tomat.report.dashboard import listing
-from tomat.report.dashboard.listing import HEAD_BYTES, TAIL_BYTES, Listing
+from tomat.report.dashboard.listing import HEAD_BYTES, TAIL_BYTES, UNREAD, Listing
+from tomat.report.dashboard.pages import runs_page
 from tomat.report.dashboard.server import COOKIE, make_app
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.history import append_event
@@ -255,6 +257,39 @@ def test_what_a_link_leads_to_outside_is_not_served(runs):
         assert found[f"by-{name}"]["state"] == "damaged" and "leads out of the run" in found[f"by-{name}"]["detail"]
         assert '"secret' not in web.get(f"/api/run/by-{name}").text
     assert web.get("/api/run/by-metrics.jsonl").status_code == 500
+
+
+def test_a_list_that_takes_long_begins_with_names(runs, monkeypatch):
+    looked = Listing(str(runs))
+    names = looked.rows(-1.0)
+    # One a look is read, whatever the time.
+    assert [row.state for row in names.values()].count(UNREAD) == len(names) - 1
+    assert "reading" in runs_page(str(runs), names.values())
+    [first] = [row.name for row in names.values() if row.state != UNREAD]
+    read, real = [], listing._read_row
+    monkeypatch.setattr(listing, "_read_row", lambda name, url: read.append(name) or real(name, url))
+    monkeypatch.setattr(listing, "ANSWER_SECONDS", 1e-9)
+    whole = looked.rows()
+    assert list(whole) == list(names) and {*names} - {*read} <= {first}
+    assert {row.state for row in whole.values()} == {"finished", "damaged", "open"}
+
+
+def test_states_are_coloured_and_worded_and_have_an_age(runs):
+    page = client(runs).get("/").text
+    for state, shade in (("finished", "good"), ("damaged", "bad")):
+        assert f'<b class="{shade}">{state}</b>' in page
+    os.utime(runs / "a run" / "metrics.jsonl", (0, 0))
+    [row] = [row for row in client(runs).get("/").text.split("<tr>") if ">a run</a>" in row]
+    assert re.search(r'data-v="\d{10}\.\d+">[\d.]+ d ago<', row)
+
+
+def test_runs_are_drawn_over_one_another(runs):
+    shutil.copytree(BEFORE, runs / "<b>")
+    web = client(runs)
+    page = web.get("/compare", params={"run": ["a run", "<b>", "a run", "../secret"]}).text
+    assert page.count('data-api="/api/run/') == 2 and 'data-api="/api/run/%3Cb%3E">&lt;b&gt;</a>' in page
+    assert "secret" not in page and 'data-page="compare"' in page
+    assert web.get("/compare").status_code == web.get("/compare?run=nothing").status_code == 404
 
 
 def test_the_runs_are_read_before_anyone_asks(runs, monkeypatch):

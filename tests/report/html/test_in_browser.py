@@ -98,7 +98,8 @@ def test_the_page_of_a_plan_is_sound(chromium, tmp_path, step, fits):
 
 
 def test_the_dashboard_is_sound(chromium, tmp_path):
-    shutil.copytree(FIXTURES / "before" / "run", tmp_path / "runs" / "a run")
+    for name in ("a run", "b"):
+        shutil.copytree(FIXTURES / "before" / "run", tmp_path / "runs" / name)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = tomat("runs", "serve", tmp_path / "runs", "--port", port)
@@ -112,8 +113,18 @@ def test_the_dashboard_is_sound(chromium, tmp_path):
             except OSError:
                 assert served.poll() is None and time.monotonic() < last
                 time.sleep(0.2)
-        for path in ("", "run/a%20run"):
+        for path in ("", "run/a%20run", "compare?run=a+run&run=b"):
             assert_sound(chromium, address + path)
+        legend = "document.querySelectorAll('[id=\"curve train/loss\"] .legend .traces').length"
+        drawn = f"""new Promise((done) => {{
+          const look = (left) => {legend} || !left ? done({legend}) : setTimeout(look, 100, left - 1);
+          look(300);
+        }})"""
+        assert chromium.call("Runtime.evaluate", expression=drawn, awaitPromise=True)["result"]["value"] == 2
+        chromium.facts(address, 1400, "light")
+        mark = "document.querySelectorAll('tbody input').forEach((box) => box.click());"
+        link = chromium.call("Runtime.evaluate", expression=f"{mark} document.querySelector('main p > a').href")
+        assert link["result"]["value"] == f"{address}compare?run=a+run&run=b"
     finally:
         served.terminate()
         served.wait(30)

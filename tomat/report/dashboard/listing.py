@@ -42,6 +42,10 @@ REREAD_SECONDS = 0.1
 """Of a look, for such runs; the others of them wait for the next. A run takes 8 ms, 5 of them for its YAML."""
 DAMAGED = "damaged"
 """State of a run whose files cannot be read."""
+UNREAD = "reading"
+"""State of a run that is known by its name alone until the next look."""
+ANSWER_SECONDS = 0.5
+"""How long the page with the list waits for runs that are not known yet; the others come with later looks."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,9 @@ class Listing:
         self._lock = threading.Lock()
         self._rows: dict[str, RunRow] = {}
         self._looked = float("-inf")
-        self._reread_until = float("-inf")
+        self._reread_until = self._until = float("-inf")
+        self._began = False
+        """Whether this look has read a run that was not known."""
         self._known: dict[str, KeptRow] = {}
         self._read_at: dict[str, float] = {}
         if self._cache is not None:
@@ -108,34 +114,52 @@ class Listing:
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 self._known = msgspec.json.decode(self._cache.read_bytes(), type=dict[str, KeptRow])
 
-    def rows(self) -> dict[str, RunRow]:
-        """Every run by the name of its folder, sorted."""
-        with self._lock:
-            if time.monotonic() - self._looked < FRESH_SECONDS and (
-                is_remote(self.place) or find_runs(self.place) == [row.url for row in self._rows.values()]
-            ):
-                return self._rows
-            urls, before = find_runs(self.place), dict(self._known)
-            self._reread_until = time.monotonic() + REREAD_SECONDS
-            longest_ago = sorted(urls, key=lambda url: self._read_at.get(url, float("-inf")))
-            found = {url: self._row(url) for url in longest_ago}
-            self._rows = {url.rsplit("/", 1)[-1]: found[url].aged() for url in urls}
-            self._looked = time.monotonic()
-            if self._cache is not None and self._known != before:
-                kept = {url: one for url, one in self._known.items() if url in found}
-                # A home that takes nothing costs the next start its seconds.
-                with contextlib.suppress(OSError, TomatError):
-                    self._cache.parent.mkdir(parents=True, exist_ok=True)
-                    write_text(self._cache, msgspec.json.encode(kept).decode())
-            return self._rows
+    def rows(self, limit_seconds: float = float("inf")) -> dict[str, RunRow]:
+        """Every run by the name of its folder, sorted. Those that would take longer to read are `UNREAD`."""
+        until = time.monotonic() + limit_seconds
+        while True:
+            # Not held for long: who asks for less than all waits for nothing else.
+            with self._lock:
+                if not self._is_fresh() or (self._unread and time.monotonic() < until):
+                    self._look(min(until - time.monotonic(), ANSWER_SECONDS))
+                if not self._unread or time.monotonic() >= until:
+                    return self._rows
 
     def look_ahead(self) -> None:
         """Read all runs before somebody asks; what is wrong is told to who asks."""
         with contextlib.suppress(TomatError):
             self.rows()
 
+    @property
+    def _unread(self) -> bool:
+        return any(row.state == UNREAD for row in self._rows.values())
+
+    def _is_fresh(self) -> bool:
+        return time.monotonic() - self._looked < FRESH_SECONDS and (
+            is_remote(self.place) or find_runs(self.place) == [row.url for row in self._rows.values()]
+        )
+
+    def _look(self, seconds: float) -> None:
+        """Look at the place, and read what is new there for so long; of what was never read one at least."""
+        urls, before = find_runs(self.place), dict(self._known)
+        self._began = False
+        self._until, self._reread_until = time.monotonic() + seconds, time.monotonic() + REREAD_SECONDS
+        longest_ago = sorted(urls, key=lambda url: self._read_at.get(url, float("-inf")))
+        found = {url: self._row(url) for url in longest_ago}
+        self._rows = {url.rsplit("/", 1)[-1]: found[url].aged() for url in urls}
+        self._looked = time.monotonic()
+        if self._cache is not None and self._known != before:
+            kept = {url: one for url, one in self._known.items() if url in found}
+            # A home that takes nothing costs the next start its seconds.
+            with contextlib.suppress(OSError, TomatError):
+                self._cache.parent.mkdir(parents=True, exist_ok=True)
+                write_text(self._cache, msgspec.json.encode(kept).decode())
+
     def _row(self, url: str) -> RunRow:
         name = url.rsplit("/", 1)[-1]
+        if url not in self._known and time.monotonic() > self._until and self._began:
+            return self._rows.get(name) or RunRow(name, url, UNREAD, "")
+        self._began |= url not in self._known
         try:
             files, root = files_at(url)
             files.invalidate_cache()
@@ -148,13 +172,15 @@ class Listing:
             fresh = now - self._read_at.get(url, float("-inf")) < SURVEY_SECONDS
             if known is not None and known.mark == mark and (fresh or now > self._reread_until):
                 return known.row
+            # Of a damaged run, too, which is never known: those that were not read come first.
+            self._read_at[url] = now
             row = _read_row(name, url)
         except TomatError as error:
             return RunRow(name, url, DAMAGED, str(error))
         # Files of one run, written by whatever, must not hide all others.
         except Exception as error:
             return RunRow(name, url, DAMAGED, f"{type(error).__name__}: {first_line(error)}")
-        self._known[url], self._read_at[url] = KeptRow(mark, row), time.monotonic()
+        self._known[url] = KeptRow(mark, row)
         return row
 
 

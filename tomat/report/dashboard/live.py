@@ -1,11 +1,12 @@
 """The curves of a run that is being written: each look reads what the log has grown by."""
 
 import threading
+from typing import Any
 
 from tomat.base.layout import METRICS_FILE
 from tomat.base.storage import explaining_storage, files_at
 from tomat.report.dashboard.listing import own_path
-from tomat.report.html.metrics import CurveReader, Metrics, kept_points
+from tomat.report.html.metrics import CurveReader, Metrics, kept_points, smoothed
 
 _SEAM_BYTES = 256
 """Before the place where reading goes on, which must still be there: a resume cuts lines off and writes others."""
@@ -46,10 +47,14 @@ class LiveLog:
             return f"{self._offset}-{written}", self._reader.metrics(written)
 
 
-def drawn_curves(metrics: Metrics) -> dict[str, dict[str, list[float]]]:
-    """Steps and values of each metric as they are drawn: a long curve thinned, no peak or dip of it lost."""
-    found = {}
+def drawn_curves(metrics: Metrics) -> dict[str, dict[str, Any]]:
+    """Steps and values of each metric as they are drawn, on a run's own page too: a long curve thinned, no peak or dip
+    of it lost, and means over stretches of it, of `mean_of` points each."""
+    found: dict[str, dict[str, Any]] = {}
     for name, curve in metrics.curves.items():
         kept = kept_points(curve.values)
         found[name] = {"x": curve.steps[kept].tolist(), "y": curve.values[kept].tolist()}
+        if (over := smoothed(curve)) is not None:
+            width, steps, means = over
+            found[name] |= {"mean_of": width, "mean_x": steps.tolist(), "mean_y": means.tolist()}
     return found

@@ -1,6 +1,7 @@
-"""The two pages of the dashboard: every run as a row, and one run with its curves."""
+"""The pages of the dashboard: every run as a row, one run with its curves, and several runs over one another."""
 
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import quote
 
@@ -8,10 +9,11 @@ from markupsafe import Markup
 
 from tomat import __version__
 from tomat.base.report.formats import number, share, significant
-from tomat.base.report.model import Cell, Column, Facts, Link, Note, Table, words_of
-from tomat.report.dashboard.listing import PLAN_FILE, RunRow
+from tomat.base.report.model import Cell, Column, Facts, Link, Note, State, Table, Verdict, words_of
+from tomat.report.dashboard.listing import PLAN_FILE, UNREAD, RunRow
 from tomat.report.html.document import facts_html, parts_html, rendered
 from tomat.report.html.metrics import Metrics
+from tomat.train.runs.summary import ago
 
 LIVE_SECONDS = 5
 """Between two questions of a page."""
@@ -35,11 +37,13 @@ def runs_page(place: str, rows: Iterable[RunRow]) -> str:
     lead = (
         "Losses are means of the last ten steps; speeds and MFU medians of the last 50. Interruptions are those that a "
         f"run went on after. Planned is the estimate of a {PLAN_FILE} in the run's folder: "
-        "`tomat plan --like RUN --json RUN/plan.json`; a step is held against it where the run ran on its slice."
+        "`tomat plan --like RUN --json RUN/plan.json`; a step is held against it where the run ran on its slice. Runs "
+        "that are marked are drawn over one another."
     )
     shown: list[tuple[Column, Callable[[RunRow], Cell]]] = [
         (Column("run"), lambda row: Link(row.name, run_address(row.name))),
-        (Column("state"), lambda row: row.state),
+        (Column("state"), _state),
+        (Column("last written", ago), _age),
         # The run's own page has all of why it ended.
         (Column("since, or why"), lambda row: textwrap.shorten(row.detail, 40, placeholder=" ...")),
         (Column("step", number(0)), lambda row: row.summary and row.summary.steps_done),
@@ -47,6 +51,26 @@ def runs_page(place: str, rows: Iterable[RunRow]) -> str:
         *FIGURES,
     ]
     return _document(place, "runs", parts_html([Note(lead), Table.of(f"Runs of {place}", rows, shown)]))
+
+
+SHADES = {"finished": State.GOOD, "stopped": State.DOUBTFUL, "preempted": State.DOUBTFUL}
+"""Of what a run may be; open and unread ones have none, and what a guard ended, or is damaged, is bad."""
+
+
+def _state(row: RunRow) -> Cell:
+    return row.state if row.state in ("open", UNREAD) else Verdict(row.state, SHADES.get(row.state, State.BAD))
+
+
+def _age(row: RunRow) -> float | None:
+    """Seconds since the last line of its log."""
+    written = None if row.summary is None else row.summary.written_utc
+    return None if written is None else max(0.0, time.time() - written)
+
+
+def compare_page(names: Sequence[str]) -> str:
+    """The curves of several runs over one another, which the page asks for as it does for those of one."""
+    runs = [{"address": run_address(name), "name": name} for name in names]
+    return _document("runs over one another", "compare", rendered("compare.html", runs=runs))
 
 
 def run_address(name: str) -> str:

@@ -28,9 +28,9 @@ from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import HTML_FILE, LOSS_FIGURE, PAGE_FILE
 from tomat.base.reporting import console, counted, to_jsonable
 from tomat.base.storage import explaining_storage, files_at
-from tomat.report.dashboard.listing import Listing, RunRow, own_path
+from tomat.report.dashboard.listing import ANSWER_SECONDS, Listing, RunRow, own_path
 from tomat.report.dashboard.live import LiveLog, drawn_curves
-from tomat.report.dashboard.pages import facts_of, order_of, run_page, runs_page
+from tomat.report.dashboard.pages import compare_page, facts_of, order_of, run_page, runs_page
 from tomat.report.html.document import POLICY, asset, facts_html
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
 from tomat.train.runs.record import find_runs
@@ -71,7 +71,7 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None, cach
         return listing.rows().get(request.path_params["name"])
 
     def all_runs(request: Request) -> Response:
-        return HTMLResponse(runs_page(place, listing.rows().values()))
+        return HTMLResponse(runs_page(place, listing.rows(ANSWER_SECONDS).values()))
 
     def one_run(request: Request) -> Response:
         row = find(request)
@@ -79,6 +79,11 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None, cach
             return _missing("run")
         with explaining_storage(f"{row.url} cannot be read"):
             return HTMLResponse(run_page(row, [name for name in OPEN_FILES if _own(row, name)]))
+
+    def compared(request: Request) -> Response:
+        there = listing.rows()
+        names = [name for name in dict.fromkeys(request.query_params.getlist("run")) if name in there]
+        return HTMLResponse(compare_page(names)) if names else _missing("run")
 
     def one_file(request: Request) -> Response:
         row, name = find(request), request.path_params["file"]
@@ -115,6 +120,7 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None, cach
 
     routes = [
         Route("/", all_runs),
+        Route("/compare", compared),
         Route("/api/", runs_json),
         Route("/api/run/{name}", run_json),
         Route("/run/{name}", one_run),

@@ -40,6 +40,8 @@ class Metrics:
     """When the file was last written, seconds since 1970; None where there is none."""
 
 
+SMOOTHED_PARTS = 100
+"""Stretches of a curve of at least twice as many points, whose means are drawn over it."""
 BUCKETS = 600
 """Stretches of a curve that is thinned: one or two pixels of a figure each."""
 
@@ -101,3 +103,13 @@ def kept_points(values: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
     starts = np.arange(buckets) * size
     found = np.concatenate([starts + stretches.argmin(axis=1), starts + stretches.argmax(axis=1), [0, n - 1]])
     return np.unique(np.minimum(found, n - 1))
+
+
+def smoothed(curve: Curve) -> tuple[int, np.ndarray, np.ndarray] | None:
+    """How many points a mean is of, the steps in the middle of each stretch, and the means `[m]` over a curve of many
+    points; None of one with few, which needs none."""
+    width = len(curve.values) // SMOOTHED_PARTS
+    if width < 2:
+        return None
+    means = curve.values[: len(curve.values) // width * width].reshape(-1, width).mean(axis=1)
+    return width, curve.steps[width // 2 :: width][: len(means)], means

@@ -20,7 +20,7 @@ from tomat.predict.evaluation.free_running import FreeRunningMaterial, FreeRunni
 from tomat.predict.evaluation.result import LABEL, TeacherForcedResult
 from tomat.report.html.density import kept_density_section
 from tomat.report.html.document import details, rendered
-from tomat.report.html.metrics import BUCKETS, Curve, Metrics, kept_points, read_curves
+from tomat.report.html.metrics import BUCKETS, Curve, Metrics, kept_points, read_curves, smoothed
 from tomat.report.run import history_table
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import devices_sentence, last_devices, ran_steps
@@ -29,8 +29,6 @@ from tomat.train.runs.record import RunRecord, read_config
 from tomat.train.runs.summary import LAST_STEPS, read_evaluation, run_state
 
 TRAINING_LOSS, VALIDATION_LOSS = "train/loss", "eval/validation/loss"
-SMOOTHED_PARTS = 100
-"""Stretches of a curve of at least twice as many points, whose means are drawn over it."""
 UNITS = {
     "seconds": "s",
     "tokens_per_second": "tokens/s",
@@ -172,11 +170,10 @@ def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
     for name, curve in curves.items():
         kept, values = kept_points(curve.values), curve.values
         mark = "both" if len(kept) <= 60 else "line"
-        width = len(values) // SMOOTHED_PARTS
-        series.append(Series(name, curve.steps[kept], values[kept], mark, faint=width > 1))
-        if width > 1:
-            means = values[: len(values) // width * width].reshape(-1, width).mean(axis=1)
-            middle = curve.steps[width // 2 :: width][: len(means)]
+        over = smoothed(curve)
+        series.append(Series(name, curve.steps[kept], values[kept], mark, faint=over is not None))
+        if over is not None:
+            width, middle, means = over
             series.append(Series(f"{name}, means of {width}", middle, means, "line"))
         first, last = (f"{values[end]:.4g} at step {curve.steps[end]:,}" for end in (0, -1))
         said.append(f"{name}: {first} to {last}, least {values.min():.4g}, largest {values.max():.4g}")

@@ -192,12 +192,17 @@ def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: f
 
 def last_written(written_utc: float, now_utc: float) -> str:
     """How long ago that was, in words."""
-    seconds, unit = max(0.0, now_utc - written_utc), "s"
+    return f"last written {ago(now_utc - written_utc)}"
+
+
+def ago(seconds: float) -> str:
+    """`90 s ago`, `3 h ago`."""
+    seconds, unit = max(0.0, seconds), "s"
     for longer, size in (("min", 60), ("h", 60), ("d", 24)):
         if seconds < 2 * size:
             break
         seconds, unit = seconds / size, longer
-    return f"last written {seconds:.0f} {unit} ago"
+    return f"{seconds:.0f} {unit} ago"
 
 
 def _is_preemption(event: Event) -> bool:

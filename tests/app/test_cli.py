@@ -75,6 +75,7 @@ WRONG = [
     ("pedict --structure README.md --output x", "pedict is not known; did you mean predict?"),
     ("--verison", "did you mean --version?"),
     ("train demo", "a configuration is named by --config_path"),
+    ("train CONFIG --resume", "resume, which is no setting; there are"),
     ("train CONFIG --resume yes", "resume, which is no setting; there are"),
     ("page README.md", "README.md is of another kind by its name"),
     ("page docs/tracking/data/200m-v6e16-fast-plan.json", "its page is 200m-v6e16-fast-plan.md"),

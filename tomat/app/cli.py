@@ -12,15 +12,19 @@ import importlib
 import io
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 from tomat import __version__
-from tomat.base.arguments import STANDARD_OUTPUT, Parser, spelt_today
+from tomat.base.arguments import STANDARD_OUTPUT, Parser, first_verb, spelt_today
 from tomat.base.errors import FULL_ERRNOS, RetryableError, TomatError
 from tomat.base.layout import INTERRUPTED_STATUS, REFUSED_STATUS, RETRY_STATUS
+from tomat.base.verbosity import as_asked
+
+logger = logging.getLogger(__name__)
 
 VERBS = {
     "tomat.app.density_verbs": ("demo-data", "density"),
@@ -65,19 +69,21 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
         prog="tomat",
         description="Transformers on the electron densities of crystals: data, training, evaluation, performance.",
         epilog="`tomat VERB --help` says the rest. Verbs that report figures write them with --json FILE, and with "
-        "--json - to standard output. Dashes may stand for the underscores of a flag.",
+        "--json - to standard output. --quiet, --verbose and --log_level stand before or "
+        "after VERB. Dashes may stand for the underscores of a flag.",
     )
     text = "print version and commit, and exit"
     parser.add_argument("--version", action=_Version, nargs=0, help=text)
     parser.moved = MOVED
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    named = [module for module, verbs in VERBS.items() if words and spelt_today(words[0]) in verbs]
+    _, verb = first_verb(words)
+    named = [module for module, verbs in VERBS.items() if spelt_today(verb) in verbs]
     for module in named or VERBS:
         importlib.import_module(module).register(subparsers)
     for line in EXAMPLES.read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{parser.prog} ") and line.split()[1] in subparsers.choices:
-            verb = parser.verb_of(line.split()[1:])
-            verb.examples = (*verb.examples, line)
+            shown = parser.verb_of(line.split()[1:])
+            shown.examples = (*shown.examples, line)
     return parser
 
 
@@ -87,7 +93,7 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
     The exit status is 0 for success, 2 for input that was refused and 75 for storage that did not answer (with one
     line on standard error), or what the verb returns.
     """
-    # Levanter imports transformers, which advises on every start that PyTorch is missing; nothing here wants it.
+    # As from Python (`tomat/__init__.py`).
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     # gcsfs logs the traceback of what is raised too, and is told in one line; without a handler Python would print it.
     logging.getLogger("gcsfs").addHandler(logging.NullHandler())
@@ -100,10 +106,12 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
         args, args.overrides = parser.parse_known_args(words)
         args.words = words
         with contextlib.ExitStack() as report:
+            report.enter_context(as_asked(args))
             if getattr(args, "json", None) == STANDARD_OUTPUT:
                 from tomat.base.reporting import json_on_standard_output
 
                 args.json = report.enter_context(json_on_standard_output())
+            logger.info("tomat %s: %s", __version__, shlex.join(words))
             outcome.status = args.run(args)
         # What standard output cannot take is told here and not by the interpreter's end, with a traceback.
         sys.stdout.flush()

@@ -9,7 +9,7 @@ from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.model import Facts
 from tomat.base.report.terminal import show
-from tomat.base.reporting import console, counted, write_bytes, write_report, write_text
+from tomat.base.reporting import console, counted, tell, write_bytes, write_report, write_text
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _run_fit(args: argparse.Namespace) -> int:
             write_bytes(kept, histogram.to_bytes())
 
     skipped = inputs.add_to(add, histogram.material_ids, save, what="Counting voxels", kept=kept)
-    console.print(f"Fitting {args.bins:,} bins to {histogram.n_voxels:,} voxels")
+    tell(f"Fitting {args.bins:,} bins to {histogram.n_voxels:,} voxels")
     codec = fit_codec(histogram, args.bins, args.objective)
     write_codec(codec, args.output)
     figures = codec_figures(codec) | {"skipped": skipped, "n_materials": len(histogram.material_ids)}

@@ -15,7 +15,7 @@ from tomat.base.arguments import add_report, add_verb
 from tomat.base.errors import TomatError
 from tomat.base.report.model import Facts
 from tomat.base.report.terminal import show
-from tomat.base.reporting import console, readable_bytes, write_report
+from tomat.base.reporting import readable_bytes, tell, write_report
 from tomat.base.shipped import PACKAGE, code_details
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "marin-levanter", "marin-haliax", "equinox", "tensorstore", "zarr", "pymatgen")
@@ -45,7 +45,7 @@ def _run_doctor(args: argparse.Namespace) -> int:
     }
     for name, place in (("disk", Path.cwd()), ("temporary_disk", Path(tempfile.gettempdir()))):
         found[f"{name}_free_bytes"] = shutil.disk_usage(place).free
-    console.print("looking at the devices, and predicting one cell", highlight=False)
+    tell("looking at the devices, and predicting one cell", highlight=False)
     found |= _devices() | _self_test()
     show(Facts({name: _shown(name, value) for name, value in found.items()}))
     write_report(args.json, found)

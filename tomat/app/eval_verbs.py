@@ -18,7 +18,7 @@ from tomat.base.arguments import (
     run_folder,
 )
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, counted, to_jsonable, write_json
+from tomat.base.reporting import console, counted, tell, to_jsonable, write_json
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
@@ -158,7 +158,7 @@ def _run_leave_one_out(args: argparse.Namespace) -> int:
     from tomat.train.settings.keys import check_words
 
     check_words(args.leave_one_out, args.overrides)
-    console.print("loading JAX and the recipe ...")
+    tell("loading JAX and the recipe ...")
     from tomat.app.workflow.leave_one_out import leave_one_out, over_compounds
     from tomat.base.report.terminal import show
     from tomat.train.settings.config import load_config

@@ -19,7 +19,7 @@ from tomat.base.arguments import (
 )
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CONFIG_FILE
-from tomat.base.reporting import console, counted, write_report
+from tomat.base.reporting import console, counted, tell, write_report
 
 if TYPE_CHECKING:
     from tomat.launch.command import Command
@@ -265,7 +265,7 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequenc
         launch,
         policy,
         run_command,
-        lambda text: console.print(text, highlight=False),
+        lambda text: tell(text, highlight=False),
         login,
         keep=args.keep,
         zones=zones,

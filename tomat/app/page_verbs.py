@@ -4,11 +4,9 @@ import argparse
 import time
 import webbrowser
 
-from rich.text import Text
-
 from tomat.base.arguments import add_report, add_verb, output_file
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, readable_bytes, write_report
+from tomat.base.reporting import console, readable_bytes, waiting, write_report
 from tomat.data.density.rules import add_rule_flags, rules_of
 
 
@@ -39,7 +37,7 @@ def _run_page(args: argparse.Namespace) -> int:
     started = time.monotonic()
     rules = rules_of(args.species, [*(args.accept or ()), *LOOKED_AT.accept])
     output = args.output or default_output(args.target)
-    with console.status(Text(f"reading {args.target}")):
+    with waiting(f"reading {args.target}"):
         page = page_of(args.target, reference=args.reference, device_kind=args.device_kind, rules=rules)
         size = write_page(output, page)
     took = time.monotonic() - started

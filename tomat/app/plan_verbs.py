@@ -23,6 +23,7 @@ from tomat.base.errors import TomatError, refuse
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.progress import Stages
 from tomat.base.reporting import console, write_report
+from tomat.base.verbosity import chosen
 
 if TYPE_CHECKING:
     from tomat.perf.plan.calibration import CalibrationRow
@@ -323,7 +324,7 @@ def _say_withheld() -> None:
     """Say which variables of this environment a run here would obey, and a plan does not; before JAX sets its own."""
     from tomat.perf.plan.compile.topology import withheld_variables
 
-    if names := withheld_variables():
+    if not chosen.quiet and (names := withheld_variables()):
         what = f"set in this environment and kept from the compile: {', '.join(names)}"
         where = "what decides a step is in the configuration (compiler.*, trainer.jax_config)"
         print(f"note: {what}; {where}", file=sys.stderr)

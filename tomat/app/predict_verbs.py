@@ -1,6 +1,7 @@
 """`tomat predict`: densities of structures."""
 
 import argparse
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,13 @@ from tomat.base.arguments import add_report, add_verb, count, existing_file, pos
 from tomat.base.errors import TomatError
 from tomat.base.layout import PACKAGED_MODEL
 from tomat.base.progress import progress
-from tomat.base.reporting import console, counted, write_report
+from tomat.base.reporting import console, counted, tell, write_report
 from tomat.data.density.elements import SYMBOLS, atomic_number
 
 if TYPE_CHECKING:
     from tomat.predict.inference.interface import Predictor
+
+logger = logging.getLogger(__name__)
 
 FORMATS = ("chgcar", "cube", "zarr", "json", "qe")
 SOME_FAILED_STATUS = 1
@@ -112,7 +115,7 @@ def _run_predict(args: argparse.Namespace) -> int:
     files, ignored = find_structures(args.structure)
     check_species_used((file.path for file in files), rules)
     asked = args.promolecule or ("the model in the package" if args.run_dir == PACKAGED_MODEL else args.run_dir)
-    console.print(f"{counted(len(files), 'structure')}; by {asked}")
+    tell(f"{counted(len(files), 'structure')}; by {asked}")
     predictor: Predictor
     if args.promolecule is not None:
         from tomat.predict.inference.sum_of_atoms import load_promolecule
@@ -125,8 +128,9 @@ def _run_predict(args: argparse.Namespace) -> int:
         predictor = described(args.run_dir, **given)
         if (found := predictor.found) is not None and found.error is not None:
             console.print(f"{found}. {found.error}", soft_wrap=True)
+    logger.info("predictor: %s", predictor.identity)
     grid = choose_grid(None if args.grid is None else tuple(args.grid), args.spacing, args.like, predictor.spacing_a)
-    console.print(f"grid: {grid.why}")
+    tell(f"grid: {grid.why}")
     settings = Settings(
         output=args.output,
         grid=grid,

@@ -14,7 +14,7 @@ from tomat.base.layout import WEIGHTS_FOLDER
 from tomat.base.progress import progress
 from tomat.base.report.model import Column, Facts, Table
 from tomat.base.report.terminal import show
-from tomat.base.reporting import console, counted, warn, write_report
+from tomat.base.reporting import console, counted, waiting, warn, write_report
 
 if TYPE_CHECKING:
     from tomat.train.runs.summary import RunSummary
@@ -164,7 +164,7 @@ def _run_log(args: argparse.Namespace) -> int:
 
     if args.output is None and is_remote(args.place):
         raise TomatError(f"{args.place} is a bucket; say with --output FILE.md where the page is to be written.")
-    with console.status("reading the log and the runs"):
+    with waiting("reading the log and the runs"):
         log = read_log(args.place, time.time())
     page = write_log_page(log, args.output or Path(args.place) / LOG_PAGE)
     n_runs = sum(entry.kind == RUN for entry in log.entries)
@@ -185,7 +185,7 @@ def _run_compare(args: argparse.Namespace) -> int:
     from tomat.report.pages import compare_page
     from tomat.train.runs.compare import compare_runs
 
-    with console.status("reading the runs"):
+    with waiting("reading the runs"):
         comparison = compare_runs(args.runs)
     parts = compare_page.breakdown_parts(comparison)
     lines = [f"{line} {name}" for name, line in compare_page.sparklines(comparison)]

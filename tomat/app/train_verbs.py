@@ -1,6 +1,7 @@
 """`tomat train`: the words of a run, and whether it can fit, before anything is begun."""
 
 import argparse
+import logging
 import shlex
 import time
 from collections.abc import Sequence
@@ -12,10 +13,12 @@ from tomat.base.arguments import add_verb, config_file, count, report_file, run_
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.progress import Stages
-from tomat.base.reporting import console, write_report
+from tomat.base.reporting import tell, write_report
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from tomat.train.settings.config import TrainConfig
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_CONFIG = "demo"
 DISTILLATION_OPTIMIZER: dict[str, Any] = {
@@ -81,6 +84,7 @@ def _run_train(args: argparse.Namespace) -> int:
     overrides = args.overrides if distils else folder_words(path, args.overrides)
 
     from tomat.app.workflow.train import train_and_report
+    from tomat.predict.inference.trained import outside_event_loop
     from tomat.train.origins import Continuation
     from tomat.train.preemption import StopRequest
     from tomat.train.runs.run_log import Asked
@@ -102,15 +106,17 @@ def _run_train(args: argparse.Namespace) -> int:
     continuation = Continuation(allow, fork_of, args.fork_step, args.warm_start)
     stop = StopRequest(config.preemption.grace_seconds)
     asked = Asked.by_words(args.words, path, overrides)
+    logger.info("%s, with settings that are not its own: %s", path, dict(asked.settings) or "none")
     try:
         with stop.listening():
-            figures = train_and_report(config, started, continuation, stop, asked)
+            # Levanter 0.2.227 reads and saves with `asyncio.run`, which a notebook's own loop refuses.
+            figures = outside_event_loop(lambda: train_and_report(config, started, continuation, stop, asked))
             write_report(args.json, figures)
         return stop.status if figures["training"]["preempted"] else 0
     finally:
         if stop.asked:
             said = f"the same command continues the run: {shlex.join(['tomat', *args.words])}"
-            console.print(said, soft_wrap=True, highlight=False)
+            tell(said, soft_wrap=True, highlight=False)
 
 
 def distillation_values(
@@ -152,4 +158,4 @@ def refuse_what_cannot_fit(config: "TrainConfig") -> None:
     if not step.fits:
         refused = f"run '{config.run_name}' does not fit {slice_.name}: it needs {said}"
         raise TomatError(f"{refused}. `tomat plan` with the same arguments looks for the nearest changes that do.")
-    console.print(f"planned: needs {said}")
+    tell(f"planned: needs {said}")

@@ -10,7 +10,7 @@ from tomat.base.arguments import add_flag, add_report, count, positive_int, run_
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.terminal import show
-from tomat.base.reporting import console, readable_bytes, write_report
+from tomat.base.reporting import readable_bytes, tell, write_report
 
 if TYPE_CHECKING:
     from tomat.predict.weights.folder import WrittenWeights
@@ -76,7 +76,7 @@ def _run_write(args: argparse.Namespace) -> int:
         scheme = args.scheme or ("affine" if args.bits == 8 else "lut")
         bits = {part: args.bits if own is None else own for part, own in args.what.items()}
         compression = Compression(scheme, args.group, bits)
-    console.print(f"loading {args.run_dir}", highlight=False)
+    tell(f"loading {args.run_dir}", highlight=False)
 
     for_hub = args.format == "huggingface"
     from tomat.predict.distillation.subject import is_distillation, write_distilled

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
+from tomat.base.verbosity import LOG_LEVEL, add_flags
 
 STANDARD_OUTPUT = Path("-")
 """`--json -`: the report goes to standard output, and everything else to standard error."""
@@ -28,6 +29,14 @@ def spelt_today(verb: str) -> str:
     """`demo_data` as `demo-data`, and a spelling of before as today's."""
     spelt = verb.replace("_", "-")
     return SPELT_BEFORE.get(spelt, spelt)
+
+
+def first_verb(words: Sequence[str]) -> tuple[int, str]:
+    """Where the verb of a command line stands, and it; behind flags that may come before it. Empty if there is none."""
+    for at, word in enumerate(words):
+        if not word.startswith("-") and (at == 0 or words[at - 1].replace("_", "-") != LOG_LEVEL.replace("_", "-")):
+            return at, word
+    return len(words), ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,6 +55,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        add_flags(self)
 
     def format_help(self) -> str:
         """As `ArgumentParser` does it, and the examples, a line each whatever the width."""
@@ -62,10 +72,11 @@ class Parser(argparse.ArgumentParser):
             if spelt in self._option_string_actions:
                 words[place] = spelt + equals + value
         verbs = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        if words and any(spelt_today(words[0]) in names for names in verbs if names):
-            words[0] = spelt_today(words[0])
-        if words and (now := self.moved.get(words[0].replace("_", "-"))):
-            self.error(f"`{self.prog} {words[0]}` is now {now}")
+        at, verb = first_verb(words)
+        if any(spelt_today(verb) in names for names in verbs if names):
+            words[at] = spelt_today(verb)
+        if now := self.moved.get(verb.replace("_", "-")):
+            self.error(f"`{self.prog} {verb}` is now {now}")
         self._words = words
         found, rest = super().parse_known_args(words, namespace)
         if rest and not getattr(found, "takes_overrides", False):
@@ -78,9 +89,10 @@ class Parser(argparse.ArgumentParser):
         verbs = [verb for choices in below for verb in choices]
         # Of a verb that takes overrides any other flag may be a key.
         flags = [] if self.get_default("takes_overrides") else list(self._option_string_actions)
+        at, _ = first_verb(self._words)
         for place, word in enumerate(self._words):
             name = word.partition("=")[0]
-            known = flags if name.startswith("--") else verbs if place == 0 else []
+            known = flags if name.startswith("--") else verbs if place == at else []
             if (
                 known
                 and name not in known

@@ -1,4 +1,5 @@
-"""How far long work is, and at which stage: a bar or spinner on a terminal, lines in a pipe, a file or a job's log."""
+"""How far long work is, and at which stage: a bar or spinner on a terminal, lines in a pipe, a file or a job's log;
+nothing with `--quiet`."""
 
 import threading
 import time
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, TextColumn
 
 from tomat.base.reporting import console, plain_console
+from tomat.base.verbosity import chosen
 
 FIRST_SECONDS = 1.0
 """Work that takes longer says what it is where there is no terminal; shorter work says it at its end alone."""
@@ -22,14 +24,15 @@ class SpokenProgress(Progress):
 
     def __init__(self, *columns: ProgressColumn, console: Console, first: float, repeat: float, **look: Any) -> None:
         """`first` and `repeat` in seconds, as `FIRST_SECONDS` and `REPEAT_SECONDS`; `look` as Rich's bar takes it."""
-        super().__init__(*columns, console=console, **look)
+        self._quiet = chosen.quiet
+        super().__init__(*columns, console=console, **{**look, "disable": self._quiet or look.get("disable", False)})
         self._first, self._repeat = first, repeat
         self._ended = threading.Event()
         self._speaker = threading.Thread(target=self._speak, daemon=True)
 
     def start(self) -> None:
         super().start()
-        if not self.console.is_terminal:
+        if not self.console.is_terminal and not self._quiet:
             self._speaker.start()
 
     def stop(self) -> None:
@@ -116,6 +119,8 @@ class Stages(SpokenProgress):
 
     def say(self, text: str) -> None:
         """Say something else."""
+        if self._quiet:
+            return
         with self._saying:
             self.console.print(f"[{time.monotonic() - self._began:5.0f} s] {text}", highlight=False, soft_wrap=True)
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tomat.base.errors import PASSING_ERRNOS, RetryableError, TomatError
+from tomat.base.verbosity import chosen
 
 
 def plain_console(**settings: Any) -> Console:
@@ -24,6 +25,18 @@ def plain_console(**settings: Any) -> Console:
 
 console = plain_console(width=None if sys.stdout.isatty() else 132)
 """Standard output. In a pipe or a file, where Rich would assume 80 columns, tables get the width they need."""
+
+
+def tell(*what: Any, **how: Any) -> None:
+    """Print what is said on the way to a result, as `Console.print` takes it: what was decided, is waited for or might
+    help; with `--quiet` nothing."""
+    if not chosen.quiet:
+        console.print(*what, **how)
+
+
+def waiting(text: str) -> contextlib.AbstractContextManager[Any]:
+    """On a terminal, a sign that something is done while the context is open."""
+    return contextlib.nullcontext() if chosen.quiet else console.status(Text(text))
 
 
 def warn(text: str) -> None:

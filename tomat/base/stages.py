@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tomat.base.layout import HUNG_STATUS
-from tomat.base.reporting import console
+from tomat.base.reporting import tell
 
 REPEAT_SECONDS = 30.0
 """Between two lines while a stage lasts."""
@@ -50,7 +50,7 @@ class StartStages:
             self._what, self._since, self._said_at = what, time.monotonic(), time.monotonic()
             self._limit, self._missing = limit_seconds, missing
         if self._who and what:
-            console.print(f"{self._who}{what}", highlight=False, soft_wrap=True)
+            tell(f"{self._who}{what}", highlight=False, soft_wrap=True)
 
     def end(self) -> None:
         """The start is over: the first step is done, or an error has ended it."""
@@ -82,4 +82,4 @@ class StartStages:
             if what and silent >= self._repeat:
                 more = missing()
                 still = f"{self._who}still {what} ({lasted:.0f} s)" + (f": {more}" if more else "")
-                console.print(still, highlight=False, soft_wrap=True)
+                tell(still, highlight=False, soft_wrap=True)

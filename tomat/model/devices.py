@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from tomat.base.reporting import console
+from tomat.base.reporting import tell
+from tomat.base.verbosity import chosen, level_log
 
 if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
     from tomat.hardware.chips import FoundDevices
@@ -30,7 +31,7 @@ def ignore_absent_tpu(*, say: bool = True) -> None:
     if not list(importlib.metadata.entry_points(group="jax_plugins")):
         jax.config.update("jax_platforms", "cpu")
         if say:
-            console.print("The TPU's library is installed, but no TPU is here: computing on the CPU.", highlight=False)
+            tell("The TPU's library is installed, but no TPU is here: computing on the CPU.", highlight=False)
 
 
 def traced_device_kind() -> str:
@@ -52,9 +53,10 @@ def found_devices() -> "FoundDevices":
 
 
 def quiet_terminal() -> None:
-    """Leave the terminal to the progress bar and to what needs attention; Levanter's own log is in the run's folder."""
-    for handler in logging.getLogger().handlers:
-        if type(handler) is logging.StreamHandler:
-            handler.setLevel(logging.WARNING)
+    """Leave the terminal to the progress bar, to what needs attention, and to what `--log_level` asks for; Levanter's
+    own log is in the run's folder."""
+    level_log()
     # Levanter 0.2.227 warns once for every optional part that a model does not have, some 40 lines for each load.
-    logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)
+    logging.getLogger("levanter.tensorstore_serialization").setLevel(
+        logging.NOTSET if chosen.log_level < logging.WARNING else logging.ERROR
+    )

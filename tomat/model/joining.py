@@ -11,7 +11,7 @@ import jax
 
 from tomat.base.errors import RetryableError
 from tomat.base.layout import COORDINATOR_PORT
-from tomat.base.reporting import console
+from tomat.base.reporting import tell
 from tomat.base.stages import StartStages
 
 if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
@@ -109,7 +109,7 @@ def joining(distributed: "DistributedConfig") -> Joining | None:
     )
     if not found and distributed == DistributedConfig():
         if present:
-            console.print(
+            tell(
                 f"{', '.join(kind.name for kind in present)} is installed, but no launcher that JAX knows has started "
                 "this process: it is taken for the only one. Several need a launcher such as Slurm or Open MPI, or "
                 "trainer.distributed.",

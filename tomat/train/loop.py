@@ -24,7 +24,7 @@ from levanter.trainer_state import TrainerState
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import PROFILER_FOLDER
-from tomat.base.reporting import console
+from tomat.base.reporting import console, tell
 from tomat.data.codec.relative import offset_of
 from tomat.data.tokens.shards import ShardSet
 from tomat.model.any_decoder import environment_of, is_field
@@ -253,7 +253,7 @@ class TrainingLoop:
             check_first_loss(config.loss, measured, expected, target=target, logit_std=logit_std)
             said = f"{config.loss.kind} at uniform logits gives {expected:.4f}"
         if jax.process_index() == 0:
-            console.print(f"first loss {measured:.4f}; {said}")
+            tell(f"first loss {measured:.4f}; {said}")
 
 
 STATISTICS_BATCHES = 16

@@ -19,7 +19,7 @@ import jax
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER, CODEC_FILE, CONFIG_FILE
-from tomat.base.reporting import console, warn
+from tomat.base.reporting import tell, warn
 from tomat.base.storage import is_remote
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text
@@ -185,10 +185,10 @@ class Start:
         changes = {} if self.fork is not None else dict(self.changes)
         for key in self.allow_change:
             if key not in self.changes and key not in self.changed_data:
-                console.print(f"--allow_change {key}: it does not differ from the run on record.")
+                tell(f"--allow_change {key}: it does not differ from the run on record.")
         changes |= {f"{key} (content)": hashes for key, hashes in self.changed_data.items()}
         for key, (before, after) in changes.items():
-            console.print(f"changed, as --allow_change permits: {key}: {before!r} -> {after!r}")
+            tell(f"changed, as --allow_change permits: {key}: {before!r} -> {after!r}")
             history.append_event(self.run_dir, "allow_change", self.first_step, key=key, old=before, new=after)
         if self.data_of and self.contents is None:
             warn(
@@ -202,16 +202,14 @@ class Start:
             return
         source = parent.checkpoint
         if self.fork is not None:
-            console.print(f"fork of {parent} after step {source.step}: model, optimizer state and step.")
+            tell(f"fork of {parent} after step {source.step}: model, optimizer state and step.")
             name = "fork"
             changed = {key: {"old": before, "new": after} for key, (before, after) in self.changes.items()}
             details: dict[str, Any] = {"parent": parent.asked, "checkpoint": source.path, "changes": changed}
         else:
             name = "warm_start"
             weights, warmup = checkpoints.weights_kind(source.path), self.config.optimizer.warmup
-            console.print(
-                f"warm start: the weights of {source.path} ({weights}), a fresh optimizer, step 0, warm-up {warmup}."
-            )
+            tell(f"warm start: the weights of {source.path} ({weights}), a fresh optimizer, step 0, warm-up {warmup}.")
             details = {"source": parent.asked, "checkpoint": source.path, "source_step": source.step}
             details |= {"weights": weights, "codec_sha256": datasets.codec.sha256, "warmup": warmup}
         if history.last_event(history.read_events(self.run_dir), name) is None:
@@ -249,14 +247,14 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
             if forked is not None:
                 origin = f"a fork of '{forked.get('parent')}' after step {forked['step'] - 1}"
             raise TomatError(f"--fork {name}: a run of that name exists and is {origin}; give a new name.")
-        console.print(f"run '{name}' was forked from '{fork_of}' when it began; it continues.")
+        tell(f"run '{name}' was forked from '{fork_of}' when it began; it continues.")
     plan = replace(plan, changes=refuse_changes(run_dir / CONFIG_FILE, config, wanted.allow_change))
     if asked_weights is not None and (newest is not None or warmed is not None):
         if warmed is None or warmed["source"] != asked_weights:
             origin = "without" if warmed is None else f"with the weights of {warmed['source']}"
             said = f"--warm_start {asked_weights}: run '{name}' has begun, {origin}"
             raise TomatError(f"{said}; a run that has checkpoints is resumed. Leave it out, or give a new run_name.")
-        console.print(f"run '{name}' was started warm from {asked_weights} when it began; this resumes it.")
+        tell(f"run '{name}' was started warm from {asked_weights} when it began; this resumes it.")
     if newest is not None:
         return replace(plan, data_of=f"run '{name}'", contents=history.recorded_contents(events))
     if warmed is not None:

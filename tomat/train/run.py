@@ -13,7 +13,7 @@ from rich.text import Text
 from tomat.base.documents import signed
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, METRICS_FILE, PROMOLECULE_FILE, RETRY_STATUS
-from tomat.base.reporting import console, warn, write_text
+from tomat.base.reporting import console, tell, warn, write_text
 from tomat.base.shipped import code_details
 from tomat.base.stages import StartStages
 from tomat.data.codec.files import write_codec
@@ -230,7 +230,7 @@ def _announce(datasets: Datasets, state: TrainerState, start: Start, folder: Run
     said = f": {count_parameters(state) / 1e6:,.1f} M parameters, {datasets.train.rows:,} rows of {config.seq_len} "
     said += f"tokens, batch {config.batch_size}, loss {config.loss.kind}, {found.words}"
     said += f", resumed at step {first_step}" if first_step else ""
-    console.print(Text.assemble("run ", (config.run_name, "bold"), said))
+    tell(Text.assemble("run ", (config.run_name, "bold"), said))
     if asked_but_not_found(found, config.slice):
         warn(f"it is meant for {config.slice}, and runs on {found}.")
     if (warning := config.loss.warning()) is not None:

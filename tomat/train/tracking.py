@@ -17,7 +17,8 @@ from rich.progress import Progress
 
 from tomat.base.layout import METRICS_FILE
 from tomat.base.progress import progress
-from tomat.base.reporting import console, to_jsonable, writing
+from tomat.base.reporting import console, tell, to_jsonable, writing
+from tomat.base.verbosity import chosen
 
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
@@ -164,7 +165,7 @@ class TrainingProgress:
         """Steps done when the first one was, and when."""
         self._last_line = 0.0
         self._bar: Progress | None = None
-        if console.is_terminal and jax.process_index() == 0:
+        if console.is_terminal and not chosen.quiet and jax.process_index() == 0:
             figures = "loss {task.fields[loss]}  {task.fields[rate]} tokens/s  MFU {task.fields[mfu]}"
             self._bar = progress(figures=figures)
             self._bar.add_task("train", total=total_steps, completed=first_step, loss="-", rate="-", mfu="-")
@@ -186,7 +187,7 @@ class TrainingProgress:
         if next_step in (self._first + 1, self._total) or now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             left = "" if left_seconds is None else f"  left {left_seconds:.0f} s"
-            console.print(
+            tell(
                 f"step {next_step}/{self._total}  loss {fields['loss']}  {fields['rate']} tokens/s  "
                 f"MFU {fields['mfu']}{left}"
             )

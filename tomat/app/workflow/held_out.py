@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tomat.base.errors import TomatError
 from tomat.base.layout import DENSITY_FIGURE, PREDICTED_DENSITY, PREDICTION_FIGURE, REFERENCE_DENSITY
 from tomat.base.progress import progress
-from tomat.base.reporting import console, counted
+from tomat.base.reporting import counted, tell
 
 if TYPE_CHECKING:
     from levanter.models.lm_model import LmHeadModel
@@ -57,7 +57,7 @@ def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> Held
     else:
         return None
     if len(held.names) < len(every):
-        console.print(f"evaluated on {len(held.names)} of {len(every):,} held-out materials (evaluation.materials)")
+        tell(f"evaluated on {len(held.names)} of {len(every):,} held-out materials (evaluation.materials)")
     return held if held.names else None
 
 
@@ -73,7 +73,7 @@ def held_out_of_run(config: "TrainConfig", run_dir: Path) -> HeldOut:
         raise TomatError(f"evaluation.materials of run '{config.run_name}' is 0; name densities with --input.")
     lines = [f"  {data.load.paths[name]}" for name in held.names[:MOST_SHOWN]]
     lines += [f"  and {len(held.names) - MOST_SHOWN:,} more"] if len(held.names) > MOST_SHOWN else []
-    console.print(
+    tell(
         f"{counted(len(held.names), 'density', 'densities')}, held out by the record of the run "
         f"({run_dir / 'data' / FOLDER_FILE}) and unchanged since:",
         *lines,

@@ -12,7 +12,7 @@ from tomat.base.documents import parse_checked, read_bytes, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.report.formats import number
 from tomat.base.report.model import Column, Table
-from tomat.base.reporting import console, to_jsonable, write_json
+from tomat.base.reporting import console, tell, to_jsonable, write_json
 from tomat.base.storage import is_remote
 from tomat.data.density.demo.embedded import check_compounds, compounds_of, groups_of, load_stored
 from tomat.data.density.elements import symbol_of
@@ -63,7 +63,7 @@ def leave_one_out(
         report = Path(config.run_dir) / EVALUATION
         cells = {name: compounds[name] for name in names}
         n_cells = sum(map(len, cells.values()))
-        console.print(f"{index} of {len(groups)}: without {', '.join(names)} ({n_cells} cells)", highlight=False)
+        tell(f"{index} of {len(groups)}: without {', '.join(names)} ({n_cells} cells)", highlight=False)
         if report.exists():
             kept, _ = parse_checked(read_bytes(report), str(report), "an evaluation", "Delete it.")
             kept = kept if "settings" not in kept else {label: kept}  # of a compound alone, as before there were folds

@@ -14,7 +14,7 @@ from tomat.base.documents import parse_checked, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.records import typed
-from tomat.base.reporting import console, counted, write_bytes, write_text, writing
+from tomat.base.reporting import console, counted, tell, write_bytes, write_text, writing
 from tomat.base.retries import with_retries
 from tomat.base.storage import Store
 from tomat.data.codec.files import load_codec, write_codec
@@ -126,7 +126,7 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
         # A POTCAR that was of use is not among the ignored, one that was not has a reason of its own.
         others = {path: why for path, why in looked.ignored.items() if path not in potcars.paths}
         looked = replace(looked, ignored={**others, **potcars.ignored})
-        console.print(f"{place}: {looked.words()}", soft_wrap=True)
+        tell(f"{place}: {looked.words()}", soft_wrap=True)
         if recorded is None:
             recorded = _begin(folder, request, looked, place)
         else:
@@ -249,7 +249,7 @@ def _tokenized(
     rest = "nothing held out"
     if shown := compositions.get("validation"):
         rest = f"{words['validation']} held out ({', '.join(shown[:8])}{', ...' if len(shown) > 8 else ''})"
-    console.print(f"{words['train']} to learn from, {rest}; {bins:,} bins", soft_wrap=True)
+    tell(f"{words['train']} to learn from, {rest}; {bins:,} bins", soft_wrap=True)
     return FolderData(folder, splits, bins, reader)
 
 
@@ -266,7 +266,7 @@ def _fit(
         assert isinstance(codec, LloydMaxCodec)
         return codec, Promolecule.load(promolecule_file)
     valences, words = choose_valences(learnt, potcars, request.accept)
-    console.print(f"valence electrons: {words}", soft_wrap=True)
+    tell(f"valence electrons: {words}", soft_wrap=True)
     kept_histogram, kept_sums = folder / HISTOGRAM_FILE, folder / SUMS_FILE
     again, names = "Remove it and run the same command again.", [each.name for each in learnt]
     densities = None if request.codec_relative else DensityHistogram()
@@ -326,7 +326,7 @@ def choose_codec(
     what = f"{bins:,} bins, whose rounding alone costs an NMAE of {100 * found:.2g} %"
     if found >= floor:
         what += f"; {100 * floor:g} % was asked for, and data.n_density_tokens allows no more"
-    console.print(f"codec: {what}")
+    tell(f"codec: {what}")
     return codec
 
 
@@ -383,6 +383,6 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            console.print(f"waiting for the process that prepares {folder}")
+            tell(f"waiting for the process that prepares {folder}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

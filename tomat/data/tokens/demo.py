@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console
+from tomat.base.reporting import tell
 from tomat.base.storage import Store
 from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec
@@ -60,7 +60,7 @@ def write_demo_shards(
         # An earlier version of the embedded densities had fewer: a run goes on with the rows that it began with.
         for split in SPLITS:
             if held[split] != names[split]:
-                console.print(
+                tell(
                     f"note: {folder / split} holds {len(held[split])} materials of an earlier version of the embedded "
                     f"densities, which are {len(names[split])} now; the run goes on with those that it began with.",
                     soft_wrap=True,

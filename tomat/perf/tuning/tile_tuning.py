@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console, write_json
+from tomat.base.reporting import tell, write_json
 from tomat.hardware.chips import slice_named
 from tomat.model.loss.config import LossKind, LossVocabulary
 from tomat.model.tiles import TunedSizes, TunedTiles
@@ -136,9 +136,9 @@ def tune(
         key = request_key([request, compiler_version(), record_digest()], CHILD_MODULE)
         kept = open_result(open_cache(cache_dir) / key)
         if kept is None:
-            tell = partial(console.print, highlight=False)
+            told = partial(tell, highlight=False)
             slice_ = slice_named(shape.slice_name)
-            kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits or Limits(), on_removed=tell)
+            kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits or Limits(), on_removed=told)
         kept.lock.close()
         rows.append({**candidate, **kept.result})
     return rows

@@ -15,7 +15,7 @@ from levanter.utils.tree_utils import inference_mode
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE, WEIGHTS_FOLDER
-from tomat.base.reporting import console, counted
+from tomat.base.reporting import counted, tell
 from tomat.base.storage import is_remote
 from tomat.model.any_decoder import environment_of, hidden_and_head
 from tomat.model.loss.density_loss import density_loss
@@ -85,7 +85,7 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
     settings = settings_of(config)
     stored = read_student(config)
     said = f"teacher: {settings.teacher}, student: {settings.quantised} ({stored.weights})"
-    console.print(said, soft_wrap=True, highlight=False)
+    tell(said, soft_wrap=True, highlight=False)
     teacher = load_trained(settings.teacher)
     _check_teacher(config, datasets, teacher)
     arrays = named_arrays(teacher.model)
@@ -98,7 +98,7 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
         said = f"{settings.quantised} has no matrix in few bits that distillation.train={settings.train} trains"
         raise TomatError(f"{said}; write it with `tomat compress`, or train all.")
     began = "the teacher's weights" if before else "the values of the codes"
-    console.print(f"trained: {counted(len(student.packings), 'matrix', 'matrices')} in few bits, from {began}"
+    tell(f"trained: {counted(len(student.packings), 'matrix', 'matrices')} in few bits, from {began}"
                   + (", and what is whole" if settings.train == "all" else ""))  # fmt: skip
 
     model = StudentAndTeacher(student, teacher.model)

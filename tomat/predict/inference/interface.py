@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import console
+from tomat.base.reporting import tell
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import plausible_electron_counts, symbol_of
 from tomat.data.density.geometry import check_cell, nearest_atom_a, shortest_distances_a, void_radius_a
@@ -309,7 +309,7 @@ class Predictor(ABC):
         rho, deviations = self.density(crystal, grid_shape, on_patches)
         scaled, before = normalised(rho, crystal, electrons)
         vacuums = self._vacuum(crystal, scaled)
-        scale = self._normalisation(crystal, before, electrons, vacuums, accept)
+        scale = self._normalisation(crystal, grid_shape, before, electrons, vacuums, accept)
         spread = None
         if deviations is not None:
             spread = (deviations * np.float32(1.0 if electrons is None else electrons / before)).astype(np.float32)
@@ -375,6 +375,7 @@ class Predictor(ABC):
     def _normalisation(
         self,
         crystal: Crystal,
+        grid_shape: tuple[int, int, int],
         before: float,
         electrons: float | None,
         vacuums: Sequence[Flag],
@@ -391,12 +392,13 @@ class Predictor(ABC):
         words = f"{before:.4g} electrons were predicted for {electrons:g}, {abs(deviation):.1%} too "
         words += "many" if deviation > 0 else "few"
         if abs(deviation) > LARGEST_DEVIATION and "normalisation" not in accept:
+            grid = " x ".join(map(str, grid_shape))
             raise TomatError(
                 f"{crystal.name or 'the structure'}: {words}; expected within {LARGEST_DEVIATION:.0%}"
                 + "".join(f" ({flag['text']})" for flag in vacuums)
                 + ". Scaled, every atom would be wrong by as much: the structure is too far from those of the "
-                "training, or the valences are others than its. `--accept normalisation` (accept in Python) takes it "
-                "scaled."
+                f"training, its grid of {grid} voxels is too coarse, or the valences are others than its. "
+                "`--accept normalisation` (accept in Python) takes it scaled."
             )
         text = f"{words}; the density was scaled to them"
         return [{"kind": "normalisation", "factor": electrons / before, "deviation": deviation, "text": text}]
@@ -405,7 +407,7 @@ class Predictor(ABC):
 def say_if_voids_unknown(promolecule: Promolecule, place: str) -> None:
     """Print that vacuum is not checked, where the training's voids are not known."""
     if promolecule.void_radius_a is None:
-        console.print(
+        tell(
             f"note: the promolecule of {place} was fitted by an earlier tomat, which did not record how far points of "
             "its cells were from atoms: vacuum is not flagged, only too many or too few electrons."
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, PACKAGED_MODEL, PROMOLECULE_FILE
-from tomat.base.reporting import console, counted
+from tomat.base.reporting import counted, tell
 from tomat.data.codec.base import UNIT_E_PER_A3, require_unit
 from tomat.data.codec.files import load_codec
 from tomat.data.codec.relative import check_promolecule
@@ -115,7 +115,7 @@ class RunPredictor(Predictor):
             from tomat.predict.inference.trained import load_weights_found
 
             assert self.found is not None
-            console.print(f"loading the model of {self.found.folder}")
+            tell(f"loading the model of {self.found.folder}")
             self._take(load_weights_found(self.found, packed=True))
 
     def _take(self, run: "LoadedRun") -> None:
@@ -193,7 +193,7 @@ class RunPredictor(Predictor):
             free = decoding.free_bytes()
             size, program, needed = decoding.largest_batch(lower, most, devices, free)
             if not self._programs:
-                console.print(
+                tell(
                     f"{self.decoder} decoder: {counted(size, 'patch', 'patches')} of {n_voxels:,} voxels at a time on "
                     f"{counted(devices, 'device')}, {needed / 2**30:.2f} GiB of {free / 2**30:.2f} GiB free on each.",
                     soft_wrap=True,

@@ -14,7 +14,7 @@ from levanter.utils.tree_utils import inference_mode
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE
-from tomat.base.reporting import console
+from tomat.base.reporting import tell
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import load_codec
 from tomat.data.codec.relative import check_promolecule, offset_of
@@ -92,7 +92,7 @@ def _checkpoint(path: str, folder: Path, config: TrainConfig) -> LmHeadModel:
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise TomatError(f"{path} does not hold the model of {folder / CONFIG_FILE}: {error}") from error
     if weights == AVERAGED:
-        console.print(f"weights of {path}: averaged, as trainer.model_averaging says.")
+        tell(f"weights of {path}: averaged, as trainer.model_averaging says.")
     return model
 
 

@@ -18,7 +18,7 @@ import tensorstore as ts
 
 from tomat.base.layout import RETRY_STATUS
 from tomat.base.ports.jax import joined_as
-from tomat.base.reporting import console
+from tomat.base.reporting import tell
 
 SAY_SECONDS = 30.0
 """Without progress for so long it is said, and again after as long."""
@@ -83,7 +83,7 @@ class StorageWatch:
                 said = now - moved
                 end = f"; after {limit:.0f} s this process ends, to be started again" if limit else ""
                 seconds = f"{said:.0f} s" + ("" if progress is nothing_known else " without progress")
-                console.print(f"{_who()}still {what} ({seconds}){end}", highlight=False, soft_wrap=True)
+                tell(f"{_who()}still {what} ({seconds}){end}", highlight=False, soft_wrap=True)
 
     def _end(self, what: str, seconds: float) -> None:
         said = f"{_who()}{self._place}: nothing came of {what} for {seconds:.0f} s"

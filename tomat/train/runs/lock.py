@@ -26,7 +26,7 @@ import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import LEASE_FILE, LOCK_FILE
-from tomat.base.reporting import console, warn, writing
+from tomat.base.reporting import tell, warn, writing
 from tomat.base.storage import Store, explaining_storage, is_remote
 
 LEASE_SECONDS = 60.0
@@ -156,14 +156,14 @@ class Lease(RunLock):
                 continue
             if first is None:
                 first = generation
-                console.print(f"{self.url} is held by {theirs}; waiting up to {limit} to see whether it is renewed.")
+                tell(f"{self.url} is held by {theirs}; waiting up to {limit} to see whether it is renewed.")
             elif generation != first:
                 raise TomatError(
                     f"run '{self._run_name}' is being trained by {theirs} ({self.url} has just been renewed). Stop it "
                     f"there, or use another run_name. {limit} after it was killed the same command takes over."
                 )
             elif time.monotonic() - since >= self._lease_seconds:
-                console.print(f"{self.url} was not renewed for {limit}: taking over.")
+                tell(f"{self.url} was not renewed for {limit}: taking over.")
                 if self._write(generation):
                     break
                 continue

@@ -27,7 +27,7 @@ from tomat.base.documents import mapping, take_out
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER
 from tomat.base.overrides import COMMAND_LINE, parse_overrides, read_yaml, set_by, tomat_cause
-from tomat.base.reporting import console, dump_json
+from tomat.base.reporting import dump_json, tell
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.train.runs.former_keys import FOLLOWS
 from tomat.train.settings.checks import LEVANTER_DEFAULTS, drop_without_effect, refuse_what_cannot_work, without_former
@@ -148,7 +148,7 @@ def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> T
     """The configuration that a run left; what an earlier version took and never read is left out, with a word."""
     values = read_yaml(config_path)
     for name in drop_without_effect(values):
-        console.print(f"note: {config_path} sets {name}, which did nothing when the run was trained; it is left out.")
+        tell(f"note: {config_path} sets {name}, which did nothing when the run was trained; it is left out.")
     return config_from_dict(values, str(config_path), parse_overrides(overrides))
 
 

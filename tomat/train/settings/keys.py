@@ -40,7 +40,15 @@ def check_words(
     for; `kind` as for `read_yaml`."""
     if config_path is not None:
         check_keys(read_yaml(config_path, kind), str(config_path), schema)
-    check_keys(parse_overrides(overrides), words_of, schema)
+    try:
+        values = parse_overrides(overrides)
+    except TomatError:
+        # What is no setting is not asked for a value first.
+        key = overrides[-1].removeprefix("--").partition(".")[0].replace("-", "_")
+        if overrides[-1].startswith("--") and key not in fields_below(schema):
+            check_keys({key: None}, words_of, schema)
+        raise
+    check_keys(values, words_of, schema)
 
 
 def check_keys(values: Mapping[str, Any], source: str, schema: type = RunSchema) -> None:

@@ -16,7 +16,7 @@ from tomat.base.documents import parse_checked, refuse_unknown_keys, with_checks
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.regions import check_regions, known_places
-from tomat.base.reporting import console, counted
+from tomat.base.reporting import console, counted, tell
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, Store
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.ratios import RatioHistogram, fit_codec
@@ -239,7 +239,7 @@ def _survey_in_store(
             f"command then goes on ({store.url} keeps what was surveyed)."
         )
     if job.codec is None:
-        console.print(f"Fitting {config.bins:,} bins")
+        tell(f"Fitting {config.bins:,} bins")
     if job.relative:
         job = _with_relative_codec(job, store, units, surveys, runner)
     planned = stages.plan_set(job, (stages.stored_findings(job, store, unit, surveys[unit.index]) for unit in units))

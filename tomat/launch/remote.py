@@ -34,13 +34,15 @@ _STATUS_LINE = re.compile(r"^tomat-status (?P<host>\S+) (?P<state>\S+)(?P<steps>
 
 
 def install_script(pack_url: str, sha256: str) -> str:
-    """Takes the pack from the bucket, as whoever the host is there, and installs it with the TPU's packages."""
+    """Takes the pack from the bucket, as whoever the host is there, and installs it with the TPU's packages. An image
+    newer than Ubuntu 22.04 lets pip install nothing for its Python unless told; older pips do not know the word."""
     return (
         f"set -e; cd {FOLDER}; gcloud storage cp --quiet {shlex.quote(pack_url)} {PACK}; "
         f'echo "{sha256}  {PACK}" | sha256sum --check --quiet -; '
         f"rm -rf checkout; mkdir checkout; tar -xzf {PACK} -C checkout; cd checkout; "
         f"sha256sum < ../{PACK} > {PACK_HASH_FILE}; "
-        f"python3 -m pip install --quiet --user uv=={UV_VERSION}; python3 -m uv sync --quiet --extra tpu --no-dev"
+        f"PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv=={UV_VERSION}; "
+        "python3 -m uv sync --quiet --extra tpu --no-dev"
     )
 
 

@@ -22,6 +22,7 @@ from tomat.launch.machine import Clock
 from tomat.launch.pack import Pack
 from tomat.launch.record import age_in_bucket
 from tomat.launch.smoke import Smoke
+from tomat.launch.watchdog import watchdog_script
 
 GCLOUD = shutil.which("gcloud")
 pytestmark = pytest.mark.skipif(GCLOUD is None, reason="gcloud is not installed")
@@ -32,11 +33,16 @@ NODE = f"projects/{PROJECT}/locations/{ZONE}/nodes/tomat-soak-1"
 WORDS = ["--config_path", "run.yaml", "--slice", "v6e-4", "--zone", ZONE, "--spot", "--service_account", TRAINER]
 
 
+@pytest.fixture(scope="module")
+def login(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("login") / "config"
+
+
 @pytest.fixture
-def gcloud(world, tmp_path, monkeypatch) -> Iterator[Gcloud]:
+def gcloud(world, login, tmp_path, monkeypatch) -> Iterator[Gcloud]:
     """In the place of the other tests' gcloud; their checkout and training are used."""
     assert GCLOUD is not None
-    with real_gcloud(GCLOUD, tmp_path / "google") as made:
+    with real_gcloud(GCLOUD, tmp_path / "google", login) as made:
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)
         yield made
@@ -68,6 +74,7 @@ def test_a_launch_goes_through_a_preemption_to_its_end(world, gcloud):
     assert f"runs/soak_1/packs/{report['pack']}.tar.gz" in google.objects
     log = Path("runs/soak_1/launch/attempt-2-host-0.log").read_text()
     assert log.startswith("host 0 attempt 2: --config_path tomat-launch/run.yaml")
+    assert [line for line in google.by_hosts if f"packs%2F{report['pack']}" in line]
     # What was asked for, and that nothing of it is left.
     assert google.nodes == {}
     changes = [line.partition("?")[0] for line in google.lines if "/nodes" in line and not line.startswith("GET")]
@@ -125,7 +132,7 @@ def test_what_google_says_of_a_slice_is_understood(world, gcloud, monkeypatch, t
     google.script = [("POST .*/nodes", *answer_of(GoogleError(429, "RESOURCE_EXHAUSTED", quota)))]
     assert refusal(run_command(LAUNCH.create).output) is Refusal.QUOTA
     cached = tmp_path / "google" / "config" / "access_tokens.db"
-    cached.unlink()
+    cached.unlink(missing_ok=True)
     expired = {"error": "invalid_grant", "error_description": "reauth related error (invalid_rapt)"}
     google.script = [("POST /token", 400, expired | {"error_subtype": "invalid_rapt"})]
     expired_login = run_command(LAUNCH.machine_state)
@@ -177,6 +184,22 @@ def test_secrets_reach_every_host_whatever_the_ssh_agent_holds_and_a_host_gives_
     while google.nodes and time.monotonic() < deadline:
         time.sleep(0.1)
     assert google.nodes == {} and gcloud.unlike_the_api() == []
+
+
+@pytest.mark.slow
+def test_the_start_up_script_gives_back_as_root_of_a_host_that_knows_no_login(world, gcloud):
+    google = gcloud.google
+    times = {"cap_seconds": 1, "unwatched_seconds": None, "grace_seconds": 1, "poll_seconds": 0.2}
+    metadata = {"startup-script": watchdog_script(LAUNCH.delete.argv, **times)}
+    place = {"networkConfig": {"enableExternalIps": True}, "metadata": metadata}
+    google.create(NODE, {"acceleratorType": "v6e-4", **place})
+    log = google.folder / "machines" / "1" / "system" / "host-0" / "startup.log"
+    deadline, said = time.monotonic() + 60, ""
+    while google.nodes and time.monotonic() < deadline:
+        said = log.read_text() if log.exists() else said
+        time.sleep(0.1)
+    assert google.nodes == {}, said
+    assert [line for line in google.by_hosts if line.startswith("DELETE")] == [f"DELETE /v2/{NODE}?alt=json"]
 
 
 @pytest.mark.slow

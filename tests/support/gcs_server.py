@@ -90,9 +90,11 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(403)  # as the real one, which answers nobody who does not name the flavour
         elif "computeMetadata" in path:
             answers = {"instance/zone": f"projects/1/zones/{self.server.worker_zone}", "project/project-id": "emulated"}
+            answers |= {"project/numeric-project-id": "1", "universe/universe-domain": "googleapis.com"}
             answers |= {f"instance/{key}": value for key, value in self.server.machine.items()}
             answer = answers.get(path.removeprefix("/computeMetadata/v1/")) if self.server.worker_zone else None
-            headers = {"Metadata-Flavor": "Google"}
+            kind = "application/json" if (answer or "").startswith("{") else "application/text"
+            headers = {"Metadata-Flavor": "Google", "Content-Type": kind}
             self._answer(200, answer.encode(), headers=headers) if answer else self._answer(404)
         elif found := re.fullmatch(r"(?:/upload|/resumable/upload)/storage/v1/b/([^/]+)/o", path):
             self._upload(method, found.group(1))

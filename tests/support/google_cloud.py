@@ -28,11 +28,12 @@ PROJECT, ACCOUNT, ZONE = "project-1", "me@example.org", "us-east5-b"
 APIS = ("TPU", "COMPUTE", "STORAGE", "IAM", "IAMCREDENTIALS", "CLOUDRESOURCEMANAGER", "SERVICEUSAGE", "CLOUDQUOTAS")
 TPU_TYPES = "type.googleapis.com/google.cloud.tpu.v2"
 FIRST_ID = 10**18
+HOST_TOKEN = "token-of-a-host"
 CREATED = "2026-11-01T00:00:00Z"
 
 SSH = """#!{python} -S
 # ssh or scp to hosts that are folders: the options that gcloud gives, then where, and what.
-import os, pathlib, subprocess, sys
+import json, os, pathlib, subprocess, sys
 words, options, hosts = sys.argv[1:], [], pathlib.Path("{hosts}")
 with open("{folder}/ssh.log", "a") as log:
     print(sys.argv[0], *words, file=log)
@@ -52,7 +53,8 @@ if sys.argv[0].endswith("scp"):
     places = [str(home_of(word.partition(":")[0]) / word.partition(":")[2]) if ":" in word else word for word in words]
     sys.exit(subprocess.run(["cp", *(["-p"] if "-p" in options else []), *places]).returncode)
 home = home_of(words[0])
-environment = {{**os.environ, "HOME": str(home)}}
+here = {{name: value for name, value in os.environ.items() if not name.startswith("CLOUDSDK_")}}
+environment = here | json.loads(pathlib.Path("{folder}/host.json").read_text()) | {{"HOME": str(home)}}
 sys.exit(subprocess.run(["bash", "-c", " ".join(words[2:])], cwd=home, env=environment).returncode)
 """
 
@@ -98,8 +100,10 @@ class GoogleHandler(Handler):
         server = self.server
         with server.lock:
             server.lines.append(f"{method} {self.path}")
+            if self.headers.get("Authorization") == f"Bearer {HOST_TOKEN}":
+                server.by_hosts.append(server.lines[-1])
             said = server.scripted(f"{method} {self.path}")
-            if said is None and "/storage/v1/" in path:
+            if said is None and ("/storage/v1/" in path or "computeMetadata" in path):
                 return super()._route(method, path, silent)
             try:
                 code, body = said or (200, self._answer_of(method, urllib.parse.unquote(path)))
@@ -140,6 +144,12 @@ class Google(BucketServer):
         """Pattern of a request, and the status and JSON of its answer, each for one request."""
         self.lines: list[str] = []
         """Method and URL of every request."""
+        self.by_hosts: list[str] = []
+        """Of those that were made as the hosts' service account."""
+        self.worker_zone, self.machine = ZONE, METADATA
+        hosts = "GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT"
+        self.host_environment = self.endpoints | dict.fromkeys(hosts, self.url.removeprefix("http://"))
+        (folder / "host.json").write_text(json.dumps(self.host_environment))
         self.exchanged: list[tuple[str, str, str, Any]] = []
         """API, version, message and JSON, of requests and answers."""
         self.firewall: list[dict[str, Any]] = default_firewall()
@@ -148,6 +158,10 @@ class Google(BucketServer):
         self.limit = "64"
         """Of chips, in the zone."""
         self._born = 0
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        return {f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}": f"{self.url}/" for api in APIS}
 
     def scripted(self, line: str) -> tuple[int, Any] | None:
         for at, (pattern, code, body) in enumerate(self.script):
@@ -191,8 +205,11 @@ class Google(BucketServer):
         system = home.parent / "system" / home.name
         system.mkdir(parents=True)
         script = script.replace("/var/lib/", f"{system}/").replace("/home/*/", f"{home}/")
+        # systemd gives a service of root no HOME; the folder would be root's of this machine.
+        environment = {"PATH": SYSTEM_PATH, "CLOUDSDK_CONFIG": f"{system}/gcloud", **self.host_environment}
         with (system / "startup.log").open("w") as log:
-            booted = subprocess.Popen(["bash", "-c", script], stdout=log, stderr=log, start_new_session=True, cwd=home)
+            streams = {"stdout": log, "stderr": log, "start_new_session": True}
+            booted = subprocess.Popen(["bash", "-c", script], cwd="/", env=environment, **streams)
         (system / "startup.pid").write_text(str(booted.pid))
 
     def take_away(self, state: str = "PREEMPTED") -> None:
@@ -321,7 +338,17 @@ def _impersonated(google: Google, found: re.Match[str], body: dict[str, Any], qu
     return {"accessToken": "token-of-the-account", "expireTime": "2099-01-01T00:00:00Z"}
 
 
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TRAINER = f"trainer@{PROJECT}.iam.gserviceaccount.com"
+METADATA = {
+    "service-accounts/": f"default/\n{TRAINER}/\n",
+    "service-accounts/default/email": TRAINER,
+    f"service-accounts/{TRAINER}/email": TRAINER,
+    f"service-accounts/{TRAINER}/": json.dumps({"email": TRAINER, "scopes": [SCOPE], "aliases": ["default"]}),
+    f"service-accounts/{TRAINER}/token": json.dumps({"access_token": HOST_TOKEN, "expires_in": 3599}),
+}
+"""What a host hears of its service account (cloud.google.com/compute/docs/metadata/predefined-metadata-keys)."""
 _PLACE = r"(projects/[^/]+/locations/[^/]+)"
 _NODE, _QUEUED = rf"({_PLACE[1:-1]}/nodes/[^/:]+)", rf"({_PLACE[1:-1]}/queuedResources/[^/:]+)"
 _SERVICE = {"name": "projects/1/services/tpu.googleapis.com", "parent": "projects/1", "state": "ENABLED",
@@ -389,8 +416,9 @@ class Gcloud:
 
 
 @contextmanager
-def real_gcloud(program: str, folder: Path) -> Iterator[Gcloud]:
-    """`program` is gcloud; its login, keys and configuration are below `folder`, and so are the hosts."""
+def real_gcloud(program: str, folder: Path, login: Path) -> Iterator[Gcloud]:
+    """`program` is gcloud; its login, keys and configuration are below `folder`, and so are the hosts. `login` keeps
+    the configuration of one who has logged in, for the next time."""
     google, programs = Google(folder), folder / "bin"
     programs.mkdir()
     (programs / "gcloud").symlink_to(Path(program).resolve())
@@ -400,8 +428,7 @@ def real_gcloud(program: str, folder: Path) -> Iterator[Gcloud]:
         (programs / name).chmod(0o755)
     home = folder / "laptop"
     home.mkdir()
-    environment = {f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}": f"{google.url}/" for api in APIS}
-    environment |= {
+    environment = google.endpoints | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(home),
         "CLOUDSDK_CONFIG": str(folder / "config"),
@@ -416,7 +443,11 @@ def real_gcloud(program: str, folder: Path) -> Iterator[Gcloud]:
         thread.submit(google.serve_forever)
         try:
             made = Gcloud(google, program, environment)
-            made("auth", "activate-refresh-token", ACCOUNT, "refresh-token").check_returncode()
+            if not login.exists():
+                made("auth", "activate-refresh-token", ACCOUNT, "refresh-token").check_returncode()
+                shutil.copytree(folder / "config", login)
+            else:
+                shutil.copytree(login, folder / "config")
             yield made
         finally:
             google.close()

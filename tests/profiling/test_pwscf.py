@@ -1,7 +1,12 @@
 """What pw.x is told and what it says. What it makes of a density: `tests/profiling/test_scf_savings.py`."""
 
+import re
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
+from embedded_set_gth import gth_text
 from pwscf import PwCalculation, parse_output
 
 from tomat.data.density.crystal import Crystal
@@ -58,3 +63,34 @@ def test_the_input_says_all_that_decides_the_result(calculation):
     assert "conv_thr=1.000e-08" in lines[2] and lines[4] == "Na 1.0 Na.gth" and lines[-1] == "2 2 1 1 0 0"
     own, given = (calculation.input_text(from_file=each) for each in (False, True))
     assert own == given.replace("startingpot='file'", "startingpot='atomic'") != given
+
+
+@pytest.mark.skipif(shutil.which("pw.x") is None, reason="no pw.x (Debian's quantum-espresso)")
+def test_the_guide_starts_a_calculation_by_ase_from_a_prediction(tmp_path, monkeypatch):
+    from ase.calculators.espresso import Espresso
+
+    monkeypatch.chdir(tmp_path)
+    # Open MPI refuses to start as root without them.
+    for name, value in {
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    Path("pseudo").mkdir()
+    for symbol, valence in {"Ga": 3, "P": 5}.items():
+        Path("pseudo", f"{symbol}.gth").write_text(gth_text(symbol, valence))
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "predicting.md").read_text(encoding="utf-8")
+    [block] = [each for each in re.findall(r"^```python\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE) if "ase" in each]
+    found: dict = {}
+    exec(block, found)
+    text = Path("gap", "espresso.pwo").read_text()
+    assert "initial density is read from file" in text
+    atoms, own = found["atoms"], found["atoms"].copy()
+    own.calc = Espresso(directory="own", **found["settings"])
+    own.calc.parameters["input_data"]["electrons"] = {"conv_thr": 1e-8}
+    # Another start, the same end; the first guess is a hundred times nearer to it.
+    assert own.get_potential_energy() == pytest.approx(atoms.get_potential_energy(), abs=1e-5)
+    predicted, atomic = parse_output(text), parse_output(Path("own", "espresso.pwo").read_text())
+    assert predicted.accuracy_ry[0] < 0.01 * atomic.accuracy_ry[0]
+    assert None not in (predicted.iterations, atomic.iterations) and predicted.iterations <= atomic.iterations

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from tomat.base.errors import TomatError
 
@@ -74,13 +75,14 @@ def level_log() -> None:
     """Have the terminal's handlers log from the chosen level on; again after a library has set up the log as it likes
     it (Levanter 0.2.227 takes away all handlers that were there)."""
     root = logging.getLogger()
-    terminals = [handler for handler in root.handlers if type(handler) in (logging.StreamHandler, _Terminal)]
+    kinds = (logging.StreamHandler, _Terminal)
+    terminals = [cast(logging.StreamHandler, one) for one in root.handlers if type(one) in kinds]
     if chosen.logs:
         root.setLevel(min(chosen.log_level, root.level))
-        if not terminals:
+        if all(handler.stream is not sys.stderr for handler in terminals):
             terminals.append(_Terminal(sys.stderr))
-            terminals[0].setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-            root.addHandler(terminals[0])
+            terminals[-1].setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+            root.addHandler(terminals[-1])
     for handler in terminals:
         handler.setLevel(chosen.log_level)
 

@@ -37,6 +37,8 @@ def test_it_runs(path, tmp_path, monkeypatch):
     assert any("image/png" in each.get("data", {}) for cell in notebook.cells for each in cell.get("outputs", ()))
     assert set(path.parent.iterdir()) == before
     said = "".join(each.get("text", "") for cell in notebook.cells for each in cell.get("outputs", ()))
+    # Nothing but what tomat says.
+    assert not any(each.get("name") == "stderr" for cell in notebook.cells for each in cell.get("outputs", ())), said
     for words in {
         "density": ("8.0000 valence electrons", "spread evenly: NMAE 106.8 %"),
         "plan": ("200m-v6e16-fast-plan on v6e-16", "MFU 50.9 %, expected in 42.6 to 60.8"),

@@ -12,7 +12,6 @@
 """
 
 import importlib
-import os
 
 __version__ = "0.2.0"
 
@@ -32,8 +31,7 @@ def __getattr__(name):
     """A public name, imported as it is used (PEP 562)."""
     if name not in _PLACES:
         raise AttributeError(f"module 'tomat' has no attribute {name!r}; it offers {', '.join(_PLACES)}")
-    # Levanter imports transformers, which advises on every start that PyTorch is missing; nothing here wants it.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    importlib.import_module("tomat.base.verbosity").leave_out_advice()
     module, _, attribute = _PLACES[name].rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 

@@ -11,7 +11,6 @@ import errno
 import importlib
 import io
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from tomat import __version__
 from tomat.base.arguments import STANDARD_OUTPUT, Parser, first_verb, spelt_today
 from tomat.base.errors import FULL_ERRNOS, RetryableError, TomatError
 from tomat.base.layout import INTERRUPTED_STATUS, REFUSED_STATUS, RETRY_STATUS
-from tomat.base.verbosity import as_asked
+from tomat.base.verbosity import as_asked, leave_out_advice
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +92,7 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
     The exit status is 0 for success, 2 for input that was refused and 75 for storage that did not answer (with one
     line on standard error), or what the verb returns.
     """
-    # As from Python (`tomat/__init__.py`).
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    leave_out_advice()
     # gcsfs logs the traceback of what is raised too, and is told in one line; without a handler Python would print it.
     logging.getLogger("gcsfs").addHandler(logging.NullHandler())
     # A file's name may hold bytes that are no text in this encoding; it is shown with their numbers.

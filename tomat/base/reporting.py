@@ -19,8 +19,13 @@ from tomat.base.verbosity import chosen
 
 def plain_console(**settings: Any) -> Console:
     """A console that shows every text as it is, in tables too: Rich's own takes `[...]` and `:...:` of a path or of
-    what another program said for markup, and loses letters of it. A style is named: `style=`, or a `Text`."""
-    return Console(markup=False, emoji=False, **settings)
+    what another program said for markup, and loses letters of it. A style is named: `style=`, or a `Text`.
+
+    In a notebook it prints text, as into a file: Rich's HTML needs widgets for its bars, and ipykernel sets
+    FORCE_COLOR, by which Rich takes the output for a terminal.
+    """
+    notebook = {"force_jupyter": False, "force_terminal": False} if "ipykernel" in sys.modules else {}
+    return Console(markup=False, emoji=False, **{**notebook, **settings})
 
 
 console = plain_console(width=None if sys.stdout.isatty() else 132)

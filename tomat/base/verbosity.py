@@ -8,7 +8,9 @@ goes to standard error; compilers and measurements run in processes of their own
 import argparse
 import contextlib
 import logging
+import os
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -69,6 +71,13 @@ def as_asked(args: argparse.Namespace) -> Iterator[None]:
             for handler in root.handlers[:]:
                 if isinstance(handler, _Terminal) and handler not in root_before:
                     root.removeHandler(handler)
+
+
+def leave_out_advice() -> None:
+    """Leave out what Levanter's imports advise on every start, and nothing here wants: transformers to install PyTorch,
+    and, in a notebook, tqdm to install widgets for bars that tomat does not draw."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def level_log() -> None:

@@ -11,8 +11,9 @@ import pytest
 from json_keys import assert_keys_of_before
 
 from tomat.base.errors import TomatError
-from tomat.launch.command import Command, run_command
+from tomat.launch.command import Command, Result, run_command
 from tomat.launch.gcloud import TpuLaunch, launch_folder
+from tomat.launch.machine import Clock
 from tomat.launch.pack import build_pack, read_tree
 from tomat.launch.policy import RestartPolicy
 from tomat.launch.record import Login
@@ -242,6 +243,25 @@ def _kept(result, command, world, seen):
         [home] = (world.folder / "machines").glob("*/host-0")
         seen.append((home / "tomat-launch" / "checkout" / "train_tomat_tpu.py").read_text())
     return result
+
+
+class Ticking(Clock):
+    """A minute and a half later whenever it is asked."""
+
+    at = 0.0
+
+    def now(self) -> float:
+        self.at += 90
+        return self.at
+
+
+def test_hosts_that_are_all_mute_do_not_keep_a_slice_for_the_sake_of_their_logs(world):
+    """gcloud tries for a minute and longer; 64 hosts one after another would take hours."""
+    watched, asked = supervisor(slice_name="v6e-256"), []
+    watched.clock = Ticking()
+    watched.run = lambda command: asked.append(command) or Result(124, "", "no answer")
+    watched._collect(1)
+    assert 1 < len(asked) < 10
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -292,12 +292,13 @@ class TpuLaunch:
         return self._on_all_hosts("stop what is left of the training", remote.stop_script(STOP_GRACE_SECONDS), 600)
 
     def logs(self, attempt: int) -> list[Command]:
-        """Copy every host's log here, under the number of the attempt; gcloud copies from one host at a time."""
+        """Copy every host's log here, under the number of the attempt; gcloud copies from one host at a time, and tries
+        ten times, in 50 s where a host refuses at once."""
         commands = []
         for host in range(self.slice.n_hosts):
             paths = f"{self.tpu_name}:{FOLDER}/{remote.LOG_FILE}", f"{self.folder}/attempt-{attempt}-host-{host}.log"
             words = ("tpu-vm", "scp", *paths, f"--worker={host}")
-            commands.append(self._gcloud(f"collect the log of host {host}", *words, timeout_seconds=300, quiet=True))
+            commands.append(self._gcloud(f"collect the log of host {host}", *words, timeout_seconds=90, quiet=True))
         return commands
 
     @property

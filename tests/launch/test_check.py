@@ -75,6 +75,7 @@ def test_a_launch_that_can_go_well_is_only_asked_about(world, capsys):
     assert capsys.readouterr().out.count("ok ") == len(lines)
 
 
+IMPERSONATED = "This command is authenticated as me@example.org. Impersonation is used to impersonate t@p."
 FIREWALL = "firewall, tcp 8476 (the hosts to one another)"
 FOR_SSH, KEYS = "firewall, tcp 22 (ssh to the hosts)", "ssh keys of the project"
 KIND, BUCKET = "v6e-16 in us-east5-b", "bucket bucket (output_dir)"
@@ -129,13 +130,13 @@ def test_a_login_that_has_expired_is_one_line(world):
     [
         (
             "storage cp",
-            "HTTPError 403: t@p does not have storage.objects.create access",
+            f"HTTPError 403: t@p does not have storage.objects.create access. {IMPERSONATED}",
             "write",
             "failed",
             "create access",
         ),
         ("storage cp", "PERMISSION_DENIED: Failed to impersonate [t@p].", "write", "unknown", "you may not act as t@p"),
-        ("storage ls", "HTTPError 403: t@p does not have storage.objects.list access", "read", "failed", "list access"),
+        ("storage ls", f"t@p does not have permission: list access. {IMPERSONATED}", "read", "failed", "list access"),
         ("storage cp", "a network that is cut", "write", "unknown", "a network that is cut"),
     ],
 )

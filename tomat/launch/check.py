@@ -319,8 +319,8 @@ def _of_the_account(ask: Callable[..., CheckLine], account: str, remote: Mapping
     written on a condition that no object fulfils, so that Google refuses it for that or for want of rights."""
 
     def judge(errors: str, *, writes: bool) -> Verdict | None:
-        last = errors.strip().rpartition("\n")[2]
-        if "impersonate" in errors.lower():
+        last = Result(1, "", errors).last_line
+        if "failed to impersonate" in errors.lower():  # gcloud says in any failure that it impersonates
             return "unknown", f"you may not act as {account} to try it"
         if writes and any(words in errors for words in ("412", "pre-conditions", "PreconditionFailed")):
             return "ok", "may write"

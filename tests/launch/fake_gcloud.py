@@ -41,7 +41,7 @@ def main(words: list[str]) -> int:
         return 0
     if words[:2] in (["storage", "cp"], ["storage", "cat"]):
         return storage(words[1], [word for word in words[2:] if not word.startswith("--")], "=0" in str(words))
-    if words[:2] != ["compute", "tpus"] or words[2] == "accelerator-types" or words[3] in ("versions", "list"):
+    if words[:2] != ["compute", "tpus"] or words[3] in ("accelerator-types", "versions", "list"):
         return ask(words)
     group, verb, *rest = words[2:]
     flags = dict(word[2:].split("=", 1) if "=" in word else (word[2:], "") for word in rest if word.startswith("--"))

@@ -368,7 +368,7 @@ ROUTES: Sequence[tuple[str, str, str, Route]] = (
     (rf"DELETE /v2/{_QUEUED}", "Operation", "tpu v2", _unqueue),
     (rf"GET /v2/({_PLACE[1:-1]}/runtimeVersions/([^/]+))", "RuntimeVersion", "tpu v2",
      lambda g, f, b, q: {"name": f[1], "version": f[2]}),
-    (rf"GET /v1/({_PLACE[1:-1]}/acceleratorTypes/([^/]+))", "AcceleratorType", "tpu v1",
+    (rf"GET /v2/({_PLACE[1:-1]}/acceleratorTypes/([^/]+))", "AcceleratorType", "tpu v2",
      lambda g, f, b, q: {"name": f[1], "type": f[2]}),
     (r"GET /v1/projects/[^/]+/services", "ListServicesResponse", "serviceusage v1",
      lambda g, f, b, q: {"services": [_SERVICE]}),

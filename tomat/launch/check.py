@@ -118,8 +118,9 @@ def _of_the_slice(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) ->
     yield ask("TPU API", words, remedy, _something(f"{api} among the enabled services"))
     yield ask(
         f"{kind} in {launch.zone}",
-        ("compute", "tpus", "accelerator-types", "describe", kind, zone, own, "--format=value(type)"),
-        f"`gcloud compute tpus accelerator-types list {zone}` says what the zone has",
+        # Of TPU VMs: without `tpu-vm` gcloud asks version 1 of the API, for the nodes of before.
+        ("compute", "tpus", "tpu-vm", "accelerator-types", "describe", kind, zone, own, "--format=value(type)"),
+        f"`gcloud compute tpus tpu-vm accelerator-types list {zone}` says what the zone has",
     )
     yield ask(
         "software of the VM",

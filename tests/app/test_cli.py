@@ -75,6 +75,7 @@ WRONG = [
     ("pedict --structure README.md --output x", "pedict is not known; did you mean predict?"),
     ("--verison", "did you mean --version?"),
     ("train demo", "a configuration is named by --config_path"),
+    ("train --data.groups crystals", "data.groups to 'crystals'; expected a list, as in [crystals]"),
     ("train CONFIG --resume", "resume, which is no setting; there are"),
     ("train CONFIG --resume yes", "resume, which is no setting; there are"),
     ("page README.md", "README.md is of another kind by its name"),

@@ -37,6 +37,14 @@ def test_ctrl_c_during_an_import_is_one_line(module, times, words, tmp_path):
     assert done.stderr.splitlines() == ["stopped by the user"]
 
 
+def test_a_ctrl_c_that_waits_when_the_command_is_over_does_not_end_the_interpreter():
+    """`tomat --help` that was stopped in its last import ended with SIGALRM while Python tidied up."""
+    code = AT_IMPORT.format(module="tomat.base.shipped", times=1, words=["--version"])
+    code = code.replace("sys.exit(main", "import atexit, time; atexit.register(time.sleep, 0.05); sys.exit(main")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode in (0, INTERRUPTED_STATUS), done
+
+
 def test_ctrl_c_where_python_drops_exceptions_is_one_line():
     """Once it came in a callback of the garbage collector, and the run trained to its end."""
     code = """

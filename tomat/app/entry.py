@@ -37,6 +37,8 @@ def interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(_stopped())
     finally:
+        # An alarm that comes while the interpreter ends would end it with a status of its own.
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = hook
 

@@ -81,10 +81,14 @@ def is_passing(error: BaseException) -> bool:
 
 
 def storage_errors() -> tuple[type[Exception], ...]:
-    """What fsspec raises for a place that cannot be read or written: OSError, and where gcsfs is loaded its own
-    classes, which are no OSError (2026.2.0)."""
-    gcsfs_retry = sys.modules.get("gcsfs.retry")
-    return (OSError, *((gcsfs_retry.HttpError, *gcsfs_retry.RETRIABLE_EXCEPTIONS) if gcsfs_retry is not None else ()))
+    """What fsspec raises for a place that cannot be read or written: OSError, and where gcsfs or botocore is loaded
+    their own classes, which are no OSError (2026.2.0, 1.43)."""
+    found: list[type[Exception]] = [OSError]
+    if (gcsfs_retry := sys.modules.get("gcsfs.retry")) is not None:
+        found += [gcsfs_retry.HttpError, *gcsfs_retry.RETRIABLE_EXCEPTIONS]
+    if (botocore := sys.modules.get("botocore.exceptions")) is not None:
+        found += [botocore.BotoCoreError, botocore.ClientError]
+    return tuple(found)
 
 
 def is_remote(place: str) -> bool:
@@ -125,7 +129,10 @@ def files_at(url: str) -> tuple[Any, str]:
     import fsspec
 
     _look_for_host(url)
-    return fsspec.core.url_to_fs(url)
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:  # a kind of place that fsspec, or what is installed here, does not know
+        raise TomatError(f"{url} cannot be reached: {short_message(error).rstrip('.')}.") from error
 
 
 def _look_for_host(url: str) -> None:

@@ -36,6 +36,8 @@ HEAD_BYTES, TAIL_BYTES = 2**14, 2**16
 """Of a log: what the first loss, and the last steps and newest validation, are read from."""
 FRESH_SECONDS = 5.0
 """How long a list is shown to everyone who asks before the place is looked at again."""
+LET_PASS_SECONDS = 0.01
+"""Between two looks, for those who wait: a thread that takes its lock again at once is not passed."""
 SURVEY_SECONDS = 30.0
 """How long a run whose files are as they were is taken for the same: a checkpoint may become whole after them."""
 REREAD_SECONDS = 0.1
@@ -44,8 +46,8 @@ DAMAGED = "damaged"
 """State of a run whose files cannot be read."""
 UNREAD = "reading"
 """State of a run that is known by its name alone until the next look."""
-ANSWER_SECONDS = 0.5
-"""How long the page with the list waits for runs that are not known yet; the others come with later looks."""
+ANSWER_SECONDS = 0.25
+"""Of a look, for runs that are not known yet; the others come with later looks."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +116,16 @@ class Listing:
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 self._known = msgspec.json.decode(self._cache.read_bytes(), type=dict[str, KeptRow])
 
-    def rows(self, limit_seconds: float = float("inf")) -> dict[str, RunRow]:
-        """Every run by the name of its folder, sorted. Those that would take longer to read are `UNREAD`."""
-        until = time.monotonic() + limit_seconds
+    def rows(self, whole: bool = True) -> dict[str, RunRow]:
+        """Every run by the name of its folder, sorted; unless `whole`, those that are not read soon are `UNREAD`."""
         while True:
-            # Not held for long: who asks for less than all waits for nothing else.
+            # Not held for long: who asks for less than the whole waits for one look.
             with self._lock:
-                if not self._is_fresh() or (self._unread and time.monotonic() < until):
-                    self._look(min(until - time.monotonic(), ANSWER_SECONDS))
-                if not self._unread or time.monotonic() >= until:
+                if not self._is_fresh() or (whole and self._unread):
+                    self._look(ANSWER_SECONDS)
+                if not (whole and self._unread):
                     return self._rows
+            time.sleep(LET_PASS_SECONDS)
 
     def look_ahead(self) -> None:
         """Read all runs before somebody asks; what is wrong is told to who asks."""
@@ -159,7 +161,9 @@ class Listing:
         name = url.rsplit("/", 1)[-1]
         if url not in self._known and time.monotonic() > self._until and self._began:
             return self._rows.get(name) or RunRow(name, url, UNREAD, "")
-        self._began |= url not in self._known
+        if url not in self._known:
+            # Of a damaged run, too, which is never known: those that were not read come first.
+            self._began, self._read_at[url] = True, time.monotonic()
         try:
             files, root = files_at(url)
             files.invalidate_cache()
@@ -172,7 +176,6 @@ class Listing:
             fresh = now - self._read_at.get(url, float("-inf")) < SURVEY_SECONDS
             if known is not None and known.mark == mark and (fresh or now > self._reread_until):
                 return known.row
-            # Of a damaged run, too, which is never known: those that were not read come first.
             self._read_at[url] = now
             row = _read_row(name, url)
         except TomatError as error:

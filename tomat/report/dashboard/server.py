@@ -28,7 +28,7 @@ from tomat.base.errors import RetryableError, TomatError
 from tomat.base.layout import HTML_FILE, LOSS_FIGURE, PAGE_FILE
 from tomat.base.reporting import console, counted, to_jsonable
 from tomat.base.storage import explaining_storage, files_at
-from tomat.report.dashboard.listing import ANSWER_SECONDS, Listing, RunRow, own_path
+from tomat.report.dashboard.listing import Listing, RunRow, own_path
 from tomat.report.dashboard.live import LiveLog, drawn_curves
 from tomat.report.dashboard.pages import compare_page, facts_of, order_of, run_page, runs_page
 from tomat.report.html.document import POLICY, asset, facts_html
@@ -71,7 +71,7 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None, cach
         return listing.rows().get(request.path_params["name"])
 
     def all_runs(request: Request) -> Response:
-        return HTMLResponse(runs_page(place, listing.rows(ANSWER_SECONDS).values()))
+        return HTMLResponse(runs_page(place, listing.rows(whole=False).values()))
 
     def one_run(request: Request) -> Response:
         row = find(request)

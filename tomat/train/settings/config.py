@@ -82,7 +82,9 @@ class TrainConfig(RunSchema):
         """Refuse a batch that devices, of a slice such as " on v6e-16", cannot share evenly."""
         microbatch = max(self.trainer.per_device_parallelism, 1)
         unit = data_axis_size * microbatch
-        if self.batch_size < 1 or self.batch_size % unit:
+        if self.batch_size < 1:
+            raise TomatError(f"trainer.train_batch_size is {self.batch_size}; expected at least 1.")
+        if self.batch_size % unit:
             raise TomatError(
                 f"trainer.train_batch_size is {self.batch_size}; expected a multiple of {unit}{where}, its "
                 f"{data_axis_size} device(s) on the data axis times a microbatch (trainer.per_device_parallelism) of "

@@ -92,7 +92,10 @@ def _expected(value: Any, hint: Any) -> str | None:
     """What a key of this type takes, in words, if that is surely not `value`; draccus reads texts as numbers."""
     kinds: list[type] = []
     choices: list[Any] = []
-    for part in alternatives(hint):
+    parts = list(alternatives(hint))
+    if isinstance(value, str) and tuple[str, ...] in parts and str not in parts:
+        return f"a list, as in [{value}]"  # draccus would take it letter by letter
+    for part in parts:
         if typing.get_origin(part) is Literal:
             choices += typing.get_args(part)
         elif part in _SCALARS:

@@ -12,6 +12,7 @@ from tomat.report.published_runs import beside, errors_of, published_report
 
 def run_of(name: str, seconds: float, **more) -> PublishedRun:
     facts = {"source": "a file", "date": "2025-06-27", "family": "llama", "chip": "v5p", "slice": "v5p-32"}
+    facts["step"] = "llama, adam"
     overrides = {"model.hidden_dim": 512, "trainer.num_train_steps": 1000}
     known = {"optimizer": "adamw", "steps": 1000, "overrides": overrides, **facts, **more}
     return PublishedRun(id=name, step_seconds=seconds, **known)
@@ -47,8 +48,8 @@ def test_errors_and_coverage_are_those_of_the_rows_that_are_planned(tmp_path):
     runs = [run_of("near", exact / 1.01), run_of("far", exact / 2, kept_aside=True), run_of("again", exact)]
     runs += [
         run_of("gone", 1.0, refused="a mixture of experts", overrides={}),
-        run_of("later", 1.0),
-        run_of("bad", 1.0),
+        run_of("later", 1.0, step="llama, muon"),
+        run_of("bad", 1.0, step=""),
     ]
     rows = {run.id: row_of(run, 1.0) for run in runs[:3]} | {"bad": row_of(runs[5], 1.0, FAILED)}
     found = beside(runs, rows)
@@ -67,7 +68,7 @@ def test_errors_and_coverage_are_those_of_the_rows_that_are_planned(tmp_path):
     by = report.figures["errors"]
     assert by["all"] == errors and by["learnt from: kept aside"]["rows"] == 1
     text = update_page(tmp_path / "page.md", report, tmp_path).read_text()
-    for word in ("near", "far", "a mixture of experts", "too deep", "not yet", "near, far, again"):
+    for word in ("near", "far", "a mixture of experts", "too deep", "not yet", "near, far, again, gone"):
         assert word in text
     # Text of people outside the markers survives what is planned later.
     (tmp_path / "page.md").write_text(text.replace("## Verdict", "## Verdict\n\nMine."))

@@ -18,8 +18,6 @@ SLOW_SECONDS = 0.4
 """Of a step, from which the host's share is small."""
 COLOURS = {"v5p": "#0072b2", "v5e": "#d55e00", "v4": "#009e73", "v6e": "#cc79a7", "tpu7x": "#e69f00"}
 """Of chips; told apart with any colour vision (Okabe and Ito, 2008)."""
-NO_STEP = ("trainer.num_train_steps", "optimizer.adamc_weight_decay", "optimizer.use_kimi_scaling")
-"""Keys that change no operation of the step that takes time."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +126,9 @@ def published_report(
         sections += [
             Section("Errors", [_chart(found, pods), _errors_table(groups), *_said()], "errors"),
             Section("Row by row", [_rows_table(found)], "rows"),
-            Section("Repeats", _repeats(found), "repeats"),
         ]
     sections += [
+        Section("Repeats", _repeats(runs), "repeats"),
         Section("Pods and kernels", [*_pods(pods), *_kernels(kernels or {})], "beside"),
         Section("Not planned", [_refused_table(runs, rows)], "refused"),
         VERDICT,
@@ -222,31 +220,37 @@ def _rows_table(found: Sequence[Beside]) -> Table:
     )
 
 
-def _repeats(found: Sequence[Beside]) -> list[Part]:
-    """How far runs of one program are apart: no plan can be nearer to all of them."""
-    same: dict[str, list[Beside]] = {}
-    for one in found:
-        settings = {key: value for key, value in one.row.overrides.items() if key not in NO_STEP}
-        same.setdefault(repr(sorted(settings.items())), []).append(one)
-    rows: list[tuple[str, int, float, float, float]] = []
-    for group in same.values():
-        if len(group) > 1:
-            took = [one.run.step_seconds for one in group]
-            names = ", ".join(one.run.id for one in group)
-            rows.append((names, len(group), min(took), max(took), max(took) / min(took) - 1))
-    if not rows:
+def _repeats(runs: Sequence[PublishedRun]) -> list[Part]:
+    """How far records of one step are apart, planned or not: no plan can be nearer to all of them."""
+    same: dict[str, list[PublishedRun]] = {}
+    for run in runs:
+        same.setdefault(run.step, []).append(run)
+    repeated = [group for step, group in same.items() if step and len(group) > 1]
+    if not repeated:
         return ["No two rows have the same step."]
-    heads = [
-        Column("runs of one step"),
-        Column("runs"),
-        *columns("least", "most", show=seconds),
-        Column("apart", percent),
+
+    def took(group: Sequence[PublishedRun]) -> list[float]:
+        return sorted(run.step_seconds for run in group)
+
+    def apart(group: Sequence[PublishedRun]) -> float:
+        return took(group)[-1] / took(group)[0] - 1
+
+    return [
+        "Runs whose steps do the same, by whatever Levanter and compiler were on their days.",
+        Table.of(
+            "",
+            sorted(repeated, key=apart),
+            [
+                (Column("step"), lambda group: group[0].step),
+                (Column("runs"), lambda group: ", ".join(run.id for run in group)),
+                (Column("first"), lambda group: min(run.date for run in group)),
+                (Column("last"), lambda group: max(run.date for run in group)),
+                (Column("least", seconds), lambda group: took(group)[0]),
+                (Column("most", seconds), lambda group: took(group)[-1]),
+                (Column("apart", percent), apart),
+            ],
+        ),
     ]
-    return [Table("", heads, sorted(rows, key=_apart))]
-
-
-def _apart(row: tuple[str, int, float, float, float]) -> float:
-    return -row[4]
 
 
 def _pods(pods: Sequence[CalibrationRow]) -> list[Part]:

@@ -76,6 +76,14 @@ def test_levanter_is_that_of_the_day(table):
     assert old.kept_aside == new.kept_aside
 
 
+def test_runs_that_do_the_same_have_one_step_whether_they_are_planned_or_not(table):
+    rows = [{}, {"optimizer": "adamc"}, {"optimizer": "muon"}, {"slice": "v5p-64", "num_chips": 32}]
+    rows += [{"family": "hackable_attn_gate"}] * 2
+    plain, same, *others, gates, gates_again = (run.step for run in read_published_runs(table(*rows))[0])
+    assert plain == same and gates == gates_again
+    assert len({plain, *others, gates}) == 4
+
+
 def test_what_cannot_be_planned_says_why_and_stays_in_the_list(table):
     gpu = {"chip": "H200", "slice": "8xH200", "num_chips": 8}
     rows = [gpu, {"optimizer": "adamuon"}, {"family": "mamba"}, *({"family": family} for family in REFUSED)]

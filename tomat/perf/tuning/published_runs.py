@@ -60,6 +60,11 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "muonc": {"optimizer.type": "muon"},  # its decay follows the learning rate, a scalar: no other operation
     "muonh": {"optimizer.type": "muonH"},
 }
+SAME_WORK = {
+    **dict.fromkeys(("adamw", "adamc", "cautious adamw", "c-adamc(cautious)"), "adam"),
+    **dict.fromkeys(("muon", "muon(kimi scaling)", "muonc"), "muon"),
+}
+"""Optimizers that differ by operations on single numbers alone."""
 RUNS_FILE = f"{NAME}.json"
 """In a tracking folder: what the runs took. Their plans are the sweep's record."""
 
@@ -122,6 +127,8 @@ class PublishedRun:
     steps: int
     step_seconds: float
     """Of the record: its total time over its steps, its compiles and what else it holds included."""
+    step: str = ""
+    """What a step was: runs of one such text differ in no operation that takes time but what Levanter was on the day."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """On top of `TEMPLATE`; empty where it is not planned."""
     refused: str = ""
@@ -208,7 +215,9 @@ def _run(row: _Row) -> PublishedRun:
         key: getattr(row, key) for key in ("id", "source", "date", "family", "chip", "slice", "steps", "step_seconds")
     }
     optimizer = row.optimizer.split("(default")[0]
-    known |= {"optimizer": optimizer, "kept_aside": digest[0] % 3 == 0}
+    dims = f"{row.num_layers} x {row.hidden_dim}, {row.batch} x {row.seq_len} tokens"
+    step = f"{row.family} {dims}, {SAME_WORK.get(optimizer, optimizer)}, {row.slice}"
+    known |= {"optimizer": optimizer, "kept_aside": digest[0] % 3 == 0, "step": step}
     if why := _why_not(row, optimizer):
         return PublishedRun(**known, refused=why)
     day = date.fromisoformat(row.date)

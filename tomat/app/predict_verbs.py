@@ -32,8 +32,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     source = parser.add_mutually_exclusive_group()
     text = "predict with a sum of atoms, promolecule.json"
     source.add_argument("--promolecule", type=existing_file, metavar="FILE", help=text)
-    text = "folder of a run, such as runs/demo (default: the model in the package)"
-    source.add_argument("--run", dest="run_dir", type=run_folder, default=PACKAGED_MODEL, metavar="DIR", help=text)
+    text = "folder of a run, such as runs/demo, or hf://ORG/NAME (default: the model in the package)"
+    source.add_argument("--run", dest="run_dir", type=run_or_hub, default=PACKAGED_MODEL, metavar="PLACE", help=text)
     text = "POSCAR, CIF, CHGCAR (only its header is read), pymatgen's JSON, XYZ with a lattice, or folders of such"
     parser.add_argument("--structure", nargs="+", required=True, type=existing_place, metavar="PATH", help=text)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the outputs")
@@ -70,6 +70,11 @@ def existing_place(text: str) -> str:
     if not os.path.exists(text):
         raise argparse.ArgumentTypeError(f"{text} does not exist")
     return text
+
+
+def run_or_hub(text: str) -> Path | str:
+    """An argparse type: the local folder of a run, or the address of a model on the Hugging Face hub."""
+    return text if text.startswith("hf://") else run_folder(text)
 
 
 def valences(text: str) -> dict[int, float]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from json_keys import assert_keys_of_before
+from pymatgen.core import Structure
 from reported import reported
 from safetensors.numpy import load_file
 
@@ -101,7 +102,9 @@ def test_arrays_of_another_model_are_named(run_dir, tmp_path):
 
 LOADED = """
 import json
+import sys
 import tomat
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
 found = []
 for name in ("org/good", "org/good@v1", "org/bare", "org/part", "org/absent", "good"):
@@ -109,6 +112,8 @@ for name in ("org/good", "org/good@v1", "org/bare", "org/part", "org/absent", "g
         found.append(tomat.load(f"hf://{name}").made_by["model"])
     except TomatError as error:
         found.append(str(error))
+words = ["--structure", sys.argv[1], "--grid", "9", "8", "7", "--output", sys.argv[2]]
+found += [main(["predict", "--run", f"hf://org/{name}", *words]) for name in ("good", "absent")]
 print(json.dumps(found))
 """
 
@@ -136,8 +141,11 @@ def test_a_folder_of_the_hub_is_loaded_by_its_address(run_dir, exported, tmp_pat
     del record["sha256"]["codec.json"], record["content_sha256"]
     (snapshot / WEIGHTS_FILE).write_text(json.dumps(with_checksum(record)))
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", LOADED], env=environment, capture_output=True, text=True, timeout=300)
-    good, revision, bare, part, absent, unnamed = json.loads(done.stdout.splitlines()[-1])
+    Structure(CRYSTAL.lattice, ["Na", "F"], CRYSTAL.frac_coords).to(filename=str(tmp_path / "POSCAR"))
+    words = [sys.executable, "-c", LOADED, str(tmp_path / "POSCAR"), str(tmp_path / "out")]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    good, revision, bare, part, absent, unnamed, *statuses = json.loads(done.stdout.splitlines()[-1])
+    assert statuses == [0, 2] and list((tmp_path / "out").rglob("*CHGCAR")), done.stderr
     assert good == revision == load(str(exported)).made_by["model"]
     assert f"hf://org/bare has no {WEIGHTS_FILE}; expected a folder that `tomat export --format huggingface`" in bare
     assert f"hf://org/part has a codec.json without a hash in {WEIGHTS_FILE}" in part

@@ -3,7 +3,15 @@
 import pytest
 
 from tomat.base.report.markdown import update_page
-from tomat.perf.plan.host import COMPILE_SECONDS, COMPILES_ON_RECORD, LEVANTER, TOMAT, host_dict, step_on_record
+from tomat.perf.plan.host import (
+    COMPILE_SECONDS,
+    COMPILES_ON_RECORD,
+    FUSED_LOSS_MORE,
+    LEVANTER,
+    TOMAT,
+    host_dict,
+    step_on_record,
+)
 from tomat.perf.plan.plan import Interval
 from tomat.perf.tuning.published_runs import PublishedRun
 from tomat.perf.tuning.sweep_rows import FAILED, FITS, RowRecord
@@ -35,6 +43,9 @@ def test_a_record_has_the_host_and_two_compiles_on_top_and_a_loop_ahead_hides_it
     assert whole.estimate == pytest.approx(1.0 + LEVANTER.step_seconds.estimate + compiles)
     assert whole.low > device.low and whole.high > device.high
     assert step_on_record(device, LEVANTER, 10**9).estimate == pytest.approx(1 + LEVANTER.step_seconds.estimate)
+    fused = step_on_record(device, LEVANTER, 1000, fused_loss_seconds=0.5)
+    assert fused.estimate == pytest.approx(whole.estimate + 0.5 * FUSED_LOSS_MORE.estimate)
+    assert fused.high - fused.low > whole.high - whole.low
     assert TOMAT.on_top(device) == Interval(0, 0, 0)
     short = Interval(0.002, 0.001, 0.003)
     on_top = TOMAT.on_top(short)

@@ -9,8 +9,9 @@ from tomat.base.report.formats import number, percent, seconds
 from tomat.base.report.model import VERDICT, Axis, Chart, Column, Items, Part, Report, Section, Series, Table, columns
 from tomat.hardware.chips import slice_named
 from tomat.perf.plan.calibration import CalibrationRow
-from tomat.perf.plan.host import COMPILE_SECONDS, LEVANTER, step_on_record
+from tomat.perf.plan.host import COMPILE_SECONDS, FUSED_LOSS_MORE, LEVANTER, step_on_record
 from tomat.perf.plan.plan import Interval
+from tomat.perf.profile.breakdown import Category
 from tomat.perf.tuning.published_runs import NAME, PublishedRun
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord
 
@@ -56,7 +57,9 @@ def beside(runs: Sequence[PublishedRun], rows: Mapping[str, RowRecord]) -> list[
         if row is None or row.status != FITS or row.step_seconds is None:
             continue
         device = Interval(**row.step_seconds)
-        found.append(Beside(run, row, device, step_on_record(device, LEVANTER, run.steps)))
+        fused = run.overrides.get("loss.kernel") == "levanter"
+        loss = sum(one["seconds"] for one in row.categories if one["name"] == Category.LOSS) if fused else 0.0
+        found.append(Beside(run, row, device, step_on_record(device, LEVANTER, run.steps, loss)))
     return found
 
 
@@ -107,8 +110,8 @@ def published_report(
     found = beside(runs, rows)
     lead = (
         "Steps of runs that others made with Levanter and published (marin-community/marin's speedruns, Apache-2.0; "
-        "the file of each stands in the table), planned by `tomat plan --runs FILE` without a TPU. No figure of a plan "
-        "is fitted to them."
+        "the file of each stands in the table), planned by `tomat plan --runs FILE` without a TPU. No figure of a "
+        "device's step is fitted to them."
     )
     planned = sum(not run.refused for run in runs)
     left = f" {planned - len(found)} more can be planned and are not yet." if planned > len(found) else ""
@@ -137,12 +140,15 @@ def published_report(
 
 
 def _said() -> list[Part]:
-    host, compile_ = LEVANTER.step_seconds, COMPILE_SECONDS
+    host, compile_, loss = LEVANTER.step_seconds, COMPILE_SECONDS, FUSED_LOSS_MORE
     return [
         Items([
             f"planned: the device's step, {1e3 * host.estimate:.0f} ms of the host ({1e3 * host.low:.0f} to "
             f"{1e3 * host.high:.0f}), since Levanter reads each loss before it dispatches the next step, and two "
             f"compiles of {compile_.estimate:.0f} s ({compile_.low:.0f} to {compile_.high:.0f}) in the record's time",
+            f"a fused loss is charged {percent(loss.estimate)} more than is planned of Levanter's of today "
+            f"({percent(loss.low)} to {percent(loss.high)}): its code was another in April 2026; learnt from the three "
+            "such rows whose shapes may choose",
             "in range: the share of the measured steps that lie in the stated range",
             "kept aside: every third shape, by a hash of its dimensions; what is chosen about a plan is chosen on the "
             "others",

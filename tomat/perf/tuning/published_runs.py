@@ -128,7 +128,7 @@ class PublishedRun:
     step_seconds: float
     """Of the record: its total time over its steps, its compiles and what else it holds included."""
     step: str = ""
-    """What a step was: runs of one such text differ in no operation that takes time but what Levanter was on the day."""
+    """What a step was: runs of one such text differ in no operation that takes time, but in Levanter's on the day."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """On top of `TEMPLATE`; empty where it is not planned."""
     refused: str = ""

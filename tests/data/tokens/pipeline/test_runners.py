@@ -142,8 +142,8 @@ def test_refusal_of_a_unit_reaches_the_user(tmp_path, retokenize_config):
 
 
 WORDS = ["--filelist", "mp_filelist.txt", "--split_file", "split_limit_22M.json", "--layout", "v3-p7", "--bins", "200"]
-WORDS += ["--patches_per_material", "20", "--block_rows", "8", "--workers", "1"]
-"""What asks for the kept set."""
+WORDS += ["--patches_per_material", "20", "--workers", "1"]
+"""What asks for the kept set, but for its rows a block."""
 
 # Iris and Zephyr leave threads, and Iris writes its credentials into the home folder.
 ON_IRIS = """
@@ -181,16 +181,19 @@ main(sys.argv[1:])
 """
 
 
-def retokenized(program, tmp_path, tree):
-    return start(tmp_path, program, "retokenize", "--input", tree, "--output", tmp_path / "set", *WORDS)
+def retokenized(program, tmp_path, tree, block_rows=8):
+    words = ("retokenize", "--input", tree, "--output", tmp_path / "set", *WORDS, "--block_rows", str(block_rows))
+    return start(tmp_path, program, *words)
 
 
 @pytest.mark.slow
-def test_on_iris_the_bytes_are_those_of_a_pool(tmp_path, tree, kept_set):
+def test_on_iris_the_bytes_are_those_of_a_pool(tmp_path, tree, retokenize_config):
     pytest.importorskip("iris.cluster.local_cluster", reason="marin-iris[controller] with its finelog is not installed")
-    done = retokenized(ON_IRIS, tmp_path, tree)
+    # Two chunks: each is a job with a process of its own, which imports for seconds.
+    done = retokenized(ON_IRIS, tmp_path, tree, block_rows=64)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert files(tmp_path / "set") == files(kept_set)
+    retokenize(retokenize_config(tmp_path / "pool", block_rows=64), PoolRunner(1))
+    assert files(tmp_path / "set") == files(tmp_path / "pool")
 
 
 def test_killed_with_chunks_under_way_it_ends_with_the_same_bytes(tmp_path, tree, kept_set, retokenize_config):

@@ -6,7 +6,7 @@ from pathlib import Path
 from tomat.base.arguments import config_file
 
 CONFIG_FILE = config_file("train").__qualname__
-LOOKS = ("existing_file", "existing_place", "run_folder", "output_file", "report_file")
+LOOKS = ("existing_file", "existing_place", "run_folder", "run_or_hub", "output_file", "report_file")
 """Types of arguments that look for a file."""
 
 

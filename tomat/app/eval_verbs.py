@@ -21,6 +21,9 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import console, counted, tell, to_jsonable, write_json
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
+DECODERS = ("parallel", "autoregressive", "speculative")
+"""Of a run; all but the first choose bins."""
+
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from collections.abc import Callable, Sequence
 
@@ -60,11 +63,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--against", type=existing_file, metavar="FILE", help=text)
     text = "draw a plane of the first material (.png, .svg or .pdf)"
     parser.add_argument("--picture", type=output_file, metavar="FILE", help=text)
-    decoders = ("parallel", "autoregressive")
-    text = "also predict whole cells from their structures alone, by each of these decoders: parallel, "
-    text += "autoregressive (default: parallel; a run with model.environment and density_dropout)"
-    parser.add_argument("--free_running", nargs="*", choices=decoders, metavar="DECODER", help=text)
-    text = "draw N with the autoregressive decoder: their mean, and how well their spread tells the error"
+    text = f"also predict whole cells from their structures alone, by each of these decoders: {', '.join(DECODERS)} "
+    text += "(default: parallel; a run with model.environment and density_dropout)"
+    parser.add_argument("--free_running", nargs="*", choices=DECODERS, metavar="DECODER", help=text)
+    text = "draw N with the decoders that choose bins: their mean, and how well their spread tells the error"
     parser.add_argument("--samples", type=positive_int, metavar="N", help=text)
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
     text = "type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
@@ -88,9 +90,10 @@ def _run_eval(args: argparse.Namespace) -> int:
     decoders = [] if args.free_running is None else list(dict.fromkeys(args.free_running)) or ["parallel"]
     drawn = {name: value for name in ("samples", "temperature") if (value := getattr(args, name)) is not None}
     cache = {} if args.kv_cache_dtype is None else {"kv_cache_dtype": args.kv_cache_dtype}
-    if (drawn or cache) and "autoregressive" not in decoders:
-        name = next(iter(drawn | cache))
-        raise TomatError(f"--{name} is of the decoder autoregressive; add --free_running autoregressive.")
+    for name in drawn | cache:
+        able = ("autoregressive",) if name in cache else DECODERS[1:]
+        if not set(able) & set(decoders):
+            raise TomatError(f"--{name} is of the decoder {' or '.join(able)}; add --free_running {able[0]}.")
     # Before the minutes of work, not after them.
     if args.picture is not None and args.picture.suffix not in FORMATS:
         raise TomatError(f"cannot draw to {args.picture}; give a file that ends in {', '.join(FORMATS)}.")
@@ -110,7 +113,8 @@ def _run_eval(args: argparse.Namespace) -> int:
     from tomat.predict.inference.predictor import RunPredictor
     from tomat.predict.inference.trained import load_trained
 
-    own = {"autoregressive": {"choice": Choice("sampled" if drawn else "median", **drawn), **cache}}
+    chosen = {"choice": Choice("sampled" if drawn else "median", **drawn)}
+    own = {"autoregressive": {**chosen, **cache}, "speculative": chosen}
     flags = ("patches_per_material", "whole_cell", "seed", "batch_size")
     config = TeacherForcedConfig(**{flag: getattr(args, flag) for flag in flags})
     run = load_trained(args.run_dir, args.step, packed=True)

@@ -51,8 +51,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--vectors_from", type=existing_place, metavar="PATH", help=text)
     parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
     parser.add_argument("--rounds", type=positive_int, metavar="R", help="of a run: passes a patch (default: 1)")
-    parser.add_argument("--decoder", choices=("parallel", "autoregressive"), help="of a run (default: parallel)")
-    text = "bins that the autoregressive decoder takes (default: median; sampled with one of the next three)"
+    decoders = ("parallel", "autoregressive", "speculative")
+    parser.add_argument("--decoder", choices=decoders, help="of a run (default: parallel)")
+    text = "bins that the other decoders take (default: median; sampled with one of the next three)"
     parser.add_argument("--choice", choices=("greedy", "median", "sampled"), help=text)
     parser.add_argument("--samples", type=positive_int, metavar="N", help="of a run: samples to average (default: 1)")
     parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")

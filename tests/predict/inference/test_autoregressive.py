@@ -23,6 +23,7 @@ from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables, environment_tables
 from tomat.model.nearby_atoms import named_atoms
 from tomat.predict.inference.autoregressive import CachedModel, decode_autoregressive
+from tomat.predict.inference.decoding import decode_speculative
 from tomat.predict.inference.interface import ChoiceKind
 
 BINS, LENGTH, SIDES = 40, 64, (3, 3, 4)
@@ -131,6 +132,16 @@ def test_the_cached_and_the_whole_forward_pass_agree(variant):
     within = 1e-5 * np.abs(expected).max()
     np.testing.assert_allclose(found, expected, atol=within)
     np.testing.assert_allclose(sixth, expected[:, 5], atol=within)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "median", "sampled"])
+@pytest.mark.parametrize("variant", list(VARIANTS)[::3])
+def test_whole_passes_find_the_bins_of_one_voxel_after_another(variant, kind):
+    model, batch = built(variant), patches(3)
+    how = np.float32(1), np.uint32(0), None, None
+    bins, values = decode_speculative(model, batch, tables_of(model), VALUES, VOXELS, kind, *how)
+    np.testing.assert_array_equal(values, VALUES[np.asarray(bins)])
+    np.testing.assert_array_equal(bins, decoded(model, batch, kind))
 
 
 def test_another_preamble_runs_the_same_program(caplog):

@@ -226,7 +226,7 @@ def test_what_cannot_be_predicted_is_refused(trained):
     unread = dataclasses.replace(run, config=dataclasses.replace(run.config, density_dropout=1.0))
     with pytest.raises(TomatError, match="never read a density"):
         check_decoder(unread.config, "autoregressive")
-    with pytest.raises(TomatError, match="samples is for the autoregressive decoder"):
+    with pytest.raises(TomatError, match="samples is for the autoregressive and"):
         load("nowhere", samples=2)
 
 

@@ -1,5 +1,6 @@
 """The patches of a cell in batches that fit into memory; the parallel decoder, all voxels of a patch in one forward
-pass of a model that is told the atoms and no density; and the bin that is chosen of a distribution."""
+pass of a model that is told the atoms and no density; the speculative one, which goes on until each voxel agrees with
+those before it; and the bin that is chosen of a distribution."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from tomat.predict.inference.interface import ChoiceKind, DecoderName
 from tomat.predict.inference.trained import LoadedRun
 from tomat.train.settings.config import TrainConfig
 
-MOST_SEQUENCES: Mapping[DecoderName, int] = {"parallel": 16, "autoregressive": 256}
+MOST_SEQUENCES: Mapping[DecoderName, int] = {"parallel": 16, "autoregressive": 256, "speculative": 16}
 """Sequences of one device at a time, if there is memory for them: one pass over 16 patches keeps any chip busy, a step
 of one token each does not with fewer than hundreds."""
 SHARE = 0.9
@@ -152,6 +153,56 @@ def decode_parallel(
     return rho
 
 
+@eqx.filter_jit
+def decode_speculative(
+    model: LmHeadModel,
+    batch: Mapping[str, jax.Array | np.ndarray],
+    tables: EnvironmentTables | None,
+    values: np.ndarray,
+    n_voxels: int,
+    kind: ChoiceKind,
+    temperature: np.ndarray | np.float32,
+    seed: np.ndarray | np.uint32,
+    axis_mapping: ResourceMapping | None,
+    policy: jmp.Policy | None,
+) -> tuple[jax.Array, jax.Array]:
+    """The bins and values that `decode_autoregressive` finds, of whole passes instead of single voxels: each pass reads
+    the bins of the one before, the first none, until a pass changes none. Then every voxel has the bin that is chosen
+    after those before it. At least one voxel more is final after each pass (Song et al. 2021, arXiv:2002.03629); a
+    decoder that is told the atoms has 40 to 90 (`docs/tracking/prediction-demo.md`)."""
+    if policy is not None:
+        model = policy.cast_to_compute(model)
+    with hax.axis_mapping(axis_mapping or {}):
+        n_sequences, length = batch["tokens"].shape
+        axes = Axis("batch", n_sequences), Axis("position", length)
+        empty = jnp.asarray(batch["tokens"])
+        start = jnp.argmax(empty == DENSITY_BLOCK_START, axis=1)[:, None]
+        places = jnp.minimum(start + jnp.arange(n_voxels), length - 1)
+        rows = jnp.arange(n_sequences)[:, None]
+        atoms = named_atoms(batch)
+        keys = sequence_keys(jnp.asarray(seed), jnp.asarray(batch["patch"]), jnp.asarray(batch["sample"]))
+        numbers = jnp.tile(jnp.arange(n_voxels, dtype=jnp.int32), (n_sequences, 1))
+
+        def choose(logits: jax.Array, voxels: jax.Array) -> jax.Array:
+            of_voxel = jax.vmap(chosen_bins, in_axes=(1, None, None, None, 0), out_axes=1)
+            return of_voxel(logits, kind, jnp.asarray(temperature), keys, voxels[0])
+
+        def told(ids: jax.Array) -> jax.Array:
+            hidden, head, _ = hidden_and_head(model, hax.shard(NamedArray(ids, axes)), atoms, tables)
+            head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + len(values))]
+            states = hidden.rearrange(("batch", "position", "embed")).array
+            known = head.rearrange((model.Vocab.name, "embed")).array.astype(states.dtype)
+            return of_voxels(states, known, places, choose, numbers, block_voxels=BLOCK_VOXELS)
+
+        def again(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            bins, _ = state
+            found = told(empty.at[rows, places[:, 1:]].set(bins[:, :-1] + DENSITY_START))
+            return found, jnp.any(found != bins)
+
+        bins, _ = jax.lax.while_loop(lambda state: state[1], again, (told(empty), jnp.ones((), bool)))
+        return bins, jnp.asarray(values)[bins]
+
+
 def of_voxels[T](
     hidden: jax.Array,
     head: jax.Array,
@@ -197,7 +248,7 @@ def check_decoder(config: TrainConfig, decoder: DecoderName) -> None:
     if environment_of(config.model) is None:
         said = f"{run} has no model.environment, and knows atoms from the preamble alone, rounded to 0.05 A"
         raise TomatError(f"{said}. Train one with model.environment and density_dropout.")
-    if dropout == (1 if decoder == "autoregressive" else 0):
+    if dropout == (0 if decoder == "parallel" else 1):
         said = "it has never read a density" if dropout else "it predicts no voxel without the density before it"
         other = "parallel decoder, or train with less" if dropout else "autoregressive decoder, or train with more"
         raise TomatError(f"{run} was trained with density_dropout {dropout:g}: {said}. Use the {other}.")

@@ -87,7 +87,7 @@ OnPatches = Callable[[int, int], None]
 """Told how many patches of a structure are done, and of how many."""
 
 
-DecoderName = Literal["parallel", "autoregressive"]
+DecoderName = Literal["parallel", "autoregressive", "speculative"]
 ChoiceKind = Literal["greedy", "median", "sampled"]
 KvCacheDtype = Literal["compute", "int8"]
 """Of keys and values that are kept (`model/kv_cache.py`): the type that the model computes in, or 8 bits."""
@@ -124,8 +124,8 @@ def check_decoding(decoder: str, rounds: int, kv_cache_dtype: str) -> None:
     """Refuse what no run can be decoded with."""
     if decoder not in get_args(DecoderName):
         raise TomatError(f"decoder is {decoder!r}; expected one of {', '.join(get_args(DecoderName))}.")
-    if rounds < 1 or (rounds > 1 and decoder == "autoregressive"):
-        raise TomatError(f"rounds is {rounds}; expected at least 1, and 1 for the autoregressive decoder.")
+    if rounds < 1 or (rounds > 1 and decoder != "parallel"):
+        raise TomatError(f"rounds is {rounds}; expected at least 1, and 1 for the {decoder} decoder.")
     if kv_cache_dtype not in get_args(KvCacheDtype):
         raise TomatError(f"kv_cache_dtype is {kv_cache_dtype!r}; expected one of {', '.join(get_args(KvCacheDtype))}.")
     if kv_cache_dtype != "compute" and decoder != "autoregressive":

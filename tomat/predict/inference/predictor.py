@@ -83,7 +83,7 @@ class RunPredictor(Predictor):
 
     @property
     def _decoded(self) -> str:
-        how = f"autoregressive, {self.choice}" if self.decoder != "parallel" else f"parallel, rounds {self.rounds}"
+        how = f"parallel, rounds {self.rounds}" if self.decoder == "parallel" else f"{self.decoder}, {self.choice}"
         return how if self.kv_cache_dtype == "compute" else f"{how}, kv_cache_dtype {self.kv_cache_dtype}"
 
     @property
@@ -149,7 +149,7 @@ class RunPredictor(Predictor):
         samples, n_patches, n_voxels = self.choice.samples, len(patches.anchors), prod(patches.patch_shape)
         rows = np.arange(samples * n_patches, dtype=np.int32)
         arrays = {name: array[rows % n_patches] for name, array in patches.arrays.items()}
-        if self.decoder == "autoregressive":
+        if self.decoder != "parallel":
             arrays |= {"patch": rows % n_patches, "sample": rows // n_patches}
         parts: list[np.ndarray] = []
         with trainer.use_device_mesh():
@@ -157,7 +157,7 @@ class RunPredictor(Predictor):
             size, program = self._program(model, arrays, n_voxels)
             for real, batch in batches(arrays, size):
                 found = program(*self._arguments(model, batch, n_voxels))
-                found = found[1] if self.decoder == "autoregressive" else found  # values, of bins and values
+                found = found if self.decoder == "parallel" else found[1]  # values, of bins and values
                 parts.append(np.asarray(found)[:real])
                 if on_patches is not None:
                     on_patches(min(len(parts) * size, len(rows)), len(rows))
@@ -173,7 +173,8 @@ class RunPredictor(Predictor):
         if self.decoder == "parallel":
             return *first, self.rounds, *mapped
         drawn = np.asarray(choice.temperature, np.float32), np.asarray(choice.seed, np.uint32)
-        return *first, choice.kind, *drawn, *mapped, self.kv_cache_dtype
+        kept = (self.kv_cache_dtype,) if self.decoder == "autoregressive" else ()
+        return *first, choice.kind, *drawn, *mapped, *kept
 
     def _program(self, model: "LmHeadModel", arrays: dict[str, np.ndarray], n_voxels: int) -> tuple[int, Callable]:
         """Sequences at a time, and the decoder compiled for them."""
@@ -183,7 +184,7 @@ class RunPredictor(Predictor):
         most = decoding.sequences_to_try(self.decoder, len(arrays["tokens"]), devices)
         key = most, n_voxels, *((name, array.shape[1:]) for name, array in arrays.items())
         if key not in self._programs:
-            decode: Any = decoding.decode_parallel
+            decode: Any = decoding.decode_parallel if self.decoder == "parallel" else decoding.decode_speculative
             if self.decoder == "autoregressive":
                 from tomat.predict.inference.autoregressive import decode_autoregressive as decode
 
@@ -218,9 +219,10 @@ def load(
     that of the model in the package.
 
     `step` is that of its checkpoint (None: the newest), `rounds` the forward passes a patch of the parallel decoder.
-    Of the autoregressive decoder: `choice` is `Choice.kind` (None: sampled if one of the next three is given, else
-    median), `samples`, `temperature` and `seed` are as of `Choice`, and `kv_cache_dtype` int8 keeps keys and values in
-    8 bits (None: in the type that the model computes in).
+    Of the autoregressive decoder, and of the speculative one, which finds the same bins in fewer passes: `choice` is
+    `Choice.kind` (None: sampled if one of the next three is given, else median), `samples`, `temperature` and `seed`
+    are as of `Choice`. Of the autoregressive one, `kv_cache_dtype` int8 keeps keys and values in 8 bits (None: in the
+    type that the model computes in).
     """
     drawn = {"choice": choice, "samples": samples, "temperature": temperature, "seed": seed}
     predictor = described(run_dir, step, rounds=rounds, decoder=decoder, kv_cache_dtype=kv_cache_dtype, **drawn)
@@ -240,8 +242,8 @@ def described(
     """As `load`, but that the model is loaded for the first structure that is predicted."""
     given = {name: value for name, value in drawn.items() if value is not None}
     if decoder == "parallel" and given:
-        said = f"{next(iter(given))} is for the autoregressive decoder"
-        raise TomatError(f"{said}; the parallel one has one answer. Choose decoder autoregressive, or leave it out.")
+        said = f"{next(iter(given))} is for the autoregressive and speculative decoders"
+        raise TomatError(f"{said}; the parallel one has one answer. Choose decoder speculative, or leave it out.")
     kind = given.pop("choice", None) or ("sampled" if given else "median")
     choice = Choice(kind, **given)
     if str(run_dir).startswith("hf://"):

@@ -109,7 +109,9 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
                 from tomat.base.reporting import json_on_standard_output
 
                 args.json = report.enter_context(json_on_standard_output())
-            logger.info("tomat %s: %s", __version__, shlex.join(words))
+            # Words may hold bytes that are no text, which a log that is text does not take.
+            said = shlex.join(words).encode(errors="backslashreplace").decode()
+            logger.info("tomat %s: %s", __version__, said)
             outcome.status = args.run(args)
         # What standard output cannot take is told here and not by the interpreter's end, with a traceback.
         sys.stdout.flush()

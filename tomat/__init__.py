@@ -31,7 +31,7 @@ def __getattr__(name):
     """A public name, imported as it is used (PEP 562)."""
     if name not in _PLACES:
         raise AttributeError(f"module 'tomat' has no attribute {name!r}; it offers {', '.join(_PLACES)}")
-    importlib.import_module("tomat.base.verbosity").leave_out_advice()
+    importlib.import_module("tomat.base.reporting").leave_out_advice()
     module, _, attribute = _PLACES[name].rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 

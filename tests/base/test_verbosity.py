@@ -12,7 +12,7 @@ from small_promolecule import promolecule, skewed
 from tomat.app.cli import build_parser, main
 from tomat.base import reporting
 from tomat.base.arguments import first_verb
-from tomat.base.verbosity import chosen
+from tomat.base.reporting import chosen
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_warnings_are_said_and_everything_is_as_before_afterwards(capfd, tmp_pat
 LIBRARY = """
 import argparse, logging
 from rigging.log_setup import configure_logging
-from tomat.base.verbosity import as_asked, level_log
+from tomat.base.reporting import as_asked, level_log
 
 for asked in ("error", "debug"):
     with as_asked(argparse.Namespace(log_level=asked)):

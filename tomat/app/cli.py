@@ -21,7 +21,7 @@ from tomat import __version__
 from tomat.base.arguments import STANDARD_OUTPUT, Parser, first_verb, spelt_today
 from tomat.base.errors import FULL_ERRNOS, RetryableError, TomatError
 from tomat.base.layout import INTERRUPTED_STATUS, REFUSED_STATUS, RETRY_STATUS
-from tomat.base.verbosity import as_asked, leave_out_advice
+from tomat.base.reporting import as_asked, leave_out_advice
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
                 from tomat.base.reporting import json_on_standard_output
 
                 args.json = report.enter_context(json_on_standard_output())
-            # Words may hold bytes that are no text, which a log that is text does not take.
-            said = shlex.join(words).encode(errors="backslashreplace").decode()
+            # Words may hold ends of lines, and bytes that are no text, which a log does not take.
+            said = shlex.join(words).encode("unicode_escape").decode()
             logger.info("tomat %s: %s", __version__, said)
             outcome.status = args.run(args)
         # What standard output cannot take is told here and not by the interpreter's end, with a traceback.

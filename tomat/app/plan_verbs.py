@@ -22,8 +22,7 @@ from tomat.base.arguments import (
 from tomat.base.errors import TomatError, refuse
 from tomat.base.layout import CONFIG_FILE
 from tomat.base.progress import Stages
-from tomat.base.reporting import console, write_report
-from tomat.base.verbosity import chosen
+from tomat.base.reporting import chosen, console, write_report
 
 if TYPE_CHECKING:
     from tomat.perf.plan.calibration import CalibrationRow

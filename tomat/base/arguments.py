@@ -16,13 +16,15 @@ from typing import Any, NoReturn
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import CONFIG_FILE
-from tomat.base.verbosity import LOG_LEVEL, add_flags
 
 STANDARD_OUTPUT = Path("-")
 """`--json -`: the report goes to standard output, and everything else to standard error."""
 
 SPELT_BEFORE = {"tokenise": "tokenize"}
 """Verbs as they were spelt -> as they are; the old ones go with the release after this one."""
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVEL = "--log_level"
 
 
 def spelt_today(verb: str) -> str:
@@ -37,6 +39,17 @@ def first_verb(words: Sequence[str]) -> tuple[int, str]:
         if not word.startswith("-") and (at == 0 or words[at - 1].replace("_", "-") != LOG_LEVEL.replace("_", "-")):
             return at, word
     return len(words), ""
+
+
+def add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """The three flags, which stand before or after the name of a verb: unset they leave what was set before it."""
+    group = parser.add_argument_group("how much is said")
+    text = "results, warnings and errors alone: no progress, stages or remarks"
+    group.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help=text)
+    text = "what was asked and found, and the log of JAX, Levanter and other libraries from info on"
+    group.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=text)
+    text = f"least level of that log, on standard error: {', '.join(LOG_LEVELS)} (default: warning)"
+    group.add_argument(LOG_LEVEL, choices=LOG_LEVELS, default=argparse.SUPPRESS, metavar="LEVEL", help=text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,7 +68,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
-        add_flags(self)
+        add_verbosity(self)
 
     def format_help(self) -> str:
         """As `ArgumentParser` does it, and the examples, a line each whatever the width."""

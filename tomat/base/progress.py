@@ -9,8 +9,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, TextColumn
 
-from tomat.base.reporting import console, plain_console
-from tomat.base.verbosity import chosen
+from tomat.base.reporting import chosen, console, plain_console
 
 FIRST_SECONDS = 1.0
 """Work that takes longer says what it is where there is no terminal; shorter work says it at its end alone."""

@@ -1,20 +1,42 @@
-"""What every verb prints and writes alike: JSON reports, the console."""
+"""What every verb prints and writes alike, and how much: JSON reports, the console, `--quiet`, `--verbose`, the log.
 
+Results, what was written, warnings and errors are always said. What is said on the way to them (`tell`, bars and
+stages) ends with `--quiet`. The log is that of Python's `logging`, so of JAX, Levanter and all other libraries, and
+goes to standard error; compilers and measurements run in processes of their own, which log nothing there.
+"""
+
+import argparse
 import contextlib
 import json
+import logging
 import math
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.text import Text
 
 from tomat.base.errors import PASSING_ERRNOS, RetryableError, TomatError
-from tomat.base.verbosity import chosen
+
+
+@dataclass
+class Verbosity:
+    quiet: bool = False
+    """Whether results, warnings and errors are all that is said."""
+    log_level: int = logging.WARNING
+    """Below it nothing is logged to the terminal."""
+    logs: bool = False
+    """Whether a level was asked for: else libraries log as they do by themselves, which is warnings alone."""
+
+
+chosen = Verbosity()
+"""For the verb that runs."""
 
 
 def plain_console(**settings: Any) -> Console:
@@ -174,3 +196,57 @@ def json_on_standard_output() -> Iterator[Path]:
             if report.exists():
                 sys.stdout.write(report.read_text(encoding="utf-8"))
                 sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def as_asked(args: argparse.Namespace) -> Iterator[None]:
+    """What the flags ask for holds inside, and what held before after it.
+
+    Raises:
+        TomatError: Both quiet and verbose.
+    """
+    quiet, verbose = getattr(args, "quiet", False), getattr(args, "verbose", False)
+    if quiet and verbose:
+        raise TomatError("--quiet and --verbose are both there; leave one of them out.")
+    asked = getattr(args, "log_level", "info" if verbose else None)
+    before, root = vars(chosen).copy(), logging.getLogger()
+    root_before, level_before = list(root.handlers), root.level
+    level = logging.WARNING if asked is None else logging.getLevelNamesMapping()[asked.upper()]
+    chosen.quiet, chosen.log_level, chosen.logs = quiet, level, asked is not None
+    level_log()
+    try:
+        yield
+    finally:
+        vars(chosen).update(before)
+        if asked is not None:
+            root.setLevel(level_before)
+            for handler in root.handlers[:]:
+                if isinstance(handler, _Terminal) and handler not in root_before:
+                    root.removeHandler(handler)
+
+
+def leave_out_advice() -> None:
+    """Leave out what Levanter's imports advise on every start, and nothing here wants: transformers to install PyTorch,
+    and, in a notebook, tqdm to install widgets for bars that tomat does not draw."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    warnings.filterwarnings("ignore", message="IProgress not found")
+
+
+def level_log() -> None:
+    """Have the terminal's handlers log from the chosen level on; again after a library has set up the log as it likes
+    it (Levanter 0.2.227 takes away all handlers that were there)."""
+    root = logging.getLogger()
+    kinds = (logging.StreamHandler, _Terminal)
+    terminals = [cast(logging.StreamHandler, one) for one in root.handlers if type(one) in kinds]
+    if chosen.logs:
+        root.setLevel(min(chosen.log_level, root.level))
+        if all(handler.stream is not sys.stderr for handler in terminals):
+            terminals.append(_Terminal(sys.stderr))
+            terminals[-1].setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+            root.addHandler(terminals[-1])
+    for handler in terminals:
+        handler.setLevel(chosen.log_level)
+
+
+class _Terminal(logging.StreamHandler):
+    """The handler of this module."""

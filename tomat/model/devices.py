@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from tomat.base.reporting import tell
-from tomat.base.verbosity import chosen, level_log
+from tomat.base.reporting import chosen, level_log, tell
 
 if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
     from tomat.hardware.chips import FoundDevices

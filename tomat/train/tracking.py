@@ -17,8 +17,7 @@ from rich.progress import Progress
 
 from tomat.base.layout import METRICS_FILE
 from tomat.base.progress import progress
-from tomat.base.reporting import console, tell, to_jsonable, writing
-from tomat.base.verbosity import chosen
+from tomat.base.reporting import chosen, console, tell, to_jsonable, writing
 
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""

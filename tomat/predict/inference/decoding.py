@@ -131,25 +131,14 @@ def decode_parallel(
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
-        n_sequences, length = batch["tokens"].shape
-        axes = Axis("batch", n_sequences), Axis("position", length)
-        ids = jnp.asarray(batch["tokens"])
-        start = jnp.argmax(ids == DENSITY_BLOCK_START, axis=1)[:, None]
-        places = jnp.minimum(start + jnp.arange(n_voxels), length - 1)
-        atoms = named_atoms(batch)
-        rho, means = jnp.zeros((n_sequences, n_voxels)), jnp.asarray(values)
+        ids, places, read = _whole_passes(model, batch, tables, len(values), n_voxels)
+        rho, means = jnp.zeros(places.shape), jnp.asarray(values)
+        rows, after = jnp.arange(len(ids))[:, None], jnp.minimum(places + 1, ids.shape[1] - 1)
         for _ in range(rounds):
-            hidden, head, _ = hidden_and_head(model, hax.shard(NamedArray(ids, axes)), atoms, tables)
-            head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + len(values))]
-            rho, best = of_voxels(
-                hidden.rearrange(("batch", "position", "embed")).array,
-                head.rearrange((model.Vocab.name, "embed")).array.astype(hidden.dtype),
-                places,
-                lambda logits: (jax.nn.softmax(logits) @ means, jnp.argmax(logits, axis=-1).astype(jnp.int32)),
-                block_voxels=BLOCK_VOXELS,
+            rho, best = read(
+                ids, lambda logits: (jax.nn.softmax(logits) @ means, jnp.argmax(logits, axis=-1).astype(jnp.int32))
             )
-            rows = jnp.arange(n_sequences)[:, None]
-            ids = ids.at[rows, jnp.minimum(places + 1, length - 1)].set(best + DENSITY_START)
+            ids = ids.at[rows, after].set(best + DENSITY_START)
     return rho
 
 
@@ -173,34 +162,50 @@ def decode_speculative(
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
-        n_sequences, length = batch["tokens"].shape
-        axes = Axis("batch", n_sequences), Axis("position", length)
-        empty = jnp.asarray(batch["tokens"])
-        start = jnp.argmax(empty == DENSITY_BLOCK_START, axis=1)[:, None]
-        places = jnp.minimum(start + jnp.arange(n_voxels), length - 1)
-        rows = jnp.arange(n_sequences)[:, None]
-        atoms = named_atoms(batch)
+        empty, places, read = _whole_passes(model, batch, tables, len(values), n_voxels)
+        rows = jnp.arange(len(empty))[:, None]
         keys = sequence_keys(jnp.asarray(seed), jnp.asarray(batch["patch"]), jnp.asarray(batch["sample"]))
-        numbers = jnp.tile(jnp.arange(n_voxels, dtype=jnp.int32), (n_sequences, 1))
+        numbers = jnp.tile(jnp.arange(n_voxels, dtype=jnp.int32), (len(empty), 1))
 
         def choose(logits: jax.Array, voxels: jax.Array) -> jax.Array:
             of_voxel = jax.vmap(chosen_bins, in_axes=(1, None, None, None, 0), out_axes=1)
             return of_voxel(logits, kind, jnp.asarray(temperature), keys, voxels[0])
 
-        def told(ids: jax.Array) -> jax.Array:
-            hidden, head, _ = hidden_and_head(model, hax.shard(NamedArray(ids, axes)), atoms, tables)
-            head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + len(values))]
-            states = hidden.rearrange(("batch", "position", "embed")).array
-            known = head.rearrange((model.Vocab.name, "embed")).array.astype(states.dtype)
-            return of_voxels(states, known, places, choose, numbers, block_voxels=BLOCK_VOXELS)
+        def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            bins, _, passes = state
+            found = read(empty.at[rows, places[:, 1:]].set(bins[:, :-1] + DENSITY_START), choose, numbers)
+            return found, jnp.any(found != bins), passes + 1
 
-        def again(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            bins, _ = state
-            found = told(empty.at[rows, places[:, 1:]].set(bins[:, :-1] + DENSITY_START))
-            return found, jnp.any(found != bins)
-
-        bins, _ = jax.lax.while_loop(lambda state: state[1], again, (told(empty), jnp.ones((), bool)))
+        first = read(empty, choose, numbers), jnp.ones((), bool), jnp.zeros((), jnp.int32)
+        # As many passes as voxels make all of them final, whatever a sum of another order does to a tie.
+        bins, *_ = jax.lax.while_loop(lambda state: state[1] & (state[2] < n_voxels), again, first)
         return bins, jnp.asarray(values)[bins]
+
+
+def _whole_passes(
+    model: LmHeadModel,
+    batch: Mapping[str, jax.Array | np.ndarray],
+    tables: EnvironmentTables | None,
+    n_bins: int,
+    n_voxels: int,
+) -> tuple[jax.Array, jax.Array, Callable[..., Any]]:
+    """Ids of a batch of patches, int [batch, position]; the positions that tell of its voxels, int [batch, voxel]; and
+    a forward pass over ids, with what is made of its logits and of further arrays, as `of_voxels` takes them."""
+    n_sequences, length = batch["tokens"].shape
+    axes = Axis("batch", n_sequences), Axis("position", length)
+    empty = jnp.asarray(batch["tokens"])
+    start = jnp.argmax(empty == DENSITY_BLOCK_START, axis=1)[:, None]
+    places = jnp.minimum(start + jnp.arange(n_voxels), length - 1)
+    atoms = named_atoms(batch)
+
+    def read(ids: jax.Array, function: Callable[..., Any], *more: jax.Array) -> Any:
+        hidden, head, _ = hidden_and_head(model, hax.shard(NamedArray(ids, axes)), atoms, tables)
+        head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + n_bins)]
+        states = hidden.rearrange(("batch", "position", "embed")).array
+        known = head.rearrange((model.Vocab.name, "embed")).array.astype(hidden.dtype)
+        return of_voxels(states, known, places, function, *more, block_voxels=BLOCK_VOXELS)
+
+    return empty, places, read
 
 
 def of_voxels[T](

@@ -88,12 +88,14 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
 def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str]) -> dict[str, Any]:
     """The report of the decoders that `--decode` names."""
     with stages_of(args, path, overrides) as (config, slice_, show):
+        from tomat.model.any_decoder import is_field
         from tomat.perf.plan.decode import cell_of, plan_decoder
         from tomat.predict.inference.structures import read_structure
 
         cell = cell_of(config, tuple(args.grid), args.atoms or read_structure(args.structure)[0])
         plans = {}
-        for decoder in ("parallel", "autoregressive") if args.decode == "both" else (args.decode,):
+        both = ("parallel",) if is_field(config.model) else ("parallel", "autoregressive")
+        for decoder in both if args.decode == "both" else (args.decode,):
 
             def say(stage: str, decoder: str = decoder) -> None:
                 show(stage if stage == DONE else f"{decoder} decoder, {stage}")

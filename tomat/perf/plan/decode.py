@@ -12,7 +12,7 @@ from tomat.base.reporting import counted
 from tomat.data.density.crystal import Crystal
 from tomat.data.tokens.patch import tiling_anchors
 from tomat.hardware.chips import Slice
-from tomat.model.any_decoder import environment_of
+from tomat.model.any_decoder import environment_of, is_field
 from tomat.model.nearby_atoms import Room
 from tomat.perf.cost.chip_model import ChipModel
 from tomat.perf.cost.estimate import StepEstimate
@@ -24,6 +24,7 @@ from tomat.perf.plan.compile.topology import data_axis_size
 from tomat.perf.plan.plan import Interval, estimated, program_dict
 from tomat.predict.inference.autoregressive import kept_bytes
 from tomat.predict.inference.decoding import SHARE, atoms_near, check_decoder, sequences_to_try
+from tomat.predict.inference.field import BOX, BOXES, Boxes
 from tomat.predict.inference.interface import DecoderName, KvCacheDtype, check_decoding
 from tomat.train.settings.config import TrainConfig
 
@@ -41,28 +42,36 @@ class Cell:
 
 
 def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal | int) -> Cell:
-    """The patches of a cell of `grid_shape` voxels, for a run whose model has `environment`. `cell` is the crystal; or
-    only the number of its atoms, of which no more are then taken to be near a patch than the model's rows have room
-    for."""
+    """The patches of a cell of `grid_shape` voxels, for a run whose model has `environment`, or the boxes of a field
+    model. `cell` is the crystal; or only the number of its atoms, of which no more are then taken to be near a patch
+    than the model's rows have room for."""
     environment = environment_of(config.model)
     if environment is None:
         check_decoder(config, "parallel")
     assert environment is not None
     n_atoms = cell if isinstance(cell, int) else len(cell.atomic_numbers)
-    patch_shape = config.data.sequence_layout.patch_shape(n_atoms)
-    anchors, notes = tiling_anchors(grid_shape, patch_shape), []
+    notes = []
+    if is_field(config.model):
+        patch_shape, patches = BOX, prod(-(-side // most) for side, most in zip(grid_shape, BOX, strict=True))
+        anchors = None
+    else:
+        patch_shape = config.data.sequence_layout.patch_shape(n_atoms)
+        anchors = tiling_anchors(grid_shape, patch_shape)
+        patches = len(anchors)
     if isinstance(cell, int):
         room = Room.of(environment)
         notes.append(
             f"no structure was given: at most {room.atoms} atoms (model.environment.max_atoms) of {room.elements} "
             "elements (max_elements) are taken to be near a patch"
         )
+    elif anchors is None:
+        room = Boxes(cell, grid_shape, environment.basis.cutoff_a).room()
     else:
         _, room = atoms_near(environment, cell, anchors, grid_shape, patch_shape)
-    more = len(anchors) * prod(patch_shape) / prod(grid_shape) - 1
+    more = patches * prod(patch_shape) / prod(grid_shape) - 1
     if more > 0:
         notes.append(f"patches reach past the cell: {more:.0%} more voxels are decoded than it has")
-    return Cell(grid_shape, n_atoms, patch_shape, len(anchors), room, tuple(notes))
+    return Cell(grid_shape, n_atoms, patch_shape, patches, room, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -131,11 +140,12 @@ def plan_decoder(
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> DecoderPlan:
     """Compile a decoder for the largest batch that fits, as a predictor finds it, and estimate it. That not even one
-    patch a device fits is an answer."""
+    patch a device fits is an answer. A field model has the batch that it always has."""
     check_decoding(decoder, rounds, kv_cache_dtype)
-    check_decoder(config, decoder)
+    check_decoder(config, decoder, rounds)
     devices = data_axis_size(config, slice_.n_devices)
-    first = patches = sequences_to_try(decoder, cell.patches, devices)
+    fixed = BOXES * devices if is_field(config.model) else None
+    first = patches = fixed or sequences_to_try(decoder, cell.patches, devices)
 
     def compiled_for(patches: int, memory_only: bool) -> tuple[DecoderBatch, CompiledStep]:
         on_stage(f"{counted(patches, 'patch', 'patches')} at a time")
@@ -145,7 +155,7 @@ def plan_decoder(
         return batch, compile_step(config, slice_, decode=batch, memory_only=memory_only, **how)
 
     batch, compiled = compiled_for(patches, False)
-    while not _fits(compiled.memory) and patches > devices:
+    while not _fits(compiled.memory) and patches > (fixed or devices):
         patches //= 2
         # The code, nine tenths of a compile, is made for the one that fits alone.
         batch, compiled = compiled_for(patches, True)

@@ -243,12 +243,16 @@ def can_predict(run: LoadedRun) -> bool:
     return is_field(config.model) or (environment_of(config.model) is not None and config.density_dropout > 0)
 
 
-def check_decoder(config: TrainConfig, decoder: DecoderName) -> None:
-    """Refuse a decoder that a run of this configuration is not trained for."""
+def check_decoder(config: TrainConfig, decoder: DecoderName, rounds: int = 1) -> None:
+    """Refuse a decoder that a run of this configuration is not trained for, and `rounds` that it cannot have."""
     run, dropout = f"run '{config.run_name}'", config.density_dropout
     if is_field(config.model):
         if decoder != "parallel":
             raise TomatError(f"{run} is a field model, which reads no density; leave out decoder {decoder}.")
+        if rounds != 1:
+            raise TomatError(
+                f"{run} is a field model, which reads no density: more rounds find the same; leave them out."
+            )
         return
     if environment_of(config.model) is None:
         said = f"{run} has no model.environment, and knows atoms from the preamble alone, rounded to 0.05 A"

@@ -34,14 +34,14 @@ def cell_density(
     deviation over its members, None of a single one."""
     config, tables = cast(FieldConfig, run.config.model), cast(EnvironmentTables, run.tables)
     trainer = run.config.trainer_config()
-    boxes = _Boxes(crystal, grid_shape, config.basis.cutoff_a)
+    boxes = Boxes(crystal, grid_shape, config.basis.cutoff_a)
     both = np.empty((2, prod(grid_shape)), np.float32)
     with trainer.use_device_mesh():
         model = hax.shard(run.model, trainer.parameter_axis_mapping)
         mapping, policy = trainer.compute_axis_mapping, trainer.mp
         for start in range(0, len(boxes), BOXES * trainer.data_axis_size):
             voxels, batch = boxes.batch(start, trainer.data_axis_size)
-            found = _densities(cast(FieldModel, model), batch, tables, mapping, policy)
+            found = densities_of_boxes(cast(FieldModel, model), batch, tables, mapping, policy)
             for values, each in zip(both, found, strict=True):
                 values[voxels[voxels >= 0]] = np.asarray(each).reshape(voxels.shape)[voxels >= 0]
             if on_patches is not None:
@@ -51,7 +51,7 @@ def cell_density(
 
 
 @eqx.filter_jit
-def _densities(
+def densities_of_boxes(
     model: FieldModel,
     batch: dict[str, np.ndarray],
     tables: EnvironmentTables,
@@ -67,7 +67,7 @@ def _densities(
         return found.mean(axis=0), found.std(axis=0, ddof=1) if len(members) > 1 else jnp.zeros_like(found[0])
 
 
-class _Boxes:
+class Boxes:
     """Boxes of nearly equal sides that tile the grid of a cell, and the atoms near each."""
 
     def __init__(self, crystal: Crystal, grid_shape: tuple[int, int, int], reach_a: float) -> None:
@@ -86,6 +86,11 @@ class _Boxes:
 
     def __len__(self) -> int:
         return prod(self._shape)
+
+    def room(self) -> Room:
+        """For the atoms near the box that has most."""
+        each = (self.batch(start, 1)[1]["numbers"].shape[-1] for start in range(0, len(self), BOXES))
+        return Room(max(each), self._elements)
 
     def batch(self, start: int, devices: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """`BOXES` boxes for each device, from box `start` on, the last again where there are no more: their voxels, int

@@ -121,7 +121,7 @@ class RunPredictor(Predictor):
     def _take(self, run: "LoadedRun") -> None:
         from tomat.predict.inference.decoding import check_decoder
 
-        check_decoder(run.config, self.decoder)
+        check_decoder(run.config, self.decoder, self.rounds)
         assert run.tables is not None and run.promolecule is not None  # `tables` raises where there is no promolecule
         if self.decoder == "autoregressive":
             from tomat.predict.inference.autoregressive import require_cache

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections import Counter
 from math import prod
+from pathlib import Path
 
 import haliax as hax
 import jax
@@ -11,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decode_speed import fresh_run
+from haliax import Axis
 from jax.sharding import NamedSharding, PartitionSpec
 from levanter.tracker import NoopConfig
+from small_field import BASIS, CELL, CONFIG, TABLES
+from small_field import GRID as CELL_GRID
 from tiny_run import DEMO
 
 from tomat.base.errors import TomatError
@@ -20,6 +24,7 @@ from tomat.perf.plan.compile.compiler import set_jax_options
 from tomat.perf.plan.compile.lowering import DecoderBatch, lower_decoder, lower_step, stand_in_table
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.decoding import cell_patches, decode_parallel, first_rows
+from tomat.predict.inference.field import BOX, BOXES, Boxes, densities_of_boxes
 from tomat.predict.inference.predictor import RunPredictor
 from tomat.train.loader import TokenExample
 from tomat.train.restore import model_initialiser
@@ -131,3 +136,21 @@ def test_the_predictors_operations(fresh, decoder, rounds, decode, kept):
         planned = operations(lower_decoder(run.config, trainer.device_mesh, batch, table).as_text())
     assert planned == predicted
     assert sum(planned.values()) > 300
+
+
+def test_a_field_models_operations():
+    config = load_config(Path("demo"), [])
+    config = dataclasses.replace(config, model=dataclasses.replace(CONFIG, max_seq_len=config.seq_len))
+    trainer = config.trainer_config()
+    trainer._validate_and_set_defaults()
+    arguments = trainer.compute_axis_mapping, trainer.mp
+    with trainer.use_device_mesh():
+        boxes = Boxes(CELL, CELL_GRID, BASIS.cutoff_a)
+        arrays = boxes.batch(0, trainer.data_axis_size)[1]
+        model = hax.shard(CONFIG.build(Axis("vocab", 10), key=jax.random.PRNGKey(0)), trainer.parameter_axis_mapping)
+        predicted = operations(densities_of_boxes.lower(model, arrays, TABLES, *arguments).as_text())
+        room, n = boxes.room(), BOXES * trainer.data_axis_size
+        batch = DecoderBatch("parallel", n, prod(BOX), room.atoms, room.elements)
+        planned = operations(lower_decoder(config, trainer.device_mesh, batch, stand_in_table(config)).as_text())
+    assert planned == predicted
+    assert sum(planned.values()) > 100

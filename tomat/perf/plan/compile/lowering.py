@@ -1,4 +1,4 @@
-"""The trainer's step, and the two decoders of `inference`, for a mesh of devices that are not there, as StableHLO.
+"""The trainer's step, and what a prediction runs, for a mesh of devices that are not there, as StableHLO.
 
 The step is `Trainer._train_step` as `named_jit` wraps it in Levanter 0.2.227, of which this module is the counterpart
 for shapes: `named_jit(...).lower` wants arrays on a mesh of real devices, and with a mesh of described ones any
@@ -26,12 +26,13 @@ from tomat.base.errors import TomatError
 from tomat.base.ports.levanter import settle, step_without_hooks
 from tomat.data.codec.relative import OFFSET_E_PER_A3
 from tomat.data.density.elements import SYMBOLS
-from tomat.model.any_decoder import environment_of
+from tomat.model.any_decoder import environment_of, is_field
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.environment import MOST_DESCRIPTORS, EnvironmentTables
 from tomat.model.nearby_atoms import AtomsRead, NearbyAtoms, PatchAtoms, Room, ScatteredAtoms
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.decoding import decode_parallel
+from tomat.predict.inference.field import BOXES, densities_of_boxes
 from tomat.predict.inference.interface import KvCacheDtype
 from tomat.train.loader import TokenExample
 from tomat.train.restore import model_initialiser
@@ -159,7 +160,7 @@ class DecoderBatch:
     decoder: str
     """`parallel` or `autoregressive`."""
     patches: int
-    """At a time, of all devices."""
+    """At a time, of all devices; of a field model boxes."""
     n_voxels: int
     """Of a patch."""
     n_atoms: int
@@ -182,11 +183,16 @@ def lower_decoder(
     trainer = config.trainer_config()
     tables = stand_in_tables(environment, bin_values, config.data.codec_relative)
     mapping = trainer.parameter_axis_mapping
-    shapes = {"tokens": (jnp.int32, config.seq_len), **Room(batch.n_atoms, batch.n_elements).shapes()}
+    room, of_boxes = Room(batch.n_atoms, batch.n_elements), is_field(config.model)
+    if of_boxes:
+        n = batch.patches // BOXES
+        shapes = room.shapes(ScatteredAtoms, BOXES * batch.n_voxels)
+    else:
+        n = batch.patches
+        shapes = {"tokens": (jnp.int32, config.seq_len), **room.shapes()}
     if batch.decoder == "autoregressive":
         shapes |= {"patch": (jnp.int32,), "sample": (jnp.int32,)}
     # Without a sharding, as the NumPy arrays that a predictor hands over: the compiler finds it.
-    n = batch.patches
     arrays = {name: jax.ShapeDtypeStruct((n, *sizes), dtype) for name, (dtype, *sizes) in shapes.items()}
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), hax.axis_mapping(mapping):
         built = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
@@ -197,6 +203,8 @@ def lower_decoder(
     # The name says to the compiling process whose files to keep (`process.dump_flags`).
     def decode_patches(weights: Any, arrays: Any, means: Any, temperature: Any, seed: Any) -> Any:
         whole = eqx.combine(weights, static)
+        if of_boxes:
+            return densities_of_boxes(whole, arrays, tables, *mapped)
         if batch.decoder == "parallel":
             return decode_parallel(whole, arrays, tables, means, batch.n_voxels, batch.rounds, *mapped)
         how = "median", temperature, seed

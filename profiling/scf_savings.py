@@ -1,11 +1,14 @@
 """What a predicted density saves a self-consistent calculation.
 
-Cells of the embedded set are computed by pw.x with the pseudopotentials, cut-off and k-points of their references, from
-several starting densities. What a prediction reads is the structure: its electron count is that of learnt valences.
+Cells of the embedded set that a run has not seen are computed by pw.x with the pseudopotentials, cut-off and k-points
+of their references, from several starting densities. What a prediction reads is the structure: its electron count is
+that of learnt valences.
 """
 
 import argparse
 import datetime
+import hashlib
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ from tomat.base.progress import progress
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, counted, write_report
 from tomat.data.density.crystal import Crystal
-from tomat.data.density.demo.embedded import demo_index, load_stored
+from tomat.data.density.demo.embedded import CRYSTALS, compounds_of, demo_index, demo_materials, load_stored
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.espresso import read_coefficients, write_charge_density
 from tomat.data.density.geometry import BOHR_A
@@ -33,6 +36,7 @@ from tomat.predict.evaluation.metrics import nmae
 from tomat.predict.inference.interface import Predictor, electron_count
 from tomat.predict.inference.predictor import load
 from tomat.predict.inference.sum_of_atoms import PromoleculePredictor
+from tomat.train.settings.schema import DataConfig
 
 CONV_THR_RY = 1e-8
 OWN, ATOMS, PROMOLECULE, PREDICTION, CONVERGED = "own", "free-atoms", "promolecule", "prediction", "converged"
@@ -42,6 +46,11 @@ BOX_A = 8.0
 """Side of the cube that a free atom is computed in."""
 ATOM_DEGAUSS_RY = 0.02
 """Smearing that fills the orbitals of an open shell alike, as the atoms of a pseudopotential's file are."""
+DRAWN_FROM = (CRYSTALS, "further-crystals")
+MOST_ATOMS = 3
+"""Of a cell that is drawn: a run of pw.x takes seconds."""
+LEAST_COMPOUNDS = 2
+"""In which an element of a drawn compound stays: an element in none has no atom in the promolecule and no valence."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,7 @@ class Cell:
             pseudopotentials={symbol: gth_text(symbol, valence) for symbol, valence in valences.items()},
             functional=FUNCTIONAL.upper(),
             conv_thr_ry=CONV_THR_RY,
+            symmetry=recipe["engine"] == "pw.x",
         )
 
 
@@ -76,10 +86,13 @@ def build_parser() -> Parser:
         "promolecule, a run's prediction and the converged density. Needs pw.x and `uv sync --extra demo-data`. "
         "Started again, it does what --work lacks.",
     )
+    what = parser.add_mutually_exclusive_group(required=True)
     text = "folder of the run that predicts"
-    parser.add_argument("--run", dest="run_dir", required=True, type=run_folder, metavar="RUN", help=text)
-    parser.add_argument("--materials", nargs="+", metavar="ID", help="cells (default: all of --split)")
-    parser.add_argument("--split", choices=("train", "validation"), default="validation", help="of the embedded set")
+    what.add_argument("--run", dest="run_dir", type=run_folder, metavar="RUN", help=text)
+    text = "print N training compounds, drawn by hash, for the `--data.left_out` of a run, and end"
+    what.add_argument("--draw", type=positive_int, metavar="N", help=text)
+    text = "cells (default: the first of each compound that the run has not seen)"
+    parser.add_argument("--materials", nargs="+", metavar="ID", help=text)
     add_flag(parser, "--rounds", 3, "runs of each start, in turn, for their times", type=positive_int)
     add_flag(parser, "--work", Path("runs/scf-savings"), "folder that keeps the runs of pw.x", type=Path)
     add_flag(parser, "--pw", "pw.x", "program")
@@ -96,13 +109,17 @@ def run(args: argparse.Namespace) -> int:
     """Compute what is missing, print, and write the figures and the page.
 
     Raises:
-        TomatError: No pw.x, no eminus, no such cell, or a run that cannot predict.
+        TomatError: No pw.x, no eminus, no such cell, one that the run has seen, or a run that cannot predict.
     """
+    if args.draw:
+        print(json.dumps(drawn_compounds(args.draw)))
+        return 0
     pw = PwX(args.work, args.pw, args.limit_seconds)
     require_eminus()
-    cells = chosen_cells(args.materials, args.split)
-    console.print(f"{counted(len(cells), 'cell')}, {pw.path}, runs are kept in {args.work}; loading {args.run_dir}.")
     predictor = load(args.run_dir)
+    data = predictor.run.config.data
+    cells = chosen_cells(args.materials, data)
+    console.print(f"{counted(len(cells), 'cell')}, {pw.path}, runs are kept in {args.work}.")
     rows: list[dict[str, Any]] = []
     with progress() as bar:
         task = bar.add_task("pw.x", total=len(cells) * len(STARTS) * args.rounds)
@@ -120,8 +137,8 @@ def run(args: argparse.Namespace) -> int:
         "settings": {
             "program": f"pw.x {rows[0]['version']}", "program_sha256": pw.sha256, "threads": THREADS,
             "functional": FUNCTIONAL.upper(), "pseudopotentials": "GTH-PBE of eminus", "conv_thr_ry": CONV_THR_RY,
-            "diago_thr_init": DIAGO_THR_INIT, "rounds": args.rounds, "predictor": predictor.identity, "box_a": BOX_A,
-            "atom_degauss_ry": ATOM_DEGAUSS_RY, "date": args.date,
+            "diago_thr_init": DIAGO_THR_INIT, "rounds": args.rounds, "predictor": predictor.identity,
+            "left_out": list(data.left_out), "box_a": BOX_A, "atom_degauss_ry": ATOM_DEGAUSS_RY, "date": args.date,
         },
         "over_cells": over_cells(rows),
         "cells": rows,
@@ -133,18 +150,57 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def chosen_cells(materials: Sequence[str] | None, split: str) -> list[Cell]:
-    """The cells that are named, or all of a split.
+def drawn_compounds(count: int) -> list[str]:
+    """Training compounds for a run to leave out, by a rule that no result has a part in.
+
+    Compounds whose first crystal has at most `MOST_ATOMS` atoms and was converged by pw.x with fixed occupations, in
+    the order of the SHA-256 of their names; one is passed over where an element of it would stay in fewer than
+    `LEAST_COMPOUNDS` crystals' compounds.
 
     Raises:
-        TomatError: A name that no cell has.
+        TomatError: There are fewer.
     """
-    cells = {entry["recipe"]["material_id"]: Cell(entry["recipe"]) for entry in demo_index()["cells"]}
+    cells, left = _cells(), compounds_of(DRAWN_FROM)
+    elements = {name: set(cells[ids[0]].recipe["symbols"]) for name, ids in left.items()}
+    drawn: list[str] = []
+    for name in sorted(left, key=lambda each: hashlib.sha256(each.encode()).hexdigest()):
+        recipe = cells[left[name][0]].recipe
+        by_pw = recipe["engine"] == "pw.x" and not recipe["smearing_hartree"]
+        others = [its for other, its in elements.items() if other != name]
+        stays = all(sum(one in its for its in others) >= LEAST_COMPOUNDS for one in elements[name])
+        if len(drawn) < count and by_pw and len(recipe["symbols"]) <= MOST_ATOMS and stays:
+            drawn.append(name)
+            del elements[name]
+    if len(drawn) < count:
+        raise TomatError(f"--draw is {count}; the rule finds {len(drawn)} compounds.")
+    return drawn
+
+
+def chosen_cells(materials: Sequence[str] | None, data: DataConfig) -> list[Cell]:
+    """The cells that are named; else the first of each compound that is held out or was left out.
+
+    Raises:
+        TomatError: A name that no cell has, or of one that a run on this data has seen.
+    """
+    cells = _cells()
     if missing := [name for name in materials or () if name not in cells]:
         raise TomatError(
             f"no embedded density {missing[0]!r}; `tomat demo-data show` lists the {len(cells)} there are."
         )
-    return [cells[name] for name in materials or cells if materials or cells[name].recipe["split"] == split]
+    trained = demo_materials("train", data.groups, data.left_out) if data.source == "embedded" else []
+    seen = {each.material_id for each in trained}
+    if known := [name for name in materials or () if name in seen]:
+        said = f"the run was trained on {known[0]}, which shows nothing of what it saves on others"
+        raise TomatError(f"{said}. Train one with --data.left_out, or leave out --materials.")
+    first: dict[str, str] = {}
+    for each in (*demo_materials("validation"), *demo_materials("train", data.groups)):
+        if each.material_id not in seen:
+            first.setdefault(cells[each.material_id].recipe["compound"], each.material_id)
+    return [cells[name] for name in materials or first.values()]
+
+
+def _cells() -> dict[str, Cell]:
+    return {entry["recipe"]["material_id"]: Cell(entry["recipe"]) for entry in demo_index()["cells"]}
 
 
 def study(
@@ -306,8 +362,8 @@ def by_compound(shares: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         shares: By compound, those of its cells.
 
     Returns:
-        `mean` over the compounds with its 95 % interval by Student's t (`ci95`; None of a single one), the numbers of
-        compounds above and below zero, and the two-sided `sign_test_p_value`, ties left out.
+        `mean` and `median` over the compounds, the mean's 95 % interval by Student's t (`ci95`; None of a single one),
+        the numbers of compounds above and below zero, and the two-sided `sign_test_p_value`, ties left out.
     """
     from scipy.stats import binomtest, t
 
@@ -317,6 +373,7 @@ def by_compound(shares: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return {
         "compounds": means.size,
         "mean": mean,
+        "median": float(np.median(means)),
         "ci95": None if half is None else [mean - half, mean + half],
         "better": better,
         "worse": worse,

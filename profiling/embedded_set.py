@@ -6,6 +6,7 @@ computes only what it lacks or what a changed recipe asks for.
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -28,7 +29,7 @@ from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.reporting import console, write_json, write_report, writing
 from tomat.data.density.demo.embedded import read_stored
-from tomat.data.density.demo.stored import write_coefficients
+from tomat.data.density.demo.stored import ROUNDING, decoded
 from tomat.data.density.grid import DensityGrid, fast_shape
 
 INDEX_NAME = "index.json"
@@ -179,6 +180,30 @@ def _reason_to_discard(recipe: CellRecipe, calculation: Calculation) -> str:
     if not calculation.reason and abs(count / sum(recipe.valence) - 1) > ELECTRON_TOLERANCE:
         return f"{count} electrons, {sum(recipe.valence)} expected"
     return calculation.reason
+
+
+def write_coefficients(rho: np.ndarray, path: Path) -> float:
+    """Write `rho` `[nx, ny, nz]`, of any unit, and say the NMAE that rounding costs. Replaces what is there."""
+    import zarr
+    from zarr.codecs import BloscCodec, Crc32cCodec
+
+    spectrum = np.fft.rfftn(rho.astype(np.float64)) / rho.size
+    # Of n coefficients each part is off by step / sqrt(12), and their squares add up: n step^2 / 6 of one voxel.
+    mean = float(spectrum[0, 0, 0].real)
+    kept = np.abs(spectrum) > 1e-2 * ROUNDING * mean / math.sqrt(rho.size)
+    step = ROUNDING * mean * math.sqrt(6 / (2 * np.count_nonzero(kept)))
+    parts = np.stack([spectrum.real, spectrum.imag])
+    integers = np.rint(parts / step).astype(np.int32)
+    array = zarr.create_array(
+        path,
+        data=integers,
+        chunks=integers.shape,
+        compressors=[BloscCodec(cname="zstd", clevel=9, shuffle="bitshuffle"), Crc32cCodec()],
+        attributes={"step_over_mean": step / mean, "grid_shape": list(rho.shape)},
+        zarr_format=3,
+        overwrite=True,
+    )
+    return float(np.abs(decoded(array, mean) - rho).sum() / np.abs(rho).sum())
 
 
 def _store(root: Path, recipe: CellRecipe, calculation: Calculation) -> dict[str, Any]:

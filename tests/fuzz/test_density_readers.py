@@ -11,11 +11,13 @@ import copy
 import gzip
 import io
 import json
+import re
 import resource
 import shutil
 
 import numpy as np
 import pytest
+from chgcar_files import as_vasp_writes
 from fuzz_damage import BYTE_DAMAGE, SEEDS, damage_lines, damaged_bytes, fuzz, limits
 from hypothesis import strategies as st
 
@@ -43,33 +45,6 @@ FIRST_VALUE_LINE = 12
 LAST_VALUE_LINE = FIRST_VALUE_LINE + -(-WHOLE.rho.size // 5) - 1
 
 
-def chgcar_lines(spin, complex_occupancies=False, fortran=False):
-    """The lines of a CHGCAR with augmentation occupancies and, if asked for, moments and spin densities.
-
-    `complex_occupancies` as with spin-orbit coupling, with as many atoms and values as grow together in VASP's columns;
-    `fortran` with D exponents, and zeros that fill each last line.
-    """
-    rng = np.random.default_rng(0)
-
-    def numbers(values):
-        words = [f" {value:.11E}" for value in values]
-        if fortran:
-            words = [word.replace("E", "D") for word in words] + [" 0.00000000000D+00"] * (-len(words) % 5)
-        return ["".join(words[start : start + 5]) for start in range(0, len(words), 5)]
-
-    lines = ["LiF", "  1.0", *(" ".join(f"{x:.6f}" for x in row) for row in WHOLE.lattice), "Li F", "1 1", "Direct"]
-    lines += [*(" ".join(f"{x:.6f}" for x in row) for row in WHOLE.frac_coords), ""]
-    count = 1013 if complex_occupancies else 13
-    for block in range(1 + spin):
-        values = rng.normal(size=WHOLE.rho.size) if block else WHOLE.rho_times_volume().ravel(order="F")
-        lines += numbers(rng.normal(size=2)) if block else []
-        lines += ["  9  8  7", *numbers(values)]
-        for atom in (1, 2):
-            for part in ("", " (imaginary part)")[: 1 + complex_occupancies]:
-                lines += [f"augmentation occupancies{part}{atom:4d}{count:4d}", *numbers(rng.normal(size=count))]
-    return lines
-
-
 def cube_lines():
     """The lines of a cube, each row along z from a line of its own."""
     file = io.BytesIO()
@@ -78,10 +53,10 @@ def cube_lines():
 
 
 LINES = {
-    "total": chgcar_lines(0),
-    "spin": chgcar_lines(1),
-    "spin-orbit": chgcar_lines(3, complex_occupancies=True),
-    "Fortran": chgcar_lines(1, fortran=True),
+    "total": as_vasp_writes(WHOLE).splitlines(),
+    "spin": as_vasp_writes(WHOLE, spin_blocks=1).splitlines(),
+    "spin-orbit": as_vasp_writes(WHOLE, spin_blocks=3, complex_occupancies=True).splitlines(),
+    "Fortran": re.sub(r"E([+-])", r"D\1", as_vasp_writes(WHOLE, spin_blocks=1, fill=" 0.00000000000E+00")).splitlines(),
 }
 CUBE = cube_lines()
 CUBE_ATOMS, CUBE_VALUES = 6, 8

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from chgcar_files import write_chgcar
+from chgcar_files import as_vasp_writes, write_chgcar
 
 from tomat.base.errors import TomatError
 from tomat.data.density.chgcar import Parts, read_chgcar, read_parts
@@ -47,30 +47,6 @@ def test_a_chgcar_written_by_hand_runs_x_fastest(tmp_path):
     expected = np.array([[[0.5], [2.5]], [[1.0], [2.6]], [[2.0], [3.4]]]) / 24
     np.testing.assert_allclose(grid.rho, expected, rtol=1e-6)
     assert grid.electron_count == pytest.approx(2)
-
-
-def as_vasp_writes(grid, *, spin_blocks=0, augmentation=True, newline="\n", per_line=5, fill=""):
-    """A CHGCAR as VASP 5 and 6 write it: 5 values a line, augmentation occupancies, moments before a spin density.
-    `fill` is put into each place that a last line leaves."""
-
-    def numbers(values):
-        words = [f" {value:.11E}" for value in values]
-        words += [fill] * (-len(words) % per_line)
-        return newline.join("".join(words[at : at + per_line]) for at in range(0, len(words), per_line)) + newline
-
-    lattice = newline.join("  " + " ".join(f"{x:.6f}" for x in row) for row in grid.lattice)
-    coords = newline.join(" " + " ".join(f"{x:.6f}" for x in row) for row in grid.frac_coords)
-    head = newline.join(["LiF", "   1.0", lattice, "   Li_sv/abc F", "  1  1", "Direct", coords, " ", ""])
-    rng = np.random.default_rng(0)
-    text = head
-    for block in range(1 + spin_blocks):
-        if block:
-            text += numbers(rng.normal(size=2))
-        values = grid.rho_times_volume().ravel(order="F") if not block else rng.normal(size=grid.rho.size)
-        text += "   ".join(["", *map(str, grid.grid_shape)]) + newline + numbers(values)
-        for atom in (1, 2) if augmentation else ():
-            text += f"augmentation occupancies {atom:3d} {13:3d}{newline}" + numbers(rng.normal(size=13))
-    return text
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])

@@ -19,7 +19,6 @@ from tomat.perf.cost.estimate import StepEstimate
 from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.plan.compile.compiler import CompiledStep, compile_step
 from tomat.perf.plan.compile.lowering import DecoderBatch
-from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import data_axis_size
 from tomat.perf.plan.plan import Interval, estimated, program_dict
 from tomat.predict.inference.autoregressive import kept_bytes
@@ -135,12 +134,12 @@ def plan_decoder(
     rounds: int = 1,
     kv_cache_dtype: KvCacheDtype = "compute",
     *,
-    cache_dir: Path | None = None,
-    limits: Limits | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
+    **how: Any,
 ) -> DecoderPlan:
     """Compile a decoder for the largest batch that fits, as a predictor finds it, and estimate it. That not even one
-    patch a device fits is an answer. A field model has the batch that it always has."""
+    patch a device fits is an answer. A field model has the batch that it always has. `on_stage` and `how` are as of
+    `compile_step`."""
     check_decoding(decoder, rounds, kv_cache_dtype)
     check_decoder(config, decoder, rounds)
     devices = data_axis_size(config, slice_.n_devices)
@@ -151,8 +150,7 @@ def plan_decoder(
         on_stage(f"{counted(patches, 'patch', 'patches')} at a time")
         room, n_voxels = cell.room, prod(cell.patch_shape)
         batch = DecoderBatch(decoder, patches, n_voxels, room.atoms, room.elements, rounds, kv_cache_dtype)
-        how = {"cache_dir": cache_dir, "limits": limits, "on_stage": on_stage}
-        return batch, compile_step(config, slice_, decode=batch, memory_only=memory_only, **how)
+        return batch, compile_step(config, slice_, decode=batch, memory_only=memory_only, on_stage=on_stage, **how)
 
     batch, compiled = compiled_for(patches, False)
     while not _fits(compiled.memory) and patches > (fixed or devices):

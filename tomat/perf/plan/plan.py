@@ -1,12 +1,9 @@
 """The plan of a training step: does it fit, where will its cycles go, which MFU to expect."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tomat.hardware.chips import Slice
 from tomat.hardware.mfu import MFU_KEYS, StepWork, peaks_dict, slice_dict
@@ -16,7 +13,6 @@ from tomat.perf.cost.llo import slot_utilisation
 from tomat.perf.cost.schedule_model import matched_schedules
 from tomat.perf.plan.calibration import Calibration
 from tomat.perf.plan.compile.compiler import CompiledStep, compile_step
-from tomat.perf.plan.compile.process import Limits
 from tomat.perf.profile.breakdown import Breakdown
 
 if TYPE_CHECKING:
@@ -161,31 +157,13 @@ def program_dict(compiled: CompiledStep, step: StepEstimate | None) -> dict[str,
     }
 
 
-def make_plan(
-    config: "TrainConfig",
-    slice_: Slice,
-    *,
-    cache_dir: Path | None = None,
-    limits: Limits | None = None,
-    value_table: np.ndarray | None = None,
-    executable: bool = False,
-    on_stage: Callable[[str], None] = lambda stage: None,
-) -> Plan:
-    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it; arguments as of
-    `compile_step`. That it does not fit is an answer; a model whose FLOPs are not known is refused before anything is
+def make_plan(config: "TrainConfig", slice_: Slice, **how: Any) -> Plan:
+    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it; `how` as `compile_step`
+    takes it. That it does not fit is an answer; a model whose FLOPs are not known is refused before anything is
     compiled."""
     from tomat.train.mfu import step_work
 
     work = step_work(config, "tpu")
     calibration = Calibration.load(Path(config.tracking_dir))
     model = ChipModel.load(Path(config.tracking_dir), slice_.chip)
-    compiled = compile_step(
-        config,
-        slice_,
-        cache_dir=cache_dir,
-        limits=limits,
-        value_table=value_table,
-        executable=executable,
-        on_stage=on_stage,
-    )
-    return Plan(config, slice_, compiled, calibration, model, work)
+    return Plan(config, slice_, compile_step(config, slice_, **how), calibration, model, work)

@@ -26,7 +26,6 @@ from tomat.perf.tuning.sweep_rows import FITS, RowRecord, base_of, failed, plann
 
 if TYPE_CHECKING:
     from tomat.hardware.chips import Slice
-    from tomat.perf.plan.compile.process import Limits
     from tomat.perf.plan.plan import Plan
     from tomat.train.settings.config import TrainConfig
 
@@ -42,18 +41,17 @@ def run_sweep(
     tracking_dir: Path,
     *,
     workers: int = 1,
-    cache_dir: Path | None = None,
-    limits: Limits | None = None,
     only: Sequence[str] = (),
+    **how: Any,
 ) -> dict[str, Any]:
     """Plan every row of a sweep, or those that `only` names, and keep the record, saying what each row does; `workers`
-    rows at once: a compile keeps two cores busy and takes 4 GB."""
+    rows at once: a compile keeps two cores busy and takes 4 GB. `how` is as of `compile_step`."""
     from tomat.perf.plan.plan import make_plan
 
     def plan_row(row: TrainConfig, slice_: Slice, on_stage: Callable[[str], None]) -> Plan:
         # The calibration of the folder that the page goes to.
         row = dataclasses.replace(row, tracking_dir=str(tracking_dir))
-        return make_plan(row, slice_, cache_dir=cache_dir, limits=limits, on_stage=on_stage)
+        return make_plan(row, slice_, on_stage=on_stage, **how)
 
     with Stages() as stages:
         numbers, n_rows = itertools.count(1), len(set(only)) or len(config.rows)

@@ -9,7 +9,6 @@ from typing import Any
 from tomat.base.report.markdown import update_page
 from tomat.base.reporting import console
 from tomat.perf.plan.calibration import SHARES, Calibration, CalibrationRow, read_measurements
-from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import planned_slice
 from tomat.perf.plan.plan import make_plan
 from tomat.report.calibration import calibration_report
@@ -22,15 +21,14 @@ def calibrate(
     *,
     added: Sequence[CalibrationRow] = (),
     only_new: bool = False,
-    cache_dir: Path | None = None,
-    limits: Limits | None = None,
     on_stage: Callable[[str, str], None] = lambda what, stage: None,
+    **how: Any,
 ) -> dict[str, Any]:
     """Plan what was measured (`only_new`: what has no prediction yet) and write the record and the page into the folder
     of `calibration.yaml`; rows planned before an error are then on record. Gives the record, for a JSON report.
 
     `added` are measurements to add, in the place of those with their names; `on_stage` is told the row and what the
-    compile is doing; `cache_dir` and `limits` are as for `compile_step`.
+    compile is doing; `how` is as for `compile_step`.
     """
     kept, notes = read_measurements(tracking_dir)
     recorded = {row.name: row for row in Calibration.load(tracking_dir).rows}
@@ -47,7 +45,7 @@ def calibrate(
         if only_new and old is not None and old.measured == row.measured and old.predicted:
             done[name] = replace(old, source=row.source, doubted=row.doubted)
             continue
-        plan = make_plan(config, slice_, cache_dir=cache_dir, limits=limits, on_stage=partial(on_stage, name))
+        plan = make_plan(config, slice_, on_stage=partial(on_stage, name), **how)
         memory = plan.compiled.memory
         predicted: dict[str, Any] = {"fits": plan.compiled.fits, "hbm_required_gib": memory.required_bytes / 2**30}
         if plan.step is not None:

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+from embedded_set import write_coefficients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tomat.base.errors import TomatError
-from tomat.data.density.demo.stored import read_coefficients, write_coefficients
+from tomat.data.density.demo.stored import read_coefficients
 
 
 def plane_waves(shape, seed):

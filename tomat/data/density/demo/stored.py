@@ -9,6 +9,7 @@ parts in the order of `numpy.fft.rfftn`, with a checksum.
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,31 +21,6 @@ ROUNDING = 1e-5
 calculations a hundred times; of vacuum 1,000 A^3 beside a cell of 0.1 e/A^3 it is 1e-6 e/A^3 of either sign."""
 
 
-def write_coefficients(rho: np.ndarray, path: Path) -> float:
-    """Write `rho` `[nx, ny, nz]`, of any unit, and say the NMAE that rounding costs. Replaces what is there."""
-    import zarr
-    from zarr.codecs import BloscCodec, Crc32cCodec
-
-    spectrum = np.fft.rfftn(rho.astype(np.float64)) / rho.size
-    # Of n coefficients each part is off by step / sqrt(12), and their squares add up: n step^2 / 6 of one voxel.
-    mean = float(spectrum[0, 0, 0].real)
-    kept = np.abs(spectrum) > 1e-2 * ROUNDING * mean / math.sqrt(rho.size)
-    step = ROUNDING * mean * math.sqrt(6 / (2 * np.count_nonzero(kept)))
-    parts = np.stack([spectrum.real, spectrum.imag])
-    integers = np.rint(parts / step).astype(np.int32)
-    array = zarr.create_array(
-        path,
-        data=integers,
-        chunks=integers.shape,
-        compressors=[BloscCodec(cname="zstd", clevel=9, shuffle="bitshuffle"), Crc32cCodec()],
-        attributes={"step_over_mean": step / mean, "grid_shape": list(rho.shape)},
-        zarr_format=3,
-        overwrite=True,
-    )
-    decoded = _decoded(array, mean)
-    return float(np.abs(decoded - rho).sum() / np.abs(rho).sum())
-
-
 def read_coefficients(path: Path, mean: float) -> np.ndarray:
     """float64 `[nx, ny, nz]` of the given mean: the electrons of the cell over its volume make e/Å³.
 
@@ -54,7 +30,7 @@ def read_coefficients(path: Path, mean: float) -> np.ndarray:
     import zarr
 
     try:
-        return _decoded(zarr.open_array(path, mode="r", config={"read_missing_chunks": False}), mean)
+        return decoded(zarr.open_array(path, mode="r", config={"read_missing_chunks": False}), mean)
     except MemoryError:
         raise
     except Exception as error:  # zarr and its codecs raise each their own
@@ -63,7 +39,8 @@ def read_coefficients(path: Path, mean: float) -> np.ndarray:
         ) from error
 
 
-def _decoded(array, mean: float) -> np.ndarray:
+def decoded(array: Any, mean: float) -> np.ndarray:
+    """The density of an open array."""
     real, imaginary = np.asarray(array[...])
     spectrum = (real + 1j * imaginary) * (float(array.attrs["step_over_mean"]) * mean)
     spectrum[0, 0, 0] = mean

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from reported import reported
-from small_promolecule import skewed
+from small_promolecule import skewed_density
 
 from tomat.app import density_verbs, predict_verbs
 from tomat.app.cli import main
@@ -26,10 +26,7 @@ def told(capsys) -> str:
 
 @pytest.fixture
 def grid() -> DensityGrid:
-    structure = skewed()
-    rho = np.random.default_rng(1).uniform(0.1, 1.0, (6, 5, 4))
-    rho *= 8 / (rho.mean() * structure.volume)
-    return DensityGrid(rho, structure.lattice.matrix, np.array([11, 9]), structure.frac_coords, "NaF")
+    return skewed_density()
 
 
 @pytest.mark.parametrize("first", NAMES[:2])

@@ -90,7 +90,7 @@ SCENARIOS = {
     "preempted, then only elsewhere": (
         [(2000, "preempted"), (2000, f"no capacity {ZONES[0]}")], {"zones": ZONES}, "finished", 2, 1.8
     ),
-    "a create that fails and leaves a slice": ([(0, "failed create")], {}, "INTERNAL", 0, 0.2),
+    "a create that fails and leaves a slice": ([(0, "failed create")], {}, "INTERNAL.*Check zone", 0, 0.2),
     "a login that has expired before": ([(0, "login")], {}, "gcloud auth login", 0, 0.0),
     "a login that expires meanwhile": ([(2000, "login")], {}, "Reauthentication.*auth login|failed 10 times", 0, 2.0),
     "a bucket that refuses": ([(0, "denied")], {}, "403", 0, 0.0),

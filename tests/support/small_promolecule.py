@@ -1,8 +1,9 @@
-"""A promolecule of three elements, and a cell of two of them."""
+"""A promolecule of three elements, and a cell of two of them with a density."""
 
 import numpy as np
 from pymatgen.core import Lattice, Structure
 
+from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, RadialBasis
 
 
@@ -17,3 +18,11 @@ def skewed(symbols: tuple[str, str] = ("Na", "F")) -> Structure:
     """Two atoms in a cell without any symmetry, so that no exchange of axes goes unseen."""
     lattice = Lattice([[2.9, 0.1, 0.0], [0.4, 3.3, 0.2], [-0.3, 0.5, 3.7]])
     return Structure(lattice, symbols, [[0.1, 0.2, 0.3], [0.55, 0.75, 0.8]])
+
+
+def skewed_density() -> DensityGrid:
+    """8 electrons of that cell in random values, on sides of which no two are alike."""
+    structure = skewed()
+    rho = np.random.default_rng(1).uniform(0.1, 1.0, (6, 5, 4))
+    rho *= 8 / (rho.mean() * structure.volume)
+    return DensityGrid(rho, structure.lattice.matrix, np.array([11, 9]), structure.frac_coords, "NaF")

@@ -12,8 +12,10 @@ from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import fit_lloyd_max
 from tomat.data.codec.report import relative_widths
 from tomat.data.codec.two_token import TwoTokenCodec
+from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.zarr_store import write_zarr
+from tomat.data.density.promolecule import Promolecule, PromoleculeFit, RadialBasis
+from tomat.data.density.zarr_store import read_zarr, write_zarr
 
 
 def run(*arguments):
@@ -110,3 +112,45 @@ def test_show(tmp_path, capsys):
     assert "4,608" in capsys.readouterr().out
     with pytest.raises(TomatError, match="nothing to draw"):
         run("codec", "show", path, "--plot", tmp_path / "a.svg")
+
+
+@pytest.fixture(scope="module")
+def sums_of_atoms(tmp_path_factory):
+    """Three cells of silicon whose densities are sums of atoms of 4 electrons."""
+    place = tmp_path_factory.mktemp("sums_of_atoms")
+    shape = Promolecule(RadialBasis(), {14: np.exp(-np.arange(16) / 4)})
+    atom = Promolecule(shape.basis, {14: shape.coefficients[14] * 4 / shape.electrons()[14]})
+    for k in range(3):
+        crystal = Crystal(np.diag([4.0, 4.1, 4.5 + k / 2]), np.array([14, 14]), np.array([[0, 0, 0], [0.4, 0.4, 0.4]]))
+        rho = atom.density(crystal, (20, 20, 24))
+        grid = DensityGrid(rho, crystal.lattice, crystal.atomic_numbers, crystal.frac_coords)
+        write_zarr(grid, place / f"mp-{k}.zarr")
+    return place
+
+
+def test_a_promolecule_finds_electrons_and_how_far_it_is(sums_of_atoms, tmp_path, capsys):
+    out = tmp_path / "promolecule.json"
+    content = reported(tmp_path, "promolecule", "fit", "--input", sums_of_atoms, "--output", out)
+    assert content["electrons"]["Si"] == pytest.approx(4, abs=0.01)
+    assert content["nmae_fraction"]["worst"] < 1e-3 and content["n_materials"] == 3 and content["skipped"] == {}
+    found = Promolecule.load(out)
+    grid = read_zarr(sums_of_atoms / "mp-1.zarr", "mp-1")
+    assert content["nmae_fraction_by_material"]["mp-1"] == found.nmae(grid) and content["sha256"] == found.sha256
+    assert "NMAE on these densities, whole cells: median" in capsys.readouterr().out
+    assert reported(tmp_path, "promolecule", "show", out)["electrons"] == content["electrons"]
+    printed = capsys.readouterr().out
+    assert "Si 4.00" in printed and "3 densities" in printed
+
+
+def test_a_promolecule_goes_on_from_its_sums(sums_of_atoms, tmp_path):
+    kept, fit = tmp_path / "sums.npz", ("promolecule", "fit", "--input")
+    run(*fit, sums_of_atoms / "mp-0.zarr", "--sums", kept, "--output", tmp_path / "a.json")
+    run(*fit, sums_of_atoms, "--sums", kept, "--output", tmp_path / "b.json")
+    run(*fit, sums_of_atoms, "--output", tmp_path / "c.json")
+    assert PromoleculeFit.from_bytes(kept.read_bytes(), "", "").material_ids == ["mp-0", "mp-1", "mp-2"]
+    assert (tmp_path / "b.json").read_bytes() == (tmp_path / "c.json").read_bytes()
+    with pytest.raises(TomatError, match="has mp-0, which is not among the inputs"):
+        run(*fit, sums_of_atoms / "mp-1.zarr", "--sums", kept, "--output", tmp_path / "d.json")
+    kept.write_bytes(b"no sums")
+    with pytest.raises(TomatError, match="sums.npz is not the sums of a promolecule's fit.* Remove it and fit again."):
+        run(*fit, sums_of_atoms, "--sums", kept, "--output", tmp_path / "d.json")

@@ -12,7 +12,7 @@ from pymatgen.core import Structure
 from pymatgen.io.common import VolumetricData
 from pymatgen.io.vasp import Chgcar
 from scipy.io import FortranFile
-from small_promolecule import skewed
+from small_promolecule import skewed, skewed_density
 
 from tomat.base.errors import TomatError
 from tomat.data.density.chgcar import Parts, read_augmentation, read_chgcar, read_parts
@@ -31,11 +31,8 @@ def structure() -> Structure:
 
 
 @pytest.fixture
-def grid(structure) -> DensityGrid:
-    """8 electrons in random values, on sides of which no two are alike."""
-    rho = np.random.default_rng(1).uniform(0.1, 1.0, (6, 5, 4))
-    rho *= 8 / (rho.mean() * structure.volume)
-    return DensityGrid(rho, structure.lattice.matrix, np.array([11, 9]), structure.frac_coords, "NaF")
+def grid() -> DensityGrid:
+    return skewed_density()
 
 
 def test_a_chgcar_is_read_by_pymatgen_and_by_the_strict_reader(tmp_path, grid, structure):

@@ -2,11 +2,9 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule
 from tomat.predict.inference.interface import PROMOLECULE_DEVIATION, OnPatches, Predictor, say_if_voids_unknown
@@ -43,10 +41,6 @@ class PromoleculePredictor(Predictor):
 
 def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:
     """The promolecule in a file, such as `promolecule.json` beside a codec."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TomatError(f"{path} cannot be read as a promolecule ({type(error).__name__}: {error}).") from error
-    promolecule = Promolecule.from_text(text, os.fspath(path))
+    promolecule = Promolecule.load(path)
     say_if_voids_unknown(promolecule, os.fspath(path))
     return PromoleculePredictor(promolecule)

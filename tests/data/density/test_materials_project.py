@@ -75,6 +75,7 @@ def test_parts_types_and_numbers(tmp_path, grid):
         (wrong(("poscar",), {}), "no 'structure'"),
         (wrong(sites, [{}] * 1_000_000), "1,000,000 atoms"),
         (wrong((*sites, 1, "species", 0, "occu"), 0.5), "site 2 holds .*fully occupied"),
+        (wrong((*sites, 1, "species", 0, "occu"), 10**400), "not a pymatgen structure.*too large"),
         (wrong((*sites, 0, "species", 0, "element"), "Xx"), "not a pymatgen structure"),
         (wrong((*sites, 1, "abc", 2), 0.123), "not the same place"),
         (wrong((*matrix, 0, 0), 3.9), "states"),

@@ -141,6 +141,13 @@ def test_named_checkpoint_policies_are_tomats_and_not_haliaxs():
         assert load_config(DEMO, ["--model.gradient_checkpointing", name]).model.checkpoint_policy == policy
 
 
+def test_a_name_that_levanters_decoders_know_no_policy_by_is_refused():
+    llama = ["--data.source", "embedded", "--model.type", "llama", "--model.gradient_checkpointing"]
+    load_config(None, [*llama, "offload"])
+    with pytest.raises(TomatError, match="gradient_checkpointing is 'fast'.*nested"):
+        load_config(None, [*llama, "fast"])
+
+
 def test_a_recorded_setting_that_never_did_anything_is_left_out_with_a_word(tmp_path, capsys):
     """What earlier versions took and never read does not keep a trained run from being used."""
     now = load_config(DEMO)

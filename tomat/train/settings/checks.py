@@ -8,6 +8,7 @@ from typing import Any
 
 import draccus
 import levanter.config  # noqa: F401  (registers draccus codecs for jmp policies, time deltas and checkpoint policies)
+from levanter.layers.scan_checkpoint import ScanCheckpointPolicy
 from levanter.models.llama import LlamaConfig
 from levanter.models.lm_model import LmConfig
 from levanter.optim.config import LrSchedule, OptimizerConfig
@@ -97,6 +98,7 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
         for name in ("model_averaging", "quantization"):
             if getattr(config.trainer, name) is not None:
                 raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
+    _check_checkpointing(config.model)
     _check_int8(config.model, config.trainer, config.distillation is not None)
     _check_field(config)
     _check_wandb(config.trackers.wandb, config.run_name)
@@ -177,6 +179,17 @@ def _check_optimizer(optimizer: OptimizerConfig) -> None:
     schedule, known = optimizer.lr_schedule, LrSchedule.get_known_choices()
     if isinstance(schedule, str) and schedule not in known:
         raise TomatError(f"optimizer.lr_schedule is '{schedule}'; expected one of {', '.join(sorted(known))}.")
+
+
+def _check_checkpointing(model: LmConfig) -> None:
+    """Refuse a name by which Levanter's decoders know no checkpoint policy; `DensityDecoderConfig` knows its own."""
+    choice = getattr(model, "gradient_checkpointing", None)
+    if isinstance(choice, str) and not isinstance(model, DensityDecoderConfig):
+        try:
+            ScanCheckpointPolicy.from_bool_or_str(choice)
+        except ValueError:
+            said = f"model.gradient_checkpointing is {choice!r}, which Levanter (0.2.227) knows no policy by"
+            raise TomatError(f"{said}; expected true, false, full, save_all, offload or nested.") from None
 
 
 def _check_int8(model: LmConfig, trainer: TrainerSettings, distils: bool) -> None:

@@ -9,13 +9,12 @@ from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.model import Facts
 from tomat.base.report.terminal import show
-from tomat.base.reporting import console, counted, tell, write_bytes, write_report, write_text
+from tomat.base.reporting import console, counted, tell, write_report, write_text
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 if TYPE_CHECKING:
     from tomat.data.codec.histogram import DensityHistogram
     from tomat.data.codec.ratios import RatioHistogram
-    from tomat.data.density.grid import DensityGrid
     from tomat.data.tokens.pipeline.sources import DensityInputs
 
 
@@ -79,15 +78,8 @@ def _run_fit(args: argparse.Namespace) -> int:
     inputs = _inputs(args)
     kept: Path | None = args.histogram
     histogram = _histogram(args, kept if kept is not None and kept.exists() else None)
-
-    def add(name: str, grid: "DensityGrid") -> None:
-        histogram.add_grid(grid, name)
-
-    def save() -> None:
-        if kept is not None:
-            write_bytes(kept, histogram.to_bytes())
-
-    skipped = inputs.add_to(add, histogram.material_ids, save, what="Counting voxels", kept=kept)
+    names, to_bytes = histogram.material_ids, histogram.to_bytes
+    skipped = inputs.add_to(histogram.add_grid, names, to_bytes, what="Counting voxels", kept=kept)
     tell(f"Fitting {args.bins:,} bins to {histogram.n_voxels:,} voxels")
     codec = fit_codec(histogram, args.bins, args.objective)
     write_codec(codec, args.output)
@@ -175,18 +167,10 @@ def _run_fit_promolecule(args: argparse.Namespace) -> int:
 
     inputs = _inputs(args)
     kept: Path | None = args.sums
-
-    def save() -> None:
-        if kept is not None:
-            write_bytes(kept, fit.to_bytes())
-
-    def add(name: str, grid: "DensityGrid") -> None:
-        fit.add(grid, material_id=name)
-
     fit = PromoleculeFit()
     if kept is not None and kept.exists():
         fit = PromoleculeFit.from_bytes(kept.read_bytes(), str(kept), "Remove it and fit again.")
-    skipped = inputs.add_to(add, fit.material_ids, save, what="Adding densities", kept=kept)
+    skipped = inputs.add_to(fit.add, fit.material_ids, fit.to_bytes, what="Adding densities", kept=kept)
     with progress() as bar:
         task = bar.add_task(f"Solving for {len(fit.projections)} elements", total=1)
         promolecule = fit.solve()

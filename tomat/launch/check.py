@@ -129,31 +129,17 @@ def _of_the_slice(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) ->
     )
     quota = QUOTA_IDS.get((launch.slice.chip.name, launch.spot))
     if quota is not None and not launch.reserved:
-        yield ask(
-            "quota",
-            ("beta", "quotas", "info", "describe", quota, f"--service={api}", own, "--format=json"),
-            f"ask for more of {quota} in {launch.zone} (https://cloud.google.com/tpu/docs/quota); the question needs "
-            "gcloud's beta component and cloudquotas.googleapis.com",
-            lambda output: _judge_quota(output, launch),
-            optional=True,
-        )
+        words = ("beta", "quotas", "info", "describe", quota, f"--service={api}", own, "--format=json")
+        judge = partial(_judge_quota, launch=launch)
+        remedy = f"ask for more of {quota} in {launch.zone} (https://cloud.google.com/tpu/docs/quota); the question "
+        remedy += "needs gcloud's beta component and cloudquotas.googleapis.com"
+        yield ask("quota", words, remedy, judge, optional=True)
         if (account := launch.service_account) is not None:
-            words = (
-                "beta",
-                "quotas",
-                "info",
-                "describe",
-                quota,
-                f"--service={api}",
-                own,
-                "--format=json",
-                _as(account),
+            remedy = "the account needs roles/cloudquotas.viewer for this, and you "
+            remedy += (
+                "roles/iam.serviceAccountTokenCreator on it; a launch from a machine that acts as you needs neither"
             )
-            remedy = (
-                "the account needs roles/cloudquotas.viewer for this, and you roles/iam.serviceAccountTokenCreator "
-            )
-            remedy += "on it; a launch from a machine that acts as you needs neither"
-            yield ask(f"quota as {account}", words, remedy, lambda output: _judge_quota(output, launch), optional=True)
+            yield ask(f"quota as {account}", (*words, _as(account)), remedy, judge, optional=True)
 
 
 def _as(account: str) -> str:

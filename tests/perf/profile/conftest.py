@@ -86,17 +86,19 @@ def tpu_profile(tmp_path_factory, tpu_bytes) -> Path:
     return root
 
 
+def unpacked(folder: Path, name: str) -> Path:
+    path = folder / "host0.xplane.pb"
+    path.write_bytes(gzip.decompress((PROFILES / name).read_bytes()))
+    return path
+
+
 @pytest.fixture(scope="session")
 def cpu_profile(tmp_path_factory) -> Path:
     """The real CPU trace, unpacked."""
-    path = tmp_path_factory.mktemp("cpu_profile") / "host0.xplane.pb"
-    path.write_bytes(gzip.decompress((PROFILES / "cpu_step.xplane.pb.gz").read_bytes()))
-    return path
+    return unpacked(tmp_path_factory.mktemp("cpu_profile"), "cpu_step.xplane.pb.gz")
 
 
 @pytest.fixture(scope="session")
 def gpu_profile(tmp_path_factory) -> Path:
     """The real trace of an H200, unpacked."""
-    path = tmp_path_factory.mktemp("gpu_profile") / "host0.xplane.pb"
-    path.write_bytes(gzip.decompress((PROFILES / "h200_step.xplane.pb.gz").read_bytes()))
-    return path
+    return unpacked(tmp_path_factory.mktemp("gpu_profile"), "h200_step.xplane.pb.gz")

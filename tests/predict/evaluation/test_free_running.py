@@ -22,7 +22,7 @@ NAMES = ["SiC-zinc-blende-ideal", "Si-diamond-ideal"]
 def promolecule():
     fit = PromoleculeFit()
     for name in (*NAMES, "C-diamond-ideal"):
-        fit.add(load_stored(name), 512)
+        fit.add(load_stored(name), voxels=512)
     return fit.solve()
 
 

@@ -282,7 +282,7 @@ def _fit(
             if densities is not None and name not in densities.material_ids:
                 densities.add_grid(grid, name)
             if name not in sums.material_ids:
-                sums.add(grid, material_id=name)
+                sums.add(grid, name)
             if time.monotonic() - saved > SAVE_EVERY_SECONDS:
                 if densities is not None:
                     densities.save(kept_histogram)

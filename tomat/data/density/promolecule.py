@@ -280,7 +280,7 @@ class PromoleculeFit:
     void_radii_a: list[float] = field(default_factory=list)
     """Of each density: `geometry.void_radius_a`; fewer than densities where an earlier tomat added some."""
 
-    def add(self, grid: DensityGrid, voxels: int = FIT_VOXELS, material_id: str = "") -> None:
+    def add(self, grid: DensityGrid, material_id: str = "", voxels: int = FIT_VOXELS) -> None:
         """Add a density, at that many of its voxels; its name is kept if given."""
         crystal = Crystal.of(grid)
         index = (np.outer(np.arange(voxels), _STRIDES) % 1.0 * grid.grid_shape).astype(np.int64)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.progress import progress
+from tomat.base.reporting import write_bytes
 from tomat.base.retries import STORAGE_TRIES, with_retries
 from tomat.data.density import io
 from tomat.data.density.demo.embedded import demo_materials, load_demo
@@ -60,14 +61,20 @@ class DensityInputs:
 
     def add_to(
         self,
-        add: Callable[[str, DensityGrid], None],
+        add: Callable[[DensityGrid, str], None],
         added: Iterable[str],
-        save: Callable[[], None],
+        to_bytes: Callable[[], bytes],
         *,
         what: str,
-        kept: object,
+        kept: Path | None,
     ) -> dict[str, str]:
-        """Add the densities that are not added yet to sums; why others could not be, by name."""
+        """Add the densities that are not added yet to sums, which are kept in a file as they grow if there is one; why
+        others could not be, by name."""
+
+        def save() -> None:
+            if kept is not None:
+                write_bytes(kept, to_bytes())
+
         done = set(added)
         if extra := sorted(done - set(self.materials)):
             raise TomatError(f"{kept} has {extra[0]}, which is not among the inputs. Give the same, or another file.")
@@ -77,7 +84,7 @@ class DensityInputs:
             left = [name for name in self.materials if name not in done]
             for name in bar.track(left, description=what):
                 try:
-                    add(name, self.get_grid(name))
+                    add(self.get_grid(name), name)
                 except RetryableError:
                     raise
                 except MemoryError as error:

@@ -122,6 +122,7 @@ def small_model(folder: Path) -> SmallModel:
     from tomat.predict.inference.trained import load_trained
     from tomat.predict.weights.arrays import memory_bytes, named_arrays
     from tomat.predict.weights.folder import read_weights
+    from tomat.predict.weights.quantise import Quantised
     from tomat.predict.weights.record import is_weights_folder
     from tomat.train.settings.config import recorded_config
 
@@ -132,7 +133,9 @@ def small_model(folder: Path) -> SmallModel:
     if is_weights_folder(place):
         stored = read_weights(place)
         bits, scheme = _bits(stored.quantised)
-        disk = stored.bytes
+        whole = [its for its in stored.stored.values() if not isinstance(its, Quantised)]
+        few = [part for its in stored.quantised.values() for part in its.arrays().values()]
+        disk = sum(array.nbytes for array in (*whole, *few))
         float32 = sum(4 * prod(array.shape) for array in stored.stored.values())
     else:
         disk = float32 = sum(4 * array.size for array in named_arrays(run.model).values())

@@ -80,12 +80,6 @@ class StoredWeights:
         return {name: its for name, its in self.stored.items() if isinstance(its, Quantised)}
 
     @property
-    def bytes(self) -> int:
-        """Of all of them, as stored."""
-        few = sum(part.nbytes for its in self.quantised.values() for part in its.arrays().values())
-        return few + sum(its.nbytes for its in self.stored.values() if not isinstance(its, Quantised))
-
-    @property
     def arrays(self) -> dict[str, np.ndarray]:
         """All of them unpacked, by name."""
         return {name: its.values() if isinstance(its, Quantised) else its for name, its in self.stored.items()}

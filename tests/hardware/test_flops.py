@@ -97,9 +97,7 @@ def xla_flops(config: LlamaConfig) -> float:
         return hax.mean(hax.nn.logsumexp(logits, "vocab") - logits["vocab", 0]).scalar()
 
     tokens = hax.NamedArray(jax.ShapeDtypeStruct((BATCH, SEQ_LEN), jnp.int32), (Batch, Position))
-    lowered = jax.jit(jax.value_and_grad(loss)).lower(parameters, tokens)
-    # What LLVM makes of it is not counted, and takes half the time.
-    return lowered.compile({"xla_backend_optimization_level": 0}).cost_analysis()["flops"]
+    return jax.jit(jax.value_and_grad(loss)).lower(parameters, tokens).compile().cost_analysis()["flops"]
 
 
 # Elementwise work is left out of the formulas, so XLA counts more: here, where a layer is 128 wide, norms, softmax,

@@ -1,7 +1,6 @@
 import dataclasses
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import draccus
@@ -20,7 +19,6 @@ from levanter.models.lm_model import LmConfig
 from levanter.models.mistral import MistralConfig
 from levanter.models.mixtral import MixtralConfig
 from levanter.models.qwen import Qwen3Config
-from loss_batches import UNOPTIMISED
 from traced_operations import random_model, shapes_of
 
 from tomat.base.errors import TomatError
@@ -57,7 +55,7 @@ def logits(config: LmConfig):
     model = build(config)
     head = model.get_lm_head()
 
-    @partial(eqx.filter_jit, compiler_options=UNOPTIMISED)
+    @eqx.filter_jit
     def run(model, tokens):
         return hax.dot(causal_activations(model, tokens), head, axis="embed").rearrange(("batch", "position", "vocab"))
 
@@ -133,7 +131,7 @@ def operations(config: LmConfig) -> Counter:
 def gradients(config: LmConfig) -> list[tuple[str, jax.Array]]:
     """By path of the parameter, which is its name in a checkpoint."""
     gradient, _ = gradient_function(config, random_tokens(config.max_seq_len))
-    found = jax.jit(gradient, compiler_options=UNOPTIMISED)(eqx.filter(build(config), eqx.is_array))
+    found = jax.jit(gradient)(eqx.filter(build(config), eqx.is_array))
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(found)]
 
 

@@ -6,8 +6,6 @@ import numpy as np
 
 START = 7
 """The first density id: ids of both other sorts are before and after the bins."""
-UNOPTIMISED = {"xla_backend_optimization_level": "0"}
-"""The arrays are tiny: compiling is what these tests take their time for."""
 
 
 def make_batch(

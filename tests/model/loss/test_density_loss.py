@@ -12,7 +12,7 @@ import pytest
 from haliax import Axis, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_batches import START, UNOPTIMISED, assert_close
+from loss_batches import START, assert_close
 from plain_loss import plain_loss
 
 from tomat.base.errors import TomatError
@@ -33,13 +33,13 @@ def value_and_gradients(loss, hidden, head, tokens, config):
         return loss(hidden, head, tokens, config=config, target=TARGET)
 
     differentiated = jax.value_and_grad(of, argnums=(0, 1), has_aux=True)
-    (value, metrics), gradients = jax.jit(differentiated, compiler_options=UNOPTIMISED)(hidden, head)
+    (value, metrics), gradients = jax.jit(differentiated)(hidden, head)
     return value, metrics, gradients
 
 
 def value_of(loss, hidden, head, tokens, config, target=TARGET):
     of = partial(loss, config=config, target=target)
-    return jax.jit(of, compiler_options=UNOPTIMISED)(hidden, head, tokens)
+    return jax.jit(of)(hidden, head, tokens)
 
 
 BLOCKS = (1, 5, 8, 16, 17, 40)
@@ -60,7 +60,7 @@ def compiled_comparison(config: LossConfig):
         jax.value_and_grad(partial(loss, config=config, target=TARGET), argnums=(0, 1), has_aux=True)
         for loss in (density_loss, plain_loss)
     ]
-    return jax.jit(lambda *arrays: [loss(*arrays) for loss in losses], compiler_options=UNOPTIMISED)
+    return jax.jit(lambda *arrays: [loss(*arrays) for loss in losses])
 
 
 @pytest.mark.parametrize(("kind", "vocabulary", "preamble_weight", "block"), CASES)
@@ -118,9 +118,7 @@ def test_blocked_equals_plain_of_a_relative_codec(config):
     scale = jnp.asarray(np.random.default_rng(0).lognormal(-1, 1, (2, 17)).astype(np.float32))
     of = dict(config=config, target=RELATIVE, scale=scale)
     found = [
-        jax.jit(jax.value_and_grad(partial(loss, **of), argnums=(0, 1), has_aux=True), compiler_options=UNOPTIMISED)(
-            *arrays
-        )
+        jax.jit(jax.value_and_grad(partial(loss, **of), argnums=(0, 1), has_aux=True))(*arrays)
         for loss in (density_loss, plain_loss)
     ]
     for got, expected in zip(*map(jax.tree.leaves, found), strict=True):

@@ -13,7 +13,7 @@ import pytest
 from forked import Forked
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from loss_batches import START, UNOPTIMISED, assert_close
+from loss_batches import START, assert_close
 from plain_loss import plain_loss
 from scipy.special import softmax
 
@@ -53,7 +53,7 @@ def make_batch(seed: int, positions: int = 37, scale: float = 1.0, bins: int = K
 def differentiated(loss, config: LossConfig):
     """Value, metrics and gradients of a loss, compiled."""
     of = jax.value_and_grad(partial(loss, config=config, target=TARGET), argnums=(0, 1), has_aux=True)
-    return jax.jit(of, compiler_options=UNOPTIMISED)
+    return jax.jit(of)
 
 
 def largest_terms(hidden, head, tokens, config: LossConfig) -> tuple[float, float]:
@@ -106,9 +106,7 @@ def test_ratios_of_a_relative_codec_are_scaled_as_in_the_plain_formulas():
     target = DensityTarget(K, np.geomspace(0.2, 5.0, K).astype(np.float32), START, offset_e_per_a3=0.01)
     of = dict(config=config, target=target, scale=scale)
     found, plain = (
-        jax.jit(jax.value_and_grad(partial(loss, **of), argnums=(0, 1), has_aux=True), compiler_options=UNOPTIMISED)(
-            hidden, head, tokens
-        )
+        jax.jit(jax.value_and_grad(partial(loss, **of), argnums=(0, 1), has_aux=True))(hidden, head, tokens)
         for loss in (density_loss, plain_loss)
     )
     for got, expected in zip(*map(jax.tree.leaves, (found, plain)), strict=True):
@@ -122,7 +120,7 @@ def test_whole_tiles_of_two_tokens_per_voxel_without_padding_and_no_gradient():
     )
     of = dict(config=config, target=DensityTarget(256, None, START, tokens_per_voxel=2))
     (value, metrics), (expected, expected_metrics) = (
-        jax.jit(partial(loss, **of), compiler_options=UNOPTIMISED)(*arrays) for loss in (density_loss, plain_loss)
+        jax.jit(partial(loss, **of))(*arrays) for loss in (density_loss, plain_loss)
     )
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(metrics["cross_entropy_nats"], expected_metrics["cross_entropy_nats"], rtol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from loss_batches import START, UNOPTIMISED, assert_close, make_batch
+from loss_batches import START, assert_close, make_batch
 
 from tomat.base.errors import TomatError
 from tomat.model.loss.config import LossConfig
@@ -34,7 +34,7 @@ def step(config: LossConfig, target: DensityTarget = TARGET) -> Any:
         scale = None if target is TARGET else 0.1 + 0.01 * ids
         return density_loss(*named, ids, config=config, target=target, scale=scale)
 
-    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), compiler_options=UNOPTIMISED)
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from tomat.model.any_decoder import environment_of
 from tomat.model.decoder import DensityDecoderConfig, parameter_count
 from tomat.train.datasets import Datasets, open_datasets, value_table
 from tomat.train.dispatch import training_steps
-from tomat.train.loader import token_loader
+from tomat.train.loader import training_loader
 from tomat.train.loop import shuffled_rows
 from tomat.train.restore import initial_state
 from tomat.train.settings.config import TrainConfig, load_config
@@ -154,13 +154,7 @@ def tomat_steps(
     trainer = build_trainer(config, trainer_config, value_table(datasets.codec))
     trainer_config.num_train_steps = ENDLESS_STEPS
     stack.enter_context(trainer)
-    loader = token_loader(
-        shuffled_rows(config, datasets.train),
-        config.batch_size,
-        mesh=trainer.device_mesh,
-        axis_resources=trainer.compute_axis_mapping,
-        buffered_batches=config.data.prefetch_batches,
-    )
+    loader = training_loader(config, trainer, shuffled_rows(config, datasets.train))
     return training_steps(
         trainer,
         initial_state(config, trainer, None, None),

@@ -30,7 +30,10 @@ from tomat.model.nearby_atoms import NearbyAtoms
 from tomat.train.settings.schema import BUFFERED_BATCHES
 
 if TYPE_CHECKING:
+    from levanter.trainer import Trainer
+
     from tomat.data.tokens.shards import ShardSet
+    from tomat.train.settings.config import TrainConfig
 
 READ_AHEAD_BLOCKS = 32
 """Blocks being read ahead at one time, besides those that a batch waits for."""
@@ -210,3 +213,16 @@ def token_loader(
     """
     make = partial(DataLoader, dataset, batch_size, max_buffered_batches=buffered_batches, fetch_batch_size=1)
     return make(mesh=mesh, axis_resources=axis_resources)
+
+
+def training_loader(
+    config: "TrainConfig", trainer: "Trainer", rows: AsyncDataset[TokenExample]
+) -> DataLoader[TokenExample]:
+    """`token_loader` of the batches of a run, on the devices of its trainer."""
+    return token_loader(
+        rows,
+        config.batch_size,
+        mesh=trainer.device_mesh,
+        axis_resources=trainer.compute_axis_mapping,
+        buffered_batches=config.data.prefetch_batches,
+    )

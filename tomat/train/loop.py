@@ -38,7 +38,7 @@ from tomat.train.dispatch import training_steps
 from tomat.train.folder import RunFolder
 from tomat.train.guards.storage import StorageWatch
 from tomat.train.guards.watch import RunGuards
-from tomat.train.loader import ShardDataset, token_loader
+from tomat.train.loader import ShardDataset, token_loader, training_loader
 from tomat.train.mfu import live_mfu
 from tomat.train.origins import Start
 from tomat.train.preemption import StopRequest
@@ -143,13 +143,7 @@ class TrainingLoop:
         info = None
         try:
             with self._clock.listening_to_compiles():
-                loader = token_loader(
-                    self._rows,
-                    self._config.batch_size,
-                    mesh=self._trainer.device_mesh,
-                    axis_resources=self._trainer.compute_axis_mapping,
-                    buffered_batches=self._config.data.prefetch_batches,
-                )
+                loader = training_loader(self._config, self._trainer, self._rows)
                 steps = training_steps(
                     self._trainer,
                     state,
@@ -265,12 +259,7 @@ def with_statistics(
 ) -> TrainerState:
     """A field model that knows nothing yet, with the statistics of the first rows that it will see."""
     assert tables is not None  # or the step had been refused
-    loader = token_loader(
-        shuffled_rows(config, datasets.train),
-        config.batch_size,
-        mesh=trainer.device_mesh,
-        axis_resources=trainer.compute_axis_mapping,
-    )
+    loader = training_loader(config, trainer, shuffled_rows(config, datasets.train))
     batches = itertools.islice(loader.iter_from_step(0), STATISTICS_BATCHES)
 
     @hax.named_jit(axis_resources=trainer.parameter_axis_mapping)

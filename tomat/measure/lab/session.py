@@ -30,7 +30,7 @@ from tomat.model.any_decoder import environment_of
 from tomat.model.devices import found_devices
 from tomat.train.datasets import open_datasets, run_tables, value_table
 from tomat.train.dispatch import training_steps
-from tomat.train.loader import token_loader
+from tomat.train.loader import training_loader
 from tomat.train.loop import count_parameters, shuffled_rows
 from tomat.train.mfu import live_mfu
 from tomat.train.restore import initial_state
@@ -84,13 +84,7 @@ class Session:
         on_stage("compiling the initial state", source)
         state = initial_state(config, trainer, None, None)
         parameters = count_parameters(state)
-        loader = token_loader(
-            shuffled_rows(config, datasets.train),
-            config.batch_size,
-            mesh=trainer.device_mesh,
-            axis_resources=trainer.compute_axis_mapping,
-            buffered_batches=config.data.prefetch_batches,
-        )
+        loader = training_loader(config, trainer, shuffled_rows(config, datasets.train))
         self._loading_seconds = 0.0
         self._done = self._pause_at = 0
         self._steps = training_steps(

@@ -211,7 +211,11 @@ def write_page(report: Mapping[str, Any], page: Path, about: str) -> None:
         Section("", [said, *used], "setting"),
         Section("Ten held-out cells, from their structures alone", [results_table(report)], "results"),
         Section("By cell", [Table("", heads, rows)], "cells"),
-        Section("Curves", [f"{words}`{CURVE_GROUP}`, which none of them learns from.", curves], "curves"),
+        Section(
+            "Curves",
+            [f"{words}`{CURVE_GROUP}`, which none of them learns from; of each the first point from then on.", curves],
+            "curves",
+        ),
         VERDICT,
     )
     update_page(page, Report("Published networks on the demo's cells", sections))

@@ -187,27 +187,27 @@ def main() -> None:
     every = max(job["cpu_seconds"]) / CURVE_POINTS
     train = list(cells["train"].values())
     results = {at: folder / f"{name}-{at:g}.npz" for at in job["cpu_seconds"]}
-    while any(not path.exists() for path in results.values()):
-        training.learn(train)
-        over = [at for at, path in results.items() if training.cpu_seconds >= at and not path.exists()]
-        if over or not training.curve or training.cpu_seconds >= training.curve[-1][0] + every:
+    while waiting := [at for at, path in results.items() if not path.exists()]:
+        if training.cpu_seconds < min(waiting):
+            training.learn(train)
+        reached, last = training.cpu_seconds >= min(waiting), training.curve[-1][0] if training.curve else -every
+        if training.cpu_seconds >= last + (0.01 if reached else every):
             training.curve.append([training.cpu_seconds, training.step, training.error(fixed)])
-            print(
-                f"{name}: {training.cpu_seconds:.0f} CPU s, step {training.step}, {training.curve[-1][2]:.2%}",
-                flush=True,
-            )
+            said = f"step {training.step}, {training.curve[-1][2]:.2%}"
+            print(f"{name}: {training.cpu_seconds:.0f} CPU s, {said}", flush=True)
             about = {
                 "settings": training.settings,
                 "parameters": sum(value.numel() for value in training.mean.values()),
                 "packages": {each: import_module(each).__version__ for each in ("torch", "e3nn", "ase", "numpy")},
                 "curve": training.curve,
             }
-            for at in over:
-                found = {each: training.predict(cell) for each, cell in cells["held_out"].items()}
-                counts = np.array([training.cpu_seconds, training.step])
-                save(results[at], lambda part, found=found, counts=counts: _npz(part, found | {"counts": counts}))
+            # Before the cells are predicted, which takes minutes: a stop then costs no step.
             save(checkpoint, partial(training.torch.save, training.state()))
             save(folder / f"{name}.json", lambda part, about=about: part.write_text(json.dumps(about)))
+        if reached:
+            found = {each: training.predict(cell) for each, cell in cells["held_out"].items()}
+            found["counts"] = np.array([training.cpu_seconds, training.step])
+            save(results[min(waiting)], partial(_npz, arrays=found))
 
 
 def _npz(part: Path, arrays: dict[str, np.ndarray]) -> None:

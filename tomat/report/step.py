@@ -152,8 +152,9 @@ def shares_chart(breakdown: Breakdown) -> Chart:
     series = [Series(names[row.name], [100 * row.share], mark="bar", colour=COLOURS[row.name]) for row in rows]
     largest = sorted(rows, key=lambda row: -row.seconds)[:4]
     said = f"Largest: {', '.join(names[row.name] for row in largest)}."
-    title = "Share of the step by category"
-    return Chart(title, series, Axis("% of the step"), Axis(""), said, "shares.svg", (7.5, 1.9))
+    # Below a bar alone the name of an axis would lie in the legend.
+    title = "Share of the step by category, %"
+    return Chart(title, series, Axis(""), Axis(""), said, "shares.svg", (7.5, 1.9))
 
 
 def roofline_chart(breakdown: Breakdown) -> Chart | None:

@@ -8,6 +8,7 @@ from leaning_density import density
 
 from tomat.base.errors import TomatError
 from tomat.data.density.outputs import write_density
+from tomat.report.html.document import page_html
 from tomat.report.html.kinds import default_output, page_of
 
 
@@ -26,6 +27,11 @@ def test_each_kind_is_told_by_what_it_is(tmp_path, run, step):
     ):
         with pytest.raises(TomatError, match=words):
             page_of(str(tmp_path / name), reference=reference)
+
+
+def test_what_stands_below_a_figure_is_said_once():
+    sweep = Path(__file__).parents[3] / "docs" / "tracking" / "sweeps" / "mfu-200m.json"
+    assert page_html(page_of(str(sweep))).count(">Numbers are places in the ranking") == 1
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,11 @@ def page_html(report: model.Report) -> str:
     sections, n_figures, kinds = [], 0, {ALWAYS}
     # A section without parts, such as one that people write in a page of Markdown, would be a heading alone.
     for place, section in enumerate((one for one in report.sections if one.parts), 1):
-        parts = [plotly_figure(part) if isinstance(part, model.Chart) else part for part in section.parts]
+        parts: list[Any] = []
+        for before, part in zip([None, *section.parts], section.parts, strict=False):
+            # In Markdown a chart has no words of its own; where they follow it, they are below its figure already.
+            if not (isinstance(before, model.Chart) and part == before.summary):
+                parts.append(plotly_figure(part) if isinstance(part, model.Chart) else part)
         for at, part in enumerate(parts):
             if isinstance(part, Figure):
                 n_figures += 1

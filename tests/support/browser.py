@@ -17,6 +17,13 @@ SCROLL = """new Promise((done) => {
   const go = () => { scrollTo(0, y); y += 800; setTimeout(y < document.body.scrollHeight + 800 ? go : done, 50); };
   go();
 })"""
+# Densities are drawn seconds after they come into view where Chromium draws by the processor.
+DRAWN = """new Promise((done) => {
+  const left = () => [...document.querySelectorAll("[data-panel]")]
+    .filter((node) => node.checkVisibility() && !node.querySelector("svg.main-svg")).length;
+  const look = (times) => left() && times ? setTimeout(look, 100, times - 1) : done(left());
+  look(200);
+})"""
 # Texts whose colour stands out too little from what is behind them: 4.5, or 3 where they are large (WCAG 2.2, 1.4.3).
 # Those of figures are plotly's, and a control that cannot be used may be pale.
 FACTS = """(() => {
@@ -80,7 +87,7 @@ class Browser:
 
     def facts(self, url: str, width: int, theme: str) -> dict[str, Any]:
         """Of a page of that width in pixels, `light` or `dark`: how many pixels it is too wide, texts that are too
-        pale, and what its console says."""
+        pale, what its console says, and how many densities are not drawn after 20 s."""
         self._events = []
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
@@ -91,6 +98,7 @@ class Browser:
             self._events.append(self._read())
         # Figures are drawn as they come into view, and a frame after.
         self.call("Runtime.evaluate", expression=SCROLL, awaitPromise=True)
+        undrawn = self.call("Runtime.evaluate", expression=DRAWN, awaitPromise=True)["result"]["value"]
         found = json.loads(self.call("Runtime.evaluate", expression=FACTS)["result"]["value"])
         told = []
         for each in self._events:
@@ -104,7 +112,7 @@ class Browser:
                 "Canvas2D: Multiple"
             ):
                 told.append(params["entry"]["text"])
-        return found | {"console": told}
+        return found | {"console": told, "undrawn": undrawn}
 
 
 @contextmanager

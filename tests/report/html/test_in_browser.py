@@ -49,7 +49,7 @@ def made(tmp_path) -> Path:
 def assert_sound(chromium, url: str) -> None:
     for width, theme in LOOKS:
         found = chromium.facts(url, width, theme)
-        assert found == {"overflow": 0, "width": width, "pale": [], "console": []}, (url, theme)
+        assert found == {"overflow": 0, "width": width, "pale": [], "console": [], "undrawn": 0}, (url, theme)
 
 
 def test_what_is_wrong_with_a_page_is_seen(chromium, tmp_path):

@@ -1,4 +1,4 @@
-"""DeepDFT (PaiNN) and ChargE3Net on the demo's cells and for its processor time, each as published and times the sum of
+"""DeepDFT (PaiNN) and ChargE3Net on the demo's cells and for its processor time, each as a density and times the sum of
 atoms; what they predict is scored by tomat, and stands on a page beside the demo."""
 
 import argparse
@@ -28,7 +28,7 @@ from tomat.predict.inference.interface import electron_count, normalised
 from tomat.train.settings.config import load_config
 
 NETWORKS = {"deepdft": "DeepDFT, PaiNN", "charge3net": "ChargE3Net"}
-TARGETS = {"density": "density, as published", "promolecule": "sum of atoms x (1 + output)"}
+TARGETS = {"density": "density", "promolecule": "sum of atoms x (1 + output)"}
 MODELS = tuple(f"{network}-{target}" for target in TARGETS for network in NETWORKS)
 CURVE_GROUP = "large"
 """Of the embedded set: rattled supercells, vacancies and antisites, which neither the demo nor these learn from."""

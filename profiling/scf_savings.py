@@ -116,10 +116,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     pw = PwX(args.work, args.pw, args.limit_seconds)
     require_eminus()
+    console.print(f"{pw.path}, runs are kept in {args.work}; loading {args.run_dir}.")
     predictor = load(args.run_dir)
     data = predictor.run.config.data
     cells = chosen_cells(args.materials, data)
-    console.print(f"{counted(len(cells), 'cell')}, {pw.path}, runs are kept in {args.work}.")
+    console.print(counted(len(cells), "cell"))
     rows: list[dict[str, Any]] = []
     with progress() as bar:
         task = bar.add_task("pw.x", total=len(cells) * len(STARTS) * args.rounds)
@@ -187,7 +188,11 @@ def chosen_cells(materials: Sequence[str] | None, data: DataConfig) -> list[Cell
         raise TomatError(
             f"no embedded density {missing[0]!r}; `tomat demo-data show` lists the {len(cells)} there are."
         )
-    trained = demo_materials("train", data.groups, data.left_out) if data.source == "embedded" else []
+    embedded = data.source == "embedded"
+    if not embedded:
+        said = f"the run's data are of source {data.source}: that it has seen none of these cells is taken for granted"
+        console.print(f"note: {said}", soft_wrap=True)
+    trained = demo_materials("train", data.groups, data.left_out) if embedded else []
     seen = {each.material_id for each in trained}
     if known := [name for name in materials or () if name in seen]:
         said = f"the run was trained on {known[0]}, which shows nothing of what it saves on others"

@@ -102,6 +102,7 @@ def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.n
         coords = np.array([site["abc"] for site in sites], dtype=np.float64).reshape(len(sites), 3)
         species = [site["species"] for site in sites]
         mixed = [site for site in species if len(site) != 1 or abs(site[0].get("occu", 1) - 1) > 1e-6]
+        # Where an OverflowError is caught: an occupancy may be an integer beyond all floats.
         held = ", ".join(f"{each.get('element')}:{each.get('occu', 1):g}" for each in (mixed or [[]])[0]) or "nothing"
         numbers = np.array([atomic_number(site[0]["element"]) for site in species if site], dtype=np.int64)
         stated_volume = float(structure["lattice"].get("volume", np.nan))

@@ -50,6 +50,13 @@ def lines_of(settings):
     return {line["name"]: line for line in map(json.loads, text.splitlines())}
 
 
+def test_a_decoder_that_a_model_has_not_is_no_structures_fault(tmp_path, capsys):
+    skewed().to(filename=str(tmp_path / "POSCAR"), fmt="poscar")
+    words = ["predict", "--structure", str(tmp_path / "POSCAR"), "--output", str(tmp_path / "out"), "--valences"]
+    assert main([*words, "Na=1,F=7", "--decoder", "autoregressive"]) == 2
+    assert "field model" in capsys.readouterr().err and not (tmp_path / "out" / LINES_FILE).exists()
+
+
 def test_a_bad_structure_fails_alone_and_is_tried_again(places, settings):
     files, _ = find_structures(places)
     outcome = predict_structures(PREDICTOR, files, settings)

@@ -196,6 +196,8 @@ def predict_structures(
                 missing[index] = found
             elif found is not None:
                 keep(index, found, there_before=True)
+        if missing:
+            predictor.load()  # a model or a decoder that is refused is no structure's fault
         for index, todo in missing.items():
             step = partial(_predict, predictor, todo, settings, augmentation, on_patches)
             line = failing_alone(index, files[index], step)

@@ -4,13 +4,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from markupsafe import Markup
+
 from tomat.base.records import typed
-from tomat.base.report.formats import percent
+from tomat.base.report.formats import percent, seconds
 from tomat.base.report.model import Facts, Note, Report, Section
+from tomat.base.reporting import readable_bytes
 from tomat.perf.cost.memory import MemoryReport, read_memory
 from tomat.perf.profile.breakdown import Breakdown, OpRow
 from tomat.report import step
-from tomat.report.html.document import Figure, label
+from tomat.report.html.document import Figure, label, rendered
 from tomat.report.plan import buffers_table, memory_parts, plan_parts, trials_part
 
 PLUMBING = ("while", "body", "cond", "rematted_computation", "checkpoint", "closed_call", "eval_jaxpr", "shard_map")
@@ -32,7 +35,9 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
     kinds = step.groups_table(breakdown.categories, "kind")
     notes = [Note(f"{note[:1].upper()}{note[1:]}.") for note in step.step_notes(breakdown)]
     sections = [
-        Section("", (f"One step of one device, {measured}: {breakdown.title}.", *notes)),
+        Section(
+            "", (_headline(breakdown, report or {}), f"One step of one device, {measured}: {breakdown.title}.", *notes)
+        ),
         Section("The step", (step.step_facts(breakdown), *(plan_parts(report) if report else ()))),
         Section("By kind of operation", (step.shares_chart(breakdown), kinds)),
         Section("By module", (*_box_charts(breakdown), step.groups_table(breakdown.parts, "part"))),
@@ -50,6 +55,19 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
     title = str(report["run_name"]) if report else breakdown.title
     figures = {"step_seconds": breakdown.step_seconds, "operations": len(breakdown.ops), "title": title}
     return Report(title, sections, kind, figures)
+
+
+def _headline(breakdown: Breakdown, report: Mapping[str, Any]) -> Markup:
+    figures = [(seconds(breakdown.step_seconds), "a step")]
+    if mfu := report.get("mfu_full"):
+        figures.append(
+            (percent(mfu["estimate"]), f"MFU, full attention ({percent(mfu['low'])} to {percent(mfu['high'])})")
+        )
+    if report:
+        memory = read_memory(report["memory"])
+        needed, there = readable_bytes(memory.required_bytes), readable_bytes(memory.capacity_bytes)
+        figures.append((needed, f"of {there} of {memory.memory_space.upper()}"))
+    return rendered("headline.html", figures=figures)
 
 
 def unfit_page(report: Mapping[str, Any]) -> Report:

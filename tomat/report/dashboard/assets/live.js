@@ -61,8 +61,8 @@
     const mode = curve.x.length > 1 ? "lines" : "markers", about = {type: "scatter", line: {color}, legendgroup: named};
     const raw = {...about, mode, x: curve.x, y: curve.y, name: named, marker: {color}, showlegend: runs.length > 1};
     if (!curve.mean_of) return [raw];
-    const means = {...about, mode: "lines", x: curve.mean_x, y: curve.mean_y, name: `${named}, means of ${curve.mean_of}`};
-    return [{...raw, opacity: 0.3}, {...means, showlegend: false}];
+    const means = {...about, mode: "lines", x: curve.mean_x, y: curve.mean_y, name: runs.length > 1 ? named : `means of ${curve.mean_of}`};
+    return [{...raw, opacity: 0.3, showlegend: false}, {...means, showlegend: runs.length > 1}];
   }
 
   /** One metric of every run that has it; a line of `planned`, where one run alone has a plan. */

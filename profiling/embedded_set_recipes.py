@@ -26,6 +26,7 @@ from embedded_set_cells import (
     wurtzite,
 )
 from embedded_set_further import further_compounds
+from embedded_set_more import more_compounds
 from embedded_set_unlike import unlike_compounds
 
 
@@ -166,4 +167,5 @@ def cell_recipes() -> list[CellRecipe]:
         *(cell_of(compound, compound.variants[0]) for compound in further),
         *(cell_of(compound, compound.variants[0]) for compound in unlike_compounds()),
         *(cell_of(compound, each) for compound in [*further, *unlike_compounds()] for each in compound.variants[1:]),
+        *(cell_of(compound, each) for compound in more_compounds() for each in compound.variants),
     ]

@@ -25,6 +25,7 @@ CRYSTALS = "crystals"
 GROUPS = {
     CRYSTALS: "small crystals, the set of before: what the demo trains on and is judged by",
     "further-crystals": "small crystals of further compounds",
+    "more-crystals": "small crystals of the same elements in many more pairs and triples",
     "metals": "metals without d or f electrons",
     "vacuum": "atoms and molecules in boxes, single layers, surfaces",
     "layered": "layered crystals",

@@ -52,6 +52,12 @@ def test_nothing_jumps_at_a_nucleus():
         assert np.abs(found[0] - found[0, 0]).max() < 0.01 * np.abs(found).max()
 
 
+def test_without_harmonics_there_are_the_radial_sums_alone():
+    spherical, angular = sums_by_kind(BASIS, 0, *(jnp.asarray(each)[None] for each in (ATOMS, OF_KIND, PLACES)))
+    np.testing.assert_allclose(spherical[0], sums(PLACES)[0], rtol=1e-6)
+    assert angular.shape[3] == 0
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_groups_keep_to_their_own_atoms(rows, monkeypatch):
     monkeypatch.setattr(angular, "BLOCK_POSITIONS", 20)

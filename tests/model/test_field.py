@@ -5,11 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_field import CELL, GRID, PROMOLECULE, TABLES, VOXELS, fresh, learnt, row_of, written_otherwise
+from scipy.spatial.transform import Rotation
+from small_field import CELL, GRID, PROMOLECULE, TABLES, VOXELS, fresh, learnt, row_of
 
 from tomat.data.density.crystal import Crystal
-from tomat.model.field import FieldModel
-from tomat.model.invariants import LEAST_DEVIATION
+from tomat.model.field import LEAST_DEVIATION, FieldModel
 from tomat.model.nearby_atoms import ScatteredAtoms
 
 
@@ -31,14 +31,31 @@ def test_it_begins_as_the_promolecule(model):
     assert np.abs(np.log(density(model, row) / atoms)).mean() > 0.02
 
 
-OTHERWISE = written_otherwise(GRID, np.stack(np.unravel_index(VOXELS, GRID), axis=-1))
+def written_otherwise() -> dict[str, tuple[Crystal, tuple[int, int, int], np.ndarray]]:
+    lattice, numbers, coords = CELL.lattice, CELL.atomic_numbers, CELL.frac_coords
+    turn = Rotation.random(random_state=1).as_matrix()
+    index = np.stack(np.unravel_index(VOXELS, GRID), axis=-1)
+    shift, wide = np.array([1, 3, 5]), (12, 7, 8)
+    doubled = np.vstack([coords / [2, 1, 1], coords / [2, 1, 1] + [0.5, 0, 0]])
+    return {
+        "turned": (Crystal(lattice @ turn.T, numbers, coords), GRID, VOXELS),
+        "mirrored": (Crystal(lattice * [1, 1, -1], numbers, coords), GRID, VOXELS),
+        "other order": (Crystal(lattice, numbers[::-1], coords[::-1]), GRID, VOXELS),
+        "shifted": (
+            Crystal(lattice, numbers, coords + shift / GRID), GRID,
+            np.asarray(np.ravel_multi_index(tuple(((index + shift) % GRID).T), GRID)),
+        ),
+        "supercell": (
+            Crystal(lattice * [[2], [1], [1]], np.tile(numbers, 2), doubled), wide,
+            np.asarray(np.ravel_multi_index(tuple((index + [6, 0, 0]).T), wide)),
+        ),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", OTHERWISE)
+@pytest.mark.parametrize("how", written_otherwise())
 def test_however_a_crystal_is_written_its_density_is_the_same(model, how):
     expected = np.asarray(density(model, row_of(CELL, GRID, VOXELS)))
-    cell, grid, index = OTHERWISE[how]
-    found = np.asarray(density(model, row_of(cell, grid, np.ravel_multi_index(tuple(index.T), grid))))
+    found = np.asarray(density(model, row_of(*written_otherwise()[how])))
     assert np.abs(found - expected).sum() < 2e-4 * expected.sum()
 
 

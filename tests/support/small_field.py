@@ -1,14 +1,12 @@
 """A small field model that is as if it had learnt something, a skewed cell, and rows of scattered voxels of it."""
 
 import dataclasses
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from haliax import Axis
-from scipy.spatial.transform import Rotation
 
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import Promolecule, RadialBasis
@@ -26,23 +24,6 @@ PROMOLECULE = Promolecule(BASIS, {12: np.linspace(0.3, 0.0, 8), 8: np.linspace(0
 TABLES = environment_tables(PROMOLECULE, np.zeros(2, np.float32))
 GRID = (6, 7, 8)
 VOXELS = np.arange(0, 336, 28)
-
-
-def written_otherwise(grid: tuple[int, int, int], index: np.ndarray) -> dict[str, tuple[Crystal, Any, np.ndarray]]:
-    """`CELL`, its grid and voxels of it, int [n, 3], in other words."""
-    lattice, numbers, coords = CELL.lattice, CELL.atomic_numbers, CELL.frac_coords
-    turn = Rotation.random(random_state=1).as_matrix()
-    shift, wide = np.array([1, 3, 5]), (2 * grid[0], *grid[1:])
-    doubled = np.vstack([coords / [2, 1, 1], coords / [2, 1, 1] + [0.5, 0, 0]])
-    return {
-        "turned": (Crystal(lattice @ turn.T, numbers, coords), grid, index),
-        "mirrored": (Crystal(lattice * [1, 1, -1], numbers, coords), grid, index),
-        "other order": (Crystal(lattice, numbers[::-1], coords[::-1]), grid, index),
-        "shifted": (Crystal(lattice, numbers, coords + shift / grid), grid, (index + shift) % grid),
-        "supercell": (
-            Crystal(lattice * [[2], [1], [1]], np.tile(numbers, 2), doubled), wide, index + [grid[0], 0, 0],
-        ),
-    }  # fmt: skip
 
 
 def row_of(cell: Crystal, grid_shape: tuple[int, int, int], voxels: np.ndarray, room: int = 512) -> ScatteredAtoms:

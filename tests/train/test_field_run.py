@@ -1,26 +1,22 @@
-"""A run of a model with statistics, a field model first: it learns, resumes with them, predicts, and is refused."""
+"""A run of a field model: it learns, resumes with its statistics, predicts, and refuses what does not go with it."""
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from run_facts import assert_same_model, losses
-from tiny_run import DEMO, TINY_FIELD, tiny_run
+from tiny_run import TINY_FIELD
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.density.demo.embedded import load_stored
 from tomat.data.density.outputs import write_density
-from tomat.model.decoder import DensityDecoder
 from tomat.model.field import FieldModel
 from tomat.predict.inference.predictor import load
-from tomat.predict.weights.arrays import check_arrays, named_arrays
 from tomat.train.run import train
 from tomat.train.settings.config import TrainConfig, load_config
-from tomat.train.settings.meanings import changed_keys
 
 
 def small(folder: Path, *words: str) -> TrainConfig:
@@ -44,29 +40,6 @@ def test_it_begins_as_the_sum_of_atoms_and_resumes_with_its_statistics(run, tmp_
     train(small(tmp_path))
     assert losses(tmp_path / "demo")[:8] == found
     assert_same_model(tmp_path / "demo", run)
-
-
-def test_a_decoder_with_angles_keeps_its_statistics_from_start_to_resume_and_export(tmp_path):
-    words = [*tiny_run(4, 2, atoms=True), "--trainer.model_averaging", "{type: ema, beta: 0.9}"]
-    config = load_config(DEMO, [*words, "--model.environment.max_l", "3", "--output_dir", str(tmp_path / "whole")])
-    run = train(config).run_dir
-    averaged = load(run).run
-    assert isinstance(averaged.model, DensityDecoder) and averaged.model.environment is not None
-    statistics = averaged.model.environment.norm
-    assert statistics is not None and (np.asarray(statistics.deviation.array) != 1).all()
-    shutil.copytree(run, tmp_path / "again" / "demo")
-    shutil.rmtree(tmp_path / "again" / "demo" / "checkpoints" / "step-3")
-    train(replace(config, output_dir=str(tmp_path / "again")))
-    assert losses(tmp_path / "again" / "demo")[:4] == losses(run)
-    assert_same_model(tmp_path / "again" / "demo", run)
-    shapes = {name: array.shape for name, array in named_arrays(averaged.model).items()}
-    assert shapes.pop("environment.norm.mean")
-    with pytest.raises(TomatError, match=r"environment.norm.mean is not there; the model .* has \["):
-        check_arrays(shapes, averaged.config)
-    before, now = (load_config(DEMO, words).to_dict() for _ in range(2))
-    for key in ("max_l", "products", "descriptors"):
-        del before["model"]["environment"][key]
-    assert not list(changed_keys(before, now)), "runs of before go on"
 
 
 def test_it_predicts_and_is_evaluated_on_whole_cells(run, tmp_path, capsys):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tomat.data.density.promolecule import RadialBasis
+from tomat.model.environment import radial_functions
 
 MOST_L = 3
 """Largest degree of the harmonics."""
@@ -19,19 +20,6 @@ BLOCK_POSITIONS = 512
 
 SOFT_A = 0.2
 """Directions are d / sqrt(r^2 + this^2): at a nucleus, where there is none, harmonics above l = 0 vanish smoothly."""
-
-
-def radial_functions(basis: RadialBasis, distance_a: jax.Array) -> jax.Array:
-    """`RadialBasis.__call__` in JAX, functions before atoms: `[..., N]` in A to `[..., K, N]`."""
-    s = basis.scale * jnp.log1p(distance_a / basis.stretch_a)[..., None, :]
-    k = jnp.arange(basis.n, dtype=s.dtype)[:, None]
-
-    def cubic(x: jax.Array) -> jax.Array:
-        x = jnp.abs(x)
-        return (jnp.maximum(0.0, 2.0 - x) ** 3 - 4.0 * jnp.maximum(0.0, 1.0 - x) ** 3) / 6.0
-
-    # Only function 1 has a mirrored half within reach of s >= 0.
-    return cubic(s - k) + jnp.where(k == 1, cubic(s + 1.0), 0.0)
 
 
 def real_harmonics(x: jax.Array, y: jax.Array, z: jax.Array, max_l: int) -> list[jax.Array]:

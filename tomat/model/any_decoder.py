@@ -58,13 +58,6 @@ def is_field(config: LmConfig) -> bool:
     return config.get_choice_name(type(config)) == "field"
 
 
-def has_statistics(config: LmConfig) -> bool:
-    """Whether its model is told invariants by their statistics over the training set, and has `moments` and
-    `with_moments`."""
-    environment = environment_of(config)
-    return environment is not None and (is_field(config) or environment.max_l > 0)
-
-
 def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:
     """`model.int8_matmuls` of a configuration; None also for models that cannot have it."""
     return config.int8_matmuls if isinstance(config, DensityDecoderConfig) else None

@@ -43,9 +43,7 @@ from tomat.model.checkpoint_policies import (
     keeps_mlp_projections,
     unrolled_policies,
 )
-from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables
-from tomat.model.invariants import Moments
-from tomat.model.nearby_atoms import PatchAtoms
+from tomat.model.environment import Environment, EnvironmentConfig
 from tomat.model.tiles import QkRotaryConfig, SplashBlockSizes, WholeHeadConfig
 
 if TYPE_CHECKING:
@@ -421,17 +419,6 @@ class DensityDecoder(LlamaLMHeadModel):
             # A key of its own, so that all other weights are those of the model without it.
             environment = Environment.init(config.environment, config.Embed, key=jrandom.fold_in(key, 1))
         return cls(transformer, embeddings, head, environment)
-
-    def moments(self, atoms: PatchAtoms, tables: EnvironmentTables, tokens: NamedArray) -> Moments:
-        """Of what its environment tells, which has statistics."""
-        assert self.environment is not None
-        return self.environment.moments(tokens, atoms, tables)
-
-    def with_moments(self, moments: Moments) -> "DensityDecoder":
-        """The model with those statistics."""
-        assert self.environment is not None and self.environment.norm is not None
-        norm = self.environment.norm.with_moments(moments)
-        return dataclasses.replace(self, environment=dataclasses.replace(self.environment, norm=norm))
 
     def activations(
         self,

@@ -6,6 +6,7 @@ Shapes: B row, P position, N atom near the row's voxels, E element among them, K
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import equinox as eqx
 import haliax as hax
@@ -13,6 +14,7 @@ import haliax.nn as hnn
 import jax
 import jax.numpy as jnp
 import jax.random as jrandom
+import numpy as np
 from haliax import Axis, NamedArray
 from haliax.jax_utils import named_call
 from levanter.layers.attention import AttentionMask
@@ -20,26 +22,23 @@ from levanter.models.lm_model import LmConfig, LmHeadModel
 
 from tomat.base.config_keys import check_range, key
 from tomat.base.errors import TomatError
+from tomat.data.density.elements import SYMBOLS
 from tomat.data.density.promolecule import RadialBasis
-from tomat.model.angular import MOST_L
-from tomat.model.environment import EnvironmentTables
-from tomat.model.invariants import (
+from tomat.model.angular import MOST_L, angular_functions, degree_slices, sums_by_kind
+from tomat.model.environment import (
     DESCRIPTORS,
+    LOG_FLOOR_E_PER_A3,
     MOST_DESCRIPTORS,
-    AtomSums,
-    Moments,
-    StatisticsLayerNorm,
-    atom_sums,
-    first_elements,
-    first_projections,
-    invariants,
-    learnt_of_elements,
-    n_invariants,
+    EnvironmentTables,
+    feature_scale,
 )
-from tomat.model.nearby_atoms import ScatteredAtoms
+from tomat.model.nearby_atoms import GROUP_POSITIONS, ScatteredAtoms
 
 MOST_LOG_RATIO = 6.0
 """A density is between exp(-this) and exp(this) times the promolecule's."""
+LEAST_DEVIATION = 1e-4
+MOST_DEVIATIONS = 8.0
+"""Standard deviations of an invariant over the training that the network is told of, at most."""
 
 
 @LmConfig.register_subclass("field")
@@ -93,7 +92,7 @@ class FieldConfig(LmConfig):
     @property
     def invariants(self) -> int:
         """Numbers that the network is told of a voxel: sums of l = 0, products of each l above, the promolecule."""
-        return n_invariants(self)
+        return self.basis.n * self.channels + self.max_l * self.products * (self.products + 1) // 2 + 1
 
 
 class ElementEmbedding(eqx.Module):
@@ -106,7 +105,36 @@ class ElementEmbedding(eqx.Module):
 
     def of(self, kinds: jax.Array, tables: EnvironmentTables) -> jax.Array:
         """[..., C] of elements by Z, int [...]; 0, no atom, is nothing."""
-        return learnt_of_elements(self.weight, self.descriptors, tables.descriptors)[kinds] * (kinds > 0)[..., None]
+        weight = self.weight.rearrange(("element", "channel")).array
+        descriptors = self.descriptors.rearrange(("descriptor", "channel")).array
+        known = jnp.asarray(tables.descriptors[:, : len(descriptors)], weight.dtype) @ descriptors
+        return (weight + known)[kinds] * (kinds > 0)[..., None]
+
+
+class StatisticsLayerNorm(eqx.Module):
+    """Centres and scales each invariant by what it has over the training set; no gradient reaches them, and no decay
+    (which Levanter's optimizers leave out for classes named LayerNorm)."""
+
+    mean: NamedArray
+    deviation: NamedArray
+    """[invariant]: of some rows of the training set, when a run begins (`train/loop.py`)."""
+
+    def __call__(self, invariants: jax.Array) -> jax.Array:
+        mean, deviation = (jax.lax.stop_gradient(each.array) for each in (self.mean, self.deviation))
+        return jnp.clip((invariants - mean) / deviation, -MOST_DEVIATIONS, MOST_DEVIATIONS)
+
+
+class AtomSums(NamedTuple):
+    """What is computed of the atoms around each place, in which nothing learnt is."""
+
+    kinds: jax.Array
+    """int [B, E]: Z of the elements; 0: none."""
+    spherical: jax.Array
+    """float32 [B, P, K, E]"""
+    angular: jax.Array
+    """float32 [B, P, M, K, E]"""
+    promolecule: jax.Array
+    """float32 [B, P], e/Å³."""
 
 
 class FieldMember(eqx.Module):
@@ -122,9 +150,19 @@ class FieldMember(eqx.Module):
     @staticmethod
     def init(config: FieldConfig, *, key) -> "FieldMember":
         k_elements, k_descriptors, k_projections, k_network = jrandom.split(key, 4)
-        elements = ElementEmbedding(*first_elements(config, k_elements, k_descriptors))
-        projections, norm = first_projections(config, k_projections), StatisticsLayerNorm.init(config)
-        Invariant = norm.mean.resolve_axis("invariant")
+        Channel, Product = Axis("channel", config.channels), Axis("product", config.products)
+        Degree, Radial = Axis("degree", config.max_l), Axis("radial", angular_functions(config.basis))
+        elements = ElementEmbedding(
+            0.1 * hax.random.normal(k_elements, (Axis("element", len(SYMBOLS) + 1), Channel)),
+            # As large a sum of however many.
+            0.7
+            * float(np.sqrt(DESCRIPTORS / config.descriptors))
+            * hax.random.normal(k_descriptors, (Axis("descriptor", config.descriptors), Channel)),
+        )
+        scale = 1 / np.sqrt(Radial.size * config.channels)
+        projections = scale * hax.random.normal(k_projections, (Degree, Radial, Channel, Product))
+        Invariant = Axis("invariant", config.invariants)
+        norm = StatisticsLayerNorm(hax.zeros(Invariant), hax.ones(Invariant))
         network = hnn.MLP.init(
             Invariant, (), config.hidden_dim, config.hidden_layers + 1, activation=hnn.silu, key=k_network
         )
@@ -135,8 +173,23 @@ class FieldMember(eqx.Module):
         return FieldMember(elements, projections, norm, network, config)
 
     def invariants(self, sums: AtomSums, tables: EnvironmentTables) -> jax.Array:
-        """What the network is told, before the norm, [B, P, invariant]."""
-        return invariants(self.config, sums, self.elements.of(sums.kinds, tables), self.projections)
+        """What the network is told, before the norm, [B, P, invariant]: rotations, shifts, supercells and other orders
+        of atoms leave it as it is."""
+        config, dtype = self.config, self.projections.dtype
+        elements = self.elements.of(sums.kinds, tables)
+        scale = jnp.asarray(feature_scale(config.basis), dtype)
+        told = jnp.einsum("bpke,bec,k->bpkc", sums.spherical.astype(dtype), elements, scale)
+        parts = [told.reshape(*told.shape[:2], -1)]
+        projections = self.projections.rearrange(("degree", "radial", "channel", "product")).array
+        one, other = np.triu_indices(config.products)
+        for harmonics, projection in zip(degree_slices(config.max_l), projections, strict=True):
+            # Elements and functions at once: what would be between, 16 x 15 x 8 numbers a voxel, took twice as long.
+            mixed = jnp.einsum("bec,kcq,k->bkeq", elements, projection, scale[::2])
+            projected = jnp.einsum("bpmke,bkeq->bpmq", sums.angular[:, :, harmonics].astype(dtype), mixed)
+            spectrum = jnp.einsum("bpmq,bpmr->bpqr", projected, projected) / projected.shape[2]
+            parts.append(spectrum[:, :, one, other])
+        parts.append(jnp.log(sums.promolecule + LOG_FLOOR_E_PER_A3)[..., None].astype(dtype))
+        return jnp.concatenate(parts, axis=-1)
 
     def log_ratio(self, sums: AtomSums, tables: EnvironmentTables, axes: tuple[Axis, Axis]) -> jax.Array:
         """float32 [B, P], within `MOST_LOG_RATIO`."""
@@ -144,6 +197,11 @@ class FieldMember(eqx.Module):
         named = hax.auto_sharded(NamedArray(told, (*axes, Axis("invariant", self.config.invariants))))
         found = self.network(named).rearrange(axes).array.astype(jnp.float32)
         return jnp.clip(found, -MOST_LOG_RATIO, MOST_LOG_RATIO)
+
+
+Moments = tuple[jax.Array, jax.Array, jax.Array]
+"""Of some voxels: how many, and the sums of what each member's network is told of them and of its squares, [member,
+invariant]."""
 
 
 class FieldModel(LmHeadModel[FieldConfig]):
@@ -168,11 +226,25 @@ class FieldModel(LmHeadModel[FieldConfig]):
 
     def sums(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> AtomSums:
         """Of the atoms near each group of places."""
+        config = self.config
         numbers = atoms.numbers.rearrange(("batch", "group", "atom")).array
         kinds = atoms.kinds.rearrange(("batch", "kind")).array
+        of_kind = (numbers[..., None] == kinds[:, None, None]) & (kinds > 0)[:, None, None]
         positions = atoms.positions.rearrange(("batch", "group", "atom", "xyz")).array
         places = atoms.places.rearrange(("batch", "position", "xyz")).array
-        return atom_sums(self.config, tables.promolecule, numbers, kinds, positions, places)
+        rows, n_places = places.shape[:2]
+        n_groups = numbers.shape[1]
+        size = min(GROUP_POSITIONS, n_places)
+        # The last group of a row may be short.
+        padded = jnp.pad(places, ((0, 0), (0, n_groups * size - n_places), (0, 0)))
+        grouped = padded.reshape(rows, n_groups, size, 3)
+        spherical, angular = (
+            each.reshape(rows, n_groups * size, *each.shape[3:])[:, :n_places]
+            for each in sums_by_kind(config.basis, config.max_l, positions, of_kind.astype(jnp.float32), grouped)
+        )
+        neutral = jnp.asarray(tables.promolecule)[kinds]
+        promolecule = jnp.einsum("bpke,bek->bp", spherical, neutral, precision="highest")
+        return AtomSums(kinds, spherical, angular, promolecule)
 
     @named_call
     def densities(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> tuple[list[NamedArray], NamedArray]:
@@ -184,18 +256,25 @@ class FieldModel(LmHeadModel[FieldConfig]):
         found = [hax.auto_sharded(NamedArray(sums.promolecule * ratio, axes)) for ratio in ratios]
         return found, hax.auto_sharded(NamedArray(sums.promolecule, axes))
 
-    def moments(self, atoms: ScatteredAtoms, tables: EnvironmentTables, tokens: NamedArray | None = None) -> Moments:
-        """Of the voxels of some rows, whose tokens tell it nothing."""
+    def moments(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> Moments:
+        """Of the voxels of some rows."""
         sums = self.sums(atoms, tables)
-        told = jnp.stack([member.invariants(sums, tables) for member in self.members])
-        return Moments.of(told, told.shape[1] * told.shape[2])
+        told = jnp.stack([member.invariants(sums, tables).astype(jnp.float32) for member in self.members])
+        told = told.reshape(len(self.members), -1, told.shape[-1])
+        return jnp.asarray(float(told.shape[1])), told.sum(axis=1), (told**2).sum(axis=1)
 
     def with_moments(self, moments: Moments) -> "FieldModel":
         """The model with the statistics of those voxels."""
-        members = [
-            dataclasses.replace(member, norm=member.norm.with_moments(moments, turn))
-            for turn, member in enumerate(self.members)
-        ]
+        count, total, squares = (np.asarray(each, np.float64) for each in moments)
+        mean = total / count
+        # An invariant that is the same everywhere tells nothing, and is not blown up.
+        deviation = np.sqrt(np.maximum(squares / count - mean**2, 0.0)) + LEAST_DEVIATION
+        members = []
+        for member, *arrays in zip(self.members, mean, deviation, strict=True):
+            now = member.norm.mean
+            placed = (jax.device_put(jnp.asarray(each, now.dtype), now.array.sharding) for each in arrays)
+            norm = StatisticsLayerNorm(*(NamedArray(each, now.axes) for each in placed))
+            members.append(dataclasses.replace(member, norm=norm))
         return dataclasses.replace(self, members=members)
 
     def activations(

@@ -29,7 +29,7 @@ from tomat.data.codec.relative import offset_of
 from tomat.data.tokens.shards import ShardSet
 from tomat.model.any_decoder import environment_of, is_field
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables
-from tomat.model.invariants import Moments
+from tomat.model.field import FieldModel
 from tomat.model.loss.density_loss import evaluation_sums
 from tomat.model.loss.start import TIED_LOGIT_STD, UNTIED_LOGIT_STD, check_first_loss, uniform_loss
 from tomat.train.checkpointer import RunCheckpointer
@@ -251,26 +251,23 @@ class TrainingLoop:
 
 
 STATISTICS_BATCHES = 16
-"""Of rows whose invariants a model's statistics are of, as many batches as a run begins with."""
+"""Of rows whose invariants a field model's statistics are of, as many batches as a run begins with."""
 
 
 def with_statistics(
     config: TrainConfig, trainer: Trainer, datasets: Datasets, state: TrainerState, tables: EnvironmentTables | None
 ) -> TrainerState:
-    """A model that knows nothing yet and `has_statistics`, with those of the first rows that it will see."""
+    """A field model that knows nothing yet, with the statistics of the first rows that it will see."""
     assert tables is not None  # or the step had been refused
     loader = training_loader(config, trainer, shuffled_rows(config, datasets.train))
     batches = itertools.islice(loader.iter_from_step(0), STATISTICS_BATCHES)
 
     @hax.named_jit(axis_resources=trainer.parameter_axis_mapping)
-    def moments(model: Any, batch: Any) -> Moments:
-        return model.moments(batch.atoms, tables, batch.tokens)
+    def moments(model: FieldModel, batch: Any) -> Any:
+        return model.moments(batch.atoms, tables)
 
     found = jax.tree.map(lambda *each: sum(each), *(moments(state.model, batch) for batch in batches))
-    average: Any = state.model_averaging
-    if average is not None:
-        average = dataclasses.replace(average, model=average.model.with_moments(found))
-    return dataclasses.replace(state, model=state.model.with_moments(found), model_averaging=average)
+    return dataclasses.replace(state, model=state.model.with_moments(found))
 
 
 def count_parameters(state: TrainerState) -> int:

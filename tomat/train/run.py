@@ -18,7 +18,7 @@ from tomat.base.shipped import code_details
 from tomat.base.stages import StartStages
 from tomat.data.codec.files import write_codec
 from tomat.data.density.promolecule import Promolecule
-from tomat.model.any_decoder import environment_of, has_statistics
+from tomat.model.any_decoder import environment_of, is_field
 from tomat.model.devices import found_devices
 from tomat.train.datasets import Datasets, open_datasets, run_tables, value_table
 from tomat.train.folder import RunFolder
@@ -126,8 +126,7 @@ def train(
             hosts.barrier("the first weights", longest)
             stages.begin("making the first weights" if start.source is None else f"restoring {start.source.path}")
             state = initial_state(config, trainer, start.source, start.weights, subject)
-            begins = start.source is None and start.weights is None and subject is None
-            if begins and has_statistics(config.model):
+            if is_field(config.model) and start.source is None and start.weights is None:
                 state = with_statistics(config, trainer, datasets, state, tables)
 
             # What begins is written down only now: a resume that fails leaves the run as it was.

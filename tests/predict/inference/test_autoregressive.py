@@ -41,9 +41,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grouped queries, sliding window, a head of its own, mixed values": dict(
         num_kv_heads=2, sliding_window=7, tie_word_embeddings=False, value_mix=0.3, embedding_skip=0.2, fused_qkv=True
     ),
-    "with angles, without prior, unrolled, hybrid norm, plain rotary embedding": dict(
+    "without prior, unrolled, hybrid norm, plain rotary embedding": dict(
         scan_layers=False, hybrid_norm=True, rope=DefaultRotaryEmbeddingsConfig(200.0), input_embedding_norm=True,
-        environment=EnvironmentConfig(4, 16, promolecule().basis, 6, prior_anchors=0, max_l=2, products=3),
+        environment=EnvironmentConfig(4, 16, promolecule().basis, 6, prior_anchors=0),
     ),
     "paired, no norm of queries and keys, yarn, mixed values, unrolled": dict(
         num_kv_heads=2, paired_heads=True, use_qk_norm=False, rope=YarnRotaryEmbeddingsConfig(), value_mix=0.3,

@@ -28,8 +28,7 @@ from tomat.data.codec.relative import OFFSET_E_PER_A3
 from tomat.data.density.elements import SYMBOLS
 from tomat.model.any_decoder import environment_of, is_field
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.environment import EnvironmentTables
-from tomat.model.invariants import MOST_DESCRIPTORS
+from tomat.model.environment import MOST_DESCRIPTORS, EnvironmentTables
 from tomat.model.nearby_atoms import AtomsRead, NearbyAtoms, PatchAtoms, Room, ScatteredAtoms
 from tomat.predict.inference.autoregressive import decode_autoregressive
 from tomat.predict.inference.decoding import decode_parallel

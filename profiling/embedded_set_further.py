@@ -5,7 +5,8 @@ None of the held-out compounds is among them.
 """
 
 import numpy as np
-from embedded_set_cells import Atoms, Compound, Mesh, Site, fcc, hexagonal
+from embedded_set_cells import Atoms, Compound, Mesh, Site, hexagonal
+from embedded_set_structures import fluorite, half_heusler, litharge, matlockite, pair, perovskite, rutile
 
 GROUP = "further-crystals"
 
@@ -44,7 +45,6 @@ def crystal(
     return Compound(formula, structure, lattice, atoms, e_cut, mesh, shift, variants, split, group, smearing_hartree)
 
 
-SECOND_SITE = {"zinc blende": (0.25, 0.25, 0.25), "rock salt": (0.5, 0.5, 0.5), "caesium chloride": (0.5, 0.5, 0.5)}
 SMALL_GAPS = ("InAs", "InSb", "InN", "GaSb", "CdO")
 """PBE closes their gaps, or nearly."""
 SMALL_GAP_SMEARING_HARTREE = 0.002
@@ -67,17 +67,14 @@ def _binaries() -> list[Compound]:
         ("caesium chloride", IONIC_REACH_A, (("Cs", "I", 4.57), ("Tl", "Cl", 3.83), ("Tl", "Br", 3.97))),
     )  # fmt: skip
     found = []
-    for structure, reach, rows in tables:
+    for name, reach, rows in tables:
         for one, two, a in rows:
-            lattice = a * np.eye(3) if structure == "caesium chloride" else fcc(a)
-            sites = {one: [(0.0, 0.0, 0.0)], two: [SECOND_SITE[structure]]}
             smearing = SMALL_GAP_SMEARING_HARTREE if one + two in SMALL_GAPS else 0.0
-            found.append(crystal(one + two, structure, lattice, sites, reach, TWO, smearing_hartree=smearing))
+            found.append(crystal(one + two, *pair(name, one, two, a), reach, TWO, smearing_hartree=smearing))
     return found
 
 
 def _of_three_atoms() -> list[Compound]:
-    # In antifluorite the single one is the anion.
     rows = (
         ("fluorite", 5.94, "Pb", "F"), ("fluorite", 7.34, "Ba", "Cl"), ("fluorite", 5.07, "Zr", "O"),
         ("fluorite", 5.08, "Hf", "O"), ("fluorite", 5.39, "Cd", "F"),
@@ -86,15 +83,19 @@ def _of_three_atoms() -> list[Compound]:
         ("antifluorite", 6.00, "Se", "Li"), ("antifluorite", 4.34, "C", "Be"),
     )  # fmt: skip
     found = []
-    for structure, a, single, double in rows:
-        formula = f"{single}{double}2" if structure == "fluorite" else f"{double}2{single}"
-        sites = {single: [(0.0, 0.0, 0.0)], double: [(0.25, 0.25, 0.25), (0.75, 0.75, 0.75)]}
+    for name, a, single, double in rows:
+        formula = f"{single}{double}2" if name == "fluorite" else f"{double}2{single}"
         reach = SEMICONDUCTOR_REACH_A if double in ("Mg", "Be") else IONIC_REACH_A
-        found.append(crystal(formula, structure, fcc(a), sites, reach, TWO))
-    half_heusler = (("Mg", "P", 6.005), ("Mg", "As", 6.19), ("Al", "Si", 5.93), ("Zn", "P", 5.76), ("Zn", "N", 4.87))
-    for filling, anion, a in half_heusler:
-        sites = {anion: [(0.0, 0.0, 0.0)], "Li": [(0.5, 0.5, 0.5)], filling: [(0.25, 0.25, 0.25)]}
-        found.append(crystal(f"Li{filling}{anion}", "half Heusler", fcc(a), sites, SEMICONDUCTOR_REACH_A, TWO))
+        found.append(crystal(formula, *fluorite(name, single, double, a), reach, TWO))
+    for filling, anion, a in (
+        ("Mg", "P", 6.005),
+        ("Mg", "As", 6.19),
+        ("Al", "Si", 5.93),
+        ("Zn", "P", 5.76),
+        ("Zn", "N", 4.87),
+    ):
+        structure = half_heusler("Li", filling, anion, a)
+        found.append(crystal(f"Li{filling}{anion}", *structure, SEMICONDUCTOR_REACH_A, TWO))
     return found
 
 
@@ -106,26 +107,15 @@ def _of_more_atoms() -> list[Compound]:
         ("Ba", "Zr", "O", 4.19), ("Ca", "Ti", "O", 3.85),
     )  # fmt: skip
     for large, small, anion, a in cubes:
-        faces = [(0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5)]
-        sites = {large: [(0.0, 0.0, 0.0)], small: [(0.5, 0.5, 0.5)], anion: faces}
-        found.append(crystal(f"{large}{small}{anion}3", "perovskite", a * np.eye(3), sites, WIDE_REACH_A, TWO))
-    # Matlockite, PbFCl: a square layer of fluorine between two of each of the others.
+        structure = perovskite("perovskite", large, small, anion, a)
+        found.append(crystal(f"{large}{small}{anion}3", *structure, WIDE_REACH_A, TWO))
     for metal, halogen, a, c, z, w in (
         ("Sr", "Cl", 4.126, 6.958, 0.2015, 0.643), ("Ba", "Cl", 4.394, 7.225, 0.2049, 0.6472),
         ("Ca", "Cl", 3.894, 6.818, 0.196, 0.643),
     ):  # fmt: skip
-        sites = {
-            "F": [(0.0, 0.0, 0.0), (0.5, 0.5, 0.0)],
-            metal: [(0.0, 0.5, z), (0.5, 0.0, 1 - z)],
-            halogen: [(0.0, 0.5, w), (0.5, 0.0, 1 - w)],
-        }
-        found.append(crystal(f"{metal}F{halogen}", "matlockite", np.diag([a, a, c]), sites, WIDE_REACH_A, TWO))
+        found.append(crystal(f"{metal}F{halogen}", *matlockite(metal, halogen, a, c, z, w), WIDE_REACH_A, TWO))
     for single, double, a, c, x in (("Sn", "O", 4.737, 3.186, 0.307), ("Zn", "F", 4.71, 3.13, 0.303)):
-        sites = {
-            single: [(0.0, 0.0, 0.0), (0.5, 0.5, 0.5)],
-            double: [(x, x, 0.0), (1 - x, 1 - x, 0.0), (0.5 + x, 0.5 - x, 0.5), (0.5 - x, 0.5 + x, 0.5)],
-        }
-        found.append(crystal(f"{single}{double}2", "rutile", np.diag([a, a, c]), sites, WIDE_REACH_A, TWO))
+        found.append(crystal(f"{single}{double}2", *rutile(single, double, a, c, x), WIDE_REACH_A, TWO))
     third, two_thirds = 1 / 3, 2 / 3
     # P3_2 21 with a twofold axis through the origin.
     x, y, z = 0.4135, 0.2669, 0.1191
@@ -134,10 +124,9 @@ def _of_more_atoms() -> list[Compound]:
         "O": [(x, y, z), (1 - y, x - y, z + two_thirds), (1 + y - x, 1 - x, z + third),
               (x - y, 1 - y, 1 - z), (y, x, two_thirds - z), (1 - x, 1 + y - x, third - z)],
     }  # fmt: skip
-    litharge = {"O": [(0.0, 0.0, 0.0), (0.5, 0.5, 0.0)], "Pb": [(0.0, 0.5, 0.235), (0.5, 0.0, 0.765)]}
     return [
         *found,
-        crystal("PbO", "litharge", np.diag([3.97, 3.97, 5.02]), litharge, WIDE_REACH_A, TWO),
+        crystal("PbO", *litharge("Pb", 3.97, 5.02, 0.235), WIDE_REACH_A, TWO),
         crystal("SiO2", "quartz", hexagonal(4.913, 5.405), quartz, WIDE_REACH_A, TWO),
     ]
 

@@ -9,28 +9,35 @@ import numpy as np
 from embedded_set_cells import Compound, Site, fcc, hexagonal
 from embedded_set_further import (
     IONIC_REACH_A,
-    SECOND_SITE,
     SEMICONDUCTOR_REACH_A,
     SMALL_GAP_SMEARING_HARTREE,
     WIDE_REACH_A,
     crystal,
 )
+from embedded_set_structures import (
+    CENTRE,
+    CORNER,
+    QUARTERS,
+    Structure,
+    cadmium_iodide,
+    fluorite,
+    half_heusler,
+    litharge,
+    matlockite,
+    pair,
+    perovskite,
+    rutile,
+)
 
 GROUP = "more-crystals"
 SMALL_GAPS = ("Ge", "ScN", "SnTe", "PbTe", "PbSe", "CdSe", "Mg3Sb2", "LiCdAs", "LiZnAs", "Ca3NAs", "NaZnAs", "K3Sb")
 """PBE closes their gaps, or nearly."""
-ORIGIN: list[Site] = [(0.0, 0.0, 0.0)]
-QUARTERS: list[Site] = [(0.25, 0.25, 0.25), (0.75, 0.75, 0.75)]
-FACES: list[Site] = [(0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5)]
-CENTRE: list[Site] = [(0.5, 0.5, 0.5)]
 
 
-def _crystal(
-    formula: str, structure: str, lattice: np.ndarray, sites: dict[str, list[Site]], reach_a: float
-) -> Compound:
+def _crystal(formula: str, structure: Structure, reach_a: float) -> Compound:
     smearing = SMALL_GAP_SMEARING_HARTREE if formula in SMALL_GAPS else 0.0
     # Sheared as well they would take four times as long: without symmetry all k-points of a mesh count.
-    return crystal(formula, structure, lattice, sites, reach_a, ("ideal",), GROUP, smearing_hartree=smearing)
+    return crystal(formula, *structure, reach_a, ("ideal",), GROUP, smearing_hartree=smearing)
 
 
 def _binaries() -> list[Compound]:
@@ -45,13 +52,10 @@ def _binaries() -> list[Compound]:
         )),
         ("caesium chloride", IONIC_REACH_A, (("Tl", "I", 4.20), ("Rb", "Cl", 3.75))),
     )  # fmt: skip
-    found = []
-    for structure, reach, rows in tables:
-        for one, two, a in rows:
-            lattice = a * np.eye(3) if structure == "caesium chloride" else fcc(a)
-            found.append(_crystal(one + two, structure, lattice, {one: ORIGIN, two: [SECOND_SITE[structure]]}, reach))
-    germanium = {"Ge": [*ORIGIN, (0.25, 0.25, 0.25)]}
-    return [*found, _crystal("Ge", "diamond", fcc(5.658), germanium, SEMICONDUCTOR_REACH_A)]
+    found = [
+        _crystal(one + two, pair(name, one, two, a), reach) for name, reach, rows in tables for one, two, a in rows
+    ]
+    return [*found, _crystal("Ge", pair("diamond", "Ge", "Ge", 5.658), SEMICONDUCTOR_REACH_A)]
 
 
 def _of_three_atoms() -> list[Compound]:
@@ -60,46 +64,43 @@ def _of_three_atoms() -> list[Compound]:
         ("Te", "Li", 6.517), ("Te", "Na", 7.32), ("Se", "K", 7.68), ("Te", "K", 8.15), ("O", "Rb", 6.74),
         ("S", "Rb", 7.65), ("Se", "Rb", 8.02),
     ):  # fmt: skip
-        sites = {single: ORIGIN, double: QUARTERS}
-        found.append(_crystal(f"{double}2{single}", "antifluorite", fcc(a), sites, IONIC_REACH_A))
+        structure = fluorite("antifluorite", single, double, a)
+        found.append(_crystal(f"{double}2{single}", structure, IONIC_REACH_A))
     for metal, other, a in (("Sr", "Br", 7.30), ("Ca", "H", 5.40), ("Sr", "H", 5.75), ("Ca", "Cl", 6.70)):
-        sites = {metal: ORIGIN, other: QUARTERS}
-        found.append(_crystal(f"{metal}{other}2", "fluorite", fcc(a), sites, IONIC_REACH_A))
+        found.append(_crystal(f"{metal}{other}2", fluorite("fluorite", metal, other, a), IONIC_REACH_A))
     for alkali, filling, anion, a in (
         ("Li", "Zn", "As", 5.94), ("Li", "Mg", "Sb", 6.62), ("Li", "Cd", "P", 6.09), ("Li", "Cd", "As", 6.26),
         ("Li", "Be", "P", 5.45), ("Li", "Be", "N", 4.65), ("Li", "Be", "As", 5.70), ("Li", "Al", "Ge", 5.98),
         ("Li", "Ca", "N", 5.55), ("Na", "Zn", "As", 6.20), ("Na", "Mg", "P", 6.45), ("Na", "Mg", "N", 5.50),
         ("Li", "Ca", "P", 6.55), ("Na", "Mg", "As", 6.65), ("Li", "B", "Si", 5.10), ("K", "Mg", "P", 6.95),
     ):  # fmt: skip
-        sites = {anion: ORIGIN, alkali: CENTRE, filling: [(0.25, 0.25, 0.25)]}
-        found.append(_crystal(f"{alkali}{filling}{anion}", "half Heusler", fcc(a), sites, SEMICONDUCTOR_REACH_A))
+        structure = half_heusler(alkali, filling, anion, a)
+        found.append(_crystal(f"{alkali}{filling}{anion}", structure, SEMICONDUCTOR_REACH_A))
     # CaC2: pairs of carbon, or of oxygen, along the axis of a body-centred cell.
     for metal, other, a, c, z in (
         ("Ca", "C", 3.89, 6.38, 0.407), ("Sr", "C", 4.11, 6.68, 0.409), ("Ba", "C", 4.40, 7.06, 0.411),
         ("Sr", "O", 3.56, 6.61, 0.388), ("Ba", "O", 3.81, 6.84, 0.393),
     ):  # fmt: skip
         lattice = 0.5 * np.array([[-a, a, c], [a, -a, c], [a, a, -c]])
-        sites: dict[str, list[Site]] = {metal: ORIGIN, other: [(z, z, 0.0), (1 - z, 1 - z, 0.0)]}
-        found.append(_crystal(f"{metal}{other}2", "calcium carbide", lattice, sites, IONIC_REACH_A))
-    # A layer of each: octahedra that share edges.
+        sites: dict[str, list[Site]] = {metal: [CORNER], other: [(z, z, 0.0), (1 - z, 1 - z, 0.0)]}
+        found.append(_crystal(f"{metal}{other}2", ("calcium carbide", lattice, sites), IONIC_REACH_A))
     for metal, other, a, c, z in (
         ("Mg", "I", 4.15, 6.86, 0.25), ("Cd", "I", 4.24, 6.84, 0.25), ("Ca", "Br", 3.95, 6.55, 0.25),
         ("Cd", "Cl", 3.85, 5.90, 0.25), ("Hf", "S", 3.63, 5.85, 0.25), ("Zr", "Se", 3.77, 6.14, 0.257),
         ("Hf", "Se", 3.75, 6.16, 0.257), ("Pb", "Br", 4.35, 6.70, 0.26), ("Zn", "Cl", 3.75, 5.80, 0.25),
     ):  # fmt: skip
-        sites = {metal: ORIGIN, other: [(1 / 3, 2 / 3, z), (2 / 3, 1 / 3, 1 - z)]}
-        found.append(_crystal(f"{metal}{other}2", "cadmium iodide", hexagonal(a, c), sites, IONIC_REACH_A))
+        found.append(_crystal(f"{metal}{other}2", cadmium_iodide(metal, other, a, c, z), IONIC_REACH_A))
     return found
 
 
 def _of_more_atoms() -> list[Compound]:
     found = []
     for metal, a in (("Sc", 4.01), ("Ga", 3.85), ("In", 4.15), ("Y", 4.35)):
-        sites = {metal: ORIGIN, "F": [(0.5, 0.0, 0.0), (0.0, 0.5, 0.0), (0.0, 0.0, 0.5)]}
-        found.append(_crystal(f"{metal}F3", "rhenium trioxide", a * np.eye(3), sites, WIDE_REACH_A))
+        sites: dict[str, list[Site]] = {metal: [CORNER], "F": [(0.5, 0.0, 0.0), (0.0, 0.5, 0.0), (0.0, 0.0, 0.5)]}
+        found.append(_crystal(f"{metal}F3", ("rhenium trioxide", a * np.eye(3), sites), WIDE_REACH_A))
     for alkali, a in (("Li", 6.57), ("K", 8.49)):
-        sites = {"Sb": ORIGIN, alkali: [*QUARTERS, *CENTRE]}
-        found.append(_crystal(f"{alkali}3Sb", "bismuth trifluoride", fcc(a), sites, IONIC_REACH_A))
+        sites = {"Sb": [CORNER], alkali: [*QUARTERS, CENTRE]}
+        found.append(_crystal(f"{alkali}3Sb", ("bismuth trifluoride", fcc(a), sites), IONIC_REACH_A))
     # In the second half anion and cation have changed places.
     for large, small, anion, a in (
         ("Cs", "Pb", "Br", 5.87), ("Cs", "Pb", "I", 6.29), ("Cs", "Sn", "Cl", 5.60), ("Cs", "Sn", "Br", 5.80),
@@ -110,43 +111,27 @@ def _of_more_atoms() -> list[Compound]:
         ("K", "Mg", "H", 4.03), ("Cl", "O", "Li", 3.91), ("Br", "O", "Li", 4.02), ("Cl", "O", "Na", 4.50),
         ("As", "N", "Mg", 4.22), ("P", "N", "Ca", 4.73), ("As", "N", "Ca", 4.76),
     ):  # fmt: skip
-        sites = {large: ORIGIN, small: CENTRE, anion: FACES}
         inverse = small in ("O", "N")
         formula = f"{anion}3{small}{large}" if inverse else f"{large}{small}{anion}3"
         kind = "inverse perovskite" if inverse else "perovskite"
-        found.append(_crystal(formula, kind, a * np.eye(3), sites, WIDE_REACH_A))
+        found.append(_crystal(formula, perovskite(kind, large, small, anion, a), WIDE_REACH_A))
     for metal, halogen, a, c, z, w in (
         ("Ba", "Br", 4.51, 7.44, 0.191, 0.650), ("Sr", "Br", 4.22, 7.34, 0.184, 0.644),
         ("Pb", "Cl", 4.11, 7.22, 0.2058, 0.6497),
     ):  # fmt: skip
-        sites = {
-            "F": [(0.0, 0.0, 0.0), (0.5, 0.5, 0.0)],
-            metal: [(0.0, 0.5, z), (0.5, 0.0, 1 - z)],
-            halogen: [(0.0, 0.5, w), (0.5, 0.0, 1 - w)],
-        }
-        found.append(_crystal(f"{metal}F{halogen}", "matlockite", np.diag([a, a, c]), sites, WIDE_REACH_A))
+        found.append(_crystal(f"{metal}F{halogen}", matlockite(metal, halogen, a, c, z, w), WIDE_REACH_A))
     for single, double, a, c, x in (("Mg", "H", 4.52, 3.02, 0.306), ("Ca", "Br", 6.55, 4.34, 0.31)):
-        sites = {
-            single: [*ORIGIN, *CENTRE],
-            double: [(x, x, 0.0), (1 - x, 1 - x, 0.0), (0.5 + x, 0.5 - x, 0.5), (0.5 - x, 0.5 + x, 0.5)],
-        }
-        found.append(_crystal(f"{single}{double}2", "rutile", np.diag([a, a, c]), sites, WIDE_REACH_A))
+        found.append(_crystal(f"{single}{double}2", rutile(single, double, a, c, x), WIDE_REACH_A))
     for one, two, anion, a, c, z, w in (
         ("Mg", "Mg", "Sb", 4.57, 7.23, 0.63, 0.228), ("Ca", "Mg", "P", 4.28, 6.83, 0.63, 0.245),
     ):  # fmt: skip
         between: list[Site] = [(1 / 3, 2 / 3, z), (2 / 3, 1 / 3, 1 - z)]
-        sites = {one: [*ORIGIN, *between]} if one == two else {one: ORIGIN, two: between}
+        sites = {one: [CORNER, *between]} if one == two else {one: [CORNER], two: between}
         sites[anion] = [(1 / 3, 2 / 3, w), (2 / 3, 1 / 3, 1 - w)]
         formula = f"{one}3{anion}2" if one == two else f"{one}{two}2{anion}2"
-        found.append(_crystal(formula, "calcium dialuminide disilicide", hexagonal(a, c), sites, IONIC_REACH_A))
-    litharge: dict[str, list[Site]] = {
-        "O": [(0.0, 0.0, 0.0), (0.5, 0.5, 0.0)],
-        "Sn": [(0.0, 0.5, 0.238), (0.5, 0.0, 0.762)],
-    }
-    return [
-        *found,
-        _crystal("SnO", "litharge", np.diag([3.80, 3.80, 4.84]), litharge, WIDE_REACH_A),
-    ]
+        structure = ("calcium dialuminide disilicide", hexagonal(a, c), sites)
+        found.append(_crystal(formula, structure, IONIC_REACH_A))
+    return [*found, _crystal("SnO", litharge("Sn", 3.80, 4.84, 0.238), WIDE_REACH_A)]
 
 
 def more_compounds() -> list[Compound]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 from embedded_set_cells import Compound, Site, fcc, hexagonal
 from embedded_set_further import IONIC_REACH_A, SEMICONDUCTOR_REACH_A, TWO, crystal
+from embedded_set_structures import SECOND_SITE, cadmium_iodide
 
 VACUUM, LAYERED, LARGE, METALS = "vacuum", "layered", "large", "metals"
 VACUUM_A = 9.0
@@ -140,13 +141,8 @@ def layered_compounds() -> list[Compound]:
     )  # fmt: skip
     found = []
     for metal, anion, a, c, z, split in rows:
-        sites = {metal: [(0.0, 0.0, 0.0)], anion: [(1 / 3, 2 / 3, z), (2 / 3, 1 / 3, 1 - z)]}
-        variants = TWO if split == "train" else IDEAL
-        found.append(
-            crystal(
-                f"{metal}{anion}2", "cadmium iodide", hexagonal(a, c), sites, IONIC_REACH_A, variants, LAYERED, split
-            )
-        )
+        structure, variants = cadmium_iodide(metal, anion, a, c, z), TWO if split == "train" else IDEAL
+        found.append(crystal(f"{metal}{anion}2", *structure, IONIC_REACH_A, variants, LAYERED, split))
     brucite = {
         "Mg": [(0.0, 0.0, 0.0)],
         "O": [(1 / 3, 2 / 3, 0.2216), (2 / 3, 1 / 3, 0.7784)],
@@ -162,7 +158,7 @@ def _supercell(
 ) -> Compound:  # fmt: skip
     """Repeats of a two-atom cell; `change`: `vacancy` takes the last atom away, `antisite` exchanges the last of either
     kind, `alloy` exchanges half of them with their neighbours, nothing only rattles."""
-    second = 0.25 if structure in ("diamond", "zinc blende") else 0.5
+    second = np.array(SECOND_SITE[structure])
     corners = np.stack(np.meshgrid(*map(np.arange, repeats), indexing="ij"), -1).reshape(-1, 3)
     atoms = [(one, tuple((corner / repeats).tolist())) for corner in corners]
     atoms += [(two, tuple(((corner + second) / repeats).tolist())) for corner in corners]

@@ -10,9 +10,9 @@ import loss_batches
 import numpy as np
 import pytest
 from haliax import Axis, named
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from loss_batches import START, assert_close
+from loss_batches import START, assert_close, largest_terms
 from plain_loss import plain_loss
 
 from tomat.base.errors import TomatError
@@ -65,6 +65,7 @@ def compiled_comparison(config: LossConfig):
 
 @pytest.mark.parametrize(("kind", "vocabulary", "preamble_weight", "block"), CASES)
 @settings(max_examples=3, deadline=None)
+@example(seed=72835, scale=1.1, in_bins=False)  # of crps, whose terms cancel to a 68th
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.0, 1.5), in_bins=st.booleans())
 def test_blocked_equals_plain(kind, vocabulary, preamble_weight, block, seed, scale, in_bins):
     target: dict[str, Any] = (
@@ -86,8 +87,11 @@ def test_blocked_equals_plain(kind, vocabulary, preamble_weight, block, seed, sc
     assert blocked[1].keys() == plain[1].keys()
     for name, value in plain[1].items():
         assert_close(blocked[1][name], value, 1e-5, name)
-    assert_close(by_blocked[0], by_plain[0], 1e-5, "gradient by hidden")
-    assert_close(by_blocked[1], by_plain[1], 1e-5, "gradient by head")
+    for name, got, wanted, terms in zip(
+        ("hidden", "head"), by_blocked, by_plain, largest_terms(*arrays, config, VALUES), strict=True
+    ):
+        # Both round to 1e-7 of the terms: 1e-6 of these counts where they all but cancel.
+        assert_close(got, wanted, 1e-5, f"gradient by {name}", terms / 10)
 
 
 def test_levanters_program_has_the_same_loss_and_gradients():

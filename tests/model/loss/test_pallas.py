@@ -13,9 +13,8 @@ import pytest
 from forked import Forked
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from loss_batches import START, assert_close
+from loss_batches import START, assert_close, largest_terms
 from plain_loss import plain_loss
-from scipy.special import softmax
 
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import slice_named
@@ -56,21 +55,6 @@ def differentiated(loss, config: LossConfig):
     return jax.jit(of)
 
 
-def largest_terms(hidden, head, tokens, config: LossConfig) -> tuple[float, float]:
-    """Of an expected distance, whose derivative by a logit of probability p is w p (distance - its expectation): the
-    largest sums of w p (distance + its expectation), by hidden states and by head. In either formula both round alone.
-    """
-    weight = {"emd": 1.0, "l1_mean": 1.0, "ce_emd": config.emd_weight}.get(config.kind, 0.0)
-    states, rows, ids = (np.asarray(x, np.float64) for x in (hidden, head[START : START + K], tokens))
-    targets = np.pad(ids[:, 1:], ((0, 0), (0, 1))).astype(int) - START
-    counts = (targets >= 0) & (targets < K)
-    w = weight * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) / len(ids)
-    p = softmax(states @ rows.T, axis=-1)
-    distance = np.abs(VALUES - VALUES[np.clip(targets, 0, K - 1)][..., None])
-    terms = w[..., None] * p * (distance + np.sum(p * distance, axis=-1, keepdims=True))
-    return (terms @ np.abs(rows)).max(), np.einsum("bpk,bpe->ke", terms, np.abs(states)).max()
-
-
 @pytest.mark.parametrize(("kind", "vocabulary", "preamble_weight", "tiles", "target"), CASES)
 @settings(max_examples=1, deadline=None)
 @example(seed=616245, scale=1.5)  # distributions of all but one bin, whose terms cancel to a hundredth
@@ -93,7 +77,7 @@ def test_equals_the_plain_formulas(kind, vocabulary, preamble_weight, tiles, tar
     for name in expected_metrics:
         assert_close(metrics[name], expected_metrics[name], 1e-5, name)
     for name, got, plain, terms in zip(
-        ("hidden", "head"), by_arrays, by_plain, largest_terms(*arrays, config), strict=True
+        ("hidden", "head"), by_arrays, by_plain, largest_terms(*arrays, config, VALUES), strict=True
     ):
         assert got.shape == plain.shape
         assert_close(got, plain, 1e-5, f"gradient by {name}", terms)

@@ -63,16 +63,25 @@ def test_fit_counts_every_voxel_of_every_input(tmp_path, densities, capsys):
     assert "NMAE floor, absolute fit" in printed and "NMAE floor, squared fit" in printed
 
 
-def test_fit_goes_on_from_its_histogram(tmp_path, densities):
-    kept = tmp_path / "counts.npz"
-    arguments = ("--bins", 200, "--histogram", kept, "--output")
-    run("codec", "fit", "--input", densities / "mp-0.zarr", *arguments, tmp_path / "a.json")
-    run("codec", "fit", "--input", densities, *arguments, tmp_path / "b.json")
-    run("codec", "fit", "--input", densities, "--bins", 200, "--output", tmp_path / "c.json")
-    assert DensityHistogram.load(kept).material_ids == {"mp-0", "mp-1", "mp-2"}
+@pytest.mark.parametrize(
+    ("words", "flag", "load"),
+    [
+        (("codec", "fit", "--bins", 200), "--histogram", DensityHistogram.load),
+        (("promolecule", "fit"), "--sums", lambda kept: PromoleculeFit.from_bytes(kept.read_bytes(), "", "")),
+    ],
+)
+def test_a_fit_goes_on_from_what_it_has_counted(tmp_path, densities, words, flag, load):
+    kept, fit = tmp_path / "kept.npz", (*words, "--input")
+    run(*fit, densities / "mp-0.zarr", flag, kept, "--output", tmp_path / "a.json")
+    run(*fit, densities, flag, kept, "--output", tmp_path / "b.json")
+    run(*fit, densities, "--output", tmp_path / "c.json")
+    assert set(load(kept).material_ids) == {"mp-0", "mp-1", "mp-2"}
     assert (tmp_path / "b.json").read_bytes() == (tmp_path / "c.json").read_bytes()
     with pytest.raises(TomatError, match="has mp-0, which is not among the inputs"):
-        run("codec", "fit", "--input", densities / "mp-1.zarr", *arguments, tmp_path / "d.json")
+        run(*fit, densities / "mp-1.zarr", flag, kept, "--output", tmp_path / "d.json")
+    kept.write_bytes(b"no sums")
+    with pytest.raises(TomatError, match="kept.npz is not .* Remove it and (fit|count) again."):
+        run(*fit, densities, flag, kept, "--output", tmp_path / "d.json")
 
 
 def test_fit_skips_what_cannot_be_read_and_refuses_what_is_too_little(tmp_path, densities, capsys):
@@ -140,17 +149,3 @@ def test_a_promolecule_finds_electrons_and_how_far_it_is(sums_of_atoms, tmp_path
     assert reported(tmp_path, "promolecule", "show", out)["electrons"] == content["electrons"]
     printed = capsys.readouterr().out
     assert "Si 4.00" in printed and "3 densities" in printed
-
-
-def test_a_promolecule_goes_on_from_its_sums(sums_of_atoms, tmp_path):
-    kept, fit = tmp_path / "sums.npz", ("promolecule", "fit", "--input")
-    run(*fit, sums_of_atoms / "mp-0.zarr", "--sums", kept, "--output", tmp_path / "a.json")
-    run(*fit, sums_of_atoms, "--sums", kept, "--output", tmp_path / "b.json")
-    run(*fit, sums_of_atoms, "--output", tmp_path / "c.json")
-    assert PromoleculeFit.from_bytes(kept.read_bytes(), "", "").material_ids == ["mp-0", "mp-1", "mp-2"]
-    assert (tmp_path / "b.json").read_bytes() == (tmp_path / "c.json").read_bytes()
-    with pytest.raises(TomatError, match="has mp-0, which is not among the inputs"):
-        run(*fit, sums_of_atoms / "mp-1.zarr", "--sums", kept, "--output", tmp_path / "d.json")
-    kept.write_bytes(b"no sums")
-    with pytest.raises(TomatError, match="sums.npz is not the sums of a promolecule's fit.* Remove it and fit again."):
-        run(*fit, sums_of_atoms, "--sums", kept, "--output", tmp_path / "d.json")

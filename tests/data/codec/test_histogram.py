@@ -68,18 +68,6 @@ def test_zeros_are_counted_apart_and_what_is_no_density_not_at_all():
     assert histogram.n_zero == 3 and int(histogram.counts.sum()) == 2
 
 
-def test_file_round_trip(tmp_path):
-    histogram = DensityHistogram(unit="rho_times_volume")
-    histogram.add(np.random.default_rng(0).gamma(0.3, 2.0, 1000).astype(np.float32))
-    histogram.add(np.zeros(3, np.float32), material_id="mp-1")
-    histogram.save(tmp_path / "histogram.npz")
-    back = DensityHistogram.load(tmp_path / "histogram.npz")
-    assert content(back) == content(histogram)
-    np.testing.assert_array_equal(back.sums, histogram.sums)
-    assert (back.unit, back.max_density, back.material_ids) == ("rho_times_volume", histogram.max_density, {"mp-1"})
-    assert [path.name for path in tmp_path.iterdir()] == ["histogram.npz"]
-
-
 def test_other_units_other_files_and_materials_that_are_counted_are_refused(tmp_path):
     with pytest.raises(TomatError, match="rho_times_volume"):
         DensityHistogram().merge(DensityHistogram(unit="rho_times_volume"))

@@ -7,8 +7,8 @@ from relative_codec import PROMOLECULE, bonded, relative_codec
 
 from tomat.base.errors import TomatError
 from tomat.data.codec.base import UNIT_RHO_TIMES_VOLUME, in_unit
-from tomat.data.codec.files import load_codec, write_codec
-from tomat.data.codec.relative import CellCodec, RelativeCodec, cell_codec, check_promolecule
+from tomat.data.codec.files import load_codec
+from tomat.data.codec.relative import CellCodec, cell_codec, check_promolecule
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
@@ -63,14 +63,8 @@ def test_other_codecs_are_theirs_at_every_voxel():
     np.testing.assert_allclose(cell.rounded(grid.rho)[grid.rho > 1e-3], grid.rho[grid.rho > 1e-3], rtol=2e-5)
 
 
-def test_file_round_trip_is_exact_and_the_hash_covers_promolecule_and_offset(tmp_path):
+def test_the_hash_covers_promolecule_and_offset():
     codec = relative_codec()
-    write_codec(codec, tmp_path / "a.json")
-    back = load_codec(tmp_path / "a.json")
-    assert isinstance(back, RelativeCodec) and back.offset_e_per_a3 == 0.01
-    assert (back.sha256, back.promolecule.sha256, back.fit) == (codec.sha256, PROMOLECULE.sha256, codec.fit)
-    write_codec(back, tmp_path / "b.json")
-    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     others = (
         dataclasses.replace(codec, promolecule=dataclasses.replace(PROMOLECULE, n_materials=9)),
         dataclasses.replace(codec, offset_e_per_a3=0.02),

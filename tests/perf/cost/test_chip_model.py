@@ -10,11 +10,13 @@ import pytest
 from tomat.base.errors import TomatError
 from tomat.hardware.chips import CHIPS, slice_named
 from tomat.perf.cost.chip_model import (
+    ASSUMED_RATES,
     CHECKOUT_FILE,
     NAMES,
     RECORD_FILE,
     ChipModel,
     KernelWork,
+    LinkRates,
     Parameters,
     Support,
     WorkTable,
@@ -100,6 +102,17 @@ def test_a_damaged_record_is_one_clear_error(tmp_path):
 def test_a_record_without_a_fit_leaves_that_of_the_release(tmp_path, text):
     (tmp_path / RECORD_FILE).write_text(text)
     assert ChipModel.load(tmp_path, V6E) == ChipModel.load(None, V6E)
+
+
+def test_collectives_on_record_take_the_place_of_the_assumed_ones(tmp_path):
+    links = {"start_seconds": 5e-6, "ring_efficiency": 0.8, "slice": "v6e-16", "timed_with": "jax 1"}
+    (tmp_path / RECORD_FILE).write_text(json.dumps(record(fitted=False, collectives=links)))
+    model = ChipModel.load(tmp_path, V6E)
+    assert model.links == LinkRates(5e-6, 0.8) and "5 us to start, rings at 80%" in model.notes()[0]
+    assert ChipModel.load(tmp_path, slice_named("v5p-8").chip).links == ASSUMED_RATES
+    (tmp_path / RECORD_FILE).write_text(json.dumps(record(collectives=links | {"ring_efficiency": 80})))
+    with pytest.raises(TomatError, match="is damaged: chips.* expected up to 1"):
+        ChipModel.load(tmp_path, V6E)
 
 
 def test_a_record_has_a_name_for_caches(tmp_path):

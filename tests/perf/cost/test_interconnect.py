@@ -1,4 +1,5 @@
 import pytest
+from hlo_text import counted_loop, program_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,19 +22,19 @@ LINK = 90e9
 RING = 59e9
 """Bytes a second one way over a v6e link: 800e9 over 4 ports and 2 directions, of which 0.9 is reached."""
 MIB = 2**20
+IDS = "use_global_device_ids=true"
 
 
-def program_of(operation: str, operand: str, n_partitions: int) -> HloProgram:
-    text = (
-        f"HloModule m, num_partitions={n_partitions}\n"
-        "add {\n  p = bf16[] parameter(0)\n  q = bf16[] parameter(1)\n  ROOT s = bf16[] add(p, q)\n}\n"
-        f"ENTRY e {{\n  a = {operand} parameter(0)\n  ROOT y = {operation}\n}}"
-    )
-    return program_from_text(text, "inline")
+ADD = "add {\n  p = bf16[] parameter(0)\n  q = bf16[] parameter(1)\n  ROOT s = bf16[] add(p, q)\n}"
+
+
+def collective(operation: str, operand: str, n_partitions: int) -> HloProgram:
+    entry = f"  a = {operand} parameter(0)\n  ROOT y = {operation}"
+    return program_of(entry, ADD, how=f"num_partitions={n_partitions}")
 
 
 def one(operation: str, operand: str, n_partitions: int, slice_):
-    program = program_of(operation, operand, n_partitions)
+    program = collective(operation, operand, n_partitions)
     found = collective_seconds(program, program.by_name["y"], slice_)
     assert found is not None
     return found
@@ -51,7 +52,7 @@ def test_an_all_gather_is_bound_by_the_corners_two_links():
 def test_measured_rates_take_the_place_of_the_assumed_ones():
     shape = "bf16[4,1024,1024]{2,1,0}"
     groups = "channel_id=1, replica_groups=[1,16]<=[16], use_global_device_ids=true, to_apply=add"
-    program = program_of(f"{shape} all-reduce(a), {groups}", shape, 16)
+    program = collective(f"{shape} all-reduce(a), {groups}", shape, 16)
     assumed = overlap(program, lambda i: 0.0, V6E_16)["y"]
     measured = overlap(program, lambda i: 0.0, V6E_16, LinkRates(3e-6, RING_EFFICIENCY / 2))["y"]
     hops = 2 * 6 * HOP_SECONDS
@@ -137,21 +138,16 @@ def test_transfers_on_the_same_link_queue_and_on_others_do_not():
 
 
 def test_a_fusion_hides_what_it_gathers_behind_its_own_product():
-    text = """
-HloModule m, is_scheduled=true, num_partitions=4
-fused {
-  a = bf16[1024,1024]{1,0} parameter(0)
+    fused = f"""fused {{
+  a = bf16[1024,1024]{{1,0}} parameter(0)
+  w = bf16[4096,1024]{{1,0}} parameter(1)
+  g = bf16[4096,1024]{{1,0}} all-gather(a), channel_id=1, replica_groups=[1,4]<=[4], dimensions={{0}}, {IDS}
+  ROOT d = bf16[4096,4096]{{1,0}} dot(g, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
+}}"""
+    entry = """a = bf16[1024,1024]{1,0} parameter(0)
   w = bf16[4096,1024]{1,0} parameter(1)
-  g = bf16[4096,1024]{1,0} all-gather(a), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, use_global_device_ids=true
-  ROOT d = bf16[4096,4096]{1,0} dot(g, w), lhs_contracting_dims={1}, rhs_contracting_dims={1}
-}
-ENTRY e {
-  a = bf16[1024,1024]{1,0} parameter(0)
-  w = bf16[4096,1024]{1,0} parameter(1)
-  ROOT f = bf16[4096,4096]{1,0} fusion(a, w), kind=kOutput, calls=fused
-}
-"""  # noqa: E501 - HLO text breaks lines where it may not be broken
-    program = program_from_text(text, "inline")
+  ROOT f = bf16[4096,4096]{1,0} fusion(a, w), kind=kOutput, calls=fused"""
+    program = program_of(entry, fused, how="is_scheduled=true, num_partitions=4")
     transfer = 3 * 2 * MIB / (2 * RING) + 2 * HOP_SECONDS
     short = overlap(program, lambda i: transfer / 3, V6E_4)["f"]
     assert short.seconds == pytest.approx(transfer)
@@ -163,44 +159,25 @@ ENTRY e {
 @pytest.mark.parametrize("trips", [1, 8])
 def test_a_gather_that_is_spread_over_the_kernels_of_a_loop_is_one(trips):
     """As libtpu spreads it: start, a part in each turn of a loop, done; each kernel holds the whole gather."""
-    text = """
-HloModule m, is_scheduled=true, num_partitions=4
-first {
-  a = bf16[1024,1024]{1,0} parameter(0)
-  ROOT g = bf16[4096,1024]{1,0} all-gather(a), channel_id=7, replica_groups=[1,4]<=[4], dimensions={0}, use_global_device_ids=true
-}
-part {
-  a = bf16[1024,1024]{1,0} parameter(0)
-  w = bf16[1024,1024]{1,0} parameter(1)
-  g = bf16[4096,1024]{1,0} all-gather(a), channel_id=7, replica_groups=[1,4]<=[4], dimensions={0}, use_global_device_ids=true
-  ROOT d = bf16[1024,1024]{1,0} dot(a, w), lhs_contracting_dims={1}, rhs_contracting_dims={1}
-}
-body {
-  s = (s32[], bf16[1024,1024]{1,0}) parameter(0)
-  n = s32[] get-tuple-element(s), index=0
-  a = bf16[1024,1024]{1,0} get-tuple-element(s), index=1
-  piece = bf16[1024,1024]{1,0} fusion(a, a), kind=kOutput, calls=part
-  one = s32[] constant(1)
-  next = s32[] add(n, one)
-  ROOT t = (s32[], bf16[1024,1024]{1,0}) tuple(next, piece)
-}
-cond {
-  s = (s32[], bf16[1024,1024]{1,0}) parameter(0)
-  n = s32[] get-tuple-element(s), index=0
-  most = s32[] constant(TRIPS)
-  ROOT p = pred[] compare(n, most), direction=LT
-}
-ENTRY e {
-  a = bf16[1024,1024]{1,0} parameter(0)
+    array, whole = "bf16[1024,1024]{1,0}", "bf16[4096,1024]{1,0}"
+    gather = f"{whole} all-gather(a), channel_id=7, replica_groups=[1,4]<=[4], dimensions={{0}}, {IDS}"
+    first = f"first {{\n  a = {array} parameter(0)\n  ROOT g = {gather}\n}}"
+    part = f"""part {{
+  a = {array} parameter(0)
+  w = {array} parameter(1)
+  g = {gather}
+  ROOT d = {array} dot(a, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
+}}"""
+    body = f"piece = {array} fusion(a, a), kind=kOutput, calls=part"
+    loop = counted_loop("loop", {"n": "s32[]", "a": array}, body, str(trips), n="next", a="piece")
+    entry = f"""  a = {array} parameter(0)
   zero = s32[] constant(0)
-  async-collective-start = bf16[4096,1024]{1,0} fusion(a), kind=kLoop, calls=first
-  s = (s32[], bf16[1024,1024]{1,0}) tuple(zero, a)
-  w = (s32[], bf16[1024,1024]{1,0}) while(s), condition=cond, body=body
-  async-collective-done = bf16[4096,1024]{1,0} fusion(a), kind=kLoop, calls=first
-  ROOT r = bf16[1024,1024]{1,0} get-tuple-element(w), index=1
-}
-"""  # noqa: E501 - HLO text breaks lines where it may not be broken
-    program = program_from_text(text.replace("TRIPS", str(trips)), "inline")
+  async-collective-start = {whole} fusion(a), kind=kLoop, calls=first
+  s = (s32[], {array}) tuple(zero, a)
+  w = (s32[], {array}) while(s), condition=loop_cond, body=loop_body
+  async-collective-done = {whole} fusion(a), kind=kLoop, calls=first
+  ROOT r = {array} get-tuple-element(w), index=1"""
+    program = program_of(entry, first, part, loop, how="is_scheduled=true, num_partitions=4")
     transfer = 3 * 2 * MIB / (2 * RING) + 2 * HOP_SECONDS
     for seconds in (transfer / 2 / trips, transfer):
         times = overlap(program, lambda i, seconds=seconds: seconds if i.name == "piece" else 0.0, V6E_4)
@@ -255,5 +232,5 @@ def test_the_worst_placed_chip_of_a_group():
 )
 def test_groups_in_every_spelling(written, groups):
     rest = "channel_id=1, dimensions={0}, use_global_device_ids=true"
-    program = program_of(f"f32[16]{{0}} all-gather(a), replica_groups={written}, {rest}", "f32[8]{0}", 8)
+    program = collective(f"f32[16]{{0}} all-gather(a), replica_groups={written}, {rest}", "f32[8]{0}", 8)
     assert participants(program, program.by_name["y"].proto) == groups

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from hlo_text import program_of
 
 from tomat.hardware.chips import CHIPS, slice_named
 from tomat.perf.cost.roofline import (
@@ -12,16 +13,16 @@ from tomat.perf.cost.roofline import (
     roofline_seconds,
 )
 from tomat.perf.profile.hlo_costs import instruction_flops
-from tomat.perf.profile.hlo_files import load_program, program_from_text
+from tomat.perf.profile.hlo_files import load_program
 from tomat.perf.profile.hlo_kernels import executed_kernels
 
 V6E_4 = slice_named("v6e-4")
 PROFILES = Path(__file__).parents[2] / "fixtures" / "profiles"
 
 
-def roofline(body: str, name: str = "y", computations: str = "") -> RooflineTime | None:
-    program = program_from_text(f"HloModule m, num_partitions=4\n{computations}\nENTRY e {{\n{body}\n}}", "inline")
-    return roofline_seconds(program, program.by_name[name], V6E_4)
+def roofline(entry: str, *computations: str) -> RooflineTime | None:
+    program = program_of(entry, *computations, how="num_partitions=4")
+    return roofline_seconds(program, program.by_name["y"], V6E_4)
 
 
 def test_a_wide_product_is_bound_by_the_matrix_units():
@@ -70,7 +71,7 @@ def test_a_slice_inside_a_nested_fusion_reads_its_slice():
     found = roofline(
         "  a = bf16[512,2048]{1,0} parameter(0)\n  w = bf16[128,256]{1,0} parameter(1)\n  i = s32[] parameter(2)\n"
         "  ROOT y = bf16[512,256]{1,0} fusion(a, w, i), kind=kOutput, calls=window",
-        computations=FUSED,
+        FUSED,
     )
     assert found is not None
     # half of what the slice takes of the padded array is real; the index is four bytes
@@ -102,8 +103,7 @@ def flops(product: MatrixProduct) -> float:
 
 
 def product_of(operation: str, a: str, b: str) -> MatrixProduct:
-    text = f"HloModule m\nENTRY e {{\n  a = {a} parameter(0)\n  b = {b} parameter(1)\n  ROOT y = {operation}\n}}"
-    program = program_from_text(text, "inline")
+    program = program_of(f"  a = {a} parameter(0)\n  b = {b} parameter(1)\n  ROOT y = {operation}")
     (product,) = matrix_products(program, program.by_name["y"])
     assert flops(product) == instruction_flops(program, program.by_name["y"])
     return product
@@ -181,6 +181,6 @@ def test_tiles_of_a_layout():
         "(f32[8,128]{1,0:T(8,128)}, s32[])": 4096 + 4,
     }
     parameters = "\n".join(f"  p{k} = {shape} parameter({k})" for k, shape in enumerate(shapes))
-    program = program_from_text(f"HloModule m\nENTRY e {{\n{parameters}\n  ROOT r = f32[5]{{0}} copy(p3)\n}}", "inline")
+    program = program_of(f"{parameters}\n  ROOT r = f32[5]{{0}} copy(p3)")
     found = [padded_bytes(program.by_name[f"p{k}"].proto.shape, 0) for k in range(len(shapes))]
     assert found == list(shapes.values())

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hlo_text import counted_loop, text_of
 
 from tomat.base.errors import TomatError
 from tomat.perf.profile.categories import Direction
 from tomat.perf.profile.cuda_graphs import with_library_kernels
+from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_files import program_from_text
 from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
@@ -81,44 +83,27 @@ DOT = (
     'custom-call(x, x), custom_call_target="__cublas$gemm", '
     'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
 )
-KNOWN = 'backend_config={"known_trip_count":{"n":"3"}}'
-PROGRAM = f"""HloModule m
-inner {{
-  p = (s32[], s32[], f32[8,8]) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  n = s32[] get-tuple-element(p), index=1
-  x = f32[8,8] get-tuple-element(p), index=2
-  j = s32[] add(i, i)
-  inside = f32[8,8] {DOT}
-  ROOT r = (s32[], s32[], f32[8,8]) tuple(j, n, inside)
-}}
-below {{
-  c = (s32[], s32[], f32[8,8]) parameter(0)
-  ci = s32[] get-tuple-element(c), index=0
-  cn = s32[] get-tuple-element(c), index=1
-  ROOT less = pred[] compare(ci, cn), direction=LT
-}}
-outer {{
-  q = (s32[], s32[], f32[8,8]) parameter(0)
-  k = s32[] get-tuple-element(q), index=0
-  loop = (s32[], s32[], f32[8,8]) while(q), condition=below, body=inner
-  x = f32[8,8] get-tuple-element(loop), index=2
-  l = s32[] add(k, k)
+
+
+def nested_loops() -> HloProgram:
+    """A loop of three turns, each of which has one that nothing in the program counts, and a product after it."""
+    elements = {"i": "s32[]", "n": "s32[]", "x": "f32[8,8]"}
+    inner = counted_loop("inner", elements, f"j = s32[] add(i, i)\ninside = f32[8,8] {DOT}", "n", i="j", x="inside")
+    body = f"""loop = STATE while(s), condition=inner_cond, body=inner_body
+  y = f32[8,8] get-tuple-element(loop), index=2
+  l = s32[] add(i, i)
   m = s32[] add(l, l)
-  after = f32[8,8] {DOT}
-  ROOT s = (s32[], s32[], f32[8,8]) tuple(l, m, after)
-}}
-ENTRY main {{
-  a = (s32[], s32[], f32[8,8]) parameter(0)
-  ROOT w = (s32[], s32[], f32[8,8]) while(a), condition=below, body=outer, {KNOWN}
-}}
-"""
+  after = f32[8,8] {DOT.replace("x", "y")}"""
+    outer = counted_loop("outer", elements, body, "n", i="m", x="after")
+    known = 'backend_config={"known_trip_count":{"n":"3"}}'
+    entry = f"a = STATE parameter(0)\nROOT w = STATE while(a), condition=outer_cond, body=outer_body, {known}"
+    return program_from_text(text_of(entry, inner, outer).replace("STATE", "(s32[], s32[], f32[8,8])"), "jit_step")
 
 
 @pytest.mark.parametrize(("trips", "found"), [((0, 1, 2), True), ((2, 0, 3), True), ((1, 1), False)])
 def test_trips_that_a_program_does_not_tell_are_read_off_the_copies_of_its_condition(trips, found):
     """As in attention by blocks, whose inner loop runs once more for each block of queries."""
-    program = program_from_text(PROGRAM, "jit_step")
+    program = nested_loops()
     kinds = [OpKind(name, program.program_id, "jit_step") for name in ("nvjet_a", "loop", "j", "l", "m")]
     ran = [kind for count in trips for kind in (1, *[0, 2, 1] * count, 3, 4, 0)]
     ops = Events.build([(kind, 10 * at, 5, 0) for at, kind in enumerate(ran)])

@@ -6,6 +6,7 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import pytest
+from hlo_text import program_of
 from trace_builder import serialise_program
 
 from tomat.perf.profile.categories import Direction, Part, classify_program
@@ -144,8 +145,7 @@ def test_kernels_of_unknown_flops_are_counted(n_forward, expected):
     kernels = ["fwd"] * n_forward + ["bwd_dq"] * 2 + ["bwd_dkv"] * 2
     lines = [f"  k{i} = {call.replace('NAME', name)}" for i, name in enumerate(kernels)]
     lines[-1] = lines[-1].replace("  k", "  ROOT k", 1)
-    text = "HloModule m\n\nENTRY e {\n  a = f32[8]{0} parameter(0)\n" + "\n".join(lines) + "\n}\n"
-    program = program_from_text(text, "kernels")
+    program = program_of("\n".join(("a = f32[8]{0} parameter(0)", *lines)))
     verdicts, notes = settled(program)
     assert {v.part for v in verdicts.values()} == {Part.ATTENTION_CORE}
     found = Counter(str(verdict.direction) for verdict in verdicts.values())

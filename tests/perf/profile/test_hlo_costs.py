@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from hlo_text import program_of
 
 from tomat.perf.profile.hlo_costs import instruction_flops, kernel_flops, kernel_hbm_bytes
 from tomat.perf.profile.hlo_files import program_from_text
@@ -29,32 +30,19 @@ def test_matmul_flops_of_the_v6e_step_are_the_models(v6e_program):
     assert total == pytest.approx(expected, rel=0.001)
 
 
-def program_of(body: str, parameters: str):
-    text = f"HloModule m\nENTRY main {{\n{parameters}\n{body}\n}}\n"
-    return program_from_text(text, "inline")
-
-
-def test_buffers_in_vmem_move_no_hbm_bytes():
-    program = program_of(
-        "  ROOT y = f32[256]{0:T(256)} add(a, b)",
-        "  a = f32[256]{0:T(256)S(1)} parameter(0)\n  b = f32[256]{0:T(256)} parameter(1)",
-    )
-    assert kernel_hbm_bytes(program, program.by_name["y"]) == 2 * 256 * 4
-
-
 def test_slices_and_updates_count_what_they_touch():
     parameters = "  a = f32[1000,8]{1,0} parameter(0)\n  i = s32[] parameter(1)\n  u = f32[1,8]{1,0} parameter(2)"
-    sliced = program_of("  ROOT y = f32[1,8]{1,0} dynamic-slice(a, i, i), dynamic_slice_sizes={1,8}", parameters)
+    sliced = program_of(f"{parameters}\n  ROOT y = f32[1,8]{{1,0}} dynamic-slice(a, i, i), dynamic_slice_sizes={{1,8}}")
     assert kernel_hbm_bytes(sliced, sliced.by_name["y"]) == 2 * 8 * 4
-    updated = program_of("  ROOT y = f32[1000,8]{1,0} dynamic-update-slice(a, u, i, i)", parameters)
+    updated = program_of(f"{parameters}\n  ROOT y = f32[1000,8]{{1,0}} dynamic-update-slice(a, u, i, i)")
     assert kernel_hbm_bytes(updated, updated.by_name["y"]) == 2 * 8 * 4
 
 
 def test_padded_convolutions_count_only_real_input():
     # Width-3 kernel over 5 positions with padding 1: 13 of the 15 pairs meet an input element.
     program = program_of(
-        "  ROOT y = f32[2,5,4]{2,1,0} convolution(x, k), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f",
-        "  x = f32[2,5,7]{2,1,0} parameter(0)\n  k = f32[3,7,4]{2,1,0} parameter(1)",
+        "  x = f32[2,5,7]{2,1,0} parameter(0)\n  k = f32[3,7,4]{2,1,0} parameter(1)\n"
+        "  ROOT y = f32[2,5,4]{2,1,0} convolution(x, k), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f"
     )
     assert kernel_flops(program, program.by_name["y"]) == 2 * (2 * 4) * 13 * 7
 
@@ -67,11 +55,9 @@ def test_flops_of_cudnns_attention_are_those_of_the_pairs_that_its_mask_leaves()
     array = "bf16[2,64,4,16]{3,2,1,0}"
 
     def flops(target: str, window: int) -> float | None:
+        given = "\n".join(f"  {name} = {array} parameter({at})" for at, name in enumerate("qkv"))
         call = f'  ROOT y = ({array}, u8[0]{{0}}) custom-call(q, k, v), custom_call_target="{target}"'
-        program = program_of(
-            f"{call}, backend_config={config % window}",
-            "\n".join(f"  {name} = {array} parameter({at})" for at, name in enumerate("qkv")),
-        )
+        program = program_of(f"{given}\n{call}, backend_config={config % window}")
         return kernel_flops(program, program.by_name["y"])
 
     pairs = 64 * 65 // 2

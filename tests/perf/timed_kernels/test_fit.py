@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.hardware.chips import slice_named
 from tomat.measure.bench.collectives import KINDS
-from tomat.perf.cost.chip_model import ASSUMED_RATES, NAMES, RECORD_FILE, ChipModel, KernelWork, LinkRates, Parameters
+from tomat.perf.cost.chip_model import KernelWork, Parameters
 from tomat.perf.cost.interconnect import HOP_SECONDS
 from tomat.perf.cost.llo import Transfer
 from tomat.perf.timed_kernels.fit import PASSES, PERMUTE, TimedPrograms, fit, measured_rates
@@ -136,22 +135,3 @@ def test_starts_and_rates_become_those_of_the_model(tmp_path):
 def test_what_cannot_be_is_one_clear_error(tmp_path, content, said):
     with pytest.raises(TomatError, match=said):
         measured_rates(write(tmp_path, content))
-
-
-def test_a_plan_takes_what_is_on_record(tmp_path):
-    errors = {"kernels": 40, "absolute_error_median": 0.02, "absolute_error_p90": 0.1}
-    chip = {
-        "fitted": False,
-        "parameters": {name: {"value": getattr(Parameters(), name), "deviation": 0.1} for name in NAMES},
-        "all": errors,
-        "bounds": {},
-        "collectives": {"start_seconds": 5e-6, "ring_efficiency": 0.8, "slice": "v6e-16", "timed_with": "jax 1"},
-    }
-    (tmp_path / RECORD_FILE).write_text(json.dumps({"chips": {"v6e": chip}}))
-    model = ChipModel.load(tmp_path, slice_named("v6e-1").chip)
-    assert model.links == LinkRates(5e-6, 0.8) and "5 us to start, rings at 80%" in model.notes()[0]
-    assert ChipModel.load(tmp_path, slice_named("v5p-8").chip).links == ASSUMED_RATES
-    chip["collectives"]["ring_efficiency"] = 80
-    (tmp_path / RECORD_FILE).write_text(json.dumps({"chips": {"v6e": chip}}))
-    with pytest.raises(TomatError, match="is damaged: chips.* expected up to 1"):
-        ChipModel.load(tmp_path, slice_named("v6e-1").chip)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hlo_text import counted_loop, program_of
 
 from tomat.base.errors import TomatError
 from tomat.base.records import typed
@@ -24,7 +25,7 @@ from tomat.perf.cost.memory import memory_of_compiled, memory_of_oom
 from tomat.perf.plan.calibration import Calibration, CalibrationRow
 from tomat.perf.plan.compile.compiler import PROGRAM_FILE, CompiledStep
 from tomat.perf.plan.plan import Plan
-from tomat.perf.profile.hlo_files import load_program, program_from_text
+from tomat.perf.profile.hlo_files import load_program
 from tomat.perf.profile.program_breakdown import breakdown_from_program
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
@@ -307,39 +308,16 @@ def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, planner, tmp_pat
     assert not record_path(docs, "small").exists()
 
 
-WINDOWED = """HloModule windowed, entry_computation_layout={(f32[8,64]{1,0},f32[64,32]{1,0})->f32[64,32]{1,0}}
-
-windowed_dot_general_body_ag (p: CARRY) -> CARRY {
-  p = CARRY parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  x = f32[8,64]{1,0} get-tuple-element(p), index=1
-  w = f32[64,32]{1,0} get-tuple-element(p), index=2
-  one = s32[] constant(1)
-  next = s32[] add(i, one)
-  product = f32[8,32]{1,0} dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-  ROOT r = CARRY tuple(next, x, w)
-}
-
-windowed_dot_general_cond_ag (q: CARRY) -> pred[] {
-  q = CARRY parameter(0)
-  j = s32[] get-tuple-element(q), index=0
-  four = s32[] constant(4)
-  ROOT less = pred[] compare(j, four), direction=LT
-}
-
-ENTRY main {
-  a = f32[8,64]{1,0} parameter(0)
+def test_windowed_einsums_are_told_by_their_loops():
+    elements = {"i": "s32[]", "x": "f32[8,64]{1,0}", "w": "f32[64,32]{1,0}"}
+    body = "product = f32[8,32]{1,0} dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    entry = """a = f32[8,64]{1,0} parameter(0)
   b = f32[64,32]{1,0} parameter(1)
   zero = s32[] constant(0)
   start = CARRY tuple(zero, a, b)
-  loop = CARRY while(start), condition=windowed_dot_general_cond_ag, body=windowed_dot_general_body_ag
-  ROOT out = f32[64,32]{1,0} get-tuple-element(loop), index=2
-}
-""".replace("CARRY", "(s32[], f32[8,64]{1,0}, f32[64,32]{1,0})")
-
-
-def test_windowed_einsums_are_told_by_their_loops():
-    program = program_from_text(WINDOWED, "windowed")
+  loop = CARRY while(start), condition=windowed_dot_general_cond, body=windowed_dot_general_body
+  ROOT out = f32[64,32]{1,0} get-tuple-element(loop), index=2""".replace("CARRY", f"({', '.join(elements.values())})")
+    program = program_of(entry, counted_loop("windowed_dot_general", elements, body, "4", i="next"))
     found = windowed_einsums(program, {"product": 3.0, "next": 1.0, "start": 1.0}, 8.0)
     assert found is not None
     assert (found.n_loops, found.steps, found.narrowest_contraction) == (1, 4.0, 64)

@@ -157,14 +157,12 @@ class Session:
         losses = self._take(self._window_steps)
         seconds = (time.monotonic() - began) / self._window_steps
         joules = None if counter is None else counter.joules() / self._window_steps
-        peak, source = peak_memory()
+        peak, _ = peak_memory()
         wait_until_idle()
         return {
-            "steps": self._window_steps,
             "step_seconds": seconds,
             "waiting_for_data_seconds": self._loading_seconds / self._window_steps,
             "peak_memory_bytes": peak,
-            "memory_source": source,
             "loss": losses[-1],
             "step_joules": joules,
             **self._mfu.row(seconds),

@@ -207,10 +207,6 @@ class StepEstimate:
         """By which fraction the step may be off, either way."""
         return step_error(self.supports)
 
-    @property
-    def model_seconds(self) -> float:
-        return self.breakdown.step_seconds
-
     def model_table(self) -> dict[str, dict[str, float]]:
         """Category -> model -> seconds of a step. A model leaves out the operations it does not know."""
         table: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(MODELS, 0.0))

@@ -132,13 +132,9 @@ def kernel_operands(program: HloProgram, instruction: Instruction) -> Operand:
     """The type of the operands of most of a kernel's products; bf16 where it has none that HLO tells."""
     flops: dict[Operand, float] = {"bf16": 0.0}
     for inner in program.inner(instruction):
-        if inner.opcode in ("dot", "convolution"):
-            kind, done = product_operands(program, inner), instruction_flops(program, inner)
-        elif inner.opcode == "custom-call" and (known := library_flops(program, inner)) is not None:
-            kind, done = product_operands(program, inner), known
-        else:
-            continue
-        flops[kind] = flops.get(kind, 0.0) + done
+        if inner.opcode in ("dot", "convolution", "custom-call"):
+            kind = product_operands(program, inner)
+            flops[kind] = flops.get(kind, 0.0) + instruction_flops(program, inner)
     return max(flops, key=lambda kind: flops[kind])
 
 

@@ -8,6 +8,7 @@ import gzip
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,7 @@ def compile_kernel(request: dict[str, Any], lower: Callable[[KernelTiming, Any],
     answer_or_refusal(request, found)
 
 
-def _compile_own(request: dict[str, Any]) -> None:
+if __name__ == "__main__":
     from tomat.perf.timed_kernels.own import lower_own
 
-    compile_kernel(request, lower_own)
-
-
-if __name__ == "__main__":
-    sys.exit(answer(sys.argv[1], _compile_own))
+    sys.exit(answer(sys.argv[1], partial(compile_kernel, lower=lower_own)))

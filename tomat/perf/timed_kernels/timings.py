@@ -118,16 +118,22 @@ def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
 
 
 def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """The rows of a file of timings as text, each with its line; a cell that is missing is empty."""
+    """The rows of a file of timings as text, each with its line."""
+    columns, rows = csv_rows(path, "kernel timings")
+    if columns != COLUMNS:
+        raise TomatError(f"{path} has the columns {', '.join(columns) or 'none'}; expected {', '.join(COLUMNS)}.")
+    return rows
+
+
+def csv_rows(path: Path, what: str) -> tuple[tuple[str, ...], list[tuple[int, dict[str, str]]]]:
+    """The columns of a CSV file, and its rows, each with its line; a cell that is missing is empty."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             table = csv.DictReader(file)
-            if tuple(table.fieldnames or ()) == COLUMNS:
-                return [(table.line_num, {name: row[name] or "" for name in COLUMNS}) for row in table]
-            found = ", ".join(table.fieldnames or ("none",))
+            columns = tuple(table.fieldnames or ())
+            return columns, [(table.line_num, {name: row[name] or "" for name in columns}) for row in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TomatError(f"{path} cannot be read as CSV of kernel timings ({error}).") from None
-    raise TomatError(f"{path} has the columns {found}; expected {', '.join(COLUMNS)}.")
+        raise TomatError(f"{path} cannot be read as CSV of {what} ({error}).") from None
 
 
 def _value(text: str) -> Any:

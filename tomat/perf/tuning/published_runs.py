@@ -11,7 +11,6 @@ A row says what was run; what Levanter was on that day, and the table does not s
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +25,7 @@ from tomat.base.records import Positive, typed
 from tomat.base.reporting import write_json
 from tomat.base.shipped import shipped_folder
 from tomat.hardware.chips import slice_named
+from tomat.perf.timed_kernels.timings import csv_rows
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
 from tomat.perf.tuning.sweep_record import RECORD_FORMAT, read_record
 
@@ -145,25 +145,15 @@ class _Kept(TypedDict):
 
 def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
     """The rows of a table (CSV with the columns of `_Row`, others are left out), and of rows that cannot be, what is
-    wrong with them.
-
-    Raises:
-        TomatError: The file is no such table, or has no row that can be used.
-    """
+    wrong with them. A file that is no such table, or has no row that can be used, is refused."""
     needed = list(_Row.__dataclass_fields__)
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            table = csv.DictReader(file)
-            missing = [name for name in needed if name not in (table.fieldnames or ())]
-            lines = [] if missing else [(table.line_num, row) for row in table]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TomatError(f"{path} cannot be read as CSV of published runs ({error}).") from None
-    if missing:
+    columns, lines = csv_rows(path, "published runs")
+    if missing := [name for name in needed if name not in columns]:
         raise TomatError(f"{path} has no column {missing[0]}; expected {', '.join(needed)}.")
     runs: dict[str, PublishedRun] = {}
     wrong: list[str] = []
     for number, cells in lines:
-        values = {name: _value(name, cells[name] or "") for name in needed}
+        values = {name: _value(name, cells[name]) for name in needed}
         try:
             row = typed(values, _Row, f"line {number} ({values['id']})", "Correct or delete it; the others count.")
             if row.id in runs:
@@ -260,11 +250,7 @@ def _run(row: _Row) -> PublishedRun:
 
 
 def _why_not(row: _Row, optimizer: str) -> str:
-    """Why there is no plan of a row; empty where there is one.
-
-    Raises:
-        TomatError: It says something that cannot be.
-    """
+    """Why there is no plan of a row; empty where there is one. What it says that cannot be is an error."""
     if row.family not in (*DENSE, *REFUSED):
         return f"family {row.family} is not known; planned are {', '.join(DENSE)}"
     if row.family in REFUSED:

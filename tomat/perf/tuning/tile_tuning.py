@@ -294,7 +294,7 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
         "compiler": compiler_version(),
         "compile_seconds": compile_seconds,
         "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
-        "seconds": estimate.model_seconds,
+        "seconds": estimate.breakdown.step_seconds,
         "categories": {
             category: times["estimate"] for category, times in estimate.model_table().items() if times["estimate"] > 0
         },

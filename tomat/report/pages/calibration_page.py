@@ -49,7 +49,7 @@ def calibrate(
         memory = plan.compiled.memory
         predicted: dict[str, Any] = {"fits": plan.compiled.fits, "hbm_required_gib": memory.required_bytes / 2**30}
         if plan.step is not None:
-            predicted |= {"model_seconds": plan.step.model_seconds, "error": plan.step.error}
+            predicted |= {"model_seconds": plan.step.breakdown.step_seconds, "error": plan.step.error}
             shares = {group.name: group.share for group in plan.step.breakdown.categories}
             for key, categories in SHARES.items():
                 predicted[key] = sum(shares.get(str(category), 0.0) for category in categories)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -178,4 +178,4 @@ def test_a_part_reads_back_from_a_report_of_before():
     kept = {"kind": "hbm", "seconds_per_step": 1.0, "step_share": 0.5, "error": 0.05, "measured_kernels": 40}
     assert Support(**kept).timed == "40" and Support(**kept).name == "HBM"
     part = Support("interconnect", 1.0, 0.5, ASSUMED_ERROR, 0, ("tpu7x",))
-    assert Support(**json.loads(json.dumps(part.to_dict()))).timed == "none: error as on tpu7x"
+    assert Support(**json.loads(json.dumps(asdict(part)))).timed == "none: error as on tpu7x"

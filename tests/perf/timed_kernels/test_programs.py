@@ -51,7 +51,8 @@ def test_programs_have_the_work_of_their_shapes_and_other_rows_say_why_they_have
     assert splash.work.pallas and not splash.work.unscheduled_pallas
     assert sum(times * each.mxu_seconds for each, times in product.work.kernels) >= 2 * 512 * 256 * 512 / 918e12
     # Operands and result, some of them fetched beside other kernels.
-    moved = sum(times * each.hbm_bytes for each, times in product.work.kernels)
+    copies = [(copy.size_bytes, n * times) for each, n in product.work.kernels for copy, times in each.copies]
+    moved = sum(size * times for size, times in copies)
     assert 2**18 <= moved <= product.peak_memory_bytes >= 2 * (2 * 512 * 256 + 512 * 512) / 2
     assert product.memory_error is None
     assert isinstance(loop, RefusedRow) and isinstance(foreign, RefusedRow)

@@ -63,7 +63,7 @@ def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(ste
     support = Support("hbm", 3e-3, 0.6, 0.05, 40), Support("interconnect", 2e-3, 0.4, 0.5, 0)
     report = {
         "run_name": "<plan>", "memory": MEMORY.to_dict(), "step_seconds": SPAN, "mfu_full": SPAN, "slice": "v6e-4",
-        "rests_on": [one.to_dict() for one in support],
+        "rests_on": [asdict(one) for one in support],
         "models_seconds": {"matmul": {"compiler": 1e-3, "roofline": 2e-3, "schedule": 0.0, "estimate": 3e-3}},
     }  # fmt: skip
     reader = read_page(page_html(breakdown_page(step, "plan", report=report)))

@@ -105,12 +105,8 @@ def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
 
 
 def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
-    """Train a run, or go on with it, in a process of its own; `lock` is that of the folder, which has its log.
-
-    Raises:
-        RunFailed: It ended with an error.
-        TomatError: It was stopped, and has saved a checkpoint.
-    """
+    """Train a run, or go on with it, in a process of its own; `lock` is that of the folder, which has its log. A run
+    that ended with an error is a `RunFailed`; one that was stopped, and has saved a checkpoint, another TomatError."""
     log = output_dir / "logs" / f"{run.name}.log"
     command = tomat_command("train", *run.words)
     # The child holds the lock too: killed alone, this process leaves a run that nobody else may touch yet. Stopped by

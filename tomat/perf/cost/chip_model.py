@@ -12,9 +12,9 @@ The parameters are few and physical, and fitted to kernels that TPUs have run (`
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -107,11 +107,6 @@ class KernelWork:
     """Steps of its grid that do something; 1 where there is none."""
     scheduled: bool = True
     """Whether the compiler's schedule was found."""
-
-    @property
-    def hbm_bytes(self) -> float:
-        """To and from HBM."""
-        return sum(times * copy.size_bytes for copy, times in self.copies)
 
 
 def core_bandwidth(chip: Chip) -> float:
@@ -322,9 +317,6 @@ class Support:
         if self.measured_kernels:
             return f"{self.measured_kernels:,}"
         return f"none: error as on {', '.join(self.chips)}" if self.chips else "none: assumed"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "chips": list(self.chips)}
 
 
 def step_error(parts: Iterable[Support]) -> float:

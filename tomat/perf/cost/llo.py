@@ -141,11 +141,6 @@ class Region:
     """Copies between HBM and the core that these bundles start."""
     regions: "tuple[Region, ...]" = ()
 
-    @property
-    def read_bytes(self) -> int:
-        """Bytes that these bundles ask of HBM (predicated transfers counted in full)."""
-        return sum(each.size_bytes for each in self.transfers if not each.written)
-
     def walk(self) -> "Iterator[Region]":
         yield self
         for region in self.regions:

@@ -102,7 +102,6 @@ class _Row:
     steps: Positive
     training_time_s: Seconds
     step_seconds: Seconds
-    notes: str
 
     def __post_init__(self) -> None:
         by_total = self.training_time_s / self.steps

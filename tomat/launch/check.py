@@ -135,10 +135,8 @@ def _of_the_slice(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) ->
         remedy += "needs gcloud's beta component and cloudquotas.googleapis.com"
         yield ask("quota", words, remedy, judge, optional=True)
         if (account := launch.service_account) is not None:
-            remedy = "the account needs roles/cloudquotas.viewer for this, and you "
-            remedy += (
-                "roles/iam.serviceAccountTokenCreator on it; a launch from a machine that acts as you needs neither"
-            )
+            remedy = "the account needs roles/cloudquotas.viewer for this, and you roles/iam.serviceAccountTokenCreator"
+            remedy += " on it; a launch from a machine that acts as you needs neither"
             yield ask(f"quota as {account}", (*words, _as(account)), remedy, judge, optional=True)
 
 
@@ -200,18 +198,9 @@ def _of_the_firewall(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str,
         ports = "22" if port == 22 else "8470-8476"
         remedy = f"let {whom} pass: `gcloud compute firewall-rules create tomat-{port} --network={name} "
         remedy += f"--allow=tcp:{ports} --source-ranges=...` ({sources}) {own}"
-        yield ask(
-            f"firewall, tcp {port} ({whom})",
-            words,
-            remedy,
-            partial(
-                _judge_firewall,
-                port=port,
-                account=launch.service_account,
-                from_outside=port == 22 and not launch.internal_ips,
-            ),
-            optional="/" in network,
-        )
+        outside = port == 22 and not launch.internal_ips
+        judge = partial(_judge_firewall, port=port, account=launch.service_account, from_outside=outside)
+        yield ask(f"firewall, tcp {port} ({whom})", words, remedy, judge, optional="/" in network)
     words = ("compute", "tpus", "tpu-vm", "list", f"--zone={launch.zone}", own, "--filter=state:READY")
     found = ask("a TPU VM to try ssh on", (*words, "--format=value(name.basename())", "--limit=1"), "", optional=True)
     if found.state != "ok" or not found.said:

@@ -221,13 +221,9 @@ class TpuLaunch:
 
     @property
     def queue_state(self) -> Command:
-        words = (
-            "queued-resources",
-            "describe",
-            f"{self.tpu_name}-qr",
-            "--format=value(state.state,state.failedData.error.message)",
-        )
-        return self._gcloud("state of the queued resource: ACTIVE when it is there", *words, quiet=True)
+        words = ("queued-resources", "describe", f"{self.tpu_name}-qr")
+        shown = "--format=value(state.state,state.failedData.error.message)"
+        return self._gcloud("state of the queued resource: ACTIVE when it is there", *words, shown, quiet=True)
 
     @property
     def machine_state(self) -> Command:

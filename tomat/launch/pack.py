@@ -125,11 +125,9 @@ def build_pack(tree: Tree, config_path: Path, overrides: Sequence[str], target: 
     record = {"commit": tree.commit, "dirty": dirty, "content": content.hexdigest()}
     record |= {"config_path": inside, "overrides": list(overrides)}
     add(PACK_FILE, (json.dumps(record, indent=1) + "\n").encode())
-    largest, total = (
-        max(members, key=lambda name: members[name][0].size),
-        sum(len(data) for _, data in members.values()),
-    )
+    total = sum(len(data) for _, data in members.values())
     if total > MAX_MEGABYTES * 1e6:
+        largest = max(members, key=lambda name: members[name][0].size)
         said = f"the files of this checkout have {total / 1e6:.0f} MB (the largest is {largest})"
         raise TomatError(f"{said}, and at most {MAX_MEGABYTES} MB are sent; data belong in the bucket and .gitignore.")
     buffer = io.BytesIO()

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from tomat.base.errors import TomatError
+from tomat.base.records import typed_text
 from tomat.launch.pack import Pack
 
 RECORD_FILE = "launch.json"
@@ -118,13 +119,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def parse_record(text: str, url: str) -> LaunchRecord:
-    try:
-        return msgspec.json.decode(text, type=LaunchRecord)
-    except msgspec.DecodeError as error:
-        said = f"{url} is no record of a launch ({error})"
-        raise TomatError(
-            f"{said}; if `gcloud compute tpus tpu-vm list` shows no slice of it, delete that file."
-        ) from None
+    remedy = "If `gcloud compute tpus tpu-vm list` shows no slice of the run, delete that file."
+    return typed_text(text, LaunchRecord, url, remedy)
 
 
 def age_in_bucket(listing: str) -> float:
@@ -141,6 +137,5 @@ def other_launcher(record: LaunchRecord, me: Login, age: float) -> str | None:
     """Whose launcher is at work on this run, other than this machine's own; None: nobody's."""
     if record.ended is not None or not record.watching or record.is_of(me):
         return None
-    return (
-        None if age >= WATCHED_SECONDS else f"{record.login} on {record.machine}, whose launcher looked {age:.0f} s ago"
-    )
+    said = f"{record.login} on {record.machine}, whose launcher looked {age:.0f} s ago"
+    return None if age >= WATCHED_SECONDS else said

@@ -66,20 +66,10 @@ def skypilot_task(launch: TpuLaunch, zones: Sequence[str], caps: Caps, secrets: 
     if hours is None:
         said = "--engine skypilot counts neither steps nor money, and would start a run that crashes without end"
         raise TomatError(f"{said}; give --max_hours or --max_cost.")
-    for flag in (
-        "service_account",
-        "network",
-        "subnetwork",
-        "data_disk",
-        "reserved",
-        "queued_resource",
-        "internal_ips",
-    ):
-        if getattr(launch, flag):
-            said = f"--{flag} is for slices that tomat makes itself"
-            raise TomatError(
-                f"{said}; with --engine skypilot such things are in ~/.sky/config.yaml (its `gcp` section)."
-            )
+    own = ("service_account", "network", "subnetwork", "data_disk", "reserved", "queued_resource", "internal_ips")
+    for flag in (flag for flag in own if getattr(launch, flag)):
+        said = f"--{flag} is for slices that tomat makes itself"
+        raise TomatError(f"{said}; with --engine skypilot such things are in ~/.sky/config.yaml (its `gcp` section).")
     infra = [f"gcp/{zone.rpartition('-')[0]}/{zone}" for zone in zones]
     resources: dict[str, Any] = {
         "accelerators": f"tpu-{accelerator_type(launch.slice)}:1",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tomat.base.errors import TomatError
 from tomat.base.layout import LOST_STATUS
 from tomat.base.reporting import counted
-from tomat.base.tpu_faults import TpuFault, known_tpu_fault
+from tomat.base.tpu_faults import known_tpu_fault
 from tomat.launch.answers import Refusal, refusal
 from tomat.launch.command import Command, Result
 from tomat.launch.gcloud import TpuLaunch
@@ -144,9 +144,8 @@ class Supervisor:
             self._replaces = True
         else:
             pack = record.pack(own.path)
-            self._say(
-                f"going on with the launch of this run and its {pack.words}; --new_pack sends this checkout instead"
-            )
+            said = f"going on with the launch of this run and its {pack.words}"
+            self._say(f"{said}; --new_pack sends this checkout instead")
             self.launch = replace(self.launch, pack=pack)
             self.machine.launch = replace(self.machine.launch, pack=pack)
 
@@ -245,9 +244,8 @@ class Supervisor:
             if ending is Ending.REFUSED:
                 reason = "the training refused its input; the same command would be refused again"
             elif ending is Ending.CAPPED:
-                reason = (
-                    f"the cap of {self.max_hours or 0:.2f} h with a slice is reached; the same command goes on, anew"
-                )
+                cap = f"the cap of {self.max_hours or 0:.2f} h with a slice is reached"
+                reason = f"{cap}; the same command goes on, anew"
             if reason is None and attempt > self.policy.max_restarts:
                 reason = f"{self.policy.max_restarts} restarts are used up"
             if reason is not None:
@@ -320,10 +318,11 @@ class Supervisor:
         """Say what the logs of a failure tell of, and replace a slice that failed too often, or whose chips are held,
         since what holds them is no process of this training, whose lock is free."""
         self._quick = self._quick + 1 if ending in FAILURES and seconds < self.policy.quick_seconds else 0
-        faults = self._faults(attempt) if ending is Ending.FAILED else []
-        for host, fault in faults:
-            self._say(f"host {host}: {fault.line}")
-        held = any(fault.held for _, fault in faults)
+        held = False
+        for host, log in enumerate(self._logs(attempt) if ending is Ending.FAILED else ()):
+            if (fault := known_tpu_fault(log)) is not None:
+                self._say(f"host {host}: {fault.line}")
+                held = held or fault.held
         dead = ending is Ending.HOST_LOST and self._dead > 0
         if held or dead or self._quick >= self.policy.quick_failures:
             reason = "a host's chips are held by another process" if held else f"{self._quick} quick failures in a row"
@@ -332,11 +331,6 @@ class Supervisor:
             self.machine.give_back()
             self._quick, self._replaced = 0, True
         return (Ending.CHIP_HELD if held else ending), why
-
-    def _faults(self, attempt: int) -> list[tuple[int, TpuFault]]:
-        """What the logs of the hosts tell of their chips, by host."""
-        found = [(host, known_tpu_fault(log)) for host, log in enumerate(self._logs(attempt))]
-        return [(host, fault) for host, fault in found if fault is not None]
 
     def _statuses(self) -> list[str]:
         """The state of the training on each host; empty where not every host answered, unless one tells of that."""

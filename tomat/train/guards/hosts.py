@@ -25,14 +25,13 @@ from tomat.base.ports.jax import coordination, joined_as
 from tomat.base.reporting import first_line
 from tomat.base.stages import StartStages
 from tomat.model.joining import when_coordinator_is_cut
+from tomat.train.guards.alike import NO_LIMIT_SECONDS
 
 BEAT_SECONDS = 5.0
 """Between two signs of life of a host."""
 LOST_SECONDS = 90.0
 """Without one for so long a host counts as gone. More than a compiler or a copy keeps Python from running, and less
 than JAX's own limit (`HEARTBEAT_SECONDS`)."""
-NO_LIMIT_SECONDS = 86_400.0
-"""Instead of a limit of 0, which means none."""
 FAILED_STATUS = 1
 TELL_SECONDS = 5.0
 """How long a process that must end at once may take to tell the others."""

@@ -2,12 +2,10 @@
 
 Everything lies in a world, the folder named by FAKE_GCLOUD_WORLD: `calls.jsonl` records every command line,
 `machines/NAME/host-I` are the homes, `buckets` the buckets, `preempted` takes every machine away, `dead` its first
-host, `queue.json`, `create.json`, `describe.json` and `ssh.json` hold answers that are still to be given, `asked.json`
-those of `--check`.
+host, `create.json` and `describe.json` hold answers that are still to be given, `asked.json` those of `--check`.
 """
 
 import contextlib
-import datetime
 import json
 import os
 import shutil
@@ -29,13 +27,6 @@ def main(words: list[str]) -> int:
         below = WORLD / "buckets" / words[3].removeprefix("gs://").removesuffix("/**")
         print(*(f"gs://{path.relative_to(WORLD / 'buckets')}" for path in below.rglob("*") if path.is_file()), sep="\n")
         return 0
-    if words[:3] == ["storage", "ls", "--long"]:
-        for place in words[3:]:
-            found = (WORLD / "buckets" / place.removeprefix("gs://")).stat()
-            at = datetime.datetime.fromtimestamp(found.st_mtime, datetime.UTC)
-            print(f"{found.st_size:>10}  {at:%Y-%m-%dT%H:%M:%SZ}  {place}")
-            print(f"TOTAL: 1 objects, {found.st_size} bytes ({found.st_size}B)")
-        return 0
     if words[:2] == ["storage", "ls"] and (WORLD / "buckets" / words[2].removeprefix("gs://")).is_dir():
         print("\n".join(os.listdir(WORLD / "buckets" / words[2].removeprefix("gs://"))))
         return 0
@@ -43,10 +34,10 @@ def main(words: list[str]) -> int:
         return storage(words[1], [word for word in words[2:] if not word.startswith("--")], "=0" in str(words))
     if words[:2] != ["compute", "tpus"] or words[3] in ("accelerator-types", "versions", "list"):
         return ask(words)
-    group, verb, *rest = words[2:]
+    verb, *rest = words[3:]
     flags = dict(word[2:].split("=", 1) if "=" in word else (word[2:], "") for word in rest if word.startswith("--"))
     names = [word for word in rest if not word.startswith("--")]
-    return {"tpu-vm": tpu_vm, "queued-resources": queued}[group](verb, names, flags)
+    return tpu_vm(verb, names, flags)
 
 
 def ask(words: list[str]) -> int:
@@ -100,7 +91,8 @@ def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
         return 1
     machine = WORLD / "machines" / names[0]
     if not machine.exists():
-        print(f"ERROR: (gcloud.compute.tpus.tpu-vm.{verb}) {not_found('nodes', names[0])}", file=sys.stderr)
+        told = f"NOT_FOUND: Resource 'projects/p/locations/us-east5-b/nodes/{names[0]}' was not found"
+        print(f"ERROR: (gcloud.compute.tpus.tpu-vm.{verb}) {told}", file=sys.stderr)
         return 1
     if verb == "describe":
         if (WORLD / "preempted").exists():
@@ -115,10 +107,6 @@ def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
         for gone in ("preempted", "dead"):
             (WORLD / gone).unlink(missing_ok=True)
     elif verb == "ssh":
-        if (error := answer("ssh.json")) is not None:
-            (WORLD / "preempted").touch()
-            print(f"ERROR: (gcloud.compute.tpus.tpu-vm.ssh) {error}", file=sys.stderr)
-            return 1
         homes = hosts(machine, flags["worker"])
         dead = {home for home in homes if (WORLD / "dead").exists() and home.name == "host-0"}
         running = [
@@ -128,31 +116,6 @@ def tpu_vm(verb: str, names: list[str], flags: dict[str, str]) -> int:
         ]
         return max([process.wait() for process in running] + [255 for _ in dead])
     return 0
-
-
-def queued(verb: str, names: list[str], flags: dict[str, str]) -> int:
-    resource = WORLD / f"queue-{names[0]}"
-    if verb == "create":
-        resource.write_text(json.dumps([flags["node-id"], flags]))
-        return 0
-    if not resource.exists():
-        told = not_found("queuedResources", names[0])
-        print(f"ERROR: (gcloud.compute.tpus.queued-resources.{verb}) {told}", file=sys.stderr)
-        return 1
-    node, created_with = json.loads(resource.read_text())
-    if verb == "delete":
-        resource.unlink()
-        delete(WORLD / "machines" / node)
-        return 0
-    state = answer("queue.json") or "ACTIVE"
-    if state == "ACTIVE" and not (WORLD / "machines" / node).exists():
-        create(node, created_with)
-    print(state, "", sep="\t")
-    return 0
-
-
-def not_found(kind: str, name: str) -> str:
-    return f"NOT_FOUND: Resource 'projects/p/locations/us-east5-b/{kind}/{name}' was not found"
 
 
 def create(name: str, flags: dict[str, str]) -> int:

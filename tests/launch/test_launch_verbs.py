@@ -25,13 +25,9 @@ WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
         ([*WORDS, "--max_failures", "0"], "max_failures"),
         ([*WORDS, "--zone", "us-east5-b,us-east5"], "--zone is 'us-east5'"),
         ([*WORDS, "--zone", "us-east5-b,us-east5-a", "--data_disk", "d"], "--zone names several"),
-        ([*WORDS, "--slice", "v4-8", "--zone", "us-central2-b", "--max_cost", "5"], "give --chip_hour_price"),
-        ([*WORDS, "--max_cost", "1"], "raise --max_hours or --max_cost"),
         ([*WORDS, "--engine", "skypilot", "--max_hours", "2", "--keep"], "--keep is for --engine gcloud"),
-        ([*WORDS, "--labels", "team=d f t"], "--labels is 'team=d f t'"),
         ([*WORDS, "--iris", "marin", "--labels", "a=b"], "--labels is for TPU VMs of your own"),
         ([*WORDS, "--iris", "marin", "--data_disk", "d"], "--data_disk is for TPU VMs of your own"),
-        ([*WORDS, "--execute", "--data_disk", "d", "--output_dir", "gs://b/runs"], "--data_disk is 'd'; expected"),
         ([*WORDS, "--env_file", "nowhere"], "nowhere does not exist"),
     ],
 )

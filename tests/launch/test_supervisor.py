@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -99,45 +97,6 @@ def test_a_host_that_is_lost_is_no_reason_to_wait_and_one_that_is_dead_for_anoth
     assert [verb for verb in world.verbs() if verb != "ssh"] == ["create", "delete", "create", "delete"]
 
 
-def test_a_training_that_runs_already_is_watched(world):
-    world.behave("wait", 0)
-    first = supervisor()
-    first.launch.write_watchdog(None)
-    for command in (first.launch.send_pack, first.launch.create, *first.launch.install, first.launch.start):
-        assert run_command(command).ok
-    while first._statuses() != ["running"]:  # what was started has to come up first
-        time.sleep(0.05)
-    stopping = threading.Thread(target=run_command, args=(first.launch.stop,))
-
-    def say(text: str) -> None:
-        if text == "the training is running already; watching it":
-            stopping.start()
-
-    second = supervisor()
-    second.say = say
-    report = second.supervise()
-    stopping.join()
-    assert report.endings == ["was stopped in good order", "finished"]
-    assert world.verbs().count("create") == 1
-
-
-def test_a_queued_resource_is_waited_for_and_asked_for_again_and_restarts_are_capped(world):
-    world.behave(143, 143)
-    world.answer("queue", "WAITING_FOR_RESOURCES", "SUSPENDED", "WAITING_FOR_RESOURCES", "ACTIVE")
-    with pytest.raises(TomatError, match="1 restarts are used up"):
-        supervisor(dataclasses.replace(FAST, max_restarts=1), queued_resource=True).supervise()
-    assert [verb for verb in world.verbs() if verb != "ssh"] == ["create", "delete", "create", "delete"]
-    assert not list(world.folder.glob("queue-*-qr"))
-
-
-def test_machines_lost_while_installing_are_no_failure(world):
-    world.behave(0)
-    world.answer("ssh", "", "connection reset")  # the answer to the first question, and to `mkdir`
-    watched = supervisor()
-    assert watched.supervise().endings == ["lost its machines", "finished"]
-    assert watched.waited_seconds == 0
-
-
 def test_machines_whose_chips_another_process_holds_are_replaced(world):
     """After a slice of before that was being deleted was waited for."""
     world.behave("held", 0)
@@ -177,56 +136,13 @@ def test_a_report_that_nobody_can_read_ends_nothing(world, capfd):
     assert "attempt 2 finished" in capfd.readouterr().err
 
 
-def test_a_record_that_cannot_be_written_ends_nothing_and_is_said(world):
-    lines: list[str] = []
-
-    def say(text: str) -> None:
-        lines.append(text)
-        if len(lines) == 1:
-            world.answer("storage", "HTTPError 403: launch.json may not be written")
-
-    world.behave(0)
-    told = supervisor()
-    told.say = say
-    assert told.supervise().endings == ["finished"]
-    assert any("record of the launch could not be renewed" in line and "launch.json" in line for line in lines)
-
-
-def test_neither_an_error_of_this_process_nor_a_bucket_that_refuses_leaves_a_slice_running(world):
+def test_an_error_of_this_process_leaves_no_slice_running(world):
     world.behave("wait")
     broken = supervisor()
     broken.run = lambda command: run_command(command) if command != broken.launch.status else 1 / 0
     with pytest.raises(ZeroDivisionError):
         broken.supervise()
     assert world.verbs()[0] == "create" and world.machines() == []
-    world.answer("storage", "HTTPError 403: me@example.org does not have storage.objects.create access")
-    with pytest.raises(TomatError, match="403.*Check the bucket.*nothing was started"):
-        supervisor().supervise()
-    assert world.verbs()[-1] == "delete" and world.machines() == []
-
-
-def test_every_start_is_of_the_pack_of_the_launch_whatever_the_checkout_is_by_then(world):
-    """Of the machines that come after a preemption, too."""
-    world.behave("preempt", 1, 0)
-    watched = supervisor()
-    program = world.checkout / "train_tomat_tpu.py"
-    packed = program.read_text()
-    program.write_text("raise SystemExit('edited')")
-    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-q", "-a", "-m", "b"]
-    watched.run = lambda command: _kept(run_command(command), command, world, seen)
-    seen: list[str] = []
-    subprocess.run(git, check=True)
-    assert watched.supervise().endings == ["lost its machines", "failed", "finished"]
-    assert seen == [packed, packed]  # installed twice, on each of the machines
-    assert [path.name for path in world.packs()] == [f"{watched.launch.pack.sha256}.tar.gz"]
-
-
-def _kept(result, command, world, seen):
-    """Takes down what a host has after each installation."""
-    if command.purpose == "install on every host" and result.ok:
-        [home] = (world.folder / "machines").glob("*/host-0")
-        seen.append((home / "tomat-launch" / "checkout" / "train_tomat_tpu.py").read_text())
-    return result
 
 
 class Ticking(Clock):

@@ -94,7 +94,6 @@ SCENARIOS = {
     "a login that has expired before": ([(0, "login")], {}, "gcloud auth login", 0, 0.0),
     "a login that expires meanwhile": ([(2000, "login")], {}, "Reauthentication.*auth login|failed 10 times", 0, 2.0),
     "a bucket that refuses": ([(0, "denied")], {}, "403", 0, 0.0),
-    "a bucket that refuses later": ([(2000, "denied")], {}, "finished", 1, 1.4),
     "hosts that do not answer for long": ([(1500, "mute"), (5100, "no more mute")], {}, "without a step", 4, 0.7),
     "a cap that is enough": ([], {"max_hours": 2.0}, "finished", 1, 1.4),
     "a cap of an hour": ([], {"max_hours": 1.0}, "cap of 1.00 h", 1, 1.0),
@@ -346,6 +345,22 @@ def test_an_interrupt_leaves_what_trains_and_gives_back_what_does_not(at, trains
     twin.flags.discard("no capacity")
     said, _ = launched(twin, login=dataclasses.replace(ME, machine="desktop"))
     assert said == "finished" and twin.saved == twin.steps
+    sound(twin)
+
+
+def test_a_record_that_cannot_be_written_ends_nothing_and_is_said():
+    twin = Twin([(2000, "denied")])
+    assert launched(twin)[0] == "finished" and twin.paid_seconds / HOUR <= 1.4
+    assert any("record of the launch could not be renewed" in line and "403" in line for line in twin.calls)
+    sound(twin)
+
+
+def test_restarts_are_capped():
+    twin = Twin([(n, "143") for n in (2000, 4000)])
+    limited = launcher(twin)
+    limited.policy = RestartPolicy(max_restarts=1)
+    with pytest.raises(TomatError, match="1 restarts are used up"):
+        limited.supervise()
     sound(twin)
 
 

@@ -24,7 +24,7 @@ from tomat.base.config_keys import fields_below, meaning_of, section_of
 from tomat.base.errors import TomatError
 from tomat.model.any_decoder import environment_of
 from tomat.model.decoder import DensityDecoderConfig
-from tomat.model.tiles import HEAD_NAMES, SplashBlockSizes
+from tomat.model.tiles import HEAD_NAMES
 from tomat.perf.plan.compile.lowering import _stand_in_atoms, lower_step, stand_in_table, stand_in_tables
 from tomat.train import startup
 from tomat.train.loader import TokenExample
@@ -103,14 +103,6 @@ def step_words(setting: str) -> tuple[list[str], list[str]]:
 
 STEP = {setting.split()[0]: step_words(setting) for setting in CHANGED}
 
-SPLASH: dict[str, Any] = {
-    **{field.name: 128 for field in dataclasses.fields(SplashBlockSizes) if "block_" in field.name},
-    "use_fused_bwd": True,
-    **{f"{name}_layout": "seq_minor" for name in "qkv"},
-}
-"""Keys of a kernel that only a TPU runs, below `model.splash`: the sizes that it is given change with them."""
-
-
 HANDED_ON = [
     "trainer.distributed.coordinator_address somewhere:1234", "trainer.distributed.initialize_jax_distributed false",
     "trainer.distributed.local_device_ids [0]", "trainer.distributed.num_processes 1",
@@ -157,10 +149,11 @@ def every_key() -> set[str]:
     return {*walk(TrainConfig), *walk(DensityDecoderConfig, "model.")}
 
 
-TABLES = (set(STEP), {f"model.splash.{name}" for name in SPLASH}, {one.split()[0] for one in HANDED_ON}, set(REFUSED),
+TABLES = (set(STEP), {one.split()[0] for one in HANDED_ON}, set(REFUSED),
           {f"trackers.wandb.{name}" for name in WANDB})  # fmt: skip
 SHOWN = {"loss.interpret", "model.qk_rotary.block_positions", *(f"model.whole_head.{name}" for name in HEAD_NAMES),
-         "pause.every", "pause.seconds"}  # fmt: skip
+         *(f"model.splash.{letter}_layout" for letter in "qkv"), "model.splash.block_kv_compute",
+         "model.splash.block_kv_dkv_compute", "pause.every", "pause.seconds"}  # fmt: skip
 """Keys that are read under another name than their section's; tests of the kernels and of `dispatch.py` set them."""
 
 
@@ -290,16 +283,6 @@ def test_the_same_settings_make_the_same_step():
         before = text(())
         text.cache_clear()
         assert text(()) == before
-
-
-def test_each_size_of_a_kernel_changes_what_it_is_given():
-    for name, value in SPLASH.items():
-        changed = {"use_fused_bwd": False, name: value}
-        if name in ("block_kv", "block_kv_dkv"):
-            changed[f"{name}_compute"] = 128
-        base = {key: each for key, each in changed.items() if key != name} | {"use_fused_bwd": False}
-        sizes = [dataclasses.asdict(SplashBlockSizes(**values).for_sequence(512)) for values in (base, changed)]
-        assert sizes[0] != sizes[1], name
 
 
 def test_it_is_handed_to_levanter():

@@ -52,16 +52,8 @@ def test_it_predicts_and_is_evaluated_on_whole_cells(run, tmp_path, capsys):
     assert main(["export", "--run", str(run), "--output", str(weights)]) == 0
     again = load(weights).predict(truth.structure, truth.grid_shape)
     np.testing.assert_allclose(again.rho, prediction.rho, rtol=1e-5)
-    words = [
-        "eval",
-        "--run",
-        str(run),
-        "--input",
-        str(tmp_path / "cell.cube"),
-        "--json",
-        str(tmp_path / "figures.json"),
-    ]
-
+    words = ["eval", "--run", str(run), "--input", str(tmp_path / "cell.cube")]
+    words += ["--json", str(tmp_path / "figures.json")]
     write_density(truth, tmp_path / "cell.cube", "cube")
     assert main(words) == 2
     assert "reads no density" in capsys.readouterr().err

@@ -42,11 +42,8 @@ def test_the_history_of_a_host_that_is_lost_is_gone_on_with_by_another(bucket, t
     (second / "metrics.jsonl").write_text("of an earlier day")
     record_for_another(bucket, second, "stop", 3, reason="host 0 is gone")
     *before, last = read_events(bucket)
-    assert before == read_events(first) and (last["event"], last["step"], last["reason"]) == (
-        "stop",
-        3,
-        "host 0 is gone",
-    )
+    assert before == read_events(first)
+    assert (last["event"], last["step"], last["reason"]) == ("stop", 3, "host 0 is gone")
     assert fetch(bucket, first) == ["metrics.jsonl", HISTORY_FILE]
     assert (first / "metrics.jsonl").read_text() == '{"step": 0}\n'
 

@@ -149,23 +149,6 @@ def test_types_of_products_are_counted_and_a_precision_without_a_known_peak_is_r
         assert "hfu" not in live_mfu(load_config(CONFIGS / "200m-v6e16.yaml", words), "NVIDIA H200", 1).row(1.0)
 
 
-MIXTURE = {"type": "mixtral", "n_routed_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}
-
-
-def test_a_mixture_of_experts_has_no_mfu(tmp_path, capsys):
-    """Counted as its attention and one expert it had 7.2 of 46.7 billion parameters, and the MFU of a dense model."""
-    path = tmp_path / "mixture.yaml"
-    given = {"slice": "v6e-4", "model": MIXTURE, "data": {"source": "embedded", "n_density_tokens": 64}}
-    path.write_text(yaml.safe_dump(given))
-    for verb in (["mfu", "--config_path", str(path), "--step_seconds", "1"], ["plan", "--config_path", str(path)]):
-        assert main(verb) == 2
-        told = capsys.readouterr().err
-        assert "FLOPs of MixtralConfig are not known" in told and "density_decoder" in told
-    with pytest.warns(UserWarning, match="no MFU is reported: FLOPs of MixtralConfig"):
-        row = live_mfu(load_config(path), "TPU v6 lite", 4).row(1.0)
-    assert set(row) == {"tokens_per_second", "tokens_per_second_per_chip"}
-
-
 def a_row(step, seconds, hook=0.0, loading=0.0, rest=0.0, **parts):
     hooks = hook + sum(parts.get(f"{part}_seconds", 0.0) for part in ("eval", "profiler"))
     wall = seconds + loading + hooks + parts.get("checkpoint_seconds", 0.0) + rest

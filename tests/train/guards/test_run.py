@@ -230,8 +230,3 @@ def test_a_step_that_is_compiled_again_is_reported(skipping, stopped):
     assert events[0]["seconds"] > 0
     assert read_metrics(skipping / "metrics.jsonl")[5]["guards/recompilations"] == 1
     assert guard_events(stopped[0], "recompilation") == []
-
-
-def test_a_damaged_chunk_ends_the_run_with_its_name(poisoned, tmp_path):
-    with pytest.raises(TomatError, match=r"Chunk \d+ of .*tokens.zarr.* is damaged: its checksum .* Copy this chunk"):
-        train(run_config(poisoned[0], tmp_path))

@@ -72,7 +72,7 @@ def test_shipped_configs_load_and_survive_a_round_trip(path):
 
 
 REFUSED = [
-    ("preset 3t", "preset"),
+    ("preset 3t", "preset is '3t'; expected one of demo, 30m, 200m, 1b"),
     ("no_such_key 1", "no_such_key"),
     ("trainer.no_such_key 1", "no_such_key"),
     ("trainer.num_train_steps many", "num_train_steps"),

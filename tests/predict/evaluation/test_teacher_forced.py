@@ -1,4 +1,5 @@
 import dataclasses
+from functools import partial
 
 import equinox as eqx
 import haliax as hax
@@ -20,12 +21,8 @@ from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.predict.evaluation.metrics import nmae
 from tomat.predict.evaluation.patches import lorenzo, make_patches
 from tomat.predict.evaluation.result import FIGURES
-from tomat.predict.evaluation.teacher_forced import (
-    TeacherForcedConfig,
-    TeacherForcedEvaluator,
-    decode_hidden,
-    decode_logits,
-)
+from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator, decode_logits
+from tomat.predict.inference.decoding import of_voxels
 
 N_BINS = 64
 
@@ -194,10 +191,14 @@ def test_large_logits_do_not_overflow():
 
 def test_memory_grows_with_the_block_and_not_with_the_patch():
     def temp_bytes(voxels: int, block: int) -> int:
-        shapes = [(2, voxels + 8, 16), (4096, 16), (2,), (2, voxels), (2, voxels), (4096,), (4096,)]
+        def decoded(hidden, head, places, reference, bins, medians, means):
+            decode = partial(decode_logits, medians=medians, means=means)
+            return of_voxels(hidden, head, places, decode, reference, bins, block_voxels=block)
+
+        shapes = [(2, voxels + 8, 16), (4096, 16), (2, voxels), (2, voxels), (2, voxels), (4096,), (4096,)]
         dtypes = [jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.int32, jnp.float32, jnp.float32]
         inputs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        compiled = jax.jit(lambda *a: decode_hidden(*a, block_voxels=block)).lower(*inputs).compile()
+        compiled = jax.jit(decoded).lower(*inputs).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     block_bytes = 2 * 32 * 4096 * 4

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import jmp
 import numpy as np
-from haliax import Axis
 from haliax.partitioning import ResourceMapping
 from jax import Array
 from levanter.models.lm_model import LmHeadModel
@@ -28,9 +27,9 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.patch import check_encodable, tiling_anchors
 from tomat.data.tokens.vocabulary import DENSITY_START
-from tomat.model.any_decoder import environment_of, hidden_and_head
+from tomat.model.any_decoder import environment_of
 from tomat.model.environment import EnvironmentTables
-from tomat.model.nearby_atoms import AtomsRead, named_atoms, stacked_atoms
+from tomat.model.nearby_atoms import AtomsRead, stacked_atoms
 from tomat.predict.evaluation.metrics import nemd, nmae
 from tomat.predict.evaluation.patches import (
     EvaluationPatches,
@@ -40,7 +39,7 @@ from tomat.predict.evaluation.patches import (
     random_anchors,
 )
 from tomat.predict.evaluation.result import MaterialResult, TeacherForcedResult
-from tomat.predict.inference.decoding import batches, of_voxels, quantile_bin
+from tomat.predict.inference.decoding import batches, quantile_bin, whole_passes
 from tomat.predict.inference.trained import LoadedRun
 
 
@@ -89,29 +88,6 @@ def decode_logits(
         emd_e_per_a3=jnp.sum(weights * distance, axis=-1) / total,
         cross_entropy_nats=jnp.log(total) + logits.max(axis=-1) - true_logit,
     )
-
-
-def decode_hidden(
-    hidden: Array,
-    head: Array,
-    density_start: Array,
-    reference: Array,
-    true_bins: Array,
-    medians: Array,
-    means: Array,
-    *,
-    block_voxels: int,
-) -> DecodedVoxels[Array]:
-    """Decode every voxel of a batch of patches, `block_voxels` voxels of each patch at a time; arrays [B, V].
-
-    The hidden state at position t, of [B, T, E], predicts token t + 1, so voxel v is read at `density_start - 1 + v`. A
-    voxel beyond the last position gets some figure, which the caller must not count. The head's rows, [K, E], are those
-    of the density ids; the rest is as for `decode_logits`.
-    """
-    places = density_start[:, None] - 1 + jnp.arange(reference.shape[1], dtype=jnp.int32)
-    places = jnp.minimum(places, hidden.shape[1] - 1)
-    decode = partial(decode_logits, medians=medians, means=means)
-    return of_voxels(hidden, head, places, decode, reference, true_bins, block_voxels=block_voxels)
 
 
 @contextlib.contextmanager
@@ -212,10 +188,8 @@ class TeacherForcedEvaluator:
             flat = rows.reshape(len(rows), -1)
             return np.pad(flat, ((0, 0), (0, self.layout.n_voxels - flat.shape[1])))
 
-        starts = [np.full(patches.n_patches, patches.density_start, np.int32) for patches in materials]
         everything = {
             "tokens": np.concatenate([patches.tokens for patches in materials]).astype(np.int32),
-            "density_start": np.concatenate(starts),
             "reference": np.concatenate([filled(patches.codec.values(patches.reference)) for patches in materials]),
             "true_bins": np.concatenate([filled(patches.true_bins) for patches in materials]).astype(np.int32),
         }
@@ -322,20 +296,9 @@ def _decode_batch(
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
-        n_sequences, length = batch["tokens"].shape
-        tokens = hax.shard(hax.named(batch["tokens"], (Axis("batch", n_sequences), Axis("position", length))))
-        hidden, head, _ = hidden_and_head(model, tokens, named_atoms(batch), tables)
-        head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + len(medians))]
-    return decode_hidden(
-        hidden.rearrange(("batch", "position", model.Embed.name)).array,
-        head.rearrange((model.Vocab.name, model.Embed.name)).array.astype(hidden.dtype),
-        jnp.asarray(batch["density_start"]),
-        jnp.asarray(batch["reference"]),
-        jnp.asarray(batch["true_bins"]),
-        jnp.asarray(medians),
-        jnp.asarray(means),
-        block_voxels=block_voxels,
-    )
+        ids, _, read = whole_passes(model, batch, tables, len(medians), batch["reference"].shape[1], block_voxels)
+        decode = partial(decode_logits, medians=jnp.asarray(medians), means=jnp.asarray(means))
+        return read(ids, decode, jnp.asarray(batch["reference"]), jnp.asarray(batch["true_bins"]))
 
 
 def _on_host(array: Array) -> np.ndarray:

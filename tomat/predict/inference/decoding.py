@@ -131,7 +131,7 @@ def decode_parallel(
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
-        ids, places, read = _whole_passes(model, batch, tables, len(values), n_voxels)
+        ids, places, read = whole_passes(model, batch, tables, len(values), n_voxels, BLOCK_VOXELS)
         rho, means = jnp.zeros(places.shape), jnp.asarray(values)
         rows, after = jnp.arange(len(ids))[:, None], jnp.minimum(places + 1, ids.shape[1] - 1)
         for _ in range(rounds):
@@ -162,7 +162,7 @@ def decode_speculative(
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
-        empty, places, read = _whole_passes(model, batch, tables, len(values), n_voxels)
+        empty, places, read = whole_passes(model, batch, tables, len(values), n_voxels, BLOCK_VOXELS)
         rows = jnp.arange(len(empty))[:, None]
         keys = sequence_keys(jnp.asarray(seed), jnp.asarray(batch["patch"]), jnp.asarray(batch["sample"]))
         numbers = jnp.tile(jnp.arange(n_voxels, dtype=jnp.int32), (len(empty), 1))
@@ -182,15 +182,17 @@ def decode_speculative(
         return bins, jnp.asarray(values)[bins]
 
 
-def _whole_passes(
+def whole_passes(
     model: LmHeadModel,
     batch: Mapping[str, jax.Array | np.ndarray],
     tables: EnvironmentTables | None,
     n_bins: int,
     n_voxels: int,
+    block_voxels: int,
 ) -> tuple[jax.Array, jax.Array, Callable[..., Any]]:
-    """Ids of a batch of patches, int [batch, position]; the positions that tell of its voxels, int [batch, voxel]; and
-    a forward pass over ids, with what is made of its logits and of further arrays, as `of_voxels` takes them."""
+    """Ids of a batch of patches, int [batch, position]; the positions that tell of its voxels, int [batch, voxel], the
+    last position of voxels beyond it; and a forward pass over ids, with what is made of its logits and of further
+    arrays, as `of_voxels` takes them."""
     n_sequences, length = batch["tokens"].shape
     axes = Axis("batch", n_sequences), Axis("position", length)
     empty = jnp.asarray(batch["tokens"])
@@ -203,7 +205,7 @@ def _whole_passes(
         head = head[model.Vocab.name, slice(DENSITY_START, DENSITY_START + n_bins)]
         states = hidden.rearrange(("batch", "position", "embed")).array
         known = head.rearrange((model.Vocab.name, "embed")).array.astype(hidden.dtype)
-        return of_voxels(states, known, places, function, *more, block_voxels=BLOCK_VOXELS)
+        return of_voxels(states, known, places, function, *more, block_voxels=block_voxels)
 
     return empty, places, read
 

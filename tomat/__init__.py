@@ -20,9 +20,9 @@ _PLACES = {
     "DensityGrid": "tomat.data.density.grid.DensityGrid",
     "Promolecule": "tomat.data.density.promolecule.Promolecule",
     "load": "tomat.predict.inference.predictor.load",
-    "mfu": "tomat.app.public.mfu",
+    "mfu": "tomat.app.workflow.public.mfu",
     "open_density": "tomat.data.density.io.open_density",
-    "plan": "tomat.app.public.plan",
+    "plan": "tomat.app.workflow.public.plan",
     "profile": "tomat.perf.profile.load.load_breakdown",
 }
 

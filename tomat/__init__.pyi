@@ -1,5 +1,5 @@
-from tomat.app.public import mfu as mfu
-from tomat.app.public import plan as plan
+from tomat.app.workflow.public import mfu as mfu
+from tomat.app.workflow.public import plan as plan
 from tomat.data.density.grid import DensityGrid as DensityGrid
 from tomat.data.density.io import open_density as open_density
 from tomat.data.density.promolecule import Promolecule as Promolecule

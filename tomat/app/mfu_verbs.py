@@ -27,7 +27,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def _run_mfu(args: argparse.Namespace) -> int:
     """FLOPs utilisation of a step time on a slice, or of a run from its log. Overrides of the configuration (--a.b
     VALUE) are taken as `tomat train` takes them."""
-    from tomat.app.public import mfu
+    from tomat.app.workflow.public import mfu
     from tomat.hardware.chips import slice_named
     from tomat.train.settings.keys import check_words
 

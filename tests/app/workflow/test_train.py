@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import yaml
+
 from tomat.app.workflow.train import loss_change, write_profile_page
 from tomat.train.settings.config import config_from_dict
 
@@ -29,6 +31,7 @@ def test_a_model_whose_flops_are_not_known_has_a_page_without_mfu(tmp_path, caps
     data = {"source": "embedded", "n_density_tokens": 64}
     of_run = {"slice": "v6e-4", "tracking_dir": str(tmp_path / "docs")}
     config = config_from_dict({"model": mixture, "data": data, **of_run})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
     result: Any = SimpleNamespace(run_dir=tmp_path)
     page = write_profile_page(config, result)
     said = " ".join(capsys.readouterr().out.split())

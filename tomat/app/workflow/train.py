@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import EVALUATION_FILE, HTML_FILE, METRICS_FILE, PROFILER_FOLDER, TRACKING_FOLDER
+from tomat.base.layout import EVALUATION_FILE, HTML_FILE, PROFILER_FOLDER, TRACKING_FOLDER
 from tomat.base.reporting import console, to_jsonable, warn, write_json
 
 if TYPE_CHECKING:  # imported only when a run needs them
@@ -26,15 +26,9 @@ def train_and_report(
     stop: "StopRequest | None" = None,
     asked: "Asked | None" = None,
 ) -> dict[str, Any]:
-    """Train, evaluate, draw, write the page; returns the run's figures, units in the keys.
-
-    Args:
-        config: The run.
-        started: `time.monotonic()` when the user's command began, for `total_seconds`.
-        continuation: Allowed changes, a fork, a warm start; None: none of them.
-        stop: Listening to SIGTERM; None: only the training does.
-        asked: How the run was asked for, for the log of its output folder; None: by Python.
-    """
+    """Train, evaluate, draw, write the page; returns the run's figures, units in the keys. `started` is
+    `time.monotonic()` when the user's command began, for `total_seconds`; `stop` listens to SIGTERM (None: only the
+    training does); `asked` says in the log of the output folder how the run was asked for (None: by Python)."""
     import jax
 
     from tomat.app.workflow.folder_run import prepared
@@ -120,25 +114,17 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
     """The tracking page of a profiled run: where each cycle of a step went, and the MFU by every convention."""
     import jax
 
+    from tomat.app.workflow.public import mfu
     from tomat.base.shipped import commit
-    from tomat.hardware.mfu import RunTimes, run_report
-    from tomat.model.devices import found_devices
     from tomat.perf.profile.load import load_breakdown
     from tomat.report.pages.report import write_run_page
-    from tomat.train.mfu import step_work
-    from tomat.train.runs.devices import ran_steps
-    from tomat.train.runs.history import read_events, read_metrics
     from tomat.train.settings.config import config_hash
 
     if jax.process_index() != 0 or not any((result.run_dir / PROFILER_FOLDER).rglob("*.xplane.pb")):
         return None
-    found = found_devices()
-    mfu = None
+    figures = None
     try:
-        work = step_work(config, found.platform)
-        ran = ran_steps(read_metrics(result.run_dir / METRICS_FILE), read_events(result.run_dir), config.slice)
-        mfu = run_report(work, RunTimes.from_rows(ran.rows), found.as_slice(config.slice))
-        mfu |= {"devices_that_ran": str(found), "notes": ran.notes}
+        figures = mfu(result.run_dir)
     except TomatError as error:
         warn(f"the page of the profile has no MFU: {error}")
     try:
@@ -147,7 +133,7 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
             result.run_dir,
             Path(config.tracking_dir),
             breakdown,
-            mfu,
+            figures,
             run_name=config.run_name,
             baseline=config.baseline,
             commit=commit(),

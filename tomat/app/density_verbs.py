@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.app.predict_verbs import SOME_FAILED_STATUS, existing_place, valences
-from tomat.base.arguments import add_report, add_verb, add_verbs, existing_file, output_file
+from tomat.base.arguments import add_report, add_verb, add_verbs, existing_file, picture_file
 from tomat.base.errors import RetryableError, TomatError
 from tomat.base.progress import progress
 from tomat.base.report.model import Column, Facts, Table
@@ -38,7 +38,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     show.add_argument("input", nargs="+", metavar="PATH", help="files, or folders (also gs://) of them")
     add_rule_flags(show)
     show.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=VALENCES_HELP)
-    show.add_argument("--picture", type=output_file, metavar="FILE", help="draw a plane of one density, .png .svg .pdf")
+    show.add_argument("--picture", type=picture_file, metavar="FILE", help="a plane of one density, .png .svg .pdf")
     add_report(show)
 
     text = "write densities in another format: CHGCAR, cube, Zarr, Materials Project JSON"
@@ -59,7 +59,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     compare.add_argument("reference", type=existing_place, metavar="REFERENCE", help="the density to compare with")
     compare.add_argument("other", type=existing_place, metavar="OTHER", help="a prediction, or another calculation")
     add_rule_flags(compare)
-    compare.add_argument("--picture", type=output_file, metavar="FILE", help="draw both and the difference")
+    compare.add_argument("--picture", type=picture_file, metavar="FILE", help="draw both and the difference")
     add_report(compare)
 
 
@@ -116,10 +116,6 @@ def _run_show(args: argparse.Namespace) -> int:
     range."""
     from tomat.data.density.io import check_species_apply, find_densities, ignored_words
 
-    if args.picture is not None:
-        from tomat.predict.evaluation.picture import check_picture
-
-        check_picture(args.picture)
     rules = rules_of(args.species, args.accept)
     found = find_densities(args.input, accept=rules.accept)
     if args.picture is not None and len(found.files) > 1:
@@ -303,10 +299,8 @@ def _run_compare(args: argparse.Namespace) -> int:
     series, to the finer sides."""
     from tomat.data.density.io import check_species_apply, open_density
     from tomat.predict.evaluation.difference import compare_densities
-    from tomat.predict.evaluation.picture import check_picture, compared_plane, draw_plane
+    from tomat.predict.evaluation.picture import compared_plane, draw_plane
 
-    if args.picture is not None:
-        check_picture(args.picture)
     rules = rules_of(args.species, args.accept)
     places = (args.reference, args.other)
     check_species_apply(places, rules)

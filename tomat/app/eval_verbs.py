@@ -12,7 +12,7 @@ from tomat.base.arguments import (
     config_file,
     count,
     existing_file,
-    output_file,
+    picture_file,
     positive_float,
     positive_int,
     run_folder,
@@ -62,7 +62,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "an earlier --json report: compare, paired by material"
     parser.add_argument("--against", type=existing_file, metavar="FILE", help=text)
     text = "draw a plane of the first material (.png, .svg or .pdf)"
-    parser.add_argument("--picture", type=output_file, metavar="FILE", help=text)
+    parser.add_argument("--picture", type=picture_file, metavar="FILE", help=text)
     text = f"also predict whole cells from their structures alone, by each of these decoders: {', '.join(DECODERS)} "
     text += "(default: parallel; a run with model.environment and density_dropout)"
     parser.add_argument("--free_running", nargs="*", choices=DECODERS, metavar="DECODER", help=text)
@@ -85,8 +85,6 @@ def _run_eval(args: argparse.Namespace) -> int:
     if args.run_dir is None or args.compounds or args.folds or args.steps:
         alone = "to which alone --compounds, --folds and --steps belong"
         raise TomatError(f"give --run RUN, or --leave_one_out CONFIG, {alone}.")
-    from tomat.predict.evaluation.picture import FORMATS
-
     decoders = [] if args.free_running is None else list(dict.fromkeys(args.free_running)) or ["parallel"]
     drawn = {name: value for name in ("samples", "temperature") if (value := getattr(args, name)) is not None}
     cache = {} if args.kv_cache_dtype is None else {"kv_cache_dtype": args.kv_cache_dtype}
@@ -94,9 +92,6 @@ def _run_eval(args: argparse.Namespace) -> int:
         able = ("autoregressive",) if name in cache else DECODERS[1:]
         if not set(able) & set(decoders):
             raise TomatError(f"--{name} is of the decoder {' or '.join(able)}; add --free_running {able[0]}.")
-    # Before the minutes of work, not after them.
-    if args.picture is not None and args.picture.suffix not in FORMATS:
-        raise TomatError(f"cannot draw to {args.picture}; give a file that ends in {', '.join(FORMATS)}.")
     for place in args.input or ():
         if "://" not in place and not os.path.exists(place):
             raise TomatError(f"{place} does not exist; --input takes densities that `tomat tokenize` reads too.")

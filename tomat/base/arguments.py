@@ -206,6 +206,17 @@ def output_file(text: str) -> Path:
     return Path(text)
 
 
+PICTURES = (".png", ".svg", ".pdf")
+"""Ends of the names of pictures of densities."""
+
+
+def picture_file(text: str) -> Path:
+    """An argparse type: a picture of a density that can be written."""
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"cannot draw to {text}, expected a name that ends in {', '.join(PICTURES)}")
+    return output_file(text)
+
+
 def report_file(text: str) -> Path:
     """An argparse type: a file that can be written, or `-` for standard output."""
     return STANDARD_OUTPUT if text == str(STANDARD_OUTPUT) else output_file(text)

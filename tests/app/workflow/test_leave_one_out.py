@@ -2,7 +2,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tomat.app.cli import main
 from tomat.app.workflow import leave_one_out as module
 from tomat.base.errors import TomatError
 from tomat.data.density.demo.embedded import GROUPS, compounds_of, demo_materials
@@ -66,17 +65,3 @@ def test_an_interrupted_night_goes_on_and_each_is_judged_by_what_it_has_not_seen
         module.over_compounds({"GaAs": found["GaAs"]})
     with pytest.raises(TomatError, match="from 2 to the 3 compounds"):
         module.leave_one_out(load, ["GaAs", "Si", "MgS"], folds=4)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--steps", "3"], "--leave_one_out CONFIG"),
-        (["--folds", "3"], "--leave_one_out CONFIG"),
-        (["--model.members", "1"], "--model.members"),
-        (["--leave_one_out", "demo", "--modell.members", "1"], "modell"),
-    ],
-)
-def test_flags_that_do_not_go_together_are_refused(words, said, capsys):
-    assert main(["eval", *words]) == 2
-    assert said in capsys.readouterr().err

@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # JAX and Levanter are needed to compute a plane, not to draw
 
     from tomat.predict.evaluation.teacher_forced import TeacherForcedEvaluator
 
-FORMATS = (".png", ".svg", ".pdf")
+METADATA = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+"""Of each format, what would differ from one drawing to the next."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +87,6 @@ def compared_plane(reference: DensityGrid, other: DensityGrid) -> DensityPlane:
     return DensityPlane(reference, chosen, other.rho[:, :, chosen], names[0], label, names[1], "difference")
 
 
-def check_picture(path: str | os.PathLike[str]) -> Path:
-    target = Path(path)
-    if target.suffix not in FORMATS:
-        raise TomatError(f"cannot draw to {target}: expected one of {', '.join(FORMATS)} as its ending.")
-    return target
-
-
 def _panels(plane: DensityPlane) -> list[tuple[str, np.ndarray, "Normalize", str, str]]:
     """Heading, values, colour scale and its name, label of each."""
     from matplotlib.colors import Normalize, PowerNorm
@@ -121,7 +115,9 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    target = check_picture(path)
+    target = Path(path)
+    if target.suffix not in METADATA:
+        raise TomatError(f"cannot draw to {target}: expected one of {', '.join(METADATA)} as its ending.")
     near = f"atoms within {NEAR_PLANE_A:g} A"
     title = f"{plane.grid.material_id}, plane {plane.plane} of {plane.grid.grid_shape[2]} along c"
     if plane.predicted is None:
@@ -150,9 +146,8 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
                 axes.annotate(symbol, (at_x, at_y), **place, fontsize=7, bbox=box)
             figure.colorbar(mesh, ax=axes, orientation="horizontal", label=label, shrink=0.85)
         figure.suptitle(title)
-        metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[target.suffix]
         with replacing(target) as temporary:
-            figure.savefig(temporary, dpi=120, metadata=metadata)
+            figure.savefig(temporary, dpi=120, metadata=METADATA[target.suffix])
     return target
 
 

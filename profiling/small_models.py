@@ -120,7 +120,7 @@ def models_table(models: Sequence[SmallModel]) -> Table:
 def small_model(folder: Path) -> SmallModel:
     """The row of a run, a folder of weights, or a run with `distillation`, of what is in its `evaluation.json`."""
     from tomat.predict.inference.trained import load_trained
-    from tomat.predict.weights.arrays import memory_bytes, named_arrays
+    from tomat.predict.weights.arrays import named_arrays
     from tomat.predict.weights.folder import read_weights
     from tomat.predict.weights.quantise import Quantised
     from tomat.predict.weights.record import is_weights_folder
@@ -143,6 +143,14 @@ def small_model(folder: Path) -> SmallModel:
     if distillation is not None:
         trained = f"{distillation.train}, {run.step + 1:,} steps"
     return SmallModel(folder.resolve().name, bits, scheme, trained, disk, memory_bytes(run.model), float32, *measured)
+
+
+def memory_bytes(model: Any) -> int:
+    """Of a model's arrays."""
+    import equinox as eqx
+    import jax
+
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
 
 
 def measure(folder: Path) -> None:

@@ -239,7 +239,7 @@ def _check(
 
 
 def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequence[str], caps: "Caps") -> int:
-    from tomat.launch.command import Command, require_program, run_command
+    from tomat.launch.command import require_program, run_command
     from tomat.launch.policy import RestartPolicy
     from tomat.launch.record import Login, alone
     from tomat.launch.smoke import Promise, Smoke, print_promise
@@ -256,11 +256,10 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequenc
         print(policy.words)
         return 0
     require_program("gcloud", GCLOUD_FROM)
-    account = run_command(Command("who asks", ("gcloud", "config", "get-value", "account"), 60, quiet=True))
-    if not account.ok or account.output.strip() in ("", "(unset)"):
-        raise TomatError(f"nobody is logged in ({account.last_line}); run `gcloud auth login`. Nothing was started.")
-    login = Login.here(account.output.strip())
-    launch = replace(launch, label=login.label(launch.run_url), project=launch.project or _own_project())
+    login = Login.here(_of_gcloud("account", "nobody is logged in", "run `gcloud auth login`"))
+    how = "give --project, or run `gcloud config set project P`"
+    project = launch.project or _of_gcloud("project", "no project is set", how)
+    launch = replace(launch, label=login.label(launch.run_url), project=project)
     supervisor = Supervisor(
         launch,
         policy,
@@ -304,14 +303,14 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequenc
     return 1 if any(promise.held is False for promise in promises) else 0
 
 
-def _own_project() -> str:
-    """gcloud's own, for every command of the launch: its hosts may know none, and here it may be set anew meanwhile."""
+def _of_gcloud(name: str, missing: str, remedy: str) -> str:
+    """A setting of gcloud's own, for every command of the launch: its hosts may know none, and here it may be set anew
+    meanwhile."""
     from tomat.launch.command import Command, run_command
 
-    found = run_command(Command("which project", ("gcloud", "config", "get-value", "project"), 60, quiet=True))
+    found = run_command(Command(f"which {name}", ("gcloud", "config", "get-value", name), 60, quiet=True))
     if not found.ok or found.output.strip() in ("", "(unset)"):
-        said = f"no project is set ({found.last_line}); give --project, or run `gcloud config set project P`"
-        raise TomatError(f"{said}. Nothing was started.")
+        raise TomatError(f"{missing} ({found.last_line}); {remedy}. Nothing was started.")
     return found.output.strip()
 
 

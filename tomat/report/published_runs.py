@@ -99,14 +99,8 @@ def published_report(
     pods: Sequence[CalibrationRow] = (),
     kernels: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Runs on record beside the plans of their steps.
-
-    Args:
-        runs: Of the table, planned or not.
-        rows: The plans on record, by the run's id.
-        pods: Runs of one's own, planned and measured (`tomat plan --record`).
-        kernels: Of `kernels.json`, by chip.
-    """
+    """Runs of the table, planned or not, beside the plans on record, by the run's id. `pods` are runs of one's own,
+    planned and measured (`tomat plan --record`), `kernels` those of `kernels.json`, by chip."""
     found = beside(runs, rows)
     lead = (
         "Steps of runs that others made with Levanter and published (marin-community/marin's speedruns, Apache-2.0; "

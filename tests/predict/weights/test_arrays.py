@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from haliax import Axis, NamedArray
+from small_models import memory_bytes
 from tiny_run import DEMO, tiny_run
 
 from tomat.model.any_decoder import causal_activations
@@ -16,7 +17,6 @@ from tomat.predict.weights.arrays import (
     PackedEmbedding,
     PackedLinear,
     PackedMatrix,
-    memory_bytes,
     model_of,
     named_arrays,
     with_packed,

@@ -31,14 +31,9 @@ def leave_one_out(
     """Train and judge a run without each compound in turn, in this process; what has ended is read, what was
     interrupted goes on. Returns the free-running figures (`FreeRunningResult.to_dict`) by compound.
 
-    Args:
-        load: The configuration of the recipe with further words.
-        asked: Some of the training compounds; None: all.
-        folds: Leave out that many groups of compounds instead, one after the other; None: each alone. A run of a group
-            knows less than one without a compound alone: it has no better error.
-
-    Raises:
-        TomatError: The recipe does not train on the embedded densities, or not on a compound that is asked for.
+    `load` gives the configuration of the recipe with further words; `asked` are some of its training compounds (None:
+    all). `folds`: leave out that many groups of compounds instead, one after the other; a run of a group knows less
+    than one without a compound alone, and has no better error.
     """
     recipe = load([])
     if recipe.data.source != "embedded" or recipe.data.left_out:

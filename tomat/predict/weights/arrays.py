@@ -273,8 +273,3 @@ def _packed(path: str, leaf: Any, quantised: Mapping[str, Quantised]) -> Any:
     if isinstance(leaf, hnn.Linear):
         return PackedLinear(matrix, leaf.bias, leaf.In, leaf.Out)
     return PackedEmbedding(matrix, leaf.Vocab, leaf.Embed)
-
-
-def memory_bytes(model: Any) -> int:
-    """Of a model's arrays."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))

@@ -8,17 +8,14 @@ from reported import reported
 from tiny_run import DEMO, ONE_LAYER
 
 from tomat.base.errors import TomatError
-from tomat.base.overrides import parse_overrides
 from tomat.model.decoder import parameter_count
 from tomat.train.settings.config import load_config
 
 
 @pytest.mark.slow
 def test_both_take_steps_and_learn(tmp_path, capsys):
-    words = parse_overrides([*ONE_LAYER, "--data.patches_per_material", "4", "--trainer.train_batch_size", "4"])
-    config = yaml.safe_load(DEMO.read_text())
-    for section in ("model", "data", "trainer"):
-        config[section] |= words[section]
+    words = [*ONE_LAYER, "--data.patches_per_material", "4", "--trainer.train_batch_size", "4"]
+    config = load_config(DEMO, words).to_dict()
     config["optimizer"] = {"type": "adam", "learning_rate": 1e-2, "warmup": 0}  # Muon takes longer to compile
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(config))

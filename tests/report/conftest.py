@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tomat.perf.cost.memory import LIVE_AT_PEAK, Buffer, MemoryReport
 from tomat.perf.profile.breakdown import Breakdown, GapRow, OpRow, Roofs, StepClass
 from tomat.perf.profile.categories import Category, Direction, Part
 
@@ -15,6 +16,15 @@ BEFORE = Path(__file__).parents[1] / "fixtures" / "before" / "run"
 def run(tmp_path):
     """A run that has ended: `tests/fixtures/before/README.md`."""
     return Path(shutil.copytree(BEFORE, tmp_path / "run"))
+
+
+@pytest.fixture
+def memory() -> MemoryReport:
+    """A plan's, which fits: its largest buffer, and what is in use along the schedule."""
+    buffer = Buffer(2**30, 2**29, "bf16[8]", "fusion.9", "fusion", "jit(step)/x", "model.py:3")
+    timeline = ((0.0, 2**30), (0.5, 2**31), (0.9, 2**30))
+    sizes = 2**30, 0, 0, 2**30, 2**20, 2**31
+    return MemoryReport(True, 3 * 2**30, 4 * 2**30, *sizes, (buffer,), LIVE_AT_PEAK, timeline)
 
 
 @pytest.fixture

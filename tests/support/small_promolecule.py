@@ -20,9 +20,9 @@ def skewed(symbols: tuple[str, str] = ("Na", "F")) -> Structure:
     return Structure(lattice, symbols, [[0.1, 0.2, 0.3], [0.55, 0.75, 0.8]])
 
 
-def skewed_density() -> DensityGrid:
+def skewed_density(name: str = "NaF", sides: tuple[int, int, int] = (6, 5, 4), seed: int = 1) -> DensityGrid:
     """8 electrons of that cell in random values, on sides of which no two are alike."""
     structure = skewed()
-    rho = np.random.default_rng(1).uniform(0.1, 1.0, (6, 5, 4))
+    rho = np.random.default_rng(seed).uniform(0.1, 1.0, sides)
     rho *= 8 / (rho.mean() * structure.volume)
-    return DensityGrid(rho, structure.lattice.matrix, np.array([11, 9]), structure.frac_coords, "NaF")
+    return DensityGrid(rho, structure.lattice.matrix, np.array([11, 9]), structure.frac_coords, name)

@@ -19,15 +19,9 @@ FIELD = ["--data.layout", "scattered-512", "--loss.kind", "nmae", "--trainer.mp"
 @pytest.fixture(scope="module")
 def run() -> LoadedRun:
     words = ["--model.type", "field", "--model.basis.n", str(BASIS.n), "--model.basis.cutoff_a", str(BASIS.cutoff_a)]
-    words += [
-        "--model.members",
-        "2",
-        "--model.channels",
-        str(CONFIG.channels),
-        "--model.products",
-        str(CONFIG.products),
-    ]
-    words += ["--model.hidden_dim", str(CONFIG.hidden_dim), "--model.hidden_layers", str(CONFIG.hidden_layers)]
+    words += ["--model.members", "2"]
+    for name in ("channels", "products", "hidden_dim", "hidden_layers"):
+        words += [f"--model.{name}", str(getattr(CONFIG, name))]
     codec: Any = None  # which a field model does not look at
     loaded = LoadedRun(load_config(None, [*FIELD, *words]), learnt(), codec, PROMOLECULE, 1, "")
     object.__setattr__(loaded, "tables", TABLES)

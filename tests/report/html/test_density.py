@@ -7,7 +7,7 @@ import pytest
 from html_reader import read_page, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from leaning_density import density
+from small_promolecule import skewed_density
 
 from tomat.base.errors import TomatError
 from tomat.base.report.model import Report, Section
@@ -40,12 +40,12 @@ def test_a_coarser_grid_is_small_enough_and_within_the_values(sides, most, seed)
 
 
 def test_a_prediction_beside_its_reference_is_in_the_page_value_by_value():
-    prediction, reference = density(seed=1), density(seed=2)
+    prediction, reference = skewed_density(seed=1), skewed_density(seed=2)
     reader = shown(pages.beside("<one>", prediction, reference))
     [item] = reader.data["density-data"]["items"]
     assert np.array_equal(values_of(item["values"]["density"]), prediction.rho.ravel())
     assert np.array_equal(values_of(item["values"]["reference"]), reference.rho.ravel())
-    assert (item["shape"], item["symbols"]) == ([6, 5, 4], ["Sr", "F"])
+    assert (item["shape"], item["symbols"]) == ([6, 5, 4], ["Na", "F"])
     assert item["lattice"] == prediction.lattice.tolist() and item["frac_coords"] == prediction.frac_coords.tolist()
     [row] = reader.tables[0]
     assert float(row[2][1]) == nmae(prediction.rho, reference.rho) and float(row[4][1]) == prediction.electron_count
@@ -56,7 +56,7 @@ def test_a_prediction_beside_its_reference_is_in_the_page_value_by_value():
 
 def test_alone_a_density_has_one_panel_and_several_share_the_room(monkeypatch):
     monkeypatch.setattr(pages, "MOST_VOXELS", 2 * 30)
-    first, second = density("first"), density("second", (8, 6, 4))
+    first, second = skewed_density("first"), skewed_density("second", (8, 6, 4))
     reader = shown(pages.ShownDensity("first", first), pages.ShownDensity("second", second))
     items = reader.data["density-data"]["items"]
     assert all(len(values_of(item["values"]["density"])) == np.prod(item["shape"]) <= 30 for item in items)
@@ -65,9 +65,9 @@ def test_alone_a_density_has_one_panel_and_several_share_the_room(monkeypatch):
 
 
 def test_other_grids_are_put_on_one_and_other_crystals_refused():
-    one = pages.beside("x", density(sides=(6, 5, 4)), density(sides=(8, 5, 4)))
+    one = pages.beside("x", skewed_density(sides=(6, 5, 4)), skewed_density(sides=(8, 5, 4)))
     assert one.density.grid_shape == (8, 5, 4) and "8 x 5 x 4" in one.note
-    other = density()
+    other = skewed_density()
     moved = type(other)(other.rho, other.lattice * 1.1, other.atomic_numbers, other.frac_coords)
     with pytest.raises(TomatError, match="lattices that differ"):
         pages.beside("x", other, moved)
@@ -81,13 +81,13 @@ def folder(tmp_path):
     out, truth = tmp_path / "out", tmp_path / "truth"
     lines = []
     for seed, name in enumerate(("Si", "<NaCl>")):
-        write_density(density(seed=seed), out / f"{name}.cube", "cube")
+        write_density(skewed_density(seed=seed), out / f"{name}.cube", "cube")
         said = {"structure": "POSCAR", "format": "cube", "grid": [6, 5, 4], "electrons": 24.0}
         said["made_by"] = {"model": "run <x> step 7", "weights_sha256": "abc123", "held_out": "better on 10"}
         flags = [{"text": "far from the training"}]
         lines.append(said | {"name": name, "formula": name, "output": f"{name}.cube", "flags": flags})
     lines[1] |= {"grid": None, "electrons": None}  # a row all the same
-    write_density(density(seed=7), truth / "Si.cube", "cube")
+    write_density(skewed_density(seed=7), truth / "Si.cube", "cube")
     lines.append({"name": "bad", "structure": "POSCAR", "error": "no atoms"})
     (out / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return out

@@ -7,17 +7,17 @@ import shutil
 import socket
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from browser import CHROMIUM, browser
-from leaning_density import density
+from small_promolecule import skewed_density
 from tiny_run import tomat
 
 from tomat.app.cli import main
 from tomat.data.density.outputs import write_density
-from tomat.perf.cost.memory import LIVE_AT_PEAK, Buffer, MemoryReport
 from tomat.perf.plan.host import host_dict
 from tomat.perf.plan.plan import Interval
 from tomat.report.html.document import page_html
@@ -42,7 +42,7 @@ def made(tmp_path) -> Path:
     profile = (FIXTURES / "profiles" / "h200_step.xplane.pb.gz").read_bytes()
     (tmp_path / "host0.xplane.pb").write_bytes(gzip.decompress(profile))
     for seed, name in enumerate(("said.cube", "true.cube")):
-        write_density(density(seed=seed), tmp_path / name, "cube")
+        write_density(skewed_density(seed=seed), tmp_path / name, "cube")
     return tmp_path
 
 
@@ -81,11 +81,8 @@ def test_a_page_is_sound(chromium, made, monkeypatch, words):
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_the_page_of_a_plan_is_sound(chromium, tmp_path, step, fits):
-    buffer = Buffer(2**30, 2**29, "bf16[8]", "fusion.9", "fusion", "jit(step)/x", "model.py:3")
-    timeline = ((0.0, 2**30), (0.5, 2**31), (0.9, 2**30))
-    sizes = 2**30, 0, 0, 2**30, 2**20, 2**31
-    memory = MemoryReport(fits, 3 * 2**30, (4 if fits else 2) * 2**30, *sizes, (buffer,), LIVE_AT_PEAK, timeline)
+def test_the_page_of_a_plan_is_sound(chromium, tmp_path, step, memory, fits):
+    memory = replace(memory, fits=fits, capacity_bytes=(4 if fits else 2) * 2**30)
     span = {"estimate": 5e-3, "low": 4e-3, "high": 6e-3}
     report = {
         "program_key": "x", "run_name": "planned", "memory": memory.to_dict(), "slice": "v6e-4", "n_chips": 4,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from leaning_density import density
+from small_promolecule import skewed_density
 
 from tomat.base.errors import TomatError
 from tomat.data.density.outputs import write_density
@@ -16,7 +16,7 @@ def test_each_kind_is_told_by_what_it_is(tmp_path, run, step):
     breakdown = tmp_path / "profile.json"
     breakdown.write_text(json.dumps(step.to_dict()))
     (tmp_path / "mp.json").write_text('{"task_id": "mp-1", "data": {}}')
-    write_density(density(), tmp_path / "Si.cube", "cube")
+    write_density(skewed_density(), tmp_path / "Si.cube", "cube")
     kinds = [page_of(str(path)).kind for path in (run, breakdown, tmp_path / "Si.cube")]
     assert kinds == ["run", "profile", "density"]
     (tmp_path / "empty").mkdir()

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from html_reader import read_page, values_of
-from leaning_density import density
+from small_promolecule import skewed_density
 
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
@@ -39,7 +39,7 @@ def test_a_run_says_what_it_ran_on_what_was_asked_for_and_how_its_traces_are_ope
 
 
 def test_curves_tables_and_densities_are_those_of_the_files(run):
-    reference, prediction = density(seed=1), density(seed=2)
+    reference, prediction = skewed_density(seed=1), skewed_density(seed=2)
     write_density(reference, run / REFERENCE_DENSITY, "cube")
     write_density(prediction, run / PREDICTED_DENSITY, "cube")
     found = {"materials": [{"material_id": "<Si>", **MATERIAL}], "settings": {"materials_from": "here"}}

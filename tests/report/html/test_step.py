@@ -10,7 +10,7 @@ from html_reader import read_page, values_of
 from tomat.base.errors import TomatError
 from tomat.base.report.svg import chart_svg
 from tomat.perf.cost.chip_model import Support
-from tomat.perf.cost.memory import LIVE_AT_PEAK, Buffer, MemoryReport, read_memory
+from tomat.perf.cost.memory import read_memory
 from tomat.perf.profile.breakdown import Roofs
 from tomat.perf.profile.categories import Category
 from tomat.report.html.document import page_html
@@ -19,11 +19,6 @@ from tomat.report.html.step import breakdown_page, module_path
 from tomat.report.step import COLOURS, roofline_chart, step_charts
 
 SPAN = {"estimate": 5e-3, "low": 4e-3, "high": 6e-3}
-BUFFER = Buffer(2**30, 2**29, "bf16[8]", "fusion.9", "fusion", "jit(step)/x", "model.py:3")
-TIMELINE = ((0.0, 2**30), (0.5, 2 * 2**30), (0.9, 2**30))
-MEMORY = MemoryReport(
-    True, 3 * 2**30, 4 * 2**30, 2**30, 0, 0, 2**30, 2**20, 2 * 2**30, (BUFFER,), LIVE_AT_PEAK, TIMELINE
-)
 
 
 def test_a_profile_has_every_operation_and_charts_of_the_whole_step(step):
@@ -59,10 +54,10 @@ def test_figures_that_lack_the_flops_of_a_kernel_say_at_least(step):
     assert text.count("at least") == 5 and "FLOP a step" in text
 
 
-def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(step):
+def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(step, memory):
     support = Support("hbm", 3e-3, 0.6, 0.05, 40), Support("interconnect", 2e-3, 0.4, 0.5, 0)
     report = {
-        "run_name": "<plan>", "memory": MEMORY.to_dict(), "step_seconds": SPAN, "mfu_full": SPAN, "slice": "v6e-4",
+        "run_name": "<plan>", "memory": memory.to_dict(), "step_seconds": SPAN, "mfu_full": SPAN, "slice": "v6e-4",
         "rests_on": [asdict(one) for one in support],
         "models_seconds": {"matmul": {"compiler": 1e-3, "roofline": 2e-3, "schedule": 0.0, "estimate": 3e-3}},
     }  # fmt: skip
@@ -71,19 +66,19 @@ def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(ste
     assert list(values_of(area["x"])) == [0.0, 50.0, 90.0] and list(values_of(area["y"])) == [1.0, 2.0, 1.0]
     assert "at most 2.000 GiB at 50 % of it" in reader.text and "1. fusion.9" in reader.text and "<plan>" in reader.text
     assert "on kernels without timings" in reader.text and "40.0 %: interconnect 40.0 %" in reader.text
-    assert asdict(read_memory(report["memory"])) == asdict(MEMORY)
+    assert asdict(read_memory(report["memory"])) == asdict(memory)
 
 
-def test_an_older_plan_says_that_it_lacks_the_schedule_and_a_damaged_one_is_refused(step):
-    memory = {key: value for key, value in MEMORY.to_dict().items() if key != "timeline"}
-    reader = read_page(page_html(breakdown_page(step, "plan", report={"run_name": "x", "memory": memory})))
+def test_an_older_plan_says_that_it_lacks_the_schedule_and_a_damaged_one_is_refused(step, memory):
+    older = {key: value for key, value in memory.to_dict().items() if key != "timeline"}
+    reader = read_page(page_html(breakdown_page(step, "plan", report={"run_name": "x", "memory": older})))
     assert "an earlier tomat made it" in reader.text
     with pytest.raises(TomatError, match="the memory of the plan is damaged: timeline"):
-        breakdown_page(step, "plan", report={"run_name": "x", "memory": memory | {"timeline": [[0.0]]}})
+        breakdown_page(step, "plan", report={"run_name": "x", "memory": older | {"timeline": [[0.0]]}})
 
 
-def test_a_plan_that_does_not_fit_shows_what_fills_the_memory_and_what_was_tried(tmp_path):
-    memory = replace(MEMORY, fits=False, required_bytes=5 * 2**30)
+def test_a_plan_that_does_not_fit_shows_what_fills_the_memory_and_what_was_tried(tmp_path, memory):
+    memory = replace(memory, fits=False, required_bytes=5 * 2**30)
     trials = [{"words": "--sharding zero1", "required_bytes": 2**31, "fits": True, "error": ""}]
     report = {"program_key": "x", "run_name": "large", "breakdown": None, "memory": memory.to_dict()}
     report["nearest_fits"] = trials

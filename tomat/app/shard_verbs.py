@@ -301,7 +301,7 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
     from tomat.base.storage import Store
     from tomat.data.tokens.pipeline.config import RetokenizeConfig
     from tomat.data.tokens.pipeline.driver import REQUEST_NAME, request_content, rules_without_use
-    from tomat.data.tokens.pipeline.sources import find_materials
+    from tomat.data.tokens.pipeline.sources import find_materials, path_inputs
 
     settings: dict[str, Any] = {}
     # With both given there is nothing left to learn from the request.
@@ -328,8 +328,6 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
     settings |= {key: value for key, value in given.items() if value is not None}
     if args.input is not None and args.source is None and "://" not in args.input:
         # A file or folder of this machine, of whatever kinds.
-        from tomat.data.tokens.pipeline.sources import path_inputs
-
         place = args.input
         inputs = path_inputs([place], rules_of(settings.get("species"), settings.get("accept")))
         readers = {name: partial(inputs.get_grid, name) for name in inputs.material_ids}

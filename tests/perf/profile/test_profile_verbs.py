@@ -49,13 +49,6 @@ def test_compare_and_its_exit_code(tpu_profile, tmp_path, capsys):
     assert "matmul" in capsys.readouterr().out
 
 
-def test_an_hlo_module(tmp_path, capsys):
-    out = tmp_path / "x.json"
-    assert run(HLO, "--device_kind", "TPU v6 lite", "--json", out) == 0
-    assert json.loads(out.read_text())["source"] == "compiled"
-    assert "lower bound" in " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [((), "give --device_kind, such as 'TPU v6 lite'"), (("--device_kind", "TPU v99"), "no peak .* 'TPU v99'")],

@@ -49,6 +49,7 @@ def test_collectives_and_pallas_kernels_have_no_known_time(v6e_program):
     kernels = {op.name for op in breakdown.ops if op.opcode == "custom-call" and op.flops is None}
     unknown = {op.name for op in collectives} | kernels
     assert any(f"no time is known for {len(unknown)} kernels" in note for note in breakdown.notes), breakdown.notes
+    assert breakdown.source == "compiled" and "the step is a lower bound" in breakdown.notes[-1]
 
 
 def test_an_unknown_chip_has_no_fractions(v6e_program):

@@ -178,10 +178,6 @@ def device_of(steps: list[StepMark], runs: int = 8, runs_per_step: int = 1) -> D
     return DeviceTrace("h", "/device:TPU:0", "", [OpKind("dot", 1, "jit_step")], ops, Events.build([]), modules, steps)
 
 
-def host_of(device: DeviceTrace, steps: list[StepMark] | None = None) -> HostTrace:
-    return HostTrace("x", "h", [device], host_steps=steps or [])
-
-
 def marks(*numbers: int, times: int = 1) -> list[StepMark]:
     return [StepMark(n * times, STEP_PS * n, STEP_PS * n + BUSY_PS) for n in numbers]
 
@@ -189,7 +185,7 @@ def marks(*numbers: int, times: int = 1) -> list[StepMark]:
 def steps_of(device: DeviceTrace, host_steps: list[StepMark] | None = None):
     """(duration of each step, what is said)."""
     notes: set[str] = set()
-    found = step_windows(device, host_of(device, host_steps), "jit_step", notes)
+    found = step_windows(device, HostTrace("x", "h", [device], host_steps=host_steps or []), "jit_step", notes)
     return found[:, 1] - found[:, 0], " | ".join(sorted(notes))
 
 

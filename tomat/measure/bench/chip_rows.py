@@ -5,7 +5,7 @@ more there, what is shorter is repeated in one program for about a millisecond.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -75,7 +75,8 @@ def _rows() -> Iterator[Row]:
     for t, m, n in MATMULS_TRANSPOSED:
         yield "tomat_matmul_transposed", {"x": f"bf16[{t},{m}]", "y": f"bf16[{t},{n}]"}, {}
     for m, k, n, links, loop in CHAINS:
-        yield "tomat_matmul_chain", _chain(m, k, n), {"links": links, "loop": loop}
+        arrays = {"x": f"bf16[{m},{k}]", "up": f"bf16[{k},{n}]", "down": f"bf16[{n},{k}]"}
+        yield "tomat_matmul_chain", arrays, {"links": links, "loop": loop}
     # Fixed cost, then arrays that fit the memory on the chip.
     for rows, loop in ((8, 1000), (256, 500), (2048, 100)):
         yield "tomat_add", {"x": f"f32[{rows},1024]", "y": f"f32[{rows},1024]"}, {"links": 2, "loop": loop}
@@ -86,7 +87,7 @@ def _rows() -> Iterator[Row]:
     for rows, columns in ((2**13, 14336), (2**16, 4096), (2**17, 14336)):
         yield "tomat_swiglu", {"gate": f"bf16[{rows},{columns}]", "up": f"bf16[{rows},{columns}]"}, {}
     for rows in (2**13, 2**16):
-        yield "tomat_adam", _adam(f"f32[{rows},4096]"), {}
+        yield "tomat_adam", dict.fromkeys(("parameter", "mean", "square", "gradient"), f"f32[{rows},4096]"), {}
     for rows in (2**15, 2**18):
         yield "tomat_copy", {"x": f"f32[{rows},4096]"}, {}
     # Rows of several widths: 1 GB each; the pieces of a column slice are 4 and 16 KB, their strides 16 to 512 KB.
@@ -113,19 +114,11 @@ def _rows() -> Iterator[Row]:
     yield "tomat_splash_attention", _attention(16, 8, 2, 1024, 128), {"block_q": 512, "block_kv": 512}
 
 
-def _chain(rows: int, inner: int, outer: int) -> dict[str, str]:
-    return {"x": f"bf16[{rows},{inner}]", "up": f"bf16[{inner},{outer}]", "down": f"bf16[{outer},{inner}]"}
-
-
-def _adam(array: str) -> dict[str, str]:
-    return dict.fromkeys(("parameter", "mean", "square", "gradient"), array)
-
-
 def _attention(batch: int, kv_heads: int, group: int, positions: int, head: int) -> dict[str, str]:
     keys = f"bf16[{batch},{kv_heads},{positions},{head}]"
     return {"q": f"bf16[{batch},{kv_heads},{group},{positions},{head}]", "k": keys, "v": keys}
 
 
 def _backward(*sizes: int) -> dict[str, str]:
-    arrays: Mapping[str, str] = _attention(*sizes)
+    arrays = _attention(*sizes)
     return {**arrays, "d_out": arrays["q"]}

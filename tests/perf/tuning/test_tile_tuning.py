@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from forked import instead_of_compiling
 from json_keys import assert_keys_of_before
 from reported import reported
 
@@ -100,6 +101,7 @@ def test_what_the_compiler_refuses_is_an_answer_too(tmp_path, monkeypatch):
 
 def test_the_verb_plans_both_losses_and_finds_them_again(tmp_path: Path, monkeypatch):
     pytest.importorskip("libtpu")
+    instead_of_compiling(monkeypatch)
     sizes = "--batch 1 --positions 256 --hidden_dim 128 --density_tokens 256 --vocabulary density"
     words = f"bench loss-tiles {sizes} --tiles 256,128,128,32 --block_positions 128 --cache_dir {tmp_path / 'cache'}"
     report = reported(tmp_path, *words.split())
@@ -120,8 +122,9 @@ def test_the_verb_plans_both_losses_and_finds_them_again(tmp_path: Path, monkeyp
     assert reported(tmp_path, *words.split()) == report
 
 
-def test_the_verb_plans_a_layer(tmp_path: Path, capsys):
+def test_the_verb_plans_a_layer(tmp_path: Path, monkeypatch, capsys):
     pytest.importorskip("libtpu")
+    instead_of_compiling(monkeypatch)
     sizes = "--batch 1 --positions 256 --hidden_dim 128 --num_heads 1 --num_kv_heads 1"
     words = f"bench attention-tiles {sizes} --tiles 128,128,128,128 --splash_blocks --cache_dir {tmp_path / 'cache'}"
     report = reported(tmp_path, *words.split())

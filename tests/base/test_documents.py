@@ -8,8 +8,9 @@ from tomat.base.errors import TomatError
 
 @pytest.mark.parametrize(
     "text",
-    ["a: !!bool x", "a: !!timestamp x", "a: 2026-99-99", "a: [", "[" * 2000, "{[]: 1}", "a: !x y", b"\xff\xfe\x00"],
-)
+    ["a: !!int x", "a: !!float x", "a: !!bool x", "a: !!timestamp x", "a: 2026-99-99", "a: 0b_", "a: [", "[" * 2000,
+     "{[]: 1}", "a: !x y", b"\xff\xfe\x00"],
+)  # fmt: skip
 def test_yaml_that_is_none_is_one_line(text):
     with pytest.raises(TomatError, match="^f.yaml is not YAML .*Restore it.$") as refused:
         parse_yaml(text, "f.yaml")

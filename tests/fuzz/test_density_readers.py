@@ -20,27 +20,15 @@ import pytest
 from chgcar_files import as_vasp_writes
 from fuzz_damage import BYTE_DAMAGE, SEEDS, damage_lines, damaged_bytes, fuzz, limits
 from hypothesis import strategies as st
+from ionic_density import gaussians
 
 from tomat.base.errors import TomatError
 from tomat.data.density.cube import write_cube
-from tomat.data.density.grid import DensityGrid
 from tomat.data.density.io import open_density
 from tomat.data.density.zarr_store import write_zarr
 
-
-def crystal():
-    """Two Gaussians in a skewed cell of LiF, 10 electrons on 9 x 8 x 7 voxels."""
-    lattice = np.array([[2.9, 0.1, 0.0], [0.4, 3.0, 0.2], [-0.3, 0.5, 3.2]])
-    coords = np.array([[0.1, 0.2, 0.3], [0.6, 0.7, 0.8]])
-    points = np.stack(np.meshgrid(*[np.arange(n) / n for n in (9, 8, 7)], indexing="ij"), -1)
-    rho = np.full(points.shape[:3], 0.05)
-    for place, height in zip(coords, (0.3, 2.0), strict=True):
-        rho += height * np.exp(-np.square(((points - place + 0.5) % 1 - 0.5) @ lattice).sum(-1))
-    rho *= 10 / (rho.mean() * np.linalg.det(lattice))
-    return DensityGrid(rho, lattice, np.array([3, 9]), coords, "LiF")
-
-
-WHOLE = crystal()
+LATTICE = [[2.9, 0.1, 0.0], [0.4, 3.0, 0.2], [-0.3, 0.5, 3.2]]
+WHOLE = gaussians(LATTICE, [3, 9], [[0.1, 0.2, 0.3], [0.6, 0.7, 0.8]], {3: 3, 9: 7}, (9, 8, 7), "LiF")
 FIRST_VALUE_LINE = 12
 LAST_VALUE_LINE = FIRST_VALUE_LINE + -(-WHOLE.rho.size // 5) - 1
 

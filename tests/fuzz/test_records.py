@@ -13,6 +13,7 @@ import pytest
 from fuzz_damage import VALUE_DAMAGE, damaged_document, damaged_file, fuzz_file, fuzz_json, fuzz_lines
 from hypothesis import strategies as st
 from pwscf import RECORD, _kept
+from small_promolecule import skewed_density
 
 from tomat.base.errors import TomatError
 from tomat.base.records import read_typed
@@ -24,7 +25,6 @@ from tomat.data.codec.report import codec_figures, draw_codec
 from tomat.data.dataset.survey import Material, _answers
 from tomat.data.density.espresso import ReciprocalList, read_coefficients, write_charge_density
 from tomat.data.density.geometry import BOHR_A
-from tomat.data.density.grid import DensityGrid
 from tomat.hardware.chips import slice_named
 from tomat.measure.lab.max_batch import MaxBatchRecord
 from tomat.measure.lab.record import rows_of_record
@@ -175,14 +175,8 @@ def test_codec_figures(tmp_path: Path):
     fuzz_file(tmp_path / "codec.json", json.dumps(record).encode(), inputs, read, 40)
 
 
-def crystal_density() -> DensityGrid:
-    rng = np.random.default_rng(0)
-    rho = rng.uniform(0.1, 1.0, (6, 6, 6)).astype(np.float32)
-    return DensityGrid(rho, 4 * np.eye(3), np.array([11, 17]), np.array([[0.0, 0, 0], [0.5, 0.5, 0.5]]), "a")
-
-
 def test_survey(tmp_path: Path):
-    one = Material.of(crystal_density(), "a", "2" * 64)
+    one = Material.of(skewed_density(), "a", "2" * 64)
     rows = [{"file_sha256": "2" * 64, "found": asdict(one)}, {"file_sha256": "3" * 64, "found": "no density"}]
 
     def read(path: Path) -> None:
@@ -198,7 +192,7 @@ def test_survey(tmp_path: Path):
 
 
 def test_charge_density_of_quantum_espresso(tmp_path: Path):
-    density = crystal_density()
+    density = skewed_density()
     miller = np.array([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1)], np.int32)
     reciprocal = 2 * np.pi * np.linalg.inv(density.lattice / BOHR_A).T
     path = tmp_path / "charge-density.dat"

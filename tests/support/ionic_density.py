@@ -4,7 +4,8 @@ import numpy as np
 
 from tomat.data.density.grid import DensityGrid
 
-WIDTHS_A = {1: 0.4, 3: 0.5, 8: 0.5, 11: 0.4, 12: 0.4, 13: 1.0, 14: 0.7, 17: 0.7, 31: 0.7, 33: 0.7, 53: 0.85, 55: 0.75}
+WIDTHS_A = {1: 0.4, 3: 0.5, 8: 0.5, 9: 0.5, 11: 0.4, 12: 0.4, 13: 1.0, 14: 0.7, 17: 0.7, 31: 0.7, 33: 0.7}
+WIDTHS_A |= {53: 0.85, 55: 0.75}
 
 
 def gaussians(lattice, numbers, coords, valences, shape, name="x") -> DensityGrid:

@@ -1,10 +1,10 @@
-"""The report of a verb or of a study."""
+"""The report of a verb or of a study, and what refuses a verb."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from tomat.app.cli import main
+from tomat.app.cli import build_parser, main
 from tomat.base.arguments import Parser
 
 
@@ -13,3 +13,10 @@ def reported(folder: Path, *words: object, parser: Parser | None = None, status:
     path = folder / "reported.json"
     assert main([*map(str, words), "--json", str(path)], parser) == status
     return json.loads(path.read_text())
+
+
+def run(*words: object) -> int:
+    """The status of a verb; what refuses it is raised."""
+    given = [str(word) for word in words]
+    args = build_parser(given).parse_args(given)
+    return args.run(args)

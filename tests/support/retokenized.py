@@ -1,9 +1,12 @@
-"""Sets that `retokenize` writes: their files, and a runner that stops on the way."""
+"""Sets that `retokenize` writes: their files, changed by hand too, and a runner that stops on the way."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from tomat.base.documents import CHECKSUM_KEY, with_checksum
 
 
 def files(place: Path) -> dict[str, bytes]:
@@ -12,6 +15,13 @@ def files(place: Path) -> dict[str, bytes]:
     if "request.json" in found:
         found["request.json"] = repr(json.loads(found["request.json"])["identity"]).encode()
     return found
+
+
+def rewrite(path: Path, *without: str, checksum: bool = True, **changes: Any) -> None:
+    """A JSON file with other values and without some keys; its checksum fits, or it is one of before there was one."""
+    content = {key: value for key, value in json.loads(path.read_text()).items() if key not in (*without, CHECKSUM_KEY)}
+    content |= changes
+    path.write_text(json.dumps(with_checksum(content) if checksum else content))
 
 
 class StoppingRunner:

@@ -98,15 +98,16 @@ def _histogram(args: argparse.Namespace, kept: Path | None) -> "DensityHistogram
     from tomat.data.codec.relative import OFFSET_E_PER_A3
     from tomat.data.density.promolecule import Promolecule
 
+    again = "Remove it and count again."
     if args.promolecule is None:
         if args.offset is not None:
             raise TomatError("--offset is of a codec relative to a sum of atoms; give that with --promolecule FILE.")
-        return DensityHistogram() if kept is None else DensityHistogram.load(kept)
+        return DensityHistogram() if kept is None else DensityHistogram.from_bytes(kept.read_bytes(), str(kept), again)
     promolecule = Promolecule.load(args.promolecule)
     offset = OFFSET_E_PER_A3 if args.offset is None else args.offset
     if kept is None:
         return RatioHistogram(promolecule, offset)
-    return RatioHistogram.from_bytes(kept.read_bytes(), str(kept), promolecule, offset, "Remove it and count again.")
+    return RatioHistogram.from_bytes(kept.read_bytes(), str(kept), promolecule, offset, again)
 
 
 def _run_show(args: argparse.Namespace) -> int:

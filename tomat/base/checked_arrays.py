@@ -11,6 +11,7 @@ from io import BytesIO
 import numpy as np
 
 from tomat.base.errors import TomatError
+from tomat.base.reporting import naming
 
 CHECKSUM_NAME = "content_sha256"
 
@@ -37,19 +38,20 @@ def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
 def unpack_arrays(content: bytes, source: str, what: str, remedy: str) -> dict[str, np.ndarray]:
     """The arrays that `pack_arrays` wrote; `source`, `what` it should be and the `remedy` for a damaged one are for
     errors."""
-    try:
-        with np.load(BytesIO(content), allow_pickle=False) as file:
-            # Every part has a CRC32; NumPy would read a damaged header before it gets to it.
-            if (damaged := file.zip.testzip()) is not None:
-                raise ValueError(f"its part {damaged} is damaged")
-            arrays = {name: file[name] for name in file.files}
-        expected = str(arrays.pop(CHECKSUM_NAME))
-    except MemoryError:
-        raise
-    # zipfile, zlib, struct, ast and NumPy each raise their own for a damaged archive.
-    except Exception as error:
-        raise TomatError(f"{source} is not {what}, or damaged ({type(error).__name__}: {error}). {remedy}") from error
+    arrays = read_arrays(content, source, what, remedy)
+    expected = str(arrays.pop(CHECKSUM_NAME, "nothing"))
     if (found := arrays_checksum(arrays)) != expected:
         hashes = f"its arrays hash to {found[:12]}..., the file says {expected[:12]}..."
         raise TomatError(f"{source} is damaged: {hashes} {remedy}")
     return arrays
+
+
+def read_arrays(content: bytes, source: str, what: str, remedy: str) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file without a checksum of all."""
+    # zipfile, zlib, struct, ast and NumPy each raise their own for a damaged archive.
+    with naming(f"{source} is not {what}, or damaged", f". {remedy}"):
+        with np.load(BytesIO(content), allow_pickle=False) as file:
+            # Every part has a CRC32; NumPy would read a damaged header before it gets to it.
+            if (damaged := file.zip.testzip()) is not None:
+                raise ValueError(f"its part {damaged} is damaged")
+            return {name: file[name] for name in file.files}

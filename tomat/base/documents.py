@@ -39,12 +39,12 @@ def read_json(path: Path, remedy: str = "Write it again.") -> Any:
     return parse_json(read_bytes(path), path, remedy)
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: str | os.PathLike[str], remedy: str = "") -> bytes:
     """The content of a file."""
     try:
-        return path.read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
-        raise TomatError(f"{path}: cannot be read ({error.strerror or error}).") from None
+        raise TomatError(f"{path}: cannot be read ({error.strerror or error}). {remedy}".rstrip()) from None
 
 
 def append_whole_line(file: BinaryIO, line: str) -> None:

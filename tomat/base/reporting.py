@@ -95,6 +95,18 @@ def first_line(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
+@contextlib.contextmanager
+def naming(what: str, remedy: str) -> Iterator[None]:
+    """What libraries raise in the block for a file that is damaged, each its own, becomes one error: `what` is wrong,
+    what was raised, and the `remedy`. One that is there already and memory that runs out pass."""
+    try:
+        yield
+    except (TomatError, MemoryError):
+        raise
+    except Exception as error:
+        raise TomatError(f"{what} ({type(error).__name__}: {first_line(error)}){remedy}") from error
+
+
 def to_jsonable(value: Any) -> Any:
     """`value` with NumPy scalars and arrays, tuples and paths as JSON has them; NaN and infinities become None."""
     if isinstance(value, Mapping):

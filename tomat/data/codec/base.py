@@ -75,11 +75,6 @@ def require_unit(codec: DensityCodec, unit: str, source: str) -> None:
         )
 
 
-def in_unit(codec: DensityCodec, rho: np.ndarray, volume_a3: float) -> np.ndarray:
-    """A density in e/Å³ in the unit of a codec, float32."""
-    return rho if codec.unit == UNIT_E_PER_A3 else (rho * np.float64(volume_a3)).astype(np.float32)
-
-
 def content_sha256(fields: Mapping[str, str | int | float], tables: Mapping[str, np.ndarray]) -> str:
     """SHA-256 over the fields as sorted JSON and the tables as little-endian float32, in order of name."""
     digest = hashlib.sha256(json.dumps(dict(fields), sort_keys=True).encode())

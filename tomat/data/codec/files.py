@@ -2,12 +2,11 @@
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tomat.base.documents import parse_checked, refuse_unknown_keys, with_checksum
+from tomat.base.documents import parse_checked, read_bytes, refuse_unknown_keys, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_text
 from tomat.data.codec.base import CODEC_FORMAT_VERSION, DensityCodec
@@ -57,9 +56,4 @@ def codec_from_text(text: str | bytes, source: str) -> DensityCodec:
 
 
 def load_codec(path: str | os.PathLike[str]) -> DensityCodec:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise TomatError(f"Cannot read the codec {path}: {reason}. Make one with `tomat codec fit`.") from error
-    return codec_from_text(text, str(path))
+    return codec_from_text(read_bytes(path, "Make one with `tomat codec fit`."), str(path))

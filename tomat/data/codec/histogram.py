@@ -4,15 +4,15 @@ The bits of a non-negative float32, read as an integer, grow with its value, so 
 octave, 1.2e-4 of the value wide or less. Beside the count a bin keeps the sum of its densities, so means are exact.
 """
 
-import os
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Self
 
 import numpy as np
 
+from tomat.base.checked_arrays import read_arrays
 from tomat.base.errors import TomatError
-from tomat.base.reporting import write_bytes
+from tomat.base.reporting import naming
 from tomat.data.codec.base import MANTISSA_BITS, SHIFT, UNIT_E_PER_A3, check_unit
 from tomat.data.density.grid import DensityGrid
 
@@ -125,39 +125,22 @@ class DensityHistogram:
         )
         return file.getvalue()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        write_bytes(path, self.to_bytes())
-
     @classmethod
-    def load(
-        cls,
-        file: str | os.PathLike[str] | BytesIO,
-        source: str | None = None,
-        remedy: str = "Remove it and count again.",
-    ) -> Self:
-        """A histogram that `save` or `to_bytes` wrote."""
-        source = source or str(file)
-        try:
-            with np.load(file, allow_pickle=False) as content:
-                # Every part has a CRC32; NumPy would read a damaged header before it gets to it.
-                if (damaged := content.zip.testzip()) is not None:
-                    raise ValueError(f"its part {damaged} is damaged")
-                version = int(content["format_version"]), int(content["mantissa_bits"])
-                if version != (HISTOGRAM_FORMAT_VERSION, MANTISSA_BITS):
-                    raise TomatError(
-                        f"{source} has histogram format version {version[0]} with {version[1]} mantissa bits; this "
-                        f"tomat reads {HISTOGRAM_FORMAT_VERSION} with {MANTISSA_BITS}. {remedy}"
-                    )
-                check_unit(str(content["unit"]), source)
-                histogram = cls(str(content["unit"]), int(content["n_zero"]), max_density=float(content["max_density"]))
-                histogram._fill(*(np.asarray(content[name]) for name in ("bins", "counts", "sums")))
-                histogram.material_ids = {str(name) for name in content["material_ids"].tolist()}
-                return histogram
-        except (TomatError, MemoryError):
-            raise
-        # zipfile, zlib, struct, ast and NumPy each raise their own for a damaged archive.
-        except Exception as error:
-            raise TomatError(f"{source} is not a histogram ({type(error).__name__}: {error}). {remedy}") from error
+    def from_bytes(cls, content: bytes, source: str, remedy: str) -> Self:
+        """What `to_bytes` gave."""
+        parts = read_arrays(content, source, "a histogram", remedy)
+        with naming(f"{source} is not a histogram", f". {remedy}"):
+            version = int(parts["format_version"]), int(parts["mantissa_bits"])
+            if version != (HISTOGRAM_FORMAT_VERSION, MANTISSA_BITS):
+                raise TomatError(
+                    f"{source} has histogram format version {version[0]} with {version[1]} mantissa bits; this tomat "
+                    f"reads {HISTOGRAM_FORMAT_VERSION} with {MANTISSA_BITS}. {remedy}"
+                )
+            check_unit(str(parts["unit"]), source)
+            histogram = cls(str(parts["unit"]), int(parts["n_zero"]), max_density=float(parts["max_density"]))
+            histogram._fill(parts["bins"], parts["counts"], parts["sums"])
+            histogram.material_ids = {str(name) for name in parts["material_ids"].tolist()}
+            return histogram
 
     def _fill(self, bins: np.ndarray, counts: np.ndarray, sums: np.ndarray) -> None:
         """Take what a file holds of the bins; refused where no densities fill them so."""

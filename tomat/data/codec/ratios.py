@@ -1,7 +1,6 @@
 """The histogram that a relative codec is fitted from, and the fit."""
 
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Any, Self
 
 import numpy as np
@@ -90,9 +89,7 @@ class RatioHistogram:
         if str(arrays.get("relative_to")) != empty._relative_to:
             said = f"{source} counts ratios to the promolecule and offset {str(arrays.get('relative_to'))[:12]}..."
             raise TomatError(f"{said}, expected {empty._relative_to[:12]}... and {offset_e_per_a3}. {remedy}")
-        parts = (
-            DensityHistogram.load(BytesIO(arrays[name].tobytes()), source, remedy) for name in ("weights", "voxels")
-        )
+        parts = (DensityHistogram.from_bytes(arrays[name].tobytes(), source, remedy) for name in ("weights", "voxels"))
         return cls(promolecule, offset_e_per_a3, *parts, density_sum=float(arrays["density_sum"]))
 
 

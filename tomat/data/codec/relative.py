@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.data.codec.base import UNIT_E_PER_A3, Decoder, DensityCodec, content_sha256, in_unit
+from tomat.data.codec.base import UNIT_E_PER_A3, Decoder, DensityCodec, content_sha256
 from tomat.data.codec.lloyd_max import TABLES, LloydMaxCodec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
@@ -138,9 +138,9 @@ class CellCodec:
     def values(self, rho: np.ndarray) -> np.ndarray:
         """What the codec has bins of, float32, of densities."""
         offset = offset_of(self.codec)
-        if offset is None or self.scale is None:
-            return in_unit(self.codec, rho, self.volume_a3)
-        return ratios(rho, self.scale, offset)
+        if offset is not None and self.scale is not None:
+            return ratios(rho, self.scale, offset)
+        return rho if self.codec.unit == UNIT_E_PER_A3 else (rho * np.float64(self.volume_a3)).astype(np.float32)
 
     def density(self, values: np.ndarray) -> np.ndarray:
         """Densities, float32, of such values, or means of them; where a ratio would be below 0, 0."""

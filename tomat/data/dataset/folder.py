@@ -271,7 +271,7 @@ def _fit(
     again, names = "Remove it and run the same command again.", [each.name for each in learnt]
     densities = None if request.codec_relative else DensityHistogram()
     if densities is not None and kept_histogram.exists():
-        densities = DensityHistogram.load(kept_histogram)
+        densities = DensityHistogram.from_bytes(kept_histogram.read_bytes(), str(kept_histogram), again)
     sums = PromoleculeFit()
     if kept_sums.exists():
         sums = PromoleculeFit.from_bytes(kept_sums.read_bytes(), str(kept_sums), again)
@@ -285,7 +285,7 @@ def _fit(
                 sums.add(grid, name)
             if time.monotonic() - saved > SAVE_EVERY_SECONDS:
                 if densities is not None:
-                    densities.save(kept_histogram)
+                    write_bytes(kept_histogram, densities.to_bytes())
                 write_bytes(kept_sums, sums.to_bytes())
                 saved = time.monotonic()
         promolecule = replace(sums.solve(), valences=valences)

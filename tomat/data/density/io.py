@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted, first_line
+from tomat.base.reporting import counted, naming
 from tomat.base.retries import STORAGE_TRIES, first_contact, with_retries
 from tomat.data.density.chgcar import Parts, read_chgcar, read_parts
 from tomat.data.density.cube import SUFFIXES as CUBE_SUFFIXES
@@ -76,15 +76,9 @@ def is_chgcar(location: str) -> bool:
 def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
     """Call `read`, and make a TomatError that names the file of whatever it raises, but for a MemoryError: what is
     broken may surface anywhere in Zarr, pymatgen, NumPy or a decompressor."""
-    try:
+    remedy = "; it cannot be opened, is damaged, or holds something else."
+    with naming(f"{location} cannot be read as a density", remedy):
         return read()
-    except (TomatError, MemoryError):
-        raise
-    except Exception as error:
-        raise TomatError(
-            f"{location} cannot be read as a density ({type(error).__name__}: {first_line(error)}); it cannot be "
-            "opened, is damaged, or holds something else."
-        ) from error
 
 
 def _known_reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGrid]:

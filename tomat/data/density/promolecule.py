@@ -14,11 +14,11 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tomat.base.documents import read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
 from tomat.data.density.crystal import Crystal
@@ -240,12 +240,7 @@ class Promolecule:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Promolecule:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise TomatError(f"Cannot read the promolecule {path}: {reason}. {_AGAIN}") from error
-        return cls.from_text(text, str(path))
+        return cls.from_text(read_bytes(path, _AGAIN), str(path))
 
 
 @lru_cache(maxsize=4)

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tomat.base.errors import TomatError
-from tomat.base.reporting import first_line
+from tomat.base.reporting import naming
 
 ROUNDING = 1e-5
 """Standard deviation of the rounding over the mean density. Errors of models are a thousand times as large, and of the
@@ -29,14 +28,8 @@ def read_coefficients(path: Path, mean: float) -> np.ndarray:
     """
     import zarr
 
-    try:
+    with naming(f"the embedded density {path} is damaged", "; install tomat again."):
         return decoded(zarr.open_array(path, mode="r", config={"read_missing_chunks": False}), mean)
-    except MemoryError:
-        raise
-    except Exception as error:  # zarr and its codecs raise each their own
-        raise TomatError(
-            f"the embedded density {path} is damaged ({first_line(error)}); install tomat again."
-        ) from error
 
 
 def decoded(array: Any, mean: float) -> np.ndarray:

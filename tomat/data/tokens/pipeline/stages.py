@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from io import BytesIO
 from typing import Annotated, Any
 
 import numpy as np
@@ -248,8 +247,7 @@ def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitS
     structures = Structures.from_bytes(*part(unit.part(STRUCTURES)), names, again)
     histogram = promolecule = None
     if job.counts_densities:
-        content, source = part(unit.part(HISTOGRAM))
-        histogram = DensityHistogram.load(BytesIO(content), source, again)
+        histogram = DensityHistogram.from_bytes(*part(unit.part(HISTOGRAM)), again)
     if job.fits_promolecule:
         promolecule = PromoleculeFit.from_bytes(*part(unit.part(SUMS)), again)
     return Findings(survey, structures, histogram, promolecule)

@@ -15,6 +15,7 @@ from tomat.base.errors import TomatError
 from tomat.data.density.io import open_density
 from tomat.data.density.rules import ReadRules
 from tomat.data.density.zarr_store import TOTAL, read_zarr, write_zarr
+from tomat.data.tokens.pipeline.sources import path_inputs
 
 
 @given(st.integers(0, 1000), st.tuples(*[st.integers(1, 9)] * 3), st.sampled_from([None, 2, 4, 16]))
@@ -75,21 +76,6 @@ def test_an_all_zero_chunk_is_no_loss(tmp_path, make_grid):
     assert not rho[:2].any()
     write_zarr(dataclasses.replace(grid, rho=rho), tmp_path / "a.zarr", chunks=2)
     np.testing.assert_array_equal(read_zarr(tmp_path / "a.zarr").rho == 0, rho == 0)
-
-
-def test_what_is_no_density_group(tmp_path, grid):
-    (tmp_path / "folder.zarr").mkdir()
-    zarr.open_group(tmp_path / "empty.zarr", mode="w")
-    write_zarr(grid, tmp_path / "a.zarr")
-    (tmp_path / "a.zarr" / "zarr.json").write_text("{broken")
-    for name, message in (
-        ("absent", "no density at"),
-        ("folder", "not a readable Zarr group"),
-        ("empty", "no readable array"),
-        ("a", "not a readable Zarr group"),
-    ):
-        with pytest.raises(TomatError, match=message):
-            read_zarr(tmp_path / f"{name}.zarr")
 
 
 def test_a_store_without_checksums_is_read(tmp_path, grid):
@@ -193,3 +179,45 @@ def test_a_chunk_that_is_a_bomb(tmp_path, grid, pack):
     chunk.write_bytes(pack(bytes(1 << 20)))  # which packs to less than a chunk of this array takes
     with pytest.raises(TomatError, match="the chunk .* decompresses to .* bytes or more; expected"):
         read_zarr(path)
+
+
+@pytest.fixture
+def bucket(bucket, monkeypatch):
+    """`gs://` for real: gcsfs against the bucket server."""
+    import gcsfs
+
+    for key, value in bucket.environment.items():
+        monkeypatch.setenv(key, value)
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    yield bucket
+    gcsfs.GCSFileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def put_density(bucket, grid, tmp_path):
+    """Store the density under a name of the bucket."""
+
+    def put(name: str, **how: int) -> None:
+        write_zarr(grid, tmp_path / name, **how)
+        for path in (tmp_path / name).rglob("*"):
+            if path.is_file():
+                bucket.put("bucket", str(path.relative_to(tmp_path)), path.read_bytes())
+
+    return put
+
+
+def test_materials_are_listed_and_read(put_density, grid):
+    put_density("rho_gga/mp-1.zarr", chunks=4)
+    put_density("rho_gga/mp-2.zarr")
+    inputs = path_inputs(["gs://bucket/rho_gga/"])
+    assert inputs.material_ids == ("mp-1", "mp-2")
+    for name in inputs.material_ids:
+        np.testing.assert_allclose(inputs.get_grid(name).rho, grid.rho, rtol=3e-7)
+
+
+def test_a_lost_object_is_noticed(bucket, put_density):
+    put_density("mp-1.zarr", chunks=2)
+    lost = [name for name in sorted(bucket.objects) if "/c/" in name][3]
+    del bucket.stored["bucket", lost]
+    with pytest.raises(TomatError, match=r"'charge_density_total' is not whole .* \(1 chunk\(s\) not found"):
+        read_zarr("gs://bucket/mp-1.zarr")

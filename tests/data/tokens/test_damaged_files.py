@@ -1,13 +1,11 @@
 """Files that a half-done re-tokenizing left, damaged: one line that names the file and says what to do."""
 
 import json
-from pathlib import Path
 
 import pytest
-from retokenized import StoppingRunner, files
+from retokenized import StoppingRunner, files, rewrite
 
 from tomat.app.cli import main
-from tomat.base.documents import CHECKSUM_KEY
 from tomat.base.errors import TomatError
 from tomat.data.tokens.pipeline.driver import retokenize
 from tomat.data.tokens.pipeline.runners import PoolRunner
@@ -52,22 +50,14 @@ def test_damaged_files_are_named_with_their_remedy(tmp_path, half_done, whole, u
     assert files(place) == whole
 
 
-def without_checksum(path: Path, *keys: str) -> None:
-    """The file as it was written before there were checksums, and without keys of that time."""
-    content = json.loads(path.read_text())
-    for key in (CHECKSUM_KEY, *keys):
-        content.pop(key, None)
-    path.write_text(json.dumps(content))
-
-
 def test_set_of_before_there_were_checksums_goes_on_and_is_said_to_be_one(tmp_path, half_done, whole, capsys):
     config = half_done(12)
     place = tmp_path / "set"
-    without_checksum(place / "manifest.json", "clipped", "max_clipped_share")
-    without_checksum(place / "codec.json", "fitted_min")
-    request = json.loads((place / "request.json").read_text())
-    del request[CHECKSUM_KEY], request["identity"]["max_clipped_share"]
-    (place / "request.json").write_text(json.dumps(request))
+    rewrite(place / "manifest.json", "clipped", "max_clipped_share", checksum=False)
+    rewrite(place / "codec.json", "fitted_min", checksum=False)
+    identity = json.loads((place / "request.json").read_text())["identity"]
+    del identity["max_clipped_share"]
+    rewrite(place / "request.json", checksum=False, identity=identity)
     for record in (place / "progress").iterdir():
         record.write_bytes(record.read_bytes()[:64])
     retokenize(config, PoolRunner(1))
@@ -77,7 +67,7 @@ def test_set_of_before_there_were_checksums_goes_on_and_is_said_to_be_one(tmp_pa
     assert main(["shards", "verify", str(place)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "voxels outside the codec: not counted" in printed and "no checksum" not in printed
-    without_checksum(place / "manifest.json")
+    rewrite(place / "manifest.json", checksum=False)
     capsys.readouterr()
     assert main(["shards", "info", str(place), "--json", str(tmp_path / "figures.json")]) == 0
     assert "no checksum of its own" in " ".join(capsys.readouterr().out.split())

@@ -1,14 +1,13 @@
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from relative_codec import PROMOLECULE, bonded, relative_codec
+from retokenized import rewrite
 
 from tomat.app.cli import main
-from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.codec.relative import cell_codec
@@ -114,12 +113,8 @@ def test_whole_chunk_in_the_wrong_place_is_noticed_when_verified(place):
     assert list(damaged_chunks(shards)) == [3]
 
 
-def edit(path, **changes):
-    path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | changes)))
-
-
 def test_set_that_is_not_complete_is_refused(place):
-    edit(place / "manifest.json", complete=False, chunk_checksums=[])
+    rewrite(place / "manifest.json", complete=False, chunk_checksums=[])
     (place / "progress").mkdir()
     (place / "progress" / "00000001").write_text("0")
     with pytest.raises(TomatError, match="not complete: 1 of 5 chunks written"):
@@ -133,7 +128,7 @@ def test_other_versions_and_other_parts_are_refused(place, codec):
 
     # Damaged and lost files: tests/fuzz/test_shard_files.py.
     manifest = (place / "manifest.json").read_text()
-    edit(place / "manifest.json", format_version=7)
+    rewrite(place / "manifest.json", format_version=7)
     refused("format version 7")
     (place / "manifest.json").write_text(manifest)
     kept = (place / "codec.json").read_bytes()
@@ -141,8 +136,7 @@ def test_other_versions_and_other_parts_are_refused(place, codec):
     refused("codec.json is not the set's: it hashes")
     (place / "codec.json").write_bytes(kept)
     zarr = place / "tokens.zarr" / "zarr.json"
-    content = json.loads(zarr.read_text())
-    zarr.write_text(json.dumps(content | {"shape": [48, 160]}))
+    rewrite(zarr, checksum=False, shape=[48, 160])
     refused(r"is uint16 \(48, 160\)")
     zarr.unlink()
     refused("Cannot open the token array")

@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 import psutil
 import pytest
 from retokenized import files
+from tiny_run import tomat
 
 from tomat.base.errors import TomatError
 from tomat.data.tokens.pipeline.driver import retokenize
@@ -201,3 +202,40 @@ def test_killed_with_chunks_under_way_it_ends_with_the_same_bytes(tmp_path, tree
     assert len(list((tmp_path / "set" / "progress").iterdir())) < 7
     written = retokenize(retokenize_config(tmp_path / "set"), PoolRunner(1))
     assert written.rows_written < 100 and files(tmp_path / "set") == files(kept_set)
+
+
+# A file system of a megabyte, in a namespace of its own: mounting needs no privilege there.
+ON_A_SMALL_DISK = """
+set -e
+mount -t tmpfs -o size=$1 tmpfs "$2"
+shift 2
+status=0
+"$@" || status=$?
+mount -o remount,size=20m "$DISK"
+"$@"
+"$PYTHON" -m tomat.app.cli shards verify "$DISK/set"
+exit $status
+"""
+
+
+def namespaces_allowed():
+    try:
+        return subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not namespaces_allowed(), reason="no user namespaces: a small disk cannot be mounted")
+def test_full_disk_leaves_a_set_that_can_be_finished(tmp_path, tree):
+    """One error, and the set goes on once there is room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = tomat("retokenize", "--input", tree, "--output", disk / "set")
+    words += ["--layout", "v3-p7", "--bins", "200", "--patches_per_material", "100", "--workers", "1"]
+    variables = [f"DISK={disk}", f"PYTHON={sys.executable}"]
+    start = ["unshare", "-rm", "env", *variables, "bash", "-c", ON_A_SMALL_DISK, "bash", "60k"]
+    done = subprocess.run([*start, disk, *map(str, words)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "No space left on device" in done.stderr and "error: Cannot" in done.stderr
+    assert "Traceback" not in done.stderr and "chunks (600 rows) are whole" in done.stdout

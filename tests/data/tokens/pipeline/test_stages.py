@@ -1,5 +1,6 @@
 """The stages of re-tokenizing: the same bytes whatever happens on the way."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -7,14 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from chgcar_files import write_chgcar
-from retokenized import StoppingRunner, files
+from retokenized import StoppingRunner, files, rewrite
 
-from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
+from tomat.data.codec.files import write_codec
 from tomat.data.codec.relative import RelativeCodec
-from tomat.data.density.promolecule import Promolecule, PromoleculeFit
+from tomat.data.density.demo.embedded import demo_materials, load_demo
+from tomat.data.density.promolecule import Promolecule, PromoleculeFit, RadialBasis
 from tomat.data.density.zarr_store import read_zarr, write_zarr
-from tomat.data.tokens.pipeline.driver import retokenize
+from tomat.data.tokens.layouts import layout_named
+from tomat.data.tokens.pipeline.config import RetokenizeConfig
+from tomat.data.tokens.pipeline.driver import retokenize, write_shards
 from tomat.data.tokens.pipeline.runners import PoolRunner
 from tomat.data.tokens.pipeline.sources import find_materials
 from tomat.data.tokens.pipeline.stages import unit_size
@@ -76,9 +80,9 @@ def test_a_survey_of_before_there_were_structures_and_promolecules_goes_on(tmp_p
     config = retokenize_config(place)
     with pytest.raises(KeyboardInterrupt):
         retokenize(config, StoppingRunner(3, seed=1))
-    request = json.loads((place / "request.json").read_text())
-    del request["identity"]["promolecule"]
-    (place / "request.json").write_text(json.dumps(with_checksum(request)))
+    identity = json.loads((place / "request.json").read_text())["identity"]
+    del identity["promolecule"]
+    rewrite(place / "request.json", identity=identity)
     for path in [*place.rglob("*structures.npz"), *place.rglob("*promolecule*")]:
         path.unlink()
     # Not planned yet: everything is looked at again, and the set has both.
@@ -243,3 +247,41 @@ def test_a_relative_codec_brings_its_promolecule(tmp_path, retokenize_config):
     for given in ({"codec": str(training / "codec.json")}, {"layout": "v2-p14"}):
         with pytest.raises(TomatError, match="relative is set, and"):
             retokenize_config(tmp_path / "none", relative=True, **given)
+
+
+DIGESTS = {
+    "v3-p7": ("df53526b61d02c07", "185a04094ed0cb8a"),
+    "v3-fill8k": ("b1df96421fc54e69", "cb58d6d95a021d18"),
+}
+"""By layout: of the ids, and of what the manifest says."""
+
+
+def digests(place):
+    """Of the array of ids; and of the manifest's own hash fields, codec, structures and chunks."""
+    shards = open_shards(place)
+    manifest = json.loads((place / "manifest.json").read_text())
+    fields = {key: manifest[key] for key in ("codec_sha256", "structures_sha256", "chunk_checksums", "materials")}
+    ids = shards.read_rows(0, shards.rows).astype("<u2").tobytes()
+    return tuple(hashlib.sha256(each).hexdigest()[:16] for each in (ids, json.dumps(fields, sort_keys=True).encode()))
+
+
+@pytest.mark.parametrize("layout", DIGESTS)
+def test_ids_and_manifest_are_those_of_before(tmp_path, codec, layout):
+    """By both ways to write a set; a promolecule lies beside the rows and decides none."""
+    write_codec(codec, tmp_path / "codec.json")
+    promolecule = Promolecule(RadialBasis(4, 3.0), {14: np.arange(4.0)}, 1)
+    (tmp_path / "promolecule.json").write_text(promolecule.to_text())
+    settings = {"patches_per_material": 2, "seed": 0, "split": "validation"}
+    names = [material.material_id for material in demo_materials("validation")]
+    write_shards(tmp_path / "one", names, load_demo, layout=layout_named(layout), codec=codec, **settings)
+    config = RetokenizeConfig(
+        source="embedded",
+        output=str(tmp_path / "two"),
+        layout=layout,
+        codec=str(tmp_path / "codec.json"),
+        promolecule=str(tmp_path / "promolecule.json"),
+        **settings,
+    )
+    retokenize(config, PoolRunner(1))
+    assert digests(tmp_path / "one") == digests(tmp_path / "two") == DIGESTS[layout]
+    assert open_shards(tmp_path / "two").manifest.promolecule_sha256 == promolecule.sha256

@@ -19,7 +19,7 @@ from tomat.base.errors import TomatError
 from tomat.base.report.terminal import show
 from tomat.base.reporting import counted, write_report
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.density.promolecule import PromoleculeFit
@@ -149,7 +149,7 @@ def fresh_run(config_path: str) -> tuple[LoadedRun, Crystal]:
     histogram, fit = DensityHistogram(), PromoleculeFit()
     histogram.add(grid.rho)
     fit.add(grid)
-    codec = fit_lloyd_max(histogram, config.data.n_density_tokens)
+    codec = fit_codec(histogram, config.data.n_density_tokens)
     model = eqx.filter_jit(model_initialiser(config, jax.random.PRNGKey(0)))()
     return LoadedRun(config, model, codec, fit.solve(), 0, "fresh"), Crystal.of(grid)
 

@@ -22,7 +22,7 @@ from tomat.base.arguments import Parser, add_flag, positive_int, report_file
 from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.tokens.layouts import LAYOUTS
 from tomat.data.tokens.pipeline.driver import write_shards
@@ -134,7 +134,7 @@ def write_bench_shards(rows: int, folder: Path) -> None:
         names,
         load_demo,
         layout=LAYOUTS[LAYOUT_NAME],
-        codec=fit_lloyd_max(histogram),
+        codec=fit_codec(histogram),
         patches_per_material=rows // N_MATERIALS,
         seed=0,
         split="bench",

@@ -20,7 +20,7 @@ from tomat.base.records import read_typed
 from tomat.base.report.markdown import markdown
 from tomat.data.codec.files import load_codec, write_codec
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.codec.report import codec_figures, draw_codec
 from tomat.data.dataset.survey import Material, _answers
 from tomat.data.density.espresso import ReciprocalList, read_coefficients, write_charge_density
@@ -158,7 +158,7 @@ def test_weights(tmp_path: Path):
 def test_codec_figures(tmp_path: Path):
     histogram = DensityHistogram()
     histogram.add(np.geomspace(1e-4, 10, 4000).astype(np.float32))
-    write_codec(fit_lloyd_max(histogram, 8), tmp_path / "codec.json")
+    write_codec(fit_codec(histogram, 8), tmp_path / "codec.json")
     record = json.loads((tmp_path / "codec.json").read_text())
     whole, tables = load_codec(tmp_path / "codec.json"), record["sha256"]
 

@@ -24,7 +24,7 @@ from tomat.base.documents import CHECKSUM_KEY, with_checksum
 from tomat.base.storage import Store
 from tomat.data.codec.files import codec_from_text, codec_text
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, RadialBasis
@@ -73,7 +73,7 @@ def density(name: str) -> DensityGrid:
 def codec():
     histogram = DensityHistogram()
     histogram.add(np.geomspace(1e-3, 100, 3000, dtype=np.float32))
-    return fit_lloyd_max(histogram, 40)
+    return fit_codec(histogram, 40)
 
 
 @pytest.fixture(scope="module")

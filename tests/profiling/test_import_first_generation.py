@@ -9,7 +9,7 @@ from smooth_grid import smooth_grid
 
 from tomat.base.errors import TomatError
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.tokens.layouts import SequenceLayout
 from tomat.data.tokens.patch import encode_rows
@@ -26,7 +26,7 @@ def product_codec():
     histogram = DensityHistogram("rho_times_volume")
     for seed in range(3):
         histogram.add(smooth_grid(seed=seed).rho_times_volume())
-    return fit_lloyd_max(histogram, 256)
+    return fit_codec(histogram, 256)
 
 
 def write(folder, layout, codec, name="lmq", shuffled=False):

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 
-from tomat.data.codec.ratios import RatioHistogram, fit_relative
+from tomat.data.codec.ratios import RatioHistogram, fit_codec
 from tomat.data.codec.relative import RelativeCodec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
@@ -36,4 +36,4 @@ def histogram(*seeds: int) -> RatioHistogram:
 
 @cache
 def relative_codec(n_bins: int = 48) -> RelativeCodec:
-    return fit_relative(histogram(0, 1, 2), n_bins)
+    return fit_codec(histogram(0, 1, 2), n_bins)

@@ -9,7 +9,7 @@ from tiny_run import WITHOUT_ATOMS
 from tomat.base.errors import TomatError
 from tomat.base.layout import HISTORY_FILE
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.tokens.layouts import LAYOUTS
 from tomat.data.tokens.pipeline.driver import write_shards
@@ -30,7 +30,7 @@ def sets(tmp_path_factory) -> Path:
     histogram = DensityHistogram()
     for name in NAMES:
         histogram.add(load_demo(name).rho)
-    codec = fit_lloyd_max(histogram, n_bins=64)
+    codec = fit_codec(histogram, n_bins=64)
     for place, names, seed in (("a", NAMES, 0), ("again", NAMES, 0), ("other", NAMES, 1), ("fewer", NAMES[:2], 0)):
         write_shards(
             folder / place, names, load_demo, layout=LAYOUTS["v3-p7"], codec=codec, patches_per_material=2, seed=seed

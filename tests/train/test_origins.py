@@ -14,7 +14,7 @@ from tiny_run import DEMO, tiny_run
 from tomat.base.errors import RetryableError, TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.predict.inference.trained import load_trained
 from tomat.train import origins
 from tomat.train import run as run_module
@@ -179,7 +179,7 @@ def test_a_run_goes_on_with_its_own_codec_alone_and_weights_too(runs):
     warm = plan_start(tiny(runs, "--run_name", "warm"), wanted, runs / "warm")
     histogram = DensityHistogram()
     histogram.add(np.random.default_rng(0).exponential(size=(20, 20, 20)))
-    other = fit_lloyd_max(histogram, 64)
+    other = fit_codec(histogram, 64)
     write_codec(other, recorded)
     for plan, whose in ((own, "run 'demo'"), (warm, f"'{runs}/demo'")):
         with pytest.raises(TomatError, match=f"{whose} was trained with codec {other.sha256[:12]}.*retokenize --codec"):

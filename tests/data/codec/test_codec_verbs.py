@@ -7,7 +7,7 @@ from reported import reported, run
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import load_codec, write_codec
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.codec.report import relative_widths
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.crystal import Crystal
@@ -34,7 +34,7 @@ def fitted_to(grids, n_bins, objective="absolute"):
     histogram = DensityHistogram()
     for grid in grids:
         histogram.add(grid.rho)
-    return fit_lloyd_max(histogram, n_bins, objective)
+    return fit_codec(histogram, n_bins, objective)
 
 
 def test_fit_counts_every_voxel_of_every_input(tmp_path, densities, capsys):

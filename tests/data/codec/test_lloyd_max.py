@@ -11,7 +11,8 @@ from tomat.base.errors import TomatError
 from tomat.data.codec.base import SHIFT
 from tomat.data.codec.files import load_codec
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
+from tomat.data.codec.lloyd_max import OBJECTIVES, LloydMaxCodec
+from tomat.data.codec.ratios import fit_codec
 
 RHO = np.random.default_rng(0).lognormal(-2, 1.8, 100_000).astype(np.float32)
 
@@ -26,7 +27,7 @@ def histogram():
 
 @pytest.fixture(scope="module")
 def codec(histogram):
-    return fit_lloyd_max(histogram, n_bins=256)
+    return fit_codec(histogram, n_bins=256)
 
 
 def nmae(codec, decoder):
@@ -77,46 +78,40 @@ def test_zero_has_a_bin_of_its_own_and_counts_and_range_are_those_of_the_fit(cod
     assert codec.fit["n_voxels"] == len(RHO) + 1000
 
 
-@pytest.mark.parametrize("objective", ["absolute", "squared"])
-def test_tables_are_medians_and_means_of_the_bins_and_floors_the_error_of_the_round_trip(histogram, objective):
-    codec = fit_lloyd_max(histogram, 64, objective)
-    ids = codec.encode(RHO)
-    for k in range(1, 64):
-        assert codec.means[k] == pytest.approx(RHO[ids == k].mean(dtype=np.float64), rel=1e-6)
-        # Any value between the two middle voxels is a median.
-        low, high = (np.quantile(RHO[ids == k], 0.5, method=side) for side in ("lower", "higher"))
-        assert low * (1 - 2.0**-13) <= codec.medians[k] <= high * (1 + 2.0**-13)
-    for decoder, floor in codec.fit["nmae_floor"][objective].items():
-        assert nmae(codec, decoder) == pytest.approx(floor, rel=2e-3)
-
-
-def test_each_objective_is_best_at_its_own_error(histogram):
-    absolute, squared = fit_lloyd_max(histogram, 128, "absolute"), fit_lloyd_max(histogram, 128, "squared")
+def test_tables_are_medians_and_means_of_the_bins_and_floors_the_error_of_the_round_trip(histogram):
+    absolute, squared = (fit_codec(histogram, 64, objective) for objective in OBJECTIVES)
+    for codec in (absolute, squared):
+        ids = codec.encode(RHO)
+        for k in range(1, 64):
+            assert codec.means[k] == pytest.approx(RHO[ids == k].mean(dtype=np.float64), rel=1e-6)
+            # Any value between the two middle voxels is a median.
+            low, high = (np.quantile(RHO[ids == k], 0.5, method=side) for side in ("lower", "higher"))
+            assert low * (1 - 2.0**-13) <= codec.medians[k] <= high * (1 + 2.0**-13)
+        for decoder, floor in codec.fit["nmae_floor"][codec.objective].items():
+            assert nmae(codec, decoder) == pytest.approx(floor, rel=2e-3)
+    # Each is best at its own error.
+    assert absolute.fit["nmae_floor"] == squared.fit["nmae_floor"]
     assert nmae(absolute, "median") < 0.95 * nmae(squared, "median")
     assert nmae(absolute, "median") < nmae(absolute, "mean")
-
-    def square(codec):
-        return ((codec.decode(codec.encode(RHO), "mean") - RHO).astype(np.float64) ** 2).sum()
-
-    assert square(squared) < 0.95 * square(absolute)
-    assert absolute.fit["nmae_floor"] == squared.fit["nmae_floor"]
+    means = [codec.decode(codec.encode(RHO), "mean").astype(np.float64) for codec in (absolute, squared)]
+    assert ((means[1] - RHO) ** 2).sum() < 0.95 * ((means[0] - RHO) ** 2).sum()
 
 
 def test_few_distinct_values_are_kept_exactly():
     values = np.array([1e-3, 0.5, 0.7, 2.0, 300.0], np.float32)
     histogram = DensityHistogram()
     histogram.add(np.repeat(values, [5, 1, 9, 2, 1]))
-    codec = fit_lloyd_max(histogram, 6)
+    codec = fit_codec(histogram, 6)
     for decoder in ("median", "mean"):
         np.testing.assert_array_equal(codec.decode(codec.encode(values), decoder), values)
     with pytest.raises(TomatError, match="at most 6 bins"):
-        fit_lloyd_max(histogram, 7)
+        fit_codec(histogram, 7)
 
 
 def test_numbers_out_of_range_are_refused(histogram, codec):
     for n_bins in (1, 65_537):
         with pytest.raises(TomatError, match="2 to 65,536"):
-            fit_lloyd_max(histogram, n_bins)
+            fit_codec(histogram, n_bins)
     for ids in ([256], [-1]):
         with pytest.raises(TomatError, match="0 to 255"):
             codec.decode(np.array(ids))

@@ -6,8 +6,8 @@ from relative_codec import PROMOLECULE, bonded, histogram, relative_codec
 
 from tomat.base.errors import TomatError
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
-from tomat.data.codec.ratios import RatioHistogram, fit_codec, fit_relative
+from tomat.data.codec.lloyd_max import LloydMaxCodec
+from tomat.data.codec.ratios import RatioHistogram, fit_codec
 from tomat.data.codec.relative import cell_codec
 
 GRIDS = [bonded(seed) for seed in range(3)]
@@ -20,7 +20,7 @@ def nmae(codec, decoder):
 
 
 def test_floors_are_the_error_of_the_density_and_far_below_those_of_bins_of_it():
-    absolute, squared = (fit_relative(histogram(0, 1, 2), 32, objective) for objective in ("absolute", "squared"))
+    absolute, squared = (fit_codec(histogram(0, 1, 2), 32, objective) for objective in ("absolute", "squared"))
     assert absolute.fit["nmae_floor"] == squared.fit["nmae_floor"]
     for codec in (absolute, squared):
         for decoder, floor in codec.fit["nmae_floor"][codec.objective].items():
@@ -30,7 +30,7 @@ def test_floors_are_the_error_of_the_density_and_far_below_those_of_bins_of_it()
     for grid in GRIDS:
         plain.add_grid(grid)
     of_density = fit_codec(plain, 32)
-    assert type(of_density) is type(fit_lloyd_max(plain, 32))
+    assert type(of_density) is LloydMaxCodec
     assert nmae(absolute, "median") < 0.5 * of_density.fit["nmae_floor"]["absolute"]["median"]
 
 
@@ -70,4 +70,4 @@ def test_ratios_to_another_promolecule_are_refused():
 def test_numbers_out_of_range_are_refused():
     for n_bins, message in ((1, "2 to 65,536"), (60_000, "ratios to the sum of atoms have .* at most")):
         with pytest.raises(TomatError, match=message):
-            fit_relative(histogram(0), n_bins)
+            fit_codec(histogram(0), n_bins)

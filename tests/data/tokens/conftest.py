@@ -10,7 +10,8 @@ from retokenized import files
 from smooth_grid import smooth_grid
 
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import LloydMaxCodec, fit_lloyd_max
+from tomat.data.codec.lloyd_max import LloydMaxCodec
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import write_zarr
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
@@ -32,7 +33,7 @@ def codec(make_grid) -> LloydMaxCodec:
         histogram.add(make_grid(seed=seed).rho)
     # The embedded densities, and others that tests make up, lie within this codec too.
     histogram.add(np.geomspace(1e-6, 100, 20_000, dtype=np.float32))
-    return fit_lloyd_max(histogram, 256)
+    return fit_codec(histogram, 256)
 
 
 @pytest.fixture(scope="session")

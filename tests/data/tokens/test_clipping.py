@@ -12,7 +12,7 @@ from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.codec.relative import cell_codec
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
@@ -26,7 +26,7 @@ from tomat.data.tokens.shards import open_shards
 def fitted(values, bins=100):
     histogram = DensityHistogram()
     histogram.add(np.asarray(values, dtype=np.float32))
-    return fit_lloyd_max(histogram, bins)
+    return fit_codec(histogram, bins)
 
 
 def grid_of(values):

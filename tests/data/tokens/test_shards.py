@@ -12,7 +12,7 @@ from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.codec.relative import cell_codec
 from tomat.data.tokens.layouts import SequenceLayout
-from tomat.data.tokens.patch import decode_sequence, encode_sequence
+from tomat.data.tokens.patch import decode_sequence
 from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.source_check import compare_with_source, damaged_chunks
@@ -52,16 +52,8 @@ def test_every_row_is_the_patch_it_is_said_to_be(written, get_grid, codec):
     shards = open_shards(written)
     assert (shards.rows, shards.context, shards.block_rows, shards.n_blocks) == (40, 160, BLOCK, 5)
     assert shards.layout == LAYOUT and shards.codec.sha256 == codec.sha256 and shards.manifest.split == "train"
-    rows = shards.read_rows(0, 40)
-    for row in range(40):
-        material = shards.material_of_row(row)
-        assert material.material_id == "abcd"[row // M]
-        grid = get_grid(material.material_id)
-        anchor = shards.anchor_of_row(row)
-        np.testing.assert_array_equal(rows[row], encode_sequence(grid, anchor, LAYOUT, codec))
-        np.testing.assert_array_equal(
-            decode_sequence(rows[row], LAYOUT, codec).values, codec.decode(codec.encode(grid.patch(anchor, (4, 4, 4))))
-        )
+    assert [shards.material_of_row(row).material_id for row in range(40)] == ["abcd"[row // M] for row in range(40)]
+    assert compare_with_source(shards, range(40), get_grid)["voxels_compared"] == 40 * 64
 
 
 def test_blocks_are_the_rows(written):

@@ -20,7 +20,7 @@ from tomat.app.cli import main
 from tomat.app.train_verbs import distillation_values
 from tomat.base.errors import TomatError
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
 from tomat.model.any_decoder import HiddenHead
 from tomat.model.loss.interface import DensityTarget
@@ -132,7 +132,7 @@ def test_a_teacher_of_another_codec_is_refused(runs):
     datasets = open_datasets(config, runs / "student")
     histogram = DensityHistogram()
     histogram.add(np.random.default_rng(0).random((8, 8, 8), dtype=np.float32))
-    other = Datasets(replace(datasets.train, codec=fit_lloyd_max(histogram, n_bins=32)), None)
+    other = Datasets(replace(datasets.train, codec=fit_codec(histogram, n_bins=32)), None)
     with pytest.raises(TomatError, match="a codec .*64 density ids.* and the run or its data .*32"):
         open_subject(config, other)
     assert open_subject(config, datasets).record["teacher_step"] == 1

@@ -8,7 +8,7 @@ import pytest
 
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import SequenceLayout
 
@@ -51,7 +51,7 @@ def codec() -> DensityCodec:
     """64 Lloyd-Max bins fitted to a finer sampling of the same density."""
     histogram = DensityHistogram()
     histogram.add(gaussian_grid((24, 20, 22)).rho)
-    return fit_lloyd_max(histogram, n_bins=N_BINS, objective="absolute")
+    return fit_codec(histogram, n_bins=N_BINS, objective="absolute")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import load_stored
 from tomat.data.density.grid import DensityGrid
@@ -30,7 +30,7 @@ def promolecule():
 def codec():
     histogram = DensityHistogram()
     histogram.add(load_stored(NAMES[0]).rho)
-    return fit_lloyd_max(histogram, n_bins=64)
+    return fit_codec(histogram, n_bins=64)
 
 
 def test_figures_are_of_whole_cells_scaled_to_the_learnt_valences(promolecule, codec, tmp_path):

@@ -19,7 +19,7 @@ from tiny_run import DEMO
 import tomat
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
-from tomat.data.codec.ratios import RatioHistogram, fit_relative
+from tomat.data.codec.ratios import RatioHistogram, fit_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.density.grid import DensityGrid
@@ -96,7 +96,7 @@ def test_of_a_relative_codec_it_is_the_promolecule_times_what_the_bins_say(train
     assert run.promolecule is not None
     histogram = RatioHistogram(run.promolecule)
     histogram.add_grid(load_demo(demo_materials("train")[0].material_id))
-    codec = fit_relative(histogram, run.codec.n_density_tokens)
+    codec = fit_codec(histogram, run.codec.n_density_tokens)
     predictor = RunPredictor(dataclasses.replace(run, codec=codec))
     atoms = run.promolecule.density(CRYSTAL, SHAPE)
     rho, _ = predictor.density(CRYSTAL, SHAPE)

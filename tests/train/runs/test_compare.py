@@ -9,7 +9,7 @@ import yaml
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
+from tomat.data.codec.ratios import fit_codec
 from tomat.train.runs.compare import WINDOWS, compare_runs
 
 
@@ -43,7 +43,7 @@ def test_losses_of_other_vocabularies_losses_or_data_are_not_compared(make_run):
     for run, bins in ((a, 16), (b, 32)):
         histogram = DensityHistogram()
         histogram.add(density)
-        write_codec(fit_lloyd_max(histogram, bins), run / "codec.json")
+        write_codec(fit_codec(histogram, bins), run / "codec.json")
         change(
             run, data={"n_density_tokens": bins}, loss={"kind": "emd" if bins == 16 else "crps", "kernel": str(bins)}
         )

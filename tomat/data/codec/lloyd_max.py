@@ -3,17 +3,14 @@ from an edge up to, not including, the next one, the last without end, and keeps
 for absolute error, and its mean, best for squared error."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.codec.base import CODEC_FORMAT_VERSION, DECODERS, SHIFT, Decoder, check_unit, content_sha256
-
-if TYPE_CHECKING:  # a prediction reads codecs and fits none
-    from tomat.data.codec.histogram import DensityHistogram
 
 Objective = Literal["absolute", "squared"]
 OBJECTIVES: tuple[Objective, ...] = ("absolute", "squared")
@@ -27,7 +24,7 @@ _CHUNK_VOXELS = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class LloydMaxCodec:
-    """Bins of density with two reconstruction tables; made by `fit_lloyd_max`."""
+    """Bins of density with two reconstruction tables; made by `fit_codec` (`ratios.py`)."""
 
     unit: str
     objective: Objective
@@ -153,54 +150,3 @@ class LloydMaxCodec:
             fitted_min=float(content.get("fitted_min", 0.0)),
             fit=dict(content["fit"]),
         )
-
-
-def fit_lloyd_max(
-    histogram: "DensityHistogram", n_bins: int = 16_384, objective: Objective = "absolute"
-) -> LloydMaxCodec:
-    """Fit bins and reconstructions to all the voxels of a histogram, for both objectives, whose floors belong side by
-    side; the codec is of the one asked for. Floor: NMAE of all voxels when each is replaced by its reconstruction."""
-    from tomat.data.codec.histogram import FIRST_NORMAL_BIN, fine_bin_edges
-    from tomat.data.codec.quantiser import FineBins, optimal_cuts
-
-    check_bins(n_bins, objective)
-    fine = FineBins(histogram)
-    if len(fine.bins) < n_bins - 1:
-        raise TomatError(too_few_values("densities", len(fine.bins), n_bins, len(fine.bins) + 1))
-    smallest = fine_bin_edges(np.array([FIRST_NORMAL_BIN]))
-    total = float(histogram.sums.sum())
-    codecs: dict[str, LloydMaxCodec] = {}
-    report: dict[str, Any] = {"n_voxels": histogram.n_voxels, "counts": [], "iterations": {}, "nmae_floor": {}}
-    for each in OBJECTIVES:
-        cuts, report["iterations"][each] = optimal_cuts(fine, n_bins - 1, each == "absolute")
-        medians, means = fine.medians(cuts), fine.means(cuts)
-        edges = np.concatenate([smallest, fine.edges(cuts, medians if each == "absolute" else means)])
-        tables = [np.append(np.float32(0), within_bins(values, edges)) for values in (medians, means)]
-        errors = (fine.absolute_error(cuts, table[1:].astype(np.float64)) for table in tables)
-        report["nmae_floor"][each] = dict(zip(DECODERS, (error / total for error in errors), strict=True))
-        codecs[each] = LloydMaxCodec(histogram.unit, each, edges, *tables, fitted_max=histogram.max_density)
-        if each == objective:
-            report["counts"] = [histogram.n_zero, *np.diff(fine.running_counts[cuts]).tolist()]
-    return replace(codecs[objective], fit=report, fitted_min=float(fine.lower[0]))
-
-
-def check_bins(n_bins: int, objective: str) -> None:
-    """Refuse what cannot be asked of a fit."""
-    if objective not in OBJECTIVES:
-        raise TomatError(f"There is no objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
-    if not 2 <= n_bins <= 1 << 16:
-        raise TomatError(f"A Lloyd-Max codec of {n_bins:,} bins was asked for; expected 2 to 65,536.")
-
-
-def too_few_values(what: str, found: int, n_bins: int, most: int) -> str:
-    """That a fit of so many bins has too few values."""
-    return (
-        f"The {what} have {found:,} distinct values above zero (fine bins of 1.2e-4 and less), too few for {n_bins:,} "
-        f"bins. Fit to more densities, or ask for at most {most:,} bins."
-    )
-
-
-def within_bins(values: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """float32 [bins]: reconstructions, which rounding to float32 must not push out of bins with these lower edges."""
-    highest = np.append(np.nextafter(lower[1:], np.float32(0)), np.finfo(np.float32).max)
-    return np.clip(values.astype(np.float32), lower, highest)

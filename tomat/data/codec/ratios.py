@@ -1,4 +1,4 @@
-"""The histogram that a relative codec is fitted from, and the fit."""
+"""The histogram that a relative codec is fitted from, and the fit of every Lloyd-Max codec."""
 
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -9,15 +9,7 @@ from tomat.base.checked_arrays import pack_arrays, unpack_arrays
 from tomat.base.errors import TomatError
 from tomat.data.codec.base import DECODERS, UNIT_E_PER_A3
 from tomat.data.codec.histogram import FIRST_NORMAL_BIN, DensityHistogram, fine_bin_edges
-from tomat.data.codec.lloyd_max import (
-    OBJECTIVES,
-    LloydMaxCodec,
-    Objective,
-    check_bins,
-    fit_lloyd_max,
-    too_few_values,
-    within_bins,
-)
+from tomat.data.codec.lloyd_max import OBJECTIVES, LloydMaxCodec, Objective
 from tomat.data.codec.quantiser import FineBins, optimal_cuts
 from tomat.data.codec.relative import OFFSET_E_PER_A3, RelativeCodec, check_offset, grid_scale, ratios
 from tomat.data.density.grid import DensityGrid
@@ -94,45 +86,55 @@ class RatioHistogram:
 
 
 def fit_codec(
-    histogram: DensityHistogram | RatioHistogram, n_bins: int, objective: Objective = "absolute"
+    histogram: DensityHistogram | RatioHistogram, n_bins: int = 16_384, objective: Objective = "absolute"
 ) -> LloydMaxCodec:
-    """The codec of a histogram, of whichever kind."""
-    if isinstance(histogram, RatioHistogram):
-        return fit_relative(histogram, n_bins, objective)
-    return fit_lloyd_max(histogram, n_bins, objective)
+    """Fit bins and reconstructions to all the voxels of a histogram, for both objectives, whose floors belong side by
+    side; the codec is of the one asked for, and of ratios a `RelativeCodec`. Floor: NMAE of the densities when each is
+    replaced by its reconstruction.
 
-
-def fit_relative(histogram: RatioHistogram, n_bins: int, objective: Objective = "absolute") -> RelativeCodec:
-    """As `fit_lloyd_max`, of ratios; floors are NMAE of the densities. The bin of u = 1 stands for 1 exactly, so that a
-    voxel of which nothing is known but the atoms comes back as their sum, and vacuum as vacuum."""
-    check_bins(n_bins, objective)
-    fine, counts = FineBins(histogram.weights), FineBins(histogram.voxels).running_counts
-    if len(fine.bins) < n_bins:
-        raise TomatError(too_few_values("ratios to the sum of atoms", len(fine.bins), n_bins, len(fine.bins)))
-    smallest = fine_bin_edges(np.array([FIRST_NORMAL_BIN]))
-    codecs: dict[str, RelativeCodec] = {}
-    report: dict[str, Any] = {"n_voxels": histogram.n_voxels, "counts": [], "iterations": {}, "nmae_floor": {}}
-    for each in OBJECTIVES:
-        cuts, report["iterations"][each] = optimal_cuts(fine, n_bins, each == "absolute")
-        medians, means = fine.medians(cuts), fine.means(cuts)
-        edges = fine.edges(cuts, medians if each == "absolute" else means)
-        tables = [within_bins(values, np.concatenate([smallest, edges])) for values in (medians, means)]
-        for table in tables:
-            table[np.searchsorted(edges, np.float32(1), side="right")] = 1
-        errors = (fine.absolute_error(cuts, table.astype(np.float64)) * WEIGHT_STEP_E_PER_A3 for table in tables)
-        floors = (error / histogram.density_sum for error in errors)
-        report["nmae_floor"][each] = dict(zip(DECODERS, floors, strict=True))
-        if each == objective:
-            report["counts"] = np.diff(counts[cuts]).tolist()
-        codecs[each] = RelativeCodec(
-            UNIT_E_PER_A3,
-            each,
-            edges,
-            *tables,
-            fitted_max=histogram.voxels.max_density,
-            fitted_min=float(fine.lower[0]),
-            fit=report,
-            promolecule=histogram.promolecule,
-            offset_e_per_a3=histogram.offset_e_per_a3,
+    Of densities bin 0 is that of zero. Of ratios the bin of u = 1 stands for 1 exactly, so that a voxel of which
+    nothing is known but the atoms comes back as their sum, and vacuum as vacuum.
+    """
+    if objective not in OBJECTIVES:
+        raise TomatError(f"There is no objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
+    if not 2 <= n_bins <= 1 << 16:
+        raise TomatError(f"A Lloyd-Max codec of {n_bins:,} bins was asked for; expected 2 to 65,536.")
+    plain = isinstance(histogram, DensityHistogram)
+    fine = FineBins(histogram if plain else histogram.weights)
+    what, n = ("densities", n_bins - 1) if plain else ("ratios to the sum of atoms", n_bins)
+    if len(fine.bins) < n:
+        raise TomatError(
+            f"The {what} have {len(fine.bins):,} distinct values above zero (fine bins of 1.2e-4 and less), too few "
+            f"for {n_bins:,} bins. Fit to more densities, or ask for at most {len(fine.bins) + n_bins - n:,} bins."
         )
-    return codecs[objective]
+    smallest = fine_bin_edges(np.array([FIRST_NORMAL_BIN]))
+    step, total = (1.0, float(histogram.sums.sum())) if plain else (WEIGHT_STEP_E_PER_A3, histogram.density_sum)
+    report: dict[str, Any] = {"n_voxels": histogram.n_voxels, "iterations": {}, "nmae_floor": {}}
+    fits = {}
+    for each in OBJECTIVES:
+        cuts, report["iterations"][each] = optimal_cuts(fine, n, each == "absolute")
+        medians, means = fine.medians(cuts), fine.means(cuts)
+        lower = np.concatenate([smallest, fine.edges(cuts, medians if each == "absolute" else means)])
+        tables = [_within_bins(values, lower) for values in (medians, means)]
+        if not plain:
+            for table in tables:
+                table[np.searchsorted(lower[1:], np.float32(1), side="right")] = 1
+        errors = (fine.absolute_error(cuts, table.astype(np.float64)) * step for table in tables)
+        report["nmae_floor"][each] = dict(zip(DECODERS, (error / total for error in errors), strict=True))
+        fits[each] = cuts, lower, tables
+    cuts, lower, tables = fits[objective]
+    seen: dict[str, Any] = {"fitted_min": float(fine.lower[0]), "fit": report}
+    if plain:
+        report["counts"] = [histogram.n_zero, *np.diff(fine.running_counts[cuts]).tolist()]
+        tables = [np.append(np.float32(0), table) for table in tables]
+        return LloydMaxCodec(histogram.unit, objective, lower, *tables, fitted_max=histogram.max_density, **seen)
+    report["counts"] = np.diff(FineBins(histogram.voxels).running_counts[cuts]).tolist()
+    seen |= {"promolecule": histogram.promolecule, "offset_e_per_a3": histogram.offset_e_per_a3}
+    largest = histogram.voxels.max_density
+    return RelativeCodec(UNIT_E_PER_A3, objective, lower[1:], *tables, fitted_max=largest, **seen)
+
+
+def _within_bins(values: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    """float32 [bins]: reconstructions, which rounding to float32 must not push out of bins with these lower edges."""
+    highest = np.append(np.nextafter(lower[1:], np.float32(0)), np.finfo(np.float32).max)
+    return np.clip(values.astype(np.float32), lower, highest)

@@ -32,7 +32,7 @@ _SCALES: "WeakKeyDictionary[DensityGrid, tuple[str, np.ndarray]]" = WeakKeyDicti
 
 @dataclass(frozen=True, eq=False)
 class RelativeCodec(LloydMaxCodec):
-    """Bins of the ratio u; made by `fit_relative` (`ratios.py`). `encode` and `decode` take and give u, `cell_codec`
+    """Bins of the ratio u; made by `fit_codec` (`ratios.py`). `encode` and `decode` take and give u, `cell_codec`
     has the densities. Edges, medians, means and the fitted range are of u, and no bin is zero's, which no voxel has."""
 
     promolecule: Promolecule = field(kw_only=True)

@@ -68,7 +68,7 @@ class Floors(TypedDict):
 
 @dataclass(frozen=True)
 class Fit:
-    """How a codec was fitted, as `fit_lloyd_max` says it."""
+    """How a codec was fitted, as `fit_codec` says it."""
 
     n_voxels: Positive
     counts: list[Count]

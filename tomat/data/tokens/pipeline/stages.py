@@ -26,8 +26,7 @@ from tomat.base.records import Count, Positive, typed
 from tomat.base.storage import ARRAY_NAME, MANIFEST_NAME, PROGRESS_PREFIX, Store
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.lloyd_max import fit_lloyd_max
-from tomat.data.codec.ratios import RatioHistogram
+from tomat.data.codec.ratios import RatioHistogram, fit_codec
 from tomat.data.codec.relative import OFFSET_E_PER_A3
 from tomat.data.density.checks import ELECTRON_TOLERANCE, check_electron_count
 from tomat.data.density.crystal import Crystal
@@ -294,7 +293,7 @@ def plan_set(
             histogram.merge(each.histogram)
         if each.promolecule is not None:
             sums.merge(each.promolecule)
-    codec = job.codec if job.codec is not None else fit_lloyd_max(histogram, job.bins, job.objective)
+    codec = job.codec if job.codec is not None else fit_codec(histogram, job.bins, job.objective)
     promolecule = sums.solve() if job.fits_promolecule else job.promolecule
     structures = Structures.of(crystals)
     plan = job.plan(

@@ -2,11 +2,10 @@
 
 import os
 import socket
-import subprocess
-import sys
+import tempfile
 
 import pytest
-from tiny_run import tomat
+from forked import Forked
 
 from tomat.base.layout import RETRY_STATUS
 from tomat.data.density.demo.embedded import demo_materials, load_stored
@@ -19,7 +18,6 @@ FROM_BUCKET = ["retokenize", "--input", "gs://bucket/rho_gga", *WORDS, "--output
 
 STOPPED = """
 import sys
-from tomat.app.cli import main
 from tomat.data.tokens.writer import ChunkWriter
 
 write = ChunkWriter.write
@@ -30,22 +28,19 @@ def stop_at_the_second(self, chunk, rows):
     write(self, chunk, rows)
 
 ChunkWriter.write = stop_at_the_second
-main(sys.argv[1:])
 """
 
 
-def run(environment, *words, status=0, command=None):
+def run(environment, *words, status=0, before=""):
     """Run a verb in a process of its own: TensorStore and gcsfs read the address of the service once."""
-    done = subprocess.run(
-        tomat(*words) if command is None else [*command, *map(str, words)],
-        env={**os.environ, **environment, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr if status else done.stdout
+    with tempfile.TemporaryFile() as errors:
+        process = Forked(*words, env={**os.environ, **environment}, before=before, errors=errors)
+        said, _ = process.communicate(timeout=400)
+        errors.seek(0)
+        told = errors.read().decode().partition("nanobind: ")[0]  # of modules that the server has imported
+    assert process.returncode == status, said + told
+    assert "Traceback" not in told
+    return told if status else said
 
 
 @pytest.fixture
@@ -78,7 +73,7 @@ def test_a_set_in_another_region_with_faults_and_a_lost_chunk_is_that_of_a_folde
     assert not [name for name, _ in bucket.stored if name == "elsewhere"]
     # Stopped in the middle of the chunks, and started again, with faults.
     words = [*FROM_BUCKET, "gs://elsewhere/set", "--allow_cross_region"]
-    run(environment, *words, status=3, command=[sys.executable, "-c", STOPPED])
+    run(environment, *words, status=3, before=STOPPED)
     assert [name for at, name in bucket.stored if at == "elsewhere" and "/progress/" in name]
     bucket.faults.share = 0.12
     run(environment, *words)

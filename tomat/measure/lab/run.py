@@ -226,19 +226,14 @@ class Lab:
         """Windows of a row, each with that of its base beside it."""
         pairs: list[Pair] = []
         for repeat in range(self.config.repeats):
-            if self._process is None:
-                theirs = self._base_windows[repeat] if repeat < len(self._base_windows) else None
-                pairs.append((process.window(), theirs))
-            elif repeat % 2:
-                pairs.append((process.window(), self._base_window()))
-            else:
-                theirs = self._base_window()
-                pairs.append((process.window(), theirs))
+            before = None if repeat % 2 else self._base_window(repeat)
+            mine = process.window()
+            pairs.append((mine, self._base_window(repeat) if repeat % 2 else before))
         return pairs
 
-    def _base_window(self) -> dict[str, Any] | None:
+    def _base_window(self, repeat: int) -> dict[str, Any] | None:
         if self._process is None:
-            return None
+            return self._base_windows[repeat] if repeat < len(self._base_windows) else None
         self._process.extend()
         try:
             return self._process.window()

@@ -17,14 +17,7 @@ from typing import Any
 from tomat.hardware.chip_table import Chip, Operand
 from tomat.hardware.chips import Slice
 from tomat.perf.cost.interconnect import collective_seconds
-from tomat.perf.profile.hlo import (
-    CONTROL_OPCODES,
-    HBM_MEMORY_SPACE,
-    PRIMITIVE_TYPES,
-    UNKNOWN_TYPE,
-    HloProgram,
-    Instruction,
-)
+from tomat.perf.profile.hlo import HBM_MEMORY_SPACE, PRIMITIVE_TYPES, UNKNOWN_TYPE, HloProgram, Instruction
 from tomat.perf.profile.hlo_costs import (
     ELEMENTWISE,
     TRANSCENDENTAL,
@@ -156,8 +149,6 @@ def roofline_seconds(program: HloProgram, instruction: Instruction, slice_: Slic
     """The roofline of one execution of a kernel; None where HLO does not tell its work (Pallas calls)."""
     chip = slice_.chip
     assert chip.hbm_bytes_per_second is not None  # of every TPU
-    if instruction.opcode in CONTROL_OPCODES:
-        return RooflineTime(0.0, 0.0, 0.0)
     if kernel_flops(program, instruction) is None:
         return None
     transfer = collective_seconds(program, instruction, slice_)

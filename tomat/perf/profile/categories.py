@@ -159,12 +159,10 @@ def classify(
         direction = surrounding
     if part == Part.OPTIMIZER:
         direction = Direction.NONE
-    heaviest = max(evidence, key=lambda e: e.weight, default=Evidence("", (), 0.0))
-    path = heaviest.op_name
-    return Classified(_category(opcode, inner_opcodes, part, direction, path, custom_call_target), part, direction)
+    return Classified(_category(opcode, inner_opcodes, part, direction, custom_call_target), part, direction)
 
 
-def _category(opcode: str, inner: frozenset[str], part: Part, direction: Direction, path: str, target: str) -> Category:
+def _category(opcode: str, inner: frozenset[str], part: Part, direction: Direction, target: str) -> Category:
     work = {base_opcode(o) for o in inner} - FREE_OPCODES
     if base_opcode(opcode) in COLLECTIVES or work & COLLECTIVES:
         return Category.COLLECTIVES_EXPOSED
@@ -188,11 +186,7 @@ def _category(opcode: str, inner: frozenset[str], part: Part, direction: Directi
         return Category.MATMUL
     if part == Part.NORM_ROTARY:
         return Category.NORM_ROTARY
-    if opcode == "custom-call":
-        return Category.CUSTOM_KERNELS
-    if not opcode and not path:
-        return Category.UNATTRIBUTED
-    return Category.ELEMENTWISE
+    return Category.CUSTOM_KERNELS if opcode == "custom-call" else Category.ELEMENTWISE
 
 
 def computation_directions(program: HloProgram) -> dict[int, Direction]:

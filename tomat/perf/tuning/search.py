@@ -181,9 +181,8 @@ def _heavier_policies(config: TrainConfig) -> list[Any]:
     now = getattr(config.model, "gradient_checkpointing", None)
     if not isinstance(config.model, DensityDecoderConfig):
         return [True] if now is False else []
+    # A policy of Haliax's fields is as "full": whatever it keeps, those after it keep less.
     name = now if isinstance(now, str) else "full" if now else "off"
-    if not isinstance(now, str | bool):
-        name = "full"  # a policy of Haliax's fields: whatever it keeps, these keep less
     place = POLICIES_BY_RECOMPUTATION.index(name)
     return [policy for policy in POLICIES_BY_RECOMPUTATION[place + 1 :] if policy not in NEVER_NEAREST]
 

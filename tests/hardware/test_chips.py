@@ -5,6 +5,7 @@ import warnings
 import pytest
 
 from tomat.base.errors import TomatError
+from tomat.hardware.chip_table import TPUS
 from tomat.hardware.chips import (
     CHIPS,
     TPU_SLICES,
@@ -82,7 +83,10 @@ def test_slices(name, n_chips, n_hosts, topology, wrap, libtpu):
     assert (found.topology, found.wrap, found.libtpu_topology) == (topology, wrap, libtpu)
 
 
-def test_every_slice_fills_its_hosts():
+def test_every_slice_fills_its_hosts_and_the_first_of_a_chip_is_its_smallest():
+    for chip in TPUS:
+        sizes = [one.n_chips for one in TPU_SLICES.values() if one.chip is chip]
+        assert sizes[0] == min(sizes), chip.name
     for name, found in TPU_SLICES.items():
         number = int(name.split("-")[1])
         # v6e and v5e names count chips, the others TensorCores.

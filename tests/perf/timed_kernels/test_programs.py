@@ -10,13 +10,11 @@ from forked import instead_of_compiling
 from shared_folder import alone, shared_folder
 
 from tomat.base.errors import TomatError
-from tomat.hardware.chip_table import TPUS
-from tomat.hardware.chips import slice_named
 from tomat.measure.bench.chip_rows import quick_rows
 from tomat.perf.plan.compile.process import Limits
 from tomat.perf.plan.compile.topology import compiler_version
 from tomat.perf.timed_kernels.own import TIMED_WITH
-from tomat.perf.timed_kernels.programs import SMALLEST_SLICES, Compiler, TimedProgram, timed_programs
+from tomat.perf.timed_kernels.programs import Compiler, TimedProgram, timed_programs
 from tomat.perf.timed_kernels.timings import COLUMNS, KernelTiming, RefusedRow
 from tomat.report.pages.kernels_page import calibrate_kernels
 
@@ -135,7 +133,3 @@ def test_the_file_becomes_a_page_and_a_record(compiled, cache, tmp_path):
     assert not (tmp_path / "empty").exists()
     with pytest.raises(TomatError, match="no row of the chip v5p"):
         calibrate_kernels(file, tmp_path / "tracking", cache_dir=cache, chips=["v5p"])
-
-
-def test_every_chip_has_a_slice():
-    assert {slice_named(name).chip.name for name in SMALLEST_SLICES.values()} == {chip.name for chip in TPUS}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tomat.base.errors import TomatError
-from tomat.hardware.chips import Slice, slice_named
+from tomat.hardware.chips import TPU_SLICES, Slice
 from tomat.perf.cost.chip_model import ChipModel, KernelWork, Parameters
 from tomat.perf.cost.estimate import PALLAS_TARGET, estimate_step
 from tomat.perf.cost.llo import kept_schedules
@@ -24,9 +24,6 @@ from tomat.perf.plan.plan_cache import open_cache, open_result, sources_digest
 from tomat.perf.profile.hlo_files import load_program
 from tomat.perf.timed_kernels.compile import CHILD_MODULE, PROGRAM_FILE, SCHEDULE_FILE
 from tomat.perf.timed_kernels.timings import OWN, KernelTiming, RefusedRow
-
-SMALLEST_SLICES = {"v4": "v4-8", "v5e": "v5e-1", "v5p": "v5p-8", "v6e": "v6e-1", "tpu7x": "tpu7x-8"}
-"""The smallest slice of each chip that libtpu 0.0.46 describes; a kernel is compiled for its first device."""
 
 SOURCES = ("tomat.perf.timed_kernels.own", "tomat.perf.cost.llo")
 """What builds a program of tomat's own, and what reads its schedules."""
@@ -115,7 +112,8 @@ def timed_programs(
         compiler, library = compiler_of(timing.op)
         words = json.dumps([timing.key, compiler, *versions])
         key = hashlib.sha256(words.encode()).hexdigest()[:24]
-        slice_ = slice_named(SMALLEST_SLICES[timing.chip])
+        # The first one is the smallest, which libtpu 0.0.46 describes; a kernel is compiled for its first device.
+        slice_ = next(one for one in TPU_SLICES.values() if one.chip.name == timing.chip)
         kept = open_result(programs / key, (PROGRAM_FILE, SCHEDULE_FILE))
         if kept is None:
             if library is not None and not library.is_file():  # jax 0.11.1 would warn, and take the installed one

@@ -17,17 +17,11 @@ from tomat.base.report.formats import number, percent
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Column, Part, Report, Section, Table, columns
 from tomat.base.reporting import console, counted, write_json
-from tomat.hardware.chips import slice_named
+from tomat.hardware.chips import CHIPS
 from tomat.perf.cost import chip_model
 from tomat.perf.plan.plan_cache import default_cache_dir
 from tomat.perf.timed_kernels.fit import TimedPrograms, fit, measured_rates
-from tomat.perf.timed_kernels.programs import (
-    SMALLEST_SLICES,
-    CompilerOf,
-    TimedProgram,
-    installed_compiler,
-    timed_programs,
-)
+from tomat.perf.timed_kernels.programs import CompilerOf, TimedProgram, installed_compiler, timed_programs
 from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_timings
 
 PAGE = "kernels.md"
@@ -137,7 +131,7 @@ def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any
 def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: Path) -> dict[str, Any]:
     """The parameters that explain a chip's kernels best, and how far off they are on kernels left out of the fit; fewer
     kernels than `FEWEST_TO_FIT` are judged by the parameters on record."""
-    chip = slice_named(SMALLEST_SLICES[chip_name]).chip
+    chip = CHIPS[chip_name]
     table = TimedPrograms([(program.timing, program.work) for program in programs], chip_model.core_bandwidth(chip))
     fitted = fit(table) if len(programs) >= FEWEST_TO_FIT else None
     if fitted is not None:

@@ -203,12 +203,11 @@ def saved_value(program: "HloProgram", instruction: "Instruction", shape_index: 
     fused, value = None, instruction
     if instruction.opcode == "fusion":
         fused = instruction
-        root = program.root(instruction.called_ids[0])
-        if root is not None and root.opcode == "tuple":
-            root = program.operands(root)[shape_index[0]] if shape_index else None
-        if root is None:
-            return instruction
-        value = root
+        value = program.root(instruction.called_ids[0])
+        if value.opcode == "tuple":
+            if not shape_index:
+                return instruction
+            value = program.operands(value)[shape_index[0]]
     while value.opcode == "bitcast":
         value = program.operands(value)[0]
     if value.opcode != "dynamic-update-slice":

@@ -190,8 +190,8 @@ class HloProgram:
             self._frames[frame_id] = tuple(stack)
         return self._frames[frame_id]
 
-    def root(self, computation_id: int) -> Instruction | None:
-        return self.by_id.get(self.roots[computation_id])
+    def root(self, computation_id: int) -> Instruction:
+        return self.by_id[self.roots[computation_id]]
 
     def scheduled(self, computation_id: int) -> list[Instruction]:
         """The instructions of a computation in the order of the schedule, where there is one: 87 of the 135 scheduled
@@ -201,7 +201,7 @@ class HloProgram:
         return [self.by_id[i] for i in ids if i in self.by_id] or self.computations[computation_id]
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        return [self.by_id[i] for i in instruction.operand_ids if i in self.by_id]
+        return [self.by_id[i] for i in instruction.operand_ids]
 
     def inner(self, instruction: Instruction) -> list[Instruction]:
         """The instructions a kernel is made of: those of its fused or wrapped computations, without the scalar reducers
@@ -210,7 +210,7 @@ class HloProgram:
             return [instruction]
         found: list[Instruction] = []
         for called in instruction.called_ids:
-            for inner in self.computations.get(called, ()):
+            for inner in self.computations[called]:
                 found += self.inner(inner) if inner.opcode in ("fusion", "call") else [inner]
         return found or [instruction]
 

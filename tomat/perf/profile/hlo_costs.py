@@ -210,7 +210,7 @@ def _touched_bytes(program: HloProgram, holder: Instruction, users: dict[int, li
             touched = read.shape.byte_count()
         elif read.opcode == "dynamic-update-slice" and read.operand_ids[0] == holder.proto.id:
             touched = 0
-        elif read.opcode == "fusion" and read.called_ids and read.operand_ids.count(holder.proto.id) == 1:
+        elif read.opcode == "fusion" and read.operand_ids.count(holder.proto.id) == 1:
             number = read.operand_ids.index(holder.proto.id)
             inner = next(
                 i
@@ -227,8 +227,6 @@ def _touched_bytes(program: HloProgram, holder: Instruction, users: dict[int, li
 
 
 def _fusion_bytes(program: HloProgram, fusion: Instruction, operands: list[Instruction]) -> float:
-    if not fusion.called_ids:
-        return 0.0
     users = _users(program, fusion.called_ids[0])
     total = 0
     for parameter in program.computations[fusion.called_ids[0]]:
@@ -240,10 +238,10 @@ def _fusion_bytes(program: HloProgram, fusion: Instruction, operands: list[Instr
         touched = _touched_bytes(program, parameter, users)
         total += operand.shape.byte_count(HBM_MEMORY_SPACE) if touched is None else touched
     root = program.root(fusion.called_ids[0])
-    results = program.operands(root) if root is not None and root.opcode == "tuple" else [root]
+    results = program.operands(root) if root.opcode == "tuple" else [root]
     shapes = fusion.shape.parts or (fusion.shape,)
     for shape, result in zip(shapes, results, strict=False):
-        if result is not None and result.opcode == "dynamic-update-slice" and shape.memory_space == HBM_MEMORY_SPACE:
+        if result.opcode == "dynamic-update-slice" and shape.memory_space == HBM_MEMORY_SPACE:
             total += program.operands(result)[1].shape.byte_count()
         else:
             total += shape.byte_count(HBM_MEMORY_SPACE)

@@ -84,10 +84,9 @@ def constant_values(found: tuple[Instruction, Path]) -> list[int] | None:
 
 def _handed_on(program: HloProgram, loop: Instruction, path: Path, open_loops: frozenset[int]) -> bool:
     """Whether a loop's body returns an element of its tuple as it got it."""
-    root = program.root(loop.called_ids[0])
-    if not path or root is None:
+    if not path:
         return False
-    found, element = origin(program, root, path, open_loops | {loop.proto.id})
+    found, element = origin(program, program.root(loop.called_ids[0]), path, open_loops | {loop.proto.id})
     return found.opcode == "parameter" and found.computation_id == loop.called_ids[0] and element == path
 
 
@@ -173,7 +172,7 @@ def _span(
     value is in it. One that counts down is turned round."""
     body_id, condition_id = loop.called_ids[0], loop.called_ids[1]
     compare = program.root(condition_id)
-    if compare is None or compare.opcode != "compare" or len(compare.operand_ids) != 2:
+    if compare.opcode != "compare" or len(compare.operand_ids) != 2:
         return None
     left, right = (program.by_id[i] for i in compare.operand_ids)
     counter, path = origin(program, left)
@@ -229,13 +228,12 @@ def _constant(found: tuple[Instruction, Path]) -> int | None:
 def _step(program: HloProgram, body_id: int, counter: int) -> int | None:
     """By how much the body advances tuple element `counter`; None where that is no constant."""
     root = program.root(body_id)
-    if root is None or root.opcode != "tuple" or counter >= len(root.operand_ids):
+    if root.opcode != "tuple" or counter >= len(root.operand_ids):
         return None
-    update: Instruction | None
     update, _ = origin(program, program.by_id[root.operand_ids[counter]])
     if update.opcode == "fusion":  # CPU and GPU wrap the scalar add in a fusion of its own
         update = program.root(update.called_ids[0])
-    if update is None or update.opcode not in ("add", "subtract"):
+    if update.opcode not in ("add", "subtract"):
         return None
     sign = 1 if update.opcode == "add" else -1
     for operand in program.operands(update):

@@ -211,7 +211,6 @@ def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str
     name = str(row["name"])
     if "\n" in name or "|" in name:
         raise TomatError(f"{where} is called {name!r}; expected one line without '|', since it stands in a table.")
-    lines = _lines(row.get("line"), f"{where} {name!r}")
     if not isinstance(exact := row.get("exact"), bool | None):
         raise TomatError(f"{where} {name!r} has exact: {exact!r}; expected true or false.")
     return SweepRow(
@@ -223,7 +222,7 @@ def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str
         base=row.get("base"),
         question=" ".join(str(row.get("question") or "").split()),
         explain=" ".join(str(row.get("explain") or "").split()),
-        lines=lines,
+        lines=_lines(row.get("line"), f"{where} {name!r}"),
         exact=exact,
     )
 

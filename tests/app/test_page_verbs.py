@@ -1,13 +1,12 @@
 """`tomat page` as it is typed."""
 
 import os
-import subprocess
 import webbrowser
 from pathlib import Path
 
+from forked import Forked
 from html_reader import read_page
 from reported import reported
-from tiny_run import tomat
 
 from tomat.app.cli import main
 
@@ -32,8 +31,7 @@ def test_a_run_in_a_bucket_has_a_page(bucket, tmp_path):
     page = tmp_path / "run.html"
     for path in (path for path in BEFORE.rglob("*") if path.is_file()):
         bucket.put("bucket", f"runs/a/{path.relative_to(BEFORE)}", path.read_bytes())
-    command = tomat("page", "gs://bucket/runs/a", "--output", page)
-    done = subprocess.run(command, env={**os.environ, **bucket.environment}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = Forked("page", "gs://bucket/runs/a", "--output", page, env={**os.environ, **bucket.environment})
+    assert process.wait(120) == 0, process.said()
     text = read_page(page.read_text()).text
     assert "gs://bucket/runs/a" in text and "train/loss" in text and "are not fetched" in text

@@ -2,17 +2,15 @@
 
 import json
 import signal
-import subprocess
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from forked import until
+from forked import Forked, until
 from pymatgen.io.common import VolumetricData
 from pymatgen.io.vasp import Chgcar
 from small_promolecule import promolecule, skewed
-from tiny_run import tomat
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -166,12 +164,12 @@ def test_a_killed_folder_is_finished_by_the_same_command(tmp_path, promolecule_f
         cell.to(filename=str(folder / f"s{n}.cif"))
     words = ["predict", "--promolecule", promolecule_file, "--structure", folder, "--output", out, "--grid"]
     words += [*("40",) * 3, "--valences", "Na=1,F=7"]
-    process = subprocess.Popen(tomat(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = Forked(*words)
     try:
         until(lambda: (out / LINES_FILE).exists() or process.poll() is not None, 300.0)
         time.sleep(0.2)
         process.send_signal(sent)
-        told = process.communicate(timeout=120)[1]
+        told, _ = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == (-signal.SIGKILL if sent == signal.SIGKILL else 130), told

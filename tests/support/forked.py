@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 IMPORTED = ["tomat.train.run", "tomat.data.tokens.demo", "tomat.app.workflow.run_page"]
 LONGEST_REQUEST_BYTES = 1 << 16
-DENSITY_TOKENS = 64
-"""As `tiny_run` asks for."""
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
@@ -189,11 +187,6 @@ def _serve(listener: socket.socket) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     importlib.import_module("kept_data").keep_data()
-    # Nearly every command trains on the embedded densities; their fits, 4 s of processor time, are kept in the process.
-    demo = importlib.import_module("tomat.data.tokens.demo")
-    groups = (demo.CRYSTALS,)
-    demo.fit_demo_promolecule(groups)
-    demo.fit_demo_codec(DENSITY_TOKENS, "absolute", False, "refined", groups)
     # So that collections in the children do not copy the memory that they share.
     gc.freeze()
     # Keepers are not waited for.

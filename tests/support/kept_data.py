@@ -1,8 +1,13 @@
-"""Cuts of codecs and sets of the embedded densities are made once in a run of the tests: most ask for the same."""
+"""Cuts of codecs, fits to the embedded densities and sets of them are made once in a run of the tests: most ask for the
+same."""
 
 import hashlib
 import os
+import pickle
 import shutil
+from collections.abc import Callable
+from functools import cache
+from inspect import signature, unwrap
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +37,20 @@ def keep_data() -> None:
         with np.load(path) as found:
             return found["cuts"], int(found["passes"])
 
+    def kept_fit(fit: Callable[..., Any]) -> Callable[..., Any]:
+        @cache
+        def found(*asked: Any) -> Any:
+            of = signature(fit).bind(*asked).arguments
+            materials = demo.demo_materials("train", of["groups"], of.get("left_out", ()))
+            path = folder / hashlib.sha256(repr((unwrap(fit).__name__, asked, materials)).encode()).hexdigest()
+            if not path.exists():
+                part = path.with_suffix(f".{os.getpid()}")
+                part.write_bytes(pickle.dumps(unwrap(fit)(*asked)))
+                part.replace(path)
+            return pickle.loads(path.read_bytes())
+
+        return found
+
     def kept_set(place: Path, names: list[str], load: Any, **settings: Any) -> None:
         if place.exists():  # to be gone on with
             write_shards(place, names, load, **settings)
@@ -49,4 +68,5 @@ def keep_data() -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     quantiser.optimal_cuts = ratios.optimal_cuts = kept_cuts
+    demo.fit_demo_codec, demo.fit_demo_promolecule = kept_fit(demo.fit_demo_codec), kept_fit(demo.fit_demo_promolecule)
     demo.write_shards = kept_set

@@ -79,7 +79,7 @@ if behaviour == "smoke":
             leave(name)
         print("step 20/20  loss 9.7", flush=True)
     sys.exit(0)
-if behaviour not in (2, 75, "held", "hang"):
+if behaviour not in (2, 75):
     for step in range(1, 2 if not isinstance(behaviour, dict) else behaviour["steps"] + 1):
         print(f"step {step}/9  loss 1.0", flush=True)
     if isinstance(behaviour, dict):

@@ -124,18 +124,6 @@ def test_the_verb_runs_what_it_prints_and_writes_figures(world, capsys):
     assert figures["endings"] == ["was stopped in good order", "finished"] and figures["attempts"] == 2
 
 
-def test_a_report_that_nobody_can_read_ends_nothing(world, capfd):
-    def full(text: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    world.behave("preempt", 0)
-    told = supervisor()
-    told.say = full
-    assert told.supervise().endings == ["lost its machines", "finished"]
-    assert world.machines() == []
-    assert "attempt 2 finished" in capfd.readouterr().err
-
-
 def test_an_error_of_this_process_leaves_no_slice_running(world):
     world.behave("wait")
     broken = supervisor()

@@ -355,6 +355,16 @@ def test_a_record_that_cannot_be_written_ends_nothing_and_is_said():
     sound(twin)
 
 
+def test_a_report_that_nobody_can_read_ends_nothing(capsys):
+    def full(text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    told = launcher(Twin([(2000, "preempted")]))
+    told.say = full
+    assert told.supervise().endings == ["lost its machines", "finished"]
+    assert "attempt 2 finished" in capsys.readouterr().err
+
+
 def test_restarts_are_capped():
     twin = Twin([(n, "143") for n in (2000, 4000)])
     limited = launcher(twin)

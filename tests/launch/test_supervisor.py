@@ -25,13 +25,13 @@ FAST = RestartPolicy(backoff_seconds=0.01, poll_seconds=0.1, straggler_seconds=3
 ME = Login("me@example.org", "me", "laptop")
 
 
-def supervisor(policy: RestartPolicy = FAST, login: Login = ME, options: dict | None = None, **settings) -> Supervisor:
+def supervisor(policy: RestartPolicy = FAST, **settings) -> Supervisor:
     values = {"run_name": "soak_1", "slice_name": "v6e-4", "zone": "us-east5-b", "tpu_name": "soak"}
     config = Path("run.yaml")
     pack = build_pack(read_tree(Path.cwd(), config), config, ("--a", "b c"), launch_folder("soak_1") / PACK)
     launch = TpuLaunch(**{**values, "output_dir": "gs://bucket/runs", "pack": pack, **settings})
-    launch = dataclasses.replace(launch, label=login.label(launch.run_url))
-    return Supervisor(launch, policy, run_command, print, login, **(options or {}))
+    launch = dataclasses.replace(launch, label=ME.label(launch.run_url))
+    return Supervisor(launch, policy, run_command, print, ME)
 
 
 def test_a_run_survives_preemption_crash_and_orderly_stop(world):

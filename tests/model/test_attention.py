@@ -188,10 +188,10 @@ H100 = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platfo
 GPUS = AbstractMesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, abstract_device=H100)
 
 
-def lowered_for_gpus(window=None, seq_len=512, head_size=128, **mapping: str) -> str:
+def lowered_for_gpus(window=None, **mapping: str) -> str:
     """The CUDA program of the gradient of cuDNN's attention, 4 heads of queries on 2 of keys, on a mesh of 2 x 2 GPUs;
     needs no GPU."""
-    arrays = heads(4, 2, seq_len, head_size, jnp.bfloat16)
+    arrays = heads(4, 2, 512, 128, jnp.bfloat16)
 
     def gradient(*arrays):
         attend = partial(cudnn_attention, window=window)

@@ -66,7 +66,6 @@ class Handler(BaseHTTPRequestHandler):
         url, method = urllib.parse.urlsplit(self.path), self.command
         self.query = dict(urllib.parse.parse_qsl(url.query))
         self.content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.requests[method] += 1
         self.fault = None if "computeMetadata" in url.path else self.server.faults.draw(method, url.path)
         if self.fault in ("429", "503"):
             return self._refuse(int(self.fault), "injected")
@@ -245,7 +244,6 @@ class BucketServer(ThreadingHTTPServer):
         self.faults = Faults()
         self.closed = threading.Event()
         """No request is left without an answer any more."""
-        self.requests: Counter = Counter()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is no news."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from gcs_server import BucketServer, Handler
 
-N_HOSTS = {"v6e-4": 1, "v5p-16": 2, "v6e-16": 4}
+N_HOSTS = {"v6e-4": 1, "v5p-16": 2}
 PROJECT, ACCOUNT, ZONE = "project-1", "me@example.org", "us-east5-b"
 APIS = ("TPU", "COMPUTE", "STORAGE", "IAM", "IAMCREDENTIALS", "CLOUDRESOURCEMANAGER", "SERVICEUSAGE", "CLOUDQUOTAS")
 TPU_TYPES = "type.googleapis.com/google.cloud.tpu.v2"
@@ -35,8 +35,6 @@ SSH = """#!{python} -S
 # ssh or scp to hosts that are folders: the options that gcloud gives, then where, and what.
 import json, os, pathlib, subprocess, sys
 words, options, hosts = sys.argv[1:], [], pathlib.Path("{hosts}")
-with open("{folder}/ssh.log", "a") as log:
-    print(sys.argv[0], *words, file=log)
 while words and words[0].startswith("-"):
     options.append(words.pop(0))
     if options[-1] in ("-i", "-o", "-P", "-p") and not (sys.argv[0].endswith("scp") and options[-1] == "-p"):
@@ -83,9 +81,9 @@ for line in sys.stdin:
 
 
 class GoogleError(Exception):
-    def __init__(self, code: int, status: str, message: str, **details: object) -> None:
+    def __init__(self, code: int, status: str, message: str) -> None:
         super().__init__(message)
-        self.code, self.body = code, {"error": {"code": code, "message": message, "status": status, **details}}
+        self.code, self.body = code, {"error": {"code": code, "message": message, "status": status}}
 
 
 def not_found(name: str) -> GoogleError:
@@ -152,11 +150,6 @@ class Google(BucketServer):
         (folder / "host.json").write_text(json.dumps(self.host_environment))
         self.exchanged: list[tuple[str, str, str, Any]] = []
         """API, version, message and JSON, of requests and answers."""
-        self.firewall: list[dict[str, Any]] = default_firewall()
-        self.roles = ["roles/tpu.admin"]
-        """Of the service account in the project."""
-        self.limit = "64"
-        """Of chips, in the zone."""
         self._born = 0
 
     @property
@@ -212,11 +205,11 @@ class Google(BucketServer):
             booted = subprocess.Popen(["bash", "-c", script], cwd="/", env=environment, **streams)
         (system / "startup.pid").write_text(str(booted.pid))
 
-    def take_away(self, state: str = "PREEMPTED") -> None:
+    def take_away(self) -> None:
         """Every slice, as another customer's need does."""
         with self.lock:
             for node in self.nodes.values():
-                node["state"] = state
+                node["state"] = "PREEMPTED"
                 self._end(node)
 
     def _end(self, node: dict[str, Any]) -> None:
@@ -322,16 +315,16 @@ def _unqueue(google: Google, found: re.Match[str], body: dict[str, Any], query: 
 
 
 def _quota(google: Google, found: re.Match[str], body: dict[str, Any], query: dict[str, str]) -> Any:
-    info = {"dimensions": {"zone": ZONE}, "details": {"value": google.limit}, "applicableLocations": [ZONE]}
+    info = {"dimensions": {"zone": ZONE}, "details": {"value": "64"}, "applicableLocations": [ZONE]}
     other = {"details": {"value": "0"}, "applicableLocations": ["us-central1-a"]}
     return {"name": found[1], "quotaId": found[2], "service": "tpu.googleapis.com", "containerType": "PROJECT",
             "dimensions": ["zone"], "dimensionsInfos": [info, other]}  # fmt: skip
 
 
 def _bindings(google: Google, found: re.Match[str], body: dict[str, Any], query: dict[str, str]) -> Any:
-    theirs = [{"role": "roles/owner", "members": [f"user:{ACCOUNT}"]}]
-    bindings = [{"role": role, "members": [f"serviceAccount:{TRAINER}"]} for role in google.roles]
-    return {"version": 1, "etag": "BwX=", "bindings": [*theirs, *bindings]}
+    theirs = {"role": "roles/owner", "members": [f"user:{ACCOUNT}"]}
+    trainers = {"role": "roles/tpu.admin", "members": [f"serviceAccount:{TRAINER}"]}
+    return {"version": 1, "etag": "BwX=", "bindings": [theirs, trainers]}
 
 
 def _impersonated(google: Google, found: re.Match[str], body: dict[str, Any], query: dict[str, str]) -> Any:
@@ -388,7 +381,7 @@ ROUTES: Sequence[tuple[str, str, str, Route]] = (
     (r"GET /compute/v1/projects/[^/]+/regions/([^/]+)/subnetworks/([^/]+)", "Subnetwork", "compute v1",
      lambda g, f, b, q: {"kind": "compute#subnetwork", "name": f[2], "ipCidrRange": "10.202.0.0/20"}),
     (r"GET /compute/v1/projects/[^/]+/global/firewalls", "FirewallList", "compute v1",
-     lambda g, f, b, q: {"kind": "compute#firewallList", "id": "1", "items": g.firewall}),
+     lambda g, f, b, q: {"kind": "compute#firewallList", "id": "1", "items": default_firewall()}),
     (r"POST /token", "", "", lambda g, f, b, q: {"access_token": "token", "expires_in": 3600, "token_type": "Bearer"}),
 )  # fmt: skip
 """Request, the message of its answer and the API's version, and the answer."""

@@ -7,7 +7,6 @@ is trained again.
 
 import datetime
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -408,7 +407,3 @@ class Twin(Clock):
         elif "kill -TERM" in script and one.training is not None and one.training.status is None:
             self._end(one, 143)
         return Result(0, "")
-
-    def forget(self, folder: Path) -> None:
-        """Of what earlier launches left on the laptop."""
-        shutil.rmtree(folder, ignore_errors=True)

@@ -65,10 +65,10 @@ def start_pair(
     return hosts
 
 
-def end_pair(hosts: list[Forked], seconds: float = 600.0) -> tuple[list[int], list[str]]:
-    """Exit statuses and outputs; a host that is still there after `seconds` fails the test."""
+def end_pair(hosts: list[Forked]) -> tuple[list[int], list[str]]:
+    """Exit statuses and outputs; a host that is still there after ten minutes fails the test."""
     try:
-        outputs = [host.communicate(timeout=seconds)[0] for host in hosts]
+        outputs = [host.communicate(timeout=600.0)[0] for host in hosts]
     finally:
         for host in hosts:
             host.kill()

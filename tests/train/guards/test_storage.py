@@ -9,15 +9,12 @@ from tomat.base.layout import RETRY_STATUS
 from tomat.train.guards.storage import NEVER, StorageWatch, bytes_written
 
 
-def watch(say_seconds: float = 0.04, end_seconds: float = 0.3) -> tuple[StorageWatch, list[int], threading.Event]:
+def watch(end_seconds: float = 0.3) -> tuple[StorageWatch, list[int], threading.Event]:
     left: list[int] = []
     ended = threading.Event()
     leave = lambda status: (left.append(status), ended.set())  # noqa: E731
-    return (
-        StorageWatch("gs://bucket/runs/a", say_seconds=say_seconds, end_seconds=end_seconds, leave=leave),
-        left,
-        ended,
-    )
+    storage = StorageWatch("gs://bucket/runs/a", say_seconds=0.04, end_seconds=end_seconds, leave=leave)
+    return storage, left, ended
 
 
 def test_what_stalls_is_said_and_then_ends_the_process_with_the_status_that_is_tried_again(capfd):

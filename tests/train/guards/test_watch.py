@@ -38,9 +38,9 @@ PARAMETERS = {"w": jnp.array([1.0, -2.0, 3.0]), "b": jnp.array(0.5)}
 SKIP = GuardsConfig(on_bad_loss="skip", spike_window=8)
 
 
-def steps(config: GuardsConfig, optimizer=None):
+def steps(config: GuardsConfig):
     """A jitted step of a guarded Adam, `(parameters, state, gradient, loss) -> (parameters, state)`; and its state."""
-    guarded = guard_updates(optimizer or optax.adam(1e-2), config)
+    guarded = guard_updates(optax.adam(1e-2), config)
 
     @jax.jit
     def step(parameters, state, gradient, loss):

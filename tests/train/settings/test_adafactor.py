@@ -40,8 +40,8 @@ def model(container=Stacked) -> Any:
     return container.init(Layers, Layer)(key=jax.random.split(jax.random.PRNGKey(0), Layers.size))
 
 
-def trained(optimizer: optax.GradientTransformation, parameters: Any, steps: int = 4) -> tuple[Any, Any]:
-    """Parameters and state after some steps on the fourth powers of the parameters."""
+def trained(optimizer: optax.GradientTransformation, parameters: Any) -> tuple[Any, Any]:
+    """Parameters and state after four steps on the fourth powers of the parameters."""
 
     @jax.jit
     def step(parameters: Any, state: Any) -> tuple[Any, Any]:
@@ -49,7 +49,7 @@ def trained(optimizer: optax.GradientTransformation, parameters: Any, steps: int
         return optax.apply_updates(parameters, updates), state
 
     state = optimizer.init(parameters)
-    for _ in range(steps):
+    for _ in range(4):
         parameters, state = step(parameters, state)
     return parameters, state
 

@@ -147,9 +147,8 @@ class Start:
         if first_own is not None:
             own = checkpoints.examine(*first_own)
             if not own.whole:
-                raise TomatError(
-                    f"the first host continues from {own.path}, which {host} does not have ({own.reason}); {ONE_PLACE}"
-                )
+                said = f"the first host continues from {own.path}, which {host} does not have ({own.reason})"
+                raise TomatError(f"{said}; {ONE_PLACE}")
         elif first_parent is not None:
             if parent is None:
                 raise TomatError(f"the first host begins with another run's checkpoint, unknown to {host}; {ONE_PLACE}")

@@ -73,9 +73,8 @@ def settle(config: TrainConfig, beside: Mapping[str, object], stages: StartStage
         refuse_differences(config, started_with(config, beside))
     refuse_other_devices(config, found)
     if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
-        raise TomatError(
-            f"trackers.tensorboard is set, but tensorboardX is not installed: `{installs('tensorboard')}` installs it."
-        )
+        said = "trackers.tensorboard is set, but tensorboardX is not installed"
+        raise TomatError(f"{said}: `{installs('tensorboard')}` installs it.")
     config.check_batch(trainer_config.data_axis_size)
     return trainer_config
 

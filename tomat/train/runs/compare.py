@@ -76,9 +76,8 @@ class Comparison:
 def compare_runs(urls: Sequence[str]) -> Comparison:
     places = [url.rstrip("/") or "/" for url in urls]
     if not 2 <= len(places) <= MOST_RUNS or len(set(places)) < len(places):
-        raise TomatError(
-            f"{counted(len(places), 'run')} {is_or_are(len(places))} named; expected 2 to {MOST_RUNS}, each once."
-        )
+        said = f"{counted(len(places), 'run')} {is_or_are(len(places))} named"
+        raise TomatError(f"{said}; expected 2 to {MOST_RUNS}, each once.")
     records = [read_record(url) for url in places]
     names = [record.name for record in records]
     if len(set(names)) < len(names):

@@ -85,14 +85,11 @@ def ran_steps(rows: Sequence[dict[str, Any]], events: Sequence[Event], asked: st
         first = alike[-1]["step"]
         kept = [row for row in rows if row["step"] >= first]
         if len(kept) < len(rows):
-            notes.append(
-                f"the {len(rows) - len(kept):,} steps before step {first:,} ran on other devices or with another "
-                "configuration, and are left out"
-            )
+            older = f"the {len(rows) - len(kept):,} steps before step {first:,}"
+            notes.append(f"{older} ran on other devices or with another configuration, and are left out")
     if with_steps and _ran_with(pieces[-1]) != _ran_with(last):
-        notes.append(
-            "config.yaml is of a later start that took no step, and its settings may not be those of the steps"
-        )
+        said = "config.yaml is of a later start that took no step"
+        notes.append(f"{said}, and its settings may not be those of the steps")
     return RanSteps(kept, found, tuple(notes))
 
 

@@ -31,8 +31,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "charge3net": {"loss": "L1Loss", "learning_rate": 5e-3, "cells": 4, "probes": 100, "size": {"mul": 64, "lmax": 2}},
 }
 """Of each network: its loss (e/Å³), and what was chosen here. ChargE3Net's loss is the published one; with that of
-DeepDFT, the mean square, PaiNN was off by 41 % after 100 CPU seconds (rate 5e-4), with this by 11 %. Its gradients, which
-its authors do not clip, grew beyond all bounds after 930 steps at a rate of 2e-3."""
+DeepDFT, the mean square, PaiNN was off by 41 % after 100 CPU seconds (rate 5e-4), with this by 11 %. Its gradients,
+which its authors do not clip, grew beyond all bounds after 930 steps at a rate of 2e-3."""
 CURVE_POINTS = 30
 PREDICTED_AT_ONCE = 1000
 """Voxels."""

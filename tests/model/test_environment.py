@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from haliax import Axis, NamedArray
 from pymatgen.core.periodic_table import Element
-from small_field import BASIS, CELL, PROMOLECULE
+from small_field import BASIS, CELL, PROMOLECULE, learnt, row_of
 
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import (
@@ -40,6 +41,7 @@ CONFIG = EnvironmentConfig(channels=3, hidden_dim=16, basis=BASIS, max_atoms=160
 VALUES = np.geomspace(0.02, 8.0, 40).astype(np.float32)
 TABLES = environment_tables(PROMOLECULE, VALUES)
 GRID, PATCH, ANCHOR, START = (20, 22, 26), (2, 3, 4), np.array([15, 3, 24]), 5
+SIZES: Any = dict(max_seq_len=40, hidden_dim=16, intermediate_dim=16, num_layers=1, num_heads=2, num_kv_heads=1)
 Embed, Position = Axis("embed", 12), Axis("position", 40)
 
 
@@ -79,7 +81,7 @@ def test_sums_are_of_the_voxel_that_a_position_predicts(environment):
     for row, anchor in enumerate((ANCHOR, ANCHOR + 1)):
         for v, voxel in enumerate(np.ndindex(*PATCH)):
             place = (anchor + voxel) % GRID
-            found = sums.log_promolecule.array[row, START - 1 + v]
+            found = sums.expected.array[row, START - 1 + v]
             assert found == pytest.approx(np.log(density[tuple(place)] + 0.01), abs=1e-4)
             by_element = radial_sums(CELL, (place / GRID)[None], BASIS)
             expected = sum(np.outer(by_element[z][0] * scale, mixed[z]) for z in by_element)
@@ -100,7 +102,7 @@ def test_blocks_of_positions_change_nothing_and_what_is_no_atom_counts_for_nothi
     monkeypatch.setattr(module, "BLOCK_POSITIONS", 7)
     parts = environment.sums(tokens, atoms, TABLES)
     assert np.allclose(one.features.array, parts.features.array, atol=1e-6)
-    assert np.allclose(one.log_promolecule.array, parts.log_promolecule.array, atol=1e-6)
+    assert np.allclose(one.expected.array, parts.expected.array, atol=1e-6)
 
 
 def test_the_prior_is_a_distribution_around_any_density(environment):
@@ -120,11 +122,11 @@ def test_the_prior_is_a_distribution_around_any_density(environment):
     anchors, columns = prior_columns(log_densities(VALUES), CONFIG)
     density = added[0, :, DENSITY_START:-3]
     # Untrained, it lies around the promolecule itself.
-    nearest = np.abs(log_densities(VALUES) - np.asarray(sums.log_promolecule.array[0])[:, None]).argmin(axis=1)
+    nearest = np.abs(log_densities(VALUES) - np.asarray(sums.expected.array[0])[:, None]).argmin(axis=1)
     inside = np.arange(START - 1, START + 23)
     assert (np.abs(density.argmax(axis=1) - nearest)[inside] <= 1).all()
     # Between two anchors: their mean, by nearness.
-    place = (np.asarray(sums.log_promolecule.array[0, START]) - anchors[0]) / (anchors[1] - anchors[0])
+    place = (np.asarray(sums.expected.array[0, START]) - anchors[0]) / (anchors[1] - anchors[0])
     low = int(place)
     expected = (1 - (place - low)) * columns[:, low] + (place - low) * columns[:, low + 1]
     assert np.allclose(density[START], expected, atol=1e-3)
@@ -141,7 +143,7 @@ def test_the_residual_is_that_of_the_voxel_read(environment):
     )
     assert not not_read.any()
     for v in range(24):
-        expected = log_densities(VALUES)[v] - float(sums.log_promolecule.array[0, START - 1 + v])
+        expected = log_densities(VALUES)[v] - float(sums.expected.array[0, START - 1 + v])
         assert read[START + v].tolist() == pytest.approx([expected, 1.0], abs=1e-5)
     assert not read[:START].any() and not read[START + 24 :].any()
 
@@ -169,9 +171,45 @@ def test_of_a_relative_codec_all_is_relative_to_the_promolecule(environment):
         assert np.allclose(best, expected, rtol=0.08)
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_field_models_density_is_what_a_decoder_expects(relative, monkeypatch):
+    """Instead of the promolecule: at every voxel of a patch what the field model says of it in a row of scattered ones,
+    which a fresh decoder's logits and residuals lie around; in blocks too, and without a gradient."""
+    field, bins = learnt(), np.geomspace(0.05, 20.0, 64).astype(np.float32)
+    tables = environment_tables(PROMOLECULE, bins, 0.02 if relative else None)
+    Vocab = Axis("vocab", DENSITY_START + len(bins))
+    config = DensityDecoderConfig(**SIZES, environment=CONFIG, field=field.config)
+    model = dataclasses.replace(config.build(Vocab, key=jax.random.PRNGKey(0)), field=field)
+    tokens, atoms = batch_of(ANCHOR)
+    monkeypatch.setattr(module, "BLOCK_POSITIONS", 7)
+    voxels = [np.ravel_multi_index(tuple((ANCHOR + v) % GRID), GRID) for v in np.ndindex(*PATCH)]
+    members, promolecule = field.densities(row_of(CELL, GRID, np.array(voxels)), tables)
+    density = np.mean([each.array[0] for each in members], axis=0)
+    inside = np.arange(START - 1, START + 23)
+    expected = np.log(density + 0.01)
+    if relative:
+        expected = np.log((density + 0.02) / (promolecule.array[0] + 0.02))
+    found = model.atom_sums(tokens, atoms, tables)
+    np.testing.assert_allclose(found.expected.array[0, inside], expected, atol=2e-4)
+    assert np.abs(expected - np.log(promolecule.array[0] + (0.02 if relative else 0.01))).max() > 0.02
+
+    unread = NamedArray(jnp.where(tokens.array >= DENSITY_START, PAD, tokens.array), tokens.axes)
+    embedding = model.environment.embedding(unread, found, tables)
+    hidden, head = hax.zeros((tokens.axes[0], Position, model.Embed)), hax.zeros((Vocab, model.Embed))
+    logits = hax.dot(*model.environment.with_prior(hidden, head, embedding, found, tables), axis="embed").array
+    nearest = np.abs(tables.bin_logs() - expected[:, None]).argmin(axis=1)
+    assert (np.abs(logits[0, inside, DENSITY_START:].argmax(axis=1) - nearest) <= 1).all()
+
+    def total(model):
+        hidden, _, _ = hidden_and_head(model, tokens, atoms, tables)
+        return hidden.array.astype(jnp.float32).sum()
+
+    gradient = eqx.filter_grad(total)(model)
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient.field))
+
+
 def test_a_decoder_has_it_and_another_has_not():
-    sizes = dict(max_seq_len=40, hidden_dim=16, intermediate_dim=16, num_layers=1, num_heads=2, num_kv_heads=1)
-    config = DensityDecoderConfig(**sizes, environment=CONFIG)
+    config = DensityDecoderConfig(**SIZES, environment=CONFIG)
     Vocab = Axis("vocab", DENSITY_START + len(VALUES))
     model = config.build(Vocab, key=jax.random.PRNGKey(0))
     plain = dataclasses.replace(config, environment=None).build(Vocab, key=jax.random.PRNGKey(0))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_facts import assert_same_model, losses
-from tiny_run import TINY_FIELD
+from run_facts import arrays, assert_same_model, losses
+from tiny_run import TINY_FIELD, tiny_run
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -15,6 +15,7 @@ from tomat.data.density.demo.embedded import load_stored
 from tomat.data.density.outputs import write_density
 from tomat.model.field import FieldModel
 from tomat.predict.inference.predictor import load
+from tomat.train.origins import Continuation
 from tomat.train.run import train
 from tomat.train.settings.config import TrainConfig, load_config
 
@@ -74,6 +75,45 @@ def test_it_predicts_and_is_evaluated_on_whole_cells(run, tmp_path, capsys):
 def test_what_does_not_go_with_it_is_refused(words, said):
     with pytest.raises(TomatError, match=said):
         load_config("demo", list(words))
+
+
+def decoder(folder: Path, *words: str, members: int = 3) -> TrainConfig:
+    """That begins from the field model of `run`, with weight decay."""
+    field = f"{{channels: 2, products: 2, hidden_dim: 16, hidden_layers: 1, descriptors: 6, members: {members}}}"
+    return load_config("demo-decoder", [
+        *tiny_run(4, 2, "--output_dir", str(folder), "--optimizer.weight_decay", "0.5", *words, atoms=True),
+        "--model.field", field,
+    ])  # fmt: skip
+
+
+def test_a_decoder_begins_from_it_and_leaves_it_as_it_is(run, tmp_path):
+    """Also where it is resumed, exported and used."""
+    config, known = decoder(tmp_path), load(run).run.model
+    train(config, Continuation(warm_start=str(run)))
+    trained = load(tmp_path / "demo")
+    assert all(map(np.array_equal, arrays(trained.run.model.field), arrays(known)))
+    shutil.rmtree(tmp_path / "demo" / "checkpoints" / "step-3")
+    first = losses(tmp_path / "demo")
+    train(config)
+    assert losses(tmp_path / "demo") == first
+    truth = load_stored("MgO-rock-salt-ideal")
+    prediction = trained.predict(truth.structure, truth.grid_shape)
+    error = np.abs(prediction.rho - load(run).predict(truth.structure, truth.grid_shape).rho).sum() / truth.rho.sum()
+    assert error < 0.03
+    assert main(["export", "--run", str(tmp_path / "demo"), "--output", str(tmp_path / "weights")]) == 0
+    again = load(tmp_path / "weights").predict(truth.structure, truth.grid_shape)
+    np.testing.assert_allclose(again.rho, prediction.rho, rtol=1e-4)
+
+
+def test_a_decoder_is_refused_without_weights_and_with_those_of_another_model_or_promolecule(run, tmp_path):
+    with pytest.raises(TomatError, match="model.field is set, and nothing gives it weights: add --warm_start"):
+        train(decoder(tmp_path))
+    with pytest.raises(TomatError, match=r"another model:\n  model.field.members: 3 -> 2\nSet what they had"):
+        train(decoder(tmp_path, members=2), Continuation(warm_start=str(run)))
+    with pytest.raises(TomatError, match="is a field model of the promolecule"):
+        train(decoder(tmp_path, "--data.groups", "[crystals, vacuum]"), Continuation(warm_start=str(run)))
+    with pytest.raises(TomatError, match="model.field is set and model.environment is not"):
+        decoder(tmp_path, "--model.environment", "null", "--density_dropout", "0")
 
 
 def test_an_atom_without_room_is_said_with_what_is_needed(tmp_path):

@@ -14,6 +14,7 @@ from tomat.base.errors import TomatError
 from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, Int8Matmuls
 from tomat.model.embedding import with_float32_sums
 from tomat.model.environment import EnvironmentTables
+from tomat.model.field import FieldConfig
 from tomat.model.nearby_atoms import AtomsRead, NearbyAtoms, PatchAtoms
 
 
@@ -58,6 +59,11 @@ def is_field(config: LmConfig) -> bool:
     return config.get_choice_name(type(config)) == "field"
 
 
+def field_of(config: LmConfig) -> FieldConfig | None:
+    """`model.field` of a configuration; None also for models that cannot have it."""
+    return config.field if isinstance(config, DensityDecoderConfig) else None
+
+
 def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:
     """`model.int8_matmuls` of a configuration; None also for models that cannot have it."""
     return config.int8_matmuls if isinstance(config, DensityDecoderConfig) else None
@@ -90,7 +96,7 @@ def hidden_and_head(
         raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")
     if not isinstance(atoms, PatchAtoms):
         raise TomatError("the model reads patches and was given scattered voxels; train it on a set in a patch layout.")
-    sums = environment.sums(tokens, atoms, tables)
+    sums = model.atom_sums(tokens, atoms, tables)
     embedding = environment.embedding(tokens, sums, tables)
     hidden = causal_activations(model, tokens, key=key, added=embedding.vector)
     return HiddenHead(*environment.with_prior(hidden, model.get_lm_head(), embedding, sums, tables), sums.scale)

@@ -43,7 +43,9 @@ from tomat.model.checkpoint_policies import (
     keeps_mlp_projections,
     unrolled_policies,
 )
-from tomat.model.environment import Environment, EnvironmentConfig
+from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables, Sums
+from tomat.model.field import FieldConfig, FieldModel
+from tomat.model.nearby_atoms import PatchAtoms
 from tomat.model.tiles import QkRotaryConfig, SplashBlockSizes, WholeHeadConfig
 
 if TYPE_CHECKING:
@@ -126,6 +128,9 @@ class DensityDecoderConfig(Qwen3Config):
     those that give the gradients of their inputs (`forward_and_inputs`); None: none."""
     environment: EnvironmentConfig | None = None
     """What each position knows of the atoms around its voxel, and the logits' prior; None: the preamble tells alone."""
+    field: FieldConfig | None = key(None, added=True)
+    """The field model from whose density, instead of the sum of atoms, the prior and what is read begin: with the
+    `model` keys of the run whose weights `--warm_start` gives it. They are not trained."""
 
     def __post_init__(self) -> None:
         check_range("model.", self, hidden_dim=1, intermediate_dim=1, num_layers=1, num_heads=1, num_kv_heads=1)
@@ -178,6 +183,11 @@ class DensityDecoderConfig(Qwen3Config):
         elsewhere = blocks > 1 and backend != Backend.VANILLA
         yield elsewhere, f"{other}: set model.attn_backend: vanilla, or leave them out"
         yield blocks > 1 and window is not None, f"query_blocks is {blocks} {both}"
+        if self.field is not None:
+            around = self.environment
+            yield around is None, "field is set and model.environment is not: set it, which has the prior"
+            other = f"field.basis is {self.field.basis} and model.environment.basis {around and around.basis}"
+            yield around and around.basis != self.field.basis, f"{other}; expected the same"
 
     def check_chip(self, device_kind: str) -> None:
         """Refuse TPU kernels whose arrays a chip, by JAX's name of it, cannot hold in VMEM."""
@@ -404,6 +414,7 @@ class DensityDecoder(LlamaLMHeadModel):
 
     transformer: DensityTransformer
     environment: Environment | None = None
+    field: FieldModel | None = None
 
     @classmethod
     def init(cls, Vocab: Axis, config: DensityDecoderConfig, *, key) -> "DensityDecoder":
@@ -418,7 +429,13 @@ class DensityDecoder(LlamaLMHeadModel):
         if config.environment is not None:
             # A key of its own, so that all other weights are those of the model without it.
             environment = Environment.init(config.environment, config.Embed, key=jrandom.fold_in(key, 1))
-        return cls(transformer, embeddings, head, environment)
+        known = None if config.field is None else FieldModel.init(Vocab, config.field, key=jrandom.fold_in(key, 2))
+        return cls(transformer, embeddings, head, environment, known)
+
+    def atom_sums(self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables) -> Sums:
+        """What the environment and the field model, if there is one, know at each position."""
+        assert self.environment is not None
+        return self.environment.sums(tokens, atoms, tables, self.field and self.field.of_patches)
 
     def activations(
         self,

@@ -9,7 +9,7 @@ the prior.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import equinox as eqx
@@ -126,10 +126,11 @@ class Sums(eqx.Module):
 
     features: NamedArray
     """[batch, position, sum], the compute type."""
-    log_promolecule: NamedArray
-    """float32 [batch, position]: log(promolecule + `LOG_FLOOR_E_PER_A3`)."""
-    log_promolecule_read: NamedArray
-    """float32 [batch, position]: the same of the voxel that the position reads, which the one before predicts."""
+    expected: NamedArray | None
+    """float32 [batch, position]: what the voxel is expected to be from the atoms alone, as `bin_logs` says it: the
+    promolecule, or the density of a field model. None: the promolecule, of a relative codec, which is 0."""
+    expected_read: NamedArray | None
+    """The same of the voxel that the position reads, which the one before predicts."""
     scale: NamedArray | None = None
     """float32 [batch, position], e/Å³: of a relative codec, promolecule + offset (`EnvironmentTables`)."""
 
@@ -140,7 +141,8 @@ class Embedding(eqx.Module):
     vector: NamedArray
     """[batch, position, embed], the compute type."""
     log_ratio_read: NamedArray | None = None
-    """float32 [batch, position]: of a relative codec, the logarithm of the ratio that is read; 0 where none is."""
+    """float32 [batch, position]: of a relative codec, the logarithm of the ratio that is read to the one expected; 0
+    where none is."""
 
 
 def radial_functions(basis: RadialBasis, distance_a: jax.Array) -> jax.Array:
@@ -154,6 +156,10 @@ def radial_functions(basis: RadialBasis, distance_a: jax.Array) -> jax.Array:
 
     # Only function 1 has a mirrored half within reach of s >= 0.
     return cubic(s - k) + jnp.where(k == 1, cubic(s + 1.0), 0.0)
+
+
+PatchField = Callable[[PatchAtoms, jax.Array, EnvironmentTables], jax.Array]
+"""Densities, float32 [B, T] in e/Å³, at places [B, T, 3] of patches, A from their first voxel."""
 
 
 class Environment(eqx.Module):
@@ -186,8 +192,11 @@ class Environment(eqx.Module):
         return Environment(elements, descriptors, network, priors[0], priors[1], config)
 
     @named_call
-    def sums(self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables) -> Sums:
-        """Radial sums at the voxel of token p + 1 for each position p; the tokens tell where the density begins."""
+    def sums(
+        self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables, field: "PatchField | None" = None
+    ) -> Sums:
+        """Radial sums at the voxel of token p + 1 for each position p; the tokens tell where the density begins.
+        `field`: what is expected there, instead of the promolecule."""
         dtype = self.elements.dtype
         Position = tokens.resolve_axis("position")
         ids = tokens.rearrange(("batch", "position")).array
@@ -214,7 +223,7 @@ class Environment(eqx.Module):
 
         # Summed by element before anything learnt is in them: the backward pass needs these sums alone, 128 numbers a
         # position, and no function of a distance again.
-        by_kind = jax.lax.stop_gradient(_in_blocks(block, places))
+        by_kind = jax.lax.stop_gradient(in_blocks(block, places))
         neutral = jnp.asarray(tables.promolecule)[kinds]
         promolecule = jnp.einsum("bpke,bek->bp", by_kind, neutral, precision="highest")
         mixed = (
@@ -225,29 +234,31 @@ class Environment(eqx.Module):
         scaled = (by_kind * jnp.asarray(feature_scale(self.config.basis), by_kind.dtype)[:, None]).astype(dtype)
         sums = jnp.einsum("bpke,bec->bpkc", scaled, learnt)
         sums = sums.reshape(*sums.shape[:2], -1)
-        log_promolecule = jnp.log(promolecule + LOG_FLOOR_E_PER_A3)
-        features = jnp.concatenate([sums, log_promolecule[..., None].astype(dtype)], axis=-1) * inside[..., None]
-        Batch = tokens.resolve_axis("batch")
-        named = NamedArray(features, (Batch, Position, Axis("sum", features.shape[-1])))
-        read = jnp.concatenate([log_promolecule[:, :1], log_promolecule[:, :-1]], axis=1)
-        logs = (hax.auto_sharded(NamedArray(each, (Batch, Position))) for each in (log_promolecule, read))
-        sums = Sums(hax.auto_sharded(named), *logs)
-        if tables.offset_e_per_a3 is None:
-            return sums
-        scale = NamedArray(promolecule + tables.offset_e_per_a3, (Batch, Position))
-        return replace(sums, scale=hax.auto_sharded(scale))
+        expected = promolecule if field is None else field(atoms, places, tables)
+        log_expected = jnp.log(expected + LOG_FLOOR_E_PER_A3)
+        features = jnp.concatenate([sums, log_expected[..., None].astype(dtype)], axis=-1) * inside[..., None]
+        axes = tokens.resolve_axis("batch"), Position
+        named = hax.auto_sharded(NamedArray(features, (*axes, Axis("sum", features.shape[-1]))))
+        scale = None
+        if (offset := tables.offset_e_per_a3) is not None:
+            scale = hax.auto_sharded(NamedArray(promolecule + offset, axes))
+            if field is None:
+                return Sums(named, None, None, scale)
+            log_expected = jnp.log((expected + offset) / (promolecule + offset))
+        read = jnp.concatenate([log_expected[:, :1], log_expected[:, :-1]], axis=1)
+        return Sums(named, *(hax.auto_sharded(NamedArray(each, axes)) for each in (log_expected, read)), scale)
 
     @named_call
     def embedding(self, tokens: NamedArray, sums: Sums, tables: EnvironmentTables) -> Embedding:
         """What the network makes of the sums, and of the residual of the voxel that is read,
-        how far its density lies from the promolecule there, in log density: that of the next voxel is nearly the same.
-        Where no density is read it is 0, and said to be none."""
+        how far its density lies from what was expected there, in log density: that of the next voxel is nearly the
+        same. Where no density is read it is 0, and said to be none."""
         ids = tokens.rearrange(("batch", "position")).array - DENSITY_START
         logs = jnp.asarray(tables.bin_logs(), jnp.float32)
         read = (ids >= 0) & (ids < len(logs))
         residual = logs[jnp.clip(ids, 0, len(logs) - 1)]
-        if tables.offset_e_per_a3 is None:
-            residual = residual - sums.log_promolecule_read.array
+        if sums.expected_read is not None:
+            residual = residual - sums.expected_read.array
         residual = jnp.where(read, residual, 0.0)
         more = jnp.stack([residual, read.astype(jnp.float32)], axis=-1).astype(sums.features.dtype)
         features = jnp.concatenate([sums.features.array, more], axis=-1)
@@ -276,9 +287,10 @@ class Environment(eqx.Module):
         anchors, _ = prior_columns(tables.bin_logs(), self.config)
         both = self.prior(hidden) + self.prior_of_sums(embedding.vector)
         numbers = both.rearrange(("batch", "position", "prior_number")).array.astype(jnp.float32)
-        # The density lies around the promolecule; its ratio to it around that of the voxel before, if one is read.
-        known = sums.log_promolecule if embedding.log_ratio_read is None else embedding.log_ratio_read
-        centre = known.array + numbers[..., 0]
+        # The density lies around what is expected; of a relative codec its ratio to that around the one of the voxel
+        # before, if one is read.
+        known = [each.array for each in (sums.expected, embedding.log_ratio_read) if each is not None]
+        centre = sum(known[1:], known[0]) + numbers[..., 0]
         place = jnp.clip((centre - anchors[0]) / (anchors[1] - anchors[0]), 0.0, len(anchors) - 1.0)
         near = jnp.maximum(0.0, 1.0 - jnp.abs(place[..., None] - jnp.arange(len(anchors))))
         weights = (near * jnp.exp(numbers[..., 1:])).astype(hidden.dtype)
@@ -318,7 +330,7 @@ def feature_scale(basis: RadialBasis) -> np.ndarray:
     return np.reciprocal(1.0 + sums)
 
 
-def _in_blocks(block: Callable[[jax.Array], jax.Array], places: jax.Array) -> jax.Array:
+def in_blocks(block: Callable[[jax.Array], jax.Array], places: jax.Array) -> jax.Array:
     """`block` of `BLOCK_POSITIONS` positions at a time, one after another."""
     n_sequences, positions = places.shape[:2]
     n_blocks = -(-positions // BLOCK_POSITIONS)

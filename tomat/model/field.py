@@ -31,8 +31,9 @@ from tomat.model.environment import (
     MOST_DESCRIPTORS,
     EnvironmentTables,
     feature_scale,
+    in_blocks,
 )
-from tomat.model.nearby_atoms import GROUP_POSITIONS, ScatteredAtoms
+from tomat.model.nearby_atoms import GROUP_POSITIONS, PatchAtoms, ScatteredAtoms
 
 MOST_LOG_RATIO = 6.0
 """A density is between exp(-this) and exp(this) times the promolecule's."""
@@ -226,15 +227,25 @@ class FieldModel(LmHeadModel[FieldConfig]):
 
     def sums(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> AtomSums:
         """Of the atoms near each group of places."""
-        config = self.config
         numbers = atoms.numbers.rearrange(("batch", "group", "atom")).array
-        kinds = atoms.kinds.rearrange(("batch", "kind")).array
-        of_kind = (numbers[..., None] == kinds[:, None, None]) & (kinds > 0)[:, None, None]
         positions = atoms.positions.rearrange(("batch", "group", "atom", "xyz")).array
         places = atoms.places.rearrange(("batch", "position", "xyz")).array
+        return self._sums(numbers, positions, atoms.kinds, places, min(GROUP_POSITIONS, places.shape[1]), tables)
+
+    def _sums(
+        self,
+        numbers: jax.Array,
+        positions: jax.Array,
+        kinds_named: NamedArray,
+        places: jax.Array,
+        size: int,
+        tables: EnvironmentTables,
+    ) -> AtomSums:
+        """Of the atoms, int [B, group, N] and float32 [B, group, N, 3], near each `size` places of [B, P, 3]."""
+        config, kinds = self.config, kinds_named.rearrange(("batch", "kind")).array
+        of_kind = (numbers[..., None] == kinds[:, None, None]) & (kinds > 0)[:, None, None]
         rows, n_places = places.shape[:2]
         n_groups = numbers.shape[1]
-        size = min(GROUP_POSITIONS, n_places)
         # The last group of a row may be short.
         padded = jnp.pad(places, ((0, 0), (0, n_groups * size - n_places), (0, 0)))
         grouped = padded.reshape(rows, n_groups, size, 3)
@@ -252,9 +263,27 @@ class FieldModel(LmHeadModel[FieldConfig]):
         the promolecule fades, they do."""
         sums = self.sums(atoms, tables)
         axes = atoms.places.resolve_axis("batch"), atoms.places.resolve_axis("position")
+        return self._densities(sums, tables, axes), hax.auto_sharded(NamedArray(sums.promolecule, axes))
+
+    def _densities(self, sums: AtomSums, tables: EnvironmentTables, axes: tuple[Axis, Axis]) -> list[NamedArray]:
         ratios = [jnp.exp(member.log_ratio(sums, tables, axes)) for member in self.members]
-        found = [hax.auto_sharded(NamedArray(sums.promolecule * ratio, axes)) for ratio in ratios]
-        return found, hax.auto_sharded(NamedArray(sums.promolecule, axes))
+        return [hax.auto_sharded(NamedArray(sums.promolecule * ratio, axes)) for ratio in ratios]
+
+    @named_call
+    def of_patches(self, atoms: PatchAtoms, places: jax.Array, tables: EnvironmentTables) -> jax.Array:
+        """The density at places of patches, [B, P, 3] in A from their first voxel: float32 [B, P], e/Å³, the mean of
+        the members. What is learnt here takes no gradient from it."""
+        known = jax.lax.stop_gradient(self)
+        numbers = atoms.numbers.rearrange(("batch", "atom")).array[:, None]
+        positions = atoms.positions.rearrange(("batch", "atom", "xyz")).array[:, None]
+
+        def block(places: jax.Array) -> jax.Array:
+            axes = atoms.numbers.resolve_axis("batch"), Axis("position", places.shape[1])
+            sums = known._sums(numbers, positions, atoms.kinds, places, places.shape[1], tables)
+            found = known._densities(sums, tables, axes)
+            return jnp.stack([each.rearrange(axes).array for each in found]).mean(axis=0)
+
+        return in_blocks(block, places)
 
     def moments(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> Moments:
         """Of the voxels of some rows."""

@@ -18,11 +18,13 @@ import jax
 
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
-from tomat.base.layout import CHECKPOINT_FOLDER, CODEC_FILE, CONFIG_FILE
+from tomat.base.layout import CHECKPOINT_FOLDER, CODEC_FILE, CONFIG_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import tell, warn
 from tomat.base.storage import is_remote
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text
+from tomat.data.density.promolecule import Promolecule
+from tomat.model.any_decoder import field_of
 from tomat.train.datasets import Datasets
 from tomat.train.guards.alike import gathered
 from tomat.train.runs import checkpoints, history
@@ -32,6 +34,8 @@ from tomat.train.runs.record import needed, read_config, temporary_place
 from tomat.train.settings.config import TrainConfig
 from tomat.train.settings.meanings import Changes, changed_keys
 
+NOT_OF_WEIGHTS = ("type", "max_seq_len", "max_atoms", "max_elements")
+"""Keys of a field model that its weights do not depend on."""
 ONE_PLACE = "every host must see the same checkpoints: put output_dir into a bucket or on a disk that all share."
 
 
@@ -53,8 +57,9 @@ class Continuation:
 class Parent:
     """The run that a new run takes its first checkpoint from."""
 
-    taken: Literal["state", "weights"]
-    """`state`: model, optimizer state and step (a fork); `weights`: the weights alone (a warm start)."""
+    taken: Literal["state", "weights", "field"]
+    """`state`: model, optimizer state and step (a fork); `weights`: the weights alone (a warm start); `field`: those of
+    a field model, which become `model.field`."""
     asked: str
     """As the command names it: a fork's parent by its name, a warm start's by the place of the run or checkpoint."""
     url: str
@@ -118,7 +123,9 @@ class Start:
                     changed[key] = (before, now)
             what = f"{self.data_of} was trained on other data than lie there now"
             _refuse_unnamed(what, lines, self.allow_change)
-        if self.parent is not None:
+        if self.parent is not None and self.parent.taken == "field":
+            _refuse_promolecule(self.parent, datasets)
+        elif self.parent is not None:
             _refuse_codec(self.parent.url, datasets.codec, str(self.parent))
         own, partial, parent = None, (), self.parent
         if jax.process_index() == 0:
@@ -167,6 +174,11 @@ class Start:
         return self.parent.checkpoint if self.parent is not None and self.parent.taken == "weights" else None
 
     @property
+    def field(self) -> Checkpoint | None:
+        """What the weights of `model.field` are loaded from."""
+        return self.parent.checkpoint if self.parent is not None and self.parent.taken == "field" else None
+
+    @property
     def source(self) -> Checkpoint | None:
         """What the whole state is loaded from: the run's own checkpoint, or the one that a fork takes over."""
         return self.fork.checkpoint if self.checkpoint is None and self.fork is not None else self.checkpoint
@@ -208,7 +220,9 @@ class Start:
         else:
             name = "warm_start"
             weights, warmup = checkpoints.weights_kind(source.path), self.config.optimizer.warmup
-            tell(f"warm start: the weights of {source.path} ({weights}), a fresh optimizer, step 0, warm-up {warmup}.")
+            what = f"the weights of {source.path} ({weights})"
+            how = "of model.field" if self.field is not None else f"a fresh optimizer, step 0, warm-up {warmup}"
+            tell(f"warm start: {what}, {how}.")
             details = {"source": parent.asked, "checkpoint": source.path, "source_step": source.step}
             details |= {"weights": weights, "codec_sha256": datasets.codec.sha256, "warmup": warmup}
         if history.last_event(history.read_events(self.run_dir), name) is None:
@@ -259,7 +273,11 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
     if warmed is not None:
         # Killed before its first checkpoint: with the same weights again, never silently without them.
         return _plan_warm_start(plan, str(warmed["source"]), str(warmed["checkpoint"]))
-    return plan if asked_weights is None else _plan_warm_start(plan, asked_weights, asked_weights)
+    if asked_weights is not None:
+        return _plan_warm_start(plan, asked_weights, asked_weights)
+    if field_of(config.model) is not None:
+        raise TomatError("model.field is set, and nothing gives it weights: add --warm_start with a run of that model.")
+    return plan
 
 
 def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = ()) -> Changes:
@@ -317,6 +335,19 @@ def _refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
         )
 
 
+def _refuse_promolecule(parent: Parent, datasets: Datasets) -> None:
+    """Stop if a field model has learnt to correct another sum of atoms than that of the data."""
+    url = f"{parent.url}/{PROMOLECULE_FILE}"
+    content = needed(url, f", so that what {parent} has learnt to correct is not known; it is needed")
+    theirs, ours = Promolecule.from_text(content, url), datasets.train.promolecule
+    if ours is None or theirs.sha256 != ours.sha256:
+        raise TomatError(
+            f"{parent} is a field model of the promolecule {theirs.sha256[:12]}, and {datasets.train.url} has "
+            f"{ours.sha256[:12] if ours else 'none'}: what it predicts is relative to its own. Train both on the same "
+            "densities, or tokenize with its promolecule.json."
+        )
+
+
 def _plan_fork(plan: Start, parent: str, step: int | None, begun: Event | None) -> Start:
     """`plan` for a fork of `parent` at `step` (None: the newest); `begun` is the event of a fork that was cut short."""
     config = plan.config
@@ -336,21 +367,29 @@ def _plan_fork(plan: Start, parent: str, step: int | None, begun: Event | None) 
 
 
 def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
+    run = checkpoints.run_of(asked)
+    recorded = read_config(f"{run}/{CONFIG_FILE}")
+    old, new = recorded, plan.config.to_dict()
+    of_field = old["model"].get("type") == "field" and field_of(plan.config.model) is not None
     warmup = plan.config.optimizer.warmup
-    if not (math.isfinite(warmup) and warmup > 0):
+    if not of_field and not (math.isfinite(warmup) and warmup > 0):
         raise TomatError(
             f"optimizer.warmup is {warmup}; a warm start has a fresh optimizer, whose first steps at the full learning "
             "rate would undo the weights. Set optimizer.warmup above 0 (steps, or a fraction of all steps below 1)."
         )
-    run = checkpoints.run_of(asked)
-    recorded = read_config(f"{run}/{CONFIG_FILE}")
+    if of_field:
+        both = [
+            {"model": {"field": {key: value for key, value in model.items() if key not in NOT_OF_WEIGHTS}}}
+            for model in (old["model"], new["model"]["field"])
+        ]
+        old, new = both
     temporary_url = temporary_place(recorded, run.rsplit("/", 1)[-1])
     source = checkpoints.find_checkpoint(place, temporary_url=temporary_url)
     shown = "".join(
         f"  {key}: {before!r} -> {after!r}\n"
-        for key, (before, after) in changed_keys(recorded, plan.config.to_dict()).items()
+        for key, (before, after) in changed_keys(old, new).items()
         if key.startswith("model.") or key in ("data.n_density_tokens", "data.vocabulary_rows")
     )
     if shown:
         raise TomatError(f"the weights of {source.path} are those of another model:\n{shown}Set what they had.")
-    return replace(plan, parent=Parent("weights", asked, run, temporary_url, source))
+    return replace(plan, parent=Parent("field" if of_field else "weights", asked, run, temporary_url, source))

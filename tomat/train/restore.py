@@ -23,7 +23,9 @@ from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
 from tomat.base.errors import TomatError
-from tomat.train.runs.checkpoints import AVERAGED, Checkpoint, array_shapes, weights_kind
+from tomat.model.any_decoder import field_of
+from tomat.model.field import FieldModel
+from tomat.train.runs.checkpoints import AVERAGED, LAST, Checkpoint, array_shapes, weights_kind
 from tomat.train.settings.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 STACKED, BLOCK = ".stacked", ".blocks[{}]"
 """How the path of an array inside Haliax's `Stacked` and `BlockSeq` (0.2.227) says which layers it holds."""
+
+SUBPATHS = {AVERAGED: "model_averaging/model", LAST: "model"}
+"""Where in a checkpoint weights of each kind are."""
 
 MODEL_KEY, TRAINING_KEY = 0, 1
 """What a run's seed is folded with for the weights and the training step."""
@@ -41,13 +46,15 @@ def initial_state(
     trainer: Trainer,
     source: Checkpoint | None,
     weights: Checkpoint | None,
+    field: Checkpoint | None = None,
     subject: "Subject | None" = None,
 ) -> TrainerState:
     """The state that a run begins with: that of `source`, the checkpoint that the trainer's configuration names, fresh,
-    or fresh but for `weights`. `subject` is trained where that is not the model of the configuration alone."""
+    or fresh but for `weights`, or for those of `model.field`. `subject` is trained where that is not the model of the
+    configuration alone."""
     seed_key = jax.random.PRNGKey(config.trainer.seed)
     training_key, model_key = (jax.random.fold_in(seed_key, number) for number in (TRAINING_KEY, MODEL_KEY))
-    loaded = source or weights
+    loaded = source or weights or field
     try:
         if subject is not None:
             # As the argument of a compiled function, so that the first step gets what every later one gets: given as
@@ -60,6 +67,11 @@ def initial_state(
             # An average begins as the weights themselves, in the same buffers, which the step may not be given twice.
             average = jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, state.model_averaging)
             return dataclasses.replace(state, model_averaging=average)
+        if field is not None:
+            known = _load_field(config, field.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+            initialise = model_initialiser(config, model_key)
+            begin = jax.tree_util.Partial(lambda known: dataclasses.replace(initialise(), field=known), known)
+            return trainer.initial_state(training_key, model_init=begin)
         stored = config if source is None else _as_stored(config, source.path)
         if stored is config:
             return trainer.initial_state(training_key, model_init=model_initialiser(config, model_key))
@@ -90,7 +102,7 @@ def load_weights(
     """The weights of a checkpoint as a model of `config`, the averaged ones where it has any, and their kind. One of
     another model raises ValueError, KeyError or FileNotFoundError."""
     kind, stored = weights_kind(checkpoint), _as_stored(config, checkpoint)
-    subpath = "model_averaging/model" if kind == AVERAGED else "model"
+    subpath = SUBPATHS[kind]
 
     def shapes(of: TrainConfig) -> LmHeadModel:
         return eqx.filter_eval_shape(model_initialiser(of, jax.random.PRNGKey(0)))
@@ -99,6 +111,16 @@ def load_weights(
         return load_checkpoint(shapes(stored), checkpoint, subpath=subpath, axis_mapping=axis_mapping, mesh=mesh)
 
     return load() if stored is config else rearrange(load(), shapes(config), axis_mapping, mesh), kind
+
+
+def _load_field(config: TrainConfig, checkpoint: str, axis_mapping: ResourceMapping, mesh: Mesh) -> FieldModel:
+    """The weights of a run of `model.field`, averaged where it has those."""
+    field = field_of(config.model)
+    assert field is not None
+    vocab = Axis("vocab", config.data.model_vocabulary)
+    shapes = eqx.filter_eval_shape(lambda: field.build(vocab, key=jax.random.PRNGKey(0)))
+    subpath = SUBPATHS[weights_kind(checkpoint)]
+    return load_checkpoint(shapes, checkpoint, subpath=subpath, axis_mapping=axis_mapping, mesh=mesh)
 
 
 def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> Any:

@@ -125,7 +125,7 @@ def train(
             run.callback(trainer.tracker.finish)
             hosts.barrier("the first weights", longest)
             stages.begin("making the first weights" if start.source is None else f"restoring {start.source.path}")
-            state = initial_state(config, trainer, start.source, start.weights, subject)
+            state = initial_state(config, trainer, start.source, start.weights, start.field, subject)
             if is_field(config.model) and start.source is None and start.weights is None:
                 state = with_statistics(config, trainer, datasets, state, tables)
 

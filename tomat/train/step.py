@@ -2,7 +2,7 @@
 compiles the same one for a TPU slice without a TPU."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import haliax as hax
@@ -20,7 +20,7 @@ from levanter.trainer import Trainer, TrainerConfig
 from tomat.base.errors import TomatError
 from tomat.base.ports.levanter import value_of, weighted_mean
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
-from tomat.model.any_decoder import environment_of, hidden_and_head, is_field
+from tomat.model.any_decoder import environment_of, field_of, hidden_and_head, is_field
 from tomat.model.environment import EnvironmentTables
 from tomat.model.field import FieldModel
 from tomat.model.loss.config import LossConfig
@@ -197,6 +197,8 @@ def build_trainer(
     optimizer = config.optimizer.build(trainer_config.num_train_steps)
     if config.optimizer_state_dtype is not None:
         optimizer = with_state_dtype(optimizer, config.optimizer_state_dtype)
+    if field_of(config.model) is not None:
+        optimizer = without_field(optimizer)
     optimizer = guard_updates(optimizer, config.guards)
     gather = config.trainer_config().compute_axis_mapping if config.sharding == "zero1" else None
     target = density_target(config, value_table, offset)
@@ -209,6 +211,19 @@ def build_trainer(
     loss = loss_function if subject is None else subject.loss_of(loss_function)
     # Levanter 0.2.227 types the loss with arguments that its trainer never passes.
     return Trainer(trainer_config, optimizer, cast(Any, loss), add_default_hooks=False)
+
+
+def without_field(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`optimizer` with updates of zero for the field model that a decoder begins from: weight decay would change it.
+    Levanter (0.2.227) saves no parameter that its trainer is told not to train."""
+    inner = optax.with_extra_args_support(optimizer)
+
+    def update(updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any):
+        new_updates, new_state = inner.update(updates, state, params, **extra_args)
+        unchanged = jax.tree.map(jnp.zeros_like, cast(Any, new_updates).field)
+        return replace(cast(Any, new_updates), field=unchanged), new_state
+
+    return optax.GradientTransformationExtraArgs(inner.init, cast(Any, update))
 
 
 def with_state_dtype(optimizer: optax.GradientTransformation, dtype: str) -> optax.GradientTransformation:

@@ -72,7 +72,7 @@ class CachedModel(eqx.Module):
         if whole.environment is not None:
             atoms = named_atoms(batch)
             assert atoms is not None and tables is not None  # the predictor gives them
-            sums = whole.environment.sums(_named(batch["tokens"]), atoms, tables)
+            sums = whole.atom_sums(_named(batch["tokens"]), atoms, tables)
             head = whole.environment.wide_head(head, tables, 0)
         return CachedModel(whole, hax.shard(head), sums, tables, kv_cache_dtype)
 

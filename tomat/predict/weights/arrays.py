@@ -240,7 +240,7 @@ def check_compressible(config: TrainConfig, what: str) -> None:
 
 def module_name(path: str) -> str:
     """The name that a layer's weight has in a folder, from its path in the model; `{layer}` for each of a stack."""
-    if path.startswith(".environment"):
+    if path.startswith((".environment", ".field")):
         return re.sub(r"\[(\d+)\]", r".\1", path).lstrip(".") + ".weight"
     name = path.replace(".embeddings.token_embeddings", ".model.embed_tokens").replace(".transformer", ".model")
     name = name.replace(".layers.stacked", f".layers.{LAYER}")

@@ -17,6 +17,8 @@ MOST_L = 3
 BLOCK_POSITIONS = 512
 """Places whose functions and harmonics exist at a time: with 128 atoms of 4 elements 20 MB in float32."""
 
+ATOMS_AT_A_TIME = 32
+"""Of a group, on a CPU; 16 or 64 are no faster."""
 
 SOFT_A = 0.2
 """Directions are d / sqrt(r^2 + this^2): at a nucleus, where there is none, harmonics above l = 0 vanish smoothly."""
@@ -76,12 +78,38 @@ def sums_by_kind(
         angular = jnp.einsum("pmn,pqn->pmq", directed, by_kind, precision="high")
         return spherical, angular.reshape(*angular.shape[:2], paired.shape[1], of_kind.shape[-1])
 
-    # Groups in turn, rows at once: rows may be spread over devices.
-    rows, _, size = places.shape[:3]
-    by_group = [each.swapaxes(0, 1) for each in (positions, of_kind, places)]
-    groups = max(1, BLOCK_POSITIONS // (rows * size))
-    sums = jax.lax.map(lambda each: jax.vmap(of_group)(*each), tuple(by_group), batch_size=groups)
-    spherical, angular = (jax.lax.stop_gradient(each.swapaxes(0, 1)) for each in sums)
+    def rows_at_once(*arrays: jax.Array) -> Sequence[jax.Array]:
+        """Groups in turn, rows at once: rows may be spread over devices."""
+        rows, _, size = places.shape[:3]
+        groups = max(1, BLOCK_POSITIONS // (rows * size))
+        by_group = tuple(each.swapaxes(0, 1) for each in arrays)
+        sums = jax.lax.map(lambda each: jax.vmap(of_group)(*each), by_group, batch_size=groups)
+        return tuple(each.swapaxes(0, 1) for each in sums)
+
+    def one_by_one(*arrays: jax.Array) -> Sequence[jax.Array]:
+        """One group after another, and of its atoms, which come first, `ATOMS_AT_A_TIME` until there are no more."""
+
+        def some_of_group(positions: jax.Array, of_kind: jax.Array, places: jax.Array) -> Sequence[jax.Array]:
+            most = -(-len(positions) // ATOMS_AT_A_TIME) * ATOMS_AT_A_TIME
+            padded = [jnp.pad(each, ((0, most - len(each)), (0, 0))) for each in (positions, of_kind)]
+            last = jnp.max(jnp.where(of_kind.any(axis=-1), jnp.arange(len(of_kind)) + 1, 0))
+
+            def add(turn: jax.Array, sums: Sequence[jax.Array]) -> Sequence[jax.Array]:
+                start = turn * ATOMS_AT_A_TIME
+                atoms, kinds = (jax.lax.dynamic_slice_in_dim(each, start, ATOMS_AT_A_TIME) for each in padded)
+                return tuple(map(jnp.add, sums, of_group(atoms, kinds, places)))
+
+            shapes = jax.eval_shape(of_group, positions, of_kind, places)
+            nothing = tuple(jnp.zeros(each.shape, each.dtype) for each in shapes)
+            return jax.lax.fori_loop(0, -(-last // ATOMS_AT_A_TIME), add, nothing)
+
+        flat = tuple(each.reshape(-1, *each.shape[2:]) for each in arrays)
+        sums = jax.lax.map(lambda each: some_of_group(*each), flat)
+        return tuple(each.reshape(*places.shape[:2], *each.shape[1:]) for each in sums)
+
+    # A group has 48 atoms in the mean of the embedded cells and room for 224: 9.8 ms instead of 47 for 1,536 places.
+    sums = jax.lax.platform_dependent(positions, of_kind, places, cpu=one_by_one, default=rows_at_once)
+    spherical, angular = map(jax.lax.stop_gradient, sums)
     return spherical, angular
 
 

@@ -89,8 +89,7 @@ def hidden_and_head(
     key=None,
 ) -> HiddenHead:
     """What the model says after each token, with what it knows of the atoms, if it has an `environment`."""
-    environment = model.environment if isinstance(model, DensityDecoder) else None
-    if environment is None:
+    if not isinstance(model, DensityDecoder) or (environment := model.environment) is None:
         return HiddenHead(causal_activations(model, tokens, key=key), model.get_lm_head())
     if atoms is None or tables is None:
         raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")

@@ -246,7 +246,8 @@ class Environment(eqx.Module):
                 return Sums(named, None, None, scale)
             log_expected = jnp.log((expected + offset) / (promolecule + offset))
         read = jnp.concatenate([log_expected[:, :1], log_expected[:, :-1]], axis=1)
-        return Sums(named, *(hax.auto_sharded(NamedArray(each, axes)) for each in (log_expected, read)), scale)
+        log_expected, read = (hax.auto_sharded(NamedArray(each, axes)) for each in (log_expected, read))
+        return Sums(named, log_expected, read, scale)
 
     @named_call
     def embedding(self, tokens: NamedArray, sums: Sums, tables: EnvironmentTables) -> Embedding:

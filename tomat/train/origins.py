@@ -221,7 +221,7 @@ class Start:
             name = "warm_start"
             weights, warmup = checkpoints.weights_kind(source.path), self.config.optimizer.warmup
             what = f"the weights of {source.path} ({weights})"
-            how = "of model.field" if self.field is not None else f"a fresh optimizer, step 0, warm-up {warmup}"
+            how = "as model.field" if self.field is not None else f"a fresh optimizer, step 0, warm-up {warmup}"
             tell(f"warm start: {what}, {how}.")
             details = {"source": parent.asked, "checkpoint": source.path, "source_step": source.step}
             details |= {"weights": weights, "codec_sha256": datasets.codec.sha256, "warmup": warmup}

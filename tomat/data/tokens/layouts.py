@@ -191,6 +191,7 @@ LAYOUTS: dict[str, SequenceLayout] = {
         SequenceLayout("v2-p14", "v2", 14, 8192, tokens_per_voxel=2),
         SequenceLayout("v3-fill8k", "v3", 20, 8192, max_side_difference=FILLING_SIDE_DIFFERENCE),
         SequenceLayout("v3-fill512", "v3", 7, 512, max_side_difference=FILLING_SIDE_DIFFERENCE),
+        SequenceLayout("scattered-256", "scattered", 0, 256),
         SequenceLayout("scattered-512", "scattered", 0, 512),
         SequenceLayout("scattered-2048", "scattered", 0, 2048),
         SequenceLayout("scattered-8192", "scattered", 0, 8192),

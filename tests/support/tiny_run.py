@@ -28,11 +28,12 @@ TINY_FIELD = [
     "--data.patches_per_material", "2", "--data.n_density_tokens", "64", "--data.embedded_grid", "refined",
     "--data.groups", "[crystals]",
     "--model.channels", "2", "--model.products", "2", "--model.hidden_dim", "16", "--model.hidden_layers", "1",
-    "--trainer.num_train_steps", "8", "--optimizer.warmup", "2",
+    "--model.members", "2", "--trainer.num_train_steps", "8", "--optimizer.warmup", "2",
+    "--optimizer.learning_rate", "1e-3",
     "--trainer.checkpointer.keep", "[{every: 4, until: null}]", "--trainer.max_eval_batches", "1",
     "--evaluation.free_running", "false",
 ]  # fmt: skip
-"""Of a field model, for the configuration `demo`."""
+"""Of a field model, for the configuration `demo`; the rate is that of the example of `train`, whose program this is."""
 
 
 def tiny_run(

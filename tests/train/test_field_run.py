@@ -44,7 +44,7 @@ def test_it_begins_as_the_sum_of_atoms_and_resumes_with_its_statistics(run, tmp_
 
 
 def test_it_predicts_and_is_evaluated_on_whole_cells(run, tmp_path, capsys):
-    truth = load_stored("MgO-rock-salt-ideal")
+    truth = load_stored("MgS-rock-salt-ideal")
     prediction = load(run).predict(truth.structure, truth.grid_shape)
     assert prediction.electron_count == pytest.approx(8.0, abs=1e-4)
     error = float(np.abs(prediction.rho - truth.rho).sum() / truth.rho.sum())

@@ -25,8 +25,8 @@ pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync
 
 SMALL = [
     "--preset", "demo", "--data.source", "embedded", "--data.layout", "v3-p7", "--data.n_density_tokens", "256",
-    "--model.num_layers", "2", "--model.hidden_dim", "256", "--model.intermediate_dim", "512", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--model.head_dim", "128", "--trainer.train_batch_size", "8",
+    "--model.num_layers", "2", "--model.hidden_dim", "128", "--model.intermediate_dim", "256", "--model.num_heads", "1",
+    "--model.num_kv_heads", "1", "--model.head_dim", "128", "--trainer.train_batch_size", "8",
     "--model.attn_backend", "splash", "--model.qk_rotary.kernel", "pallas", "--run_name", "small",
     "--model.splash", "{block_q: 128, block_kv: 128, block_q_dkv: 128, block_kv_dkv: 128, use_fused_bwd: true}",
     "--trainer.per_device_parallelism", "1",

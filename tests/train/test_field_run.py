@@ -77,7 +77,7 @@ def test_what_does_not_go_with_it_is_refused(words, said):
         load_config("demo", list(words))
 
 
-def decoder(folder: Path, *words: str, members: int = 3) -> TrainConfig:
+def decoder(folder: Path, *words: str, members: int = 2) -> TrainConfig:
     """That begins from the field model of `run`, with weight decay."""
     field = f"{{channels: 2, products: 2, hidden_dim: 16, hidden_layers: 1, descriptors: 6, members: {members}}}"
     return load_config("demo-decoder", [
@@ -108,8 +108,8 @@ def test_a_decoder_begins_from_it_and_leaves_it_as_it_is(run, tmp_path):
 def test_a_decoder_is_refused_without_weights_and_with_those_of_another_model_or_promolecule(run, tmp_path):
     with pytest.raises(TomatError, match="model.field is set, and nothing gives it weights: add --warm_start"):
         train(decoder(tmp_path))
-    with pytest.raises(TomatError, match=r"another model:\n  model.field.members: 3 -> 2\nSet what they had"):
-        train(decoder(tmp_path, members=2), Continuation(warm_start=str(run)))
+    with pytest.raises(TomatError, match=r"another model:\n  model.field.members: 2 -> 3\nSet what they had"):
+        train(decoder(tmp_path, members=3), Continuation(warm_start=str(run)))
     with pytest.raises(TomatError, match="is a field model of the promolecule"):
         train(decoder(tmp_path, "--data.groups", "[crystals, vacuum]"), Continuation(warm_start=str(run)))
     with pytest.raises(TomatError, match="model.field is set and model.environment is not"):

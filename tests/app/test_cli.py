@@ -102,7 +102,7 @@ WRONG = [
     ("small_models --run x", "`tomat small_models` is now `python profiling/small_models.py`"),
     ("demo-data build --only x", "profiling/embedded_set.py"),
     ("shards import old", "profiling/import_first_generation.py"),
-    ("tokens layouts --context 100", "No layout has a context of 100 tokens; expected one of 512, 1536"),
+    ("tokens layouts --context 100", "No layout has a context of 100 tokens; expected one of 256, 512, 1536"),
     ("bench preemption --kills 3", "`tomat bench preemption` is now `python profiling/preemption_soak.py`"),
     ("", "required: VERB"),
 ]

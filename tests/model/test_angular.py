@@ -6,7 +6,8 @@ import pytest
 
 from tomat.data.density.promolecule import RadialBasis
 from tomat.model import angular
-from tomat.model.angular import MOST_L, SOFT_A, degree_slices, real_harmonics, sums_by_kind
+from tomat.model.angular import SOFT_A, degree_slices, real_harmonics, sums_by_kind
+from tomat.model.environment import MOST_L
 
 BASIS = RadialBasis(6, 4.0)
 RNG = np.random.default_rng(3)

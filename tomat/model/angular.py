@@ -12,8 +12,6 @@ import numpy as np
 from tomat.data.density.promolecule import RadialBasis
 from tomat.model.environment import radial_functions
 
-MOST_L = 3
-"""Largest degree of the harmonics."""
 BLOCK_POSITIONS = 512
 """Places whose functions and harmonics exist at a time: with 128 atoms of 4 elements 20 MB in float32."""
 

@@ -13,8 +13,7 @@ from levanter.models.lm_model import LmConfig, LmHeadModel
 from tomat.base.errors import TomatError
 from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, Int8Matmuls
 from tomat.model.embedding import with_float32_sums
-from tomat.model.environment import EnvironmentTables
-from tomat.model.field import FieldConfig
+from tomat.model.environment import EnvironmentTables, FieldShape
 from tomat.model.nearby_atoms import AtomsRead, NearbyAtoms, PatchAtoms
 
 
@@ -59,7 +58,7 @@ def is_field(config: LmConfig) -> bool:
     return config.get_choice_name(type(config)) == "field"
 
 
-def field_of(config: LmConfig) -> FieldConfig | None:
+def field_of(config: LmConfig) -> FieldShape | None:
     """`model.field` of a configuration; None also for models that cannot have it."""
     return config.field if isinstance(config, DensityDecoderConfig) else None
 

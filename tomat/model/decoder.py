@@ -43,12 +43,12 @@ from tomat.model.checkpoint_policies import (
     keeps_mlp_projections,
     unrolled_policies,
 )
-from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables, Sums
-from tomat.model.field import FieldConfig, FieldModel
+from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables, FieldShape, Sums
 from tomat.model.nearby_atoms import PatchAtoms
 from tomat.model.tiles import QkRotaryConfig, SplashBlockSizes, WholeHeadConfig
 
 if TYPE_CHECKING:
+    from tomat.model.field import FieldModel
     from tomat.model.kv_cache import KvCache
 
 Int8Matmuls = Literal["forward", "forward_and_inputs"]
@@ -128,7 +128,7 @@ class DensityDecoderConfig(Qwen3Config):
     those that give the gradients of their inputs (`forward_and_inputs`); None: none."""
     environment: EnvironmentConfig | None = None
     """What each position knows of the atoms around its voxel, and the logits' prior; None: the preamble tells alone."""
-    field: FieldConfig | None = key(None, added=True)
+    field: FieldShape | None = key(None, added=True)
     """The field model from whose density, instead of the sum of atoms, the prior and what is read begin: with the
     `model` keys of the run whose weights `--warm_start` gives it. They are not trained."""
 
@@ -137,6 +137,8 @@ class DensityDecoderConfig(Qwen3Config):
         for wrong, said in self._impossible():
             if wrong:
                 raise TomatError(f"model.{said}.")
+        if self.field is not None:
+            self.field.check("model.field.")
         self.qk_rotary.check_head_size(self.actual_head_size)
         self._check_kernels(2 * self.max_seq_len if self.paired_heads else self.max_seq_len)
 
@@ -414,7 +416,7 @@ class DensityDecoder(LlamaLMHeadModel):
 
     transformer: DensityTransformer
     environment: Environment | None = None
-    field: FieldModel | None = None
+    field: "FieldModel | None" = None
 
     @classmethod
     def init(cls, Vocab: Axis, config: DensityDecoderConfig, *, key) -> "DensityDecoder":
@@ -429,7 +431,11 @@ class DensityDecoder(LlamaLMHeadModel):
         if config.environment is not None:
             # A key of its own, so that all other weights are those of the model without it.
             environment = Environment.init(config.environment, config.Embed, key=jrandom.fold_in(key, 1))
-        known = None if config.field is None else FieldModel.init(Vocab, config.field, key=jrandom.fold_in(key, 2))
+        known = None
+        if config.field is not None:
+            from tomat.model.field import field_model
+
+            known = field_model(Vocab, config.field, key=jrandom.fold_in(key, 2))
         return cls(transformer, embeddings, head, environment, known)
 
     def atom_sums(self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables) -> Sums:

@@ -22,7 +22,7 @@ import numpy as np
 from haliax import Axis, NamedArray
 from haliax.jax_utils import named_call
 
-from tomat.base.config_keys import check_range
+from tomat.base.config_keys import check_range, key
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import (
     SYMBOLS,
@@ -74,6 +74,8 @@ class EnvironmentConfig:
             raise TomatError(f"model.environment.prior_width is {self.prior_width}; expected a positive number.")
 
 
+MOST_L = 3
+"""Largest degree of the harmonics of a field model."""
 DESCRIPTORS = 3
 """Electronegativity, covalent radius, valence electrons. Networks for single voxels, trained without some compounds,
 had an NMAE on these of 4.8 % with what is learnt of an element alone, 3.2 % with it beside these three (median of 4
@@ -81,6 +83,35 @@ choices): nitrogen, strontium or aluminium is in few compounds, electronegativit
 MOST_DESCRIPTORS = 6
 """Those, then period, atomic radius and first ionisation energy: a field model of 2,000 steps without 26 of the
 embedded compounds had 1.41 % on these (geometric mean of compounds) with all six, 1.62 % with three."""
+
+
+@dataclass(frozen=True)
+class FieldShape:
+    """Knobs of what a field model (`model/field.py`) has learnt, alone or inside a decoder."""
+
+    basis: RadialBasis = field(default_factory=RadialBasis)
+    """Radial functions; those of the promolecule, whose values are sums of the same functions."""
+    max_l: int = MOST_L
+    """Largest degree of the spherical harmonics; 0: what the model knows of the atoms has no angles."""
+    channels: int = 8
+    """Learnt numbers of an element, each with sums of its own."""
+    descriptors: int = key(DESCRIPTORS, added=True)
+    """What is known of an element beside what is learnt of it: 3, electronegativity, covalent radius and valence
+    electrons; to 6, period, atomic radius and first ionisation energy."""
+    products: int = 8
+    """Combinations of the sums of each degree above 0 of which all pairs are multiplied: the power spectrum."""
+    hidden_dim: int = 128
+    """Width of the network between the invariants and the density."""
+    hidden_layers: int = 3
+    """Of the network, beyond the first, which takes in the invariants: 3 are four hidden layers."""
+    members: int = 1
+    """Models that differ in their first weights alone and learn beside one another from the same sums, most of the
+    work; the density is their mean, and how far they lie apart says how far to trust it."""
+
+    def check(self, section: str) -> None:
+        """Refuse numbers that cannot be; `section`, such as `model.`, stands before a key in the refusal."""
+        check_range(section, self, channels=1, products=1, hidden_dim=1, hidden_layers=1, members=1, max_l=(0, MOST_L))
+        check_range(section, self, descriptors=(1, MOST_DESCRIPTORS))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ Shapes: B row, P position, N atom near the row's voxels, E element among them, K
 """
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import equinox as eqx
@@ -20,16 +20,15 @@ from haliax.jax_utils import named_call
 from levanter.layers.attention import AttentionMask
 from levanter.models.lm_model import LmConfig, LmHeadModel
 
-from tomat.base.config_keys import check_range, key
+from tomat.base.config_keys import check_range
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import SYMBOLS
-from tomat.data.density.promolecule import RadialBasis
-from tomat.model.angular import MOST_L, angular_functions, degree_slices, sums_by_kind
+from tomat.model.angular import angular_functions, degree_slices, sums_by_kind
 from tomat.model.environment import (
     DESCRIPTORS,
     LOG_FLOOR_E_PER_A3,
-    MOST_DESCRIPTORS,
     EnvironmentTables,
+    FieldShape,
     feature_scale,
     in_blocks,
 )
@@ -44,29 +43,11 @@ MOST_DEVIATIONS = 8.0
 
 @LmConfig.register_subclass("field")
 @dataclass(frozen=True)
-class FieldConfig(LmConfig):
+class FieldConfig(FieldShape, LmConfig):
     """Knobs of the field model (`model.type: field`)."""
 
     max_seq_len: int = 0
     """Voxels of a row, filled in from the data; 0: not known yet."""
-    basis: RadialBasis = field(default_factory=RadialBasis)
-    """Radial functions; those of the promolecule, whose values are sums of the same functions."""
-    max_l: int = MOST_L
-    """Largest degree of the spherical harmonics; 0: what the model knows of the atoms has no angles."""
-    channels: int = 8
-    """Learnt numbers of an element, each with sums of its own."""
-    descriptors: int = key(DESCRIPTORS, added=True)
-    """What is known of an element beside what is learnt of it: 3, electronegativity, covalent radius and valence
-    electrons; to 6, period, atomic radius and first ionisation energy."""
-    products: int = 8
-    """Combinations of the sums of each degree above 0 of which all pairs are multiplied: the power spectrum."""
-    hidden_dim: int = 128
-    """Width of the network between the invariants and the density."""
-    hidden_layers: int = 3
-    """Of the network, beyond the first, which takes in the invariants: 3 are four hidden layers."""
-    members: int = 1
-    """Models that differ in their first weights alone and learn beside one another from the same sums, most of the
-    work; the density is their mean, and how far they lie apart says how far to trust it."""
     max_atoms: int = 160
     """Atoms near 32 voxels of a row that lie together, periodic images too, that there is room for; the loader says how
     many it would need."""
@@ -74,8 +55,8 @@ class FieldConfig(LmConfig):
     """Different elements among them that a row has room for."""
 
     def __post_init__(self) -> None:
-        check_range("model.", self, channels=1, products=1, hidden_dim=1, hidden_layers=1, members=1, max_l=(0, MOST_L))
-        check_range("model.", self, max_atoms=1, max_elements=1, descriptors=(1, MOST_DESCRIPTORS))
+        self.check("model.")
+        check_range("model.", self, max_atoms=1, max_elements=1)
 
     @property
     def model_type(self) -> type["FieldModel"]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -316,3 +297,8 @@ class FieldModel(LmHeadModel[FieldConfig]):
 
     def resize_vocab(self, new_size: int, key=None) -> "FieldModel":
         return dataclasses.replace(self, vocab=self.vocab.resize(new_size))
+
+
+def field_model(Vocab: Axis, shape: FieldShape, *, key) -> FieldModel:
+    """Of fresh weights, for a decoder that begins from it."""
+    return FieldModel.init(Vocab, FieldConfig(**vars(shape)), key=key)

@@ -24,7 +24,6 @@ from levanter.trainer_state import TrainerState
 
 from tomat.base.errors import TomatError
 from tomat.model.any_decoder import field_of
-from tomat.model.field import FieldModel
 from tomat.train.runs.checkpoints import AVERAGED, LAST, Checkpoint, array_shapes, weights_kind
 from tomat.train.settings.config import TrainConfig
 
@@ -113,12 +112,14 @@ def load_weights(
     return load() if stored is config else rearrange(load(), shapes(config), axis_mapping, mesh), kind
 
 
-def _load_field(config: TrainConfig, checkpoint: str, axis_mapping: ResourceMapping, mesh: Mesh) -> FieldModel:
+def _load_field(config: TrainConfig, checkpoint: str, axis_mapping: ResourceMapping, mesh: Mesh) -> LmHeadModel:
     """The weights of a run of `model.field`, averaged where it has those."""
+    from tomat.model.field import field_model
+
     field = field_of(config.model)
     assert field is not None
     vocab = Axis("vocab", config.data.model_vocabulary)
-    shapes = eqx.filter_eval_shape(lambda: field.build(vocab, key=jax.random.PRNGKey(0)))
+    shapes = eqx.filter_eval_shape(lambda: field_model(vocab, field, key=jax.random.PRNGKey(0)))
     subpath = SUBPATHS[weights_kind(checkpoint)]
     return load_checkpoint(shapes, checkpoint, subpath=subpath, axis_mapping=axis_mapping, mesh=mesh)
 

@@ -224,7 +224,7 @@ class Environment(eqx.Module):
 
     @named_call
     def sums(
-        self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables, field: "PatchField | None" = None
+        self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables, field: PatchField | None = None
     ) -> Sums:
         """Radial sums at the voxel of token p + 1 for each position p; the tokens tell where the density begins.
         `field`: what is expected there, instead of the promolecule."""

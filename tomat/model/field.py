@@ -211,19 +211,21 @@ class FieldModel(LmHeadModel[FieldConfig]):
         numbers = atoms.numbers.rearrange(("batch", "group", "atom")).array
         positions = atoms.positions.rearrange(("batch", "group", "atom", "xyz")).array
         places = atoms.places.rearrange(("batch", "position", "xyz")).array
-        return self._sums(numbers, positions, atoms.kinds, places, min(GROUP_POSITIONS, places.shape[1]), tables)
+        kinds = atoms.kinds.rearrange(("batch", "kind")).array
+        return self._sums(numbers, positions, kinds, places, min(GROUP_POSITIONS, places.shape[1]), tables)
 
     def _sums(
         self,
         numbers: jax.Array,
         positions: jax.Array,
-        kinds_named: NamedArray,
+        kinds: jax.Array,
         places: jax.Array,
         size: int,
         tables: EnvironmentTables,
     ) -> AtomSums:
-        """Of the atoms, int [B, group, N] and float32 [B, group, N, 3], near each `size` places of [B, P, 3]."""
-        config, kinds = self.config, kinds_named.rearrange(("batch", "kind")).array
+        """Of the atoms, int [B, group, N] and float32 [B, group, N, 3], near each `size` places of [B, P, 3]; `kinds`,
+        int [B, E], are the elements among them."""
+        config = self.config
         of_kind = (numbers[..., None] == kinds[:, None, None]) & (kinds > 0)[:, None, None]
         rows, n_places = places.shape[:2]
         n_groups = numbers.shape[1]
@@ -257,10 +259,11 @@ class FieldModel(LmHeadModel[FieldConfig]):
         known = jax.lax.stop_gradient(self)
         numbers = atoms.numbers.rearrange(("batch", "atom")).array[:, None]
         positions = atoms.positions.rearrange(("batch", "atom", "xyz")).array[:, None]
+        kinds = atoms.kinds.rearrange(("batch", "kind")).array
 
         def block(places: jax.Array) -> jax.Array:
             axes = atoms.numbers.resolve_axis("batch"), Axis("position", places.shape[1])
-            sums = known._sums(numbers, positions, atoms.kinds, places, places.shape[1], tables)
+            sums = known._sums(numbers, positions, kinds, places, places.shape[1], tables)
             found = known._densities(sums, tables, axes)
             return jnp.stack([each.rearrange(axes).array for each in found]).mean(axis=0)
 

@@ -378,11 +378,10 @@ def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
             "rate would undo the weights. Set optimizer.warmup above 0 (steps, or a fraction of all steps below 1)."
         )
     if of_field:
-        both = [
+        old, new = (
             {"model": {"field": {key: value for key, value in model.items() if key not in NOT_OF_WEIGHTS}}}
             for model in (old["model"], new["model"]["field"])
-        ]
-        old, new = both
+        )
     temporary_url = temporary_place(recorded, run.rsplit("/", 1)[-1])
     source = checkpoints.find_checkpoint(place, temporary_url=temporary_url)
     shown = "".join(

@@ -12,6 +12,7 @@ from tomat.base.errors import TomatError
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.relative import offset_of, relative_to
 from tomat.data.density.demo.embedded import SPLITS
+from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.demo import write_demo_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
 from tomat.model.environment import EnvironmentTables, environment_tables
@@ -38,8 +39,10 @@ class Datasets:
         return {"data.train": self.train.content_sha256, "data.validation": validation}
 
 
-def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
-    """Open the data a run reads, tokenizing the embedded densities into `local_dir` first where they are the source."""
+def open_datasets(config: TrainConfig, local_dir: Path, promolecule: Promolecule | None = None) -> Datasets:
+    """Open the data a run reads, tokenizing the embedded densities into `local_dir` first where they are the source,
+    with that promolecule if one is given: a fit to the same densities differs in the last bits with the threads of a
+    machine."""
     data = config.data
     folder = local_dir / "data"
     if data.source == "embedded":
@@ -57,6 +60,7 @@ def open_datasets(config: TrainConfig, local_dir: Path) -> Datasets:
             grid=data.embedded_grid,
             groups=data.groups,
             left_out=data.left_out,
+            promolecule=promolecule,
         )
         if jax.process_index() == 0:
             write()

@@ -24,6 +24,7 @@ from tomat.base.storage import is_remote
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text
 from tomat.data.density.promolecule import Promolecule
+from tomat.data.tokens.shards import ShardSet
 from tomat.model.any_decoder import field_of
 from tomat.train.datasets import Datasets
 from tomat.train.guards.alike import gathered
@@ -124,7 +125,7 @@ class Start:
             what = f"{self.data_of} was trained on other data than lie there now"
             _refuse_unnamed(what, lines, self.allow_change)
         if self.parent is not None and self.parent.taken == "field":
-            _refuse_promolecule(self.parent, datasets)
+            _refuse_promolecule(self.parent, self.promolecule, datasets.train)
         elif self.parent is not None:
             _refuse_codec(self.parent.url, datasets.codec, str(self.parent))
         own, partial, parent = None, (), self.parent
@@ -177,6 +178,17 @@ class Start:
     def field(self) -> Checkpoint | None:
         """What the weights of `model.field` are loaded from."""
         return self.parent.checkpoint if self.parent is not None and self.parent.taken == "field" else None
+
+    @property
+    def promolecule(self) -> Promolecule | None:
+        """That the run, or the field model it begins from, has learnt to correct; None: none is on record."""
+        if self.newest is not None and (self.run_dir / PROMOLECULE_FILE).exists():
+            return Promolecule.load(self.run_dir / PROMOLECULE_FILE)
+        if self.parent is None or self.parent.taken != "field":
+            return None
+        url = f"{self.parent.url}/{PROMOLECULE_FILE}"
+        missing = f", so that what {self.parent} has learnt to correct is not known; it is needed"
+        return Promolecule.from_text(needed(url, missing), url)
 
     @property
     def source(self) -> Checkpoint | None:
@@ -335,16 +347,13 @@ def _refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
         )
 
 
-def _refuse_promolecule(parent: Parent, datasets: Datasets) -> None:
-    """Stop if a field model has learnt to correct another sum of atoms than that of the data."""
-    url = f"{parent.url}/{PROMOLECULE_FILE}"
-    content = needed(url, f", so that what {parent} has learnt to correct is not known; it is needed")
-    theirs, ours = Promolecule.from_text(content, url), datasets.train.promolecule
-    if ours is None or theirs.sha256 != ours.sha256:
+def _refuse_promolecule(parent: Parent, theirs: Promolecule | None, shards: ShardSet) -> None:
+    """Stop if a field model has learnt to correct another sum of atoms, `theirs`, than that of the data."""
+    sha256, found = ("none" if one is None else one.sha256[:12] for one in (theirs, shards.promolecule))
+    if sha256 != found:
         raise TomatError(
-            f"{parent} is a field model of the promolecule {theirs.sha256[:12]}, and {datasets.train.url} has "
-            f"{ours.sha256[:12] if ours else 'none'}: what it predicts is relative to its own. Train both on the same "
-            "densities, or tokenize with its promolecule.json."
+            f"{parent} is a field model of the promolecule {sha256}, and {shards.url} has {found}: what it predicts is "
+            "relative to its own. Tokenize with its promolecule.json (`tomat retokenize --promolecule`)."
         )
 
 

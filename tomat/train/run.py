@@ -100,7 +100,8 @@ def train(
             longest = config.guards.startup_hang_seconds
             hosts.barrier("the data", longest)
             stages.begin("opening the data")
-            datasets = open_datasets(config, folder.path)
+            known = plan.promolecule if config.data.source == "embedded" else None
+            datasets = open_datasets(config, folder.path, known)
             refuse_differences(config, _contents(datasets))
             guards.check_start(datasets)
             start = plan.settle(datasets)

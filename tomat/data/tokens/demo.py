@@ -35,10 +35,11 @@ def write_demo_shards(
     grid: EmbeddedGrid = "refined",
     groups: Collection[str] = (CRYSTALS,),
     left_out: Collection[str] = (),
+    promolecule: Promolecule | None = None,
 ) -> None:
-    """Fit codec, `relative` to the promolecule or not, and promolecule to the embedded training densities of some
-    groups, without the compounds left out; write a set of them, and one of the ten held-out cells, unless they are
-    there."""
+    """Fit codec, `relative` to the promolecule or not, and, where none is given, promolecule to the embedded training
+    densities of some groups, without the compounds left out; write a set of them, and one of the ten held-out cells,
+    unless they are there."""
     train, held_out = SPLITS
     chosen = {train: demo_materials(train, groups, left_out), held_out: demo_materials(held_out)}
     names = {split: [material.material_id for material in materials] for split, materials in chosen.items()}
@@ -67,13 +68,17 @@ def write_demo_shards(
                 )
         return
     groups, left_out = tuple(groups), tuple(left_out)
-    codec = fit_demo_codec(n_density_tokens, objective, relative, grid, groups, left_out)
+    if promolecule is None:
+        promolecule = fit_demo_promolecule(groups, left_out)
+        codec = fit_demo_codec(n_density_tokens, objective, relative, grid, groups, left_out)
+    else:
+        codec = _codec(n_density_tokens, objective, promolecule if relative else None, grid, groups, left_out)
     settings = {"layout": layout, "patches_per_material": patches_per_material, "seed": SEED}
     for split, plan in plans.items():
         place = folder / split
         # A set that is there keeps its own, or goes on without, if it is from before there were such.
-        promolecule = fit_demo_promolecule(groups, left_out) if plan is None else stored_promolecule(Store(place), plan)
-        write_shards(place, names[split], LOADERS[grid], codec=codec, promolecule=promolecule, **settings)
+        its = promolecule if plan is None else stored_promolecule(Store(place), plan)
+        write_shards(place, names[split], LOADERS[grid], codec=codec, promolecule=its, **settings)
 
 
 @cache
@@ -85,8 +90,20 @@ def fit_demo_codec(
     groups: tuple[str, ...],
     left_out: tuple[str, ...] = (),
 ) -> LloydMaxCodec:
-    """The codec of the embedded training densities; once in a process."""
-    histogram = RatioHistogram(fit_demo_promolecule(groups, left_out)) if relative else DensityHistogram()
+    """The codec of the embedded training densities, relative to their promolecule or not; once in a process."""
+    promolecule = fit_demo_promolecule(groups, left_out) if relative else None
+    return _codec(n_density_tokens, objective, promolecule, grid, groups, left_out)
+
+
+def _codec(
+    n_density_tokens: int,
+    objective: Literal["absolute", "squared"],
+    promolecule: Promolecule | None,
+    grid: EmbeddedGrid,
+    groups: tuple[str, ...],
+    left_out: tuple[str, ...],
+) -> LloydMaxCodec:
+    histogram = DensityHistogram() if promolecule is None else RatioHistogram(promolecule)
     for material in demo_materials("train", groups, left_out):
         histogram.add_grid(LOADERS[grid](material.material_id))
     return fit_codec(histogram, n_density_tokens, objective)

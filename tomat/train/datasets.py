@@ -41,8 +41,8 @@ class Datasets:
 
 def open_datasets(config: TrainConfig, local_dir: Path, promolecule: Promolecule | None = None) -> Datasets:
     """Open the data a run reads, tokenizing the embedded densities into `local_dir` first where they are the source,
-    with that promolecule if one is given: a fit to the same densities differs in the last bits with the threads of a
-    machine."""
+    with that promolecule if one is given: two fits to the same densities differ in the last bits where the machines
+    have other numbers of threads."""
     data = config.data
     folder = local_dir / "data"
     if data.source == "embedded":

@@ -112,7 +112,7 @@ def _codec(
 @cache
 def fit_demo_promolecule(groups: tuple[str, ...], left_out: tuple[str, ...] = ()) -> Promolecule:
     """The promolecule of the embedded training densities, refined ones whatever grid the rows are of, so that it is the
-    same; 2 s of processor time, once in a process."""
+    same; some 20 s of processor time for all groups, once in a process."""
     fit = PromoleculeFit()
     for material in demo_materials("train", groups, left_out):
         fit.add(load_demo(material.material_id))

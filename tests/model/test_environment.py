@@ -183,13 +183,13 @@ def test_a_field_models_density_is_what_a_decoder_expects(relative, monkeypatch)
     tokens, atoms = batch_of(ANCHOR)
     monkeypatch.setattr(module, "BLOCK_POSITIONS", 7)
     voxels = [np.ravel_multi_index(tuple((ANCHOR + v) % GRID), GRID) for v in np.ndindex(*PATCH)]
-    members, promolecule = field.densities(row_of(CELL, GRID, np.array(voxels)), tables)
+    members, promolecule = eqx.filter_jit(field.densities)(row_of(CELL, GRID, np.array(voxels)), tables)
     density = np.mean([each.array[0] for each in members], axis=0)
     inside = np.arange(START - 1, START + 23)
     expected = np.log(density + 0.01)
     if relative:
         expected = np.log((density + 0.02) / (promolecule.array[0] + 0.02))
-    found = model.atom_sums(tokens, atoms, tables)
+    found = eqx.filter_jit(model.atom_sums)(tokens, atoms, tables)
     np.testing.assert_allclose(found.expected.array[0, inside], expected, atol=2e-4)
     assert np.abs(expected - np.log(promolecule.array[0] + (0.02 if relative else 0.01))).max() > 0.02
 
@@ -204,7 +204,7 @@ def test_a_field_models_density_is_what_a_decoder_expects(relative, monkeypatch)
         hidden, _, _ = hidden_and_head(model, tokens, atoms, tables)
         return hidden.array.astype(jnp.float32).sum()
 
-    gradient = eqx.filter_grad(total)(model)
+    gradient = eqx.filter_jit(eqx.filter_grad(total))(model)
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient.field))
 
 

@@ -68,6 +68,8 @@ class Parent:
     temporary_url: str | None
     """Where its configuration sends its temporary checkpoints; None: beside the permanent ones."""
     checkpoint: Checkpoint
+    promolecule: Promolecule | None = None
+    """That a field model has learnt to correct."""
 
     def __str__(self) -> str:
         return f"run '{self.asked}'" if self.taken == "state" else f"'{self.asked}'"
@@ -125,7 +127,7 @@ class Start:
             what = f"{self.data_of} was trained on other data than lie there now"
             _refuse_unnamed(what, lines, self.allow_change)
         if self.parent is not None and self.parent.taken == "field":
-            _refuse_promolecule(self.parent, self.promolecule, datasets.train)
+            _refuse_promolecule(self.parent, datasets.train)
         elif self.parent is not None:
             _refuse_codec(self.parent.url, datasets.codec, str(self.parent))
         own, partial, parent = None, (), self.parent
@@ -184,11 +186,7 @@ class Start:
         """That the run, or the field model it begins from, has learnt to correct; None: none is on record."""
         if self.newest is not None and (self.run_dir / PROMOLECULE_FILE).exists():
             return Promolecule.load(self.run_dir / PROMOLECULE_FILE)
-        if self.parent is None or self.parent.taken != "field":
-            return None
-        url = f"{self.parent.url}/{PROMOLECULE_FILE}"
-        missing = f", so that what {self.parent} has learnt to correct is not known; it is needed"
-        return Promolecule.from_text(needed(url, missing), url)
+        return None if self.parent is None else self.parent.promolecule
 
     @property
     def source(self) -> Checkpoint | None:
@@ -347,13 +345,13 @@ def _refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
         )
 
 
-def _refuse_promolecule(parent: Parent, theirs: Promolecule | None, shards: ShardSet) -> None:
-    """Stop if a field model has learnt to correct another sum of atoms, `theirs`, than that of the data."""
-    sha256, found = ("none" if one is None else one.sha256[:12] for one in (theirs, shards.promolecule))
-    if sha256 != found:
+def _refuse_promolecule(parent: Parent, shards: ShardSet) -> None:
+    """Stop if a field model has learnt to correct another sum of atoms than that of the data."""
+    expected, found = ("none" if one is None else one.sha256 for one in (parent.promolecule, shards.promolecule))
+    if expected != found:
         raise TomatError(
-            f"{parent} is a field model of the promolecule {sha256}, and {shards.url} has {found}: what it predicts is "
-            "relative to its own. Tokenize with its promolecule.json (`tomat retokenize --promolecule`)."
+            f"{parent} is a field model of the promolecule {expected[:12]}, and {shards.url} has {found[:12]}: what it "
+            "predicts is relative to its own. Tokenize with its promolecule.json (`tomat retokenize --promolecule`)."
         )
 
 
@@ -400,4 +398,9 @@ def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
     )
     if shown:
         raise TomatError(f"the weights of {source.path} are those of another model:\n{shown}Set what they had.")
-    return replace(plan, parent=Parent("field" if of_field else "weights", asked, run, temporary_url, source))
+    parent = Parent("field" if of_field else "weights", asked, run, temporary_url, source)
+    if of_field:
+        url = f"{run}/{PROMOLECULE_FILE}"
+        content = needed(url, f", so that what {parent} has learnt to correct is not known; it is needed")
+        parent = replace(parent, promolecule=Promolecule.from_text(content, url))
+    return replace(plan, parent=parent)

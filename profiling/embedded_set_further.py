@@ -18,6 +18,8 @@ ELEMENTS: dict[str, tuple[int, float]] = {
     "Br": (7, 22.0), "Rb": (9, 22.0), "Sr": (10, 25.0), "Y": (11, 30.0), "Zr": (12, 35.0), "Cd": (12, 45.0),
     "In": (3, 18.0), "Sn": (4, 18.0), "Sb": (5, 15.0), "Te": (6, 18.0), "I": (7, 20.0), "Cs": (9, 22.0),
     "Ba": (10, 25.0), "Hf": (12, 35.0), "Tl": (3, 18.0), "Pb": (4, 18.0),
+    "Cu": (11, 60.0), "Ag": (11, 45.0), "Hg": (12, 40.0), "La": (11, 30.0), "Bi": (5, 18.0), "Nb": (13, 35.0),
+    "Ta": (13, 35.0), "W": (14, 40.0), "Au": (11, 40.0),
 }  # fmt: skip
 """Valence electrons of the pseudopotential, and the cut-off in hartree that an element needs beside softer ones."""
 

@@ -27,6 +27,7 @@ from embedded_set_cells import (
 )
 from embedded_set_further import further_compounds
 from embedded_set_more import more_compounds
+from embedded_set_ternary import ternary_compounds
 from embedded_set_unlike import unlike_compounds
 
 
@@ -161,11 +162,11 @@ def compounds() -> list[Compound]:
 
 def cell_recipes() -> list[CellRecipe]:
     """Every cell of the data set, in the order they are computed: what is new for the least time first."""
-    further = further_compounds()
+    further, by_pw_alone = further_compounds(), [*more_compounds(), *ternary_compounds()]
     return [
         *(cell_of(compound, variant) for compound in compounds() for variant in compound.variants),
         *(cell_of(compound, compound.variants[0]) for compound in further),
         *(cell_of(compound, compound.variants[0]) for compound in unlike_compounds()),
         *(cell_of(compound, each) for compound in [*further, *unlike_compounds()] for each in compound.variants[1:]),
-        *(cell_of(compound, each) for compound in more_compounds() for each in compound.variants),
+        *(cell_of(compound, each) for compound in by_pw_alone for each in compound.variants),
     ]

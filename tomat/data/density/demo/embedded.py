@@ -26,6 +26,8 @@ GROUPS = {
     CRYSTALS: "small crystals, the set of before: what the demo trains on and is judged by",
     "further-crystals": "small crystals of further compounds",
     "more-crystals": "small crystals of the same elements in many more pairs and triples",
+    "ternary-crystals": "small crystals of three and four of these elements, and other structures of known pairs",
+    "further-elements": "small crystals with Cu, Ag, Au, Hg, La, Bi, Nb, Ta or W",
     "metals": "metals without d or f electrons",
     "vacuum": "atoms and molecules in boxes, single layers, surfaces",
     "layered": "layered crystals",

@@ -30,7 +30,7 @@ from tomat.measure.lab.record import LabRow, median
 from tomat.measure.lab.speedup import SAME
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.scaling import contests, crossings, exposed, lines_of, sequences_per_chip, tokens_per_second
-from tomat.perf.tuning.sweep_record import SweepRecord, SweptRow, ranked
+from tomat.perf.tuning.sweep_record import SweepRecord, ranked
 from tomat.perf.tuning.sweep_rows import FITS, OOM, RowRecord, base_of, interval_text, required_text, verdict
 from tomat.report.step import COLOURS
 from tomat.report.sweep_answers import answers_parts
@@ -277,9 +277,9 @@ def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
     return f"{said}, {within} {'has' if within == 1 else 'have'} 1 in the interval, which 19 of 20 should."
 
 
-def front[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:
+def front(rows: Sequence[RowRecord | LabRow]) -> list[RowRecord | LabRow]:
     """The rows than which no other has more speed and less memory, by memory."""
-    found: list[Row] = []
+    found: list[RowRecord | LabRow] = []
     for row in sorted(rows, key=lambda row: (row.memory_bytes, row.rank)):
         best = found[-1].speed if found else None
         if row.speed is not None and (best is None or row.speed["estimate"] > best["estimate"]):
@@ -288,7 +288,12 @@ def front[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:
 
 
 def pareto_parts(
-    name: str, rows: Sequence[SweptRow], speed: str, bars: str, scale: float = 1.0, crosses: Mapping[int, SweptRow] = {}
+    name: str,
+    rows: Sequence[RowRecord | LabRow],
+    speed: str,
+    bars: str,
+    scale: float = 1.0,
+    crosses: Mapping[int, RowRecord] = {},
 ) -> list[Part]:
     """Speed against memory: the figure, and which rows no other beats in both. `speed` says what it is, and times
     `scale` a row's is in its unit; `bars` says what the ranges are; `crosses` has rows that do not fit, by their places

@@ -314,7 +314,7 @@ def _op_times(
         work = KernelWork(core, roofline.mxu_seconds, copies, scheduled=False)
     else:
         return replace(times, estimate=compiler, basis="compiler" if compiler is not None else "")
-    time = model.time(work, bandwidth)
-    basis = time.bound if work.scheduled else f"unscheduled {time.bound}"
+    seconds, bound = model.time(work, bandwidth)
+    basis = bound if work.scheduled else f"unscheduled {bound}"
     pallas = instruction.custom_call_target == PALLAS_TARGET
-    return replace(times, estimate=time.seconds, basis=basis, work=work, pallas=pallas)
+    return replace(times, estimate=seconds, basis=basis, work=work, pallas=pallas)

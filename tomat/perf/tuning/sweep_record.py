@@ -3,6 +3,7 @@ lab run`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
 
@@ -33,30 +34,10 @@ class SweptRow:
     overrides: Mapping[str, Any]
     config_file: str
 
-    @property
-    def speed(self) -> Interval | None:
-        """MFU of a plan, tokens a second of a measurement; None without an answer."""
-        raise NotImplementedError
-
-    @property
-    def memory_bytes(self) -> int:
-        """Of a device; 0 where it is not known."""
-        raise NotImplementedError
-
-    @property
-    def limit_bytes(self) -> int | None:
-        """Of the memory."""
-        raise NotImplementedError
-
-    @property
-    def rank(self) -> tuple[Any, ...]:
-        """By which rows are sorted: the fastest first, those without an answer last."""
-        raise NotImplementedError
-
 
 def ranked[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:
     """The fastest first, those without an answer last."""
-    return sorted(rows, key=lambda row: row.rank)
+    return sorted(rows, key=attrgetter("rank"))
 
 
 class KeptRows[Row](TypedDict, total=False):

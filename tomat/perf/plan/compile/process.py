@@ -213,17 +213,5 @@ def keep_answer(result: Mapping[str, Any], part: Path, folder: Path) -> None:
     say(DONE, key=folder.name)
 
 
-def answer_or_refusal(request: Mapping[str, Any], found: Callable[[Path], dict[str, Any]]) -> None:
-    """Keep what `found` says, and what it leaves in the folder that it is given, under the request's `key`; that it
-    refuses is an answer too."""
-    part = Path(request["work_dir"]) / "part"
-    part.mkdir()
-    try:
-        result = found(part)
-    except TomatError as error:
-        result = {"refused": str(error)}
-    keep_answer(result, part, Path(request["programs_dir"]) / request["key"])
-
-
 def say(stage: str, **details: Any) -> None:
     print(json.dumps({"stage": stage, **details}), flush=True)

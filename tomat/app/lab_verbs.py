@@ -1,7 +1,6 @@
 """`tomat lab`: settings of a training step measured on the devices that are here, each in a process of its own."""
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,15 +100,6 @@ def _limits(args: argparse.Namespace) -> "Limits":
     return Limits(args.row_seconds, None if args.memory_limit_gib is None else round(args.memory_limit_gib * 2**30))
 
 
-def _show(stages: "Stages", what: str, stage: str) -> None:
-    from tomat.measure.lab.messages import READY
-
-    if stage == READY:
-        stages.done(what)
-    else:
-        stages.show(what, stage)
-
-
 def _run_lab(args: argparse.Namespace) -> int:
     """Measure every row of a sweep (the format of `tomat plan --sweep`), each in a process of its own and beside its
     base: tokens a second, step time, compile time, memory, and whether a difference is noise. The same command goes on
@@ -136,7 +126,7 @@ def _run_lab(args: argparse.Namespace) -> int:
 
         config = LabConfig(limits=_limits(args), **{name: getattr(args, name) for name in OF_A_WINDOW})
         work_dir = args.work_dir or DEFAULT_WORK_DIR / sweep.name
-        lab = Lab(sweep, args.tracking_dir, work_dir, config, partial(_show, stages), say)
+        lab = Lab(sweep, args.tracking_dir, work_dir, config, stages, say)
         try:
             lab.run(args.row, again=args.again)
         finally:
@@ -191,7 +181,7 @@ def _run_max_batch(args: argparse.Namespace) -> int:
             work_dir=args.work_dir or DEFAULT_WORK_DIR / name,
             config=LabConfig(steps=args.steps, warmup_steps=0, limits=_limits(args)),
             most=args.largest,
-            on_probe=partial(_show, stages),
+            stages=stages,
             on_done=say,
         )
         try:
@@ -213,7 +203,7 @@ def _run_quality(args: argparse.Namespace) -> int:
     """Train every row of a sweep with every seed on the same data, and say by what each is faster or slower, better or
     worse, with intervals. Embedded data: training compounds alone, of which some are set aside to judge by. The same
     command goes on where it was stopped."""
-    from tomat.measure.lab.quality import Quality, seeds_of, train_study
+    from tomat.measure.lab.quality import Quality, seeds_of
     from tomat.measure.lab.record import record_path
     from tomat.perf.tuning.changes import override_words
     from tomat.perf.tuning.sweep_config import load_sweep
@@ -229,7 +219,7 @@ def _run_quality(args: argparse.Namespace) -> int:
     of_a_run = {name: getattr(args, name) for name in ("steps", "share", "split_seed")}
     study = Quality(sweep, seeds, work_dir, record_file, **of_a_run)
     try:
-        train_study(study)
+        study.run()
     finally:
         # Stopped or not, what was trained is shown and kept.
         record = study.record()

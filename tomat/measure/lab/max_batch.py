@@ -10,13 +10,15 @@ import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
+from tomat.base.progress import Stages
 from tomat.base.records import Amount, Count, Positive
 from tomat.base.reporting import dump_json, to_jsonable, write_json
-from tomat.measure.lab.messages import FAILED, MEASURED, PROCESS, READY, LabConfig, Request, RowError, Status
+from tomat.measure.lab.messages import FAILED, MEASURED, PROCESS, LabConfig, Request, RowError, Status
 from tomat.measure.lab.process import RowProcess, described
 from tomat.measure.lab.record import Rate, Seconds, record_path
 from tomat.measure.lab.run import alone_in
@@ -114,7 +116,7 @@ class MaxBatch:
     work_dir: Path
     config: LabConfig
     most: int = 2**16
-    on_probe: Callable[[str, str], None] = lambda probe, stage: None
+    stages: Stages = field(default_factory=Stages)
     on_done: Callable[[str, Probe], None] = lambda probe, found: None
     start: Callable[[Request, Callable[[str], None]], RowProcess] = RowProcess
     describe: Callable[[Path, Sequence[str]], dict[str, Any]] = described
@@ -124,9 +126,9 @@ class MaxBatch:
     def run(self) -> dict[str, Any]:
         """Search; gives the record."""
         with alone_in(self.work_dir):
-            self.on_probe(self.name, "importing JAX and reading the configuration")
+            self.stages.show(self.name, "importing JAX and reading the configuration")
             self.setup = self.describe(self.config_path, self.words)
-            self.on_probe(self.name, READY)
+            self.stages.done(self.name)
             if self.setup["memory_source"] == PROCESS and self.config.limits.memory_bytes is None:
                 said = f"{self.setup['devices']} has no memory of its own that would end the search"
                 raise TomatError(f"{said} before this machine's does; give --memory_limit_gib.")
@@ -185,8 +187,8 @@ class MaxBatch:
         request = Request(str(self.config_path), words, self.work_dir.absolute(), label, self.config, settle_steps=0)
         what = f"{search.name}, batch {batch}"
         try:
-            with self.start(request, lambda stage: self.on_probe(what, stage)) as process:
-                self.on_probe(what, "measuring")
+            with self.start(request, partial(self.stages.show, what)) as process:
+                self.stages.show(what, "measuring")
                 window = process.window()
         except RowError as error:
             return Probe(size, batch, error.status, error.reason)

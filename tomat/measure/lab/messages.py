@@ -14,10 +14,6 @@ DEVICE, PROCESS = "device", "process"
 """What says how much memory a row used: the statistics of its fullest device, or its process's resident memory."""
 
 
-READY = "ready"
-"""What is said of a row, in the place of a stage, where nothing is under way that anybody waits for."""
-
-
 @dataclass(frozen=True)
 class Limits:
     """What the process of a row may take."""

@@ -56,8 +56,6 @@ class KernelPass:
 
 @dataclass(frozen=True)
 class AttentionKernels:
-    """What attention executes."""
-
     backend: Backend
     forward: KernelPass
     backward: tuple[KernelPass, ...]

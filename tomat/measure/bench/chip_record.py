@@ -32,8 +32,6 @@ type CsvRow = dict[str, str]
 
 @dataclass(frozen=True)
 class Machine:
-    """What is timed, and with what."""
-
     device: Any
     chip: Chip | None
     """None: not in the table of chips."""
@@ -65,7 +63,6 @@ def row_name(row: Row) -> str:
 
 
 def traffic_bytes(program: OwnProgram) -> tuple[int, int]:
-    """Bytes of a program's operands and of its results."""
     results = jax.eval_shape(program.run, program.arrays)
     operands, given = (
         sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(tree))

@@ -31,8 +31,6 @@ POLICY_KEY = "model.gradient_checkpointing"
 
 @dataclass(frozen=True)
 class Probe:
-    """One batch that was tried."""
-
     microbatch: Positive
     """Sequences of a device at a time."""
     batch_sequences: Positive
@@ -124,7 +122,6 @@ class MaxBatch:
     setup: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
-        """Search; gives the record."""
         with alone_in(self.work_dir):
             self.stages.show(self.name, "importing JAX and reading the configuration")
             self.setup = self.describe(self.config_path, self.words)

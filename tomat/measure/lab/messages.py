@@ -16,8 +16,6 @@ DEVICE, PROCESS = "device", "process"
 
 @dataclass(frozen=True)
 class Limits:
-    """What the process of a row may take."""
-
     seconds: float = 600.0
     """From its start to its end."""
     memory_bytes: int | None = None
@@ -26,8 +24,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class LabConfig:
-    """How rows are measured."""
-
     rounds: int = 2
     """Starts of each row."""
     repeats: int = 4
@@ -47,8 +43,6 @@ class LabConfig:
 
 @dataclass(frozen=True)
 class Request:
-    """One setting to measure."""
-
     config_path: str
     words: list[str]
     work_dir: Path

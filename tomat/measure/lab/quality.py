@@ -51,8 +51,6 @@ DECIDES = ("free_running_nmae", "held_out_nmae_median", LOSS)
 
 @dataclass
 class QualityRow:
-    """A row of the sweep with its runs."""
-
     name: str
     base: str | None
     overrides: Mapping[str, Any]
@@ -78,8 +76,6 @@ class QualityRow:
 
 @dataclass(frozen=True)
 class Against:
-    """A row held against its base, seed by seed."""
-
     seeds: tuple[int, ...]
     """That both have."""
     speed: Ratio | None

@@ -101,8 +101,6 @@ SHOWN_SETUP = {"devices", "batch_sequences", "sequence_tokens", "accumulations",
 
 @dataclass(kw_only=True)
 class LabRow(SweptRow):
-    """A row with what was measured of it."""
-
     key: str
     """Names what was asked; windows of another question are dropped."""
     status: Status | Literal[""] = ""
@@ -198,7 +196,6 @@ class LabRow(SweptRow):
 
     @property
     def ratio(self) -> Ratio | None:
-        """Against the base."""
         return ratio_of_starts(self.start_ratios, self.start_noise)
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,7 +234,6 @@ def question_key(row: SweepRow) -> str:
 
 
 def record_path(tracking_dir: Path, name: str) -> Path:
-    """Where the record of the sweep `name` is."""
     return tracking_dir / LAB_DIR / f"{name}.json"
 
 

@@ -193,7 +193,6 @@ class Session:
 
     @contextlib.contextmanager
     def _listening_to_the_cache(self) -> Iterator[None]:
-        """Sum up what the compilation cache says meanwhile."""
         self._compiled_programs, self._saved_seconds = 0, 0.0
 
         def listen(event: str, **_: str | int) -> None:

@@ -240,7 +240,6 @@ class ChipModel:
         return whole, bound_of(work, hbm, core, self.parameters)
 
     def notes(self) -> tuple[str, ...]:
-        """What the reader of an estimate must know of the model."""
         said = []
         if self.borrowed:
             what = "what it reaches of its rates is taken from another chip"
@@ -301,7 +300,6 @@ class Support:
 
     @property
     def timed(self) -> str:
-        """How many kernels of the kind were timed, for a reader."""
         if self.measured_kernels:
             return f"{self.measured_kernels:,}"
         return f"none: error as on {', '.join(self.chips)}" if self.chips else "none: assumed"

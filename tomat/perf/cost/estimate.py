@@ -188,8 +188,6 @@ def assumptions(
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """A step by every model."""
-
     ops: Mapping[str, OpTimes]
     collectives: Mapping[str, CollectiveTime]
     breakdown: Breakdown
@@ -204,7 +202,6 @@ class StepEstimate:
 
     @property
     def error(self) -> float:
-        """By which fraction the step may be off, either way."""
         return step_error(self.supports)
 
     def model_table(self) -> dict[str, dict[str, float]]:

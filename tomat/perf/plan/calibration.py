@@ -161,7 +161,6 @@ class Calibration:
         return [row.step_ratio for row in self.rows if row.chip == chip and row.step_ratio is not None]
 
     def notes(self, chip: str) -> tuple[str, ...]:
-        """What the reader of an estimate must know of the parts of a step that no plan can see."""
         ratios = self.step_ratios(chip)
         if ratios:
             took = f"took {min(ratios):.2f} to {max(ratios):.2f} of what was planned"

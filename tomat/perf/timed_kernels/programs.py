@@ -57,8 +57,6 @@ class ProgramWork:
 
 @dataclass(frozen=True)
 class TimedProgram:
-    """A timed kernel that was compiled."""
-
     timing: KernelTiming
     work: ProgramWork
     peak_memory_bytes: int
@@ -72,7 +70,6 @@ class TimedProgram:
 
 
 def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
-    """The work of the program that was kept in `folder`."""
     schedules = kept_schedules(folder / SCHEDULE_FILE, f"Delete {folder} and calibrate again.")
     program = load_program(folder / PROGRAM_FILE)
     # For the work alone: no parameters of the chip are needed, and there may be none yet.

@@ -77,8 +77,6 @@ class RefusedRow:
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the file."""
-
     chip: str
     op: str
     shapes: dict[str, Any]

@@ -76,8 +76,6 @@ Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the table, as far as a plan needs it."""
-
     id: str
     source: str
     date: str
@@ -181,7 +179,6 @@ def kept_runs(tracking_dir: Path) -> list[PublishedRun]:
 
 
 def published_sweep(runs: Sequence[PublishedRun]) -> SweepConfig:
-    """The rows that are planned, as a sweep."""
     rows = [SweepRow(run.id, TEMPLATE, run.overrides, None, None) for run in runs if not run.refused]
     return SweepConfig(NAME, tuple(rows), "Planned beside real runs")
 

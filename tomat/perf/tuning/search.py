@@ -57,8 +57,6 @@ BATCH_CAP_FACTOR = 64
 
 @dataclass(frozen=True)
 class Trial:
-    """One changed configuration, compiled."""
-
     dimension: str
     overrides: Mapping[str, Any]
     """Dotted keys and values on top of the configuration that was asked about."""

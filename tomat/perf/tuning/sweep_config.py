@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One step to plan."""
-
     name: str
     config_path: Path
     overrides: Mapping[str, Any]
@@ -101,7 +99,6 @@ class SweepConfig:
             raise TomatError(f"first_step_tolerance is {self.first_step_tolerance!r}; expected between 0 and 1.")
 
     def check_rows(self, only: Iterable[str]) -> None:
-        """Hold names of rows against those that there are."""
         names = [row.name for row in self.rows]
         if unknown := sorted(set(only) - set(names)):
             raise TomatError(f"sweep {self.name} has no row {unknown[0]!r}; rows: {', '.join(names)}.")
@@ -134,7 +131,6 @@ def load_sweep(path: str | Path) -> SweepConfig:
 
 
 def sweep_of(values: Mapping[str, Any], path: Path) -> SweepConfig:
-    """The sweep that a file of these keys says."""
     check_keys(values, set(SWEEP_KEYS), {"name", "config_path"}, str(path))
     keys = {"rows": [], "grid": {}, "exclude": []} | {key: one for key, one in values.items() if one is not None}
     name = keys["name"]

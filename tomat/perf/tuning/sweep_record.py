@@ -16,8 +16,6 @@ Figure = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
 
 
 class Interval(TypedDict):
-    """An estimate and its range."""
-
     estimate: Figure
     low: Figure
     high: Figure
@@ -25,8 +23,6 @@ class Interval(TypedDict):
 
 @dataclass(kw_only=True)
 class SweptRow:
-    """A row of a sweep, planned or measured."""
-
     name: str
     question: str = ""
     base: str | None

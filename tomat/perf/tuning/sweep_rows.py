@@ -35,8 +35,6 @@ MATMULS = frozenset({"dot", "convolution"})
 
 @dataclass(frozen=True)
 class WindowedEinsums:
-    """The windowed einsums of one step of one device."""
-
     n_loops: int
     """Loops in the program, each of which runs once a layer."""
     steps: float
@@ -161,7 +159,6 @@ class RowRecord(SweptRow):
         return 2, 0.0, self.name
 
     def utilisation(self, key: str) -> Interval | None:
-        """By one of `UTILISATION_KEYS`."""
         return getattr(self, key)
 
     def estimate(self, key: str) -> float:

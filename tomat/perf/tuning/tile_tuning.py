@@ -294,7 +294,6 @@ def planned(kept: Kept, slice_: Slice, request: Mapping[str, Any]) -> dict[str, 
 
 
 def answer_request(request: dict[str, Any]) -> None:
-    """Keep what the compiler makes of a request."""
     compile_alone(request, partial(lower_loss if "loss" in request else lower_attention, request))
 
 

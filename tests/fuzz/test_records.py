@@ -27,10 +27,11 @@ from tomat.data.density.espresso import ReciprocalList, read_coefficients, write
 from tomat.data.density.geometry import BOHR_A
 from tomat.hardware.chips import slice_named
 from tomat.measure.lab.max_batch import MaxBatchRecord
-from tomat.measure.lab.record import rows_of_record
+from tomat.measure.lab.record import LabRow
 from tomat.perf.cost.chip_model import ChipModel
 from tomat.perf.cost.memory import read_memory
-from tomat.perf.tuning.sweep import rows_on_record
+from tomat.perf.tuning.sweep_record import rows_on_record
+from tomat.perf.tuning.sweep_rows import RowRecord
 from tomat.predict.inference.folder import LINES_FILE, _is_whole, _read_lines
 from tomat.predict.weights.folder import WEIGHTS_FILE, read_weights, write_weights
 from tomat.report.html.density import predictions_page
@@ -55,7 +56,7 @@ def shortened(path: Path, key: str, rows: int) -> dict[str, Any]:
 def test_lab_record(tmp_path: Path):
     def read(path: Path) -> None:
         page_html(page_of(str(path)))
-        rows = [row for row in rows_of_record(path).values() if row.is_whole]  # what a lab goes on with
+        rows = [row for row in rows_on_record(path, LabRow).values() if row.is_whole]  # what a lab goes on with
         assert markdown([measured_table(rows), *epochs_parts(rows, None)])
 
     record = shortened(TRACKING / "lab" / "lab-demo.json", "rows", 2)
@@ -73,7 +74,7 @@ def test_max_batch_record(tmp_path: Path):
 
 def test_sweep_record(tmp_path: Path):
     def read(path: Path) -> None:
-        assert page_html(page_of(str(path))) and rows_on_record(path)
+        assert page_html(page_of(str(path))) and rows_on_record(path, RowRecord)
         write_index(tmp_path)
 
     record = shortened(TRACKING / "sweeps" / "tracking-issue.json", "rows", 3)

@@ -163,9 +163,10 @@ def _run_plan(args: argparse.Namespace) -> int:
 def _sweep(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
     from tomat.base.report.terminal import show
-    from tomat.perf.tuning.sweep import record_path, rows_on_record, run_sweep
+    from tomat.perf.tuning.sweep import record_path, run_sweep
     from tomat.perf.tuning.sweep_config import load_sweep
-    from tomat.perf.tuning.sweep_rows import FAILED
+    from tomat.perf.tuning.sweep_record import rows_on_record
+    from tomat.perf.tuning.sweep_rows import FAILED, RowRecord
     from tomat.report.pages.sweep_pages import write_sweep_page
     from tomat.report.sweep import planned_ranking
 
@@ -173,7 +174,8 @@ def _sweep(args: argparse.Namespace) -> int:
     record = run_sweep(
         load_sweep(args.sweep), tracking_dir, workers=args.workers, **compile_arguments(args), only=args.row
     )
-    show(planned_ranking(list(rows_on_record(record_path(tracking_dir, record["sweep"])).values())))
+    rows = rows_on_record(record_path(tracking_dir, record["sweep"]), RowRecord)
+    show(planned_ranking(list(rows.values())))
     page = write_sweep_page(record, tracking_dir)
     write_report(args.json, record)
     console.print(f"wrote {page}", highlight=False)

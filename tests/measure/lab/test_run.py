@@ -9,9 +9,10 @@ from tomat.base.records import typed
 from tomat.measure.lab.log import log_probe, log_row
 from tomat.measure.lab.max_batch import Probe
 from tomat.measure.lab.messages import FAILED, OUT_OF_MEMORY, TOO_LONG, Limits, RowError
-from tomat.measure.lab.record import LabRow, record_path, rows_of_record
+from tomat.measure.lab.record import LabRow, record_path
 from tomat.measure.lab.run import Lab, LabConfig
 from tomat.perf.tuning.sweep_config import load_sweep
+from tomat.perf.tuning.sweep_record import rows_on_record
 from tomat.report.pages.sweep_pages import write_lab_page
 from tomat.train.runs.run_log import Asked, read_log
 
@@ -216,7 +217,7 @@ def test_a_stopped_lab_keeps_what_it_measured_and_goes_on(folder):
         lab_of(folder, machine).run()
     assert not machine.alive
     path = record_path(folder / "track", "small")
-    assert set(rows_of_record(path)) == {"base", "fast"}
+    assert set(rows_on_record(path, LabRow)) == {"base", "fast"}
 
     machine = Machine()
     machine.compiled = {"base", "fast"}

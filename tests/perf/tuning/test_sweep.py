@@ -28,9 +28,9 @@ from tomat.perf.plan.plan import Plan
 from tomat.perf.profile.hlo_files import load_program
 from tomat.perf.profile.program_breakdown import breakdown_from_program
 from tomat.perf.tuning.changes import override_words
-from tomat.perf.tuning.sweep import record_path, rows_on_record, run_sweep
+from tomat.perf.tuning.sweep import record_path, run_sweep
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
-from tomat.perf.tuning.sweep_record import ranked
+from tomat.perf.tuning.sweep_record import ranked, rows_on_record
 from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, windowed_einsums
 from tomat.report.pages.sweep_pages import write_sweep_page
 from tomat.report.sweep import front
@@ -264,7 +264,7 @@ def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tm
     with pytest.raises(KeyboardInterrupt):
         run_sweep(sweep, docs)
     planner.interrupted_after = None
-    assert list(rows_on_record(record_path(docs, "small"))) == ["base", "whole"]
+    assert list(rows_on_record(record_path(docs, "small"), RowRecord)) == ["base", "whole"]
     record = run_sweep(sweep, docs)
     assert [row["name"] for row in record["rows"]] == [row.name for row in sweep.rows]
 
@@ -275,7 +275,8 @@ def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tm
     planner.interrupted_after = 2
     with pytest.raises(KeyboardInterrupt):
         run_sweep(changed, docs)
-    assert list(rows_on_record(record_path(docs, "small"))) == [row.name for row in changed.rows if row.name != "large"]
+    kept = rows_on_record(record_path(docs, "small"), RowRecord)
+    assert list(kept) == [row.name for row in changed.rows if row.name != "large"]
 
 
 def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, capsys):

@@ -155,7 +155,7 @@ def measured_peaks(chip: Chip | None, rows: Sequence[CsvRow]) -> dict[str, Any]:
     hbm = chip and chip.hbm_bytes_per_second and chip.hbm_bytes_per_second / chip.jax_devices_per_chip
     report: dict[str, Any] = {}
     for kind, unit, rates, nominal in (
-        ("matmul", "flops_per_second", flops, chip and chip.peak_bf16_flops_per_device),
+        ("matmul", "flops_per_second", flops, chip and chip.peak_of("bf16")),
         ("hbm", "bytes_per_second", streams, hbm),
     ):
         fastest = max(rates, key=lambda row: rates[row], default=None)

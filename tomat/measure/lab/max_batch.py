@@ -132,7 +132,7 @@ class MaxBatch:
             path = record_path(self.tracking_dir, self.name)
             earlier: dict[str, Search] = {}
             if path.exists():
-                record = read_record(path, MaxBatchRecord, "Delete it and search again.")
+                record = read_record(path, MaxBatchRecord)
                 earlier = {one.key: one for one in record.searches}
             asked: dict[str, Any] = {
                 "config": self.config_path.read_text(encoding="utf-8"),

@@ -24,11 +24,11 @@ from tomat.base.reporting import to_jsonable, write_json, writing
 from tomat.hardware.mfu import MFU_KEYS
 from tomat.measure.lab.messages import DEVICE, MEASURED, LabConfig, Request, RowError
 from tomat.measure.lab.process import RowProcess
-from tomat.measure.lab.record import LabRow, Setup, Start, Window, question_key, read_lab, record_path
+from tomat.measure.lab.record import LabRow, Setup, Start, Window, question_key, record_path
 from tomat.measure.lab.speedup import start_noise
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
-from tomat.perf.tuning.sweep_record import RECORD_FORMAT, KeptRows, ranked
+from tomat.perf.tuning.sweep_record import RECORD_FORMAT, KeptRows, ranked, read_record
 
 OF_A_START = tuple(Start.__annotations__)
 OF_A_WINDOW = (
@@ -86,7 +86,7 @@ class Lab:
 
     def _begin(self, again: bool) -> None:
         path = record_path(self.tracking_dir, self.sweep.name)
-        record = KeptRows[LabRow](rows=[]) if again or not path.exists() else read_lab(path, KeptRows[LabRow])
+        record = KeptRows[LabRow](rows=[]) if again or not path.exists() else read_record(path, KeptRows[LabRow])
         earlier = {row.name: row for row in record["rows"]}
         self._overhead = record.get("overhead_seconds_per_start")
         self.devices = record.get("devices")

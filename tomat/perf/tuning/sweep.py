@@ -22,11 +22,8 @@ from tomat.base.report.document import write_if_changed
 from tomat.base.reporting import dump_json, to_jsonable
 from tomat.perf.tuning.scaling import scaling_record
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
-from tomat.perf.tuning.sweep_record import RECORD_FORMAT, KeptRows, ranked, read_record
+from tomat.perf.tuning.sweep_record import RECORD_FORMAT, ranked, rows_on_record
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord, base_of, failed, planned, verdict
-
-REMEDY = "Delete it and run the sweep again."
-"""For a damaged record."""
 
 
 def run_sweep(
@@ -46,7 +43,7 @@ def run_sweep(
     if (tracking_dir / "data" / f"{sweep.name}.json").exists():
         taken = f"a run called {sweep.name!r}, whose page the sweep would take"
         raise TomatError(f"{tracking_dir} has {taken}; rename the sweep.")
-    earlier = rows_on_record(path)
+    earlier = rows_on_record(path, RowRecord)
     rows: dict[str, RowRecord] = {}
     for row in sweep.rows:
         known = earlier.get(row.name)
@@ -118,8 +115,3 @@ def _record(sweep: SweepConfig, rows: Mapping[str, RowRecord]) -> dict[str, Any]
 
 def record_path(tracking_dir: Path, name: str) -> Path:
     return tracking_dir / SWEEPS_DIR / f"{name}.json"
-
-
-def rows_on_record(path: Path) -> dict[str, RowRecord]:
-    """The rows of a sweep's record, by name; none where there is no record yet."""
-    return {row.name: row for row in read_record(path, KeptRows[RowRecord], REMEDY)["rows"]} if path.exists() else {}

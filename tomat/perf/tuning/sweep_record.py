@@ -12,6 +12,8 @@ from msgspec import Meta
 from tomat.base.records import MAX_FIGURE, Count, read_typed
 
 RECORD_FORMAT = 1
+REMEDY = "Delete it and run it again."
+"""For a damaged record."""
 Figure = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
 
 
@@ -60,6 +62,10 @@ class SweepRecord[Row](KeptRows[Row], total=False):
     ranking: list[str]
 
 
-def read_record[Record](path: Path, kind: type[Record], remedy: str) -> Record:
-    """A sweep's record."""
-    return read_typed(path, kind, remedy, version=("record_format", RECORD_FORMAT))
+def read_record[Record](path: Path, kind: type[Record]) -> Record:
+    return read_typed(path, kind, REMEDY, version=("record_format", RECORD_FORMAT))
+
+
+def rows_on_record[Row: SweptRow](path: Path, kind: type[Row]) -> dict[str, Row]:
+    """The rows on record by name; none where there is no record yet."""
+    return {row.name: row for row in read_record(path, KeptRows[kind])["rows"]} if path.exists() else {}

@@ -10,13 +10,14 @@ import importlib.metadata
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tomat.base.errors import TomatError
+from tomat.base.progress import progress
 from tomat.base.reporting import tell, write_json
 from tomat.hardware.chips import Slice, slice_named
 from tomat.model.loss.config import LossKind, LossVocabulary
@@ -120,27 +121,26 @@ def sizes_text(candidate: Candidate) -> str:
 
 
 def tune(
-    shape: LossShape | AttentionShape,
-    candidates: Sequence[Candidate],
-    cache_dir: Path,
-    on_candidate: Callable[[str], None] = lambda name: None,
-    limits: Limits | None = None,
+    shape: LossShape | AttentionShape, candidates: Sequence[Candidate], cache_dir: Path, limits: Limits
 ) -> list[dict[str, Any]]:
     """Each candidate with what the compiler makes of it, from the cache or by compiling, or `refused`: why. `limits`
     are of one compile, which takes 40 to 300 s on two cores, by how much else runs on them."""
     rows = []
     slice_ = slice_named(shape.slice_name)
-    for candidate in candidates:
-        on_candidate(f"{candidate['kernel']}, {sizes_text(candidate)}")
-        request = {**shape.request(candidate), "slice": slice_.name, "compiler": compiler_version()}
-        key = request_key(request, CHILD_MODULE)
-        kept = open_result(open_cache(cache_dir) / key, (PROGRAM_FILE, SCHEDULE_FILE))
-        if kept is None:
-            told = partial(tell, highlight=False)
-            kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits or Limits(), on_removed=told)
-        with kept.lock:
-            refused = "refused" in kept.result
-            rows.append({**candidate, **(kept.result if refused else planned(kept, slice_, request))})
+    told = partial(tell, highlight=False)
+    with progress() as bar:
+        task = bar.add_task("compiling", total=len(candidates))
+        for candidate in candidates:
+            bar.update(task, description=f"{candidate['kernel']}, {sizes_text(candidate)}")
+            request = {**shape.request(candidate), "slice": slice_.name, "compiler": compiler_version()}
+            key = request_key(request, CHILD_MODULE)
+            kept = open_result(open_cache(cache_dir) / key, (PROGRAM_FILE, SCHEDULE_FILE))
+            if kept is None:
+                kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits, on_removed=told)
+            with kept.lock:
+                refused = "refused" in kept.result
+                rows.append({**candidate, **(kept.result if refused else planned(kept, slice_, request))})
+            bar.advance(task)
     return rows
 
 

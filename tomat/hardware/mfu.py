@@ -59,8 +59,6 @@ TABLE_UTILISATIONS = tuple(one for one in UTILISATIONS if one.key != "mfu_levant
 
 @dataclass(frozen=True)
 class StepWork:
-    """What one training step is, whatever it runs on."""
-
     shape: ModelShape | FieldShape
     parameters: int
     """All of the model that is built."""
@@ -158,8 +156,6 @@ def peaks_dict(work: StepWork, chip: Chip) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LiveMfu:
-    """What a training loop logs for each step."""
-
     work: StepWork | None
     """Of a step; None where its FLOPs are not known, and no MFU is logged."""
     tokens_per_step: int

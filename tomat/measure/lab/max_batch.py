@@ -51,8 +51,6 @@ class Probe:
 
 @dataclass
 class Search:
-    """The probes of one policy and number of accumulations."""
-
     key: str
     """Names what was asked, the limit included."""
     policy: bool | str | None
@@ -101,8 +99,6 @@ def policy_word(policy: Any) -> str:
 
 @dataclass
 class MaxBatch:
-    """The searches of one configuration."""
-
     name: str
     """Of the page and the record."""
     config_path: Path

@@ -195,7 +195,6 @@ class Quality:
         return self.record()
 
     def plan(self) -> dict[str, list[PlannedRun]]:
-        """The runs of each row, one a seed."""
         from tomat.model.decoder import parameter_count
         from tomat.model.devices import ignore_absent_tpu
         from tomat.train.settings.meanings import changed_keys

@@ -223,7 +223,6 @@ class Lab:
                 self._close(process)
 
     def _pairs(self, process: RowProcess) -> list[Pair]:
-        """Windows of a row, each with that of its base beside it."""
         pairs: list[Pair] = []
         for repeat in range(self.config.repeats):
             before = None if repeat % 2 else self._base_window(repeat)

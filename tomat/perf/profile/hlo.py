@@ -49,8 +49,6 @@ LIBRARY_FILES = re.compile(r"(^|/)(jax|jaxlib|haliax|equinox|contextlib\.py)(/|$
 
 @dataclass(frozen=True)
 class Frame:
-    """One call frame of the Python stack that made an instruction."""
-
     file: str
     function: str
     line: int

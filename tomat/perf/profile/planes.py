@@ -218,8 +218,6 @@ class Plane:
 
 
 class Kinds:
-    """The kinds of operations of a device in order of appearance."""
-
     def __init__(self) -> None:
         self.kinds: list[OpKind] = []
         self.kernels: list[tuple[int, str, int, int, int]] = []

@@ -46,8 +46,6 @@ def installed_compiler(op: str) -> Compiler:
 
 @dataclass(frozen=True)
 class ProgramWork:
-    """What one run of a program has to do."""
-
     kernels: tuple[tuple[KernelWork, float], ...]
     """Each kernel, and how often it runs."""
     pallas: bool

@@ -166,7 +166,6 @@ def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
 
 
 def keep_runs(tracking_dir: Path, runs: Sequence[PublishedRun]) -> None:
-    """Put the runs on record, which the page is made of beside the plans."""
     write_json(tracking_dir / RUNS_FILE, {"record_format": RECORD_FORMAT, "runs": [asdict(run) for run in runs]})
 
 

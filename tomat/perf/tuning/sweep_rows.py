@@ -260,7 +260,6 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> Ro
 
 
 def base_of(record: RowRecord, records: Sequence[RowRecord]) -> RowRecord | None:
-    """The record of the row that this one is compared with, if it is there."""
     return next((other for other in records if other.name == record.base), None)
 
 
@@ -272,7 +271,6 @@ def speedup(record: RowRecord, base: RowRecord | None) -> float | None:
 
 
 def verdict(record: RowRecord, base: RowRecord | None) -> str:
-    """How the row stands against its base, in a few words."""
     if record.status == FAILED:
         return f"failed: {record.error}"
     if record.status == OOM:

@@ -164,7 +164,7 @@ def test_paired_heads_cost_attention_twice_and_nothing_else():
             attention_kernels(DensityDecoderConfig(**SIZES | {"attn_backend": backend}, paired_heads=on), 256, "tpu")
             for on in (True, False)
         ]
-        flops = [each.forward_flops(shape, length) for each, shape in zip(kernels, (paired, plain), strict=True)]
+        flops = [each.flops(shape, length, each.forward) for each, shape in zip(kernels, (paired, plain), strict=True)]
         # Whole score matrices, and one tile on the diagonal of 512 positions for one of 256.
         assert flops[0] == 2 * flops[1]
 
@@ -272,22 +272,22 @@ def test_splash_kernels():
     shape = ModelShape(128, 384, 1, 1, 1, 64, VOCAB)
     unfused = attention_kernels(DensityDecoderConfig(), 1024, "tpu")
     # Two of 2 x 2 tiles of 512 lie on the diagonal, one below it.
-    assert unfused.forward_flops(shape, 1024) == 2 * 2 * 64 * 3 * 512**2
-    assert unfused.backward_flops(shape, 1024) == 2 * 7 * 64 * 3 * 512**2
+    assert unfused.flops(shape, 1024, unfused.forward) == 2 * 2 * 64 * 3 * 512**2
+    assert unfused.flops(shape, 1024, *unfused.backward) == 2 * 7 * 64 * 3 * 512**2
     blocks = SplashBlockSizes(block_q=1024, block_kv=256, block_q_dkv=256, block_kv_dkv=256, use_fused_bwd=True)
     fused = attention_kernels(DensityDecoderConfig(splash=blocks), 1024, "tpu")
-    assert fused.forward_flops(shape, 1024) == 2 * 2 * 64 * 1024**2
-    assert fused.backward_flops(shape, 1024) == 2 * 5 * 64 * 10 * 256**2
+    assert fused.flops(shape, 1024, fused.forward) == 2 * 2 * 64 * 1024**2
+    assert fused.flops(shape, 1024, *fused.backward) == 2 * 5 * 64 * 10 * 256**2
     windowed = dataclasses.replace(shape, sliding_window=256)
-    assert fused.backward_flops(windowed, 1024) == 2 * 5 * 64 * 7 * 256**2
+    assert fused.flops(windowed, 1024, *fused.backward) == 2 * 5 * 64 * 7 * 256**2
     # Levanter's own splash call, and the kernel away from TPUs.
     assert attention_kernels(LlamaConfig(), 1024, "tpu") == unfused
     assert attention_kernels(LlamaConfig(), 1024, "gpu").backend == "jax_flash"
     assert attention_kernels(DensityDecoderConfig(), 1024, "gpu").backend == "cudnn"
     assert attention_kernels(DensityDecoderConfig(), 1024, "cpu").backend == "jax_flash"
     cudnn = attention_kernels(DensityDecoderConfig(attn_backend="cudnn"), 1024, "gpu")
-    assert cudnn.forward_flops(shape, 1024) == 2 * 2 * 64 * 36 * 128**2
-    assert cudnn.backward_flops(windowed, 1024) == 2 * 5 * 64 * (1 + 2 + 3 * 6) * 128**2
+    assert cudnn.flops(shape, 1024, cudnn.forward) == 2 * 2 * 64 * 36 * 128**2
+    assert cudnn.flops(windowed, 1024, *cudnn.backward) == 2 * 5 * 64 * (1 + 2 + 3 * 6) * 128**2
 
 
 def test_ragged_loss_blocks_are_rounded_up():

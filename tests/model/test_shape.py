@@ -136,7 +136,7 @@ def test_windows_in_three_of_four_layers():
     kernels = attention_kernels(dataclasses.replace(config, attn_backend=AttentionBackend.SPLASH), 2048, "tpu")
     none = dataclasses.replace(shape, sliding_window=None, full_attention_layers=0)
     every = dataclasses.replace(shape, full_attention_layers=0)
-    flops = [kernels.forward_flops(each, 2048) for each in (every, shape, none)]
+    flops = [kernels.flops(each, 2048, kernels.forward) for each in (every, shape, none)]
     assert flops[1] == pytest.approx(flops[0] * 3 / 4 + flops[2] / 4)
     for types, found in ((["full_attention"] * 4, (None, 0)), (["sliding_attention"] * 4, (16, 0))):
         shape = decoder_shape(dataclasses.replace(config, layer_types=types), VOCAB)

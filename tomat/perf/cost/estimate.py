@@ -264,11 +264,8 @@ def estimate_step(
 
 
 def _flops(program: HloProgram, instruction: Instruction, schedule: ScheduleTime | None, roofs: Roofs) -> float | None:
-    """Flops of one execution; of a Pallas kernel what its matrix units do while its bundles keep them busy.
-
-    HLO does not know what a Pallas kernel multiplies, and its author's estimate may say 0. A unit that is busy works at
-    its peak, on padding too: a head of 64 fills a quarter of a v6e's matrix unit and counts as if it filled it.
-    """
+    """Flops of one execution; of a Pallas kernel, of which HLO may say 0, at least what its busy matrix units do."""
+    # At their peak, on padding too: a head of 64 fills a quarter of a v6e's matrix unit and counts as if it filled it.
     stated = kernel_flops(program, instruction)
     if instruction.custom_call_target != PALLAS_TARGET or schedule is None or not roofs.peak_flops_per_second:
         return stated

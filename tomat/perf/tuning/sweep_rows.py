@@ -13,7 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from tomat.base.records import Amount, Count, Positive
-from tomat.base.report.formats import UNKNOWN, percent
+from tomat.base.report.formats import UNKNOWN, percent, ranged
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.perf.cost.chip_model import untimed_share
 from tomat.perf.cost.memory import Buffer
@@ -301,9 +301,7 @@ def gib(count: float) -> str:
 
 def interval_text(value: Interval | None, show: Callable[[float], str]) -> str:
     """`8.7 % (7.5 % to 10.1 %)`."""
-    if value is None:
-        return UNKNOWN
-    return f"{show(value['estimate'])} ({show(value['low'])} to {show(value['high'])})"
+    return UNKNOWN if value is None else ranged(value["estimate"], value["low"], value["high"], show)
 
 
 def required_text(record: RowRecord) -> str:

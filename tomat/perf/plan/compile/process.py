@@ -198,8 +198,7 @@ def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> No
 
 
 def _end_with_parent(parent: int) -> None:
-    """End this process when its parent is gone: nobody would wait for the answer, and a compile takes all cores. The
-    request names it, since one that was killed before this process looked is no longer known."""
+    """End this process when its parent, which the request names, is gone: a compile takes all cores."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)

@@ -14,10 +14,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
-from msgspec import Meta
 
 from tomat.base.records import Amount, Count, read_typed
 from tomat.base.report.formats import percent
@@ -52,10 +51,16 @@ to 0.77 of the nominal rate (vlasenkoalexey/tpu_performance_autoresearch_wiki)."
 class LinkRates:
     """What collectives of a chip reach; `tomat bench chip` measures both."""
 
-    start_seconds: Annotated[float, Meta(ge=0, lt=1)] = START_SECONDS
+    start_seconds: float = START_SECONDS
     """What each makes the step wait."""
-    ring_efficiency: Annotated[float, Meta(gt=0, le=1)] = RING_EFFICIENCY
+    ring_efficiency: float = RING_EFFICIENCY
     """Share of the links' nominal bandwidth that those reach that go round."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_seconds < 1:
+            raise ValueError(f"a collective starts in {self.start_seconds:g} s; expected 0 to 1")
+        if not 0 < self.ring_efficiency <= 1:
+            raise ValueError(f"rings reach {self.ring_efficiency:g} of the links' bandwidth; expected up to 1")
 
 
 ASSUMED_RATES = LinkRates()

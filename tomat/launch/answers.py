@@ -49,11 +49,9 @@ class Refusal(enum.Enum):
     QUOTA = "quota"
     """The project has no right to it; asking again is of no use."""
     NO_CAPACITY = "no capacity"
-    """There is none now."""
     UNREACHABLE = "unreachable"
     """Google was not asked, or did not answer; a request may have reached it all the same."""
     EXISTS = "exists"
-    """Something of that name is there."""
     LOGIN = "login"
     OTHER = "other"
 

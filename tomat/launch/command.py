@@ -39,7 +39,6 @@ class Command:
     folder: str | None = None
     """Where it runs; None: here."""
     stdin: str = ""
-    """What a quiet one reads."""
 
     @property
     def line(self) -> str:
@@ -54,7 +53,6 @@ class Result:
     output: str
     """Standard output of a quiet command; of a shown one the last lines of both streams."""
     errors: str = ""
-    """Standard error of a quiet command."""
 
     @property
     def ok(self) -> bool:
@@ -71,7 +69,6 @@ class Result:
 
 
 def _of_operation(found: re.Match[str]) -> str:
-    """The error in one line."""
     try:
         return f"{found['error']} {json.loads(found['json'])['message']}"
     except (ValueError, KeyError):

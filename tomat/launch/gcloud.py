@@ -40,7 +40,6 @@ def accelerator_type(tpu_slice: Slice) -> str:
 
 
 def runtime_version(tpu_slice: Slice) -> str:
-    """The software that the slice's hosts boot with."""
     version = RUNTIME_VERSIONS.get(tpu_slice.chip.name) if tpu_slice.libtpu_topology is not None else None
     if version is None:
         offered = ", ".join(f"{chip}-N" for chip in RUNTIME_VERSIONS)
@@ -65,21 +64,16 @@ class TpuLaunch:
     run_name: str
     slice_name: str
     zone: str
-    """Zone of the slice, such as us-east5-b."""
     tpu_name: str
     """Name of the TPU VM; a queued resource gets it with `-qr` behind."""
     output_dir: str
     """Of the run; the pack lies in the run's folder there."""
     pack: Pack
-    """What runs, at every start."""
     project: str | None = None
     """None: gcloud's own."""
     queued_resource: bool = False
-    """Queue for the slice instead of asking once."""
     spot: bool = False
-    """Capacity that can be taken away."""
     reserved: bool = False
-    """Capacity of a reservation of the project."""
     service_account: str | None = None
     """Email of the account that the hosts act as; None: the project's default one of Compute Engine."""
     network: str | None = None
@@ -161,7 +155,6 @@ class TpuLaunch:
 
     @property
     def unwatched_words(self) -> str:
-        """What becomes of the slice when nobody watches."""
         if self.unwatched_hours is None:
             return "it is kept, at its price"
         said = f"{self.unwatched_hours:g} h after the last look of a launcher, and "

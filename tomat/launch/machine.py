@@ -72,7 +72,6 @@ class Machine:
 
     @property
     def used_seconds(self) -> float:
-        """With a slice so far."""
         return self.held_seconds + (0.0 if self.held_since is None else self.clock.now() - self.held_since)
 
     @property

@@ -40,7 +40,6 @@ class Tree:
     files: tuple[str, ...]
     """Tracked ones, and those that are neither tracked nor ignored; seen from the root."""
     changed: tuple[str, ...]
-    """Of these the ones that are not as in the commit."""
 
     @property
     def problem(self) -> str | None:
@@ -56,11 +55,8 @@ class Tree:
 
 @dataclass(frozen=True)
 class Pack:
-    """An archive that was written here."""
-
     path: Path
     sha256: str
-    """Of the archive."""
     commit: str
     dirty: bool
     """It holds files that are not as in the commit."""

@@ -44,8 +44,6 @@ def judge(statuses: list[str]) -> tuple[Ending, str]:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """When to try again, and when to stop trying."""
-
     max_restarts: int = 200
     max_failures: int = 5
     """Attempts in a row, each with fewer than `healthy_steps`."""
@@ -104,7 +102,6 @@ class Health:
     """Requests for machines in a row that were refused."""
 
     def count(self, ending: Ending, steps: int) -> None:
-        """Take note of an attempt that made so many steps."""
         if ending is Ending.NO_CAPACITY:
             self.unlucky += 1
             return

@@ -64,7 +64,6 @@ class Caps:
     price: float | None
     """US dollars for a chip-hour; None: not known."""
     price_is: str
-    """Where the price is from."""
     max_hours: float | None = None
     max_cost: float | None = None
     """US dollars, of the chips alone."""

@@ -57,7 +57,6 @@ status; and the first and the last step of which the attempt's log has a line, a
 
 
 def training_command(config_path: str, overrides: Sequence[str]) -> str:
-    """Of a host, in the checkout."""
     return shlex.join([".venv/bin/python", "train_tomat_tpu.py", "--config_path", config_path, *overrides])
 
 
@@ -99,7 +98,6 @@ def start_script(
 
 
 def stop_script(grace_seconds: int) -> str:
-    """Ask the training to stop in good order, and after the grace end it."""
     return (
         f"group=-$(cat {FOLDER}/pid) || exit 0; kill -TERM -- $group 2>/dev/null; "
         f"for second in $(seq {grace_seconds}); do kill -0 -- $group 2>/dev/null || exit 0; sleep 1; done; "

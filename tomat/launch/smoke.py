@@ -54,7 +54,6 @@ class Promise:
     held: bool | None
     """None: it could not be tried here."""
     said: str
-    """What it was judged by."""
 
 
 @dataclass
@@ -156,5 +155,4 @@ def print_promise(promise: Promise) -> None:
 
 
 def figures(promises: Sequence[Promise]) -> dict[str, object]:
-    """For `--json`."""
     return {"promises": [vars(one) for one in promises], "held": not any(one.held is False for one in promises)}

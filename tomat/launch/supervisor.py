@@ -37,9 +37,7 @@ class Supervisor:
     keep: bool = False
     """Do not give the slice back."""
     zones: Sequence[str] = ()
-    """Where to ask for it, in turn; empty: where `launch` says."""
     max_hours: float | None = None
-    """With a slice, in all; None: no cap."""
     new_pack: bool = False
     """Replace the pack of a launch that is open."""
     at_end: Callable[["Supervisor"], None] = field(default=lambda supervisor: None)
@@ -75,7 +73,6 @@ class Supervisor:
 
     @property
     def held_hours(self) -> float:
-        """With a slice, in all."""
         return self.machine.used_seconds / 3600
 
     def supervise(self) -> "Supervisor":

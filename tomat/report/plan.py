@@ -113,7 +113,6 @@ def plan_parts(report: Mapping[str, Any]) -> list[Part]:
 
 
 def support_table(support: Sequence[Support]) -> Table:
-    """Which parts of the step rest on kernels that were timed, and which do not."""
     heads = [Column("kernels bound by"), Column("a step", seconds)]
     heads += columns("share", "error of nine in ten", show=percent)
     shown = (part for part in support if part.step_share > LEAST_SHARE)

@@ -23,8 +23,6 @@ COLOURS = {"v5p": "#0072b2", "v5e": "#d55e00", "v4": "#009e73", "v6e": "#cc79a7"
 
 @dataclass(frozen=True)
 class Beside:
-    """A published run with its plan."""
-
     run: PublishedRun
     row: RowRecord
     device: Interval
@@ -45,12 +43,10 @@ class Beside:
 
     @property
     def most(self) -> str:
-        """The category that takes most of the step."""
         return str(max(self.row.categories, key=lambda one: one["seconds"])["name"]) if self.row.categories else ""
 
 
 def beside(runs: Sequence[PublishedRun], rows: Mapping[str, RowRecord]) -> list[Beside]:
-    """The runs whose step is planned and fits."""
     found = []
     for run in runs:
         row = rows.get(run.id)
@@ -90,7 +86,6 @@ GROUPS: Mapping[str, Callable[[Beside], str]] = {
     "date": lambda one: "2025" if one.run.date < "2026" else "2026",
     "most of the step": lambda one: one.most,
 }
-"""By which errors are told apart."""
 
 
 def published_report(

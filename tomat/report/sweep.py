@@ -160,7 +160,6 @@ def settings_cell(overrides: Mapping[str, Any]) -> Code | None:
 
 
 def planned_table(rows: Sequence[RowRecord]) -> Table:
-    """Every planned row, the best MFU first."""
     heads = [
         Column("", number(0)),
         *columns("row", "slice"),
@@ -188,7 +187,6 @@ def planned_table(rows: Sequence[RowRecord]) -> Table:
 
 
 def planned_ranking(rows: Sequence[RowRecord]) -> Table:
-    """The table of the terminal."""
     shares = (one.short for one in TABLE_UTILISATIONS)
     shown = "row", "HBM MiB", "of MiB", "step ms", *shares, "without timings", "largest category", "verdict"
     return planned_table(rows).chosen(*shown)
@@ -239,7 +237,6 @@ def measured_table(rows: Sequence[LabRow]) -> Table:
 
 
 def measured_ranking(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> list[Part]:
-    """The table of the terminal, with what is noise."""
     shown = ("run", "tok/s", "least", "most", "step ms", "mem peak MiB", "loss", "against base", "verdict")
     return [measured_table(rows).chosen(*shown), *(Note(same_text(rows, names).replace("`", "'")) for names in same)]
 
@@ -375,7 +372,6 @@ def categories_parts(rows: Sequence[RowRecord]) -> list[Part]:
 
 
 def epochs_parts(rows: Sequence[LabRow], epoch_rows: int | None) -> list[Part]:
-    """Hours an epoch of every row that has an answer."""
     body, sizes = [], set()
     for row in ranked(rows):
         if row.measured and row.is_whole and row.tokens_per_second is not None:
@@ -419,7 +415,6 @@ def scaling_parts(name: str, rows: Sequence[RowRecord]) -> list[Part]:
 
 
 def scaling_charts(name: str, rows: Sequence[RowRecord]) -> list[Chart]:
-    """Tokens a second and MFU of each line over chips."""
     lines = lines_of(rows)
     most = max(row.n_chips or 0 for row in rows if row.lines)
     rates, shares = [], []

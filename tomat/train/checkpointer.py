@@ -135,7 +135,6 @@ class RunCheckpointer(Checkpointer):
         self._saved = (path, is_temporary)
 
     def wait_until_finished(self) -> None:
-        """Until the last save is whole, of all hosts."""
         with self._storage.watching("waiting for the last save to be whole on all hosts", end_seconds=NEVER):
             super().wait_until_finished()
 

@@ -43,8 +43,6 @@ PUBLISHED = (layout.CONFIG_FILE, layout.CODEC_FILE, layout.PROMOLECULE_FILE, lay
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where one process of a run reads and writes the run's small files."""
-
     config: TrainConfig
     path: Path
     """On a local disk: logs, metrics, profiles."""

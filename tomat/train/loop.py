@@ -73,7 +73,6 @@ class TrainResult:
     run_dir: Path
     first_step: int
     steps: int
-    """Done at its end."""
     first_loss: float
     last_loss: float
     """Mean of the last 10 steps."""

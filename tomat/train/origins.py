@@ -64,7 +64,6 @@ class Parent:
     asked: str
     """As the command names it: a fork's parent by its name, a warm start's by the place of the run or checkpoint."""
     url: str
-    """Folder or URL of the run."""
     temporary_url: str | None
     """Where its configuration sends its temporary checkpoints; None: beside the permanent ones."""
     checkpoint: Checkpoint
@@ -83,9 +82,7 @@ class Start:
     config: TrainConfig
     run_dir: Path
     allow_change: tuple[str, ...] = ()
-    """Keys that may differ from the run on record."""
     changes: Changes = field(default_factory=dict)
-    """Those that do."""
     parent: Parent | None = None
     """None for a run that has checkpoints of its own, or begins with fresh weights."""
     data_of: str = ""

@@ -50,7 +50,6 @@ class StopRequest:
         self.unsaved = False
         """Steps have been done since the last checkpoint that is complete."""
         self.step = 0
-        """Steps done, for the history."""
         self._deferred = False
         self._asked_at: float | None = None
         self._signals_allowed = 1
@@ -94,7 +93,6 @@ class StopRequest:
 
     @property
     def status(self) -> int:
-        """What a process exits with that was stopped so."""
         return INTERRUPTED_STATUS if self.cause == CTRL_C else STOPPED_STATUS
 
     @contextlib.contextmanager

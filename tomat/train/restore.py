@@ -90,7 +90,6 @@ def initial_state(
 
 
 def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], LmHeadModel]:
-    """A function without arguments that builds the model with freshly drawn weights."""
     vocab = Axis("vocab", config.data.model_vocabulary)
     return lambda: config.model_config().build(vocab, key=key)
 
@@ -113,7 +112,6 @@ def load_weights(
 
 
 def _load_field(config: TrainConfig, checkpoint: str, axis_mapping: ResourceMapping, mesh: Mesh) -> LmHeadModel:
-    """The weights of a run of `model.field`, averaged where it has those."""
     from tomat.model.field import field_model
 
     field = field_of(config.model)

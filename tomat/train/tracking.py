@@ -58,7 +58,6 @@ class JsonLinesTracker(Tracker):
             self.finish()
 
     def finish(self) -> None:
-        """Write the line that is gathered."""
         if self._step is not None and self._pending:
             line = json.dumps(to_jsonable({"step": self._step, **self._pending}), sort_keys=True, allow_nan=False)
             try:

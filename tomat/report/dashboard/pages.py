@@ -85,7 +85,6 @@ def run_page(row: RunRow, files: Sequence[str]) -> str:
 
 
 def facts_of(row: RunRow) -> Facts:
-    """The figures of a run, in words."""
     one, known = row.summary, [(column, show(row)) for column, show in FIGURES]
     facts: dict[str, Cell] = {"state": f"{row.state}: {row.detail}" if row.detail else row.state, "place": row.url}
     if one is not None:
@@ -96,7 +95,6 @@ def facts_of(row: RunRow) -> Facts:
 
 
 def order_of(metrics: Metrics) -> list[str]:
-    """Names of the metrics in the order in which they are drawn."""
     return [name for name in FIRST if name in metrics.curves] + [n for n in metrics.curves if n not in FIRST]
 
 

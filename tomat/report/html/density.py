@@ -58,7 +58,6 @@ class ShownDensity:
 
     @property
     def grids(self) -> list[DensityGrid]:
-        """Those that the page holds."""
         return [self.density] if self.reference is None else [self.density, self.reference]
 
 
@@ -135,7 +134,6 @@ def coarser(values: np.ndarray, most: int) -> np.ndarray:
 
 
 def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
-    """What the page's program is given of one density."""
     grid, shape = one.density, thinned[0].shape
     numbers = grid.atomic_numbers.tolist()
     return {
@@ -151,7 +149,6 @@ def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 def _figures_table(shown: Sequence[ShownDensity]) -> Table:
-    """Figures of every density, of all of its points."""
     compared = any(one.reference is not None for one in shown)
     columns = [*map(Column, ("material", "formula")), *([Column("NMAE", share)] if compared else []), Column("grid")]
     columns += [Column("electrons", number(4))]

@@ -110,7 +110,6 @@ def facts_html(facts: model.Facts) -> Markup:
 
 
 def cell_html(value: model.Cell, column: model.Column | None = None) -> Markup:
-    """A value, escaped."""
     words = model.words_of(value, str if column is None else column.show)
     match value:
         case model.Code():

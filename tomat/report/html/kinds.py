@@ -22,7 +22,6 @@ EXPECTED = (
 
 
 def is_run(target: str) -> bool:
-    """Whether a folder or URL holds a run."""
     with explaining_storage(f"{target} cannot be read", "Give this user the right to read it."):
         files, root = files_at(target)
         return bool(files.exists(f"{root.rstrip('/')}/{CONFIG_FILE}"))

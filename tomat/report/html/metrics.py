@@ -19,8 +19,6 @@ NOT_CURVES = ("step", "global_step", "run_progress")
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric over the steps that have it."""
-
     steps: np.ndarray
     """int64 `[n]`, rising."""
     values: np.ndarray
@@ -47,8 +45,6 @@ BUCKETS = 600
 
 
 class CurveReader:
-    """Gathers lines of a log, as they come."""
-
     def __init__(self) -> None:
         self._points: dict[str, tuple[array[int], array[float]]] = defaultdict(lambda: (array("q"), array("d")))
         self._lines = self._unreadable = 0

@@ -84,8 +84,6 @@ def calibrate_kernels(
 
 
 class Summary(chip_model.ErrorsOnRecord):
-    """As `summary` gives it."""
-
     absolute_error_largest: Amount
     error_mean: float
     memory_right_share: Amount | None

@@ -43,13 +43,11 @@ ERRORS = {
 SPEED, LOSS = "tokens_per_second_median", "validation_loss"
 EMBEDDED = "the embedded training compounds"
 Row = Mapping[str, Any]
-"""Of the record."""
 Shown = tuple[Column, Callable[[Row], Cell]]
 """A column of a table of rows, and what it shows of one."""
 
 
 def page_path(tracking_dir: Path, name: str) -> Path:
-    """Of the study of a sweep."""
     return tracking_dir / f"quality-{name}.md"
 
 
@@ -110,7 +108,6 @@ def _introduction(record: Mapping[str, Any]) -> list[Part]:
 
 
 def _exact_parts(record: Mapping[str, Any]) -> list[Part]:
-    """How far each row that is meant to be exact is from the base."""
     distances = {"first_step": "first step", "first_window": "first window", "largest": "all steps"}
     shown: list[Shown] = [*_asked(record), (Column("why"), itemgetter("question"))]
     shown += [_distance(heading, f"{name}_relative_difference") for name, heading in distances.items()]
@@ -159,7 +156,6 @@ def _seeds_table(record: Mapping[str, Any]) -> Table:
 
 
 def quality_table(record: Mapping[str, Any]) -> Table:
-    """The same for the console."""
     shown: list[Shown] = [(Column("row"), itemgetter("name")), (Column("seeds"), lambda row: len(row["figures"]))]
     shown += [(Column("tok/s against base"), _ratio), (Column("loss - base"), lambda row: _difference(row, LOSS))]
     if _with_curves(record):
@@ -265,7 +261,6 @@ def _speed_charts(record: Mapping[str, Any], stem: str) -> list[Chart]:
 
 
 def _curve_charts(record: Mapping[str, Any], stem: str) -> tuple[Chart, Chart]:
-    """The loss curves, and how far they are from the base's."""
     steps, base = record["window_end_steps"], _window_means(record["rows"][0])
     apart = np.ptp(base, axis=0) / base.mean(axis=0)
     curves = []

@@ -282,7 +282,6 @@ def _page_of(docs_dir: Path, name: str) -> Path:
 
 
 def read_record(docs_dir: Path, name: str) -> Record:
-    """The record of a run."""
     folder = docs_dir / DATA_DIR
     path = folder / f"{name}.json"
     if not path.exists():

@@ -27,7 +27,6 @@ FAILED_WORDS = {"out of memory": "OOM", "too long": "TIME", "measured": "OK"}
 
 
 def write_log_page(log: Log, page: Path) -> Path:
-    """Write the page of a log, or bring it up to date; notes that stand in it stay where they are."""
     return update_page(page, Report(f"Log of {log.place}", log_sections(log)))
 
 
@@ -75,7 +74,6 @@ def run_parts(entry: Entry) -> list[Part]:
 
 
 def sweep_parts(rows: Sequence[Entry]) -> list[Part]:
-    """The measured rows of a sweep in one table."""
     first, common = rows[0], common_settings(rows)
     measured = sum(entry.status == "measured" for entry in rows)
     facts: dict[str, Cell] = {

@@ -43,7 +43,6 @@ class GuardedState(NamedTuple):
     """The optimizer's state, and what the next loss is held against."""
 
     inner: Any
-    """State of the wrapped optimizer."""
     losses: jax.Array
     """float32 `[SPIKE_HISTORY]`: the last good losses, a ring."""
     accepted: jax.Array
@@ -115,7 +114,6 @@ class BadLossGuard:
 
     folder: RunFolder
     checkpoints: str
-    """Where they are."""
     dataset: ShardDataset
     shards: ShardSet
     _last_step: int = -1

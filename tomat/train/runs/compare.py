@@ -34,7 +34,6 @@ class RunView:
     figures: Figures
     breakdown_seconds: Mapping[str, float]
     losses: Mapping[int, float]
-    """Of training, by step."""
     validation: Mapping[int, float]
     devices: str = NOT_ON_RECORD
     """What its speeds are of (`devices_sentence`)."""

@@ -53,7 +53,6 @@ class RanSteps:
     """The steps of a run since devices and configuration last changed."""
 
     rows: list[dict[str, Any]]
-    """Of `metrics.jsonl`."""
     devices: FoundDevices | None
     """None: not on record."""
     notes: tuple[str, ...]
@@ -67,7 +66,6 @@ def last_devices(events: Sequence[Event]) -> FoundDevices | None:
 
 
 def ran_steps(rows: Sequence[dict[str, Any]], events: Sequence[Event], asked: str | None) -> RanSteps:
-    """The steps that one figure can be of."""
     # A resume takes back the steps that were done beyond its checkpoint: the last event at or before a step counts.
     pieces: list[Event] = []
     for event in _begun(events):

@@ -172,7 +172,6 @@ class Lease(RunLock):
         self._thread.start()
 
     def check(self) -> None:
-        """Raise if somebody else has the lease, as far as is known."""
         if self._lost:
             said = f"the lease {self.url} of run '{self._run_name}' now belongs to {self._lost}"
             raise TomatError(f"{said}; this process stops, without a save, so that one alone trains the run.")

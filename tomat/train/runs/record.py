@@ -18,13 +18,11 @@ class RunRecord:
     url: str
     """Folder or URL, without a final slash."""
     config: Mapping[str, Any]
-    """`config.yaml`."""
     rows: list[Row]
     """The lines of `metrics.jsonl` in the order they were written."""
     unreadable_lines: tuple[int, ...]
     """Numbers, from 1, of lines that are none."""
     events: list[Event]
-    """`history.jsonl`."""
     written_utc: float | None
     """When `metrics.jsonl` was last written, seconds since 1970; None where it has not been."""
     unreadable_events: tuple[int, ...] = ()
@@ -35,7 +33,6 @@ class RunRecord:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps the run is to have; None where its configuration does not say."""
         steps = mapping(self.config.get("trainer")).get("num_train_steps")
         return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
 

@@ -114,7 +114,6 @@ class RunSummary:
     last_loss: float | None
     """Mean of the last 10 steps."""
     validation_loss: float | None
-    """The newest."""
     mfu: float | None
     """Median over the last 50 steps on the devices that ran last (`RunRecord.ran`) of MFU by the full count; None if
     the chip's peak is not known."""

@@ -27,7 +27,6 @@ class Verdict:
     notes: tuple[str, ...]
     """What is no damage: saves that a kill cut short, which no resume takes."""
     checkpoints: int
-    """Whole ones."""
     log_lines: int
 
 

@@ -233,7 +233,7 @@ def test_a_warm_start_killed_before_its_first_checkpoint_stays_warm(runs, parent
     start = plan_start(config, Continuation(warm_start=str(parent)), runs / "warm").settle(datasets)
     start.record(datasets)
     again = plan_start(config, Continuation(), runs / "warm").settle(datasets)
-    assert start.weights is not None and again.weights == start.weights
+    assert start.taken("weights") is not None and again.taken("weights") == start.taken("weights")
 
 
 @pytest.mark.parametrize(

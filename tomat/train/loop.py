@@ -190,7 +190,7 @@ class TrainingLoop:
     def _is_ended_by(self, info: Any) -> bool:
         """Report the step just read, and save it where its state is there; says whether the run is to stop after it."""
         self._losses.append(float(info.loss))
-        if info.step == 0 and self._start.weights is None and self._config.distillation is None:
+        if info.step == 0 and self._start.taken("weights") is None and self._config.distillation is None:
             self._check_first_loss()
         last = info.next_step >= self._total_steps
         if last:

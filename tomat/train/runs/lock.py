@@ -18,10 +18,11 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
@@ -61,9 +62,8 @@ class Holder:
     @classmethod
     def from_text(cls, text: str | bytes) -> "Holder":
         """As it was written; a damaged one is unknown."""
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            values = json.loads(text)
-            return cls(*(values[field.name] for field in fields(cls)))
+        with contextlib.suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(text, type=cls)
         return cls(0, "unknown", "", "an unknown time", "")
 
     def __str__(self) -> str:

@@ -57,7 +57,6 @@ class Refusal(enum.Enum):
 
 
 def refusal(said: str) -> Refusal:
-    """Of what gcloud said when a slice could not be created."""
     lower = said.lower()
     if _QUOTA.search(said):
         return Refusal.QUOTA
@@ -73,7 +72,6 @@ def refusal(said: str) -> Refusal:
 
 
 def quota_words(said: str, project: str | None) -> str:
-    """What to ask for, and on which page."""
     found = _QUOTA.search(said)
     named = f"{found['names']} is {found['limits']}" if found else "a quota is used up"
     page = "https://console.cloud.google.com/iam-admin/quotas" + (f"?project={project}" if project else "")

@@ -33,7 +33,6 @@ class Command:
     """What it is for, in a few words; the comment above it in a dry run."""
     argv: tuple[str, ...]
     timeout_seconds: float
-    """After this it is killed and counts as failed."""
     quiet: bool = False
     """Its output is read by tomat and not shown."""
     folder: str | None = None

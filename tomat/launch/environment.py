@@ -64,7 +64,6 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def _value(text: str, where: str) -> str:
-    """What a shell would take `text` for; what it would run or unfold is refused."""
     if any(character < " " and character != "\t" for character in text) or "\x7f" in text:
         raise TomatError(f"{where} holds a control character; write the value without it.")
     parts: list[str] = []
@@ -87,7 +86,6 @@ def _value(text: str, where: str) -> str:
 
 
 def shell_text(variables: Mapping[str, str]) -> str:
-    """The lines that a shell reads the same variables from, whatever their values hold."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 

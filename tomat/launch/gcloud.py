@@ -92,7 +92,6 @@ class TpuLaunch:
     boot_software: str | None = None
     """Runtime version; None: that of `RUNTIME_VERSIONS`."""
     env_file: Path | None = None
-    """Variables of the training's environment, sent as a file."""
     data_disk: str | None = None
     """Full name of a disk that every host has read-only, mounted at `remote.DISK_FOLDER`. The API's version 2 sets
     nothing of the boot disk but its key, and attaches to many hosts only what none of them writes

@@ -39,7 +39,6 @@ class Machine:
     """What is held of Google for one launch."""
 
     launch: TpuLaunch
-    """In the zone where the slice is, or is asked for."""
     policy: RestartPolicy
     run: Callable[[Command], Result]
     say: Callable[[str], None]

@@ -32,8 +32,6 @@ _COMPRESSION = 6
 
 @dataclass(frozen=True)
 class Tree:
-    """The files of a checkout as they are now, and how they differ from the last commit."""
-
     root: Path
     commit: str
     """As `git describe --always` says it; `NO_COMMIT` where there is none."""
@@ -59,7 +57,6 @@ class Pack:
     sha256: str
     commit: str
     dirty: bool
-    """It holds files that are not as in the commit."""
     config_path: str
     """Of the configuration, inside."""
     overrides: tuple[str, ...]

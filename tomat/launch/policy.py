@@ -26,7 +26,6 @@ WAITED_FOR = FAILURES - {Ending.HOST_LOST} | {Ending.NO_CAPACITY}
 
 
 def judge(statuses: list[str]) -> tuple[Ending, str]:
-    """How an attempt ended, from the states that its hosts say."""
     said = f"exit status {', '.join(statuses)}"
     # Before a refusal by another host, which may come of the same fault; if not, the next attempt shows it.
     if str(RETRY_STATUS) in statuses:

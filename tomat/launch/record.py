@@ -102,7 +102,6 @@ class Login:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """One launcher of a run on this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "launcher.lock").open("w") as file:
         try:

@@ -106,7 +106,6 @@ def stop_script(grace_seconds: int) -> str:
 
 
 def parse_statuses(output: str) -> list[str]:
-    """The states that `STATUS_SCRIPT` printed, one a host, whatever else ssh said between them."""
     return [found["state"] for found in _STATUS_LINE.finditer(output)]
 
 

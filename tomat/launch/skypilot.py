@@ -101,7 +101,6 @@ def skypilot_task(launch: TpuLaunch, zones: Sequence[str], caps: Caps, secrets: 
 def skypilot_commands(
     launch: TpuLaunch, zones: Sequence[str], caps: Caps, secrets: Sequence[str] = (), execute: bool = False
 ) -> list[Command]:
-    """Write the job's YAML, and the commands that keep the pack and submit the job."""
     missing = [name for name in secrets if name not in os.environ]
     if execute and missing:
         raise TomatError(

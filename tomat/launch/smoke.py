@@ -89,7 +89,6 @@ class Smoke:
         return [line.strip().removeprefix(f"{self.launch.run_url}/") for line in output.splitlines() if line.strip()]
 
     def promises(self, supervisor: Supervisor, cost: float | None, max_cost: float | None) -> list[Promise]:
-        """Each promise of the guide, judged by what is left in the bucket and by what the launcher saw."""
         events, rows = parse_events(self._read(HISTORY_FILE))[0], parse_metrics(self._read(METRICS_FILE))[0]
         files, pack, hosts = self._listed(), self.launch.pack, self.launch.slice.n_hosts
         start, resume = last_event(events, "start") or {}, last_event(events, "resume") or {}

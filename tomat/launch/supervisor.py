@@ -76,7 +76,6 @@ class Supervisor:
         return self.machine.used_seconds / 3600
 
     def supervise(self) -> "Supervisor":
-        """Until the training is finished; itself, with what it came to."""
         try:
             self._claim()
             self._until_it_ends()
@@ -100,7 +99,6 @@ class Supervisor:
                 self.launch.sent_environment.unlink(missing_ok=True)
 
     def _claim(self) -> None:
-        """Say in the bucket that this run is launched here, with which pack; or go on with the launch that is open."""
         record = self._recorded()
         if record is not None and record.ended is None:
             age = age_in_bucket([self._must(one, "Check the bucket").output for one in self.launch.date_record][-1])
@@ -282,7 +280,6 @@ class Supervisor:
                 print(text, file=sys.stderr)
 
     def _attempt(self, attempt: int) -> tuple[Ending, str]:
-        """One start of the training, from whatever state the slice is in, to its end."""
         refused = self.machine.get()
         if refused is not None:
             return refused
@@ -339,7 +336,6 @@ class Supervisor:
         return statuses if (result.ok and not self._dead) or str(LOST_STATUS) in statuses else []
 
     def _watch(self, attempt: int) -> tuple[Ending, str]:
-        """Until the training has ended on every host, the slice is gone, or the cap is reached."""
         silent = unanswered = 0
         first_end: float | None = None
         while True:

@@ -60,7 +60,6 @@ def memory_parts(memory: MemoryReport) -> list[Part]:
 
 
 def buffers_table(memory: MemoryReport, top: int | None = None) -> Table:
-    """The largest buffers, or the first `top` of them."""
     heads = [Column("buffer"), *columns("MiB", "MiB without padding", show=number(2, 1 / MIB))]
     heads += columns("shape", "operation", "source")
     rows = [
@@ -144,7 +143,6 @@ def largest_table(found: "Sequence[LargestBatch]") -> Table:
 
 
 def decoders_table(plans: Sequence[Mapping[str, Any]]) -> Table:
-    """The decoders that `compile_decoders` has planned, side by side."""
     heads = [Column("decoder"), *columns("rounds", "patches", show=number(0)), _gib("HBM"), Column("a batch", seconds)]
     heads += [Column("batches", number(0)), *columns("a cell", "from", "to", show=seconds)]
     heads += [Column("without timings", percent), Column("bound", right=False)]

@@ -55,7 +55,6 @@ def step_facts(breakdown: Breakdown) -> Facts:
 
 
 def step_notes(breakdown: Breakdown) -> list[str]:
-    """What ran beside the step, and what is to be known of its figures."""
     return [*(f"not in the step: {text}" for text in what_else_ran(breakdown)), *breakdown.notes]
 
 
@@ -111,7 +110,6 @@ def waits_table(breakdown: Breakdown) -> Table:
 
 
 def memory_table(breakdown: Breakdown) -> Table:
-    """Buffers of the main program on one device, by kind."""
     capacity, sizes = breakdown.roofs.hbm_bytes, sorted(breakdown.memory_bytes.items())
     sizes.append(("sum", sum(breakdown.memory_bytes.values())))
     rows = [(name, size, size / capacity if capacity else None) for name, size in sizes]
@@ -132,7 +130,6 @@ def comparison_table(result: Comparison) -> Table:
 
 
 def judged(verdict: Judged) -> Verdict:
-    """A verdict of `tomat profile diff` in its word."""
     return Verdict(verdict.name.lower(), _STATES[verdict])
 
 

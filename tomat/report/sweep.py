@@ -248,7 +248,6 @@ def ratio_text(row: LabRow) -> str:
 
 
 def measured_verdict(row: LabRow) -> str:
-    """How a measured row stands, in a few words."""
     if not row.measured:
         return f"{row.status}: {row.reason}"
     if row.base is None:
@@ -258,14 +257,12 @@ def measured_verdict(row: LabRow) -> str:
 
 
 def row_text(row: LabRow) -> str:
-    """One line about a row that has just been measured."""
     if not row.measured or row.tokens_per_second is None:
         return measured_verdict(row)
     return f"{row.tokens_per_second:,.0f} tokens/s, against its base {ratio_text(row)}: {measured_verdict(row)}"
 
 
 def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
-    """Of rows that are one setting: which, and what the comparison makes of them."""
     compared = [row.ratio for row in rows if row.name in names and row.base in names and row.ratio is not None]
     within = sum(ratio.verdict == SAME for ratio in compared)
     listed = " and ".join(f"`{name}`" for name in names)
@@ -343,7 +340,6 @@ def compared_parts(plans: Mapping[str, RowRecord], rows: Sequence[LabRow]) -> li
 
 
 def categories_parts(rows: Sequence[RowRecord]) -> list[Part]:
-    """The time of each kind of operation, and its share of the step, in the rows that fit."""
     shown = [row for row in ranked(rows) if row.status == FITS and row.categories and row.step_seconds]
     if not shown:
         return ["No row fits."]

@@ -44,7 +44,6 @@ def print_comparison(result: Comparison) -> None:
 
 
 def print_plan(report: Mapping[str, Any], top: int) -> None:
-    """Memory, cycles, the models side by side, MFU of a `Plan.to_dict()`, with so many operations and buffers."""
     where = f" on {report['slice']}: {report['n_chips']} chips, {report['n_hosts']} host(s), {_made(report)}"
     console.print(Text.assemble((report["run_name"], "bold"), where))
     _print_memory(report["memory"], top)

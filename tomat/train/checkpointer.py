@@ -90,7 +90,6 @@ class RunCheckpointer(Checkpointer):
         is_temporary: bool = False,
         base_path_override: str | None = None,
     ) -> None:
-        """Save `tree`; a step that is saved already at most becomes permanent."""
         path = os.path.join(base_path_override if base_path_override is not None else self.base_path, destination)
         commit = commit_callback or (lambda: None)
         if self._saved is not None and self._saved[0] == path:

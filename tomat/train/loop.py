@@ -181,7 +181,6 @@ class TrainingLoop:
         )
 
     def _pauses_after(self, done: int) -> bool:
-        """Whether something after so many steps needs their state, or devices that have nothing else to do."""
         settings, window = self._config.trainer, self._config.trainer.profiler
         evaluates = self._evaluate is not None and done % settings.steps_per_eval == 0
         traces = self._trace is not None and done in (window.start_step, window.start_step + window.num_steps)
@@ -318,7 +317,6 @@ class Evaluation:
         self._last_step = info.step
 
     def _figures(self, model: LmHeadModel) -> dict[str, float]:
-        """Means over the set, and what it took."""
         sums: dict[str, float] = defaultdict(float)
         load_seconds = loss_seconds = 0.0
         n_batches, began = 0, time.monotonic()

@@ -320,7 +320,6 @@ def _refuse_unnamed(what: str, lines: Mapping[str, str], allow: Sequence[str]) -
 
 
 def _refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
-    """Stop if a run was trained with another codec than the data have."""
     url = f"{run_url}/{CODEC_FILE}"
     content = needed(url, f", so that the codec of {what} is not known; it is needed")
     theirs = codec_from_text(content.decode(errors="replace"), url)

@@ -173,7 +173,6 @@ class StopRequest:
                 self.cause = cause
 
     def _watch(self, read_end: int) -> None:
-        """Count signals as they arrive, and end the process at a second one or when the grace is over."""
         waiter = threading.Thread(target=self._watch_grace, name="grace", daemon=True)
         waiter.start()
         while not self._closed.is_set():

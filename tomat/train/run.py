@@ -165,7 +165,6 @@ def _tell_of_storage(folder: RunFolder, hosts: HostWatch, stop: StopRequest, sai
 
 
 def _contents(datasets: Datasets) -> dict[str, object]:
-    """What hosts must have the same of, by content, wherever each has it."""
     contents = {f"{key} (content)": sha256 for key, sha256 in datasets.contents.items()}
     promolecule = datasets.train.promolecule and datasets.train.promolecule.sha256
     return {**contents, "codec": datasets.codec.sha256, "promolecule": promolecule}
@@ -185,7 +184,6 @@ def _check_subject(subject: Subject, start: Start, folder: RunFolder) -> None:
 
 
 def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFolder) -> Start:
-    """Write down what the run begins with; returns the start with a fork's checkpoint copied into the run."""
     start.record(datasets)
     guards.record_start()
     write_text(folder.path / CONFIG_FILE, signed(yaml.safe_dump(folder.config.to_dict(), sort_keys=False)))
@@ -200,7 +198,6 @@ def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFold
 
 
 def _announce(datasets: Datasets, state: TrainerState, start: Start, folder: RunFolder) -> None:
-    """Say what begins, on the terminal and in the run's history; cut the log back to where the run goes on."""
     config, first_step = folder.config, int(state.step)
     again = truncate_metrics(folder.path / METRICS_FILE, first_step)
     before = [event for event in read_events(folder.path) if event["event"] in ("start", "resume", "stop", "preempted")]

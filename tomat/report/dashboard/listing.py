@@ -79,7 +79,6 @@ class RunRow:
         return {**vars(self), "summary": None if self.summary is None else self.summary.to_dict()}
 
     def aged(self) -> "RunRow":
-        """The same with the age that it has now."""
         if self.state != "open" or self.summary is None or self.summary.written_utc is None:
             return self
         detail = last_written(self.summary.written_utc, time.time())
@@ -89,7 +88,6 @@ class RunRow:
 @dataclass(frozen=True)
 class KeptRow:
     mark: Sequence[str | None]
-    """Size and time of each of the run's small files."""
     row: RunRow
 
 

@@ -68,7 +68,6 @@ def _age(row: RunRow) -> float | None:
 
 
 def compare_page(names: Sequence[str]) -> str:
-    """The curves of several runs over one another, which the page asks for as it does for those of one."""
     runs = [{"address": run_address(name), "name": name} for name in names]
     return _document("runs over one another", "compare", rendered("compare.html", runs=runs))
 
@@ -78,7 +77,6 @@ def run_address(name: str) -> str:
 
 
 def run_page(row: RunRow, files: Sequence[str]) -> str:
-    """One run: what there is to say, its own files that can be opened, its curves, which the page asks for."""
     address = run_address(row.name)
     body = rendered("run.html", address=address, files=files, facts=facts_html(facts_of(row)))
     return _document(row.name, "run", body, address)

@@ -49,8 +49,6 @@ UNREADABLE = ("qe",)
 
 @dataclass(frozen=True, eq=False)
 class ShownDensity:
-    """A density, and beside it the reference of the same crystal, on its own grid."""
-
     name: str
     density: DensityGrid
     reference: DensityGrid | None = None
@@ -72,7 +70,6 @@ def beside(name: str, density: DensityGrid, reference: DensityGrid | None) -> Sh
 
 
 def kept_density_section(run_url: str) -> Section:
-    """The held-out material whose density and prediction a run has kept."""
     paths = [Path(run_url) / name for name in (REFERENCE_DENSITY, PREDICTED_DENSITY)]
     parts: list[Any] = [NOTHING_KEPT]
     if "://" in run_url:
@@ -84,7 +81,6 @@ def kept_density_section(run_url: str) -> Section:
 
 
 def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
-    """Figures of densities, one at a time where there are several, with what they say in tables."""
     if not shown:
         raise TomatError("no density to show; give a folder or a file that holds one.")
     budget = MOST_VOXELS // sum(len(one.grids) for one in shown)
@@ -172,7 +168,6 @@ def _sides(shape: Sequence[int]) -> str:
 
 
 def density_page(path: str, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
-    """The page of one file of a density, beside another one of the same crystal where that is given."""
     given = [path] if reference is None else [path, reference]
     names = (str(Path(*Path(one.rstrip("/")).parts[-2:])) for one in given)
     density, *others = (open_density(one, name, rules) for one, name in zip(given, names, strict=True))

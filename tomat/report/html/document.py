@@ -139,7 +139,6 @@ def paragraph(words: str, kind: str = "") -> Markup:
 
 
 def details(summary: str, *parts: Any) -> Markup:
-    """Parts that open on a click or a key."""
     return Markup("<details><summary>{}</summary>{}</details>").format(summary, parts_html(parts))
 
 

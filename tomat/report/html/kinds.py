@@ -14,7 +14,6 @@ from tomat.predict.inference.folder import LINES_FILE
 from tomat.report.html.density import LOOKED_AT, density_page, predictions_page
 
 PROFILES = (".json", ".json.gz", ".pb", ".pb.gz", ".xplane.pb", ".hlo", ".hlo.pb.gz")
-"""Ends of the names of traces and compiled programs."""
 EXPECTED = (
     "a run's folder or URL, a JSON of `tomat plan` or `tomat profile`, a trace or compiled program, a record of "
     "a sweep (docs/tracking/sweeps, docs/tracking/lab), calibration.json, a folder of `tomat predict`, or a density"

@@ -140,7 +140,6 @@ def _speeds(metrics: Metrics, record: RunRecord) -> dict[str, str]:
 
 
 def _curves(metrics: Metrics) -> list[Any]:
-    """Losses first; every other metric that changes as a small figure; a table of all."""
     curves = metrics.curves
     if not curves:
         return [f"{METRICS_FILE} holds no line yet."]
@@ -184,7 +183,6 @@ def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
 
 
 def _evaluation_sections(found: Mapping[str, Any], free: FreeRunningResult | None) -> list[Section]:
-    """What of its evaluation a run has: whole cells from their structures, the teacher-forced diagnostic."""
     sections = []
     if free is not None:
         words = str(free.settings.get("materials_from", ""))

@@ -110,7 +110,6 @@ def sparklines(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def losses_chart(comparison: Comparison, file: str) -> Chart:
-    """Training losses smoothed, the raw ones faintly behind them, and those held out as points."""
     import numpy as np
 
     series = []

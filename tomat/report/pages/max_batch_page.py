@@ -61,7 +61,6 @@ def probes_table(search: Search) -> Table:
 
 
 def probes_parts(searches: Sequence[Search]) -> list[Part]:
-    """A table for each search, and what ended the probes that did not run."""
     parts: list[Part] = []
     for search in searches:
         failed = sorted((one for one in search.probes if not one.runs), key=lambda one: one.microbatch)

@@ -165,7 +165,6 @@ def quality_table(record: Mapping[str, Any]) -> Table:
 
 
 def _asked(record: Mapping[str, Any]) -> list[Shown]:
-    """The name of a row, and the settings that not all rows have."""
     shared = in_common([row["overrides"] for row in record["rows"]])
 
     def own(row: Row) -> Cell:

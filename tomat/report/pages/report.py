@@ -147,7 +147,6 @@ def setup_facts(record: Mapping[str, Any], breakdown: Breakdown | None) -> Facts
 
 
 def differences(config: Mapping[str, Any], base: Mapping[str, Any] | None) -> Part:
-    """The configuration as a diff against the baseline's."""
     if base is None:
         return "No baseline was named."
     old, name = base["config"], base["run"]
@@ -261,8 +260,6 @@ def write_index(docs_dir: Path) -> Path:
 
 @dataclass(frozen=True)
 class SweepEntry:
-    """A sweep's record, as far as the index shows it."""
-
     sweep: str
     title: str
     n_rows: Count

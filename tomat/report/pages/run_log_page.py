@@ -31,7 +31,6 @@ def write_log_page(log: Log, page: Path) -> Path:
 
 
 def log_sections(log: Log) -> list[Section]:
-    """The contents, then each run and each sweep, with a place for notes below it."""
     sweeps: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in (one for one in log.entries if one.kind == LAB):
         sweeps[str(entry.sweep)].append(entry)
@@ -49,7 +48,6 @@ def log_sections(log: Log) -> list[Section]:
 
 
 def run_parts(entry: Entry) -> list[Part]:
-    """One run in the form of a log that is kept by hand."""
     result = ": ".join(filter(None, (entry.status.upper(), entry.detail)))
     facts: dict[str, Cell] = {"goal": str(entry.about("purpose") or UNKNOWN), "instance": instance(entry)}
     lines = []
@@ -110,7 +108,6 @@ def common_settings(rows: Sequence[Entry]) -> dict[str, Any]:
 
 
 def instance(entry: Entry) -> str:
-    """Devices, host and code of the newest piece that says."""
     words = [_ran_on(entry)]
     if host := entry.about("host"):
         processors = entry.about("processors")

@@ -241,7 +241,6 @@ def _why(error: BaseException) -> str:
 
 
 def _status(error: BaseException) -> int:
-    """What the process of an error exits with."""
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code
     if isinstance(error, RetryableError):

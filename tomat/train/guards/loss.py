@@ -119,7 +119,6 @@ class BadLossGuard:
     _last_step: int = -1
 
     def __call__(self, info: Any) -> None:
-        """Refuse to go on after a bad step, if that is the policy, or as many before it were bad."""
         step, config = int(info.step), self.folder.config.guards
         if step == self._last_step:  # the hooks run once more after the last step
             return

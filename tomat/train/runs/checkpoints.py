@@ -364,7 +364,6 @@ def _damage(path: str, found: Mapping[str, Mapping[str, Any]], content: bytes, r
 
 
 def _listing(files: Any, root: str) -> dict[str, dict[str, Any]]:
-    """What the file system says of each file below `root`, by its name from there."""
     prefix = root.rstrip("/") + "/"
     return {name[len(prefix) :]: info for name, info in files.find(root, detail=True).items()}
 

@@ -28,7 +28,6 @@ def devices_of(event: Mapping[str, Any]) -> FoundDevices | None:
 
 
 def devices_details(found: FoundDevices, asked: str | None) -> dict[str, Any]:
-    """What such an event has of them."""
     return dict(zip(DETAILS, (found.words, found.n_chips, found.n_hosts, asked), strict=True))
 
 

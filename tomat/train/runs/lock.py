@@ -43,8 +43,6 @@ LEASE_TRIES = 4
 
 @dataclass(frozen=True)
 class Holder:
-    """Who trains the run, as it is written down for others to read."""
-
     process: int
     host: str
     machine: str
@@ -142,7 +140,6 @@ class Lease(RunLock):
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Get the lease, waiting for an old one to end, and renew it from now on in a thread."""
         first: bytes | None = None
         since = time.monotonic()
         limit = f"{self._lease_seconds:.0f} s"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted, writing
+from tomat.base.reporting import counted, write_text
 from tomat.hardware.chips import Slice, slice_named
 from tomat.launch import remote
 from tomat.launch.command import Command
@@ -168,10 +168,7 @@ class TpuLaunch:
             unwatched_seconds=None if hours is None else 3600 * hours,
             grace_seconds=STOP_GRACE_SECONDS,
         )
-        path = self.folder / SCRIPT_FILE
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        write_text(self.folder / SCRIPT_FILE, text)
 
     @property
     def sent_environment(self) -> Path:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted, writing
+from tomat.base.reporting import counted, write_bytes
 from tomat.base.shipped import PACK_FILE
 
 CONFIG_FOLDER = "tomat-launch"
@@ -132,10 +132,6 @@ def build_pack(tree: Tree, config_path: Path, overrides: Sequence[str], target: 
         for name in sorted(members):
             info, data = members[name]
             archive.addfile(info, io.BytesIO(data))
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        new = target.with_name(f"{target.name}.new")
-        new.write_bytes(buffer.getvalue())
-        new.replace(target)
+    write_bytes(target, buffer.getvalue())
     sha256 = hashlib.sha256(buffer.getvalue()).hexdigest()
     return Pack(target, sha256, tree.commit, dirty, inside, tuple(overrides))

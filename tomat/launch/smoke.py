@@ -22,7 +22,7 @@ from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.machine import Clock
 from tomat.launch.policy import Ending
 from tomat.launch.supervisor import Supervisor
-from tomat.train.runs.history import Event, Row, last_event, parse_events, parse_metrics
+from tomat.train.runs.history import Event, last_event, parse_events, parse_metrics
 
 STEPS = 20
 MAX_HOURS = 25 / 60
@@ -92,6 +92,9 @@ class Smoke:
         events, rows = parse_events(self._read(HISTORY_FILE))[0], parse_metrics(self._read(METRICS_FILE))[0]
         files, pack, hosts = self._listed(), self.launch.pack, self.launch.slice.n_hosts
         start, resume = last_event(events, "start") or {}, last_event(events, "resume") or {}
+        steps, hashes = [row["step"] for row in rows], sorted({sha[:12] for sha in self.packs})
+        said_steps = f"{counted(len(steps), 'line')} of {counted(len(set(steps)), 'step')}"
+        on_hosts = f"{', '.join(hashes) or 'none'} on {counted(len(self.packs), 'host')}"
         minutes = supervisor.held_hours * 60
         said_cost = _dollars(cost)
         alike = {start.get("pack"), *self.packs} == {pack.sha256} and len(self.packs) == hosts
@@ -105,12 +108,12 @@ class Smoke:
         back = "absent" if self.given_back else f"still there after {GIVE_BACK_SECONDS / 60:.0f} min"
         affordable = None if cost is None or max_cost is None else cost <= max_cost
         judged: list[tuple[str, bool | None, str]] = [
-            ("every host has the pack that was sent", alike, f"{_hashes(self.packs)}, sent {pack.sha256[:12]}"),
+            ("every host has the pack that was sent", alike, f"{on_hosts}, sent {pack.sha256[:12]}"),
             ("the history has the commit", _commit(start) == pack.commit, f"{_commit(start)}, sent {pack.commit}"),
             ("hosts are compared before the first step", None if alone else start.get("hosts") == hosts, at_start),
             _stopped(supervisor, events),
             ("the run resumes where it was, and no step is made again", resume.get("steps_again") == 0, resumed),
-            _steps(rows),
+            (f"{STEPS} steps, each once", steps == list(range(STEPS)), said_steps),
             ("a save is whole", bool(whole), counted(len(whole), "checkpoint")),
             ("the profile is in the bucket", bool(profiles), counted(len(profiles), "trace")),
             ("configuration and page are in the bucket", len(pages) == 2, ", ".join(pages) or "neither"),
@@ -135,17 +138,6 @@ def _stopped(supervisor: Supervisor, events: Sequence[Event]) -> tuple[str, bool
         return name, False, "the run was over before the signal, or did not begin"
     held = Ending.PREEMPTED.value in supervisor.endings
     return name, held, f"after step {stopped['step'] - 1}; attempts: {', '.join(supervisor.endings)}"
-
-
-def _steps(rows: Sequence[Row]) -> tuple[str, bool, str]:
-    steps = [row["step"] for row in rows]
-    said = f"{counted(len(steps), 'line')} of {counted(len(set(steps)), 'step')}"
-    return f"{STEPS} steps, each once", steps == list(range(STEPS)), said
-
-
-def _hashes(packs: Sequence[str]) -> str:
-    found = sorted({sha[:12] for sha in packs})
-    return f"{', '.join(found) or 'none'} on {counted(len(packs), 'host')}"
 
 
 def print_promise(promise: Promise) -> None:

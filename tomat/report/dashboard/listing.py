@@ -104,9 +104,6 @@ class Listing:
         self._lock = threading.Lock()
         self._rows: dict[str, RunRow] = {}
         self._looked = float("-inf")
-        self._reread_until = self._until = float("-inf")
-        self._began = False
-        """Whether this look has read a run that was not known."""
         self._known: dict[str, KeptRow] = {}
         self._read_at: dict[str, float] = {}
         if self._cache is not None:
@@ -120,7 +117,7 @@ class Listing:
             # Not held for long: who asks for less than the whole waits for one look.
             with self._lock:
                 if not self._is_fresh() or (whole and self._unread):
-                    self._look(ANSWER_SECONDS)
+                    self._look()
                 if not (whole and self._unread):
                     return self._rows
             time.sleep(LET_PASS_SECONDS)
@@ -139,29 +136,30 @@ class Listing:
             is_remote(self.place) or find_runs(self.place) == [row.url for row in self._rows.values()]
         )
 
-    def _look(self, seconds: float) -> None:
-        """Look at the place, and read what is new there for so long; of what was never read one at least."""
-        urls, before = find_runs(self.place), dict(self._known)
-        self._began = False
-        self._until, self._reread_until = time.monotonic() + seconds, time.monotonic() + REREAD_SECONDS
-        longest_ago = sorted(urls, key=lambda url: self._read_at.get(url, float("-inf")))
-        found = {url: self._row(url) for url in longest_ago}
+    def _look(self) -> None:
+        """Look at the place, and read what is new there; of what was never read one at least."""
+        urls, before, began = find_runs(self.place), dict(self._known), time.monotonic()
+        found: dict[str, RunRow] = {}
+        n_new = 0
+        for url in sorted(urls, key=lambda url: self._read_at.get(url, float("-inf"))):
+            name = url.rsplit("/", 1)[-1]
+            n_new += url not in self._known
+            if url not in self._known and n_new > 1 and time.monotonic() > began + ANSWER_SECONDS:
+                found[url] = self._rows.get(name) or RunRow(name, url, UNREAD, "")
+            else:
+                found[url] = self._row(name, url, began + REREAD_SECONDS)
         self._rows = {url.rsplit("/", 1)[-1]: found[url].aged() for url in urls}
         self._looked = time.monotonic()
         if self._cache is not None and self._known != before:
             kept = {url: one for url, one in self._known.items() if url in found}
             # A home that takes nothing costs the next start its seconds.
-            with contextlib.suppress(OSError, TomatError):
-                self._cache.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(TomatError):
                 write_text(self._cache, msgspec.json.encode(kept).decode())
 
-    def _row(self, url: str) -> RunRow:
-        name = url.rsplit("/", 1)[-1]
-        if url not in self._known and time.monotonic() > self._until and self._began:
-            return self._rows.get(name) or RunRow(name, url, UNREAD, "")
+    def _row(self, name: str, url: str, reread_until: float) -> RunRow:
         if url not in self._known:
             # Of a damaged run, too, which is never known: those that were not read come first.
-            self._began, self._read_at[url] = True, time.monotonic()
+            self._read_at[url] = time.monotonic()
         try:
             files, root = files_at(url)
             files.invalidate_cache()
@@ -172,7 +170,7 @@ class Listing:
                     mark.append(f"{files.size(path)} {files.modified(path)}" if files.exists(path) else None)
             known, now = self._known.get(url), time.monotonic()
             fresh = now - self._read_at.get(url, float("-inf")) < SURVEY_SECONDS
-            if known is not None and known.mark == mark and (fresh or now > self._reread_until):
+            if known is not None and known.mark == mark and (fresh or now > reread_until):
                 return known.row
             self._read_at[url] = now
             row = _read_row(name, url)

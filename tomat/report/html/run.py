@@ -227,12 +227,7 @@ def recipes_beside(settings: Mapping[str, Any]) -> list[tuple[str, int, dict[str
         its = flatten(read_yaml(path))
         beside = {key: (value, settings.get(key)) for key, value in its.items() if key not in ("run_name", "purpose")}
         recipes.append((name, len(its), {key: both for key, both in beside.items() if not _same(*both)}))
-
-    def distance(recipe: tuple[str, int, dict[str, tuple[Any, Any]]]) -> tuple[float, int, str]:
-        name, n_settings, differing = recipe
-        return len(differing) / n_settings, -n_settings, name
-
-    return sorted(recipes, key=distance)
+    return sorted(recipes, key=lambda recipe: (len(recipe[2]) / recipe[1], -recipe[1], recipe[0]))
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -13,7 +13,7 @@ from tomat.base.documents import mapping, read_json
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.records import Amount, Count, typed
-from tomat.base.report.formats import number, percent
+from tomat.base.report.formats import change, number, percent
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Column, Part, Report, Section, Table, columns
 from tomat.base.reporting import console, counted, write_json
@@ -169,7 +169,7 @@ ERRORS = {
     "absolute_error_median": Column("median error", percent),
     "absolute_error_p90": Column("p90", percent),
     "absolute_error_largest": Column("largest", percent),
-    "error_mean": Column("mean, signed", lambda error: f"{100 * error:+.1f} %"),
+    "error_mean": Column("mean, signed", change),
     "memory_right_share": Column("memory within 1 %", percent),
 }
 """Figures of a `Summary` that the page shows."""

@@ -107,21 +107,18 @@ class RunCheckpointer(Checkpointer):
             logger.warning("%s is there and whole; it is left as it is.", path)
             return
 
-        def committed() -> None:
-            commit()
-            # Those that were never whole, now that a newer one is.
-            while self._partial:
-                if (partial := self._partial.pop()) != path and jax.process_index() == 0:
-                    try:
-                        remove(partial)
-                    except OSError as error:  # they cost space and nothing else
-                        logger.warning("%s could not be removed: %s", partial, error)
-
         def finished() -> None:
             self._cleaning = True
             try:
                 with self._storage.watching(f"removing what step {step} replaces", end_seconds=CLEAN_SECONDS):
-                    committed()
+                    commit()
+                    # Those that were never whole, now that a newer one is.
+                    while self._partial:
+                        if (partial := self._partial.pop()) != path and jax.process_index() == 0:
+                            try:
+                                remove(partial)
+                            except OSError as error:  # they cost space and nothing else
+                                logger.warning("%s could not be removed: %s", partial, error)
             finally:
                 self._cleaning = False
 

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -305,22 +304,25 @@ class Evaluation:
         if info.step == self._last_step:
             return
         began, ended = ProgressEvent.EVALUATION_STARTED, ProgressEvent.EVALUATION_FINISHED
-        try:
-            with progress_event_scope(info.emit_event, began, ended):
-                figures = self._figures(info.eval_model)
+        with progress_event_scope(info.emit_event, began, ended):
+            figures = self._figures(info.eval_model)
+        if figures is not None:
             levanter.tracker.log({f"eval/validation/{name}": x for name, x in figures.items()}, step=info.step)
-        except _Abandoned:
+        else:
             if jax.process_index() == 0:
                 said = f"the evaluation of step {info.step} is abandoned, so that the step is saved"
                 console.print(f"{self._stop.cause}: {said}.")
             self._folder.record("evaluation_abandoned", info.next_step)
         self._last_step = info.step
 
-    def _figures(self, model: LmHeadModel) -> dict[str, float]:
+    def _figures(self, model: LmHeadModel) -> dict[str, float] | None:
+        """None of an evaluation that makes room for the checkpoint."""
         sums: dict[str, float] = defaultdict(float)
         load_seconds = loss_seconds = 0.0
         n_batches, began = 0, time.monotonic()
-        for batch in itertools.islice(self, self._folder.config.trainer.max_eval_batches):
+        for batch in itertools.islice(self._loader, self._folder.config.trainer.max_eval_batches):
+            if jax.process_count() == 1 and self._stop.remaining_seconds < self._stop.grace_seconds / 2:
+                return None
             loaded = time.monotonic()
             for name, value in jax.device_get(self._sums_of_batch(model, batch)).items():
                 sums[name] += float(value)
@@ -340,13 +342,3 @@ class Evaluation:
             "timing/loss_time": loss_seconds,
             "timing/num_batches": float(n_batches),
         }
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
-            if jax.process_count() == 1 and self._stop.remaining_seconds < self._stop.grace_seconds / 2:
-                raise _Abandoned
-            yield batch
-
-
-class _Abandoned(Exception):
-    """The evaluation makes room for the checkpoint."""

@@ -4,7 +4,6 @@ Rows are kept, also for the next dashboard of this user, with sizes and times of
 """
 
 import contextlib
-import datetime
 import hashlib
 import os
 import statistics
@@ -26,8 +25,7 @@ from tomat.base.reporting import first_line, write_text
 from tomat.base.storage import explaining_storage, files_at, is_remote
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import asked_but_not_found
-from tomat.train.runs.history import parse_metrics, read_events
-from tomat.train.runs.record import RunRecord, find_runs, read_config
+from tomat.train.runs.record import find_runs, read_record
 from tomat.train.runs.summary import MFU_STEPS, RunSummary, last_written, summarise
 
 PLAN_FILE = "plan.json"
@@ -196,7 +194,7 @@ def own_path(files: Any, root: str, name: str) -> str:
 
 
 def _read_row(name: str, url: str) -> RunRow:
-    record = _read_ends(url)
+    record = read_record(url, (HEAD_BYTES, TAIL_BYTES))
     whole, partial = survey(url, record.temporary_url)
     summary = summarise(record, whole, len(partial), time.time())
     ran = record.ran
@@ -218,23 +216,3 @@ def _read_row(name: str, url: str) -> RunRow:
         planned_slice=slice_name,
         ran_as_planned=slice_name is not None and not asked_but_not_found(ran.devices, slice_name),
     )  # fmt: skip
-
-
-def _read_ends(url: str) -> RunRecord:
-    """A run's small files, of a long log the first and the last lines alone."""
-    config = read_config(f"{url}/{CONFIG_FILE}")
-    files, root = files_at(url)
-    path = f"{root}/{METRICS_FILE}"
-    content, written = b"", None
-    with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):
-        if files.exists(path):
-            modified = files.modified(path)
-            written = (modified if modified.tzinfo else modified.replace(tzinfo=datetime.UTC)).timestamp()
-            size = files.size(path)
-            if size <= HEAD_BYTES + TAIL_BYTES:
-                content = files.cat_file(path)
-            else:  # both are cut inside a line
-                head = files.cat_file(path, start=0, end=HEAD_BYTES).rpartition(b"\n")[0]
-                content = head + b"\n" + files.cat_file(path, start=size - TAIL_BYTES, end=size).partition(b"\n")[2]
-    rows, _ = parse_metrics(content.decode(errors="replace"))
-    return RunRecord(url, config, rows, (), read_events(url), written)

@@ -142,7 +142,8 @@ def test_a_fork_whose_copy_was_cut_short_is_copied_again(runs):
     # Also for a command that does not name the fork any more: never a run with fresh weights in its place.
     for wanted in (Continuation(), Continuation(fork_of="demo")):
         again = plan_start(config, wanted, runs / "child").settle(datasets)
-        assert again.fork is not None and again.fork.checkpoint.step == 4
+        taken = again.taken("state")
+        assert taken is not None and taken.step == 4
     again.record(datasets)
     again.with_fork_copied()
     assert find_checkpoint(str(runs / "child")).step == 4

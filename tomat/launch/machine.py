@@ -165,10 +165,9 @@ class Machine:
                 ending = self._failed(why) if queue == "FAILED" else self._create()
                 if ending is not None:
                     refused.append(f"{self.launch.zone}: {ending[1]}")
-                    if len(refused) < len(self.zones):
-                        self._next_zone()
-                        continue
                     self._next_zone()
+                    if len(refused) < len(self.zones):
+                        continue
                     return ending[0], "; ".join(refused)
                 began = self.clock.now()
                 continue

@@ -22,7 +22,6 @@ class Ending(enum.Enum):
 
 FAILURES = frozenset({Ending.FAILED, Ending.STORAGE_FAULT, Ending.CHIP_HELD, Ending.HOST_LOST})
 WAITED_FOR = FAILURES - {Ending.HOST_LOST} | {Ending.NO_CAPACITY}
-"""Endings after which the next attempt waits."""
 
 
 def judge(statuses: list[str]) -> tuple[Ending, str]:
@@ -93,7 +92,6 @@ class Health:
 
     policy: RestartPolicy
     short: int = 0
-    """Attempts in a row with fewer than `healthy_steps`."""
     without_step: int = 0
     failures: int = 0
     """In a row, as far as none was healthy: for the wait."""

@@ -51,7 +51,6 @@ class Supervisor:
     _replaces: bool = False
     """What runs on the slice, if anything, is of another pack."""
     _steps: int = 0
-    """That the attempt has made."""
     _quick: int = 0
     """Quick failures in a row on this slice."""
     _replaced: bool = False

@@ -57,8 +57,6 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Parent:
-    """The run that a new run takes its first checkpoint from."""
-
     taken: Taken
     """`state`: model, optimizer state and step (a fork); `weights`: the weights alone (a warm start); `field`: those of
     a field model, which become `model.field`."""
@@ -69,7 +67,6 @@ class Parent:
     """Where its configuration sends its temporary checkpoints; None: beside the permanent ones."""
     checkpoint: Checkpoint
     promolecule: Promolecule | None = None
-    """That a field model has learnt to correct."""
 
     def __str__(self) -> str:
         return f"run '{self.asked}'" if self.taken == "state" else f"'{self.asked}'"

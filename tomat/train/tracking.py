@@ -73,8 +73,6 @@ class JsonLinesTracker(Tracker):
 @TrackerConfig.register_subclass("tomat_jsonl")
 @dataclass
 class JsonLinesTrackerConfig(TrackerConfig):
-    """Writes `metrics.jsonl` on the first process, and nothing elsewhere."""
-
     path: str = METRICS_FILE
 
     def init(self, run_id: str | None) -> Tracker:

@@ -30,7 +30,6 @@ FIGURES: tuple[tuple[Column, Callable[[RunRow], Cell]], ...] = (
     (Column("ran on"), lambda row: row.summary and row.summary.devices),
     (Column("interruptions", number(0)), lambda row: row.summary and row.summary.survived),
 )
-"""What both pages say of a run."""
 
 
 def runs_page(place: str, rows: Iterable[RunRow]) -> str:

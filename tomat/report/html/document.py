@@ -37,7 +37,6 @@ DENSITY_PROGRAMS = ("cell_geometry.js", "density.js")
 """Of `assets/`, in a page that shows a density, in the order in which they need each other."""
 
 DENSITY_KINDS = ("heatmap", "mesh3d", "scatter3d")
-"""Kinds of traces that these draw."""
 
 _DTYPES = {"float32": "f4", "float64": "f8", "int32": "i4", "uint8": "u1"}
 """NumPy's names to those of plotly's typed arrays."""

@@ -19,7 +19,6 @@ class RunRecord:
     """Folder or URL, without a final slash."""
     config: Mapping[str, Any]
     rows: list[Row]
-    """The lines of `metrics.jsonl` in the order they were written."""
     unreadable_lines: tuple[int, ...]
     """Numbers, from 1, of lines that are none."""
     events: list[Event]

@@ -27,12 +27,9 @@ WAITED_FOR = FAILURES - {Ending.HOST_LOST} | {Ending.NO_CAPACITY}
 def judge(statuses: list[str]) -> tuple[Ending, str]:
     said = f"exit status {', '.join(statuses)}"
     # Before a refusal by another host, which may come of the same fault; if not, the next attempt shows it.
-    if str(RETRY_STATUS) in statuses:
-        return Ending.STORAGE_FAULT, said
-    if str(REFUSED_STATUS) in statuses:
-        return Ending.REFUSED, said
-    if str(LOST_STATUS) in statuses:
-        return Ending.HOST_LOST, said
+    causes = {RETRY_STATUS: Ending.STORAGE_FAULT, REFUSED_STATUS: Ending.REFUSED, LOST_STATUS: Ending.HOST_LOST}
+    if found := [ending for status, ending in causes.items() if str(status) in statuses]:
+        return found[0], said
     if set(statuses) == {"0"}:
         return Ending.FINISHED, ""
     if set(statuses) <= {"0", str(STOPPED_STATUS)}:

@@ -96,21 +96,19 @@ class Smoke:
         said_steps = f"{counted(len(steps), 'line')} of {counted(len(set(steps)), 'step')}"
         on_hosts = f"{', '.join(hashes) or 'none'} on {counted(len(self.packs), 'host')}"
         minutes = supervisor.held_hours * 60
-        said_cost = _dollars(cost)
         alike = {start.get("pack"), *self.packs} == {pack.sha256} and len(self.packs) == hosts
-        alone = hosts == 1
+        compared = None if hosts == 1 else start.get("hosts") == hosts
         at_start = f"begun on {counted(start.get('hosts') or 0, 'host')} of {hosts}"
         resumed = f"resumed at step {resume.get('step', 'none')}, {resume.get('steps_again', 'no')} steps again"
         whole = [name for name in files if re.fullmatch(rf"{CHECKPOINT_FOLDER}/step-\d+/{METADATA_FILE}", name)]
         profiles = [name for name in files if re.fullmatch(rf"{PROFILER_FOLDER}/.*\.xplane\.pb", name)]
         pages = sorted({CONFIG_FILE, PAGE_FILE} & set(files))
-        in_time = minutes <= MAX_HOURS * 60
         back = "absent" if self.given_back else f"still there after {GIVE_BACK_SECONDS / 60:.0f} min"
         affordable = None if cost is None or max_cost is None else cost <= max_cost
         judged: list[tuple[str, bool | None, str]] = [
             ("every host has the pack that was sent", alike, f"{on_hosts}, sent {pack.sha256[:12]}"),
             ("the history has the commit", _commit(start) == pack.commit, f"{_commit(start)}, sent {pack.commit}"),
-            ("hosts are compared before the first step", None if alone else start.get("hosts") == hosts, at_start),
+            ("hosts are compared before the first step", compared, at_start),
             _stopped(supervisor, events),
             ("the run resumes where it was, and no step is made again", resume.get("steps_again") == 0, resumed),
             (f"{STEPS} steps, each once", steps == list(range(STEPS)), said_steps),
@@ -118,8 +116,8 @@ class Smoke:
             ("the profile is in the bucket", bool(profiles), counted(len(profiles), "trace")),
             ("configuration and page are in the bucket", len(pages) == 2, ", ".join(pages) or "neither"),
             ("the hosts give the slice back themselves", self.given_back, back),
-            ("it ends in time", in_time, f"{minutes:.1f} min with a slice, of {MAX_HOURS * 60:.0f}"),
-            ("it costs no more than was said", affordable, f"{said_cost} of {_dollars(max_cost)}"),
+            ("it ends in time", minutes <= 60 * MAX_HOURS, f"{minutes:.1f} min with a slice, of {MAX_HOURS * 60:.0f}"),
+            ("it costs no more than was said", affordable, f"{_dollars(cost)} of {_dollars(max_cost)}"),
         ]
         return [Promise(*one) for one in judged]
 

@@ -39,7 +39,6 @@ DEFAULT_ATTENTION_TILES = ("1024,512,1024,512", "1024,256,1024,256", "2048,512,2
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat bench`."""
     whole = subparsers.add_parser("bench", help="measure parts of tomat on this machine")
     whole.moved = {name: f"`python {script}` in a checkout of tomat" for name, script in STUDIES.items()}
     benches = whole.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, dest="benchmark")
@@ -89,7 +88,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out one benchmark."""
     return importlib.import_module(MODULES[args.benchmark]).run(args)
 
 

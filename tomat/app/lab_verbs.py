@@ -32,7 +32,6 @@ OF_A_WINDOW = ("rounds", "repeats", "window_seconds", "steps", "warmup_steps", "
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verbs `lab run`, `lab max_batch` and `lab quality`."""
     verbs = add_verbs(subparsers, "lab", "measure settings of a step: sweeps, the largest batch, what they learn")
     run = add_verb(verbs, "run", "measure every row of a sweep beside its base", _run_lab)
     _add_sweep(run, "lab-demo", "only this row; repeatable")

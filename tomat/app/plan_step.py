@@ -60,7 +60,6 @@ def stages_of(
 
 
 def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> tuple[Plan, dict[str, Any]]:
-    """The plan of the step, compiled, and its report."""
     with stages_of(args, path, overrides) as (config, slice_, show):
         table = None
         if args.codec is not None:
@@ -82,7 +81,6 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
 
 
 def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str]) -> dict[str, Any]:
-    """The report of the decoders that `--decode` names."""
     with stages_of(args, path, overrides) as (config, slice_, show):
         from tomat.model.any_decoder import is_field
         from tomat.perf.plan.decode import cell_of, plan_decoder

@@ -51,7 +51,6 @@ OF_A_STEP = ("sweep", "runs", "max_batch", "calibrate", "record", "docs", "emit"
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat plan`."""
     text = "compile the training step for a TPU slice without one: memory, cycles, MFU"
     form = argparse.RawDescriptionHelpFormatter
     parser = add_verb(subparsers, "plan", text, _run_plan, epilog=EPILOG, formatter_class=form)

@@ -42,7 +42,6 @@ LEGEND = "\n".join(f"  {heading:16} {meaning}" for heading, meaning in COLUMNS)
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verbs `runs list`, `show`, `verify`, `log`, `compare` and `serve`."""
     verbs = add_verbs(subparsers, "runs", "look at runs: state, losses, what they survived; their log; compare")
     for name, text, place, run in (
         ("list", "the runs in a folder or bucket, one a line", "folder or gs:// URL of runs, or of one", _run_list),

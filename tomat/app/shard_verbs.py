@@ -39,7 +39,6 @@ NO_CHECKSUM = "no checksum of its own: written before manifests had one"
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat tokens` and `tomat shards`."""
     verbs = add_verbs(subparsers, "tokens", "look at sequences")
     show = add_verb(verbs, "show", "a sequence in words", _run_show)
     show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")

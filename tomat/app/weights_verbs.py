@@ -20,7 +20,6 @@ PARTS = ("mlp", "attention", "embedding", "environment")
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat export` and `tomat compress`."""
     export = subparsers.add_parser(
         "export",
         help="a run's model as safetensors, in a folder that predicts",

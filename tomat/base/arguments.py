@@ -123,7 +123,6 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line."""
         said = self._near() or f"{message.rstrip('.')}."
         raise TomatError(f"{said} `{self.prog} --help` says what is expected.")
 

@@ -131,7 +131,6 @@ def _extra(value: Any, found: Any) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """The start of a value in one line."""
     if isinstance(value, int) and abs(value) > 10**100:
         return f"a number of {value.bit_length()} bits"  # Python refuses to write one of more than 4,300 digits
     text = repr(value) if not isinstance(value, Mapping | list) else f"{type(value).__name__} of {len(value)}"

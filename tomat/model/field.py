@@ -44,8 +44,6 @@ MOST_DEVIATIONS = 8.0
 @LmConfig.register_subclass("field")
 @dataclass(frozen=True)
 class FieldConfig(FieldShape, LmConfig):
-    """Knobs of the field model (`model.type: field`)."""
-
     max_seq_len: int = 0
     """Voxels of a row, filled in from the data; 0: not known yet."""
     max_atoms: int = 160
@@ -187,8 +185,6 @@ invariant]."""
 
 
 class FieldModel(LmHeadModel[FieldConfig]):
-    """From atoms and places to densities."""
-
     members: list[FieldMember]
     field_config: FieldConfig = eqx.field(static=True)
     vocab: Axis = eqx.field(static=True)

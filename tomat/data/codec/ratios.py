@@ -37,7 +37,6 @@ class RatioHistogram:
 
     @property
     def material_ids(self) -> set[str]:
-        """Names of the materials counted, as far as they were given."""
         return self.voxels.material_ids
 
     @property

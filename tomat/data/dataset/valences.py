@@ -167,7 +167,6 @@ pymatgen's `Potcar`, which wants whole data sets and takes seconds to import."""
 
 
 def potcar_beside(path: str) -> Path | None:
-    """The POTCAR in the folder of a local file; None where there is none."""
     if "://" in path:
         return None
     return next((place for name in POTCAR_NAMES if (place := Path(path).with_name(name)).is_file()), None)

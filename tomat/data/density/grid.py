@@ -69,7 +69,6 @@ class DensityGrid:
 
     @property
     def grid_shape(self) -> tuple[int, int, int]:
-        """Voxels along a, b, c."""
         nx, ny, nz = self.rho.shape
         return nx, ny, nz
 

@@ -24,8 +24,6 @@ ACCEPTABLE = {
 
 @dataclass(frozen=True)
 class ReadRules:
-    """How densities are read."""
-
     species: tuple[str, ...] = ()
     """Elements of a VASP 4 CHGCAR, which names none, in the order of its counts."""
     accept: tuple[str, ...] = ()
@@ -70,7 +68,6 @@ def refuse_rules(species: Sequence[str] | None, accept: Sequence[str] | None, wh
 
 
 def rules_of(species: Sequence[str] | None, accept: Sequence[str] | None) -> ReadRules:
-    """The rules that the flags of `add_rule_flags` give."""
     return ReadRules(tuple(species or ()), tuple(accept or ()))
 
 

@@ -40,8 +40,6 @@ SEPARATOR = "|"
 
 @dataclass(frozen=True)
 class Compression:
-    """What becomes of the matrices."""
-
     scheme: Scheme
     group: int
     bits: Mapping[Part, int]

@@ -92,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_tuning(parser: argparse.ArgumentParser, name: str, tiles: Sequence[str], sizes: str) -> None:
-    """The shape and the candidates of a tuning, cache and limits, and whether its best goes into the table."""
     add_flag(parser, "--slice", "v6e-1", "one chip of it")
     add_flag(parser, "--batch", 8, "sequences on the chip", type=positive_int)
     add_flag(parser, "--positions", 8192, "tokens of a sequence", type=positive_int)

@@ -56,7 +56,6 @@ def _add_source(fit: argparse.ArgumentParser) -> None:
 
 
 def _inputs(args: argparse.Namespace) -> "DensityInputs":
-    """What the flags of `_add_source` name."""
     from tomat.data.tokens.pipeline.sources import demo_inputs, path_inputs
 
     if args.demo:

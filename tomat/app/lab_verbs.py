@@ -78,7 +78,6 @@ def _add_sweep(parser: argparse.ArgumentParser, example: str, row: str) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser, row_seconds: float) -> None:
-    """What a start may take, and the log that says what became of it."""
     add_flag(parser, "--row_seconds", row_seconds, "longest that a start of a row may take", type=positive_float)
     text = "most memory of a device; on a CPU of the process, which is ended beyond it"
     parser.add_argument("--memory_limit_gib", type=positive_float, help=text)

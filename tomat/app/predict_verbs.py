@@ -181,7 +181,6 @@ def _run_predict(args: argparse.Namespace) -> int:
 
 
 def _said(line: dict[str, Any], skipped: bool) -> list[str]:
-    """What is printed of a structure."""
     if "error" in line:
         return [f"{line['name']}: failed"]
     if skipped:

@@ -208,7 +208,6 @@ def _run_serve(args: argparse.Namespace) -> int:
 
 
 def _cells(summary: "RunSummary") -> list[str]:
-    """A summary as the columns of `list`."""
     losses = (summary.first_loss, summary.last_loss, summary.validation_loss)
     first, last, validation = ("-" if loss is None else f"{loss:.4f}" for loss in losses)
     return [

@@ -194,7 +194,6 @@ OF_A_SPLIT = ("split", "block_rows", "patches_per_material", "seed", "n_density_
 
 
 def set_figures(manifest: Any) -> dict[str, Any]:
-    """What is reported of every shard set."""
     from tomat.data.tokens.clipping import clipped_figures
 
     found = {name: getattr(manifest, name) for name in OF_A_SET} | clipped_figures(manifest.clipped)

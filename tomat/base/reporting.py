@@ -28,7 +28,6 @@ from tomat.base.errors import PASSING_ERRNOS, RetryableError, TomatError
 @dataclass
 class Verbosity:
     quiet: bool = False
-    """Whether results, warnings and errors are all that is said."""
     log_level: int = logging.WARNING
     """Below it nothing is logged to the terminal."""
     logs: bool = False
@@ -173,18 +172,15 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to the local file `path` in one step."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
 def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
-    """Write `value` to the local file `path` as `dump_json` gives it, in one step."""
     write_text(path, dump_json(value))
 
 
 def write_report(path: Path | None, figures: Mapping[str, Any]) -> None:
-    """Write a verb's figures as `write_json` does, if `--json` names a file."""
     if path is not None:
         write_json(path, figures)
 

@@ -98,7 +98,6 @@ def is_remote(place: str) -> bool:
 PLACEHOLDER = re.compile(r'Invalid GCS bucket name: "BUCKET"')
 """What TensorStore says of the address that the recipes of pods have in the place of a user's."""
 READ_REMEDY = "Give this user the right to read it."
-"""Of a file that this user may not read."""
 
 
 @contextlib.contextmanager

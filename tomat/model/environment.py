@@ -151,8 +151,6 @@ def environment_tables(
 
 
 class Sums(eqx.Module):
-    """What is computed of the atoms at each position."""
-
     features: NamedArray
     """[batch, position, sum], the compute type."""
     expected: NamedArray | None

@@ -203,7 +203,6 @@ class FieldModel(LmHeadModel[FieldConfig]):
         return self.vocab
 
     def sums(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> AtomSums:
-        """Of the atoms near each group of places."""
         numbers = atoms.numbers.rearrange(("batch", "group", "atom")).array
         positions = atoms.positions.rearrange(("batch", "group", "atom", "xyz")).array
         places = atoms.places.rearrange(("batch", "position", "xyz")).array
@@ -266,7 +265,6 @@ class FieldModel(LmHeadModel[FieldConfig]):
         return in_blocks(block, places)
 
     def moments(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> Moments:
-        """Of the voxels of some rows."""
         sums = self.sums(atoms, tables)
         told = jnp.stack([member.invariants(sums, tables).astype(jnp.float32) for member in self.members])
         told = told.reshape(len(self.members), -1, told.shape[-1])

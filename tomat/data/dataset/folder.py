@@ -328,8 +328,6 @@ def choose_codec(
 
 @dataclass(frozen=True)
 class _Record:
-    """What the data in a folder were made of."""
-
     request: FolderRequest
     materials: list[Material]
     validation_formulas: list[str]

@@ -28,8 +28,6 @@ _OF_COUNTS = "the densities' electron counts"
 
 @dataclass(frozen=True)
 class Potcars:
-    """What the POTCARs beside densities state."""
-
     valences: Mapping[int, tuple[float, str]] = field(default_factory=dict)
     """By atomic number: the electrons, and the first file that says so."""
     differing: Mapping[int, str] = field(default_factory=dict)

@@ -46,7 +46,6 @@ DEFAULT_RULES = ReadRules()
 
 
 def add_rule_flags(parser: argparse.ArgumentParser) -> None:
-    """Add `--species` and `--accept` to a verb that reads densities."""
     parser.add_argument(
         "--species",
         nargs="+",

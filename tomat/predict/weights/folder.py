@@ -79,7 +79,6 @@ class StoredWeights:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """All of them unpacked, by name."""
         return {name: its.values() if isinstance(its, Quantised) else its for name, its in self.stored.items()}
 
 

@@ -208,11 +208,7 @@ def json_on_standard_output() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def as_asked(args: argparse.Namespace) -> Iterator[None]:
-    """What the flags ask for holds inside, and what held before after it.
-
-    Raises:
-        TomatError: Both quiet and verbose.
-    """
+    """What the flags ask for holds inside, and what held before after it."""
     quiet, verbose = getattr(args, "quiet", False), getattr(args, "verbose", False)
     if quiet and verbose:
         raise TomatError("--quiet and --verbose are both there; leave one of them out.")

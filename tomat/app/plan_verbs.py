@@ -187,7 +187,7 @@ def _published(args: argparse.Namespace) -> int:
     from tomat.base.report.terminal import show
     from tomat.perf.tuning.published_runs import keep_runs, published_sweep, read_published_runs
     from tomat.perf.tuning.sweep import run_sweep
-    from tomat.report.pages.published_page import write_published_page
+    from tomat.report.pages.sweep_pages import write_published_page
 
     runs, wrong = read_published_runs(args.runs)
     for line in wrong:
@@ -218,7 +218,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         with Stages() as stages:
             record = calibrate(tracking_dir, added=added, only_new=not args.calibrate, on_stage=stages.show, **how)
         from tomat.perf.tuning.published_runs import RUNS_FILE
-        from tomat.report.pages.published_page import write_published_page
+        from tomat.report.pages.sweep_pages import write_published_page
 
         if (tracking_dir / RUNS_FILE).is_file():
             console.print(f"wrote {write_published_page(tracking_dir)[0]}", highlight=False)

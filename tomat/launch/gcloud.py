@@ -67,7 +67,6 @@ class TpuLaunch:
     tpu_name: str
     """Name of the TPU VM; a queued resource gets it with `-qr` behind."""
     output_dir: str
-    """Of the run; the pack lies in the run's folder there."""
     pack: Pack
     project: str | None = None
     """None: gcloud's own."""

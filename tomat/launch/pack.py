@@ -22,7 +22,6 @@ from tomat.base.shipped import PACK_FILE
 CONFIG_FOLDER = "tomat-launch"
 """In a pack: holds the configuration as it was, under its own name."""
 NO_COMMIT = "uncommitted"
-"""Commit of a repository that has none yet."""
 OWN_FOLDER = "runs/"
 """What tomat itself writes into a checkout, and never sends."""
 MAX_MEGABYTES = 300

@@ -64,7 +64,6 @@ class Smoke:
     run: Callable[[Command], Result]
     clock: Clock
     packs: list[str] = field(default_factory=list)
-    """Of each host the hash of the pack that it has."""
     given_back: bool = False
     """By its hosts."""
 

@@ -46,7 +46,6 @@ class StopRequest:
         self.cause = ""
         """`SIGTERM`, `Ctrl-C`, or the notice that was read; empty while nobody asked."""
         self.agreed = False
-        """`reached` has answered yes."""
         self.unsaved = False
         """Steps have been done since the last checkpoint that is complete."""
         self.step = 0

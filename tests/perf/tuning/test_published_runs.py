@@ -18,7 +18,7 @@ from tomat.perf.tuning.published_runs import (
     published_sweep,
     read_published_runs,
 )
-from tomat.report.pages.published_page import write_published_page
+from tomat.report.pages.sweep_pages import write_published_page
 
 ROW = {
     "id": "small", "source": "a file", "date": "2025-06-27", "family": "llama", "num_layers": 6, "hidden_dim": 512,

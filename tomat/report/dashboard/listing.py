@@ -41,7 +41,6 @@ SURVEY_SECONDS = 30.0
 REREAD_SECONDS = 0.1
 """Of a look, for such runs; the others of them wait for the next. A run takes 8 ms, 5 of them for its YAML."""
 DAMAGED = "damaged"
-"""State of a run whose files cannot be read."""
 UNREAD = "reading"
 """State of a run that is known by its name alone until the next look."""
 ANSWER_SECONDS = 0.25

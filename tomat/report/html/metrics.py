@@ -14,7 +14,6 @@ from tomat.base.storage import explaining_storage, files_at
 from tomat.train.runs.history import metrics_row
 
 NOT_CURVES = ("step", "global_step", "run_progress")
-"""Keys of a line that are the step in other words."""
 
 
 @dataclass(frozen=True)

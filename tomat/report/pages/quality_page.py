@@ -39,7 +39,6 @@ ERRORS = {
     "held_out_nmae_median": "NMAE, teacher-forced",
     "held_out_nemd": "NEMD, teacher-forced",
 }
-"""Held-out errors, fractions, and their headings."""
 SPEED, LOSS = "tokens_per_second_median", "validation_loss"
 EMBEDDED = "the embedded training compounds"
 Row = Mapping[str, Any]

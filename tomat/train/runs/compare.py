@@ -18,7 +18,6 @@ from tomat.train.runs.summary import Figures, read_evaluation, run_figures, step
 
 MOST_RUNS = 8
 WINDOWS = 20
-"""Of the steps, in the table of losses."""
 SAME_LOSS = ("loss.", "data.vocabulary_rows")
 """Settings that decide what a loss is; one that differs makes losses incomparable."""
 ONLY_SPEED = ("loss.block_positions", "loss.kernel", "loss.tiles", "loss.interpret")

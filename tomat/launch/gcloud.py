@@ -16,8 +16,7 @@ from tomat.launch import remote
 from tomat.launch.command import Command
 from tomat.launch.pack import Pack
 from tomat.launch.record import NOW_FILE, RECORD_FILE
-from tomat.launch.remote import ENV_FILE, FOLDER
-from tomat.launch.watchdog import SCRIPT_FILE, watchdog_script
+from tomat.launch.remote import ENV_FILE, FOLDER, SCRIPT_FILE, watchdog_script
 
 RUNTIME_VERSIONS: Mapping[str, str] = {
     "v6e": "v2-alpha-tpuv6e",

@@ -23,7 +23,7 @@ LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
 
 
-class JsonLinesTracker(Tracker):
+class JsonLinesTracker(NoopTracker):
     """Gathers what is logged for a step and writes it as one line once it is committed, or the next step comes."""
 
     name = "jsonl"
@@ -37,12 +37,6 @@ class JsonLinesTracker(Tracker):
         on, which would leave a hole in the log; so it is kept here, for the guards to raise."""
         self._step: int | None = None
         self._pending: dict[str, Any] = {}
-
-    def log_hyperparameters(self, hparams: Mapping[str, Any]) -> None: ...  # they are in the run's config.yaml
-
-    def log_summary(self, metrics: Mapping[str, Any]) -> None: ...
-
-    def log_artifact(self, artifact_path: Any, *, name: str | None = None, type: str | None = None) -> None: ...
 
     def log(self, metrics: Mapping[str, Any], *, step: int | None, commit: bool | None = None) -> None:
         """Add `metrics` to the line of `step`, and write it if they are its last (`commit`); metrics without a step are

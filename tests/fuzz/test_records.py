@@ -37,8 +37,8 @@ from tomat.predict.weights.folder import WEIGHTS_FILE, read_weights, write_weigh
 from tomat.report.html.density import predictions_page
 from tomat.report.html.document import page_html
 from tomat.report.html.kinds import page_of
-from tomat.report.pages.kernels_page import _kept as kept_kernels
-from tomat.report.pages.kernels_page import kernels_report
+from tomat.report.pages.calibration_page import _kept as kept_kernels
+from tomat.report.pages.calibration_page import kernels_report
 from tomat.report.pages.max_batch_page import probes_parts
 from tomat.report.pages.report import write_index
 from tomat.report.sweep import epochs_parts, measured_table

@@ -204,16 +204,13 @@ def _published(args: argparse.Namespace) -> int:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
+    from tomat.report.pages.calibration_page import calibrate, calibrate_kernels
 
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
     how = compile_arguments(args)
     if args.kernels is not None:
-        from tomat.report.pages.kernels_page import calibrate_kernels
-
         record = calibrate_kernels(args.kernels, tracking_dir, chips=args.chip, workers=args.workers, **how)
     else:
-        from tomat.report.pages.calibration_page import calibrate
-
         added = [] if args.record is None else _measurements(args.record)
         with Stages() as stages:
             record = calibrate(tracking_dir, added=added, only_new=not args.calibrate, on_stage=stages.show, **how)

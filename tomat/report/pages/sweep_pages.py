@@ -16,7 +16,6 @@ from tomat.measure.lab.record import record_path as lab_path
 from tomat.perf.cost import chip_model
 from tomat.perf.plan.calibration import Calibration
 from tomat.perf.tuning.published_runs import NAME, kept_runs
-from tomat.perf.tuning.sweep import REMEDY, rows_on_record
 from tomat.perf.tuning.sweep import record_path as plans_path
 from tomat.perf.tuning.sweep_record import REMEDY, SweepRecord, read_record, rows_on_record
 from tomat.perf.tuning.sweep_rows import RowRecord
@@ -54,16 +53,16 @@ def lab_report_of(path: Path) -> Report:
 
 def sweep_report_of(path: Path) -> Report:
     """What the record of a sweep of plans says, beside the measurements of its tracking folder."""
-    record = read_record(path, SweepRecord[RowRecord], REMEDY)
-    beside = path.parent.name == SWEEPS_DIR
-    return planned_report(record, rows_of_record(lab_path(path.parents[1], record["sweep"])) if beside else {})
+    record = read_record(path, SweepRecord[RowRecord])
+    measured = lab_path(path.parents[1], record["sweep"])
+    return planned_report(record, rows_on_record(measured, LabRow) if path.parent.name == SWEEPS_DIR else {})
 
 
 def write_published_page(tracking_dir: Path) -> tuple[Path, Report]:
     """Write (or bring up to date) the page of what is on record in `tracking_dir`, with its pods and kernels."""
     kernels = tracking_dir / chip_model.RECORD_FILE
     chips = mapping(read_json(kernels, "Restore it.")).get("chips") if kernels.is_file() else None
-    rows = rows_on_record(plans_path(tracking_dir, NAME))
+    rows = rows_on_record(plans_path(tracking_dir, NAME), RowRecord)
     report = published_report(kept_runs(tracking_dir), rows, Calibration.load(tracking_dir).rows, mapping(chips))
     page = update_page(tracking_dir / f"{NAME}.md", report, tracking_dir / FIGURES_DIR)
     write_index(tracking_dir)

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fitted_codec import fitted_codec
 from fuzz_damage import VALUE_DAMAGE, damaged_document, damaged_file, fuzz_file, fuzz_json, fuzz_lines
 from hypothesis import strategies as st
 from pwscf import RECORD, _kept
+from saved_checkpoint import save_checkpoint
 from small_promolecule import skewed_density
 
 from tomat.base.errors import TomatError
 from tomat.base.records import read_typed
 from tomat.base.report.markdown import markdown
 from tomat.data.codec.files import load_codec, write_codec
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.codec.report import codec_figures, draw_codec
 from tomat.data.dataset.survey import Material, _answers
 from tomat.data.density.espresso import ReciprocalList, read_coefficients, write_charge_density
@@ -42,7 +42,7 @@ from tomat.report.pages.calibration_page import kernels_report
 from tomat.report.pages.max_batch_page import probes_parts
 from tomat.report.pages.report import write_index
 from tomat.report.sweep import epochs_parts, measured_table
-from tomat.train.runs.checkpoints import array_shapes, examine, write_checksums
+from tomat.train.runs.checkpoints import array_shapes, examine
 
 TRACKING = Path(__file__).parents[2] / "docs" / "tracking"
 
@@ -157,9 +157,7 @@ def test_weights(tmp_path: Path):
 
 
 def test_codec_figures(tmp_path: Path):
-    histogram = DensityHistogram()
-    histogram.add(np.geomspace(1e-4, 10, 4000).astype(np.float32))
-    write_codec(fit_codec(histogram, 8), tmp_path / "codec.json")
+    write_codec(fitted_codec(8, np.geomspace(1e-4, 10, 4000)), tmp_path / "codec.json")
     record = json.loads((tmp_path / "codec.json").read_text())
     whole, tables = load_codec(tmp_path / "codec.json"), record["sha256"]
 
@@ -214,17 +212,7 @@ def test_charge_density_of_quantum_espresso(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["metadata.json", "manifest.json", "checksums.json"])
 def test_checkpoint(tmp_path: Path, name: str):
-    import tensorstore as ts
-
-    path = tmp_path / "step-3"
-    path.mkdir()
-    arrays = [{"path": "model/a", "shape": [8], "dtype": "float32"}]
-    (path / "manifest.json").write_text(json.dumps({"format_version": 1, "arrays": arrays}))
-    kvstore = {"driver": "ocdbt", "base": f"file://{path}/", "path": "model/a"}
-    store = ts.open({"driver": "zarr3", "kvstore": kvstore}, create=True, dtype="float32", shape=(8,)).result()
-    store.write(np.ones(8, np.float32)).result()
-    write_checksums(str(path))
-    (path / "metadata.json").write_text(json.dumps({"step": 3, "timestamp": "2026-01-02T03:04:05"}))
+    path = save_checkpoint(tmp_path, 3, {"model/a": (8,)}, checksums=True)
     document = json.loads((path / name).read_text())
 
     def read(place: Path) -> None:

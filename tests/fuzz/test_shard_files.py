@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fitted_codec import fitted_codec
 from fuzz_damage import BYTE_DAMAGE, damaged_bytes, damaged_file, damaged_texts, fuzz
 from hypothesis import strategies as st
 from relative_codec import relative_codec
@@ -24,7 +25,6 @@ from tomat.base.documents import CHECKSUM_KEY, with_checksum
 from tomat.base.storage import Store
 from tomat.data.codec.files import codec_from_text, codec_text
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, RadialBasis
@@ -61,9 +61,7 @@ def density(name: str) -> DensityGrid:
 
 @pytest.fixture(scope="module")
 def codec():
-    histogram = DensityHistogram()
-    histogram.add(np.geomspace(1e-3, 100, 3000, dtype=np.float32))
-    return fit_codec(histogram, 40)
+    return fitted_codec(40, np.geomspace(1e-3, 100, 3000))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from json_keys import assert_keys_of_before
+from tiny_run import DEMO
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import STOPPED_STATUS
@@ -22,7 +23,6 @@ from tomat.perf.tuning.sweep_config import load_sweep
 from tomat.report.pages.quality_page import quality_table, write_quality_page
 from tomat.train.settings.config import load_config
 
-DEMO = Path(__file__).parents[3] / "configs" / "train" / "demo-decoder.yaml"
 SEEDS = (0, 1, 2)
 
 

@@ -21,7 +21,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import write_report
 from tomat.perf.timed_kernels.programs import Compiler, installed_compiler
 from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_cells, read_timings
-from tomat.report.pages.kernels_page import calibrate_kernels
+from tomat.report.pages.calibration_page import calibrate_kernels
 
 
 def libtpu_in(folder: Path) -> Compiler:

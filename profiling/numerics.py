@@ -19,7 +19,7 @@ from tomat.base.overrides import read_yaml
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, to_jsonable, write_json, write_report
 from tomat.measure.lab.curves import window_means
-from tomat.measure.lab.quality import Quality, QualityRow, against_base, has_loss_of, seeds_of, train_study
+from tomat.measure.lab.quality import Quality, QualityRow, against_base, has_loss_of, seeds_of
 from tomat.measure.lab.record import record_path
 from tomat.perf.tuning.sweep_config import SweepConfig, check_keys, sweep_of
 from tomat.report.pages.quality_page import page_path, quality_table, write_quality_page
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.compare_only:
         study.read()
     else:
-        train_study(study, trained)
+        study.run(trained)
     if failed := [why for row in study.rows.values() for why in row.failed.values()]:
         raise TomatError(failed[0])
     record, report = study.record(), numerics_report(study)

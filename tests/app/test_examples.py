@@ -34,6 +34,10 @@ NOT_RUN = {
 """Why, by the words that an example begins with."""
 
 
+LESS = {"train": TINY_FIELD, "retokenize": ["--workers", "1"]}
+"""Words by verb with which an example takes seconds."""
+
+
 def why_not(line: str) -> str | None:
     return next((why for words, why in NOT_RUN.items() if f"{line} ".startswith(f"tomat {words} ")), None)
 
@@ -73,7 +77,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capfd):
         for begin in [begin for begin in prepare if line.startswith(f"tomat {begin}")]:
             prepare.pop(begin)()
         words = shlex.split(line, comments=True)[1:]
-        status = main([*words, *(TINY_FIELD if words[0] == "train" else [])])
+        status = main([*words, *LESS.get(words[0], [])])
         told = capfd.readouterr()
         if status != 0:
             failed.append(f"{line}: {status}, {told.err[-500:]}")

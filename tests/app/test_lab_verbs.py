@@ -4,17 +4,16 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
+from forked import Forked, until
 from json_keys import assert_keys_of_before
 from reported import reported
-from tiny_run import DEMO, tiny_run, tomat
+from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
 from tomat.measure.lab.run import alone_in
@@ -107,20 +106,14 @@ def test_the_largest_batch_is_searched_with_real_steps(tmp_path, work):
 
 def test_ctrl_c_stops_at_once_and_leaves_nobody(tmp_path, work):
     sweep = sweep_file(tmp_path, [{"name": "a"}])
-    lab = subprocess.Popen(
-        tomat(*words("run", tmp_path, sweep)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    lab = Forked(*words("run", tmp_path, sweep), before="import os; os.setsid()")
     # Not before the row's process is there: one that imports takes longer to notice.
-    assert any("reading the configuration" in line for line in lab.stderr)
+    assert until(lambda: "reading the configuration" in lab.said() or lab.poll() is not None, 120.0)
     os.killpg(lab.pid, signal.SIGINT)
-    said = lab.communicate(timeout=60)[1]
+    said = lab.communicate(timeout=60)[0]
     assert lab.returncode == 130, said
     assert "Traceback" not in said
-    deadline = time.monotonic() + 60
-    while left := alive_in(lab.pid):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    assert until(lambda: not alive_in(lab.pid), 60.0), alive_in(lab.pid)
     assert not list((work / "scratch").glob("*"))
 
 

@@ -10,38 +10,39 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fitted_codec import fitted_codec
 from fuzz_damage import VALUE_DAMAGE, damaged_document, damaged_file, fuzz_file, fuzz_json, fuzz_lines
 from hypothesis import strategies as st
 from pwscf import RECORD, _kept
+from saved_checkpoint import save_checkpoint
 from small_promolecule import skewed_density
 
 from tomat.base.errors import TomatError
 from tomat.base.records import read_typed
 from tomat.base.report.markdown import markdown
 from tomat.data.codec.files import load_codec, write_codec
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.codec.report import codec_figures, draw_codec
 from tomat.data.dataset.survey import Material, _answers
 from tomat.data.density.espresso import ReciprocalList, read_coefficients, write_charge_density
 from tomat.data.density.geometry import BOHR_A
 from tomat.hardware.chips import slice_named
 from tomat.measure.lab.max_batch import MaxBatchRecord
-from tomat.measure.lab.record import rows_of_record
+from tomat.measure.lab.record import LabRow
 from tomat.perf.cost.chip_model import ChipModel
 from tomat.perf.cost.memory import read_memory
-from tomat.perf.tuning.sweep import rows_on_record
+from tomat.perf.tuning.sweep_record import rows_on_record
+from tomat.perf.tuning.sweep_rows import RowRecord
 from tomat.predict.inference.folder import LINES_FILE, _is_whole, _read_lines
 from tomat.predict.weights.folder import WEIGHTS_FILE, read_weights, write_weights
 from tomat.report.html.density import predictions_page
 from tomat.report.html.document import page_html
 from tomat.report.html.kinds import page_of
-from tomat.report.pages.kernels_page import _kept as kept_kernels
-from tomat.report.pages.kernels_page import kernels_report
+from tomat.report.pages.calibration_page import _kept as kept_kernels
+from tomat.report.pages.calibration_page import kernels_report
 from tomat.report.pages.max_batch_page import probes_parts
 from tomat.report.pages.report import write_index
 from tomat.report.sweep import epochs_parts, measured_table
-from tomat.train.runs.checkpoints import array_shapes, examine, write_checksums
+from tomat.train.runs.checkpoints import array_shapes, examine
 
 TRACKING = Path(__file__).parents[2] / "docs" / "tracking"
 
@@ -55,7 +56,7 @@ def shortened(path: Path, key: str, rows: int) -> dict[str, Any]:
 def test_lab_record(tmp_path: Path):
     def read(path: Path) -> None:
         page_html(page_of(str(path)))
-        rows = [row for row in rows_of_record(path).values() if row.is_whole]  # what a lab goes on with
+        rows = [row for row in rows_on_record(path, LabRow).values() if row.is_whole]  # what a lab goes on with
         assert markdown([measured_table(rows), *epochs_parts(rows, None)])
 
     record = shortened(TRACKING / "lab" / "lab-demo.json", "rows", 2)
@@ -73,7 +74,7 @@ def test_max_batch_record(tmp_path: Path):
 
 def test_sweep_record(tmp_path: Path):
     def read(path: Path) -> None:
-        assert page_html(page_of(str(path))) and rows_on_record(path)
+        assert page_html(page_of(str(path))) and rows_on_record(path, RowRecord)
         write_index(tmp_path)
 
     record = shortened(TRACKING / "sweeps" / "tracking-issue.json", "rows", 3)
@@ -156,9 +157,7 @@ def test_weights(tmp_path: Path):
 
 
 def test_codec_figures(tmp_path: Path):
-    histogram = DensityHistogram()
-    histogram.add(np.geomspace(1e-4, 10, 4000).astype(np.float32))
-    write_codec(fit_codec(histogram, 8), tmp_path / "codec.json")
+    write_codec(fitted_codec(8, np.geomspace(1e-4, 10, 4000)), tmp_path / "codec.json")
     record = json.loads((tmp_path / "codec.json").read_text())
     whole, tables = load_codec(tmp_path / "codec.json"), record["sha256"]
 
@@ -213,17 +212,7 @@ def test_charge_density_of_quantum_espresso(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["metadata.json", "manifest.json", "checksums.json"])
 def test_checkpoint(tmp_path: Path, name: str):
-    import tensorstore as ts
-
-    path = tmp_path / "step-3"
-    path.mkdir()
-    arrays = [{"path": "model/a", "shape": [8], "dtype": "float32"}]
-    (path / "manifest.json").write_text(json.dumps({"format_version": 1, "arrays": arrays}))
-    kvstore = {"driver": "ocdbt", "base": f"file://{path}/", "path": "model/a"}
-    store = ts.open({"driver": "zarr3", "kvstore": kvstore}, create=True, dtype="float32", shape=(8,)).result()
-    store.write(np.ones(8, np.float32)).result()
-    write_checksums(str(path))
-    (path / "metadata.json").write_text(json.dumps({"step": 3, "timestamp": "2026-01-02T03:04:05"}))
+    path = save_checkpoint(tmp_path, 3, {"model/a": (8,)}, checksums=True)
     document = json.loads((path / name).read_text())
 
     def read(place: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from chrome_trace import chrome_events
 from fuzz_damage import ODD_INTEGERS, damaged_file, damaged_texts, fuzz_file, fuzz_json, fuzz_lines
 from hypothesis import strategies as st
 from trace_builder import build_xspace, serialise_program
@@ -161,29 +162,8 @@ def test_xplane(folder: Path, xspace: bytes):
     fuzz_file(folder / "a.xplane.pb", xspace, inputs, read_breakdown, 350)
 
 
-def chrome_document() -> dict[str, Any]:
-    """Two steps of two operations on a TPU, and a host that waits."""
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:TPU:0 (pid 3)"}},
-        {"ph": "M", "pid": 9, "name": "process_name", "args": {"name": "/host:CPU"}},
-    ]
-    for tid, name in ((1, "Steps"), (2, "XLA Modules"), (3, "XLA Ops")):
-        events.append({"ph": "M", "pid": 3, "tid": tid, "name": "thread_name", "args": {"name": name}})
-    for step in range(4):
-        at = 20.0 * step
-        details = {"hlo_category": "convolution fusion", "tf_op": "jit(step)/dot_general:", "flops": "100"}
-        events += [
-            {"ph": "X", "pid": 3, "tid": 1, "name": str(step), "ts": at, "dur": 10, "args": {}},
-            {"ph": "X", "pid": 3, "tid": 2, "name": "jit_step(9)", "ts": at, "dur": 10, "args": {"run_id": "1"}},
-            {"ph": "X", "pid": 3, "tid": 3, "name": "fusion.1", "ts": at, "dur": 6, "args": details},
-            {"ph": "X", "pid": 3, "tid": 3, "name": "copy.2", "ts": at + 6, "dur": 3.5, "args": None},
-            {"ph": "X", "pid": 9, "tid": 1, "name": "wait", "ts": at + 9, "dur": 8},
-        ]
-    return {"traceEvents": events}
-
-
 def test_chrome_trace(folder: Path):
-    fuzz_json(folder / "a.trace.json", chrome_document(), read_breakdown, 400)
+    fuzz_json(folder / "a.trace.json", {"traceEvents": chrome_events(4)}, read_breakdown, 400)
 
 
 CONFIGS = (b"{", b"[]", b'{"window_config": {"estimated_cycles": "nan"}}', b'{"window_config": 3}', b"[" * 20000,

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz_damage import BYTE_DAMAGE, VALUE_DAMAGE, damaged_bytes, damaged_document, damaged_file, fuzz
+from fitted_codec import fitted_codec
+from fuzz_damage import BYTE_DAMAGE, damaged_bytes, damaged_file, damaged_texts, fuzz
 from hypothesis import strategies as st
 from relative_codec import relative_codec
 from smooth_grid import smooth_grid
@@ -24,7 +25,6 @@ from tomat.base.documents import CHECKSUM_KEY, with_checksum
 from tomat.base.storage import Store
 from tomat.data.codec.files import codec_from_text, codec_text
 from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, RadialBasis
@@ -37,16 +37,6 @@ from tomat.data.tokens.pipeline.sources import Material
 from tomat.data.tokens.pipeline.stages import Surveyed, SurveyUnit, UnitSurvey, unit_survey
 from tomat.data.tokens.shards import open_shards
 from tomat.data.tokens.writer import checksum_of_record, record_content
-
-
-def damaged_values(document: Any) -> st.SearchStrategy[bytes]:
-    """A document as JSON, with damage to its values."""
-    return VALUE_DAMAGE.map(lambda steps: json.dumps(damaged_document(document, steps)).encode())
-
-
-def damaged_json(text: str) -> st.SearchStrategy[bytes]:
-    """A JSON file with damage to its bytes or to its values."""
-    return damaged_file(text.encode()) | damaged_values(json.loads(text))
 
 
 def check(
@@ -71,9 +61,7 @@ def density(name: str) -> DensityGrid:
 
 @pytest.fixture(scope="module")
 def codec():
-    histogram = DensityHistogram()
-    histogram.add(np.geomspace(1e-3, 100, 3000, dtype=np.float32))
-    return fit_codec(histogram, 40)
+    return fitted_codec(40, np.geomspace(1e-3, 100, 3000))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +86,7 @@ def read_manifest(content: bytes) -> ShardManifest:
 
 def test_manifest(manifest):
     text = manifest.to_text()
-    check(text.encode(), read_manifest, damaged_json(text), 400, lambda found: found == manifest)
+    check(text.encode(), read_manifest, damaged_texts(json.loads(text)), 400, lambda found: found == manifest)
 
 
 def test_manifest_of_before_there_was_a_checksum(manifest):
@@ -112,7 +100,7 @@ def test_manifest_of_before_there_was_a_checksum(manifest):
         return parse_manifest(found.to_text(), "again") == found
 
     old = without(manifest.to_text(), CHECKSUM_KEY, "clipped", "max_clipped_share")
-    check(old.encode(), read_manifest, damaged_json(old), 300, whole)
+    check(old.encode(), read_manifest, damaged_texts(json.loads(old)), 300, whole)
 
 
 @pytest.mark.parametrize("kind", ["lloyd_max", "two_token", "relative"])
@@ -124,8 +112,8 @@ def test_codec(codec, kind):
     def parse(content: bytes) -> Any:
         return codec_from_text(content.decode(errors="replace"), "codec.json")
 
-    check(text.encode(), parse, damaged_json(text), 200, lambda found: codec_text(found) == text)
-    check(old.encode(), parse, damaged_json(old), 150, lambda found: found.sha256 == whole.sha256)
+    check(text.encode(), parse, damaged_texts(json.loads(text)), 200, lambda found: codec_text(found) == text)
+    check(old.encode(), parse, damaged_texts(json.loads(old)), 150, lambda found: found.sha256 == whole.sha256)
 
 
 def test_layout_configuration(tmp_path):
@@ -144,7 +132,7 @@ def test_layout_configuration(tmp_path):
     keys = {"layout": "v3-p19", "patches_per_material": 64, "valences": {"Si": 4}, "max_skipped": 0.01, "bins": 512}
     keys |= {"electron_tolerance": 0.005, "max_clipped_share": 0.001, "seed": 0, "split": "train", "block_rows": 64}
     # JSON is YAML, and has every odd value.
-    check(text.encode(), parse, damaged_values(keys), 120, plausible)
+    check(text.encode(), parse, damaged_texts(keys), 120, plausible)
 
 
 def test_survey(tmp_path):
@@ -158,7 +146,7 @@ def test_survey(tmp_path):
         store.write(unit.part("json"), damaged)
         return unit_survey(store, unit)
 
-    check(content, parse, damaged_json(content.decode()), 250, lambda found: found == whole)
+    check(content, parse, damaged_texts(json.loads(content)), 250, lambda found: found == whole)
 
 
 def test_histogram():
@@ -187,7 +175,7 @@ def test_request():
         return found if CHECKSUM_KEY.encode() in content else None
 
     text = json.dumps(with_checksum(whole))
-    check(text.encode(), parse, damaged_json(text), 150, lambda found: found in (None, whole))
+    check(text.encode(), parse, damaged_texts(json.loads(text)), 150, lambda found: found in (None, whole))
 
 
 def test_record_of_a_chunk():
@@ -229,5 +217,7 @@ def test_objects_of_a_set(shard_set, tmp_path, name):
             assert np.array_equal(crystal.frac_coords, density(material).frac_coords)
         return np.concatenate([shards.read_block(block, verify=True).result() for block in range(shards.n_blocks)])
 
-    inputs = damaged_file(content) | damaged_json(content.decode()) if name.endswith("json") else damaged_file(content)
+    inputs = (
+        damaged_file(content) | damaged_texts(json.loads(content)) if name.endswith("json") else damaged_file(content)
+    )
     check(content, parse, inputs, 70, lambda found: np.array_equal(found, rows))

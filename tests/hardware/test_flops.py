@@ -10,16 +10,15 @@ from typing import Any
 import equinox as eqx
 import haliax as hax
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from haliax.nn.scan import ScanCheckpointPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
-from levanter.layers.attention import AttentionBackend, AttentionMask
+from levanter.layers.attention import AttentionBackend
 from levanter.models.llama import LlamaConfig
-from levanter.utils.flop_utils import lm_flops_per_token
+from traced_operations import xla_flops
 
 from tomat.base.errors import TomatError
 from tomat.data.density.promolecule import Promolecule
@@ -52,6 +51,7 @@ from tomat.model.shape import decoder_shape, field_shape
 from tomat.model.tiles import SplashBlockSizes
 
 BATCH, SEQ_LEN, VOCAB = 2, 256, 512
+SIZED = hax.Axis("vocab", VOCAB), BATCH, SEQ_LEN
 SIZES: dict[str, Any] = dict(
     max_seq_len=SEQ_LEN,
     hidden_dim=128,
@@ -80,26 +80,6 @@ SHAPES = st.builds(
 """Without paired heads, which the published formulas do not have."""
 
 
-def xla_flops(config: LlamaConfig) -> float:
-    """What XLA counts in the compiled value and gradient of cross-entropy over the whole vocabulary.
-
-    Besides matrix multiplications that is one FLOP for each element of each arithmetic operation (not for exp and its
-    like).
-    """
-    Vocab, Batch, Position = hax.Axis("vocab", VOCAB), hax.Axis("batch", BATCH), hax.Axis("position", SEQ_LEN)
-    model = eqx.filter_eval_shape(lambda: config.build(Vocab, key=jax.random.PRNGKey(0)))
-    parameters, static = eqx.partition(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
-
-    def loss(parameters, tokens):
-        model = eqx.combine(parameters, static)
-        hidden = model.activations(tokens, attn_mask=AttentionMask.causal())
-        logits = hax.dot(hidden, model.get_lm_head(), axis="embed")
-        return hax.mean(hax.nn.logsumexp(logits, "vocab") - logits["vocab", 0]).scalar()
-
-    tokens = hax.NamedArray(jax.ShapeDtypeStruct((BATCH, SEQ_LEN), jnp.int32), (Batch, Position))
-    return jax.jit(jax.value_and_grad(loss)).lower(parameters, tokens).compile().cost_analysis()["flops"]
-
-
 # Elementwise work is left out of the formulas, so XLA counts more: here, where a layer is 128 wide, norms, softmax,
 # rotary embedding and activations come to 2 % of its matrix multiplications (at a width of 1,024 to an eighth of
 # that).
@@ -109,7 +89,7 @@ ELEMENTWISE = 0.03
 def test_training_step_without_checkpointing_is_what_xla_counts():
     config = LlamaConfig(**SIZES, gradient_checkpointing=False)
     expected = BATCH * training_products(decoder_shape(config, VOCAB), SEQ_LEN).total
-    assert expected < xla_flops(config) < (1 + ELEMENTWISE) * expected
+    assert expected < xla_flops(config, *SIZED, gradient=True) < (1 + ELEMENTWISE) * expected
 
 
 @pytest.mark.parametrize(
@@ -143,7 +123,7 @@ def test_the_first_layers_values_are_projected_again(scan_layers, passes):
     executed = [executed_training_products(shape, SEQ_LEN, kernels, each, 0.0).total for each in again]
     expected = passes * 2 * SEQ_LEN * 128 * 48 * 2
     assert executed[1] - executed[0] == expected
-    measured = xla_flops(mixed) - xla_flops(plain)
+    measured = xla_flops(mixed, *SIZED, gradient=True) - xla_flops(plain, *SIZED, gradient=True)
     # And the mixture itself, number by number.
     assert BATCH * expected < measured < 1.15 * BATCH * expected
     assert training_products(shape, SEQ_LEN).total == training_products(decoder_shape(mixed, VOCAB), SEQ_LEN).total
@@ -164,7 +144,7 @@ def test_paired_heads_cost_attention_twice_and_nothing_else():
             attention_kernels(DensityDecoderConfig(**SIZES | {"attn_backend": backend}, paired_heads=on), 256, "tpu")
             for on in (True, False)
         ]
-        flops = [each.forward_flops(shape, length) for each, shape in zip(kernels, (paired, plain), strict=True)]
+        flops = [each.flops(shape, length, each.forward) for each, shape in zip(kernels, (paired, plain), strict=True)]
         # Whole score matrices, and one tile on the diagonal of 512 positions for one of 256.
         assert flops[0] == 2 * flops[1]
 
@@ -182,7 +162,7 @@ def _assert_executed_is_what_xla_counts(config, shape):
     recomputation = Recomputation.from_config(config, shape, kernels.backend)
     head = executed_head_flops(shape, SEQ_LEN, VOCAB, None)
     expected = BATCH * executed_training_products(shape, SEQ_LEN, kernels, recomputation, head).total
-    measured = xla_flops(config)
+    measured = xla_flops(config, *SIZED, gradient=True)
     assert expected < measured < (1 + ELEMENTWISE) * expected
     # The tolerance is tight enough to tell the policy from no checkpointing.
     assert measured > 1.05 * BATCH * training_products(shape, SEQ_LEN).total
@@ -254,40 +234,26 @@ def test_useful_tokens_count_logits_only_where_there_is_a_loss():
     assert useful_training_products(shape, with_preamble).total == layers + 3 * 2 * 64 * 1000 * 119
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("head_dim", [None, 48])
-def test_levanters_formula_and_parameter_count(tied, head_dim):
-    config = LlamaConfig(**SIZES | {"tie_word_embeddings": tied, "head_dim": head_dim})
-    shape = decoder_shape(config, VOCAB)
-    per_token = lm_flops_per_token(128, 384, 1, 2, 4, SEQ_LEN, VOCAB, glu=True)
-    assert levanter_training_flops(shape, SEQ_LEN) == pytest.approx(3 * per_token * SEQ_LEN, rel=1e-12)
-    if head_dim is None:
-        # The rest of the difference is 3 FLOP for each entry of the score matrix.
-        masks = 3 * 3 * SEQ_LEN**2 * 4
-        full = training_products(shape, SEQ_LEN).total
-        assert levanter_training_flops(shape, SEQ_LEN) == pytest.approx(full + masks, rel=1e-12)
-
-
 def test_splash_kernels():
     shape = ModelShape(128, 384, 1, 1, 1, 64, VOCAB)
     unfused = attention_kernels(DensityDecoderConfig(), 1024, "tpu")
     # Two of 2 x 2 tiles of 512 lie on the diagonal, one below it.
-    assert unfused.forward_flops(shape, 1024) == 2 * 2 * 64 * 3 * 512**2
-    assert unfused.backward_flops(shape, 1024) == 2 * 7 * 64 * 3 * 512**2
+    assert unfused.flops(shape, 1024, unfused.forward) == 2 * 2 * 64 * 3 * 512**2
+    assert unfused.flops(shape, 1024, *unfused.backward) == 2 * 7 * 64 * 3 * 512**2
     blocks = SplashBlockSizes(block_q=1024, block_kv=256, block_q_dkv=256, block_kv_dkv=256, use_fused_bwd=True)
     fused = attention_kernels(DensityDecoderConfig(splash=blocks), 1024, "tpu")
-    assert fused.forward_flops(shape, 1024) == 2 * 2 * 64 * 1024**2
-    assert fused.backward_flops(shape, 1024) == 2 * 5 * 64 * 10 * 256**2
+    assert fused.flops(shape, 1024, fused.forward) == 2 * 2 * 64 * 1024**2
+    assert fused.flops(shape, 1024, *fused.backward) == 2 * 5 * 64 * 10 * 256**2
     windowed = dataclasses.replace(shape, sliding_window=256)
-    assert fused.backward_flops(windowed, 1024) == 2 * 5 * 64 * 7 * 256**2
+    assert fused.flops(windowed, 1024, *fused.backward) == 2 * 5 * 64 * 7 * 256**2
     # Levanter's own splash call, and the kernel away from TPUs.
     assert attention_kernels(LlamaConfig(), 1024, "tpu") == unfused
     assert attention_kernels(LlamaConfig(), 1024, "gpu").backend == "jax_flash"
     assert attention_kernels(DensityDecoderConfig(), 1024, "gpu").backend == "cudnn"
     assert attention_kernels(DensityDecoderConfig(), 1024, "cpu").backend == "jax_flash"
     cudnn = attention_kernels(DensityDecoderConfig(attn_backend="cudnn"), 1024, "gpu")
-    assert cudnn.forward_flops(shape, 1024) == 2 * 2 * 64 * 36 * 128**2
-    assert cudnn.backward_flops(windowed, 1024) == 2 * 5 * 64 * (1 + 2 + 3 * 6) * 128**2
+    assert cudnn.flops(shape, 1024, cudnn.forward) == 2 * 2 * 64 * 36 * 128**2
+    assert cudnn.flops(windowed, 1024, *cudnn.backward) == 2 * 5 * 64 * (1 + 2 + 3 * 6) * 128**2
 
 
 def test_ragged_loss_blocks_are_rounded_up():

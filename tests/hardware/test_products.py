@@ -28,4 +28,4 @@ def test_each_product_at_the_peak_of_its_operands(flops, types, chip, count):
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
 def test_fewer_bits_are_no_slower(chip):
     assert chip.peak_of("f32") <= chip.peak_of("bf16") <= min(chip.peak_of("int8"), chip.peak_of("fp8"))
-    assert chip.peak_of("bf16") == chip.peak_bf16_flops_per_device
+    assert chip.peak_of("bf16") == chip.peak_bf16_flops_per_second / chip.jax_devices_per_chip

@@ -15,7 +15,6 @@ WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["launch", "--config_path", "run.yaml"], "--zone is missing"),
         ([*WORDS, "--slice", "null"], "names no slice"),
         ([*WORDS, "--slice", "v6e-5"], "slice 'v6e-5' is not known"),
         ([*WORDS, "--optimizer.no_such_key", "1"], "no_such_key"),

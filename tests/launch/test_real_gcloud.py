@@ -23,8 +23,8 @@ from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.machine import Clock
 from tomat.launch.pack import Pack
 from tomat.launch.record import age_in_bucket
+from tomat.launch.remote import watchdog_script
 from tomat.launch.smoke import Smoke
-from tomat.launch.watchdog import watchdog_script
 
 GCLOUD = shutil.which("gcloud")
 pytestmark = pytest.mark.skipif(GCLOUD is None, reason="gcloud is not installed")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tomat.launch.watchdog import watchdog_script
+from tomat.launch.remote import watchdog_script
 
 FAR = 3600.0
 

@@ -7,14 +7,13 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from fitted_codec import fitted_codec
 from small_models import keep_named, small_model, write_small_models_page
 from tiny_run import DEMO, tiny_run
 
 from tomat.app.weights_verbs import PARTS
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.predict.weights.arrays import named_arrays
 from tomat.predict.weights.folder import Compression, write_weights
 from tomat.train.restore import model_initialiser
@@ -28,9 +27,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     run = place / "run"
     run.mkdir()
     config = load_config(DEMO, tiny_run(1, 1))
-    histogram = DensityHistogram()
-    histogram.add(np.random.default_rng(0).random(10_000, np.float32))
-    write_codec(fit_codec(histogram, 64), run / "codec.json")
+    write_codec(fitted_codec(64, np.random.default_rng(0).random(10_000, np.float32)), run / "codec.json")
     (run / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
     arrays = named_arrays(model_initialiser(config, jax.random.PRNGKey(0))())
     found = {}

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from tiny_run import DEMO
 
 from tomat.app.cli import build_parser, main
 from tomat.base.arguments import Parser
 from tomat.train.runs.run_log import RUN, START, append_line
 
 DATA = Path(__file__).parents[1] / "fixtures"
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo-decoder.yaml"
 
 TOO_LONG = "train", "eval", "export", "compress", "plan", "launch", "runs serve", "lab", "bench", "doctor"
 """Verbs without a command here: they train, measure, compile, load a model, or serve until they are stopped."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from levanter.models.lm_model import LmConfig
 
-from tomat.model.any_decoder import causal_activations
+from tomat.model.any_decoder import build_mask, causal_activations
 
 
 def shapes_of(config: LmConfig, Vocab: hax.Axis) -> Any:
@@ -25,6 +25,26 @@ def random_model(config: LmConfig, Vocab: hax.Axis) -> Any:
     rng = np.random.default_rng(0)
     drawn = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(scale=0.3, size=leaf.shape), leaf.dtype), arrays)
     return eqx.combine(drawn, rest)
+
+
+def xla_flops(config: LmConfig, Vocab: hax.Axis, batch: int, seq_len: int, gradient: bool) -> float:
+    """What XLA counts in a forward pass, or value and gradient, with logits of all ids, before (after) it optimises.
+
+    Besides matrix multiplications that is one FLOP for each element of each arithmetic operation (not for exp and its
+    like).
+    """
+    parameters, static = eqx.partition(shapes_of(config, Vocab), lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+
+    def loss(parameters: Any, tokens: hax.NamedArray) -> jax.Array:
+        model = eqx.combine(parameters, static)
+        hidden = model.activations(tokens, attn_mask=build_mask(config))
+        return hax.mean(hax.square(hax.dot(hidden, model.get_lm_head(), axis="embed"))).scalar()
+
+    axes = hax.Axis("batch", batch), hax.Axis("position", seq_len)
+    tokens = hax.NamedArray(jax.ShapeDtypeStruct((batch, seq_len), jnp.int32), axes)
+    if gradient:
+        return jax.jit(jax.value_and_grad(loss)).lower(parameters, tokens).compile().cost_analysis()["flops"]
+    return jax.jit(loss).lower(parameters, tokens).cost_analysis()["flops"]
 
 
 def gradient_function(config: LmConfig, Vocab: hax.Axis, tokens: hax.NamedArray) -> tuple[Callable[[Any], Any], Any]:

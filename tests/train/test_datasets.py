@@ -4,12 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_run import WITHOUT_ATOMS
+from fitted_codec import fitted_codec
+from tiny_run import DEMO, WITHOUT_ATOMS
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import HISTORY_FILE
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.demo.embedded import demo_materials, load_demo
 from tomat.data.tokens.layouts import LAYOUTS
 from tomat.data.tokens.pipeline.driver import write_shards
@@ -20,17 +19,13 @@ from tomat.train.runs.history import append_event, read_events, recorded_content
 from tomat.train.settings.config import load_config
 
 NAMES = [material.material_id for material in demo_materials("train")][:3]
-DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo-decoder.yaml"
 
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory) -> Path:
     """`a`, `again` (the same elsewhere), `other` (other patches), `fewer` (fewer materials); one codec."""
     folder = tmp_path_factory.mktemp("sets")
-    histogram = DensityHistogram()
-    for name in NAMES:
-        histogram.add(load_demo(name).rho)
-    codec = fit_codec(histogram, n_bins=64)
+    codec = fitted_codec(64, *(load_demo(name).rho for name in NAMES))
     for place, names, seed in (("a", NAMES, 0), ("again", NAMES, 0), ("other", NAMES, 1), ("fewer", NAMES[:2], 0)):
         write_shards(
             folder / place, names, load_demo, layout=LAYOUTS["v3-p7"], codec=codec, patches_per_material=2, seed=seed

@@ -114,7 +114,7 @@ def test_a_decoder_is_refused_without_weights_and_with_those_of_another_model_or
     with pytest.raises(TomatError, match=r"another model:\n  model.field.members: 2 -> 3\nSet what they had"):
         train(decoder(tmp_path, members=3), Continuation(warm_start=str(run)))
     open_datasets(other := decoder(tmp_path, "--data.left_out", "[GaAs]"), tmp_path / "demo")
-    with pytest.raises(TomatError, match="is a field model of the promolecule"):
+    with pytest.raises(TomatError, match="has learnt with the promolecule"):
         train(other, Continuation(warm_start=str(run)))
     with pytest.raises(TomatError, match="model.field is set and model.environment is not"):
         decoder(tmp_path, "--model.environment", "null", "--density_dropout", "0")

@@ -5,11 +5,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from fitted_codec import fitted_codec
 from haliax import Axis
 
 from tomat.base.errors import TomatError
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, RadialBasis
@@ -31,10 +30,9 @@ def two_atoms(name: str) -> DensityGrid:
 
 
 def written(folder, layout: SequenceLayout, **settings) -> ShardSet:
-    histogram = DensityHistogram()
-    histogram.add(np.linspace(0, 1, 1000, dtype=np.float32))
     settings |= {"patches_per_material": 5, "seed": 1, "block_rows": 4}
-    write_shards(folder, ["m1", "m2"], two_atoms, layout=layout, codec=fit_codec(histogram, 16), **settings)
+    codec = fitted_codec(16, np.linspace(0, 1, 1000))
+    write_shards(folder, ["m1", "m2"], two_atoms, layout=layout, codec=codec, **settings)
     return open_shards(folder)
 
 

@@ -39,7 +39,6 @@ DEFAULT_ATTENTION_TILES = ("1024,512,1024,512", "1024,256,1024,256", "2048,512,2
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat bench`."""
     whole = subparsers.add_parser("bench", help="measure parts of tomat on this machine")
     whole.moved = {name: f"`python {script}` in a checkout of tomat" for name, script in STUDIES.items()}
     benches = whole.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, dest="benchmark")
@@ -89,12 +88,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out one benchmark."""
     return importlib.import_module(MODULES[args.benchmark]).run(args)
 
 
 def _add_tuning(parser: argparse.ArgumentParser, name: str, tiles: Sequence[str], sizes: str) -> None:
-    """The shape and the candidates of a tuning, cache and limits, and whether its best goes into the table."""
     add_flag(parser, "--slice", "v6e-1", "one chip of it")
     add_flag(parser, "--batch", 8, "sequences on the chip", type=positive_int)
     add_flag(parser, "--positions", 8192, "tokens of a sequence", type=positive_int)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat codec` and `tomat promolecule`."""
     verbs = add_verbs(subparsers, "codec", "fit a codec to densities, or look at one")
     fit = add_verb(verbs, "fit", "fit Lloyd-Max bins to every voxel of many densities", _run_fit)
     _add_source(fit)
@@ -57,7 +56,6 @@ def _add_source(fit: argparse.ArgumentParser) -> None:
 
 
 def _inputs(args: argparse.Namespace) -> "DensityInputs":
-    """What the flags of `_add_source` name."""
     from tomat.data.tokens.pipeline.sources import demo_inputs, path_inputs
 
     if args.demo:

@@ -25,7 +25,6 @@ VALENCES_HELP = (
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat demo-data` and `tomat density`."""
     moved = {"build": "`python profiling/embedded_set.py` in a checkout of tomat"}
     verbs = add_verbs(subparsers, "demo-data", "the embedded DFT densities", moved)
     text = "list the embedded cells, how they were computed and how well they converged"

@@ -25,7 +25,6 @@ FAILED_STATUS = 1
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat doctor`."""
     text = "versions, devices and a self-test of some ten seconds, for a bug report"
     parser = add_verb(subparsers, "doctor", text, _run_doctor)
     add_report(parser, "write what was found")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # the verb pays for these only when it runs
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb `eval`."""
     text = "teacher-forced NMAE and NEMD of a run on held-out materials, beside baselines"
     parser = add_verb(subparsers, "eval", text, _run_eval)
     text = "the run's folder, such as runs/demo"
@@ -212,7 +211,6 @@ def _materials(
 
 
 def read_report(path: Path) -> "TeacherForcedResult":
-    """The report that `--json` wrote."""
     from tomat.base.documents import parse_checked, read_bytes
     from tomat.predict.evaluation.result import TeacherForcedResult
 

@@ -1,7 +1,6 @@
 """`tomat lab`: settings of a training step measured on the devices that are here, each in a process of its own."""
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ OF_A_WINDOW = ("rounds", "repeats", "window_seconds", "steps", "warmup_steps", "
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verbs `lab run`, `lab max_batch` and `lab quality`."""
     verbs = add_verbs(subparsers, "lab", "measure settings of a step: sweeps, the largest batch, what they learn")
     run = add_verb(verbs, "run", "measure every row of a sweep beside its base", _run_lab)
     _add_sweep(run, "lab-demo", "only this row; repeatable")
@@ -80,7 +78,6 @@ def _add_sweep(parser: argparse.ArgumentParser, example: str, row: str) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser, row_seconds: float) -> None:
-    """What a start may take, and the log that says what became of it."""
     add_flag(parser, "--row_seconds", row_seconds, "longest that a start of a row may take", type=positive_float)
     text = "most memory of a device; on a CPU of the process, which is ended beyond it"
     parser.add_argument("--memory_limit_gib", type=positive_float, help=text)
@@ -99,15 +96,6 @@ def _limits(args: argparse.Namespace) -> "Limits":
     from tomat.measure.lab.messages import Limits
 
     return Limits(args.row_seconds, None if args.memory_limit_gib is None else round(args.memory_limit_gib * 2**30))
-
-
-def _show(stages: "Stages", what: str, stage: str) -> None:
-    from tomat.measure.lab.messages import READY
-
-    if stage == READY:
-        stages.done(what)
-    else:
-        stages.show(what, stage)
 
 
 def _run_lab(args: argparse.Namespace) -> int:
@@ -136,7 +124,7 @@ def _run_lab(args: argparse.Namespace) -> int:
 
         config = LabConfig(limits=_limits(args), **{name: getattr(args, name) for name in OF_A_WINDOW})
         work_dir = args.work_dir or DEFAULT_WORK_DIR / sweep.name
-        lab = Lab(sweep, args.tracking_dir, work_dir, config, partial(_show, stages), say)
+        lab = Lab(sweep, args.tracking_dir, work_dir, config, stages, say)
         try:
             lab.run(args.row, again=args.again)
         finally:
@@ -191,7 +179,7 @@ def _run_max_batch(args: argparse.Namespace) -> int:
             work_dir=args.work_dir or DEFAULT_WORK_DIR / name,
             config=LabConfig(steps=args.steps, warmup_steps=0, limits=_limits(args)),
             most=args.largest,
-            on_probe=partial(_show, stages),
+            stages=stages,
             on_done=say,
         )
         try:
@@ -213,7 +201,7 @@ def _run_quality(args: argparse.Namespace) -> int:
     """Train every row of a sweep with every seed on the same data, and say by what each is faster or slower, better or
     worse, with intervals. Embedded data: training compounds alone, of which some are set aside to judge by. The same
     command goes on where it was stopped."""
-    from tomat.measure.lab.quality import Quality, seeds_of, train_study
+    from tomat.measure.lab.quality import Quality, seeds_of
     from tomat.measure.lab.record import record_path
     from tomat.perf.tuning.changes import override_words
     from tomat.perf.tuning.sweep_config import load_sweep
@@ -229,7 +217,7 @@ def _run_quality(args: argparse.Namespace) -> int:
     of_a_run = {name: getattr(args, name) for name in ("steps", "share", "split_seed")}
     study = Quality(sweep, seeds, work_dir, record_file, **of_a_run)
     try:
-        train_study(study)
+        study.run()
     finally:
         # Stopped or not, what was trained is shown and kept.
         record = study.record()

@@ -40,7 +40,6 @@ OF_THE_HOSTS = ("service_account", "network", "subnetwork", "labels", "runtime_v
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb `launch`."""
     text = "train on a TPU slice through gcloud, SkyPilot or Iris, restarting it when it is preempted"
     guides = "The guides are docs/guides/first-pod-run.md and preemption.md."
     parser = add_verb(subparsers, "launch", text, _run_launch, epilog=guides)

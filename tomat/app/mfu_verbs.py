@@ -10,7 +10,6 @@ from tomat.base.reporting import console, counted, write_report
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat mfu`."""
     parser = add_verb(subparsers, "mfu", "FLOPs utilisation of a step time, or of a run", _run_mfu)
     parser.add_argument("--config_path", type=config_file("train"), help="a training configuration")
     parser.add_argument("--run", type=run_folder, dest="run_dir", help="a run's folder, such as runs/demo")

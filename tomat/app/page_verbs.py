@@ -11,7 +11,6 @@ from tomat.data.density.rules import add_rule_flags, rules_of
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat page`."""
     text = "one HTML file of a run, plan, profile, sweep or prediction, which opens from disk without a network"
     parser = add_verb(subparsers, "page", text, _run_page)
     text = "a run's folder (or gs://), a JSON of `tomat plan` or `tomat profile`, a trace, a record of a sweep, "

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -59,12 +59,7 @@ def stages_of(
         yield config, slice_, partial(stages.show, what or f"{config.run_name} on {slice_.name}")
 
 
-def _words(overrides: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in overrides.items())
-
-
 def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> tuple[Plan, dict[str, Any]]:
-    """The plan of the step, compiled, and its report."""
     with stages_of(args, path, overrides) as (config, slice_, show):
         table = None
         if args.codec is not None:
@@ -86,7 +81,6 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
 
 
 def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str]) -> dict[str, Any]:
-    """The report of the decoders that `--decode` names."""
     with stages_of(args, path, overrides) as (config, slice_, show):
         from tomat.model.any_decoder import is_field
         from tomat.perf.plan.decode import cell_of, plan_decoder
@@ -126,11 +120,7 @@ def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str])
 def search(args: argparse.Namespace, path: Path, overrides: list[str]) -> list[dict[str, Any]]:
     """The nearest changes with which a step that does not fit would."""
     with stages_of(args, path, overrides, "looking for what fits") as (config, slice_, show):
-        whole = partial(compile_step, **compile_arguments(args), on_stage=show)
-        until_memory_is_known = partial(whole, memory_only=True)
-        trials = nearest_fits(
-            config, slice_, until_memory_is_known, lambda tried: show(_words(tried)), compile_whole=whole
-        )
+        trials = nearest_fits(config, slice_, partial(compile_step, **compile_arguments(args), on_stage=show), show)
     return [trial.to_dict() for trial in trials]
 
 
@@ -139,8 +129,8 @@ def max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int
     words = [word for word in args.policies.split(",") if word]
     policies = [{"true": True, "false": False}.get(word, word) for word in words] or None
     with stages_of(args, path, overrides, "largest batch") as (config, slice_, show):
-        until_memory_is_known = partial(compile_step, **compile_arguments(args), memory_only=True, on_stage=show)
-        found = largest_batch(config, slice_, until_memory_is_known, policies, lambda tried: show(_words(tried)))
+        compile = partial(compile_step, **compile_arguments(args), on_stage=show)
+        found = largest_batch(config, slice_, compile, policies, show)
     console.print(rich_table(largest_table(found)))
     write_report(args.json, {"slice": slice_.name, "largest_batches": [one.to_dict() for one in found]})
     return 0 if all(one.fits is not None for one in found) else 1

@@ -51,7 +51,6 @@ OF_A_STEP = ("sweep", "runs", "max_batch", "calibrate", "record", "docs", "emit"
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat plan`."""
     text = "compile the training step for a TPU slice without one: memory, cycles, MFU"
     form = argparse.RawDescriptionHelpFormatter
     parser = add_verb(subparsers, "plan", text, _run_plan, epilog=EPILOG, formatter_class=form)
@@ -163,9 +162,10 @@ def _run_plan(args: argparse.Namespace) -> int:
 def _sweep(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
     from tomat.base.report.terminal import show
-    from tomat.perf.tuning.sweep import record_path, rows_on_record, run_sweep
+    from tomat.perf.tuning.sweep import record_path, run_sweep
     from tomat.perf.tuning.sweep_config import load_sweep
-    from tomat.perf.tuning.sweep_rows import FAILED
+    from tomat.perf.tuning.sweep_record import rows_on_record
+    from tomat.perf.tuning.sweep_rows import FAILED, RowRecord
     from tomat.report.pages.sweep_pages import write_sweep_page
     from tomat.report.sweep import planned_ranking
 
@@ -173,7 +173,8 @@ def _sweep(args: argparse.Namespace) -> int:
     record = run_sweep(
         load_sweep(args.sweep), tracking_dir, workers=args.workers, **compile_arguments(args), only=args.row
     )
-    show(planned_ranking(list(rows_on_record(record_path(tracking_dir, record["sweep"])).values())))
+    rows = rows_on_record(record_path(tracking_dir, record["sweep"]), RowRecord)
+    show(planned_ranking(list(rows.values())))
     page = write_sweep_page(record, tracking_dir)
     write_report(args.json, record)
     console.print(f"wrote {page}", highlight=False)
@@ -186,7 +187,7 @@ def _published(args: argparse.Namespace) -> int:
     from tomat.base.report.terminal import show
     from tomat.perf.tuning.published_runs import keep_runs, published_sweep, read_published_runs
     from tomat.perf.tuning.sweep import run_sweep
-    from tomat.report.pages.published_page import write_published_page
+    from tomat.report.pages.sweep_pages import write_published_page
 
     runs, wrong = read_published_runs(args.runs)
     for line in wrong:
@@ -203,21 +204,18 @@ def _published(args: argparse.Namespace) -> int:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from tomat.app.plan_step import compile_arguments
+    from tomat.report.pages.calibration_page import calibrate, calibrate_kernels
 
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
     how = compile_arguments(args)
     if args.kernels is not None:
-        from tomat.report.pages.kernels_page import calibrate_kernels
-
         record = calibrate_kernels(args.kernels, tracking_dir, chips=args.chip, workers=args.workers, **how)
     else:
-        from tomat.report.pages.calibration_page import calibrate
-
         added = [] if args.record is None else _measurements(args.record)
         with Stages() as stages:
             record = calibrate(tracking_dir, added=added, only_new=not args.calibrate, on_stage=stages.show, **how)
         from tomat.perf.tuning.published_runs import RUNS_FILE
-        from tomat.report.pages.published_page import write_published_page
+        from tomat.report.pages.sweep_pages import write_published_page
 
         if (tracking_dir / RUNS_FILE).is_file():
             console.print(f"wrote {write_published_page(tracking_dir)[0]}", highlight=False)

@@ -26,7 +26,6 @@ MOST_SHOWN = 10
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat predict`."""
     text = "electron densities of structures, by the model in the package, a run or a promolecule"
     parser = add_verb(subparsers, "predict", text, _run_predict)
     source = parser.add_mutually_exclusive_group()
@@ -67,7 +66,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def existing_place(text: str) -> str:
-    """An argparse type: a file or folder that is there."""
     if not os.path.exists(text):
         raise argparse.ArgumentTypeError(f"{text} does not exist")
     return text
@@ -183,7 +181,6 @@ def _run_predict(args: argparse.Namespace) -> int:
 
 
 def _said(line: dict[str, Any], skipped: bool) -> list[str]:
-    """What is printed of a structure."""
     if "error" in line:
         return [f"{line['name']}: failed"]
     if skipped:

@@ -18,7 +18,6 @@ forms:
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `tomat profile`."""
     text = "where the cycles of a step went, from a profile or a compiled program"
     shown = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = add_verb(subparsers, "profile", text, _run_profile, **shown)

@@ -42,7 +42,6 @@ LEGEND = "\n".join(f"  {heading:16} {meaning}" for heading, meaning in COLUMNS)
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verbs `runs list`, `show`, `verify`, `log`, `compare` and `serve`."""
     verbs = add_verbs(subparsers, "runs", "look at runs: state, losses, what they survived; their log; compare")
     for name, text, place, run in (
         ("list", "the runs in a folder or bucket, one a line", "folder or gs:// URL of runs, or of one", _run_list),
@@ -209,7 +208,6 @@ def _run_serve(args: argparse.Namespace) -> int:
 
 
 def _cells(summary: "RunSummary") -> list[str]:
-    """A summary as the columns of `list`."""
     losses = (summary.first_loss, summary.last_loss, summary.validation_loss)
     first, last, validation = ("-" if loss is None else f"{loss:.4f}" for loss in losses)
     return [

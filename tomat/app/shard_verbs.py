@@ -39,7 +39,6 @@ NO_CHECKSUM = "no checksum of its own: written before manifests had one"
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat tokens` and `tomat shards`."""
     verbs = add_verbs(subparsers, "tokens", "look at sequences")
     show = add_verb(verbs, "show", "a sequence in words", _run_show)
     show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")
@@ -195,7 +194,6 @@ OF_A_SPLIT = ("split", "block_rows", "patches_per_material", "seed", "n_density_
 
 
 def set_figures(manifest: Any) -> dict[str, Any]:
-    """What is reported of every shard set."""
     from tomat.data.tokens.clipping import clipped_figures
 
     found = {name: getattr(manifest, name) for name in OF_A_SET} | clipped_figures(manifest.clipped)

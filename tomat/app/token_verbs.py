@@ -28,7 +28,6 @@ SETTINGS: Mapping[str, str] = {
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat tokenize` and `tomat retokenize`."""
     parser = add_verb(subparsers, "tokenize", "write a shard set from densities, in one process", _run_tokenize)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")

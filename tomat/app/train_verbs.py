@@ -36,7 +36,6 @@ DISTILLATION_STEPS = 800
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb `train`."""
     text = "train a model, evaluate it on held-out materials, write the run's page"
     settings = "Settings: tomat/train/settings/schema.py and the sections beside it document every field."
     parser = add_verb(subparsers, "train", text, _run_train, epilog=settings)

@@ -20,7 +20,6 @@ PARTS = ("mlp", "attention", "embedding", "environment")
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `tomat export` and `tomat compress`."""
     export = subparsers.add_parser(
         "export",
         help="a run's model as safetensors, in a folder that predicts",
@@ -117,7 +116,6 @@ def _run_write(args: argparse.Namespace) -> int:
 
 
 def _say(args: argparse.Namespace, written: "WrittenWeights", more: str) -> None:
-    """The sizes, on the terminal and in the report."""
     share = written.weights_bytes / written.float32_bytes
     show(f"wrote {args.output}: {readable_bytes(written.weights_bytes)} of weights, {share:.3f} of float32{more}")
     write_report(args.json, {**asdict(written), "weights_over_float32": share})

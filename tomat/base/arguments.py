@@ -64,7 +64,6 @@ class Parser(argparse.ArgumentParser):
     moved: Mapping[str, str] = {}
     """Verb of before -> what does it now."""
     _words: Sequence[str] = ()
-    """That it was given, for `error`."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -123,7 +122,6 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line."""
         said = self._near() or f"{message.rstrip('.')}."
         raise TomatError(f"{said} `{self.prog} --help` says what is expected.")
 
@@ -161,7 +159,6 @@ def add_flag(parser: argparse._ActionsContainer, name: str, default: Any, text: 
 
 
 def existing_file(text: str) -> Path:
-    """An argparse type: a local file that is there."""
     # Of os.path and not of Path, which raises on names that are too long.
     if not os.path.exists(text):
         raise argparse.ArgumentTypeError(f"{text} does not exist")
@@ -185,7 +182,6 @@ def config_file(kind: str) -> Callable[[str], Path]:
 
 
 def run_folder(text: str) -> Path:
-    """An argparse type: the local folder of a run."""
     if not os.path.isfile(os.path.join(text, CONFIG_FILE)):
         give = "give a folder that `tomat train` made, such as runs/demo"
         raise argparse.ArgumentTypeError(f"{text} is not a run: it has no {CONFIG_FILE}; {give}")
@@ -211,7 +207,6 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def picture_file(text: str) -> Path:
-    """An argparse type: a picture of a density that can be written."""
     if Path(text).suffix not in PICTURES:
         raise argparse.ArgumentTypeError(f"cannot draw to {text}, expected a name that ends in {', '.join(PICTURES)}")
     return output_file(text)

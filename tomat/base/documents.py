@@ -27,7 +27,6 @@ _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def parse_json(text: str | bytes, origin: str | Path, remedy: str = "Write it again.") -> Any:
-    """The value of a JSON text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -35,12 +34,10 @@ def parse_json(text: str | bytes, origin: str | Path, remedy: str = "Write it ag
 
 
 def read_json(path: Path, remedy: str = "Write it again.") -> Any:
-    """The value in a JSON file."""
     return parse_json(read_bytes(path), path, remedy)
 
 
 def read_bytes(path: str | os.PathLike[str], remedy: str = "") -> bytes:
-    """The content of a file."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -61,7 +58,6 @@ def append_whole_line(file: BinaryIO, line: str) -> None:
 
 
 def parse_yaml(text: str | bytes, origin: str | Path, remedy: str = "Restore it.") -> Any:
-    """The value of a YAML text."""
     # libyaml recurses without a limit: 100,000 brackets end the process, where the slow loader raises.
     whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
     shallow = whole.count("[") + whole.count("{") < 500 and not re.search(r"^[ ?:-]{200}", whole, re.MULTILINE)
@@ -123,7 +119,6 @@ def content_checksum(content: Mapping[str, Any]) -> str:
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with its checksum."""
     return {**content, CHECKSUM_KEY: content_checksum(content)}
 
 

@@ -85,5 +85,4 @@ def read_yaml(config_path: str | Path, kind: str | None = None) -> dict[str, Any
 
 
 def tomat_cause(error: BaseException | None) -> TomatError | None:
-    """The TomatError that `error` wraps, if there is one."""
     return next((cause for cause in causes(error) if isinstance(cause, TomatError)), None)

@@ -117,7 +117,6 @@ class Stages(SpokenProgress):
                     self.say(f"{task.description} took {task.elapsed:.0f} s")
 
     def say(self, text: str) -> None:
-        """Say something else."""
         if self._quiet:
             return
         with self._saying:

@@ -46,12 +46,14 @@ def typed[T](
     *,
     version: tuple[str, int] | None = None,
     extra_keys: bool = True,
+    text: bool = False,
 ) -> T:
     """A value of JSON as the type that it was written from: a dataclass, a `TypedDict`, or a container of them.
 
     An error names the file or URL `origin`, the key, what was found and what was expected, and ends with the `remedy`.
     `version` is the key that holds the format's version, with that which this tomat reads. Keys that `kind` has not, as
-    later versions may write, are left out or, without `extra_keys`, refused.
+    later versions may write, are left out or, without `extra_keys`, refused. With `text`, as cells of a CSV are, a
+    number or truth value may be one.
     """
 
     def refused(place: str, found: Any, expected: str) -> TomatError:
@@ -66,7 +68,7 @@ def typed[T](
     for place, number in _beyond(value):
         raise refused(place, number, f"expected a number up to {MAX_FIGURE:g}")
     try:
-        found = msgspec.convert(value, kind)
+        found = msgspec.convert(value, kind, strict=not text)
     except (ValueError, TypeError, RecursionError) as error:
         said, place = _SAID.fullmatch(str(error)).groups()  # type: ignore[union-attr]  # matches every text
         place = (place or "").removeprefix(".")
@@ -129,7 +131,6 @@ def _extra(value: Any, found: Any) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """The start of a value in one line."""
     if isinstance(value, int) and abs(value) > 10**100:
         return f"a number of {value.bit_length()} bits"  # Python refuses to write one of more than 4,300 digits
     text = repr(value) if not isinstance(value, Mapping | list) else f"{type(value).__name__} of {len(value)}"

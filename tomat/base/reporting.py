@@ -28,7 +28,6 @@ from tomat.base.errors import PASSING_ERRNOS, RetryableError, TomatError
 @dataclass
 class Verbosity:
     quiet: bool = False
-    """Whether results, warnings and errors are all that is said."""
     log_level: int = logging.WARNING
     """Below it nothing is logged to the terminal."""
     logs: bool = False
@@ -173,18 +172,15 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to the local file `path` in one step."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
 def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
-    """Write `value` to the local file `path` as `dump_json` gives it, in one step."""
     write_text(path, dump_json(value))
 
 
 def write_report(path: Path | None, figures: Mapping[str, Any]) -> None:
-    """Write a verb's figures as `write_json` does, if `--json` names a file."""
     if path is not None:
         write_json(path, figures)
 
@@ -212,11 +208,7 @@ def json_on_standard_output() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def as_asked(args: argparse.Namespace) -> Iterator[None]:
-    """What the flags ask for holds inside, and what held before after it.
-
-    Raises:
-        TomatError: Both quiet and verbose.
-    """
+    """What the flags ask for holds inside, and what held before after it."""
     quiet, verbose = getattr(args, "quiet", False), getattr(args, "verbose", False)
     if quiet and verbose:
         raise TomatError("--quiet and --verbose are both there; leave one of them out.")

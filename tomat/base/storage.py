@@ -98,7 +98,6 @@ def is_remote(place: str) -> bool:
 PLACEHOLDER = re.compile(r'Invalid GCS bucket name: "BUCKET"')
 """What TensorStore says of the address that the recipes of pods have in the place of a user's."""
 READ_REMEDY = "Give this user the right to read it."
-"""Of a file that this user may not read."""
 
 
 @contextlib.contextmanager
@@ -155,7 +154,6 @@ class Store:
             self.objects = ts.KvStore.open(self.url, context=self.context).result()
 
     def read(self, name: str) -> bytes | None:
-        """The object's bytes; None if there is none."""
         with explaining_storage(f"Cannot read {self.url}{name}"):
             found = self.objects.read(name).result()
         return found.value if found.state == "value" else None
@@ -172,7 +170,6 @@ class Store:
         return sorted(name.decode() for name in found)
 
     def delete(self, prefix: str) -> None:
-        """Delete the objects that begin with `prefix`."""
         with explaining_storage(f"Cannot delete {self.url}{prefix}"):
             self.objects.delete_range(_beginning_with(prefix)).result()
         if self.url.startswith("file://") and prefix.endswith("/"):
@@ -181,7 +178,6 @@ class Store:
                 Path(url2pathname(self.url.removeprefix("file://") + prefix)).rmdir()
 
     def open_array(self) -> ts.TensorStore:
-        """The token array, for reading and writing."""
         remedy = "The set is damaged: copy or tokenize it again."
         with explaining_storage(f"Cannot open the token array {self.url}{ARRAY_NAME}", remedy):
             spec = {"driver": "zarr3", "kvstore": self.url + ARRAY_NAME + "/"}

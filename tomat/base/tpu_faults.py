@@ -12,7 +12,6 @@ from dataclasses import dataclass
 class TpuFault:
     wording: re.Pattern[str]
     what: str
-    """What it is, in one clause."""
     remedy: str
     held: bool = False
     """Another process has the chips: what holds them is no process of this training, so that another machine is the
@@ -79,5 +78,4 @@ TPU_FAULTS = (
 
 
 def known_tpu_fault(said: str) -> TpuFault | None:
-    """The fault that a log or an error message tells of; None if it tells of none."""
     return next((fault for fault in TPU_FAULTS if fault.wording.search(said)), None)

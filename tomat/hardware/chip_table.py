@@ -55,10 +55,6 @@ class Chip:
     chips_per_host: int = 8
     """Chips that one machine of a slice of several machines has."""
 
-    @property
-    def peak_bf16_flops_per_device(self) -> float:
-        return self.peak_bf16_flops_per_second / self.jax_devices_per_chip
-
     def peak_of(self, operand: Operand) -> float:
         """Peak of one JAX device for products of such operands, FLOP/s (of int8: operations a second).
 

@@ -56,21 +56,12 @@ class KernelPass:
 
 @dataclass(frozen=True)
 class AttentionKernels:
-    """What attention executes."""
-
     backend: Backend
     forward: KernelPass
     backward: tuple[KernelPass, ...]
 
-    def forward_flops(self, shape: ModelShape, seq_len: int) -> float:
-        """FLOPs of one forward pass over one sequence, all layers."""
-        return self._flops(shape, seq_len, (self.forward,))
-
-    def backward_flops(self, shape: ModelShape, seq_len: int) -> float:
-        """FLOPs of the backward kernels over one sequence, all layers."""
-        return self._flops(shape, seq_len, self.backward)
-
-    def _flops(self, shape: ModelShape, seq_len: int, passes: tuple[KernelPass, ...]) -> float:
+    def flops(self, shape: ModelShape, seq_len: int, *passes: KernelPass) -> float:
+        """FLOPs of kernels of this attention over one sequence, all layers."""
         positions, heads = shape.heads_in_one * seq_len, shape.num_heads // shape.heads_in_one
         total = 0.0
         for layers, window in shape.windows:
@@ -232,11 +223,11 @@ def executed_training_products(
     gradients = min(recomputation.first_values, TRAINING_PASSES - 1) / (TRAINING_PASSES - 1) * values
     first = max(0.0, recomputation.first_values - (TRAINING_PASSES - 1)) * values
     once = shape.num_layers * shape.layer_matmul_weights
-    forward = kernels.forward_flops(shape, seq_len)
+    forward = kernels.flops(shape, seq_len, kernels.forward)
     return Products(
         projections=2 * seq_len * (once + shape.num_layers * again + first),
         input_gradients=2 * seq_len * (once + gradients),
         weight_gradients=2 * seq_len * (once + gradients),
-        attention=(1 + recomputation.attention) * forward + kernels.backward_flops(shape, seq_len),
+        attention=(1 + recomputation.attention) * forward + kernels.flops(shape, seq_len, *kernels.backward),
         head=head_flops,
     )

@@ -49,17 +49,14 @@ class Refusal(enum.Enum):
     QUOTA = "quota"
     """The project has no right to it; asking again is of no use."""
     NO_CAPACITY = "no capacity"
-    """There is none now."""
     UNREACHABLE = "unreachable"
     """Google was not asked, or did not answer; a request may have reached it all the same."""
     EXISTS = "exists"
-    """Something of that name is there."""
     LOGIN = "login"
     OTHER = "other"
 
 
 def refusal(said: str) -> Refusal:
-    """Of what gcloud said when a slice could not be created."""
     lower = said.lower()
     if _QUOTA.search(said):
         return Refusal.QUOTA
@@ -75,7 +72,6 @@ def refusal(said: str) -> Refusal:
 
 
 def quota_words(said: str, project: str | None) -> str:
-    """What to ask for, and on which page."""
     found = _QUOTA.search(said)
     named = f"{found['names']} is {found['limits']}" if found else "a quota is used up"
     page = "https://console.cloud.google.com/iam-admin/quotas" + (f"?project={project}" if project else "")

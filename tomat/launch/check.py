@@ -36,11 +36,9 @@ LOGIN_REMEDY = "run `gcloud auth login`"
 @dataclass(frozen=True)
 class CheckLine:
     name: str
-    """What was asked after."""
     state: State
     """`unknown`: the question itself was not answered, and the launch may still go well."""
     said: str
-    """What was found."""
     remedy: str = ""
     """What to do about it; empty where it is ok."""
 
@@ -107,7 +105,6 @@ def _questions(
 
 
 def _something(what: str) -> Callable[[str], Verdict]:
-    """Judges an answer that is empty where there is nothing."""
     return lambda output: ("ok", output) if output and output != "(unset)" else ("failed", f"no {what}")
 
 
@@ -141,7 +138,6 @@ def _of_the_slice(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) ->
 
 
 def _as(account: str) -> str:
-    """gcloud's flag to ask as a service account."""
     return f"--impersonate-service-account={account}"
 
 
@@ -255,7 +251,6 @@ def _fits(rule: Mapping[str, Any], port: int, account: str | None) -> bool:
 
 
 def _may_delete(output: str) -> Verdict:
-    """Of the roles of the hosts' account in the project."""
     roles = output.split()
     if {"roles/tpu.admin", "roles/editor", "roles/owner"} & set(roles):
         return "ok", ", ".join(roles)

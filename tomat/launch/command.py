@@ -33,13 +33,11 @@ class Command:
     """What it is for, in a few words; the comment above it in a dry run."""
     argv: tuple[str, ...]
     timeout_seconds: float
-    """After this it is killed and counts as failed."""
     quiet: bool = False
     """Its output is read by tomat and not shown."""
     folder: str | None = None
     """Where it runs; None: here."""
     stdin: str = ""
-    """What a quiet one reads."""
 
     @property
     def line(self) -> str:
@@ -54,7 +52,6 @@ class Result:
     output: str
     """Standard output of a quiet command; of a shown one the last lines of both streams."""
     errors: str = ""
-    """Standard error of a quiet command."""
 
     @property
     def ok(self) -> bool:
@@ -71,7 +68,6 @@ class Result:
 
 
 def _of_operation(found: re.Match[str]) -> str:
-    """The error in one line."""
     try:
         return f"{found['error']} {json.loads(found['json'])['message']}"
     except (ValueError, KeyError):

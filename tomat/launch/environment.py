@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tomat.base.documents import read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.layout import REFUSED_STATUS
 from tomat.base.reporting import writing
@@ -37,13 +38,9 @@ def read_env_file(path: Path) -> dict[str, str]:
     tracked = subprocess.run(["git", "ls-files", "--error-unmatch", "--", str(path)], capture_output=True)
     if tracked.returncode == 0:
         raise TomatError(f"{path} is in git; take it out (`git rm --cached {path}`), and change the secrets it holds.")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TomatError(f"{path} cannot be read: {error.strerror or error}.") from None
     found: dict[str, str] = {}
     # Not `splitlines`, which ends a line at U+2028, at a form feed and at others that a value may hold.
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for number, line in enumerate(read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         where = f"{path}: line {number}"
         try:
             text = line.removesuffix(b"\r").decode("utf-8")
@@ -64,7 +61,6 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def _value(text: str, where: str) -> str:
-    """What a shell would take `text` for; what it would run or unfold is refused."""
     if any(character < " " and character != "\t" for character in text) or "\x7f" in text:
         raise TomatError(f"{where} holds a control character; write the value without it.")
     parts: list[str] = []
@@ -87,7 +83,6 @@ def _value(text: str, where: str) -> str:
 
 
 def shell_text(variables: Mapping[str, str]) -> str:
-    """The lines that a shell reads the same variables from, whatever their values hold."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted, writing
+from tomat.base.reporting import counted, write_text
 from tomat.hardware.chips import Slice, slice_named
 from tomat.launch import remote
 from tomat.launch.command import Command
 from tomat.launch.pack import Pack
 from tomat.launch.record import NOW_FILE, RECORD_FILE
-from tomat.launch.remote import ENV_FILE, FOLDER
-from tomat.launch.watchdog import SCRIPT_FILE, watchdog_script
+from tomat.launch.remote import ENV_FILE, FOLDER, SCRIPT_FILE, watchdog_script
 
 RUNTIME_VERSIONS: Mapping[str, str] = {
     "v6e": "v2-alpha-tpuv6e",
@@ -40,7 +39,6 @@ def accelerator_type(tpu_slice: Slice) -> str:
 
 
 def runtime_version(tpu_slice: Slice) -> str:
-    """The software that the slice's hosts boot with."""
     version = RUNTIME_VERSIONS.get(tpu_slice.chip.name) if tpu_slice.libtpu_topology is not None else None
     if version is None:
         offered = ", ".join(f"{chip}-N" for chip in RUNTIME_VERSIONS)
@@ -65,21 +63,15 @@ class TpuLaunch:
     run_name: str
     slice_name: str
     zone: str
-    """Zone of the slice, such as us-east5-b."""
     tpu_name: str
     """Name of the TPU VM; a queued resource gets it with `-qr` behind."""
     output_dir: str
-    """Of the run; the pack lies in the run's folder there."""
     pack: Pack
-    """What runs, at every start."""
     project: str | None = None
     """None: gcloud's own."""
     queued_resource: bool = False
-    """Queue for the slice instead of asking once."""
     spot: bool = False
-    """Capacity that can be taken away."""
     reserved: bool = False
-    """Capacity of a reservation of the project."""
     service_account: str | None = None
     """Email of the account that the hosts act as; None: the project's default one of Compute Engine."""
     network: str | None = None
@@ -98,7 +90,6 @@ class TpuLaunch:
     boot_software: str | None = None
     """Runtime version; None: that of `RUNTIME_VERSIONS`."""
     env_file: Path | None = None
-    """Variables of the training's environment, sent as a file."""
     data_disk: str | None = None
     """Full name of a disk that every host has read-only, mounted at `remote.DISK_FOLDER`. The API's version 2 sets
     nothing of the boot disk but its key, and attaches to many hosts only what none of them writes
@@ -161,7 +152,6 @@ class TpuLaunch:
 
     @property
     def unwatched_words(self) -> str:
-        """What becomes of the slice when nobody watches."""
         if self.unwatched_hours is None:
             return "it is kept, at its price"
         said = f"{self.unwatched_hours:g} h after the last look of a launcher, and "
@@ -176,10 +166,7 @@ class TpuLaunch:
             unwatched_seconds=None if hours is None else 3600 * hours,
             grace_seconds=STOP_GRACE_SECONDS,
         )
-        path = self.folder / SCRIPT_FILE
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        write_text(self.folder / SCRIPT_FILE, text)
 
     @property
     def sent_environment(self) -> Path:

@@ -28,7 +28,6 @@ def workspace(pack: Pack) -> Path:
 
 
 def unpack(pack: Pack) -> None:
-    """Make `workspace`, anew."""
     folder = workspace(pack)
     with writing(folder):
         shutil.rmtree(folder, ignore_errors=True)

@@ -39,7 +39,6 @@ class Machine:
     """What is held of Google for one launch."""
 
     launch: TpuLaunch
-    """In the zone where the slice is, or is asked for."""
     policy: RestartPolicy
     run: Callable[[Command], Result]
     say: Callable[[str], None]
@@ -72,7 +71,6 @@ class Machine:
 
     @property
     def used_seconds(self) -> float:
-        """With a slice so far."""
         return self.held_seconds + (0.0 if self.held_since is None else self.clock.now() - self.held_since)
 
     @property
@@ -167,10 +165,9 @@ class Machine:
                 ending = self._failed(why) if queue == "FAILED" else self._create()
                 if ending is not None:
                     refused.append(f"{self.launch.zone}: {ending[1]}")
-                    if len(refused) < len(self.zones):
-                        self._next_zone()
-                        continue
                     self._next_zone()
+                    if len(refused) < len(self.zones):
+                        continue
                     return ending[0], "; ".join(refused)
                 began = self.clock.now()
                 continue

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import counted, writing
+from tomat.base.reporting import counted, write_bytes
 from tomat.base.shipped import PACK_FILE
 
 CONFIG_FOLDER = "tomat-launch"
 """In a pack: holds the configuration as it was, under its own name."""
 NO_COMMIT = "uncommitted"
-"""Commit of a repository that has none yet."""
 OWN_FOLDER = "runs/"
 """What tomat itself writes into a checkout, and never sends."""
 MAX_MEGABYTES = 300
@@ -32,15 +31,12 @@ _COMPRESSION = 6
 
 @dataclass(frozen=True)
 class Tree:
-    """The files of a checkout as they are now, and how they differ from the last commit."""
-
     root: Path
     commit: str
     """As `git describe --always` says it; `NO_COMMIT` where there is none."""
     files: tuple[str, ...]
     """Tracked ones, and those that are neither tracked nor ignored; seen from the root."""
     changed: tuple[str, ...]
-    """Of these the ones that are not as in the commit."""
 
     @property
     def problem(self) -> str | None:
@@ -56,14 +52,10 @@ class Tree:
 
 @dataclass(frozen=True)
 class Pack:
-    """An archive that was written here."""
-
     path: Path
     sha256: str
-    """Of the archive."""
     commit: str
     dirty: bool
-    """It holds files that are not as in the commit."""
     config_path: str
     """Of the configuration, inside."""
     overrides: tuple[str, ...]
@@ -139,10 +131,6 @@ def build_pack(tree: Tree, config_path: Path, overrides: Sequence[str], target: 
         for name in sorted(members):
             info, data = members[name]
             archive.addfile(info, io.BytesIO(data))
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        new = target.with_name(f"{target.name}.new")
-        new.write_bytes(buffer.getvalue())
-        new.replace(target)
+    write_bytes(target, buffer.getvalue())
     sha256 = hashlib.sha256(buffer.getvalue()).hexdigest()
     return Pack(target, sha256, tree.commit, dirty, inside, tuple(overrides))

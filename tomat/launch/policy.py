@@ -22,19 +22,14 @@ class Ending(enum.Enum):
 
 FAILURES = frozenset({Ending.FAILED, Ending.STORAGE_FAULT, Ending.CHIP_HELD, Ending.HOST_LOST})
 WAITED_FOR = FAILURES - {Ending.HOST_LOST} | {Ending.NO_CAPACITY}
-"""Endings after which the next attempt waits."""
 
 
 def judge(statuses: list[str]) -> tuple[Ending, str]:
-    """How an attempt ended, from the states that its hosts say."""
     said = f"exit status {', '.join(statuses)}"
     # Before a refusal by another host, which may come of the same fault; if not, the next attempt shows it.
-    if str(RETRY_STATUS) in statuses:
-        return Ending.STORAGE_FAULT, said
-    if str(REFUSED_STATUS) in statuses:
-        return Ending.REFUSED, said
-    if str(LOST_STATUS) in statuses:
-        return Ending.HOST_LOST, said
+    causes = {RETRY_STATUS: Ending.STORAGE_FAULT, REFUSED_STATUS: Ending.REFUSED, LOST_STATUS: Ending.HOST_LOST}
+    if found := [ending for status, ending in causes.items() if str(status) in statuses]:
+        return found[0], said
     if set(statuses) == {"0"}:
         return Ending.FINISHED, ""
     if set(statuses) <= {"0", str(STOPPED_STATUS)}:
@@ -44,8 +39,6 @@ def judge(statuses: list[str]) -> tuple[Ending, str]:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """When to try again, and when to stop trying."""
-
     max_restarts: int = 200
     max_failures: int = 5
     """Attempts in a row, each with fewer than `healthy_steps`."""
@@ -96,7 +89,6 @@ class Health:
 
     policy: RestartPolicy
     short: int = 0
-    """Attempts in a row with fewer than `healthy_steps`."""
     without_step: int = 0
     failures: int = 0
     """In a row, as far as none was healthy: for the wait."""
@@ -104,7 +96,6 @@ class Health:
     """Requests for machines in a row that were refused."""
 
     def count(self, ending: Ending, steps: int) -> None:
-        """Take note of an attempt that made so many steps."""
         if ending is Ending.NO_CAPACITY:
             self.unlucky += 1
             return

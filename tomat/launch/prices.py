@@ -64,7 +64,6 @@ class Caps:
     price: float | None
     """US dollars for a chip-hour; None: not known."""
     price_is: str
-    """Where the price is from."""
     max_hours: float | None = None
     max_cost: float | None = None
     """US dollars, of the chips alone."""
@@ -80,7 +79,6 @@ class Caps:
         return None if self.price is None else self.price * tpu_slice.n_chips * hours
 
     def words(self, tpu_slice: Slice) -> str:
-        """What the slice costs, and where it ends, in one line."""
         said = f"{tpu_slice.n_chips} chips, price not known ({self.price_is})"
         if self.price is not None:
             hourly = self.price * tpu_slice.n_chips

@@ -40,13 +40,11 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     login: str
     """Google account, and the user on the hosts."""
     machine: str
-    """Where its launcher runs."""
     seen: float
     """Unix time of the launcher's last sign of life, by its machine's clock, as `held_since`."""
     watching: bool = True
     """False: it has stopped, and said so."""
     sha256: str
-    """Of the pack."""
     commit: str
     dirty: bool
     config_path: str
@@ -60,7 +58,6 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     asked: bool = False
     """One may come, or have come since: Google's queue has been asked for it."""
     endings: list[str] = []
-    """How its attempts ended."""
     ended: str | None = None
     """Why the launch is over; None while it is not."""
 
@@ -85,10 +82,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Login:
-    """Who launches."""
-
     account: str
-    """Of Google."""
     user: str
     """The name that gcloud's ssh logs in with."""
     machine: str
@@ -108,7 +102,6 @@ class Login:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """One launcher of a run on this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "launcher.lock").open("w") as file:
         try:

@@ -57,7 +57,6 @@ status; and the first and the last step of which the attempt's log has a line, a
 
 
 def training_command(config_path: str, overrides: Sequence[str]) -> str:
-    """Of a host, in the checkout."""
     return shlex.join([".venv/bin/python", "train_tomat_tpu.py", "--config_path", config_path, *overrides])
 
 
@@ -99,7 +98,6 @@ def start_script(
 
 
 def stop_script(grace_seconds: int) -> str:
-    """Ask the training to stop in good order, and after the grace end it."""
     return (
         f"group=-$(cat {FOLDER}/pid) || exit 0; kill -TERM -- $group 2>/dev/null; "
         f"for second in $(seq {grace_seconds}); do kill -0 -- $group 2>/dev/null || exit 0; sleep 1; done; "
@@ -108,7 +106,6 @@ def stop_script(grace_seconds: int) -> str:
 
 
 def parse_statuses(output: str) -> list[str]:
-    """The states that `STATUS_SCRIPT` printed, one a host, whatever else ssh said between them."""
     return [found["state"] for found in _STATUS_LINE.finditer(output)]
 
 
@@ -116,3 +113,59 @@ def parse_steps(output: str) -> int:
     """Steps that the attempt has made, as far as `STATUS_SCRIPT` found lines of them: a line every ten seconds."""
     spans = [list(map(int, found["steps"].split())) for found in _STATUS_LINE.finditer(output)]
     return max((span[-1] - span[0] + 1 for span in spans if span), default=0)
+
+
+ENDED_SECONDS = 900
+"""After which a slice goes back whose training has ended while no launcher looks; longer than collecting logs takes."""
+SCRIPT_FILE = "give-back.sh"
+BEGUN_FILE = "/var/lib/tomat-begun"
+"""On a host: Unix time of its first boot."""
+
+
+def watchdog_script(
+    delete: Sequence[str],
+    *,
+    cap_seconds: float | None,
+    unwatched_seconds: float | None,
+    grace_seconds: int,
+    poll_seconds: float = 60,
+    ended_seconds: float = ENDED_SECONDS,
+) -> str:
+    """What gives a slice back when nobody else does: Google's own `--max-run-duration`, alpha and of queued resources
+    (November 2026), knows nothing of a launcher that is gone; the hosts' service account needs
+    `tpu.nodes.delete`, as `roles/tpu.admin` has. Root runs it at every boot: metadata `startup-script`, as in Google's
+    sample `tpu_vm_create_startup_script` (GoogleCloudPlatform/python-docs-samples 12690). `cap_seconds`: from the first
+    boot, kept on the disk; `unwatched_seconds`: without a launcher's sign of life; None of either: never.
+    `grace_seconds`: for a training to save and stop."""
+    watched, cap = unwatched_seconds is not None, max(1, int(cap_seconds)) if cap_seconds is not None else 0
+    return f"""#!/bin/bash
+# Gives this slice back at its cap, after its training, or when no launcher has looked for long.
+export PATH=$PATH:/snap/bin:/usr/bin:/bin
+[ -s {BEGUN_FILE} ] || date +%s > {BEGUN_FILE}
+begun=$(date +%s)
+while sleep {poll_seconds:g}; do
+  now=$(date +%s); seen=$begun; ended=; running=; why=
+  for folder in /home/*/{FOLDER}; do
+    [ -e "$folder/{ALIVE_FILE}" ] && at=$(stat -c %Y "$folder/{ALIVE_FILE}") && [ "$at" -gt "$seen" ] && seen=$at
+    [ -e "$folder/lock" ] || continue
+    if flock -n "$folder/lock" true; then ended=1; else running=1; fi
+  done
+  silent=$((now - seen))
+  if [ {cap} -gt 0 ] && [ $((now - $(cat {BEGUN_FILE}))) -ge {cap} ]; then why="the cap is reached"
+  elif [ {int(watched)} = 1 ] && [ $silent -ge {int(unwatched_seconds or 0)} ]; then why="no launcher for $silent s"
+  elif [ {int(watched)} = 1 ] && [ -n "$ended" ] && [ -z "$running" ] && [ $silent -ge {int(ended_seconds)} ]; then
+    why="the training has ended, and no launcher for $silent s"
+  fi
+  [ -n "$why" ] || continue
+  echo "tomat gives the slice back: $why"
+  for folder in /home/*/{FOLDER}; do
+    [ -e "$folder/pid" ] || continue
+    flock -n "$folder/lock" true && continue
+    group=$(cat "$folder/pid")
+    kill -TERM -- "-$group" 2>/dev/null
+    for second in $(seq {grace_seconds}); do flock -n "$folder/lock" true && break; sleep 1; done
+    kill -KILL -- "-$group" 2>/dev/null
+  done
+  {shlex.join(delete)}
+done
+"""

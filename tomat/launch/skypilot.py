@@ -14,7 +14,7 @@ import yaml
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import HUNG_STATUS, LOST_STATUS, REFUSED_STATUS, RETRY_STATUS, STOPPED_STATUS
-from tomat.base.reporting import writing
+from tomat.base.reporting import write_text
 from tomat.launch import remote
 from tomat.launch.command import Command
 from tomat.launch.gcloud import STOP_GRACE_SECONDS, TpuLaunch, accelerator_type
@@ -101,7 +101,6 @@ def skypilot_task(launch: TpuLaunch, zones: Sequence[str], caps: Caps, secrets: 
 def skypilot_commands(
     launch: TpuLaunch, zones: Sequence[str], caps: Caps, secrets: Sequence[str] = (), execute: bool = False
 ) -> list[Command]:
-    """Write the job's YAML, and the commands that keep the pack and submit the job."""
     missing = [name for name in secrets if name not in os.environ]
     if execute and missing:
         raise TomatError(
@@ -111,9 +110,7 @@ def skypilot_commands(
     # Its label is tomat's own business; SkyPilot has names.
     task = skypilot_task(replace(launch, label=""), zones, caps, secrets)
     path = launch.folder / TASK_FILE
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.dump(task, Dumper=_Blocks, sort_keys=False, width=120), encoding="utf-8")
+    write_text(path, yaml.dump(task, Dumper=_Blocks, sort_keys=False, width=120))
     words = ["sky", "jobs", "launch", "--yes", "--detach-run", *(f"--secret={name}" for name in secrets), str(path)]
     purpose = f"train on {launch.slice.n_chips} chips as a managed job (skypilot {VERSION}); `sky jobs logs` follows it"
     return [launch.send_pack, Command(purpose, tuple(words), 3600)]

@@ -22,7 +22,7 @@ from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.machine import Clock
 from tomat.launch.policy import Ending
 from tomat.launch.supervisor import Supervisor
-from tomat.train.runs.history import Event, Row, last_event, parse_events, parse_metrics
+from tomat.train.runs.history import Event, last_event, parse_events, parse_metrics
 
 STEPS = 20
 MAX_HOURS = 25 / 60
@@ -54,7 +54,6 @@ class Promise:
     held: bool | None
     """None: it could not be tried here."""
     said: str
-    """What it was judged by."""
 
 
 @dataclass
@@ -65,7 +64,6 @@ class Smoke:
     run: Callable[[Command], Result]
     clock: Clock
     packs: list[str] = field(default_factory=list)
-    """Of each host the hash of the pack that it has."""
     given_back: bool = False
     """By its hosts."""
 
@@ -90,35 +88,35 @@ class Smoke:
         return [line.strip().removeprefix(f"{self.launch.run_url}/") for line in output.splitlines() if line.strip()]
 
     def promises(self, supervisor: Supervisor, cost: float | None, max_cost: float | None) -> list[Promise]:
-        """Each promise of the guide, judged by what is left in the bucket and by what the launcher saw."""
         events, rows = parse_events(self._read(HISTORY_FILE))[0], parse_metrics(self._read(METRICS_FILE))[0]
         files, pack, hosts = self._listed(), self.launch.pack, self.launch.slice.n_hosts
         start, resume = last_event(events, "start") or {}, last_event(events, "resume") or {}
+        steps, hashes = [row["step"] for row in rows], sorted({sha[:12] for sha in self.packs})
+        said_steps = f"{counted(len(steps), 'line')} of {counted(len(set(steps)), 'step')}"
+        on_hosts = f"{', '.join(hashes) or 'none'} on {counted(len(self.packs), 'host')}"
         minutes = supervisor.held_hours * 60
-        said_cost = _dollars(cost)
         alike = {start.get("pack"), *self.packs} == {pack.sha256} and len(self.packs) == hosts
-        alone = hosts == 1
+        compared = None if hosts == 1 else start.get("hosts") == hosts
         at_start = f"begun on {counted(start.get('hosts') or 0, 'host')} of {hosts}"
         resumed = f"resumed at step {resume.get('step', 'none')}, {resume.get('steps_again', 'no')} steps again"
         whole = [name for name in files if re.fullmatch(rf"{CHECKPOINT_FOLDER}/step-\d+/{METADATA_FILE}", name)]
         profiles = [name for name in files if re.fullmatch(rf"{PROFILER_FOLDER}/.*\.xplane\.pb", name)]
         pages = sorted({CONFIG_FILE, PAGE_FILE} & set(files))
-        in_time = minutes <= MAX_HOURS * 60
         back = "absent" if self.given_back else f"still there after {GIVE_BACK_SECONDS / 60:.0f} min"
         affordable = None if cost is None or max_cost is None else cost <= max_cost
         judged: list[tuple[str, bool | None, str]] = [
-            ("every host has the pack that was sent", alike, f"{_hashes(self.packs)}, sent {pack.sha256[:12]}"),
+            ("every host has the pack that was sent", alike, f"{on_hosts}, sent {pack.sha256[:12]}"),
             ("the history has the commit", _commit(start) == pack.commit, f"{_commit(start)}, sent {pack.commit}"),
-            ("hosts are compared before the first step", None if alone else start.get("hosts") == hosts, at_start),
+            ("hosts are compared before the first step", compared, at_start),
             _stopped(supervisor, events),
             ("the run resumes where it was, and no step is made again", resume.get("steps_again") == 0, resumed),
-            _steps(rows),
+            (f"{STEPS} steps, each once", steps == list(range(STEPS)), said_steps),
             ("a save is whole", bool(whole), counted(len(whole), "checkpoint")),
             ("the profile is in the bucket", bool(profiles), counted(len(profiles), "trace")),
             ("configuration and page are in the bucket", len(pages) == 2, ", ".join(pages) or "neither"),
             ("the hosts give the slice back themselves", self.given_back, back),
-            ("it ends in time", in_time, f"{minutes:.1f} min with a slice, of {MAX_HOURS * 60:.0f}"),
-            ("it costs no more than was said", affordable, f"{said_cost} of {_dollars(max_cost)}"),
+            ("it ends in time", minutes <= 60 * MAX_HOURS, f"{minutes:.1f} min with a slice, of {MAX_HOURS * 60:.0f}"),
+            ("it costs no more than was said", affordable, f"{_dollars(cost)} of {_dollars(max_cost)}"),
         ]
         return [Promise(*one) for one in judged]
 
@@ -139,22 +137,10 @@ def _stopped(supervisor: Supervisor, events: Sequence[Event]) -> tuple[str, bool
     return name, held, f"after step {stopped['step'] - 1}; attempts: {', '.join(supervisor.endings)}"
 
 
-def _steps(rows: Sequence[Row]) -> tuple[str, bool, str]:
-    steps = [row["step"] for row in rows]
-    said = f"{counted(len(steps), 'line')} of {counted(len(set(steps)), 'step')}"
-    return f"{STEPS} steps, each once", steps == list(range(STEPS)), said
-
-
-def _hashes(packs: Sequence[str]) -> str:
-    found = sorted({sha[:12] for sha in packs})
-    return f"{', '.join(found) or 'none'} on {counted(len(packs), 'host')}"
-
-
 def print_promise(promise: Promise) -> None:
     word, colour = {True: ("held", "green"), False: ("NOT HELD", "red"), None: ("not tried", "yellow")}[promise.held]
     console.print(Text.assemble((f"{word:9}", colour), f" {promise.name}: {promise.said}"), soft_wrap=True)
 
 
 def figures(promises: Sequence[Promise]) -> dict[str, object]:
-    """For `--json`."""
     return {"promises": [vars(one) for one in promises], "held": not any(one.held is False for one in promises)}

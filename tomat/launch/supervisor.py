@@ -37,9 +37,7 @@ class Supervisor:
     keep: bool = False
     """Do not give the slice back."""
     zones: Sequence[str] = ()
-    """Where to ask for it, in turn; empty: where `launch` says."""
     max_hours: float | None = None
-    """With a slice, in all; None: no cap."""
     new_pack: bool = False
     """Replace the pack of a launch that is open."""
     at_end: Callable[["Supervisor"], None] = field(default=lambda supervisor: None)
@@ -53,7 +51,6 @@ class Supervisor:
     _replaces: bool = False
     """What runs on the slice, if anything, is of another pack."""
     _steps: int = 0
-    """That the attempt has made."""
     _quick: int = 0
     """Quick failures in a row on this slice."""
     _replaced: bool = False
@@ -75,11 +72,9 @@ class Supervisor:
 
     @property
     def held_hours(self) -> float:
-        """With a slice, in all."""
         return self.machine.used_seconds / 3600
 
     def supervise(self) -> "Supervisor":
-        """Until the training is finished; itself, with what it came to."""
         try:
             self._claim()
             self._until_it_ends()
@@ -103,7 +98,6 @@ class Supervisor:
                 self.launch.sent_environment.unlink(missing_ok=True)
 
     def _claim(self) -> None:
-        """Say in the bucket that this run is launched here, with which pack; or go on with the launch that is open."""
         record = self._recorded()
         if record is not None and record.ended is None:
             age = age_in_bucket([self._must(one, "Check the bucket").output for one in self.launch.date_record][-1])
@@ -285,7 +279,6 @@ class Supervisor:
                 print(text, file=sys.stderr)
 
     def _attempt(self, attempt: int) -> tuple[Ending, str]:
-        """One start of the training, from whatever state the slice is in, to its end."""
         refused = self.machine.get()
         if refused is not None:
             return refused
@@ -342,7 +335,6 @@ class Supervisor:
         return statuses if (result.ok and not self._dead) or str(LOST_STATUS) in statuses else []
 
     def _watch(self, attempt: int) -> tuple[Ending, str]:
-        """Until the training has ended on every host, the slice is gone, or the cap is reached."""
         silent = unanswered = 0
         first_end: float | None = None
         while True:

@@ -59,7 +59,6 @@ PolicyName = Literal[
 
 
 def chosen_policy(choice: bool | str | ScanCheckpointPolicy) -> ScanCheckpointPolicy:
-    """The policy that a value of `model.gradient_checkpointing` stands for."""
     if isinstance(choice, ScanCheckpointPolicy):
         return choice
     name = choice if isinstance(choice, str) else "full" if choice else "off"

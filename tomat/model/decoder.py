@@ -248,7 +248,6 @@ class DensityDecoderConfig(Qwen3Config):
         return DensityAttentionConfig(**values, **{name: getattr(self, name) for name in own})
 
     def total_trainable_params(self, vocab_size: int) -> float:
-        """Parameters, counted from the shapes of the model as built."""
         return parameter_count(self, vocab_size)
 
     def to_hf_config(self, vocab_size: int, config_overrides: dict | None = None):
@@ -412,8 +411,6 @@ class DensityTransformer(LlamaTransformer):
 
 
 class DensityDecoder(LlamaLMHeadModel):
-    """Embedding, layers and (tied) logits."""
-
     transformer: DensityTransformer
     environment: Environment | None = None
     field: "FieldModel | None" = None

@@ -49,8 +49,6 @@ BLOCK_POSITIONS = 1024
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
-    """Knobs of `model.environment`."""
-
     channels: int = 8
     """Learnt numbers of an element, each with radial sums of its own."""
     hidden_dim: int = 128
@@ -153,8 +151,6 @@ def environment_tables(
 
 
 class Sums(eqx.Module):
-    """What is computed of the atoms at each position."""
-
     features: NamedArray
     """[batch, position, sum], the compute type."""
     expected: NamedArray | None

@@ -44,8 +44,6 @@ MOST_DEVIATIONS = 8.0
 @LmConfig.register_subclass("field")
 @dataclass(frozen=True)
 class FieldConfig(FieldShape, LmConfig):
-    """Knobs of the field model (`model.type: field`)."""
-
     max_seq_len: int = 0
     """Voxels of a row, filled in from the data; 0: not known yet."""
     max_atoms: int = 160
@@ -187,8 +185,6 @@ invariant]."""
 
 
 class FieldModel(LmHeadModel[FieldConfig]):
-    """From atoms and places to densities."""
-
     members: list[FieldMember]
     field_config: FieldConfig = eqx.field(static=True)
     vocab: Axis = eqx.field(static=True)
@@ -207,7 +203,6 @@ class FieldModel(LmHeadModel[FieldConfig]):
         return self.vocab
 
     def sums(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> AtomSums:
-        """Of the atoms near each group of places."""
         numbers = atoms.numbers.rearrange(("batch", "group", "atom")).array
         positions = atoms.positions.rearrange(("batch", "group", "atom", "xyz")).array
         places = atoms.places.rearrange(("batch", "position", "xyz")).array
@@ -270,7 +265,6 @@ class FieldModel(LmHeadModel[FieldConfig]):
         return in_blocks(block, places)
 
     def moments(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> Moments:
-        """Of the voxels of some rows."""
         sums = self.sums(atoms, tables)
         told = jnp.stack([member.invariants(sums, tables).astype(jnp.float32) for member in self.members])
         told = told.reshape(len(self.members), -1, told.shape[-1])

@@ -33,8 +33,6 @@ _relays: "list[Relay]" = []
 
 @dataclass(frozen=True)
 class Joining:
-    """How a process joins the others of its run."""
-
     address: str | None
     """Of the coordinator, `host:port`; None: JAX finds it (Slurm, Open MPI)."""
     count: int | None
@@ -72,7 +70,6 @@ def _ip(host: str) -> str:
 
 
 def answers(host: str, port: int, seconds: float = 2.0) -> bool:
-    """Whether something takes connections there."""
     try:
         with socket.create_connection((host, port), timeout=seconds):
             return True

@@ -59,7 +59,6 @@ class NearbyAtoms(eqx.Module):
 
     @classmethod
     def _fields(cls) -> Mapping[str, tuple[Any, ...]]:
-        """Type and axes of each field."""
         return _FIELDS
 
 

@@ -65,7 +65,6 @@ def decoder_shape(config: LmConfig, vocab_size: int) -> ModelShape:
 
 
 def field_shape(config: FieldConfig) -> FieldShape:
-    """The shape that a field model builds."""
     return FieldShape(
         radial=config.basis.n,
         angular_radial=angular_functions(config.basis),

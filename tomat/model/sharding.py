@@ -30,7 +30,6 @@ class Sharding:
 
 
 def current_mesh() -> Mesh | AbstractMesh | None:
-    """The mesh in force, concrete or abstract; None where there is none."""
     mesh = mesh_in_force()
     return None if mesh is None or mesh.empty else mesh
 

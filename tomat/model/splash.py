@@ -104,7 +104,6 @@ def whole_head_attention(
 
 
 def kernel_sizes(blocks: SplashBlockSizes, seq_len: int) -> splash_attention_kernel.BlockSizes:
-    """The sizes for sequences of `seq_len` positions as the kernels take them."""
     filled = blocks.for_sequence(seq_len)
     layouts = (splash_attention_kernel.QKVLayout[getattr(filled, f"{name}_layout").upper()] for name in "qkv")
     sizes = {name: getattr(filled, name) for name in SPLASH_BLOCKS}

@@ -80,7 +80,6 @@ def _compared(points: Sequence[tuple[str, float, float, float]], what: str, unit
 
 
 def shares_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
-    """Shares of the step that a profile gave."""
     body, doubts = [], []
     for row in rows:
         for key, measured in row.measured.items():

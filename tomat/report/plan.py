@@ -60,7 +60,6 @@ def memory_parts(memory: MemoryReport) -> list[Part]:
 
 
 def buffers_table(memory: MemoryReport, top: int | None = None) -> Table:
-    """The largest buffers, or the first `top` of them."""
     heads = [Column("buffer"), *columns("MiB", "MiB without padding", show=number(2, 1 / MIB))]
     heads += columns("shape", "operation", "source")
     rows = [
@@ -113,7 +112,6 @@ def plan_parts(report: Mapping[str, Any]) -> list[Part]:
 
 
 def support_table(support: Sequence[Support]) -> Table:
-    """Which parts of the step rest on kernels that were timed, and which do not."""
     heads = [Column("kernels bound by"), Column("a step", seconds)]
     heads += columns("share", "error of nine in ten", show=percent)
     shown = (part for part in support if part.step_share > LEAST_SHARE)
@@ -145,7 +143,6 @@ def largest_table(found: "Sequence[LargestBatch]") -> Table:
 
 
 def decoders_table(plans: Sequence[Mapping[str, Any]]) -> Table:
-    """The decoders that `compile_decoders` has planned, side by side."""
     heads = [Column("decoder"), *columns("rounds", "patches", show=number(0)), _gib("HBM"), Column("a batch", seconds)]
     heads += [Column("batches", number(0)), *columns("a cell", "from", "to", show=seconds)]
     heads += [Column("without timings", percent), Column("bound", right=False)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-from tomat.base.report.formats import number, percent, seconds
+from tomat.base.report.formats import change, number, percent, seconds
 from tomat.base.report.model import VERDICT, Axis, Chart, Column, Items, Part, Report, Section, Series, Table, columns
 from tomat.hardware.chips import slice_named
 from tomat.perf.plan.calibration import CalibrationRow
@@ -23,8 +23,6 @@ COLOURS = {"v5p": "#0072b2", "v5e": "#d55e00", "v4": "#009e73", "v6e": "#cc79a7"
 
 @dataclass(frozen=True)
 class Beside:
-    """A published run with its plan."""
-
     run: PublishedRun
     row: RowRecord
     device: Interval
@@ -45,12 +43,10 @@ class Beside:
 
     @property
     def most(self) -> str:
-        """The category that takes most of the step."""
         return str(max(self.row.categories, key=lambda one: one["seconds"])["name"]) if self.row.categories else ""
 
 
 def beside(runs: Sequence[PublishedRun], rows: Mapping[str, RowRecord]) -> list[Beside]:
-    """The runs whose step is planned and fits."""
     found = []
     for run in runs:
         row = rows.get(run.id)
@@ -90,7 +86,6 @@ GROUPS: Mapping[str, Callable[[Beside], str]] = {
     "date": lambda one: "2025" if one.run.date < "2026" else "2026",
     "most of the step": lambda one: one.most,
 }
-"""By which errors are told apart."""
 
 
 def published_report(
@@ -183,13 +178,9 @@ def _chart(found: Sequence[Beside], pods: Sequence[CalibrationRow]) -> Chart:
     return Chart("Planned beside measured", series, x, y, said, f"{NAME}.svg", size=(6.0, 5.0))
 
 
-def _signed(error: float) -> str:
-    return f"{100 * error:+.1f} %"
-
-
 def _errors_table(groups: Sequence[tuple[str, str, Sequence[Beside]]]) -> Table:
     heads = [*columns("by", ""), Column("rows"), *columns("median error", "nine of ten", "largest", show=percent)]
-    heads += [Column("signed median", _signed), Column("in range", percent)]
+    heads += [Column("signed median", change), Column("in range", percent)]
     return Table("", heads, [(name, kind, *errors_of(its).values()) for name, kind, its in groups])
 
 
@@ -209,7 +200,7 @@ def _rows_table(found: Sequence[Beside]) -> Table:
             (Column("measured", seconds), lambda one: one.run.step_seconds),
             (Column("planned, device", seconds), lambda one: one.device.estimate),
             (Column("planned", right=True), lambda one: span(one.planned)),
-            (Column("error", _signed), lambda one: one.error),
+            (Column("error", change), lambda one: one.error),
             (Column("in range"), lambda one: "yes" if one.inside else "no"),
             (Column("needed, GiB", number(2)), lambda one: one.row.hbm_required_bytes / 2**30),
             (Column("most of it"), lambda one: one.most),
@@ -259,11 +250,7 @@ def _pods(pods: Sequence[CalibrationRow]) -> list[Part]:
         for row in pods
         if (ratio := row.step_ratio) is not None
     ]
-    heads = [
-        *columns("run on record", "slice"),
-        *columns("measured", "planned", show=seconds),
-        Column("error", _signed),
-    ]
+    heads = [*columns("run on record", "slice"), *columns("measured", "planned", show=seconds), Column("error", change)]
     return [Table("", heads, rows)] if rows else []
 
 

@@ -39,7 +39,6 @@ _STATES = {Judged.PASS: State.GOOD, Judged.WARN: State.DOUBTFUL, Judged.FAIL: St
 
 
 def step_facts(breakdown: Breakdown) -> Facts:
-    """How long the step takes, on what, and how much work it is."""
     flops, moved = _total(op.flops for op in breakdown.ops), _total(op.hbm_bytes for op in breakdown.ops)
     least = "at least " if of_unknown_flops(breakdown.ops, breakdown.step_seconds) else ""
     return Facts(
@@ -56,13 +55,10 @@ def step_facts(breakdown: Breakdown) -> Facts:
 
 
 def step_notes(breakdown: Breakdown) -> list[str]:
-    """What ran beside the step, and what is to be known of its figures."""
     return [*(f"not in the step: {text}" for text in what_else_ran(breakdown)), *breakdown.notes]
 
 
 def groups_table(rows: Sequence[GroupRow], first: str) -> Table:
-    """Categories or parts, one row each, and their sum."""
-
     def known(row: GroupRow, value: float | None) -> float | None:
         return AtLeast(value) if value is not None and row.flops_at_least else value
 
@@ -114,7 +110,6 @@ def waits_table(breakdown: Breakdown) -> Table:
 
 
 def memory_table(breakdown: Breakdown) -> Table:
-    """Buffers of the main program on one device, by kind."""
     capacity, sizes = breakdown.roofs.hbm_bytes, sorted(breakdown.memory_bytes.items())
     sizes.append(("sum", sum(breakdown.memory_bytes.values())))
     rows = [(name, size, size / capacity if capacity else None) for name, size in sizes]
@@ -135,7 +130,6 @@ def comparison_table(result: Comparison) -> Table:
 
 
 def judged(verdict: Judged) -> Verdict:
-    """A verdict of `tomat profile diff` in its word."""
     return Verdict(verdict.name.lower(), _STATES[verdict])
 
 
@@ -146,7 +140,6 @@ def step_charts(breakdown: Breakdown, stem: str = "") -> list[Chart]:
 
 
 def shares_chart(breakdown: Breakdown) -> Chart:
-    """The step as one bar, by category."""
     rows = [row for row in breakdown.categories if row.share > 0]
     names = {row.name: f"{row.name} {percent(row.share)}" for row in rows}
     series = [Series(names[row.name], [100 * row.share], mark="bar", colour=COLOURS[row.name]) for row in rows]

@@ -30,7 +30,7 @@ from tomat.measure.lab.record import LabRow, median
 from tomat.measure.lab.speedup import SAME
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.scaling import contests, crossings, exposed, lines_of, sequences_per_chip, tokens_per_second
-from tomat.perf.tuning.sweep_record import SweepRecord, SweptRow, ranked
+from tomat.perf.tuning.sweep_record import SweepRecord, ranked
 from tomat.perf.tuning.sweep_rows import FITS, OOM, RowRecord, base_of, interval_text, required_text, verdict
 from tomat.report.step import COLOURS
 from tomat.report.sweep_answers import answers_parts
@@ -160,7 +160,6 @@ def settings_cell(overrides: Mapping[str, Any]) -> Code | None:
 
 
 def planned_table(rows: Sequence[RowRecord]) -> Table:
-    """Every planned row, the best MFU first."""
     heads = [
         Column("", number(0)),
         *columns("row", "slice"),
@@ -188,7 +187,6 @@ def planned_table(rows: Sequence[RowRecord]) -> Table:
 
 
 def planned_ranking(rows: Sequence[RowRecord]) -> Table:
-    """The table of the terminal."""
     shares = (one.short for one in TABLE_UTILISATIONS)
     shown = "row", "HBM MiB", "of MiB", "step ms", *shares, "without timings", "largest category", "verdict"
     return planned_table(rows).chosen(*shown)
@@ -239,7 +237,6 @@ def measured_table(rows: Sequence[LabRow]) -> Table:
 
 
 def measured_ranking(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> list[Part]:
-    """The table of the terminal, with what is noise."""
     shown = ("run", "tok/s", "least", "most", "step ms", "mem peak MiB", "loss", "against base", "verdict")
     return [measured_table(rows).chosen(*shown), *(Note(same_text(rows, names).replace("`", "'")) for names in same)]
 
@@ -251,7 +248,6 @@ def ratio_text(row: LabRow) -> str:
 
 
 def measured_verdict(row: LabRow) -> str:
-    """How a measured row stands, in a few words."""
     if not row.measured:
         return f"{row.status}: {row.reason}"
     if row.base is None:
@@ -261,14 +257,12 @@ def measured_verdict(row: LabRow) -> str:
 
 
 def row_text(row: LabRow) -> str:
-    """One line about a row that has just been measured."""
     if not row.measured or row.tokens_per_second is None:
         return measured_verdict(row)
     return f"{row.tokens_per_second:,.0f} tokens/s, against its base {ratio_text(row)}: {measured_verdict(row)}"
 
 
 def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
-    """Of rows that are one setting: which, and what the comparison makes of them."""
     compared = [row.ratio for row in rows if row.name in names and row.base in names and row.ratio is not None]
     within = sum(ratio.verdict == SAME for ratio in compared)
     listed = " and ".join(f"`{name}`" for name in names)
@@ -277,9 +271,9 @@ def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
     return f"{said}, {within} {'has' if within == 1 else 'have'} 1 in the interval, which 19 of 20 should."
 
 
-def front[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:
+def front(rows: Sequence[RowRecord | LabRow]) -> list[RowRecord | LabRow]:
     """The rows than which no other has more speed and less memory, by memory."""
-    found: list[Row] = []
+    found: list[RowRecord | LabRow] = []
     for row in sorted(rows, key=lambda row: (row.memory_bytes, row.rank)):
         best = found[-1].speed if found else None
         if row.speed is not None and (best is None or row.speed["estimate"] > best["estimate"]):
@@ -288,7 +282,12 @@ def front[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:
 
 
 def pareto_parts(
-    name: str, rows: Sequence[SweptRow], speed: str, bars: str, scale: float = 1.0, crosses: Mapping[int, SweptRow] = {}
+    name: str,
+    rows: Sequence[RowRecord | LabRow],
+    speed: str,
+    bars: str,
+    scale: float = 1.0,
+    crosses: Mapping[int, RowRecord] = {},
 ) -> list[Part]:
     """Speed against memory: the figure, and which rows no other beats in both. `speed` says what it is, and times
     `scale` a row's is in its unit; `bars` says what the ranges are; `crosses` has rows that do not fit, by their places
@@ -341,7 +340,6 @@ def compared_parts(plans: Mapping[str, RowRecord], rows: Sequence[LabRow]) -> li
 
 
 def categories_parts(rows: Sequence[RowRecord]) -> list[Part]:
-    """The time of each kind of operation, and its share of the step, in the rows that fit."""
     shown = [row for row in ranked(rows) if row.status == FITS and row.categories and row.step_seconds]
     if not shown:
         return ["No row fits."]
@@ -370,7 +368,6 @@ def categories_parts(rows: Sequence[RowRecord]) -> list[Part]:
 
 
 def epochs_parts(rows: Sequence[LabRow], epoch_rows: int | None) -> list[Part]:
-    """Hours an epoch of every row that has an answer."""
     body, sizes = [], set()
     for row in ranked(rows):
         if row.measured and row.is_whole and row.tokens_per_second is not None:
@@ -414,7 +411,6 @@ def scaling_parts(name: str, rows: Sequence[RowRecord]) -> list[Part]:
 
 
 def scaling_charts(name: str, rows: Sequence[RowRecord]) -> list[Chart]:
-    """Tokens a second and MFU of each line over chips."""
     lines = lines_of(rows)
     most = max(row.n_chips or 0 for row in rows if row.lines)
     rates, shares = [], []

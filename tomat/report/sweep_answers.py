@@ -24,7 +24,6 @@ NEGLIGIBLE_SHARE = 0.001
 
 
 def answers_parts(rows: Sequence[RowRecord]) -> list[Part]:
-    """Every question with its rows' verdicts, and the explanations."""
     parts: list[Part] = []
     for question in dict.fromkeys(row.question for row in rows if row.question):
         parts.append(Heading(question))

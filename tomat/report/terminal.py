@@ -20,7 +20,6 @@ MOST_WAITS = 3
 
 
 def print_breakdown(breakdown: Breakdown, top: int) -> None:
-    """Categories, operations, waits, notes."""
     facts = ", ".join(f"{name} {value}" for name, value in step_facts(breakdown).known())
     console.print(Text.assemble((breakdown.title, "bold"), f" ({breakdown.source}): {facts}"))
     for row in breakdown.step_classes:
@@ -38,7 +37,6 @@ def print_breakdown(breakdown: Breakdown, top: int) -> None:
 
 
 def print_comparison(result: Comparison) -> None:
-    """Per-category deltas, largest first, and the verdict."""
     show(comparison_table(result), *map(Note, result.notes))
     step = f"step {seconds(result.a_step_seconds)} -> {seconds(result.b_step_seconds)}"
     growth = f" ({signed(result.step_growth_percent)} %): "
@@ -46,7 +44,6 @@ def print_comparison(result: Comparison) -> None:
 
 
 def print_plan(report: Mapping[str, Any], top: int) -> None:
-    """Memory, cycles, the models side by side, MFU of a `Plan.to_dict()`, with so many operations and buffers."""
     where = f" on {report['slice']}: {report['n_chips']} chips, {report['n_hosts']} host(s), {_made(report)}"
     console.print(Text.assemble((report["run_name"], "bold"), where))
     _print_memory(report["memory"], top)

@@ -90,7 +90,6 @@ class RunCheckpointer(Checkpointer):
         is_temporary: bool = False,
         base_path_override: str | None = None,
     ) -> None:
-        """Save `tree`; a step that is saved already at most becomes permanent."""
         path = os.path.join(base_path_override if base_path_override is not None else self.base_path, destination)
         commit = commit_callback or (lambda: None)
         if self._saved is not None and self._saved[0] == path:
@@ -108,21 +107,18 @@ class RunCheckpointer(Checkpointer):
             logger.warning("%s is there and whole; it is left as it is.", path)
             return
 
-        def committed() -> None:
-            commit()
-            # Those that were never whole, now that a newer one is.
-            while self._partial:
-                if (partial := self._partial.pop()) != path and jax.process_index() == 0:
-                    try:
-                        remove(partial)
-                    except OSError as error:  # they cost space and nothing else
-                        logger.warning("%s could not be removed: %s", partial, error)
-
         def finished() -> None:
             self._cleaning = True
             try:
                 with self._storage.watching(f"removing what step {step} replaces", end_seconds=CLEAN_SECONDS):
-                    committed()
+                    commit()
+                    # Those that were never whole, now that a newer one is.
+                    while self._partial:
+                        if (partial := self._partial.pop()) != path and jax.process_index() == 0:
+                            try:
+                                remove(partial)
+                            except OSError as error:  # they cost space and nothing else
+                                logger.warning("%s could not be removed: %s", partial, error)
             finally:
                 self._cleaning = False
 
@@ -135,7 +131,6 @@ class RunCheckpointer(Checkpointer):
         self._saved = (path, is_temporary)
 
     def wait_until_finished(self) -> None:
-        """Until the last save is whole, of all hosts."""
         with self._storage.watching("waiting for the last save to be whole on all hosts", end_seconds=NEVER):
             super().wait_until_finished()
 

@@ -33,18 +33,14 @@ from tomat.train.settings.config import TrainConfig, config_hash
 PAGE_FILES = (layout.EVALUATION_FILE, layout.PAGE_FILE, layout.LOSS_FIGURE, layout.DENSITY_FIGURE,
               layout.PREDICTION_FIGURE, layout.REFERENCE_DENSITY, layout.PREDICTED_DENSITY,
               layout.HTML_FILE)  # fmt: skip
-"""The run's page, and what is made with it after the training."""
 LAST_WORDS_SECONDS = 20.0
 """How long a process that must end at once may take to bring its history into the bucket."""
 PUBLISHED = (layout.CONFIG_FILE, layout.CODEC_FILE, layout.PROMOLECULE_FILE, layout.METRICS_FILE, layout.HISTORY_FILE,
              *PAGE_FILES)  # fmt: skip
-"""What of a run's folder is published, where it is there."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where one process of a run reads and writes the run's small files."""
-
     config: TrainConfig
     path: Path
     """On a local disk: logs, metrics, profiles."""
@@ -100,7 +96,6 @@ class RunFolder:
                 warn(f"{path} stays on this machine: {error}")
 
     def record(self, event: str, step: int, **details: Any) -> None:
-        """Write an event into the run's history, on the first process; arguments as for `append_event`."""
         if jax.process_index() == 0:
             append_event(self.path, event, step, **details)
 

@@ -218,7 +218,6 @@ def token_loader(
 def training_loader(
     config: "TrainConfig", trainer: "Trainer", rows: AsyncDataset[TokenExample]
 ) -> DataLoader[TokenExample]:
-    """`token_loader` of the batches of a run, on the devices of its trainer."""
     return token_loader(
         rows,
         config.batch_size,

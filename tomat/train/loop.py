@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,6 @@ class TrainResult:
     run_dir: Path
     first_step: int
     steps: int
-    """Done at its end."""
     first_loss: float
     last_loss: float
     """Mean of the last 10 steps."""
@@ -182,7 +180,6 @@ class TrainingLoop:
         )
 
     def _pauses_after(self, done: int) -> bool:
-        """Whether something after so many steps needs their state, or devices that have nothing else to do."""
         settings, window = self._config.trainer, self._config.trainer.profiler
         evaluates = self._evaluate is not None and done % settings.steps_per_eval == 0
         traces = self._trace is not None and done in (window.start_step, window.start_step + window.num_steps)
@@ -191,7 +188,7 @@ class TrainingLoop:
     def _is_ended_by(self, info: Any) -> bool:
         """Report the step just read, and save it where its state is there; says whether the run is to stop after it."""
         self._losses.append(float(info.loss))
-        if info.step == 0 and self._start.weights is None and self._config.distillation is None:
+        if info.step == 0 and self._start.taken("weights") is None and self._config.distillation is None:
             self._check_first_loss()
         last = info.next_step >= self._total_steps
         if last:
@@ -307,23 +304,25 @@ class Evaluation:
         if info.step == self._last_step:
             return
         began, ended = ProgressEvent.EVALUATION_STARTED, ProgressEvent.EVALUATION_FINISHED
-        try:
-            with progress_event_scope(info.emit_event, began, ended):
-                figures = self._figures(info.eval_model)
+        with progress_event_scope(info.emit_event, began, ended):
+            figures = self._figures(info.eval_model)
+        if figures is not None:
             levanter.tracker.log({f"eval/validation/{name}": x for name, x in figures.items()}, step=info.step)
-        except _Abandoned:
+        else:
             if jax.process_index() == 0:
                 said = f"the evaluation of step {info.step} is abandoned, so that the step is saved"
                 console.print(f"{self._stop.cause}: {said}.")
             self._folder.record("evaluation_abandoned", info.next_step)
         self._last_step = info.step
 
-    def _figures(self, model: LmHeadModel) -> dict[str, float]:
-        """Means over the set, and what it took."""
+    def _figures(self, model: LmHeadModel) -> dict[str, float] | None:
+        """None of an evaluation that makes room for the checkpoint."""
         sums: dict[str, float] = defaultdict(float)
         load_seconds = loss_seconds = 0.0
         n_batches, began = 0, time.monotonic()
-        for batch in itertools.islice(self, self._folder.config.trainer.max_eval_batches):
+        for batch in itertools.islice(self._loader, self._folder.config.trainer.max_eval_batches):
+            if jax.process_count() == 1 and self._stop.remaining_seconds < self._stop.grace_seconds / 2:
+                return None
             loaded = time.monotonic()
             for name, value in jax.device_get(self._sums_of_batch(model, batch)).items():
                 sums[name] += float(value)
@@ -343,13 +342,3 @@ class Evaluation:
             "timing/loss_time": loss_seconds,
             "timing/num_batches": float(n_batches),
         }
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
-            if jax.process_count() == 1 and self._stop.remaining_seconds < self._stop.grace_seconds / 2:
-                raise _Abandoned
-            yield batch
-
-
-class _Abandoned(Exception):
-    """The evaluation makes room for the checkpoint."""

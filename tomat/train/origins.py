@@ -25,7 +25,7 @@ from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.files import codec_from_text
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.shards import ShardSet
-from tomat.model.any_decoder import field_of
+from tomat.model.any_decoder import environment_of, field_of
 from tomat.train.datasets import Datasets
 from tomat.train.guards.alike import gathered
 from tomat.train.runs import checkpoints, history
@@ -37,6 +37,7 @@ from tomat.train.settings.meanings import Changes, changed_keys
 
 NOT_OF_WEIGHTS = ("type", "max_seq_len", "max_atoms", "max_elements")
 """Keys of a field model that its weights do not depend on."""
+Taken = Literal["state", "weights", "field"]
 ONE_PLACE = "every host must see the same checkpoints: put output_dir into a bucket or on a disk that all share."
 
 
@@ -56,20 +57,16 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Parent:
-    """The run that a new run takes its first checkpoint from."""
-
-    taken: Literal["state", "weights", "field"]
+    taken: Taken
     """`state`: model, optimizer state and step (a fork); `weights`: the weights alone (a warm start); `field`: those of
     a field model, which become `model.field`."""
     asked: str
     """As the command names it: a fork's parent by its name, a warm start's by the place of the run or checkpoint."""
     url: str
-    """Folder or URL of the run."""
     temporary_url: str | None
     """Where its configuration sends its temporary checkpoints; None: beside the permanent ones."""
     checkpoint: Checkpoint
     promolecule: Promolecule | None = None
-    """That a field model has learnt to correct."""
 
     def __str__(self) -> str:
         return f"run '{self.asked}'" if self.taken == "state" else f"'{self.asked}'"
@@ -83,9 +80,7 @@ class Start:
     config: TrainConfig
     run_dir: Path
     allow_change: tuple[str, ...] = ()
-    """Keys that may differ from the run on record."""
     changes: Changes = field(default_factory=dict)
-    """Those that do."""
     parent: Parent | None = None
     """None for a run that has checkpoints of its own, or begins with fresh weights."""
     data_of: str = ""
@@ -126,10 +121,10 @@ class Start:
                     changed[key] = (before, now)
             what = f"{self.data_of} was trained on other data than lie there now"
             _refuse_unnamed(what, lines, self.allow_change)
-        if self.parent is not None and self.parent.taken == "field":
-            _refuse_promolecule(self.parent, datasets.train)
-        elif self.parent is not None:
+        if self.parent is not None and self.parent.taken != "field":
             _refuse_codec(self.parent.url, datasets.codec, str(self.parent))
+        if environment_of(config.model) is not None and (learnt := self.promolecule) is not None:
+            _refuse_promolecule(str(self.parent or f"run '{config.run_name}'"), learnt, datasets.train)
         own, partial, parent = None, (), self.parent
         if jax.process_index() == 0:
             listed = checkpoints.list_checkpoints(config.run_dir, config.temporary_checkpoints)
@@ -166,20 +161,9 @@ class Start:
             parent = replace(parent, checkpoint=found)
         return own, parent
 
-    @property
-    def fork(self) -> Parent | None:
-        """The run that everything is taken from."""
-        return self.parent if self.parent is not None and self.parent.taken == "state" else None
-
-    @property
-    def weights(self) -> Checkpoint | None:
-        """What weights alone are loaded from."""
-        return self.parent.checkpoint if self.parent is not None and self.parent.taken == "weights" else None
-
-    @property
-    def field(self) -> Checkpoint | None:
-        """What the weights of `model.field` are loaded from."""
-        return self.parent.checkpoint if self.parent is not None and self.parent.taken == "field" else None
+    def taken(self, what: Taken) -> Checkpoint | None:
+        """The checkpoint of another run that just that is taken from."""
+        return self.parent.checkpoint if self.parent is not None and self.parent.taken == what else None
 
     @property
     def promolecule(self) -> Promolecule | None:
@@ -191,7 +175,7 @@ class Start:
     @property
     def source(self) -> Checkpoint | None:
         """What the whole state is loaded from: the run's own checkpoint, or the one that a fork takes over."""
-        return self.fork.checkpoint if self.checkpoint is None and self.fork is not None else self.checkpoint
+        return self.checkpoint or self.taken("state")
 
     @property
     def first_step(self) -> int:
@@ -203,7 +187,8 @@ class Start:
         for found in self.partial:
             details = {"path": found.path, "reason": found.reason}
             history.append_event(self.run_dir, "partial_checkpoint", found.step + 1, **details)
-        changes = {} if self.fork is not None else dict(self.changes)
+        forked = self.taken("state") is not None
+        changes = {} if forked else dict(self.changes)
         for key in self.allow_change:
             if key not in self.changes and key not in self.changed_data:
                 tell(f"--allow_change {key}: it does not differ from the run on record.")
@@ -222,7 +207,7 @@ class Start:
         if (parent := self.parent) is None:
             return
         source = parent.checkpoint
-        if self.fork is not None:
+        if forked:
             tell(f"fork of {parent} after step {source.step}: model, optimizer state and step.")
             name = "fork"
             changed = {key: {"old": before, "new": after} for key, (before, after) in self.changes.items()}
@@ -231,7 +216,7 @@ class Start:
             name = "warm_start"
             weights, warmup = checkpoints.weights_kind(source.path), self.config.optimizer.warmup
             what = f"the weights of {source.path} ({weights})"
-            how = "as model.field" if self.field is not None else f"a fresh optimizer, step 0, warm-up {warmup}"
+            how = "as model.field" if parent.taken == "field" else f"a fresh optimizer, step 0, warm-up {warmup}"
             tell(f"warm start: {what}, {how}.")
             details = {"source": parent.asked, "checkpoint": source.path, "source_step": source.step}
             details |= {"weights": weights, "codec_sha256": datasets.codec.sha256, "warmup": warmup}
@@ -241,9 +226,8 @@ class Start:
     def with_fork_copied(self) -> "Start":
         """Copy a fork's checkpoint into the run; on the first process, once its history and configuration are where
         another machine would find them."""
-        if self.fork is None:
+        if (source := self.taken("state")) is None:
             return self
-        source = self.fork.checkpoint
         copied = f"{self.config.run_dir}/{CHECKPOINT_FOLDER}/step-{source.step}"
         return replace(self, checkpoint=checkpoints.copy(source, copied))
 
@@ -333,7 +317,6 @@ def _refuse_unnamed(what: str, lines: Mapping[str, str], allow: Sequence[str]) -
 
 
 def _refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
-    """Stop if a run was trained with another codec than the data have."""
     url = f"{run_url}/{CODEC_FILE}"
     content = needed(url, f", so that the codec of {what} is not known; it is needed")
     theirs = codec_from_text(content.decode(errors="replace"), url)
@@ -345,13 +328,14 @@ def _refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
         )
 
 
-def _refuse_promolecule(parent: Parent, shards: ShardSet) -> None:
-    """Stop if a field model has learnt to correct another sum of atoms than that of the data."""
-    expected, found = ("none" if one is None else one.sha256 for one in (parent.promolecule, shards.promolecule))
-    if expected != found:
+def _refuse_promolecule(what: str, learnt: Promolecule, shards: ShardSet) -> None:
+    """Stop if a model has learnt to correct another sum of atoms than that of the data."""
+    found = "none" if shards.promolecule is None else shards.promolecule.sha256
+    if learnt.sha256 != found:
         raise TomatError(
-            f"{parent} is a field model of the promolecule {expected[:12]}, and {shards.url} has {found[:12]}: what it "
-            "predicts is relative to its own. Tokenize with its promolecule.json (`tomat retokenize --promolecule`)."
+            f"{what} has learnt with the promolecule {learnt.sha256[:12]}, and {shards.url} has {found[:12]}: what it "
+            "predicts is relative to its own. Use the set that it was trained on, or tokenize with its "
+            "promolecule.json (`tomat retokenize --promolecule`)."
         )
 
 

@@ -46,11 +46,9 @@ class StopRequest:
         self.cause = ""
         """`SIGTERM`, `Ctrl-C`, or the notice that was read; empty while nobody asked."""
         self.agreed = False
-        """`reached` has answered yes."""
         self.unsaved = False
         """Steps have been done since the last checkpoint that is complete."""
         self.step = 0
-        """Steps done, for the history."""
         self._deferred = False
         self._asked_at: float | None = None
         self._signals_allowed = 1
@@ -94,7 +92,6 @@ class StopRequest:
 
     @property
     def status(self) -> int:
-        """What a process exits with that was stopped so."""
         return INTERRUPTED_STATUS if self.cause == CTRL_C else STOPPED_STATUS
 
     @contextlib.contextmanager
@@ -175,7 +172,6 @@ class StopRequest:
                 self.cause = cause
 
     def _watch(self, read_end: int) -> None:
-        """Count signals as they arrive, and end the process at a second one or when the grace is over."""
         waiter = threading.Thread(target=self._watch_grace, name="grace", daemon=True)
         waiter.start()
         while not self._closed.is_set():

@@ -67,7 +67,12 @@ def initial_state(
             average = jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, state.model_averaging)
             return dataclasses.replace(state, model_averaging=average)
         if field is not None:
-            known = _load_field(config, field.path, trainer.parameter_axis_mapping, trainer.device_mesh)
+            from tomat.model.field import field_model
+
+            shape, vocab = field_of(config.model), Axis("vocab", config.data.model_vocabulary)
+            assert shape is not None
+            fresh = partial(field_model, vocab, shape, key=model_key)
+            known = _load(fresh, field.path, trainer.parameter_axis_mapping, trainer.device_mesh)
             initialise = model_initialiser(config, model_key)
             begin = jax.tree_util.Partial(lambda known: dataclasses.replace(initialise(), field=known), known)
             return trainer.initial_state(training_key, model_init=begin)
@@ -90,7 +95,6 @@ def initial_state(
 
 
 def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], LmHeadModel]:
-    """A function without arguments that builds the model with freshly drawn weights."""
     vocab = Axis("vocab", config.data.model_vocabulary)
     return lambda: config.model_config().build(vocab, key=key)
 
@@ -101,26 +105,16 @@ def load_weights(
     """The weights of a checkpoint as a model of `config`, the averaged ones where it has any, and their kind. One of
     another model raises ValueError, KeyError or FileNotFoundError."""
     kind, stored = weights_kind(checkpoint), _as_stored(config, checkpoint)
-    subpath = SUBPATHS[kind]
-
-    def shapes(of: TrainConfig) -> LmHeadModel:
-        return eqx.filter_eval_shape(model_initialiser(of, jax.random.PRNGKey(0)))
-
-    def load() -> LmHeadModel:
-        return load_checkpoint(shapes(stored), checkpoint, subpath=subpath, axis_mapping=axis_mapping, mesh=mesh)
-
-    return load() if stored is config else rearrange(load(), shapes(config), axis_mapping, mesh), kind
+    wanted, there = (model_initialiser(of, jax.random.PRNGKey(0)) for of in (config, stored))
+    if stored is config:
+        return _load(there, checkpoint, axis_mapping, mesh), kind
+    shapes = eqx.filter_eval_shape(wanted)
+    return rearrange(_load(there, checkpoint, axis_mapping, mesh), shapes, axis_mapping, mesh), kind
 
 
-def _load_field(config: TrainConfig, checkpoint: str, axis_mapping: ResourceMapping, mesh: Mesh) -> LmHeadModel:
-    """The weights of a run of `model.field`, averaged where it has those."""
-    from tomat.model.field import field_model
-
-    field = field_of(config.model)
-    assert field is not None
-    vocab = Axis("vocab", config.data.model_vocabulary)
-    shapes = eqx.filter_eval_shape(lambda: field_model(vocab, field, key=jax.random.PRNGKey(0)))
-    subpath = SUBPATHS[weights_kind(checkpoint)]
+def _load(build: Callable[[], Any], checkpoint: str, axis_mapping: ResourceMapping, mesh: Mesh) -> Any:
+    """What `build` makes with the weights of a checkpoint, averaged where it has those."""
+    shapes, subpath = eqx.filter_eval_shape(build), SUBPATHS[weights_kind(checkpoint)]
     return load_checkpoint(shapes, checkpoint, subpath=subpath, axis_mapping=axis_mapping, mesh=mesh)
 
 

@@ -69,7 +69,6 @@ class RowAtoms:
         return filled(*found, patch_shape, room, name), None
 
     def _read_cell(self, index: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """`atoms_of_cell` and the mean density of a material."""
         crystal = self._crystal(index)
         atoms = crystal.atomic_numbers.tolist()
         if unknown := sorted(set(atoms) - self._electrons.keys()):

@@ -17,7 +17,6 @@ from tomat.base.reporting import console, tell, warn, write_text
 from tomat.base.shipped import code_details
 from tomat.base.stages import StartStages
 from tomat.data.codec.files import write_codec
-from tomat.data.density.promolecule import Promolecule
 from tomat.model.any_decoder import environment_of, is_field
 from tomat.model.devices import found_devices
 from tomat.train.datasets import Datasets, open_datasets, run_tables, value_table
@@ -113,8 +112,6 @@ def train(
             trainer_config.load_checkpoint = start.source is not None
             trainer_config.load_checkpoint_path = None if start.source is None else start.source.path
             tables = run_tables(datasets, environment_of(config.model))
-            if tables is not None and start.first_step > 0:
-                _check_promolecule(datasets, folder)
             subject = None if open_subject is None else open_subject(config, datasets)
             if subject is not None:
                 refuse_differences(config, subject.record)
@@ -126,8 +123,9 @@ def train(
             run.callback(trainer.tracker.finish)
             hosts.barrier("the first weights", longest)
             stages.begin("making the first weights" if start.source is None else f"restoring {start.source.path}")
-            state = initial_state(config, trainer, start.source, start.weights, start.field, subject)
-            if is_field(config.model) and start.source is None and start.weights is None:
+            others = start.taken("weights"), start.taken("field")
+            state = initial_state(config, trainer, start.source, *others, subject)
+            if is_field(config.model) and start.source is None and start.taken("weights") is None:
                 state = with_statistics(config, trainer, datasets, state, tables)
 
             # What begins is written down only now: a resume that fails leaves the run as it was.
@@ -167,28 +165,14 @@ def _tell_of_storage(folder: RunFolder, hosts: HostWatch, stop: StopRequest, sai
 
 
 def _contents(datasets: Datasets) -> dict[str, object]:
-    """What hosts must have the same of, by content, wherever each has it."""
     contents = {f"{key} (content)": sha256 for key, sha256 in datasets.contents.items()}
     promolecule = datasets.train.promolecule and datasets.train.promolecule.sha256
     return {**contents, "codec": datasets.codec.sha256, "promolecule": promolecule}
 
 
-def _check_promolecule(datasets: Datasets, folder: RunFolder) -> None:
-    """Refuse to go on with another sum of atoms than the one that the model has learnt to correct."""
-    path, now = folder.path / PROMOLECULE_FILE, datasets.train.promolecule
-    if now is None or not path.exists():
-        return
-    before = Promolecule.load(path)
-    if before.sha256 != now.sha256:
-        raise TomatError(
-            f"run '{folder.config.run_name}' learnt with the promolecule {before.sha256[:12]} ({path}) and "
-            f"{datasets.train.url} has {now.sha256[:12]}; use the set that it was trained on, or another run_name."
-        )
-
-
 def _check_subject(subject: Subject, start: Start, folder: RunFolder) -> None:
     """Refuse to go on with another teacher or another begin than the run had, and weights that it has no place for."""
-    if start.weights is not None:
+    if start.taken("weights") is not None:
         raise TomatError("--warm_start does not go with distillation, which begins with distillation.quantised.")
     begun = last_event(read_events(folder.path), SUBJECT_EVENT)
     if begun is None or start.first_step == 0:
@@ -200,14 +184,13 @@ def _check_subject(subject: Subject, start: Start, folder: RunFolder) -> None:
 
 
 def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFolder) -> Start:
-    """Write down what the run begins with; returns the start with a fork's checkpoint copied into the run."""
     start.record(datasets)
     guards.record_start()
     write_text(folder.path / CONFIG_FILE, signed(yaml.safe_dump(folder.config.to_dict(), sort_keys=False)))
     write_codec(datasets.codec, folder.path / CODEC_FILE)
     if datasets.train.promolecule is not None:
         write_text(folder.path / PROMOLECULE_FILE, datasets.train.promolecule.to_text())
-    if start.fork is None:
+    if start.taken("state") is None:
         return start
     # A large checkpoint takes minutes to copy; a machine that goes on with the run must know what it is.
     folder.publish()
@@ -215,7 +198,6 @@ def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFold
 
 
 def _announce(datasets: Datasets, state: TrainerState, start: Start, folder: RunFolder) -> None:
-    """Say what begins, on the terminal and in the run's history; cut the log back to where the run goes on."""
     config, first_step = folder.config, int(state.step)
     again = truncate_metrics(folder.path / METRICS_FILE, first_step)
     before = [event for event in read_events(folder.path) if event["event"] in ("start", "resume", "stop", "preempted")]

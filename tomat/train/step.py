@@ -158,9 +158,7 @@ class Subject:
     model: Any
     """The whole model at the start; parameters that are not trained are taken from here at every start."""
     is_trainable: Any
-    """True or False for each parameter, as Levanter's trainer takes them."""
     loss_of: Callable[[DensityLossFunction], Any]
-    """Makes the loss that is trained from the loss of the data."""
     record: Mapping[str, Any]
     """Hashes of its parts, which must be the same when the run continues."""
 

@@ -23,7 +23,7 @@ LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
 
 
-class JsonLinesTracker(Tracker):
+class JsonLinesTracker(NoopTracker):
     """Gathers what is logged for a step and writes it as one line once it is committed, or the next step comes."""
 
     name = "jsonl"
@@ -37,12 +37,6 @@ class JsonLinesTracker(Tracker):
         on, which would leave a hole in the log; so it is kept here, for the guards to raise."""
         self._step: int | None = None
         self._pending: dict[str, Any] = {}
-
-    def log_hyperparameters(self, hparams: Mapping[str, Any]) -> None: ...  # they are in the run's config.yaml
-
-    def log_summary(self, metrics: Mapping[str, Any]) -> None: ...
-
-    def log_artifact(self, artifact_path: Any, *, name: str | None = None, type: str | None = None) -> None: ...
 
     def log(self, metrics: Mapping[str, Any], *, step: int | None, commit: bool | None = None) -> None:
         """Add `metrics` to the line of `step`, and write it if they are its last (`commit`); metrics without a step are
@@ -58,7 +52,6 @@ class JsonLinesTracker(Tracker):
             self.finish()
 
     def finish(self) -> None:
-        """Write the line that is gathered."""
         if self._step is not None and self._pending:
             line = json.dumps(to_jsonable({"step": self._step, **self._pending}), sort_keys=True, allow_nan=False)
             try:
@@ -74,8 +67,6 @@ class JsonLinesTracker(Tracker):
 @TrackerConfig.register_subclass("tomat_jsonl")
 @dataclass
 class JsonLinesTrackerConfig(TrackerConfig):
-    """Writes `metrics.jsonl` on the first process, and nothing elsewhere."""
-
     path: str = METRICS_FILE
 
     def init(self, run_id: str | None) -> Tracker:

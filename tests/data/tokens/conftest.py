@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fitted_codec import fitted_codec
 from retokenized import files
 from smooth_grid import smooth_grid
 
-from tomat.data.codec.histogram import DensityHistogram
 from tomat.data.codec.lloyd_max import LloydMaxCodec
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.zarr_store import write_zarr
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
@@ -28,12 +27,8 @@ def make_grid() -> MakeGrid:
 
 @pytest.fixture(scope="session")
 def codec(make_grid) -> LloydMaxCodec:
-    histogram = DensityHistogram()
-    for seed in range(3):
-        histogram.add(make_grid(seed=seed).rho)
     # The embedded densities, and others that tests make up, lie within this codec too.
-    histogram.add(np.geomspace(1e-6, 100, 20_000, dtype=np.float32))
-    return fit_codec(histogram, 256)
+    return fitted_codec(256, *(make_grid(seed=seed).rho for seed in range(3)), np.geomspace(1e-6, 100, 20_000))
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
+from fitted_codec import fitted_codec
 from relative_codec import bonded, relative_codec
 from reported import reported
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.codec.relative import cell_codec
 from tomat.data.codec.two_token import TwoTokenCodec
 from tomat.data.density.grid import DensityGrid
@@ -23,24 +22,18 @@ from tomat.data.tokens.pipeline.runners import PoolRunner
 from tomat.data.tokens.shards import open_shards
 
 
-def fitted(values, bins=100):
-    histogram = DensityHistogram()
-    histogram.add(np.asarray(values, dtype=np.float32))
-    return fit_codec(histogram, bins)
-
-
 def grid_of(values):
     return DensityGrid(values.reshape(1, 1, -1), np.eye(3), np.array([1]), np.zeros((1, 3)))
 
 
 @pytest.fixture(scope="module")
 def narrow():
-    return fitted(np.geomspace(0.1, 2, 5000))
+    return fitted_codec(100, np.geomspace(0.1, 2, 5000))
 
 
 def test_what_a_codec_was_fitted_to_lies_within_it():
     rho = np.random.default_rng(0).lognormal(-2, 1.5, 50_000).astype(np.float32)
-    assert clipped_of(grid_of(rho), fitted(rho), "a", 0.0).voxels == 0
+    assert clipped_of(grid_of(rho), fitted_codec(100, rho), "a", 0.0).voxels == 0
 
 
 def test_both_ends_are_counted_and_zero_is_within(narrow):

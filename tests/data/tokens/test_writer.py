@@ -1,5 +1,4 @@
 import shutil
-from dataclasses import replace
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -80,23 +79,6 @@ def test_finished_chunks_are_not_made_again_and_damaged_ones_are(tmp_path, grids
     # Chunks 0 and 1 again, and chunk 2, which has rows of b and c.
     assert grids.reads == ["a", "b", "c"]
     assert files(place) == whole
-
-
-def test_complete_set_is_left_alone_and_another_never_written_over_it(tmp_path, grids, codec, whole):
-    arguments = {"material_ids": NAMES, "get_grid": grids, "codec": codec, **SETTINGS}
-    assert write_shards(tmp_path / "whole", **arguments).complete and grids.reads == []
-    for change, differs in (
-        ({"seed": 6}, "seed"),
-        ({"patches_per_material": 11}, "patches_per_material"),
-        ({"layout": SequenceLayout("other", "v3", 3, 160)}, "layout"),
-        ({"material_ids": ["a", "b"]}, "materials"),
-        ({"split": "validation"}, "split"),
-        ({"block_rows": 4}, "block_rows"),
-        ({"codec": replace(codec, means=codec.medians)}, "codec"),
-    ):
-        with pytest.raises(TomatError, match=f"holds another data set: it differs in {differs}"):
-            write_shards(tmp_path / "whole", **(arguments | change))
-    assert files(tmp_path / "whole") == whole
 
 
 def test_nothing_is_left_behind_when_nothing_can_be_tokenized(tmp_path, grids, codec):

@@ -40,12 +40,18 @@ def block(size: int, written: bool = False) -> Transfer:
     return Transfer(written, size)
 
 
+def parts(work: KernelWork) -> tuple[float, float]:
+    """Seconds of HBM and of the core."""
+    hbm, core, _ = WorkTable([work], BANDWIDTH).parts(PLAIN)
+    return float(hbm[0]), float(core[0])
+
+
 def test_hbm_is_paid_by_bytes_and_copies():
     copies = ((block(1_000_000), 10.0), (block(1_000_000, written=True), 1.0))
-    time = MODEL.time(KernelWork(0.0, 0.0, copies), BANDWIDTH)
+    work = KernelWork(0.0, 0.0, copies)
     expected = (10e6 / 0.8e12 + 1e6 / 0.5e12) * 1.25 + 11e-7
-    assert time.hbm_seconds == pytest.approx(expected)
-    assert time.seconds == pytest.approx(expected + 1e-5) and time.bound == "hbm"
+    assert parts(work)[0] == pytest.approx(expected)
+    assert MODEL.time(work, BANDWIDTH) == (pytest.approx(expected + 1e-5), "hbm")
 
 
 def test_programs_that_last_have_the_sustained_rate():
@@ -57,21 +63,20 @@ def test_programs_that_last_have_the_sustained_rate():
 
 
 def test_bundles_without_products_wait_more():
-    time = MODEL.time(KernelWork(1e-3, 4e-4, ()), BANDWIDTH)
-    assert time.core_seconds == pytest.approx(4e-4 / 0.9 + 6e-4 / 0.6) and time.bound == "bundles"
-    assert MODEL.time(KernelWork(1e-3, 9e-4, ()), BANDWIDTH).bound == "mxu"
+    work = KernelWork(1e-3, 4e-4, ())
+    assert parts(work)[1] == pytest.approx(4e-4 / 0.9 + 6e-4 / 0.6) and MODEL.time(work, BANDWIDTH)[1] == "bundles"
+    assert MODEL.time(KernelWork(1e-3, 9e-4, ()), BANDWIDTH)[1] == "mxu"
 
 
 def test_hbm_and_core_run_side_by_side():
     work = KernelWork(6e-4, 0.0, ((block(640_000_000), 1.0),))
-    time = MODEL.time(work, BANDWIDTH)
-    assert time.core_seconds == pytest.approx(1e-3) and time.hbm_seconds == pytest.approx(1e-3, rel=1e-3)
-    assert time.seconds == pytest.approx(1e-3 * 2**0.25 + 1e-5, rel=1e-3)
+    assert parts(work) == (pytest.approx(1e-3, rel=1e-3), pytest.approx(1e-3))
+    assert MODEL.time(work, BANDWIDTH)[0] == pytest.approx(1e-3 * 2**0.25 + 1e-5, rel=1e-3)
 
 
 def test_a_step_of_a_grid_takes_at_least_its_latency():
     time = MODEL.time(KernelWork(1e-4, 0.0, (), steps=1000.0), BANDWIDTH)
-    assert time.seconds == pytest.approx(1e-3 + 1e-5) and time.bound == "latency"
+    assert time == (pytest.approx(1e-3 + 1e-5), "latency")
 
 
 def record(**changes: object) -> dict:

@@ -83,7 +83,5 @@ def test_an_asynchronous_collective_is_hidden_while_compute_runs():
 def test_gaps_name_their_neighbours():
     ops = Events.build([(0, 0, 10, 0), (1, 25, 10, 0)])
     result = attribute(ops, Events.build([]), np.zeros(2, bool), np.array([[0, 50]]), np.array([[0, 20]]))
-    gaps = result.gaps
-    rows = list(zip(gaps.start_ps, gaps.end_ps, gaps.before, gaps.after, strict=True))
-    assert rows == [(10, 25, 0, 1), (35, 50, 1, -1)]
+    assert result.gaps.tolist() == [[10, 25, 0, 1], [35, 50, 1, -1]]
     assert (result.waiting_ps, result.between_ps) == (10, 20)

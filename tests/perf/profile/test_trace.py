@@ -4,6 +4,7 @@ import shutil
 import tracemalloc
 
 import pytest
+from chrome_trace import chrome_events
 
 from tomat.base.errors import TomatError
 from tomat.perf.profile.hlo_files import load_program
@@ -76,26 +77,9 @@ def test_hosts_of_different_runs_are_refused(tpu_bytes, tmp_path, changes, reaso
         load_trace(tmp_path)
 
 
-def chrome_events(hlo: bool):
-    """A TPU device of one step of two operations, as trace.json names them."""
-    events = [
-        {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:TPU:0 (pid 3)"}},
-        {"ph": "X", "pid": 3, "tid": 1, "name": "0", "ts": 0, "dur": 10, "args": {}},
-        {"ph": "X", "pid": 3, "tid": 2, "name": "jit_step(9)", "ts": 0, "dur": 10, "args": {"run_id": "1"}},
-    ]
-    for tid, name in ((1, "Steps"), (2, "XLA Modules"), (3, "XLA Ops")):
-        events.append({"ph": "M", "pid": 3, "tid": tid, "name": "thread_name", "args": {"name": name}})
-    details = {"hlo_category": "convolution fusion", "tf_op": "jit(step)/jvp(M)/LlamaMlp/dot_general:", "flops": "100"}
-    events.append(
-        {"ph": "X", "pid": 3, "tid": 3, "name": "fusion.1", "ts": 0, "dur": 6, "args": details if hlo else {}}
-    )
-    events.append({"ph": "X", "pid": 3, "tid": 3, "name": "copy.2", "ts": 6, "dur": 3.5, "args": {}})
-    return events
-
-
 def test_a_chrome_trace(tmp_path):
     path = tmp_path / "host.trace.json.gz"
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": chrome_events(True)}).encode()))
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": chrome_events(1)}).encode()))
     (device,) = load_trace(path).devices
     assert [(k.name, k.program, k.program_id, k.flops) for k in device.kinds] == [
         ("fusion.1", "jit_step", 9, 100.0),
@@ -106,15 +90,8 @@ def test_a_chrome_trace(tmp_path):
 
 
 def chrome_file(tmp_path, shift_us):
-    """Four steps of 10 us, every 20 us, the first at `shift_us`."""
-    events = [event for event in chrome_events(True) if event["ph"] == "M"]
-    for step in range(4):
-        for event in chrome_events(True):
-            if event["ph"] == "X":
-                name = str(step) if event["tid"] == 1 else event["name"]
-                events.append({**event, "name": name, "ts": event["ts"] + 20 * step})
     path = tmp_path / "host.trace.json"
-    path.write_text(json.dumps([event | {"ts": event.get("ts", 0) + shift_us} for event in events]))
+    path.write_text(json.dumps(chrome_events(4, shift_us)))
     return path
 
 

@@ -16,7 +16,7 @@ from tomat.perf.plan.compile.topology import compiler_version
 from tomat.perf.timed_kernels.own import TIMED_WITH
 from tomat.perf.timed_kernels.programs import Compiler, TimedProgram, timed_programs
 from tomat.perf.timed_kernels.timings import COLUMNS, KernelTiming, RefusedRow
-from tomat.report.pages.kernels_page import calibrate_kernels
+from tomat.report.pages.calibration_page import calibrate_kernels
 
 pytest.importorskip("libtpu", reason="the TPU compiler is not installed: uv sync --extra plan")
 

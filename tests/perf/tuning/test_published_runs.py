@@ -18,7 +18,7 @@ from tomat.perf.tuning.published_runs import (
     published_sweep,
     read_published_runs,
 )
-from tomat.report.pages.published_page import write_published_page
+from tomat.report.pages.sweep_pages import write_published_page
 
 ROW = {
     "id": "small", "source": "a file", "date": "2025-06-27", "family": "llama", "num_layers": 6, "hidden_dim": 512,
@@ -98,7 +98,7 @@ def test_what_cannot_be_planned_says_why_and_stays_in_the_list(table):
     [
         ({"step_seconds": 250}, "the same seconds"),
         ({"num_kv_heads": 3}, "do not divide"),
-        ({"steps": 0}, "steps is 0"),
+        ({"steps": 0}, "steps is '0'"),
         ({"steps": ""}, "steps is ''"),
         ({"num_chips": 32}, "a v5p-32 has 16"),
         ({"date": "June"}, "YYYY-MM-DD"),

@@ -9,9 +9,8 @@ import pytest
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import to_jsonable
-from tomat.perf.plan.plan import Plan
 from tomat.perf.tuning.scaling import contests, crossings, lines_of, scaling_record
-from tomat.perf.tuning.sweep import plan_rows, record_path
+from tomat.perf.tuning.sweep import record_path, run_sweep
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
 from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord
 from tomat.report.pages.sweep_pages import write_sweep_page
@@ -173,11 +172,13 @@ def test_a_wrong_line_is_refused_with_the_reason(sweep_file, change, message):
         load_sweep(sweep_file)
 
 
-def test_a_record_follows_the_lines_of_the_file_and_not_another_slice(tmp_path):
+def test_a_record_follows_the_lines_of_the_file_and_not_another_slice(tmp_path, monkeypatch):
     """With `--row`, the other rows are those on record: their lines are the file's, their slice must be."""
 
-    def refused(config, slice_, on_stage) -> Plan:
+    def refused(config, slice_, on_stage):
         raise TomatError("no plan here")
+
+    monkeypatch.setattr("tomat.perf.plan.plan.make_plan", refused)
 
     def sweep(slice_: str, lines: tuple[str, ...]) -> SweepConfig:
         train = tmp_path / "train.yaml"
@@ -187,11 +188,11 @@ def test_a_record_follows_the_lines_of_the_file_and_not_another_slice(tmp_path):
     (tmp_path / "train.yaml").write_text(
         json.dumps({"data": {"source": "embedded", "layout": "v3-p7"}, "preset": "demo"})
     )
-    record = plan_rows(sweep("v6e-8", ("x",)), tmp_path, refused)
+    record = run_sweep(sweep("v6e-8", ("x",)), tmp_path)
     assert [one.get("lines") for one in record["rows"]] == [["x"], None]
     assert record["scaling"]["lines"][0]["points"][0]["n_chips"] == 8
-    again = plan_rows(sweep("v6e-8", ("y",)), tmp_path, refused, only=["b"])
+    again = run_sweep(sweep("v6e-8", ("y",)), tmp_path, only=["b"])
     assert [line["line"] for line in again["scaling"]["lines"]] == ["y"]
-    moved = plan_rows(sweep("v6e-32", ("y",)), tmp_path, refused, only=["b"])
+    moved = run_sweep(sweep("v6e-32", ("y",)), tmp_path, only=["b"])
     assert [one["name"] for one in moved["rows"]] == ["b"] and "scaling" not in moved
     assert json.loads(record_path(tmp_path, "s").read_text()) == moved

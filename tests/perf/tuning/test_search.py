@@ -15,7 +15,7 @@ from tomat.perf.cost.memory import MemoryReport
 from tomat.perf.plan.compile.compiler import CompiledStep
 from tomat.perf.plan.compile.topology import data_axis_size
 from tomat.perf.tuning import search
-from tomat.perf.tuning.changes import changed, checked_keys, override_words, parsed_words
+from tomat.perf.tuning.changes import changed, checked_keys, override_words
 from tomat.perf.tuning.search import (
     BATCH_CAP_FACTOR,
     MAX_COMPILES,
@@ -59,7 +59,8 @@ class CountingCompiler:
         self.memory, self.space = memory, space
         self.asked: list[TrainConfig] = []
 
-    def __call__(self, config: TrainConfig, slice_: Slice) -> CompiledStep:
+    def __call__(self, config: TrainConfig, slice_: Slice, *, memory_only: bool) -> CompiledStep:
+        assert memory_only == (self.space == "hbm" or not self.asked)  # of tiles the first says where they lie
         self.asked.append(config)
         arguments, temporaries = self.memory(config, slice_)
         required = arguments + temporaries
@@ -93,7 +94,7 @@ VALUES = TEXTS | NUMBERS | st.booleans() | st.none() | st.lists(st.integers(), m
 @given(st.dictionaries(st.sampled_from(["model.num_heads", "a.b.c", "d"]), VALUES, min_size=1))
 @settings(max_examples=50, deadline=None)
 def test_words_say_what_the_mapping_says(overrides):
-    assert parsed_words(override_words(overrides)) == overrides or any(
+    assert checked_keys(override_words(overrides), "row") == overrides or any(
         # 1e-3 without a dot is a number to every user, whichever way it is written.
         isinstance(value, str) and "e" in value
         for value in overrides.values()
@@ -112,7 +113,7 @@ def test_nearest_change_of_each_dimension_is_found_by_compiling(config):
     compiler, told = CountingCompiler(), []
     trials = nearest_fits(config, V6E_16, compiler, told.append)
     assert len(compiler.asked) == len(trials) + 1
-    assert [dict(trial.overrides) for trial in trials] == [dict(overrides) for overrides in told]
+    assert told == [" ".join(f"{key}={value}" for key, value in trial.overrides.items()) for trial in trials]
     fitting = {trial.dimension: dict(trial.overrides) for trial in trials if trial.fits}
     # 8 sequences a chip need 71.4 GiB: 4 could not fit (35.9), 2 do. Temporaries decide, so sharding cannot help.
     assert fitting == {
@@ -151,10 +152,10 @@ def test_changes_that_do_not_suffice_alone_are_tried_together(config):
 class Refusing(CountingCompiler):
     """A compiler that cannot compile microbatches, and no large batch."""
 
-    def __call__(self, config: TrainConfig, slice_: Slice) -> CompiledStep:
+    def __call__(self, config: TrainConfig, slice_: Slice, *, memory_only: bool) -> CompiledStep:
         if config.trainer.per_device_parallelism > 0 or config.batch_size > 256:
             raise TomatError("not today")
-        return super().__call__(config, slice_)
+        return super().__call__(config, slice_, memory_only=memory_only)
 
 
 def test_what_cannot_be_compiled_is_recorded_and_the_search_goes_on_as_far_as_it_can(config):

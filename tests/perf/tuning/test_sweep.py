@@ -28,9 +28,9 @@ from tomat.perf.plan.plan import Plan
 from tomat.perf.profile.hlo_files import load_program
 from tomat.perf.profile.program_breakdown import breakdown_from_program
 from tomat.perf.tuning.changes import override_words
-from tomat.perf.tuning.sweep import plan_rows, record_path, rows_on_record, run_sweep
+from tomat.perf.tuning.sweep import record_path, run_sweep
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow, load_sweep
-from tomat.perf.tuning.sweep_record import ranked
+from tomat.perf.tuning.sweep_record import ranked, rows_on_record
 from tomat.perf.tuning.sweep_rows import FAILED, FITS, OOM, RowRecord, windowed_einsums
 from tomat.report.pages.sweep_pages import write_sweep_page
 from tomat.report.sweep import front
@@ -68,8 +68,9 @@ exclude: [{sharding: replicated, trainer.seed: 2}]
 
 
 MEASURED = CalibrationRow(
-    "pod", "v6e-4", "a test", {"fits": True, "step_seconds": 1.1}, {"fits": True, "model_seconds": 1.0}
-)
+    name="pod", slice="v6e-4", source="a test", measured={"fits": True, "step_seconds": 1.1},
+    predicted={"fits": True, "model_seconds": 1.0},
+)  # fmt: skip
 
 
 class StoredPlanner:
@@ -77,6 +78,7 @@ class StoredPlanner:
 
     def __init__(self, folder: Path):
         self.planned: list[TrainConfig] = []
+        self.interrupted_after: int | None = None
         self.folder = folder
         shutil.copy(DATA / "scan_fits.hlo.pb.gz", folder / PROGRAM_FILE)
         fits, oom = (gzip.decompress((DATA / f"scan_{name}.hlo.pb.gz").read_bytes()) for name in ("fits", "oom"))
@@ -85,6 +87,8 @@ class StoredPlanner:
 
     def __call__(self, config: TrainConfig, slice_: Slice, on_stage) -> Plan:
         """A plan as `make_plan` would return it; its step takes what the breakdown says, +/- 10 %."""
+        if len(self.planned) == self.interrupted_after:
+            raise KeyboardInterrupt
         self.planned.append(config)
         on_stage("compiling")
         fits, whole = config.batch_size <= 512, config.sharding == "replicated"
@@ -109,9 +113,10 @@ class StoredPlanner:
 
 
 @pytest.fixture
-def planner(tmp_path) -> StoredPlanner:
+def planner(tmp_path, monkeypatch) -> StoredPlanner:
     (tmp_path / "program").mkdir()
-    return StoredPlanner(tmp_path / "program")
+    monkeypatch.setattr("tomat.perf.plan.plan.make_plan", found := StoredPlanner(tmp_path / "program"))
+    return found
 
 
 @pytest.fixture
@@ -182,16 +187,16 @@ def test_a_grid_of_millions_is_refused_before_it_is_expanded(tmp_path):
 
 def test_single_rows_leave_the_others_as_they_are(sweep_file, planner, tmp_path):
     sweep = load_sweep(sweep_file)
-    whole = plan_rows(sweep, tmp_path, planner)
+    whole = run_sweep(sweep, tmp_path)
     planner.planned.clear()
-    again = plan_rows(sweep, tmp_path, planner, only=[sweep.rows[0].name])
+    again = run_sweep(sweep, tmp_path, only=[sweep.rows[0].name])
     assert len(planner.planned) == 1 and again == whole
     with pytest.raises(TomatError, match="has no row 'nobody'"):
-        plan_rows(sweep, tmp_path, planner, only=["nobody"])
+        run_sweep(sweep, tmp_path, only=["nobody"])
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "small.json").write_text("{}")  # of a run of the same name, whose page the sweep would take
     with pytest.raises(TomatError, match="rename the sweep"):
-        plan_rows(sweep, tmp_path, planner)
+        run_sweep(sweep, tmp_path)
     assert len(planner.planned) == 1
 
 
@@ -205,11 +210,11 @@ def test_chosen_rows_come_with_what_they_are_compared_with():
 
 
 def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp_path):
-    sweep, docs, said = load_sweep(sweep_file), tmp_path / "docs", {}
-    record = plan_rows(sweep, docs, planner, workers=3, on_done=lambda row, verdict: said.update({row.name: verdict}))
+    sweep, docs = load_sweep(sweep_file), tmp_path / "docs"
+    record = run_sweep(sweep, docs, workers=3)
     assert record == json.loads(record_path(docs, "small").read_text())
     rows = {row["name"]: row for row in record["rows"]}
-    assert list(rows) == [row.name for row in sweep.rows] and set(said) == set(rows)
+    assert list(rows) == [row.name for row in sweep.rows]
     others = {name: row["status"] for name, row in rows.items() if row["status"] != FITS}
     assert others == {"large": OOM, "broken": FAILED}
     assert "num_heads is 3" in rows["broken"]["error"]
@@ -224,10 +229,9 @@ def test_every_row_is_recorded_and_failures_stand_alone(sweep_file, planner, tmp
     assert {one.name for one in front(found)} == {"base", "replicated, seed=1"}
 
 
-def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_file, planner, tmp_path):
+def test_the_page_answers_with_the_figures_and_twice_changes_nothing(sweep_file, planner, tmp_path):
     sweep, docs = load_sweep(sweep_file), tmp_path / "docs"
-    page = write_sweep_page(plan_rows(sweep, docs, planner), docs)
-    text = page.read_text()
+    text = write_sweep_page(run_sweep(sweep, docs), docs).read_text()
     assert set(find_sections(text, "page")) == {"introduction", "ranking", "pareto", "shares", "answers"}
     [base] = [line for line in text.splitlines() if "| base | v6e-4 | 8 | 512 |" in line]
     assert "| 25.0 % |" in base
@@ -238,11 +242,9 @@ def test_the_page_answers_with_the_figures_and_keeps_what_people_wrote(sweep_fil
     assert "`broken` failed: " in broken and "| matmul |" in why and "No matmul is cut" in why
     assert (docs / "figures" / "small-pareto.svg").read_text().startswith("<?xml")
     assert "[A small sweep](small.md)" in (docs / "index.md").read_text()
-
-    page.write_text(text.replace("## Verdict\n", "## Verdict\n\nKeep them whole.\n"))
     files = [f for f in docs.rglob("*") if f.is_file()]
     before = {file: file.stat().st_mtime_ns for file in files}
-    write_sweep_page(plan_rows(sweep, docs, planner), docs)
+    write_sweep_page(run_sweep(sweep, docs), docs)
     assert {file: file.stat().st_mtime_ns for file in files} == before
 
 
@@ -255,32 +257,27 @@ def test_records_on_disk_are_read_and_written_without_a_change(path):
 
 def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(sweep_file, planner, tmp_path):
     sweep, docs = load_sweep(sweep_file), tmp_path / "docs"
-
-    def interrupted(config, slice_, on_stage):
-        if len(planner.planned) == 2:
-            raise KeyboardInterrupt
-        return planner(config, slice_, on_stage)
-
+    planner.interrupted_after = 2
     with pytest.raises(KeyboardInterrupt):
-        plan_rows(sweep, docs, interrupted)
-    assert list(rows_on_record(record_path(docs, "small"))) == ["base", "whole"]
-    record = plan_rows(sweep, docs, planner)
+        run_sweep(sweep, docs)
+    planner.interrupted_after = None
+    assert list(rows_on_record(record_path(docs, "small"), RowRecord)) == ["base", "whole"]
+    record = run_sweep(sweep, docs)
     assert [row["name"] for row in record["rows"]] == [row.name for row in sweep.rows]
 
     # A row that means something else now is not taken from the record.
     sweep_file.write_text(SWEEP.replace("trainer.train_batch_size: 1024", "trainer.train_batch_size: 16"))
     changed = load_sweep(sweep_file)
     planner.planned.clear()
+    planner.interrupted_after = 2
     with pytest.raises(KeyboardInterrupt):
-        plan_rows(changed, docs, interrupted)
-    assert list(rows_on_record(record_path(docs, "small"))) == [row.name for row in changed.rows if row.name != "large"]
+        run_sweep(changed, docs)
+    kept = rows_on_record(record_path(docs, "small"), RowRecord)
+    assert list(kept) == [row.name for row in changed.rows if row.name != "large"]
 
 
-def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, monkeypatch, capsys):
+def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, capsys):
     """Not on standard output, where a terminal's live display would wipe it."""
-    monkeypatch.setattr(
-        "tomat.perf.plan.plan.make_plan", lambda row, slice_, *, on_stage, **_: planner(row, slice_, on_stage)
-    )
     record = run_sweep(load_sweep(sweep_file), tmp_path / "docs", workers=2, only=["base", "whole"])
     assert [row["name"] for row in record["rows"]] == ["base", "whole"]
     told = capsys.readouterr()
@@ -288,7 +285,7 @@ def test_a_row_is_told_where_the_stages_are(sweep_file, planner, tmp_path, monke
     assert "base: base" in told.err
 
 
-def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, planner, tmp_path):
+def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, tmp_path, monkeypatch):
     """A compiler ignores an interrupt for minutes; the sweep must not wait for it, nor call its end a failure."""
     sweep, docs, started = load_sweep(sweep_file), tmp_path / "docs", threading.Event()
     command = [sys.executable, "-c", "import time; time.sleep(300)", "tomat.perf.plan.compile.compiler"]
@@ -301,9 +298,10 @@ def test_an_interrupt_ends_the_compiles_in_progress(sweep_file, planner, tmp_pat
             started.set()
             raise TomatError(f"the compiling process ended with status {child.wait()}")
 
+    monkeypatch.setattr("tomat.perf.plan.plan.make_plan", compiling)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        plan_rows(sweep, docs, compiling, workers=2)
+        run_sweep(sweep, docs, workers=2)
     assert time.monotonic() - began < 60
     assert not record_path(docs, "small").exists()
 

@@ -22,7 +22,6 @@ from tomat.model.tiles import (
     tuned_tiles,
 )
 from tomat.model.vmem import head_tiles
-from tomat.perf.plan.plan_cache import open_cache, open_result
 from tomat.perf.tuning import tile_tuning
 from tomat.perf.tuning.tile_tuning import AttentionShape, LossShape, table_entry, write_entry
 
@@ -85,18 +84,6 @@ def test_what_cannot_be_tuned_is_refused(tmp_path):
         parse_tiles("512,256", HEAD_NAMES)
     with pytest.raises(TomatError, match="none.json.*cannot be read"):
         load_table(TunedSizes, tmp_path / "none.json")
-
-
-def test_what_the_compiler_refuses_is_an_answer_too(tmp_path, monkeypatch):
-    def measure(request, llo_dump):
-        raise TomatError("too large")
-
-    programs = open_cache(tmp_path / "cache")
-    monkeypatch.setattr(tile_tuning, "measure", measure)
-    tile_tuning.answer_request({"key": "abc", "work_dir": str(tmp_path), "programs_dir": str(programs)})
-    opened = open_result(programs / "abc")
-    assert opened is not None and opened[1] == {"refused": "too large"}
-    opened[0].close()
 
 
 def test_the_verb_plans_both_losses_and_finds_them_again(tmp_path: Path, monkeypatch):

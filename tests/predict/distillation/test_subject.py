@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fitted_codec import fitted_codec
 from haliax import NamedArray
 from json_keys import assert_keys_of_before
 from reported import reported
@@ -19,8 +20,6 @@ from tiny_run import DEMO, tiny_run
 from tomat.app.cli import main
 from tomat.app.train_verbs import distillation_values
 from tomat.base.errors import TomatError
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.tokens.vocabulary import DENSITY_START, PAD
 from tomat.model.any_decoder import HiddenHead
 from tomat.model.loss.interface import DensityTarget
@@ -130,9 +129,8 @@ def test_a_folder_of_another_model_is_refused(runs, words, message, monkeypatch)
 def test_a_teacher_of_another_codec_is_refused(runs):
     config = config_from_dict(*distillation_values(runs / "few", str(runs / "teacher"), "mlp", []))
     datasets = open_datasets(config, runs / "student")
-    histogram = DensityHistogram()
-    histogram.add(np.random.default_rng(0).random((8, 8, 8), dtype=np.float32))
-    other = Datasets(replace(datasets.train, codec=fit_codec(histogram, n_bins=32)), None)
+    codec = fitted_codec(32, np.random.default_rng(0).random((8, 8, 8)))
+    other = Datasets(replace(datasets.train, codec=codec), None)
     with pytest.raises(TomatError, match="a codec .*64 density ids.* and the run or its data .*32"):
         open_subject(config, other)
     assert open_subject(config, datasets).record["teacher_step"] == 1

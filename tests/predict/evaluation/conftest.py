@@ -5,10 +5,9 @@ import functools
 
 import numpy as np
 import pytest
+from fitted_codec import fitted_codec
 
 from tomat.data.codec.base import DensityCodec
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import SequenceLayout
 
@@ -49,9 +48,7 @@ def grid() -> DensityGrid:
 @pytest.fixture(scope="session")
 def codec() -> DensityCodec:
     """64 Lloyd-Max bins fitted to a finer sampling of the same density."""
-    histogram = DensityHistogram()
-    histogram.add(gaussian_grid((24, 20, 22)).rho)
-    return fit_codec(histogram, n_bins=N_BINS, objective="absolute")
+    return fitted_codec(N_BINS, gaussian_grid((24, 20, 22)).rho)
 
 
 @pytest.fixture(scope="session")

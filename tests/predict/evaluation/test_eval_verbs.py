@@ -59,9 +59,3 @@ def test_a_stopped_evaluation_goes_on_where_it_was_and_is_compared_and_drawn(run
     assert resumed.materials[0].teacher_forced_nmae_mean == 0.125
     assert resumed.materials[1] == TeacherForcedResult.from_dict(whole, "whole").materials[1]
     assert picture.read_bytes().startswith(b"\x89PNG") and {*tmp_path.iterdir()} == {target, picture}
-
-
-def test_a_step_without_a_checkpoint_is_one_line(run_dir, capsys):
-    assert main(["eval", "--run", str(run_dir), "--step", "7"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ") and "step-7 is not a whole checkpoint" in told and told.count("\n") == 1

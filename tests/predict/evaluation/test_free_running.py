@@ -3,9 +3,8 @@ import json
 
 import numpy as np
 import pytest
+from fitted_codec import fitted_codec
 
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import load_stored
 from tomat.data.density.grid import DensityGrid
@@ -28,9 +27,7 @@ def promolecule():
 
 @pytest.fixture(scope="module")
 def codec():
-    histogram = DensityHistogram()
-    histogram.add(load_stored(NAMES[0]).rho)
-    return fit_codec(histogram, n_bins=64)
+    return fitted_codec(64, load_stored(NAMES[0]).rho)
 
 
 def test_figures_are_of_whole_cells_scaled_to_the_learnt_valences(promolecule, codec, tmp_path):

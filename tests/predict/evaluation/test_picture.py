@@ -27,8 +27,10 @@ def test_tiles_lie_where_they_belong(grid, codec, layout, chosen, boxes, make_or
         layout = dataclasses.replace(layout, context=64, max_side_difference=1)
         assert layout.patch_shape(len(grid.atomic_numbers)) == (2, 3, 3)
     evaluator = TeacherForcedEvaluator(codec, layout, TeacherForcedConfig(batch_size=4))
-    found = teacher_forced_plane(evaluator, make_oracle(), grid, chosen)
-    np.testing.assert_array_equal(found.predicted, codec.decode(codec.encode(grid.rho[:, :, chosen])))
+    shifted = dataclasses.replace(grid, rho=np.roll(grid.rho, chosen - most_structured_plane(grid), axis=2))
+    found = teacher_forced_plane(evaluator, make_oracle(), shifted)
+    assert found.plane == chosen
+    np.testing.assert_array_equal(found.predicted, codec.decode(codec.encode(shifted.rho[:, :, chosen])))
 
 
 def test_same_plane_gives_the_same_bytes(plane, tmp_path):
@@ -42,12 +44,10 @@ def test_same_plane_gives_the_same_bytes(plane, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == written | {"c.png"}
 
 
-def test_refuses_no_such_plane_no_such_format_and_a_model_that_does_not_reach_it(
-    plane, grid, codec, layout, make_decoder, decoder, tmp_path
+def test_refuses_no_such_format_and_a_model_that_does_not_reach_the_plane(
+    plane, grid, codec, layout, make_decoder, tmp_path
 ):
     evaluator = TeacherForcedEvaluator(codec, layout)
-    with pytest.raises(TomatError, match="plane 4 is not in the cell, whose planes along c are 0 to 3"):
-        teacher_forced_plane(evaluator, decoder, grid, 4)
     with pytest.raises(TomatError, match="expected one of .png, .svg, .pdf"):
         draw_plane(plane, tmp_path / "plane.bmp")
     assert list(tmp_path.iterdir()) == []

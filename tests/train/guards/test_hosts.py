@@ -139,7 +139,7 @@ def test_hosts_meet_at_a_barrier_and_one_that_does_not_come_is_named(pair):
     with first.watching(), second.watching(), ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda watch: watch.barrier("the data"), (first, second)))
         assert until(lambda: bool(first._hosts[1].name))
-        second._stages.begin("opening the data")
+        second.stages.begin("opening the data")
         assert until(lambda: first._hosts[1].at == "opening the data")
         with pytest.raises(RetryableError, match=r"before the first step: host 1 \(.*\) is opening the data"):
             first.barrier("the first step", 0.05)

@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 import yaml
+from fitted_codec import fitted_codec
 
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
-from tomat.data.codec.histogram import DensityHistogram
-from tomat.data.codec.ratios import fit_codec
 from tomat.train.runs.compare import WINDOWS, compare_runs
 
 
@@ -41,9 +40,7 @@ def test_losses_of_other_vocabularies_losses_or_data_are_not_compared(make_run):
     a, b = make_run("a", events=data("1" * 64)), make_run("b", events=data("2" * 64))
     density = np.random.default_rng(0).lognormal(size=4000)
     for run, bins in ((a, 16), (b, 32)):
-        histogram = DensityHistogram()
-        histogram.add(density)
-        write_codec(fit_codec(histogram, bins), run / "codec.json")
+        write_codec(fitted_codec(bins, density), run / "codec.json")
         change(
             run, data={"n_density_tokens": bins}, loss={"kind": "emd" if bins == 16 else "crps", "kernel": str(bins)}
         )

@@ -27,8 +27,6 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Materials that a run has not learnt from."""
-
     names: Sequence[str]
     load: "Callable[[str], DensityGrid]"
     """Reads one, on the grid that it was tokenized on."""

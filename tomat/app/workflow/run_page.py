@@ -41,7 +41,6 @@ def write_training_page(
     evaluation: "TeacherForcedResult | None",
     free_running: "FreeRunningResult | None" = None,
 ) -> Path:
-    """Write the page and its loss curve from what the run's folder holds."""
     folder = result.run_dir
     rows = [row for row in read_metrics(folder / METRICS_FILE) if is_figure(row.get("train/loss"))]
     events = read_events(folder)

@@ -24,7 +24,6 @@ def end_marker(name: str) -> str:
 
 
 def empty_section(name: str) -> str:
-    """The two markers of a section, for templates."""
     return f"{begin_marker(name)}\n{end_marker(name)}"
 
 
@@ -83,7 +82,6 @@ def replace_sections(text: str, contents: Mapping[str, str], origin: str) -> str
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write `text` to a file unless it holds that already."""
     if not path.is_file() or read_document(path) != text:
         write_text(path, text)
 

@@ -42,6 +42,11 @@ def signed(value: float, digits: int = 2) -> str:
     return f"{rounded:+.{digits}f}"
 
 
+def change(fraction: float) -> str:
+    """0.087 -> `+8.7 %`."""
+    return f"{100 * fraction:+.1f} %"
+
+
 def ranged(middle: float, low: float, high: float, show: Callable[[float], str]) -> str:
     """`1.05 (1.02 to 1.08)`."""
     return f"{show(middle)} ({show(low)} to {show(high)})"

@@ -66,7 +66,6 @@ class Column:
 
 
 def columns(*headings: str, show: Callable[[Any], str] = str, right: bool | None = None) -> list[Column]:
-    """Columns that are shown alike."""
     return [Column(heading, show, right) for heading in headings]
 
 
@@ -139,8 +138,6 @@ class Items:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of a program or a file."""
-
     text: str
     language: str = ""
 

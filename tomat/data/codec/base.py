@@ -61,7 +61,6 @@ class DensityCodec(Protocol):
 
 
 def check_unit(unit: str, source: str) -> None:
-    """Refuse a unit that is none of `UNITS`."""
     if unit not in UNITS:
         raise TomatError(f"{source} has the unit {unit!r}; expected one of {', '.join(UNITS)}.")
 

@@ -21,7 +21,6 @@ def codec_text(codec: DensityCodec) -> str:
 
 
 def write_codec(codec: DensityCodec, path: str | os.PathLike[str]) -> None:
-    """Write `codec_text` to `path` in one step: a reader sees the old codec or the new, never a part."""
     write_text(path, codec_text(codec))
 
 

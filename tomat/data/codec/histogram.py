@@ -42,9 +42,7 @@ class DensityHistogram:
     counts: np.ndarray = field(default_factory=lambda: np.zeros(N_FINE_BINS, dtype=np.int64))
     """int64 [N_FINE_BINS]: voxels of each fine bin, without the zeros."""
     sums: np.ndarray = field(default_factory=lambda: np.zeros(N_FINE_BINS, dtype=np.float64))
-    """float64 [N_FINE_BINS]: sum of their densities, in `unit`."""
     max_density: float = 0.0
-    """Largest density seen, in `unit`."""
     material_ids: set[str] = field(default_factory=set)
     """Names of the materials counted, as far as they were given: what a count that was stopped need not count again."""
 
@@ -93,7 +91,6 @@ class DensityHistogram:
             self.material_ids.add(material_id)
 
     def add_grid(self, grid: DensityGrid, material_id: str = "") -> None:
-        """Count every voxel of a density, in e/Å³."""
         self.add(grid.rho, material_id)
 
     def merge(self, other: "DensityHistogram") -> None:
@@ -127,7 +124,6 @@ class DensityHistogram:
 
     @classmethod
     def from_bytes(cls, content: bytes, source: str, remedy: str) -> Self:
-        """What `to_bytes` gave."""
         parts = read_arrays(content, source, "a histogram", remedy)
         with naming(f"{source} is not a histogram", f". {remedy}"):
             version = int(parts["format_version"]), int(parts["mantissa_bits"])

@@ -37,7 +37,6 @@ class RatioHistogram:
 
     @property
     def material_ids(self) -> set[str]:
-        """Names of the materials counted, as far as they were given."""
         return self.voxels.material_ids
 
     @property
@@ -115,7 +114,9 @@ def fit_codec(
         cuts, report["iterations"][each] = optimal_cuts(fine, n, each == "absolute")
         medians, means = fine.medians(cuts), fine.means(cuts)
         lower = np.concatenate([smallest, fine.edges(cuts, medians if each == "absolute" else means)])
-        tables = [_within_bins(values, lower) for values in (medians, means)]
+        # Rounding to float32 must not push a reconstruction out of its bin.
+        highest = np.append(np.nextafter(lower[1:], np.float32(0)), np.finfo(np.float32).max)
+        tables = [np.clip(values.astype(np.float32), lower, highest) for values in (medians, means)]
         if not plain:
             for table in tables:
                 table[np.searchsorted(lower[1:], np.float32(1), side="right")] = 1
@@ -132,9 +133,3 @@ def fit_codec(
     seen |= {"promolecule": histogram.promolecule, "offset_e_per_a3": histogram.offset_e_per_a3}
     largest = histogram.voxels.max_density
     return RelativeCodec(UNIT_E_PER_A3, objective, lower[1:], *tables, fitted_max=largest, **seen)
-
-
-def _within_bins(values: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """float32 [bins]: reconstructions, which rounding to float32 must not push out of bins with these lower edges."""
-    highest = np.append(np.nextafter(lower[1:], np.float32(0)), np.finfo(np.float32).max)
-    return np.clip(values.astype(np.float32), lower, highest)

@@ -77,7 +77,6 @@ class RelativeCodec(LloydMaxCodec):
 
 
 def check_offset(offset_e_per_a3: float) -> None:
-    """Refuse an offset that is no density."""
     if not 0 < offset_e_per_a3 < np.inf:
         raise TomatError(f"The offset of a relative codec is {offset_e_per_a3} e/Å³; expected a positive number.")
 
@@ -105,12 +104,10 @@ def ratios(rho: np.ndarray, scale: np.ndarray, offset_e_per_a3: float) -> np.nda
 
 
 def relative_to(codec: DensityCodec) -> Promolecule | None:
-    """The promolecule that a codec is relative to; None: it is not."""
     return codec.promolecule if isinstance(codec, RelativeCodec) else None
 
 
 def offset_of(codec: DensityCodec) -> float | None:
-    """`offset_e_per_a3` of a relative codec; None of others."""
     return codec.offset_e_per_a3 if isinstance(codec, RelativeCodec) else None
 
 
@@ -150,7 +147,6 @@ class CellCodec:
         return values if self.codec.unit == UNIT_E_PER_A3 else (values / self.volume_a3).astype(np.float32)
 
     def encode(self, rho: np.ndarray) -> np.ndarray:
-        """Ids of densities, as `DensityCodec.encode`."""
         return self.codec.encode(self.values(rho))
 
     def decode(self, ids: np.ndarray, decoder: Decoder = "median") -> np.ndarray:

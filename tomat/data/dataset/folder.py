@@ -71,10 +71,7 @@ class FolderRequest:
 
 @dataclass(frozen=True)
 class FolderData:
-    """The data of a run."""
-
     folder: Path
-    """Holds the shard sets."""
     splits: Mapping[str, tuple[str, ...]]
     """Materials that have rows, by split; a split without any is not there."""
     n_density_tokens: int
@@ -179,7 +176,6 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first five of them, and how many more there are."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
@@ -332,15 +328,12 @@ def choose_codec(
 
 @dataclass(frozen=True)
 class _Record:
-    """What the data in a folder were made of."""
-
     request: FolderRequest
     materials: list[Material]
     validation_formulas: list[str]
 
 
 def _recorded(folder: Path) -> _Record | None:
-    """The record of a folder's data; None if they were not begun."""
     place = folder / FOLDER_FILE
     if not place.exists():
         return None

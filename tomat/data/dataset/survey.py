@@ -31,8 +31,6 @@ SAME_PLACE = 1e-4
 
 @dataclass(frozen=True)
 class Material:
-    """A density that was read."""
-
     name: str
     file_sha256: Sha256
     """Of the bytes of its file, and of those beside it that name its elements."""
@@ -119,8 +117,6 @@ Reader = Callable[[DensityFile], DensityGrid]
 
 @dataclass(frozen=True)
 class Survey:
-    """What lies below a path."""
-
     materials: tuple[Material, ...]
     """That can be read, each density once, in the order of their files."""
     duplicates: Mapping[str, str]
@@ -151,7 +147,6 @@ def survey(
     kept: Path,
     rules: ReadRules,
 ) -> Survey:
-    """Read what was not read before."""
     rule_words = {"species": list(rules.species), "accept": sorted(rules.accept)}
     known = _answers(kept, rule_words)
     found: list[Material] = []
@@ -208,7 +203,6 @@ def files_of_contents(
 
 
 def _look(file: DensityFile, key: str, read: Reader) -> Material | str:
-    """The density of a file, or why there is none."""
     try:
         return Material.of(read(file), file.name, key)
     except RetryableError:

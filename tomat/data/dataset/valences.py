@@ -28,8 +28,6 @@ _OF_COUNTS = "the densities' electron counts"
 
 @dataclass(frozen=True)
 class Potcars:
-    """What the POTCARs beside densities state."""
-
     valences: Mapping[int, tuple[float, str]] = field(default_factory=dict)
     """By atomic number: the electrons, and the first file that says so."""
     differing: Mapping[int, str] = field(default_factory=dict)
@@ -167,7 +165,6 @@ pymatgen's `Potcar`, which wants whole data sets and takes seconds to import."""
 
 
 def potcar_beside(path: str) -> Path | None:
-    """The POTCAR in the folder of a local file; None where there is none."""
     if "://" in path:
         return None
     return next((place for name in POTCAR_NAMES if (place := Path(path).with_name(name)).is_file()), None)

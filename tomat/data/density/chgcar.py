@@ -78,7 +78,6 @@ def read_grid_shape(path: Location) -> tuple[int, int, int]:
 
 
 def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augmentation:
-    """The augmentation occupancies of the total density of a CHGCAR."""
     source = os.fspath(path)
     with limits.opened(source, KIND) as text:
         header = read_header(text)

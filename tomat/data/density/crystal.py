@@ -21,8 +21,6 @@ MOST_IMAGES = 10_000_000
 
 @dataclass(frozen=True, eq=False)
 class Crystal:
-    """A periodic cell and its atoms."""
-
     lattice: np.ndarray
     atomic_numbers: np.ndarray
     """int64 `[n_atoms]`, 1..118."""

@@ -54,8 +54,6 @@ def read_cube_parts(path: Location) -> Parts:
 
 @dataclass(frozen=True)
 class _Header:
-    """What stands before the values."""
-
     titles: list[str]
     shape: tuple[int, int, int]
     lattice: np.ndarray

@@ -117,12 +117,10 @@ def symbol_of(number: int) -> str:
 
 
 def covalent_radius_a(number: int) -> float:
-    """Covalent radius of Z in 1..118, A."""
     return _COVALENT_RADII_A[min(number, len(_COVALENT_RADII_A)) - 1]
 
 
 def pauling_electronegativity(number: int) -> float | None:
-    """Electronegativity of Z in 1..118 on Pauling's scale; None where it has none."""
     return _PAULING[number - 1] or None if number <= len(_PAULING) else None
 
 
@@ -132,7 +130,6 @@ def atomic_radius_a(number: int) -> float | None:
 
 
 def ionization_energy_ev(number: int) -> float | None:
-    """First ionisation energy of Z in 1..118; None where it is not known."""
     return _IONIZATION_EV[number - 1] if number <= len(_IONIZATION_EV) else None
 
 

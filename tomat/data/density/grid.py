@@ -69,7 +69,6 @@ class DensityGrid:
 
     @property
     def grid_shape(self) -> tuple[int, int, int]:
-        """Voxels along a, b, c."""
         nx, ny, nz = self.rho.shape
         return nx, ny, nz
 
@@ -94,12 +93,10 @@ class DensityGrid:
 
     @property
     def lattice_parameters(self) -> tuple[float, float, float, float, float, float]:
-        """a, b, c in A and alpha (b, c), beta (a, c), gamma (a, b) in degrees."""
         return lattice_parameters(self.lattice)
 
     @property
     def formula(self) -> str:
-        """Reduced formula, symbols in alphabetical order: `CaF2`, `AsGa`."""
         return reduced_formula(self.atomic_numbers.tolist())
 
     @property

@@ -116,8 +116,6 @@ class DensityFile:
 
 @dataclass(frozen=True)
 class FoundDensities:
-    """What a search found."""
-
     files: tuple[DensityFile, ...]
     """In the order given, those of a folder sorted by path."""
     ignored: Mapping[str, str]

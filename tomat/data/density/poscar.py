@@ -31,8 +31,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Header:
-    """A structure as a POSCAR has it."""
-
     lattice: np.ndarray
     counts: tuple[int, ...]
     species: tuple[str, ...] | None
@@ -257,7 +255,6 @@ def _line(text: limits.BoundedText, what: str) -> bytes:
 
 
 def _numbers(text: limits.BoundedText, what: str, count: int | None = None) -> list[float]:
-    """The numbers of the next line."""
     line = _line(text, what)
     values = limits.finite_numbers(line)
     if not values or (count is not None and len(values) != count):

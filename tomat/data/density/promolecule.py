@@ -102,8 +102,6 @@ def _cubic(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Promolecule:
-    """Fitted radial densities of elements."""
-
     basis: RadialBasis
     coefficients: Mapping[int, np.ndarray]
     """Atomic number to float64 `[basis.n]`, e/Å³, none negative."""

@@ -24,8 +24,6 @@ ACCEPTABLE = {
 
 @dataclass(frozen=True)
 class ReadRules:
-    """How densities are read."""
-
     species: tuple[str, ...] = ()
     """Elements of a VASP 4 CHGCAR, which names none, in the order of its counts."""
     accept: tuple[str, ...] = ()
@@ -48,7 +46,6 @@ DEFAULT_RULES = ReadRules()
 
 
 def add_rule_flags(parser: argparse.ArgumentParser) -> None:
-    """Add `--species` and `--accept` to a verb that reads densities."""
     parser.add_argument(
         "--species",
         nargs="+",
@@ -70,7 +67,6 @@ def refuse_rules(species: Sequence[str] | None, accept: Sequence[str] | None, wh
 
 
 def rules_of(species: Sequence[str] | None, accept: Sequence[str] | None) -> ReadRules:
-    """The rules that the flags of `add_rule_flags` give."""
     return ReadRules(tuple(species or ()), tuple(accept or ()))
 
 

@@ -209,8 +209,6 @@ def layout_named(name: str) -> SequenceLayout:
 
 @dataclass(frozen=True)
 class BlockShuffleConfig:
-    """How the rows of a shard set are shuffled."""
-
     io_block_size: int = 64
     """Rows that are read together: the rows of a chunk of the shard set, or a multiple of them."""
     window_blocks: int = 1024

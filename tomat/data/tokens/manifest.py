@@ -36,8 +36,6 @@ CHECKSUM = "sha256 of the chunk's rows as little-endian uint16, without the padd
 
 @dataclass(frozen=True)
 class MaterialRows:
-    """The rows of one material."""
-
     material_id: str
     row_start: Count
     row_end: Count
@@ -48,8 +46,6 @@ class MaterialRows:
 
 @dataclass(frozen=True)
 class SkippedMaterial:
-    """A material without rows."""
-
     material_id: str
     reason: str
 
@@ -247,7 +243,6 @@ LATER_KEYS = {"clipped", "max_clipped_share", "read_rules", "structures_sha256",
 
 
 def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
-    """The manifest in `ShardManifest.to_text`'s JSON."""
     again = "Copy or tokenize the set again."
     content, checked = parse_checked(text, source, "a manifest of a shard set", again)
     if missing := sorted(KEYS - LATER_KEYS - content.keys()):

@@ -154,8 +154,6 @@ def encode_sequence(
 
 @dataclass(frozen=True, eq=False)
 class DecodedSequence:
-    """What a sequence says."""
-
     grid_shape: tuple[int, int, int]
     lattice_parameters: tuple[float, float, float, float, float, float]
     """a, b, c in angstrom, in steps of 0.05; alpha, beta, gamma in degrees, in steps of 0.2."""

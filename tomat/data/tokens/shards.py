@@ -154,7 +154,6 @@ class ShardSet:
         return wrapped(scale, np.array(self.anchor_of_row(row)), self.layout.patch_shape(len(crystal.atomic_numbers)))
 
     def voxels_of_row(self, row: int) -> np.ndarray:
-        """int64 [context]: the scattered voxels of a row (`ShardManifest.voxels`)."""
         material = self.material_of_row(row)
         start = row - material.row_start
         return self.manifest.voxels(material, start, start + 1)[0]

@@ -156,8 +156,6 @@ IN_ORDER_WINDOW_BLOCKS = 16
 
 @dataclass(frozen=True)
 class _Epoch:
-    """The block shuffle of one epoch."""
-
     block_order: KeyedPermutation
     """Slot in the epoch -> block."""
     tail_slot: int

@@ -118,7 +118,6 @@ def _patch_row(shards: ShardSet, row: int, grid: DensityGrid, where: str) -> tup
 def _scattered_row(
     shards: ShardSet, row: int, grid: DensityGrid, where: str
 ) -> tuple[np.ndarray, CellCodec, np.ndarray]:
-    """The same of a row of scattered voxels."""
     if (planned := shards.material_of_row(row).grid_shape) != grid.grid_shape:
         raise TomatError(f"{where}: grid {planned} against {grid.grid_shape}.")
     read = decode_scattered(shards.read_rows(row, row + 1)[0], shards.layout, shards.codec)

@@ -21,8 +21,6 @@ from tomat.data.tokens.patch import ANGLE_STEP_DEGREES, LENGTH_STEP_A, decode_se
 
 @dataclass(frozen=True, eq=False)
 class Structures:
-    """Crystals in a row: `structures[i]` is the i-th."""
-
     lattices: np.ndarray
     """float64 [materials, 3, 3], rows a, b, c in A."""
     atom_ends: np.ndarray

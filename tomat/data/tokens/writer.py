@@ -110,7 +110,6 @@ def stored_codec(store: Store, plan: ShardManifest) -> DensityCodec:
 
 
 def stored_promolecule(store: Store, plan: ShardManifest) -> Promolecule | None:
-    """The promolecule beside a plan; None if the plan has none."""
     stated = plan.promolecule_sha256
     return None if stated is None else read_part(store, storage.PROMOLECULE_NAME, stated, Promolecule.from_text)
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if n_devices == 1:
         show("Collectives left out: there is one device.")
     else:
-        rows = time_collectives(jax.devices(), quick=quick, on_row=_show_collective)
+        rows = time_collectives(jax.devices(), quick=quick)
     report |= {"collectives": rows, "collective_fits": fit_collectives(rows)}
     if leads:
         written = args.json or args.output.with_suffix(".json")
@@ -171,10 +171,6 @@ def _noise(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         scale = math.sqrt(3 / array.shape[0]) if name in ("up", "down") else 1.0
         made[name] = (scale * (2.0 * jnp.mod(jnp.sin(mixed) * 43758.547, 1.0) - 1.0)).astype(array.dtype)
     return made
-
-
-def _show_collective(row: Mapping[str, Any]) -> None:
-    show(f"{row['kind']}, {readable_bytes(row['bytes_per_device'])}: {1e3 * row['seconds_median']:.4g} ms")
 
 
 def _show_summary(report: Mapping[str, Any]) -> None:

@@ -32,8 +32,6 @@ type CsvRow = dict[str, str]
 
 @dataclass(frozen=True)
 class Machine:
-    """What is timed, and with what."""
-
     device: Any
     chip: Chip | None
     """None: not in the table of chips."""
@@ -65,7 +63,6 @@ def row_name(row: Row) -> str:
 
 
 def traffic_bytes(program: OwnProgram) -> tuple[int, int]:
-    """Bytes of a program's operands and of its results."""
     results = jax.eval_shape(program.run, program.arrays)
     operands, given = (
         sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(tree))
@@ -158,7 +155,7 @@ def measured_peaks(chip: Chip | None, rows: Sequence[CsvRow]) -> dict[str, Any]:
     hbm = chip and chip.hbm_bytes_per_second and chip.hbm_bytes_per_second / chip.jax_devices_per_chip
     report: dict[str, Any] = {}
     for kind, unit, rates, nominal in (
-        ("matmul", "flops_per_second", flops, chip and chip.peak_bf16_flops_per_device),
+        ("matmul", "flops_per_second", flops, chip and chip.peak_of("bf16")),
         ("hbm", "bytes_per_second", streams, hbm),
     ):
         fastest = max(rates, key=lambda row: rates[row], default=None)

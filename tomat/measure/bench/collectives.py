@@ -12,6 +12,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tomat.base.report.terminal import show
+from tomat.base.reporting import readable_bytes
 from tomat.measure.bench.device_timing import time_runs
 
 AXIS = "devices"
@@ -69,12 +71,10 @@ _OPCODE = re.compile(rf" ({'|'.join(KINDS)})(?:-start)?\(")
 """A collective of a compiled program's text."""
 
 
-def time_collectives(
-    devices: Sequence[Any], *, quick: bool, on_row: Callable[[Mapping[str, Any]], None]
-) -> list[dict[str, Any]]:
+def time_collectives(devices: Sequence[Any], *, quick: bool) -> list[dict[str, Any]]:
     """Time every kind at every size over all `devices`, in float32, in the order in which JAX would lay a mesh of one
     axis over them (neighbours on TPUs are neighbours on the links). Sizes of which a device's share would be less than
-    a tile of 8 x 128 are left out. `quick`: small sizes, repeated less.
+    a tile of 8 x 128 are left out. `quick`: small sizes, repeated less. Each is shown.
 
     Each program repeats its collective in a loop, so that its dispatch does not count.
     """
@@ -85,8 +85,9 @@ def time_collectives(
         for size in sizes:
             if size < TILE_BYTES * len(devices):
                 continue
-            rows.append(_timed(mesh, name, kind, size, loop_bytes))
-            on_row(rows[-1])
+            row = _timed(mesh, name, kind, size, loop_bytes)
+            show(f"{name}, {readable_bytes(row['bytes_per_device'])}: {1e3 * row['seconds_median']:.4g} ms")
+            rows.append(row)
     return rows
 
 

@@ -16,7 +16,6 @@ Process = subprocess.Popen[str]
 
 
 def tomat_command(*words: str) -> list[str]:
-    """The command line of a verb, run by this Python."""
     return [sys.executable, "-m", "tomat.app.cli", *words]
 
 
@@ -59,7 +58,6 @@ def sigterm_raised() -> Iterator[None]:
 
 
 def end_of(log: Path) -> str:
-    """The last of what a log holds, for an error."""
     return log.read_text(errors="replace")[-1500:]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
-from tomat.base.progress import progress
 from tomat.base.report.model import Column, Table
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, write_report
@@ -39,17 +38,7 @@ def run(args: argparse.Namespace) -> int:
     shape, candidates, caption, headings, figures = (_loss if args.benchmark == "loss-tiles" else _attention)(args)
     cache_dir = args.cache_dir or Path.home() / ".cache" / "tomat" / args.benchmark
     limits = Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
-    with progress() as bar:
-        task = bar.add_task("compiling", total=len(candidates))
-        started = iter(range(len(candidates)))
-        rows = tune(
-            shape,
-            candidates,
-            cache_dir,
-            lambda name: bar.update(task, description=name, completed=next(started)),
-            limits,
-        )
-        bar.update(task, completed=len(candidates))
+    rows = tune(shape, candidates, cache_dir, limits)
     entry = table_entry(shape, rows) if any(row["kernel"] == shape.KERNEL for row in rows) else None
     made = []
     for row in rows:

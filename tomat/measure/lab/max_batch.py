@@ -10,13 +10,15 @@ import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tomat.base.errors import TomatError
+from tomat.base.progress import Stages
 from tomat.base.records import Amount, Count, Positive
 from tomat.base.reporting import dump_json, to_jsonable, write_json
-from tomat.measure.lab.messages import FAILED, MEASURED, PROCESS, READY, LabConfig, Request, RowError, Status
+from tomat.measure.lab.messages import FAILED, MEASURED, PROCESS, LabConfig, Request, RowError, Status
 from tomat.measure.lab.process import RowProcess, described
 from tomat.measure.lab.record import Rate, Seconds, record_path
 from tomat.measure.lab.run import alone_in
@@ -29,8 +31,6 @@ POLICY_KEY = "model.gradient_checkpointing"
 
 @dataclass(frozen=True)
 class Probe:
-    """One batch that was tried."""
-
     microbatch: Positive
     """Sequences of a device at a time."""
     batch_sequences: Positive
@@ -51,8 +51,6 @@ class Probe:
 
 @dataclass
 class Search:
-    """The probes of one policy and number of accumulations."""
-
     key: str
     """Names what was asked, the limit included."""
     policy: bool | str | None
@@ -101,8 +99,6 @@ def policy_word(policy: Any) -> str:
 
 @dataclass
 class MaxBatch:
-    """The searches of one configuration."""
-
     name: str
     """Of the page and the record."""
     config_path: Path
@@ -114,7 +110,7 @@ class MaxBatch:
     work_dir: Path
     config: LabConfig
     most: int = 2**16
-    on_probe: Callable[[str, str], None] = lambda probe, stage: None
+    stages: Stages = field(default_factory=Stages)
     on_done: Callable[[str, Probe], None] = lambda probe, found: None
     start: Callable[[Request, Callable[[str], None]], RowProcess] = RowProcess
     describe: Callable[[Path, Sequence[str]], dict[str, Any]] = described
@@ -122,18 +118,17 @@ class MaxBatch:
     setup: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
-        """Search; gives the record."""
         with alone_in(self.work_dir):
-            self.on_probe(self.name, "importing JAX and reading the configuration")
+            self.stages.show(self.name, "importing JAX and reading the configuration")
             self.setup = self.describe(self.config_path, self.words)
-            self.on_probe(self.name, READY)
+            self.stages.done(self.name)
             if self.setup["memory_source"] == PROCESS and self.config.limits.memory_bytes is None:
                 said = f"{self.setup['devices']} has no memory of its own that would end the search"
                 raise TomatError(f"{said} before this machine's does; give --memory_limit_gib.")
             path = record_path(self.tracking_dir, self.name)
             earlier: dict[str, Search] = {}
             if path.exists():
-                record = read_record(path, MaxBatchRecord, "Delete it and search again.")
+                record = read_record(path, MaxBatchRecord)
                 earlier = {one.key: one for one in record.searches}
             asked: dict[str, Any] = {
                 "config": self.config_path.read_text(encoding="utf-8"),
@@ -185,8 +180,8 @@ class MaxBatch:
         request = Request(str(self.config_path), words, self.work_dir.absolute(), label, self.config, settle_steps=0)
         what = f"{search.name}, batch {batch}"
         try:
-            with self.start(request, lambda stage: self.on_probe(what, stage)) as process:
-                self.on_probe(what, "measuring")
+            with self.start(request, partial(self.stages.show, what)) as process:
+                self.stages.show(what, "measuring")
                 window = process.window()
         except RowError as error:
             return Probe(size, batch, error.status, error.reason)

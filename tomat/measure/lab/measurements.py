@@ -5,10 +5,10 @@ from pathlib import Path
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 from tomat.hardware.chips import FoundDevices
-from tomat.measure.lab.record import LabRow, read_lab
+from tomat.measure.lab.record import LabRow
 from tomat.perf.plan.calibration import CalibrationRow, tpu_slice
 from tomat.perf.tuning.changes import override_words
-from tomat.perf.tuning.sweep_record import SweepRecord
+from tomat.perf.tuning.sweep_record import SweepRecord, read_record
 from tomat.train.runs.devices import NOT_ON_RECORD
 from tomat.train.settings.config import load_config
 
@@ -16,7 +16,7 @@ from tomat.train.settings.config import load_config
 def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
     """What a record of the lab says of steps on TPU slices: a measurement for each row that ran on one, of that slice,
     whichever its configuration names; and for each other row, by name, why there is none."""
-    record = read_lab(path, SweepRecord[LabRow]) if path.exists() else None
+    record = read_record(path, SweepRecord[LabRow]) if path.exists() else None
     if record is None or not record["rows"]:
         what = "does not exist" if record is None else "has no rows"
         raise TomatError(f"{path} {what}; expected the record of `tomat lab run`.")

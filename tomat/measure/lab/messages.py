@@ -14,14 +14,8 @@ DEVICE, PROCESS = "device", "process"
 """What says how much memory a row used: the statistics of its fullest device, or its process's resident memory."""
 
 
-READY = "ready"
-"""What is said of a row, in the place of a stage, where nothing is under way that anybody waits for."""
-
-
 @dataclass(frozen=True)
 class Limits:
-    """What the process of a row may take."""
-
     seconds: float = 600.0
     """From its start to its end."""
     memory_bytes: int | None = None
@@ -30,8 +24,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class LabConfig:
-    """How rows are measured."""
-
     rounds: int = 2
     """Starts of each row."""
     repeats: int = 4
@@ -51,8 +43,6 @@ class LabConfig:
 
 @dataclass(frozen=True)
 class Request:
-    """One setting to measure."""
-
     config_path: str
     words: list[str]
     work_dir: Path

@@ -37,7 +37,7 @@ class RowProcess:
                 folder.mkdir(parents=True, exist_ok=True)
         on_stage("starting")
         began = time.monotonic()
-        self._process, self._connection = _started(_serve, request)
+        self._process, self._connection = _started("serve", request)
         self._watched = psutil.Process(self._process.pid)
         self._deadline = began + self._limits.seconds
         self._stage = "starting"
@@ -140,7 +140,7 @@ class RowProcess:
 
 def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
     """`session.describe` in a process of its own."""
-    process, connection = _started(_describe, str(config_path), list(words))
+    process, connection = _started("describe", str(config_path), list(words))
     try:
         said, content = connection.recv()
     except EOFError:
@@ -155,30 +155,21 @@ def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
     return content
 
 
-def _started(target: Callable[..., None], *given: Any) -> tuple[Any, Any]:
-    """A process that runs `target`, and this end of the connection that it is given."""
+def _started(function: str, *given: Any) -> tuple[Any, Any]:
+    """A process that runs a function of the session, and this end of the connection that it is given."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([SESSION_MODULE])
     connection, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *given), daemon=True)
+    process = context.Process(target=_run, args=(function, theirs, *given), daemon=True)
     process.start()
     theirs.close()
     return process, connection
 
 
-# In that process: the session is imported there, so that the lab itself does without JAX. Ctrl-C reaches the whole
-# group; the process that asks decides what it means.
-
-
-def _describe(connection: Any, config_path: str, words: list[str]) -> None:
+def _run(function: str, connection: Any, *given: Any) -> None:
+    """In that process: the session is imported there, so that the lab itself does without JAX."""
+    # Ctrl-C reaches the whole group; the process that asks decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from tomat.measure.lab.session import describe
+    from tomat.measure.lab import session
 
-    describe(connection, config_path, words)
-
-
-def _serve(connection: Any, request: Request) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from tomat.measure.lab.session import serve
-
-    serve(connection, request)
+    getattr(session, function)(connection, *given)

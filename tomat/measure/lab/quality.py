@@ -8,7 +8,7 @@ be exact or not, whole loss curves are compared too.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,6 @@ DECIDES = ("free_running_nmae", "held_out_nmae_median", LOSS)
 
 @dataclass
 class QualityRow:
-    """A row of the sweep with its runs."""
-
     name: str
     base: str | None
     overrides: Mapping[str, Any]
@@ -78,8 +76,6 @@ class QualityRow:
 
 @dataclass(frozen=True)
 class Against:
-    """A row held against its base, seed by seed."""
-
     seeds: tuple[int, ...]
     """That both have."""
     speed: Ratio | None
@@ -147,10 +143,6 @@ def seeds_of(text: str) -> list[int]:
     return seeds
 
 
-OnRun = Callable[[str, str], None]
-"""Told of a run what becomes of it."""
-
-
 @dataclass
 class Quality:
     """One sweep being trained over seeds, of which there are at least two; `work_dir` holds the runs."""
@@ -164,7 +156,6 @@ class Quality:
     share: float | None = 0.15
     """Of the embedded training densities that is set aside to judge by; None: the embedded held-out ones judge."""
     split_seed: int = 0
-    on_run: OnRun = lambda run, stage: None
     rows: dict[str, QualityRow] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     """Of the first row: steps, batch, tokens of a sequence, loss and its unit."""
@@ -172,33 +163,38 @@ class Quality:
     _runs: dict[str, list[PlannedRun]] = field(default_factory=dict)
 
     def run(self, only: Sequence[str] = ()) -> dict[str, Any]:
-        """Train what is not there yet, or of it the rows `only`; gives the record, which is on disk after each run."""
-        runs = self.plan()
-        with alone_in(self.work_dir) as lock:
-            self.read()
-            first: PlannedRun | None = None
-            for number, seed in enumerate(self.seeds):
-                names = [name for name in self.rows if not only or name in only]
-                for name in (*names[number % len(names) :], *names[: number % len(names)]):
-                    run = next(one for one in runs[name] if one.seed == seed)
-                    first = first or run
-                    if seed in self.rows[name].figures:
-                        continue
-                    share_data(Path(first.config.run_dir), Path(run.config.run_dir), first.config, run.config)
-                    self.on_run(run.name, "training")
-                    try:
-                        train_run(run, self.work_dir, lock)
-                        self._read(name, run)
-                        self.on_run(run.name, "done")
-                    except RunFailed as error:
-                        # Such as a loss that is no number: a row all the same.
-                        self.rows[name].failed[seed] = first_line(error)
-                        self.on_run(run.name, f"failed: {first_line(error)}")
-                    write_json(self.record_file, self.record())
+        """Train what is not there yet, or of it the rows `only`, saying what each run does; gives the record, which is
+        on disk after each run."""
+        with Stages() as stages:
+            stages.show(self.sweep.name, "importing JAX and reading the configurations")
+            runs = self.plan()
+            with alone_in(self.work_dir) as lock:
+                self.read()
+                stages.done(self.sweep.name)
+                first: PlannedRun | None = None
+                for number, seed in enumerate(self.seeds):
+                    names = [name for name in self.rows if not only or name in only]
+                    for name in (*names[number % len(names) :], *names[: number % len(names)]):
+                        run = next(one for one in runs[name] if one.seed == seed)
+                        first = first or run
+                        if seed in self.rows[name].figures:
+                            continue
+                        share_data(Path(first.config.run_dir), Path(run.config.run_dir), first.config, run.config)
+                        stages.show(run.name, "training")
+                        said = "done"
+                        try:
+                            train_run(run, self.work_dir, lock)
+                            self._read(name, run)
+                        except RunFailed as error:
+                            # Such as a loss that is no number: a row all the same.
+                            self.rows[name].failed[seed] = first_line(error)
+                            said = f"failed: {first_line(error)}"
+                        stages.done(run.name)
+                        stages.say(f"{run.name}: {said}")
+                        write_json(self.record_file, self.record())
         return self.record()
 
     def plan(self) -> dict[str, list[PlannedRun]]:
-        """The runs of each row, one a seed."""
         from tomat.model.decoder import parameter_count
         from tomat.model.devices import ignore_absent_tpu
         from tomat.train.settings.meanings import changed_keys
@@ -303,21 +299,3 @@ class Quality:
             ends = [*range(windows, steps - windows + 1, windows), steps]
             record |= {"window_steps": windows, "first_step_tolerance": tolerance, "window_end_steps": ends}
         return to_jsonable(record)
-
-
-def train_study(study: Quality, only: Sequence[str] = ()) -> None:
-    """Train what a study lacks, or of it the rows `only`, saying what each run does."""
-    name = study.sweep.name
-    with Stages() as stages:
-
-        def on_run(run: str, stage: str) -> None:
-            stages.done(name)
-            if stage == "training":
-                stages.show(run, stage)
-            else:
-                stages.done(run)
-                stages.say(f"{run}: {stage}")
-
-        study.on_run = on_run
-        stages.show(name, "importing JAX and reading the configurations")
-        study.run(only)

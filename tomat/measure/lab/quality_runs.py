@@ -41,8 +41,6 @@ class RunFailed(TomatError):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One row with one seed."""
-
     seed: int
     words: tuple[str, ...]
     """Of the command line of `tomat train`."""
@@ -55,8 +53,6 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What one run left."""
-
     losses: np.ndarray
     """Training loss of every step, float64 [steps]."""
     figures: Mapping[str, Any]

@@ -18,10 +18,8 @@ from tomat.measure.lab.messages import MEASURED, Status
 from tomat.measure.lab.speedup import Ratio, StartNoise, ratio_of_starts
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepRow
-from tomat.perf.tuning.sweep_record import Interval, KeptRows, SweptRow, read_record
+from tomat.perf.tuning.sweep_record import Interval, SweptRow
 
-REMEDY = "Delete it and run the lab again."
-"""For a damaged record."""
 LAB_DIR = "lab"
 """Of the tracking folder: the records."""
 
@@ -101,8 +99,6 @@ SHOWN_SETUP = {"devices", "batch_sequences", "sequence_tokens", "accumulations",
 
 @dataclass(kw_only=True)
 class LabRow(SweptRow):
-    """A row with what was measured of it."""
-
     key: str
     """Names what was asked; windows of another question are dropped."""
     status: Status | Literal[""] = ""
@@ -198,7 +194,6 @@ class LabRow(SweptRow):
 
     @property
     def ratio(self) -> Ratio | None:
-        """Against the base."""
         return ratio_of_starts(self.start_ratios, self.start_noise)
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,14 +232,4 @@ def question_key(row: SweepRow) -> str:
 
 
 def record_path(tracking_dir: Path, name: str) -> Path:
-    """Where the record of the sweep `name` is."""
     return tracking_dir / LAB_DIR / f"{name}.json"
-
-
-def read_lab[Record: KeptRows[LabRow]](path: Path, kind: type[Record]) -> Record:
-    return read_record(path, kind, REMEDY)
-
-
-def rows_of_record(path: Path) -> dict[str, LabRow]:
-    """The rows on record by name; none where there is no record yet."""
-    return {row.name: row for row in read_lab(path, KeptRows[LabRow])["rows"]} if path.exists() else {}

@@ -14,19 +14,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from tomat.base.errors import TomatError
+from tomat.base.progress import Stages
 from tomat.base.reporting import to_jsonable, write_json, writing
 from tomat.hardware.mfu import MFU_KEYS
-from tomat.measure.lab.messages import DEVICE, MEASURED, READY, LabConfig, Request, RowError
+from tomat.measure.lab.messages import DEVICE, MEASURED, LabConfig, Request, RowError
 from tomat.measure.lab.process import RowProcess
-from tomat.measure.lab.record import LabRow, Setup, Start, Window, question_key, read_lab, record_path
+from tomat.measure.lab.record import LabRow, Setup, Start, Window, question_key, record_path
 from tomat.measure.lab.speedup import start_noise
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
-from tomat.perf.tuning.sweep_record import RECORD_FORMAT, KeptRows, ranked
+from tomat.perf.tuning.sweep_record import RECORD_FORMAT, KeptRows, ranked, read_record
 
 OF_A_START = tuple(Start.__annotations__)
 OF_A_WINDOW = (
@@ -37,9 +39,6 @@ Pair = tuple[Mapping[str, Any], Mapping[str, Any] | None]
 
 LOCK_FILE = "lab.lock"
 
-OnRow = Callable[[str, str], None]
-"""Told of a row what it is doing; `READY` while it stands by as a base."""
-
 
 @dataclass
 class Lab:
@@ -49,7 +48,8 @@ class Lab:
     tracking_dir: Path
     work_dir: Path
     config: LabConfig
-    on_row: OnRow = lambda row, stage: None
+    stages: Stages = field(default_factory=Stages)
+    """Shows of each row what it is doing; nothing while it stands by as a base."""
     on_done: Callable[[LabRow], None] = lambda row: None
     """Told of each row whose round is over, with an answer or without."""
     start: Callable[[Request, Callable[[str], None]], RowProcess] = RowProcess
@@ -86,7 +86,7 @@ class Lab:
 
     def _begin(self, again: bool) -> None:
         path = record_path(self.tracking_dir, self.sweep.name)
-        record = KeptRows[LabRow](rows=[]) if again or not path.exists() else read_lab(path, KeptRows[LabRow])
+        record = KeptRows[LabRow](rows=[]) if again or not path.exists() else read_record(path, KeptRows[LabRow])
         earlier = {row.name: row for row in record["rows"]}
         self._overhead = record.get("overhead_seconds_per_start")
         self.devices = record.get("devices")
@@ -156,7 +156,7 @@ class Lab:
         )  # fmt: skip
         began = time.monotonic()
         try:
-            process = self.start(request, lambda stage: self.on_row(row.name, stage))
+            process = self.start(request, partial(self.stages.show, row.name))
         except BaseException:
             self._waited_seconds += time.monotonic() - began
             raise
@@ -171,7 +171,7 @@ class Lab:
         self.devices = found
         kept.setup = Setup(**{key: value for key, value in process.described.items() if key not in OF_A_START})
         kept.memory_limit_bytes = self.config.limits.memory_bytes
-        self.on_row(row.name, READY)
+        self.stages.done(row.name)
         return process
 
     def _start_base(self, name: str) -> None:
@@ -214,7 +214,7 @@ class Lab:
             process = self._start(row)
             if not base_first:
                 self._start_base(base)
-            self.on_row(row.name, "measuring")
+            self.stages.show(row.name, "measuring")
             self._keep(row.name, number, process, self._pairs(process))
         except RowError as error:
             self._refuse(row.name, error)
@@ -223,7 +223,6 @@ class Lab:
                 self._close(process)
 
     def _pairs(self, process: RowProcess) -> list[Pair]:
-        """Windows of a row, each with that of its base beside it."""
         pairs: list[Pair] = []
         for repeat in range(self.config.repeats):
             before = None if repeat % 2 else self._base_window(repeat)

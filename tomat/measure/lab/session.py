@@ -38,7 +38,7 @@ from tomat.train.runs.devices import devices_details
 from tomat.train.settings.config import TrackersConfig, config_hash, load_config
 from tomat.train.startup import connect, initialise
 from tomat.train.step import build_trainer
-from tomat.train.tracking import PhaseClock
+from tomat.train.tracking import PhaseClock, listening_to_durations
 
 SAVED_EVENT = "/jax/compilation_cache/compile_time_saved_sec"
 """What jax 0.11.1 reports of a program from the cache: the seconds that its compile had taken, less its reading."""
@@ -193,7 +193,6 @@ class Session:
 
     @contextlib.contextmanager
     def _listening_to_the_cache(self) -> Iterator[None]:
-        """Sum up what the compilation cache says meanwhile."""
         self._compiled_programs, self._saved_seconds = 0, 0.0
 
         def listen(event: str, **_: str | int) -> None:
@@ -203,12 +202,11 @@ class Session:
             self._saved_seconds += duration_secs if event == SAVED_EVENT else 0.0
 
         jax.monitoring.register_event_listener(listen)
-        jax.monitoring.register_event_duration_secs_listener(listen_to_duration)
         try:
-            yield
+            with listening_to_durations(listen_to_duration):
+                yield
         finally:
             jax.monitoring.unregister_event_listener(listen)
-            jax.monitoring.unregister_event_duration_listener(listen_to_duration)
 
 
 def describe(connection: Connection, config_path: str, words: list[str]) -> None:

@@ -19,7 +19,6 @@ LOSS_KINDS: tuple[BinLossKind, ...] = get_args(BinLossKind)
 """Kinds over a distribution of bins."""
 
 CROSS_ENTROPY_KINDS = frozenset({"cross_entropy", "soft_cross_entropy", "ce_emd"})
-"""Kinds with a cross-entropy term."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ class DensityTarget:
 
     @property
     def has_values(self) -> bool:
-        """Whether a density id alone has a density."""
         return self.value_table is not None and self.tokens_per_voxel == 1
 
     @property

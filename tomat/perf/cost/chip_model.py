@@ -158,19 +158,6 @@ class WorkTable:
         return hbm, core, np.maximum(both, stepped) + at.kernel_seconds * self.launched
 
 
-@dataclass(frozen=True)
-class KernelTime:
-    """One execution of a kernel, as a chip is expected to run it."""
-
-    seconds: float
-    hbm_seconds: float
-    """Its copies, if nothing else were to do."""
-    core_seconds: float
-    """Its bundles, the same."""
-    bound: str
-    """A key of `BOUNDS`."""
-
-
 BOUNDS = {"hbm": "HBM", "mxu": "matrix unit", "bundles": "other bundles", "latency": "steps of the grid"}
 """What takes a kernel's time -> how a page says it."""
 
@@ -246,13 +233,13 @@ class ChipModel:
     operations: Mapping[str, Mapping[str, ErrorsOnRecord]] = field(default_factory=dict)
     """Operation of a timed kernel (`kernels.json`) -> chip that has timed it -> how far off that chip's model is."""
 
-    def time(self, work: KernelWork, bandwidth: float) -> KernelTime:
-        """One execution of a kernel in a program that lasts, as training steps do. `bandwidth` is `core_bandwidth`."""
+    def time(self, work: KernelWork, bandwidth: float) -> tuple[float, str]:
+        """Seconds of one execution of a kernel in a program that lasts, as training steps do, and which of `BOUNDS`
+        takes them. `bandwidth` is `core_bandwidth`."""
         hbm, core, whole = (float(part[0]) for part in WorkTable([work], bandwidth).parts(self.parameters))
-        return KernelTime(whole, hbm, core, bound_of(work, hbm, core, self.parameters))
+        return whole, bound_of(work, hbm, core, self.parameters)
 
     def notes(self) -> tuple[str, ...]:
-        """What the reader of an estimate must know of the model."""
         said = []
         if self.borrowed:
             what = "what it reaches of its rates is taken from another chip"
@@ -313,7 +300,6 @@ class Support:
 
     @property
     def timed(self) -> str:
-        """How many kernels of the kind were timed, for a reader."""
         if self.measured_kernels:
             return f"{self.measured_kernels:,}"
         return f"none: error as on {', '.join(self.chips)}" if self.chips else "none: assumed"

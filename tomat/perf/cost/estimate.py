@@ -188,8 +188,6 @@ def assumptions(
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """A step by every model."""
-
     ops: Mapping[str, OpTimes]
     collectives: Mapping[str, CollectiveTime]
     breakdown: Breakdown
@@ -204,7 +202,6 @@ class StepEstimate:
 
     @property
     def error(self) -> float:
-        """By which fraction the step may be off, either way."""
         return step_error(self.supports)
 
     def model_table(self) -> dict[str, dict[str, float]]:
@@ -267,11 +264,8 @@ def estimate_step(
 
 
 def _flops(program: HloProgram, instruction: Instruction, schedule: ScheduleTime | None, roofs: Roofs) -> float | None:
-    """Flops of one execution; of a Pallas kernel what its matrix units do while its bundles keep them busy.
-
-    HLO does not know what a Pallas kernel multiplies, and its author's estimate may say 0. A unit that is busy works at
-    its peak, on padding too: a head of 64 fills a quarter of a v6e's matrix unit and counts as if it filled it.
-    """
+    """Flops of one execution; of a Pallas kernel, of which HLO may say 0, at least what its busy matrix units do."""
+    # At their peak, on padding too: a head of 64 fills a quarter of a v6e's matrix unit and counts as if it filled it.
     stated = kernel_flops(program, instruction)
     if instruction.custom_call_target != PALLAS_TARGET or schedule is None or not roofs.peak_flops_per_second:
         return stated
@@ -314,7 +308,7 @@ def _op_times(
         work = KernelWork(core, roofline.mxu_seconds, copies, scheduled=False)
     else:
         return replace(times, estimate=compiler, basis="compiler" if compiler is not None else "")
-    time = model.time(work, bandwidth)
-    basis = time.bound if work.scheduled else f"unscheduled {time.bound}"
+    seconds, bound = model.time(work, bandwidth)
+    basis = bound if work.scheduled else f"unscheduled {bound}"
     pallas = instruction.custom_call_target == PALLAS_TARGET
-    return replace(times, estimate=time.seconds, basis=basis, work=work, pallas=pallas)
+    return replace(times, estimate=seconds, basis=basis, work=work, pallas=pallas)

@@ -230,7 +230,6 @@ def read_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
 
 
 def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
-    """One op's schedule from its files."""
     builder = _ScheduleBuilder()
     with bundles.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -284,8 +283,6 @@ class _Span(NamedTuple):
 
 
 class _ScheduleBuilder:
-    """Makes a schedule of the lines of one op."""
-
     def __init__(self) -> None:
         self.n_bundles = 0
         self._bundle = 0
@@ -299,7 +296,6 @@ class _ScheduleBuilder:
         self._transfers = TransferReader()
 
     def add(self, line: str) -> None:
-        """Takes note of what a line does."""
         if match := _ADDRESS.match(line):
             self._bundle = int(match[1], 16)
             self.n_bundles = max(self.n_bundles, self._bundle + 1)

@@ -115,7 +115,6 @@ class ScalarCode:
     _known: dict[str, Expression] = field(default_factory=dict)
 
     def add(self, bundle: int, text: str) -> None:
-        """Takes note of the definitions and spills in a line of a bundle."""
         for name, operation, arguments in DEFINITION.findall(text):
             self._definitions[name] = _Definition(bundle, operation, arguments)
         if "_spill" in text:
@@ -394,7 +393,6 @@ def symbols_of(expression: Expression) -> tuple[Symbol, ...]:
 
 
 def _put(expression: Expression, symbol: Symbol, value: int) -> Expression:
-    """The expression with `value` for a symbol."""
     if isinstance(expression, tuple):
         return (expression[0], *(_put(e, symbol, value) for e in expression[1:]))
     return value if expression == symbol else expression

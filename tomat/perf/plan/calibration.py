@@ -8,7 +8,7 @@ thousand times too short.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +55,13 @@ COMPARED = (("step_seconds", "model_seconds"), ("hbm_required_gib", "hbm_require
 """(measured, predicted) of the same thing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CalibrationRow:
     """One measurement and what the plan says of the same configuration."""
 
     name: str
-    slice: str
+    slice: str = ""
+    """Empty before a measurement kept by hand is planned."""
     source: str
     measured: Mapping[str, Any]
     """`fits`, and of `step_seconds`, `hbm_required_gib` and `SHARES` what is known."""
@@ -160,7 +161,6 @@ class Calibration:
         return [row.step_ratio for row in self.rows if row.chip == chip and row.step_ratio is not None]
 
     def notes(self, chip: str) -> tuple[str, ...]:
-        """What the reader of an estimate must know of the parts of a step that no plan can see."""
         ratios = self.step_ratios(chip)
         if ratios:
             took = f"took {min(ratios):.2f} to {max(ratios):.2f} of what was planned"
@@ -172,18 +172,8 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class _Measurement:
-    name: str
-    source: str
-    measured: Mapping[str, Any]
-    config_path: str
-    overrides: tuple[str, ...] = ()
-    doubted: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _Measurements:
-    measurements: tuple[_Measurement, ...]
+    measurements: tuple[CalibrationRow, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -196,8 +186,7 @@ def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[st
     rows = []
     for one in data.measurements:
         doubted = {key: " ".join(why.split()) for key, why in one.doubted.items()}
-        on_one_line = {"source": " ".join(one.source.split()), "doubted": doubted}
-        rows.append(CalibrationRow(slice="", **{**vars(one), **on_one_line}).checked(str(path)))
+        rows.append(replace(one, source=" ".join(one.source.split()), doubted=doubted).checked(str(path)))
     return rows, [" ".join(note.split()) for note in data.notes]
 
 

@@ -75,8 +75,6 @@ def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal
 
 @dataclass(frozen=True)
 class DecoderPlan:
-    """One decoder of one configuration on one slice, for one cell."""
-
     config: TrainConfig
     slice_: Slice
     cell: Cell

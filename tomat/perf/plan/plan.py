@@ -74,7 +74,6 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader must know about the estimate: its error, and what it assumes."""
         return self.breakdown.notes if self.breakdown is not None else self.calibration.notes(self.slice_.chip.name)
 
     def pallas_kernels(self) -> list[dict[str, Any]]:

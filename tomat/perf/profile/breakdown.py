@@ -102,7 +102,7 @@ class Roofs:
         shared = chip.jax_devices_per_chip
         return Roofs(
             device_kind=chip.device_kinds[0],
-            peak_flops_per_second=chip.peak_bf16_flops_per_device,
+            peak_flops_per_second=chip.peak_of("bf16"),
             peak_hbm_bytes_per_second=chip.hbm_bytes_per_second / shared if chip.hbm_bytes_per_second else None,
             clock_hz=chip.clock_hz,
             hbm_bytes=chip.hbm_bytes_usable // shared if chip.hbm_bytes_usable else None,

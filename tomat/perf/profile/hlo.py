@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -49,8 +49,6 @@ LIBRARY_FILES = re.compile(r"(^|/)(jax|jaxlib|haliax|equinox|contextlib\.py)(/|$
 
 @dataclass(frozen=True)
 class Frame:
-    """One call frame of the Python stack that made an instruction."""
-
     file: str
     function: str
     line: int
@@ -81,37 +79,20 @@ class Shape:
         return (self.elements * self.bits + 7) // 8 if self.bits else 0
 
 
-@dataclass(frozen=True)
 class Instruction:
-    """One HLO instruction; `proto` keeps the rest of its fields."""
+    """One HLO instruction; `proto`, a decoded `HloInstructionProto`, keeps the rest of its fields."""
 
-    name: str
-    opcode: str
-    shape: Shape
-    op_name: str
-    """The path of JAX scopes, e.g. `jit(step)/transpose(jvp(Model))/while/body/Attention/dot_general`."""
-    frame_id: int
-    operand_ids: tuple[int, ...]
-    called_ids: tuple[int, ...]
-    custom_call_target: str
-    computation_id: int
-    proto: Any = field(repr=False, compare=False)
-
-    @staticmethod
-    def read(proto: Any, computation_id: int) -> "Instruction":
-        """Of a decoded `HloInstructionProto`."""
-        return Instruction(
-            name=proto.name,
-            opcode=proto.opcode,
-            shape=_shape(proto.shape),
-            op_name=proto.metadata.op_name,
-            frame_id=proto.metadata.stack_frame_id,
-            operand_ids=tuple(proto.operand_ids),
-            called_ids=tuple(proto.called_computation_ids),
-            custom_call_target=proto.custom_call_target,
-            computation_id=computation_id,
-            proto=proto,
-        )
+    def __init__(self, proto: Any, computation_id: int) -> None:
+        self.proto, self.computation_id = proto, computation_id
+        self.name: str = proto.name
+        self.opcode: str = proto.opcode
+        self.shape = _shape(proto.shape)
+        self.op_name: str = proto.metadata.op_name
+        """The path of JAX scopes, e.g. `jit(step)/transpose(jvp(Model))/while/body/Attention/dot_general`."""
+        self.frame_id: int = proto.metadata.stack_frame_id
+        self.operand_ids: tuple[int, ...] = tuple(proto.operand_ids)
+        self.called_ids: tuple[int, ...] = tuple(proto.called_computation_ids)
+        self.custom_call_target: str = proto.custom_call_target
 
     @cached_property
     def backend_config(self) -> dict[str, Any]:
@@ -140,7 +121,7 @@ class HloProgram:
         self.name: str = module.name
         self.program_id: int = program_id or module.id
         self.entry_id: int = module.entry_computation_id
-        self.computations = {c.id: [Instruction.read(i, c.id) for i in c.instructions] for c in module.computations}
+        self.computations = {c.id: [Instruction(i, c.id) for i in c.instructions] for c in module.computations}
         self.computation_names: dict[int, str] = {c.id: c.name for c in module.computations}
         self.roots: dict[int, int] = {c.id: c.root_id for c in module.computations}
         self.memory_bytes: dict[str, int] = {}

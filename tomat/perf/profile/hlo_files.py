@@ -80,7 +80,6 @@ LONGEST_PARSE_SECONDS = 300.0
 
 
 def program_from_text(text: str, origin: str) -> HloProgram:
-    """The program of HLO text, read by XLA's parser."""
     try:
         done = parse_hlo_text(text, LONGEST_PARSE_SECONDS)
     except subprocess.TimeoutExpired:

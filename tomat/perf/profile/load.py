@@ -1,12 +1,12 @@
 """Whatever holds a breakdown, opened: a trace, a run's folder, a compiled program, a plan, a breakdown in JSON."""
 
-import warnings
 from pathlib import Path
 
 from tomat.base.documents import read_json
 from tomat.base.errors import TomatError
 from tomat.base.layout import PROFILER_FOLDER
-from tomat.perf.profile.breakdown import Breakdown, Roofs
+from tomat.hardware.chips import known_chip
+from tomat.perf.profile.breakdown import Breakdown
 from tomat.perf.profile.hlo import sound_parts
 from tomat.perf.profile.hlo_files import is_hlo_path, load_program
 from tomat.perf.profile.program_breakdown import breakdown_from_program
@@ -24,16 +24,14 @@ def load_breakdown(
     if "://" not in target and path.is_file():
         if is_hlo_path(path.name):
             hlo = load_program(path)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the refusal says it
-                roofs = Roofs.of_device_kind(device_kind or "")
-            if not roofs.peak_flops_per_second or not roofs.peak_hbm_bytes_per_second:
+            chip = known_chip(device_kind or "")
+            if chip is None or chip.hbm_bytes_per_second is None:
                 found = "a compiled program does not say which chip it is for"
                 if device_kind:
                     found = f"no peak flops and bandwidth are known of --device_kind '{device_kind}'"
                 raise TomatError(f"{target}: {found}; give --device_kind, such as 'TPU v6 lite'.")
             with sound_parts(hlo):
-                return breakdown_from_program(hlo, device_kind=roofs.device_kind)
+                return breakdown_from_program(hlo, device_kind=chip.device_kinds[0])
         if path.suffix == ".json" and not path.name.endswith(".trace.json"):
             data = read_json(path, "Write it again with --json, or copy the trace again.")
             if isinstance(data, dict) and "traceEvents" not in data:

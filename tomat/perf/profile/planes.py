@@ -128,7 +128,6 @@ class Plane:
         return named
 
     def label(self, event: Any) -> str:
-        """The name of an event."""
         return self._labels[event.metadata_id]
 
     def event_stats(self, event: Any) -> dict[str, Any]:
@@ -175,7 +174,6 @@ class Plane:
         return offsets + shift, durations, metadata_ids
 
     def kind(self, event: Any) -> OpKind:
-        """What the trace says about the operation of an event."""
         stats = self.event_stats(event)
         shown = self.proto.event_metadata[event.metadata_id].display_name
         name = str(stats.get("hlo_op") or shown or self.label(event))
@@ -220,8 +218,6 @@ class Plane:
 
 
 class Kinds:
-    """The kinds of operations of a device in order of appearance."""
-
     def __init__(self) -> None:
         self.kinds: list[OpKind] = []
         self.kernels: list[tuple[int, str, int, int, int]] = []

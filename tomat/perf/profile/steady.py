@@ -13,6 +13,7 @@ wait before each, so that one wait stays, as between any two steps.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median_low
 
 import numpy as np
 
@@ -233,21 +234,17 @@ def _kinds(
             kinds[found[edge]] = WindowKind.CUT
     clean = whole & ~disturbed
     if clean.sum() > 1:
-        step, beyond = _lower_median(net[clean]), idle - _lower_median(idle[clean])
+        # Of two windows the longer is the one that was disturbed.
+        step, beyond = median_low(net[clean]), idle - median_low(idle[clean])
         gap = clean & (np.minimum(beyond, net - step) > GAP_SHARE * step)
         kinds[gap], extra[gap] = WindowKind.GAP, beyond[gap]
         whole, clean = whole & ~gap, clean & ~gap
     usable = clean if clean.sum() >= ENOUGH_SHARE * whole.sum() else whole
-    median = _lower_median(net[usable])
+    median = median_low(net[usable])
     kinds[usable] = WindowKind.STEADY
     kinds[usable & (net > (1 + STEADY_BAND) * median)] = WindowKind.SLOW
     kinds[usable & (net < (1 - STEADY_BAND) * median)] = WindowKind.FAST
     return kinds, extra
-
-
-def _lower_median(values: np.ndarray) -> float:
-    """The middle value, of two the lower: of two windows the longer is the one that was disturbed."""
-    return float(np.sort(values)[(len(values) - 1) // 2])
 
 
 def _runs(device: DeviceTrace, program: str | None) -> np.ndarray:

@@ -16,16 +16,6 @@ from tomat.perf.profile.trace_data import Events
 
 
 @dataclass(frozen=True)
-class Gaps:
-    """Stretches of the windows in which nothing ran, with the operation before and after (-1: none)."""
-
-    start_ps: np.ndarray
-    end_ps: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
-
-
-@dataclass(frozen=True)
 class Attribution:
     """Picoseconds of the windows by operation kind, and what is left; the sum is `total_ps`."""
 
@@ -40,7 +30,9 @@ class Attribution:
     """Nothing ran and no program was executing."""
     waiting_ps: float
     """Nothing ran although a program was executing."""
-    gaps: Gaps
+    gaps: np.ndarray
+    """int64 [n, 4]: stretches of the windows in which nothing ran, [start_ps, end_ps), with the kind of the operation
+    before and after (-1: none)."""
 
 
 Segments = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -176,7 +168,7 @@ def inside(windows: np.ndarray, times: np.ndarray) -> np.ndarray:
     return (index >= 0) & (times < ends[np.maximum(index, 0)])
 
 
-def _gaps(edges: np.ndarray, nothing: np.ndarray, segments: Segments) -> Gaps:
+def _gaps(edges: np.ndarray, nothing: np.ndarray, segments: Segments) -> np.ndarray:
     """Merge neighbouring empty stretches and name the operations on either side."""
     padded = np.concatenate([[False], nothing, [False]])
     starts, ends = np.flatnonzero(padded[1:] & ~padded[:-1]), np.flatnonzero(~padded[1:] & padded[:-1])
@@ -186,4 +178,4 @@ def _gaps(edges: np.ndarray, nothing: np.ndarray, segments: Segments) -> Gaps:
     by_end, by_start = np.argsort(segment_ends, kind="stable"), np.argsort(segment_starts, kind="stable")
     before = np.searchsorted(segment_ends[by_end], start_ps, side="right")
     after = np.searchsorted(segment_starts[by_start], end_ps, side="left")
-    return Gaps(start_ps, end_ps, np.append(-1, kinds[by_end])[before], np.append(kinds[by_start], -1)[after])
+    return np.stack([start_ps, end_ps, np.append(-1, kinds[by_end])[before], np.append(kinds[by_start], -1)[after]], 1)

@@ -82,7 +82,6 @@ READ_ARGUMENTS = frozenset(
 
 
 def read_chrome_bytes(data: bytes, origin: str) -> HostTrace:
-    """The trace in a JSON file, gzipped or not."""
     try:
         document = json.loads(unpacked(data, origin, "JSON trace"))
     except (ValueError, RecursionError) as error:

@@ -240,11 +240,11 @@ def _inner_opcode(kind: OpKind, opcode: str) -> str:
 
 def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps: int) -> list[GapRow]:
     """Waits grouped by the operations around them, longest sum first."""
-    gaps = result.gaps
-    length = gaps.end_ps - gaps.start_ps
+    length = result.gaps[:, 1] - result.gaps[:, 0]
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index in np.argsort(-length, kind="stable")[:100_000].tolist():
-        groups[int(gaps.before[index]), int(gaps.after[index])].append(index)
+        _, _, before, after = result.gaps[index].tolist()
+        groups[before, after].append(index)
 
     def name(k: int) -> str:
         return device.kinds[k].name if k >= 0 else "(start of the trace)"
@@ -265,7 +265,7 @@ def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps
                     occurrences=len(members) / n_steps,
                     seconds=total / n_steps / PS_PER_SECOND,
                     longest_seconds=float(length[longest]) / PS_PER_SECOND,
-                    host_activity=_host_activity(host, int(gaps.start_ps[longest]), int(gaps.end_ps[longest])),
+                    host_activity=_host_activity(host, *result.gaps[longest, :2].tolist()),
                 )
             )
     return found

@@ -47,7 +47,6 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the step's and the categories'."""
         return max([self.step_verdict, *(row.verdict for row in self.rows)])
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Compiles a timed kernel for a chip that is not here, in a process of its own.
+"""Compiles a kernel alone for a chip that is not here, in a process of its own.
 
 `python -m tomat.perf.timed_kernels.compile REQUEST.json` is that process (`perf/plan/compile/process.py` says why
-apart); `programs.py` asks it.
+apart) of a timed kernel; `programs.py` asks it.
 """
 
 import gzip
@@ -15,7 +15,7 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
 from tomat.hardware.chips import slice_named
-from tomat.perf.plan.compile.process import LLO_DUMP, answer, answer_or_refusal, say
+from tomat.perf.plan.compile.process import LLO_DUMP, answer, keep_answer, say
 from tomat.perf.plan.compile.topology import topology_devices
 from tomat.perf.timed_kernels.timings import KernelTiming
 
@@ -25,30 +25,46 @@ SCHEDULE_FILE = "schedule.json.gz"
 
 
 def compile_kernel(request: dict[str, Any], lower: Callable[[KernelTiming, Any], Any]) -> None:
-    """Keep the program of a timing, its schedules and its memory, or why it has none. `lower` gives the lowered program
-    (`jax.stages.Lowered`) for a described device."""
+    """`compile_alone` of a timing."""
+    compile_alone(request, partial(lower, KernelTiming(**request["timing"])))
+
+
+def compile_alone(request: dict[str, Any], lower: Callable[[Any], Any]) -> None:
+    """Keep a program, its schedules and its memory, or why it has none. `lower` gives the lowered program
+    (`jax.stages.Lowered`) for a described device. The request has `slice`, `compiler` and the answer's `key`."""
     say("starting")
     device = topology_devices(slice_named(request["slice"]), request["compiler"])[0]
+    part = Path(request["work_dir"]) / "part"
+    part.mkdir()
+    try:
+        result = _compiled(lower(device), part, Path(request["work_dir"]) / LLO_DUMP)
+    except TomatError as error:  # an answer too
+        result = {"refused": str(error)}
+    keep_answer(result, part, Path(request["programs_dir"]) / request["key"])
 
-    def found(part: Path) -> dict[str, Any]:
-        from tomat.perf.cost.llo import read_schedules, write_schedules
 
-        lowered = lower(KernelTiming(**request["timing"]), device)
-        say("compiling")
-        began = time.perf_counter()
-        try:
-            compiled = lowered.compile()
-        except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
-            raise TomatError(f"the compiler refuses it: {first_line(error)[:300]}") from None
-        compile_seconds = time.perf_counter() - began
-        module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-        (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
-        write_schedules(part / SCHEDULE_FILE, read_schedules(Path(request["work_dir"]) / LLO_DUMP))
-        # jax 0.11.1: of the program as it is loaded, arguments and outputs included; what tokamax records.
-        memory = compiled.memory_analysis().peak_memory_in_bytes
-        return {"status": "fits", "peak_memory_bytes": memory, "compile_seconds": compile_seconds}
+def _compiled(lowered: Any, part: Path, llo_dump: Path) -> dict[str, Any]:
+    """What the compiler makes of a program, which is left in `part`."""
+    from tomat.perf.cost.llo import read_schedules, write_schedules
 
-    answer_or_refusal(request, found)
+    say("compiling")
+    began = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
+        raise TomatError(f"the compiler refuses it: {first_line(error)[:300]}") from None
+    compile_seconds = time.perf_counter() - began
+    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
+    write_schedules(part / SCHEDULE_FILE, read_schedules(llo_dump))
+    # jax 0.11.1: of the program as it is loaded, arguments and outputs included; what tokamax records.
+    memory = compiled.memory_analysis()
+    return {
+        "status": "fits",
+        "peak_memory_bytes": memory.peak_memory_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "compile_seconds": compile_seconds,
+    }
 
 
 if __name__ == "__main__":

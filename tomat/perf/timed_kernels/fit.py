@@ -2,7 +2,7 @@
 has not seen."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,6 @@ UPPER = Parameters(1.0, 1.0, 2.0, 1.1, 1.2, 40.0, 1e-6, 5e-6, 2e-5)
 OUTLIER = 0.03
 """Beyond this error a kernel counts linearly, not by its square: what the model has no term for pulls less."""
 FOLDS = 5
-
-
-def _vector(parameters: Parameters) -> np.ndarray:
-    return np.array([getattr(parameters, name) for name in NAMES])
-
-
-def _parameters(vector: Sequence[float] | np.ndarray) -> Parameters:
-    return Parameters(**dict(zip(NAMES, map(float, vector), strict=True)))
 
 
 class TimedPrograms:
@@ -100,7 +92,7 @@ class Fit:
 def fit(programs: TimedPrograms) -> Fit:
     """Fit a chip's parameters, and cross-validate by shape. Of at least as many programs as there are folds."""
     everyone = np.arange(len(programs.timings))
-    best = _fit(programs, everyone, _vector(PRIOR))
+    best = _fit(programs, everyone, np.array(astuple(PRIOR)))
     shapes = sorted({timing.shape_key for timing in programs.timings})  # hashes: their order is arbitrary
     fold_of = {shape: number % FOLDS for number, shape in enumerate(shapes)}
     fold = np.array([fold_of[timing.shape_key] for timing in programs.timings])
@@ -108,25 +100,25 @@ def fit(programs: TimedPrograms) -> Fit:
     for number in range(FOLDS):
         inside = everyone[fold != number]
         if len(inside) < len(everyone):
-            at = _parameters(_fit(programs, inside, best.x).x)
+            at = Parameters(*_fit(programs, inside, best.x).x.tolist())
             held_out[fold == number] = programs.errors(at)[fold == number]
-    scaled = best.jac * _vector(SPREAD)  # the parameters have different units
+    spread = np.array(astuple(SPREAD))
+    scaled = best.jac * spread  # the parameters have different units
     scatter = 2 * best.cost / max(1, len(everyone) - len(NAMES))
-    deviations = np.sqrt(np.diag(np.linalg.inv(scaled.T @ scaled)) * scatter) * _vector(SPREAD)
-    return Fit(_parameters(best.x), dict(zip(NAMES, map(float, deviations), strict=True)), held_out)
+    deviations = np.sqrt(np.diag(np.linalg.inv(scaled.T @ scaled)) * scatter) * spread
+    return Fit(Parameters(*best.x.tolist()), dict(zip(NAMES, map(float, deviations), strict=True)), held_out)
 
 
 def _fit(programs: TimedPrograms, counted: np.ndarray, start: np.ndarray):
     """The result of `scipy.optimize.least_squares` on the logarithms of the errors."""
     from scipy.optimize import least_squares
 
-    prior, spread = _vector(PRIOR), _vector(SPREAD)
+    prior, spread, lower, upper = (np.array(astuple(one)) for one in (PRIOR, SPREAD, LOWER, UPPER))
 
     def residuals(vector: np.ndarray) -> np.ndarray:
-        logs = np.log(programs.seconds(_parameters(vector)) / programs.measured)[counted]
+        logs = np.log(programs.seconds(Parameters(*vector.tolist())) / programs.measured)[counted]
         return np.concatenate([logs, PRIOR_WEIGHT * (vector - prior) / spread])
 
-    lower, upper = _vector(LOWER), _vector(UPPER)
     return least_squares(
         residuals, np.clip(start, lower, upper), bounds=(lower, upper), x_scale=spread, loss="soft_l1", f_scale=OUTLIER
     )

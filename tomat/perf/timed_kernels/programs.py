@@ -46,8 +46,6 @@ def installed_compiler(op: str) -> Compiler:
 
 @dataclass(frozen=True)
 class ProgramWork:
-    """What one run of a program has to do."""
-
     kernels: tuple[tuple[KernelWork, float], ...]
     """Each kernel, and how often it runs."""
     pallas: bool
@@ -57,8 +55,6 @@ class ProgramWork:
 
 @dataclass(frozen=True)
 class TimedProgram:
-    """A timed kernel that was compiled."""
-
     timing: KernelTiming
     work: ProgramWork
     peak_memory_bytes: int
@@ -72,7 +68,6 @@ class TimedProgram:
 
 
 def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
-    """The work of the program that was kept in `folder`."""
     schedules = kept_schedules(folder / SCHEDULE_FILE, f"Delete {folder} and calibrate again.")
     program = load_program(folder / PROGRAM_FILE)
     # For the work alone: no parameters of the chip are needed, and there may be none yet.

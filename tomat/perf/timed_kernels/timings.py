@@ -40,8 +40,6 @@ rows is 0.009 ms, the longest 16,626 ms."""
 
 @dataclass(frozen=True)
 class KernelTiming:
-    """One program that was timed on one chip."""
-
     line: int
     """Of the file, the header is line 1."""
     chip: str
@@ -77,8 +75,6 @@ class RefusedRow:
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the file."""
-
     chip: str
     op: str
     shapes: dict[str, Any]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
 from tomat.base.overrides import parse_overrides
 
@@ -27,22 +28,7 @@ def override_words(overrides: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def parsed_words(words: list[Any]) -> dict[str, Any]:
-    """The words of a command line as dotted keys and values; the inverse of `override_words`."""
-    overrides: dict[str, Any] = {}
-    texts = [word if isinstance(word, str) else json.dumps(word) for word in words]
-    while texts:
-        taken, texts = (texts[:1], texts[1:]) if "=" in texts[0] else (texts[:2], texts[2:])
-        value: Any = parse_overrides(taken)
-        key = taken[0].removeprefix("--").partition("=")[0]
-        for part in key.split("."):
-            value = value[part]
-        overrides[key] = value
-    return overrides
-
-
 def changed(config: "TrainConfig", overrides: Mapping[str, Any]) -> "TrainConfig":
-    """`config` with these keys set."""
     from tomat.train.settings.config import config_from_dict
 
     return config_from_dict(config.to_dict(), "the configuration", parse_overrides(override_words(overrides)))
@@ -53,7 +39,7 @@ def checked_keys(overrides: Any, where: str) -> dict[str, Any]:
     if overrides is None:
         return {}
     if isinstance(overrides, list):
-        return parsed_words(overrides)
+        return flatten(parse_overrides([word if isinstance(word, str) else json.dumps(word) for word in overrides]))
     if isinstance(overrides, Mapping) and all(isinstance(key, str) and key for key in overrides):
         return {key.removeprefix("--"): value for key, value in overrides.items()}
     expected = "a mapping such as {model.num_heads: 8} or words such as [--model.num_heads, 8]"

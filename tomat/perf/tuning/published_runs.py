@@ -76,8 +76,6 @@ Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the table, as far as a plan needs it."""
-
     id: str
     source: str
     date: str
@@ -152,9 +150,9 @@ def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
     runs: dict[str, PublishedRun] = {}
     wrong: list[str] = []
     for number, cells in lines:
-        values = {name: _value(name, cells[name]) for name in needed}
+        place = f"line {number} ({cells['id']})"
         try:
-            row = typed(values, _Row, f"line {number} ({values['id']})", "Correct or delete it; the others count.")
+            row = typed(cells, _Row, place, "Correct or delete it; the others count.", text=True)
             if row.id in runs:
                 raise TomatError(f"line {number}: another row is called {row.id} too; the first one counts.")
             runs[row.id] = _run(row)
@@ -168,7 +166,6 @@ def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
 
 
 def keep_runs(tracking_dir: Path, runs: Sequence[PublishedRun]) -> None:
-    """Put the runs on record, which the page is made of beside the plans."""
     write_json(tracking_dir / RUNS_FILE, {"record_format": RECORD_FORMAT, "runs": [asdict(run) for run in runs]})
 
 
@@ -177,24 +174,12 @@ def kept_runs(tracking_dir: Path) -> list[PublishedRun]:
     path = tracking_dir / RUNS_FILE
     if not path.is_file():
         return []
-    return read_record(path, _Kept, "Delete it and plan the table again.")["runs"]
+    return read_record(path, _Kept)["runs"]
 
 
 def published_sweep(runs: Sequence[PublishedRun]) -> SweepConfig:
-    """The rows that are planned, as a sweep."""
     rows = [SweepRow(run.id, TEMPLATE, run.overrides, None, None) for run in runs if not run.refused]
     return SweepConfig(NAME, tuple(rows), "Planned beside real runs")
-
-
-def _value(name: str, text: str) -> Any:
-    """What a cell holds, by the type of its column."""
-    kind = str(_Row.__dataclass_fields__[name].type)
-    if kind == "bool":
-        return {"true": True, "false": False}.get(text, text)
-    try:
-        return int(text) if kind == "Positive" else float(text) if kind == "Seconds" else text
-    except ValueError:
-        return text
 
 
 def _run(row: _Row) -> PublishedRun:

@@ -32,7 +32,6 @@ class Crossing:
 
     @property
     def above(self) -> list[int]:
-        """Numbers of chips with a larger share than the limit."""
         return [chips for chips, share in self.shares.items() if share > COLLECTIVES_LIMIT]
 
     @property
@@ -63,7 +62,6 @@ class Contest:
 
     @property
     def timed(self) -> Sequence[RowRecord]:
-        """Rows with a step time, the most tokens/s first."""
         return [row for row in self.rows if tokens_per_second(row)]
 
     @property
@@ -213,7 +211,6 @@ def _listed(counts: Sequence[int]) -> str:
 
 
 def _lines_of(row: RowRecord) -> str:
-    """A row by the lines that it is a point of."""
     return " = ".join(f"`{line}`" for line in row.lines)
 
 

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from tomat.perf.plan.compile.compiler import CompiledStep
     from tomat.train.settings.config import TrainConfig
 
-Compile = Callable[["TrainConfig", "Slice"], "CompiledStep"]
-OnTry = Callable[[Mapping[str, Any]], None]
-"""Told the overrides that are compiled next."""
+Compile = Callable[..., "CompiledStep"]
+"""`compile_step`, with its cache and limits."""
 
 MICROBATCH, CHECKPOINTING, SHARDING, TILES, BATCH, TOGETHER = (
     "microbatch", "checkpointing", "sharding", "attention tiles", "batch", "together"
@@ -57,8 +56,6 @@ BATCH_CAP_FACTOR = 64
 
 @dataclass(frozen=True)
 class Trial:
-    """One changed configuration, compiled."""
-
     dimension: str
     overrides: Mapping[str, Any]
     """Dotted keys and values on top of the configuration that was asked about."""
@@ -81,7 +78,8 @@ class _Compiler:
 
     config: TrainConfig
     slice_: Slice
-    on_try: OnTry
+    compile: Compile
+    show: Callable[[str], None]
     trials: list[Trial] = field(default_factory=list)
 
     @property
@@ -89,10 +87,11 @@ class _Compiler:
         """How many were made so far; answers from the cache are free."""
         return sum(not trial.cached for trial in self.trials)
 
-    def attempt(self, compile: Compile, dimension: str, overrides: Mapping[str, Any]) -> Trial:
-        self.on_try(overrides)
+    def attempt(self, dimension: str, overrides: Mapping[str, Any]) -> Trial:
+        self.show(" ".join(f"{key}={value}" for key, value in overrides.items()))
         try:
-            step = compile(changed(self.config, overrides), self.slice_)
+            # Whether tiles fit the memory on the chip is not known before the code is made.
+            step = self.compile(changed(self.config, overrides), self.slice_, memory_only=dimension != TILES)
         except TomatError as error:
             trial = Trial(dimension, overrides, None, error=str(error))
         else:
@@ -110,37 +109,30 @@ class _Compiler:
 
 
 def nearest_fits(
-    config: TrainConfig,
-    slice_: Slice,
-    compile: Compile,
-    on_try: OnTry = lambda overrides: None,
-    *,
-    compile_whole: Compile | None = None,
+    config: TrainConfig, slice_: Slice, compile: Compile, show: Callable[[str], None] = lambda words: None
 ) -> list[Trial]:
     """The nearest changes with which a step that does not fit would, each found by compiling it.
 
     One dimension at a time, those first that leave what is learnt unchanged: a smaller microbatch, heavier
     checkpointing, finer sharding, then a smaller batch. Each stops at its first fit. If none suffices alone, the ends
-    of the first three are tried together. None if `config` fits. `compile` is `compile_step`, with its cache and
-    limits, which may stop when the memory in HBM is known; `compile_whole`, for the tiles of kernels, does not stop.
+    of the first three are tried together. None if `config` fits. `show` is told what is compiled next.
     """
-    base = compile(config, slice_)
+    base = compile(config, slice_, memory_only=True)
     if base.fits:
         return []
-    compiler = _Compiler(config, slice_, on_try)
+    compiler = _Compiler(config, slice_, compile, show)
     dimensions = [(name, found) for name, found in _dimensions(config, slice_, base.memory) if found]
     for place, (dimension, candidates) in enumerate(dimensions):
-        by = compile_whole if dimension == TILES and compile_whole is not None else compile
         # One compile stays for each dimension to come, so that a long one does not hide the others.
         reserve = len(dimensions) - place - 1
         for overrides in candidates:
             if compiler.compiles >= MAX_COMPILES - reserve:
                 break
-            if compiler.attempt(by, dimension, overrides).fits:
+            if compiler.attempt(dimension, overrides).fits:
                 break
     ends = [candidates[-1] for dimension, candidates in dimensions if dimension != BATCH]
     if len(ends) > 1 and compiler.compiles < MAX_COMPILES and not any(trial.fits for trial in compiler.trials):
-        compiler.attempt(compile, TOGETHER, {key: value for overrides in ends for key, value in overrides.items()})
+        compiler.attempt(TOGETHER, {key: value for overrides in ends for key, value in overrides.items()})
     return compiler.trials
 
 
@@ -237,7 +229,7 @@ def largest_batch(
     slice_: Slice,
     compile: Compile,
     policies: Iterable[Any] | None = None,
-    on_try: OnTry = lambda overrides: None,
+    show: Callable[[str], None] = lambda words: None,
 ) -> list[LargestBatch]:
     """The largest batch that fits, for each of `policies`, values of `model.gradient_checkpointing`; default: the
     configured one alone. The search (`batch_search.py`) ends with one that fits and the next multiple, which does not,
@@ -255,7 +247,7 @@ def largest_batch(
     for policy in [now] if policies is None else policies:
         # A model without the key keeps what it has.
         overrides = {} if policy == now else {"model.gradient_checkpointing": policy}
-        compiler = _Compiler(config, slice_, on_try)
+        compiler = _Compiler(config, slice_, compile, show)
         known: dict[int, Trial] = {}  # by their units
         stopped_by = ""
         units: int | None = min(max(config.batch_size // unit, 1), cap)
@@ -263,7 +255,7 @@ def largest_batch(
             if compiler.compiles >= MAX_BATCH_COMPILES:
                 stopped_by = f"{MAX_BATCH_COMPILES} compiles"
                 break
-            trial = compiler.attempt(compile, BATCH, {**overrides, "trainer.train_batch_size": units * unit})
+            trial = compiler.attempt(BATCH, {**overrides, "trainer.train_batch_size": units * unit})
             if trial.fits is None:
                 stopped_by = f"an error at batch {units * unit}: {trial.error}"
                 break

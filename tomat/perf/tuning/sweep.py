@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import SWEEPS_DIR
@@ -21,71 +22,28 @@ from tomat.base.report.document import write_if_changed
 from tomat.base.reporting import dump_json, to_jsonable
 from tomat.perf.tuning.scaling import scaling_record
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
-from tomat.perf.tuning.sweep_record import RECORD_FORMAT, KeptRows, ranked, read_record
+from tomat.perf.tuning.sweep_record import RECORD_FORMAT, ranked, rows_on_record
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord, base_of, failed, planned, verdict
-
-if TYPE_CHECKING:
-    from tomat.hardware.chips import Slice
-    from tomat.perf.plan.plan import Plan
-    from tomat.train.settings.config import TrainConfig
-
-REMEDY = "Delete it and run the sweep again."
-"""For a damaged record."""
-
-OnRow = Callable[[SweepRow, str], None]
-"""Told of a row what it is doing, and at last its verdict."""
 
 
 def run_sweep(
-    config: SweepConfig,
-    tracking_dir: Path,
-    *,
-    workers: int = 1,
-    only: Sequence[str] = (),
-    **how: Any,
+    sweep: SweepConfig, tracking_dir: Path, *, workers: int = 1, only: Sequence[str] = (), **how: Any
 ) -> dict[str, Any]:
-    """Plan every row of a sweep, or those that `only` names, and keep the record, saying what each row does; `workers`
-    rows at once: a compile keeps two cores busy and takes 4 GB. `how` is as of `compile_step`."""
+    """Plan the rows of a sweep, or those that `only` names, saying what each does; `workers` at once: a compile keeps
+    two cores busy and takes 4 GB. `how` is as of `compile_step`. Each row is in the record on disk once it is done. A
+    row that raises is recorded as failed, and the sweep goes on. Rows that wait are dropped if it is interrupted; what
+    the record held of them stays."""
+    from tomat.perf.plan.compile.compiler import CHILD_MODULE
+    from tomat.perf.plan.compile.process import end_pool
     from tomat.perf.plan.plan import make_plan
 
-    def plan_row(row: TrainConfig, slice_: Slice, on_stage: Callable[[str], None]) -> Plan:
-        # The calibration of the folder that the page goes to.
-        row = dataclasses.replace(row, tracking_dir=str(tracking_dir))
-        return make_plan(row, slice_, on_stage=on_stage, **how)
-
-    with Stages() as stages:
-        numbers, n_rows = itertools.count(1), len(set(only)) or len(config.rows)
-
-        def done(row: SweepRow, said: str) -> None:
-            stages.done(row.name)
-            # Not to standard output: a terminal's live display would wipe the line.
-            stages.say(f"{next(numbers)} of {n_rows}, {row.name}: {said}")
-
-        def show(row: SweepRow, stage: str) -> None:
-            stages.show(row.name, stage)
-
-        return plan_rows(config, tracking_dir, plan_row, workers=workers, on_stage=show, on_done=done, only=only)
-
-
-def plan_rows(
-    sweep: SweepConfig,
-    tracking_dir: Path,
-    plan_row: Callable[[TrainConfig, Slice, Callable[[str], None]], Plan],
-    *,
-    workers: int = 1,
-    on_stage: OnRow = lambda row, stage: None,
-    on_done: OnRow = lambda row, verdict: None,
-    only: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Plan the rows of a sweep; each is in the record on disk once it is done. A row that raises is recorded as failed,
-    and the sweep goes on. Rows that wait are dropped if it is interrupted; what the record held of them stays."""
     sweep.check_rows(only)
     wanted = [row for row in sweep.rows if not only or row.name in only]
     path = record_path(tracking_dir, sweep.name)
     if (tracking_dir / "data" / f"{sweep.name}.json").exists():
         taken = f"a run called {sweep.name!r}, whose page the sweep would take"
         raise TomatError(f"{tracking_dir} has {taken}; rename the sweep.")
-    earlier = rows_on_record(path)
+    earlier = rows_on_record(path, RowRecord)
     rows: dict[str, RowRecord] = {}
     for row in sweep.rows:
         known = earlier.get(row.name)
@@ -93,15 +51,18 @@ def plan_rows(
             rows[row.name] = dataclasses.replace(known, lines=row.lines)  # no part of what was planned
     lock = threading.Lock()
     stopping = threading.Event()
+    numbers = itertools.count(1)
 
     def work(row: SweepRow) -> None:
         if stopping.is_set():
             return
         config, slice_ = None, None
         try:
-            on_stage(row, "reading the configuration")
+            stages.show(row.name, "reading the configuration")
             config, slice_ = row.load()
-            plan = plan_row(config, slice_, lambda stage: on_stage(row, stage))
+            # The calibration of the folder that the page goes to.
+            here = dataclasses.replace(config, tracking_dir=str(tracking_dir))
+            plan = make_plan(here, slice_, on_stage=partial(stages.show, row.name), **how)
             record = planned(row, config, slice_, plan)
         except TomatError as error:
             record = failed(row, config, slice_, str(error))
@@ -117,20 +78,21 @@ def plan_rows(
             rows[row.name] = record
             write_if_changed(path, dump_json(_record(sweep, rows)))
             known = list(rows.values())
-        on_done(row, verdict(record, base_of(record, known)))
+        stages.done(row.name)
+        # Not to standard output: a terminal's live display would wipe the line.
+        said = verdict(record, base_of(record, known))
+        stages.say(f"{next(numbers)} of {len(wanted)}, {row.name}: {said}")
 
-    # Threads suffice, since the compiles are processes of their own.
-    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
-    futures = [pool.submit(work, row) for row in wanted]
-    try:
-        for future in as_completed(futures):
-            future.result()
-    finally:
-        from tomat.perf.plan.compile.compiler import CHILD_MODULE
-        from tomat.perf.plan.compile.process import end_pool
-
-        stopping.set()
-        end_pool(pool, futures, CHILD_MODULE)
+    with Stages() as stages:
+        # Threads suffice, since the compiles are processes of their own.
+        pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
+        futures = [pool.submit(work, row) for row in wanted]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        finally:
+            stopping.set()
+            end_pool(pool, futures, CHILD_MODULE)
     return _record(sweep, rows)
 
 
@@ -153,8 +115,3 @@ def _record(sweep: SweepConfig, rows: Mapping[str, RowRecord]) -> dict[str, Any]
 
 def record_path(tracking_dir: Path, name: str) -> Path:
     return tracking_dir / SWEEPS_DIR / f"{name}.json"
-
-
-def rows_on_record(path: Path) -> dict[str, RowRecord]:
-    """The rows of a sweep's record, by name; none where there is no record yet."""
-    return {row.name: row for row in read_record(path, KeptRows[RowRecord], REMEDY)["rows"]} if path.exists() else {}

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One step to plan."""
-
     name: str
     config_path: Path
     overrides: Mapping[str, Any]
@@ -61,11 +59,6 @@ class SweepRow:
     """Of the scaling figure, those that the row is a point of."""
     exact: bool | None = None
     """Whether it is meant to compute its base's numbers, but for rounding; None: it is not held to either."""
-
-    @property
-    def slice_set(self) -> str | None:
-        """The slice that the sweep's file sets, by `slice` or as an override; None: the configuration's own."""
-        return self.slice or self.overrides.get("slice")
 
     @property
     def words_of(self) -> str:
@@ -101,7 +94,6 @@ class SweepConfig:
             raise TomatError(f"first_step_tolerance is {self.first_step_tolerance!r}; expected between 0 and 1.")
 
     def check_rows(self, only: Iterable[str]) -> None:
-        """Hold names of rows against those that there are."""
         names = [row.name for row in self.rows]
         if unknown := sorted(set(only) - set(names)):
             raise TomatError(f"sweep {self.name} has no row {unknown[0]!r}; rows: {', '.join(names)}.")
@@ -134,7 +126,6 @@ def load_sweep(path: str | Path) -> SweepConfig:
 
 
 def sweep_of(values: Mapping[str, Any], path: Path) -> SweepConfig:
-    """The sweep that a file of these keys says."""
     check_keys(values, set(SWEEP_KEYS), {"name", "config_path"}, str(path))
     keys = {"rows": [], "grid": {}, "exclude": []} | {key: one for key, one in values.items() if one is not None}
     name = keys["name"]
@@ -184,7 +175,7 @@ def _check_lines(rows: Sequence[SweepRow], path: Path) -> None:
         if not row.lines:
             continue
         try:  # without the whole configuration
-            slice_name = row.slice_set or read_yaml(row.config_path).get("slice")
+            slice_name = row.slice or row.overrides.get("slice") or read_yaml(row.config_path).get("slice")
             n_chips = slice_named(str(slice_name)).n_chips
         except TomatError:  # which the row will say itself
             continue

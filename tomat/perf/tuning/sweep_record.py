@@ -3,6 +3,7 @@ lab run`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
 
@@ -11,12 +12,12 @@ from msgspec import Meta
 from tomat.base.records import MAX_FIGURE, Count, read_typed
 
 RECORD_FORMAT = 1
+REMEDY = "Delete it and run it again."
+"""For a damaged record."""
 Figure = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
 
 
 class Interval(TypedDict):
-    """An estimate and its range."""
-
     estimate: Figure
     low: Figure
     high: Figure
@@ -24,8 +25,6 @@ class Interval(TypedDict):
 
 @dataclass(kw_only=True)
 class SweptRow:
-    """A row of a sweep, planned or measured."""
-
     name: str
     question: str = ""
     base: str | None
@@ -33,30 +32,10 @@ class SweptRow:
     overrides: Mapping[str, Any]
     config_file: str
 
-    @property
-    def speed(self) -> Interval | None:
-        """MFU of a plan, tokens a second of a measurement; None without an answer."""
-        raise NotImplementedError
-
-    @property
-    def memory_bytes(self) -> int:
-        """Of a device; 0 where it is not known."""
-        raise NotImplementedError
-
-    @property
-    def limit_bytes(self) -> int | None:
-        """Of the memory."""
-        raise NotImplementedError
-
-    @property
-    def rank(self) -> tuple[Any, ...]:
-        """By which rows are sorted: the fastest first, those without an answer last."""
-        raise NotImplementedError
-
 
 def ranked[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:
     """The fastest first, those without an answer last."""
-    return sorted(rows, key=lambda row: row.rank)
+    return sorted(rows, key=attrgetter("rank"))
 
 
 class KeptRows[Row](TypedDict, total=False):
@@ -83,6 +62,10 @@ class SweepRecord[Row](KeptRows[Row], total=False):
     ranking: list[str]
 
 
-def read_record[Record](path: Path, kind: type[Record], remedy: str) -> Record:
-    """A sweep's record."""
-    return read_typed(path, kind, remedy, version=("record_format", RECORD_FORMAT))
+def read_record[Record](path: Path, kind: type[Record]) -> Record:
+    return read_typed(path, kind, REMEDY, version=("record_format", RECORD_FORMAT))
+
+
+def rows_on_record[Row: SweptRow](path: Path, kind: type[Row]) -> dict[str, Row]:
+    """The rows on record by name; none where there is no record yet."""
+    return {row.name: row for row in read_record(path, KeptRows[kind])["rows"]} if path.exists() else {}

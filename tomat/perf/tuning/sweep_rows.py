@@ -13,7 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from tomat.base.records import Amount, Count, Positive
-from tomat.base.report.formats import UNKNOWN, percent
+from tomat.base.report.formats import UNKNOWN, percent, ranged
 from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.perf.cost.chip_model import untimed_share
 from tomat.perf.cost.memory import Buffer
@@ -35,8 +35,6 @@ MATMULS = frozenset({"dot", "convolution"})
 
 @dataclass(frozen=True)
 class WindowedEinsums:
-    """The windowed einsums of one step of one device."""
-
     n_loops: int
     """Loops in the program, each of which runs once a layer."""
     steps: float
@@ -161,7 +159,6 @@ class RowRecord(SweptRow):
         return 2, 0.0, self.name
 
     def utilisation(self, key: str) -> Interval | None:
-        """By one of `UTILISATION_KEYS`."""
         return getattr(self, key)
 
     def estimate(self, key: str) -> float:
@@ -263,7 +260,6 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> Ro
 
 
 def base_of(record: RowRecord, records: Sequence[RowRecord]) -> RowRecord | None:
-    """The record of the row that this one is compared with, if it is there."""
     return next((other for other in records if other.name == record.base), None)
 
 
@@ -275,7 +271,6 @@ def speedup(record: RowRecord, base: RowRecord | None) -> float | None:
 
 
 def verdict(record: RowRecord, base: RowRecord | None) -> str:
-    """How the row stands against its base, in a few words."""
     if record.status == FAILED:
         return f"failed: {record.error}"
     if record.status == OOM:
@@ -306,9 +301,7 @@ def gib(count: float) -> str:
 
 def interval_text(value: Interval | None, show: Callable[[float], str]) -> str:
     """`8.7 % (7.5 % to 10.1 %)`."""
-    if value is None:
-        return UNKNOWN
-    return f"{show(value['estimate'])} ({show(value['low'])} to {show(value['high'])})"
+    return UNKNOWN if value is None else ranged(value["estimate"], value["low"], value["high"], show)
 
 
 def required_text(record: RowRecord) -> str:

@@ -9,27 +9,27 @@ that was stopped goes on where it was.
 import importlib.metadata
 import json
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tomat.base.errors import TomatError
+from tomat.base.progress import progress
 from tomat.base.reporting import tell, write_json
-from tomat.hardware.chips import slice_named
+from tomat.hardware.chips import Slice, slice_named
 from tomat.model.loss.config import LossKind, LossVocabulary
 from tomat.model.tiles import TunedSizes, TunedTiles
-from tomat.perf.cost.chip_model import record_digest
-from tomat.perf.plan.compile.process import LLO_DUMP, Limits, answer, answer_or_refusal, ask, request_key, say
-from tomat.perf.plan.compile.topology import compiler_version, topology_devices
-from tomat.perf.plan.plan_cache import open_cache, open_result
+from tomat.perf.plan.compile.process import Limits, answer, ask, request_key
+from tomat.perf.plan.compile.topology import compiler_version
+from tomat.perf.plan.plan_cache import Kept, open_cache, open_result
+from tomat.perf.timed_kernels.compile import PROGRAM_FILE, SCHEDULE_FILE, compile_alone
 
 Candidate = Mapping[str, Any]
 CHILD_MODULE = "tomat.perf.tuning.tile_tuning"
-"""What lowers, compiles and measures; its imports are part of what decides an answer."""
+"""What lowers and compiles; its imports are part of what decides an answer."""
 TOP_KERNELS = 8
 """Kernels on record, the longest."""
 
@@ -121,26 +121,26 @@ def sizes_text(candidate: Candidate) -> str:
 
 
 def tune(
-    shape: LossShape | AttentionShape,
-    candidates: Sequence[Candidate],
-    cache_dir: Path,
-    on_candidate: Callable[[str], None] = lambda name: None,
-    limits: Limits | None = None,
+    shape: LossShape | AttentionShape, candidates: Sequence[Candidate], cache_dir: Path, limits: Limits
 ) -> list[dict[str, Any]]:
     """Each candidate with what the compiler makes of it, from the cache or by compiling, or `refused`: why. `limits`
     are of one compile, which takes 40 to 300 s on two cores, by how much else runs on them."""
     rows = []
-    for candidate in candidates:
-        on_candidate(f"{candidate['kernel']}, {sizes_text(candidate)}")
-        request = shape.request(candidate)
-        key = request_key([request, compiler_version(), record_digest()], CHILD_MODULE)
-        kept = open_result(open_cache(cache_dir) / key)
-        if kept is None:
-            told = partial(tell, highlight=False)
-            slice_ = slice_named(shape.slice_name)
-            kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits or Limits(), on_removed=told)
-        kept.lock.close()
-        rows.append({**candidate, **kept.result})
+    slice_ = slice_named(shape.slice_name)
+    told = partial(tell, highlight=False)
+    with progress() as bar:
+        task = bar.add_task("compiling", total=len(candidates))
+        for candidate in candidates:
+            bar.update(task, description=f"{candidate['kernel']}, {sizes_text(candidate)}")
+            request = {**shape.request(candidate), "slice": slice_.name, "compiler": compiler_version()}
+            key = request_key(request, CHILD_MODULE)
+            kept = open_result(open_cache(cache_dir) / key, (PROGRAM_FILE, SCHEDULE_FILE))
+            if kept is None:
+                kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits, on_removed=told)
+            with kept.lock:
+                refused = "refused" in kept.result
+                rows.append({**candidate, **(kept.result if refused else planned(kept, slice_, request))})
+            bar.advance(task)
     return rows
 
 
@@ -250,26 +250,15 @@ def lower_attention(request: dict[str, Any], device: Any) -> Any:
         return jax.jit(attended).lower(*map(described, (layer, x, x)))
 
 
-def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
-    """Planned seconds of a request's program, by the models of `estimate.py`, and its longest kernels. Refuses what the
-    compiler refuses, such as tiles that do not fit."""
+def planned(kept: Kept, slice_: Slice, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Planned seconds of a program that was kept, by the models of `estimate.py`, and its longest kernels."""
     from tomat.perf.cost.estimate import estimate_step
-    from tomat.perf.cost.llo import read_schedules, slot_utilisation
+    from tomat.perf.cost.llo import kept_schedules, slot_utilisation
     from tomat.perf.cost.schedule_model import matched_schedules
-    from tomat.perf.profile.hlo_files import program_from_bytes
+    from tomat.perf.profile.hlo_files import load_program
 
-    slice_ = slice_named(request["slice_name"])
-    device = topology_devices(slice_)[0]
-    lowered = (lower_loss if "loss" in request else lower_attention)(request, device)
-    began = time.perf_counter()
-    try:
-        compiled = lowered.compile()
-    except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
-        raise TomatError(f"{compiler_version()} cannot compile it: {str(error).strip().splitlines()[0]}") from error
-    compile_seconds = time.perf_counter() - began
-    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    program = program_from_bytes(module, "the compiled kernel")
-    schedules = read_schedules(llo_dump)
+    program = load_program(kept.folder / PROGRAM_FILE)
+    schedules = kept_schedules(kept.folder / SCHEDULE_FILE, f"Delete {kept.folder} and tune again.")
     matched = matched_schedules(program, schedules)
     estimate = estimate_step(program, schedules, slice_, title="kernel")
     kernels = []
@@ -291,23 +280,21 @@ def measure(request: dict[str, Any], llo_dump: Path) -> dict[str, Any]:
     for op in estimate.breakdown.ops:
         flops[str(op.category)] += op.flops or 0.0
     found = {
-        "compiler": compiler_version(),
-        "compile_seconds": compile_seconds,
-        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "compiler": request["compiler"],
+        "compile_seconds": kept.result["compile_seconds"],
+        "temporary_bytes": kept.result["temporary_bytes"],
         "seconds": estimate.breakdown.step_seconds,
         "categories": {
             category: times["estimate"] for category, times in estimate.model_table().items() if times["estimate"] > 0
         },
         "kernels": sorted(kernels, key=lambda row: row["seconds"], reverse=True)[:TOP_KERNELS],
-        "device_kind": device.device_kind,
+        "device_kind": slice_.chip.device_kinds[0],
     }
     return found | ({"loss_flops": flops.get("loss", 0.0)} if "loss" in request else {"flops_by_category": flops})
 
 
 def answer_request(request: dict[str, Any]) -> None:
-    """Keep what the compiler makes of a request."""
-    say("compiling")
-    answer_or_refusal(request, lambda part: measure(request, Path(request["work_dir"]) / LLO_DUMP))
+    compile_alone(request, partial(lower_loss if "loss" in request else lower_attention, request))
 
 
 if __name__ == "__main__":

@@ -190,5 +190,4 @@ def write_final(config: TrainConfig, run_dir: Path) -> Path:
 
 
 def is_distillation(run_dir: Path) -> bool:
-    """Whether a folder is a run that trained a model in few bits."""
     return not is_weights_folder(run_dir) and recorded_config(run_dir / CONFIG_FILE).distillation is not None

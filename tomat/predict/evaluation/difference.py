@@ -44,7 +44,6 @@ class Comparison:
 
 
 def compare_densities(reference: DensityGrid, other: DensityGrid) -> Comparison:
-    """Put two densities of one crystal on one grid."""
     _check_same_crystal(reference, other)
     if reference.grid_shape == other.grid_shape:
         return Comparison(reference, other, False)

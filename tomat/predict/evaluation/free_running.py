@@ -128,7 +128,8 @@ class FreeRunningResult(Evaluation):
             f"{100 * atoms.median:.2f} %, a mean of {100 * atoms.mean:.2f} %; the model is the better one on {better}."
         )
         if len(groups := self.by_group()) > 1:
-            each = (f"{name} {_median_and_mean(found)}" for name, found in groups.items())
+            over = {name: spread([each.free_running_nmae for each in found]) for name, found in groups.items()}
+            each = (f"{name} {100 * s.median:.2f} and {100 * s.mean:.2f} % ({s.materials})" for name, s in over.items())
             words += f" By group, median and mean: {', '.join(each)}."
         shares = self._by_distance()
         shares = shares / max(shares.sum(), np.finfo(float).tiny)
@@ -214,11 +215,6 @@ def evaluate_free_running(
         if on_material is not None:
             on_material(material)
     return FreeRunningResult(settings or {}, tuple(found))
-
-
-def _median_and_mean(found: Sequence[FreeRunningMaterial]) -> str:
-    over = spread([each.free_running_nmae for each in found])
-    return f"{100 * over.median:.2f} and {100 * over.mean:.2f} % ({over.materials})"
 
 
 def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:  # baselines need no JAX
 
 @dataclass(frozen=True, eq=False)
 class EvaluationPatches:
-    """Patches of one material, all of one shape."""
-
     tokens: np.ndarray
     """uint16 [patch, position]: the sequences, cut to what the model reads."""
     density_start: int

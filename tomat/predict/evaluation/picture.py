@@ -48,14 +48,10 @@ class DensityPlane:
         return self.grid.rho[:, :, self.plane]
 
 
-def teacher_forced_plane(
-    evaluator: "TeacherForcedEvaluator", model: "LmHeadModel", grid: DensityGrid, plane: int | None = None
-) -> DensityPlane:
-    """Tile a slab of patches so that the plane (None: `most_structured_plane`) is the middle of each; keep that."""
-    chosen = most_structured_plane(grid) if plane is None else plane
+def teacher_forced_plane(evaluator: "TeacherForcedEvaluator", model: "LmHeadModel", grid: DensityGrid) -> DensityPlane:
+    """Tile a slab of patches so that the most structured plane is the middle of each; keep that."""
+    chosen = most_structured_plane(grid)
     nx, ny, nz = (int(side) for side in grid.grid_shape)
-    if not 0 <= chosen < nz:
-        raise TomatError(f"plane {chosen} is not in the cell, whose planes along c are 0 to {nz - 1}.")
     px, py, pz = check_encodable(grid, evaluator.layout, evaluator.codec)
     anchors = tiling_anchors((nx, ny, 1), (px, py, 1))
     anchors[:, 2] = (chosen - pz // 2) % nz

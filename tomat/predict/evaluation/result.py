@@ -42,8 +42,6 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of several materials."""
-
     settings: Mapping[str, Any]
     """What was evaluated and how: run, step, split, codec, layout, patches, seed."""
     materials: tuple[Any, ...]
@@ -100,7 +98,6 @@ class MaterialResult:
     copy_previous_nmae: float
     constant_median_nmae: float
     compound: str = ""
-    """Reduced formula; empty in reports of an earlier tomat."""
 
 
 FIGURES = tuple(f.name for f in fields(MaterialResult) if f.type is float and not f.name.endswith("_charge_e"))

@@ -70,7 +70,6 @@ class CellPatches:
 
 
 def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, int]) -> CellPatches:
-    """The patches of a cell for the model of a run."""
     layout, environment = run.config.data.sequence_layout, environment_of(run.config.model)
     patch_shape = layout.patch_shape(len(crystal.atomic_numbers))
     anchors = tiling_anchors(grid_shape, patch_shape)

@@ -214,7 +214,6 @@ class _Todo:
     notes: list[str]
     """What its reader said."""
     vectors: "ReciprocalList | None"
-    """What `qe` is written from."""
     line: Line
     """What is known before the prediction."""
 

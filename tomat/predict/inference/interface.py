@@ -121,7 +121,6 @@ class Choice:
 
 
 def check_decoding(decoder: str, rounds: int, kv_cache_dtype: str) -> None:
-    """Refuse what no run can be decoded with."""
     if decoder not in get_args(DecoderName):
         raise TomatError(f"decoder is {decoder!r}; expected one of {', '.join(get_args(DecoderName))}.")
     if rounds < 1 or (rounds > 1 and decoder != "parallel"):
@@ -321,7 +320,6 @@ class Predictor(ABC):
         )  # fmt: skip
 
     def check(self, crystal: Crystal, accept: Collection[str]) -> None:
-        """Refuse what cannot be predicted, before it is."""
         if unknown := sorted(set(accept) - set(ACCEPTABLE)):
             raise TomatError(f"accept names {unknown[0]!r}; expected some of {', '.join(ACCEPTABLE)}.")
         if other := sorted(set(crystal.atomic_numbers.tolist()) - set(self.elements)):

@@ -110,7 +110,6 @@ class RunPredictor(Predictor):
         return self._run
 
     def load(self) -> None:
-        """Load the model that was found, if it is not yet."""
         if self._run is None:
             from tomat.predict.inference.trained import load_weights_found
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import first_line
+from tomat.base.reporting import first_line, naming
 from tomat.data.density.crystal import Crystal, structure_from_dict
 from tomat.data.density.elements import atomic_number, reduced_formula, symbol_of
 from tomat.data.density.geometry import check_cell
@@ -137,17 +137,13 @@ def read_structure(
     if reader is None or not Path(source).is_file():
         found = "is of no known kind" if Path(source).is_file() else "is no file"
         raise TomatError(f"{source} {found}; expected {EXPECTED}.")
-    try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+    remedy = "; it is damaged, or holds something else."
+    with naming(f"{source} cannot be read as a structure", remedy), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
             lattice, numbers, coords = reader(source, rules)
-    except (TomatError, MemoryError):
-        raise
-    except COMPRESSION_ERRORS as error:
-        raise TomatError(f"cannot read {source}: {first_line(error)}") from error
-    except Exception as error:  # of any reader of pymatgen; all mean that this file cannot be read
-        said = f"{source} cannot be read as a structure ({type(error).__name__}: {first_line(error)})"
-        raise TomatError(f"{said}; it is damaged, or holds something else.") from error
+        except COMPRESSION_ERRORS as error:
+            raise TomatError(f"cannot read {source}: {first_line(error)}") from error
     crystal = Crystal(lattice, numbers, coords, name or structure_name(source))
     check_atom_count(len(crystal.atomic_numbers), source)
     if "distances" not in rules.accept:

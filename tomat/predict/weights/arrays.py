@@ -58,7 +58,6 @@ def named_arrays(model: LmHeadModel) -> dict[str, np.ndarray]:
 def model_of(
     arrays: Mapping[str, np.ndarray], config: TrainConfig, axis_mapping: ResourceMapping, mesh: Mesh
 ) -> LmHeadModel:
-    """The model of `config` that has these arrays."""
     wanted = check_arrays({name: array.shape for name, array in arrays.items()}, config)
     # Haliax 0.2.227 reads arrays into stacked layers alone; `rearrange` takes them apart where the run has them so.
     stacked = stacked_model({name: jnp.asarray(array) for name, array in arrays.items()}, config)

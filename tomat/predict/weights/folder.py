@@ -40,8 +40,6 @@ SEPARATOR = "|"
 
 @dataclass(frozen=True)
 class Compression:
-    """What becomes of the matrices."""
-
     scheme: Scheme
     group: int
     bits: Mapping[Part, int]
@@ -81,7 +79,6 @@ class StoredWeights:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """All of them unpacked, by name."""
         return {name: its.values() if isinstance(its, Quantised) else its for name, its in self.stored.items()}
 
 

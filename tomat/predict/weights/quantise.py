@@ -31,8 +31,6 @@ _SPAN = 60.0
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """A matrix in few bits."""
-
     scheme: Scheme
     bits: int
     shape: tuple[int, int]

@@ -80,7 +80,6 @@ class FoundWeights:
     error: str | None = None
     """As `WeightsRecord` has it; of a checkpoint as the evaluation of its run does."""
     model_type: str = ""
-    """`model.type` of the run."""
     sha256: str | None = None
     """Of the file of arrays, or of the checksums of a local checkpoint's files; None: it has none."""
 

@@ -4,7 +4,6 @@ Rows are kept, also for the next dashboard of this user, with sizes and times of
 """
 
 import contextlib
-import datetime
 import hashlib
 import os
 import statistics
@@ -26,8 +25,7 @@ from tomat.base.reporting import first_line, write_text
 from tomat.base.storage import explaining_storage, files_at, is_remote
 from tomat.train.runs.checkpoints import survey
 from tomat.train.runs.devices import asked_but_not_found
-from tomat.train.runs.history import parse_metrics, read_events
-from tomat.train.runs.record import RunRecord, find_runs, read_config
+from tomat.train.runs.record import find_runs, read_record
 from tomat.train.runs.summary import MFU_STEPS, RunSummary, last_written, summarise
 
 PLAN_FILE = "plan.json"
@@ -43,7 +41,6 @@ SURVEY_SECONDS = 30.0
 REREAD_SECONDS = 0.1
 """Of a look, for such runs; the others of them wait for the next. A run takes 8 ms, 5 of them for its YAML."""
 DAMAGED = "damaged"
-"""State of a run whose files cannot be read."""
 UNREAD = "reading"
 """State of a run that is known by its name alone until the next look."""
 ANSWER_SECONDS = 0.25
@@ -79,7 +76,6 @@ class RunRow:
         return {**vars(self), "summary": None if self.summary is None else self.summary.to_dict()}
 
     def aged(self) -> "RunRow":
-        """The same with the age that it has now."""
         if self.state != "open" or self.summary is None or self.summary.written_utc is None:
             return self
         detail = last_written(self.summary.written_utc, time.time())
@@ -89,7 +85,6 @@ class RunRow:
 @dataclass(frozen=True)
 class KeptRow:
     mark: Sequence[str | None]
-    """Size and time of each of the run's small files."""
     row: RunRow
 
 
@@ -106,9 +101,6 @@ class Listing:
         self._lock = threading.Lock()
         self._rows: dict[str, RunRow] = {}
         self._looked = float("-inf")
-        self._reread_until = self._until = float("-inf")
-        self._began = False
-        """Whether this look has read a run that was not known."""
         self._known: dict[str, KeptRow] = {}
         self._read_at: dict[str, float] = {}
         if self._cache is not None:
@@ -122,7 +114,7 @@ class Listing:
             # Not held for long: who asks for less than the whole waits for one look.
             with self._lock:
                 if not self._is_fresh() or (whole and self._unread):
-                    self._look(ANSWER_SECONDS)
+                    self._look()
                 if not (whole and self._unread):
                     return self._rows
             time.sleep(LET_PASS_SECONDS)
@@ -141,29 +133,30 @@ class Listing:
             is_remote(self.place) or find_runs(self.place) == [row.url for row in self._rows.values()]
         )
 
-    def _look(self, seconds: float) -> None:
-        """Look at the place, and read what is new there for so long; of what was never read one at least."""
-        urls, before = find_runs(self.place), dict(self._known)
-        self._began = False
-        self._until, self._reread_until = time.monotonic() + seconds, time.monotonic() + REREAD_SECONDS
-        longest_ago = sorted(urls, key=lambda url: self._read_at.get(url, float("-inf")))
-        found = {url: self._row(url) for url in longest_ago}
+    def _look(self) -> None:
+        """Look at the place, and read what is new there; of what was never read one at least."""
+        urls, before, began = find_runs(self.place), dict(self._known), time.monotonic()
+        found: dict[str, RunRow] = {}
+        n_new = 0
+        for url in sorted(urls, key=lambda url: self._read_at.get(url, float("-inf"))):
+            name = url.rsplit("/", 1)[-1]
+            n_new += url not in self._known
+            if url not in self._known and n_new > 1 and time.monotonic() > began + ANSWER_SECONDS:
+                found[url] = self._rows.get(name) or RunRow(name, url, UNREAD, "")
+            else:
+                found[url] = self._row(name, url, began + REREAD_SECONDS)
         self._rows = {url.rsplit("/", 1)[-1]: found[url].aged() for url in urls}
         self._looked = time.monotonic()
         if self._cache is not None and self._known != before:
             kept = {url: one for url, one in self._known.items() if url in found}
             # A home that takes nothing costs the next start its seconds.
-            with contextlib.suppress(OSError, TomatError):
-                self._cache.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(TomatError):
                 write_text(self._cache, msgspec.json.encode(kept).decode())
 
-    def _row(self, url: str) -> RunRow:
-        name = url.rsplit("/", 1)[-1]
-        if url not in self._known and time.monotonic() > self._until and self._began:
-            return self._rows.get(name) or RunRow(name, url, UNREAD, "")
+    def _row(self, name: str, url: str, reread_until: float) -> RunRow:
         if url not in self._known:
             # Of a damaged run, too, which is never known: those that were not read come first.
-            self._began, self._read_at[url] = True, time.monotonic()
+            self._read_at[url] = time.monotonic()
         try:
             files, root = files_at(url)
             files.invalidate_cache()
@@ -174,7 +167,7 @@ class Listing:
                     mark.append(f"{files.size(path)} {files.modified(path)}" if files.exists(path) else None)
             known, now = self._known.get(url), time.monotonic()
             fresh = now - self._read_at.get(url, float("-inf")) < SURVEY_SECONDS
-            if known is not None and known.mark == mark and (fresh or now > self._reread_until):
+            if known is not None and known.mark == mark and (fresh or now > reread_until):
                 return known.row
             self._read_at[url] = now
             row = _read_row(name, url)
@@ -200,7 +193,7 @@ def own_path(files: Any, root: str, name: str) -> str:
 
 
 def _read_row(name: str, url: str) -> RunRow:
-    record = _read_ends(url)
+    record = read_record(url, (HEAD_BYTES, TAIL_BYTES))
     whole, partial = survey(url, record.temporary_url)
     summary = summarise(record, whole, len(partial), time.time())
     ran = record.ran
@@ -222,23 +215,3 @@ def _read_row(name: str, url: str) -> RunRow:
         planned_slice=slice_name,
         ran_as_planned=slice_name is not None and not asked_but_not_found(ran.devices, slice_name),
     )  # fmt: skip
-
-
-def _read_ends(url: str) -> RunRecord:
-    """A run's small files, of a long log the first and the last lines alone."""
-    config = read_config(f"{url}/{CONFIG_FILE}")
-    files, root = files_at(url)
-    path = f"{root}/{METRICS_FILE}"
-    content, written = b"", None
-    with explaining_storage(f"{url}/{METRICS_FILE} cannot be read"):
-        if files.exists(path):
-            modified = files.modified(path)
-            written = (modified if modified.tzinfo else modified.replace(tzinfo=datetime.UTC)).timestamp()
-            size = files.size(path)
-            if size <= HEAD_BYTES + TAIL_BYTES:
-                content = files.cat_file(path)
-            else:  # both are cut inside a line
-                head = files.cat_file(path, start=0, end=HEAD_BYTES).rpartition(b"\n")[0]
-                content = head + b"\n" + files.cat_file(path, start=size - TAIL_BYTES, end=size).partition(b"\n")[2]
-    rows, _ = parse_metrics(content.decode(errors="replace"))
-    return RunRecord(url, config, rows, (), read_events(url), written)

@@ -13,8 +13,6 @@ _SEAM_BYTES = 256
 
 
 class LiveLog:
-    """The log of one run."""
-
     def __init__(self, url: str) -> None:
         self.url = url
         self._lock = threading.Lock()

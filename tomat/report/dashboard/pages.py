@@ -30,7 +30,6 @@ FIGURES: tuple[tuple[Column, Callable[[RunRow], Cell]], ...] = (
     (Column("ran on"), lambda row: row.summary and row.summary.devices),
     (Column("interruptions", number(0)), lambda row: row.summary and row.summary.survived),
 )
-"""What both pages say of a run."""
 
 
 def runs_page(place: str, rows: Iterable[RunRow]) -> str:
@@ -68,7 +67,6 @@ def _age(row: RunRow) -> float | None:
 
 
 def compare_page(names: Sequence[str]) -> str:
-    """The curves of several runs over one another, which the page asks for as it does for those of one."""
     runs = [{"address": run_address(name), "name": name} for name in names]
     return _document("runs over one another", "compare", rendered("compare.html", runs=runs))
 
@@ -78,14 +76,12 @@ def run_address(name: str) -> str:
 
 
 def run_page(row: RunRow, files: Sequence[str]) -> str:
-    """One run: what there is to say, its own files that can be opened, its curves, which the page asks for."""
     address = run_address(row.name)
     body = rendered("run.html", address=address, files=files, facts=facts_html(facts_of(row)))
     return _document(row.name, "run", body, address)
 
 
 def facts_of(row: RunRow) -> Facts:
-    """The figures of a run, in words."""
     one, known = row.summary, [(column, show(row)) for column, show in FIGURES]
     facts: dict[str, Cell] = {"state": f"{row.state}: {row.detail}" if row.detail else row.state, "place": row.url}
     if one is not None:
@@ -96,7 +92,6 @@ def facts_of(row: RunRow) -> Facts:
 
 
 def order_of(metrics: Metrics) -> list[str]:
-    """Names of the metrics in the order in which they are drawn."""
     return [name for name in FIRST if name in metrics.curves] + [n for n in metrics.curves if n not in FIRST]
 
 

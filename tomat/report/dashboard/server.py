@@ -6,11 +6,10 @@ ever made of what is asked for. Only GET and HEAD are answered.
 
 import contextlib
 import hmac
-import importlib.resources
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -38,7 +37,7 @@ from tomat.train.runs.record import find_runs
 LOOPBACK = "127.0.0.1"
 OPEN_FILES = {HTML_FILE: "text/html", PAGE_FILE: "text/plain", LOSS_FIGURE: "image/svg+xml"}
 """Files of a run that can be opened, and as what."""
-ASSETS = importlib.resources.files("tomat.report.dashboard") / "assets"
+ASSETS = dict.fromkeys(("page.js", "live.js", "plotly.js"), "text/javascript") | {"page.css": "text/css"}
 MOST_RUNS = 8
 """Runs whose curves are kept, of those asked for last; of a million steps and 22 metrics they are 0.35 GB."""
 COOKIE = "tomat-token"
@@ -60,12 +59,6 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None, cach
     are refused, so that no page elsewhere can have a browser read this one under a name of its own. A request must know
     the token, if there is one. `cache_dir`: where what is known of the runs is kept for the next dashboard."""
     listing, logs = Listing(place, cache_dir), lru_cache(MOST_RUNS)(LiveLog)
-    files: dict[str, tuple[Callable[[], str], str]] = {
-        "page.css": (lambda: asset("page.css"), "text/css"),
-        "page.js": (lambda: asset("page.js"), "text/javascript"),
-        "live.js": (lambda: (ASSETS / "live.js").read_text(encoding="utf-8"), "text/javascript"),
-        "plotly.js": (lambda: plotly_program(frozenset({ALWAYS})), "text/javascript"),
-    }
 
     def find(request: Request) -> RunRow | None:
         return listing.rows().get(request.path_params["name"])
@@ -113,10 +106,10 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None, cach
         return JSONResponse(found)
 
     def one_asset(request: Request) -> Response:
-        found = files.get(request.path_params["file"])
-        if found is None:
+        if (name := request.path_params["file"]) not in ASSETS:
             return _missing("file")
-        return Response(found[0](), media_type=found[1], headers={"Cache-Control": "max-age=3600"})
+        content = plotly_program(frozenset({ALWAYS})) if name == "plotly.js" else asset(name)
+        return Response(content, media_type=ASSETS[name], headers={"Cache-Control": "max-age=3600"})
 
     routes = [
         Route("/", all_runs),

@@ -49,8 +49,6 @@ UNREADABLE = ("qe",)
 
 @dataclass(frozen=True, eq=False)
 class ShownDensity:
-    """A density, and beside it the reference of the same crystal, on its own grid."""
-
     name: str
     density: DensityGrid
     reference: DensityGrid | None = None
@@ -58,7 +56,6 @@ class ShownDensity:
 
     @property
     def grids(self) -> list[DensityGrid]:
-        """Those that the page holds."""
         return [self.density] if self.reference is None else [self.density, self.reference]
 
 
@@ -73,7 +70,6 @@ def beside(name: str, density: DensityGrid, reference: DensityGrid | None) -> Sh
 
 
 def kept_density_section(run_url: str) -> Section:
-    """The held-out material whose density and prediction a run has kept."""
     paths = [Path(run_url) / name for name in (REFERENCE_DENSITY, PREDICTED_DENSITY)]
     parts: list[Any] = [NOTHING_KEPT]
     if "://" in run_url:
@@ -85,7 +81,6 @@ def kept_density_section(run_url: str) -> Section:
 
 
 def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
-    """Figures of densities, one at a time where there are several, with what they say in tables."""
     if not shown:
         raise TomatError("no density to show; give a folder or a file that holds one.")
     budget = MOST_VOXELS // sum(len(one.grids) for one in shown)
@@ -135,7 +130,6 @@ def coarser(values: np.ndarray, most: int) -> np.ndarray:
 
 
 def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
-    """What the page's program is given of one density."""
     grid, shape = one.density, thinned[0].shape
     numbers = grid.atomic_numbers.tolist()
     return {
@@ -151,7 +145,6 @@ def _item(one: ShownDensity, thinned: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 def _figures_table(shown: Sequence[ShownDensity]) -> Table:
-    """Figures of every density, of all of its points."""
     compared = any(one.reference is not None for one in shown)
     columns = [*map(Column, ("material", "formula")), *([Column("NMAE", share)] if compared else []), Column("grid")]
     columns += [Column("electrons", number(4))]
@@ -175,7 +168,6 @@ def _sides(shape: Sequence[int]) -> str:
 
 
 def density_page(path: str, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
-    """The page of one file of a density, beside another one of the same crystal where that is given."""
     given = [path] if reference is None else [path, reference]
     names = (str(Path(*Path(one.rstrip("/")).parts[-2:])) for one in given)
     density, *others = (open_density(one, name, rules) for one, name in zip(given, names, strict=True))

@@ -37,7 +37,6 @@ DENSITY_PROGRAMS = ("cell_geometry.js", "density.js")
 """Of `assets/`, in a page that shows a density, in the order in which they need each other."""
 
 DENSITY_KINDS = ("heatmap", "mesh3d", "scatter3d")
-"""Kinds of traces that these draw."""
 
 _DTYPES = {"float32": "f4", "float64": "f8", "int32": "i4", "uint8": "u1"}
 """NumPy's names to those of plotly's typed arrays."""
@@ -110,7 +109,6 @@ def facts_html(facts: model.Facts) -> Markup:
 
 
 def cell_html(value: model.Cell, column: model.Column | None = None) -> Markup:
-    """A value, escaped."""
     words = model.words_of(value, str if column is None else column.show)
     match value:
         case model.Code():
@@ -140,7 +138,6 @@ def paragraph(words: str, kind: str = "") -> Markup:
 
 
 def details(summary: str, *parts: Any) -> Markup:
-    """Parts that open on a click or a key."""
     return Markup("<details><summary>{}</summary>{}</details>").format(summary, parts_html(parts))
 
 

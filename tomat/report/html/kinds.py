@@ -14,7 +14,6 @@ from tomat.predict.inference.folder import LINES_FILE
 from tomat.report.html.density import LOOKED_AT, density_page, predictions_page
 
 PROFILES = (".json", ".json.gz", ".pb", ".pb.gz", ".xplane.pb", ".hlo", ".hlo.pb.gz")
-"""Ends of the names of traces and compiled programs."""
 EXPECTED = (
     "a run's folder or URL, a JSON of `tomat plan` or `tomat profile`, a trace or compiled program, a record of "
     "a sweep (docs/tracking/sweeps, docs/tracking/lab), calibration.json, a folder of `tomat predict`, or a density"
@@ -22,7 +21,6 @@ EXPECTED = (
 
 
 def is_run(target: str) -> bool:
-    """Whether a folder or URL holds a run."""
     with explaining_storage(f"{target} cannot be read", "Give this user the right to read it."):
         files, root = files_at(target)
         return bool(files.exists(f"{root.rstrip('/')}/{CONFIG_FILE}"))

@@ -14,13 +14,10 @@ from tomat.base.storage import explaining_storage, files_at
 from tomat.train.runs.history import metrics_row
 
 NOT_CURVES = ("step", "global_step", "run_progress")
-"""Keys of a line that are the step in other words."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric over the steps that have it."""
-
     steps: np.ndarray
     """int64 `[n]`, rising."""
     values: np.ndarray
@@ -47,8 +44,6 @@ BUCKETS = 600
 
 
 class CurveReader:
-    """Gathers lines of a log, as they come."""
-
     def __init__(self) -> None:
         self._points: dict[str, tuple[array[int], array[float]]] = defaultdict(lambda: (array("q"), array("d")))
         self._lines = self._unreadable = 0

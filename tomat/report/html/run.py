@@ -140,7 +140,6 @@ def _speeds(metrics: Metrics, record: RunRecord) -> dict[str, str]:
 
 
 def _curves(metrics: Metrics) -> list[Any]:
-    """Losses first; every other metric that changes as a small figure; a table of all."""
     curves = metrics.curves
     if not curves:
         return [f"{METRICS_FILE} holds no line yet."]
@@ -184,7 +183,6 @@ def _chart(title: str, curves: Mapping[str, Curve], height: float) -> Chart:
 
 
 def _evaluation_sections(found: Mapping[str, Any], free: FreeRunningResult | None) -> list[Section]:
-    """What of its evaluation a run has: whole cells from their structures, the teacher-forced diagnostic."""
     sections = []
     if free is not None:
         words = str(free.settings.get("materials_from", ""))
@@ -229,12 +227,7 @@ def recipes_beside(settings: Mapping[str, Any]) -> list[tuple[str, int, dict[str
         its = flatten(read_yaml(path))
         beside = {key: (value, settings.get(key)) for key, value in its.items() if key not in ("run_name", "purpose")}
         recipes.append((name, len(its), {key: both for key, both in beside.items() if not _same(*both)}))
-
-    def distance(recipe: tuple[str, int, dict[str, tuple[Any, Any]]]) -> tuple[float, int, str]:
-        name, n_settings, differing = recipe
-        return len(differing) / n_settings, -n_settings, name
-
-    return sorted(recipes, key=distance)
+    return sorted(recipes, key=lambda recipe: (len(recipe[2]) / recipe[1], -recipe[1], recipe[0]))
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -71,7 +71,6 @@ def _headline(breakdown: Breakdown, report: Mapping[str, Any]) -> Markup:
 
 
 def unfit_page(report: Mapping[str, Any]) -> Report:
-    """The page of a plan that does not fit: what fills the memory, and what was tried instead."""
     facts = Facts({key: report.get(key) for key in ("slice", "compiler")})
     trials = typed(report.get("nearest_fits") or [], list[dict[str, Any]], "the plan's nearest_fits", "Plan again.")
     title = str(report.get("run_name", "a plan"))

@@ -30,7 +30,6 @@ SMOOTH_SHARE = 0.02
 
 
 def write_comparison_page(comparison: Comparison, page: Path) -> Path:
-    """Write the page of a comparison, or bring it up to date, and its figure beside it."""
     places = ", ".join(f"{run.name} (`{run.url}`)" for run in comparison.runs)
     comparable: list[Part] = [f"{places}. Same vocabulary, loss and data: their losses can be compared."]
     if comparison.not_comparable:
@@ -48,7 +47,6 @@ def write_comparison_page(comparison: Comparison, page: Path) -> Path:
 
 
 def settings_part(comparison: Comparison) -> Part:
-    """Dotted keys whose values differ, run by run."""
     if not comparison.settings:
         return "Nothing: the runs have the same settings."
     rows = [(Code(key), *values) for key, values in comparison.settings.items()]
@@ -56,7 +54,6 @@ def settings_part(comparison: Comparison) -> Part:
 
 
 def figures_table(comparison: Comparison) -> Table:
-    """What each run came to."""
     found = [dict(result_rows(run.figures)) for run in comparison.runs]
     names = [name for name in found[0] if any(one[name] is not None for one in found)]
     rows = [("ran on", *(run.devices for run in comparison.runs))]
@@ -113,7 +110,6 @@ def sparklines(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def losses_chart(comparison: Comparison, file: str) -> Chart:
-    """Training losses smoothed, the raw ones faintly behind them, and those held out as points."""
     import numpy as np
 
     series = []

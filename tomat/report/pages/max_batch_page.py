@@ -18,7 +18,6 @@ MEBIBYTES = number(0, 1 / MIB, "M")
 
 
 def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
-    """Write (or bring up to date) the page of a search."""
     searches = typed(record["searches"], list[Search], "the record", "Search again.")
     limit = record["memory_limit_bytes"]
     of = "of a device" if record["memory_source"] == "device" else "of the process (resident, Python and JAX included)"
@@ -62,7 +61,6 @@ def probes_table(search: Search) -> Table:
 
 
 def probes_parts(searches: Sequence[Search]) -> list[Part]:
-    """A table for each search, and what ended the probes that did not run."""
     parts: list[Part] = []
     for search in searches:
         failed = sorted((one for one in search.probes if not one.runs), key=lambda one: one.microbatch)

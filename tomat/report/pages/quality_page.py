@@ -39,17 +39,14 @@ ERRORS = {
     "held_out_nmae_median": "NMAE, teacher-forced",
     "held_out_nemd": "NEMD, teacher-forced",
 }
-"""Held-out errors, fractions, and their headings."""
 SPEED, LOSS = "tokens_per_second_median", "validation_loss"
 EMBEDDED = "the embedded training compounds"
 Row = Mapping[str, Any]
-"""Of the record."""
 Shown = tuple[Column, Callable[[Row], Cell]]
 """A column of a table of rows, and what it shows of one."""
 
 
 def page_path(tracking_dir: Path, name: str) -> Path:
-    """Of the study of a sweep."""
     return tracking_dir / f"quality-{name}.md"
 
 
@@ -110,7 +107,6 @@ def _introduction(record: Mapping[str, Any]) -> list[Part]:
 
 
 def _exact_parts(record: Mapping[str, Any]) -> list[Part]:
-    """How far each row that is meant to be exact is from the base."""
     distances = {"first_step": "first step", "first_window": "first window", "largest": "all steps"}
     shown: list[Shown] = [*_asked(record), (Column("why"), itemgetter("question"))]
     shown += [_distance(heading, f"{name}_relative_difference") for name, heading in distances.items()]
@@ -159,7 +155,6 @@ def _seeds_table(record: Mapping[str, Any]) -> Table:
 
 
 def quality_table(record: Mapping[str, Any]) -> Table:
-    """The same for the console."""
     shown: list[Shown] = [(Column("row"), itemgetter("name")), (Column("seeds"), lambda row: len(row["figures"]))]
     shown += [(Column("tok/s against base"), _ratio), (Column("loss - base"), lambda row: _difference(row, LOSS))]
     if _with_curves(record):
@@ -169,7 +164,6 @@ def quality_table(record: Mapping[str, Any]) -> Table:
 
 
 def _asked(record: Mapping[str, Any]) -> list[Shown]:
-    """The name of a row, and the settings that not all rows have."""
     shared = in_common([row["overrides"] for row in record["rows"]])
 
     def own(row: Row) -> Cell:
@@ -265,7 +259,6 @@ def _speed_charts(record: Mapping[str, Any], stem: str) -> list[Chart]:
 
 
 def _curve_charts(record: Mapping[str, Any], stem: str) -> tuple[Chart, Chart]:
-    """The loss curves, and how far they are from the base's."""
     steps, base = record["window_end_steps"], _window_means(record["rows"][0])
     apart = np.ptp(base, axis=0) / base.mean(axis=0)
     curves = []

@@ -147,7 +147,6 @@ def setup_facts(record: Mapping[str, Any], breakdown: Breakdown | None) -> Facts
 
 
 def differences(config: Mapping[str, Any], base: Mapping[str, Any] | None) -> Part:
-    """The configuration as a diff against the baseline's."""
     if base is None:
         return "No baseline was named."
     old, name = base["config"], base["run"]
@@ -261,8 +260,6 @@ def write_index(docs_dir: Path) -> Path:
 
 @dataclass(frozen=True)
 class SweepEntry:
-    """A sweep's record, as far as the index shows it."""
-
     sweep: str
     title: str
     n_rows: Count
@@ -282,7 +279,6 @@ def _page_of(docs_dir: Path, name: str) -> Path:
 
 
 def read_record(docs_dir: Path, name: str) -> Record:
-    """The record of a run."""
     folder = docs_dir / DATA_DIR
     path = folder / f"{name}.json"
     if not path.exists():

@@ -27,12 +27,10 @@ FAILED_WORDS = {"out of memory": "OOM", "too long": "TIME", "measured": "OK"}
 
 
 def write_log_page(log: Log, page: Path) -> Path:
-    """Write the page of a log, or bring it up to date; notes that stand in it stay where they are."""
     return update_page(page, Report(f"Log of {log.place}", log_sections(log)))
 
 
 def log_sections(log: Log) -> list[Section]:
-    """The contents, then each run and each sweep, with a place for notes below it."""
     sweeps: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in (one for one in log.entries if one.kind == LAB):
         sweeps[str(entry.sweep)].append(entry)
@@ -50,7 +48,6 @@ def log_sections(log: Log) -> list[Section]:
 
 
 def run_parts(entry: Entry) -> list[Part]:
-    """One run in the form of a log that is kept by hand."""
     result = ": ".join(filter(None, (entry.status.upper(), entry.detail)))
     facts: dict[str, Cell] = {"goal": str(entry.about("purpose") or UNKNOWN), "instance": instance(entry)}
     lines = []
@@ -75,7 +72,6 @@ def run_parts(entry: Entry) -> list[Part]:
 
 
 def sweep_parts(rows: Sequence[Entry]) -> list[Part]:
-    """The measured rows of a sweep in one table."""
     first, common = rows[0], common_settings(rows)
     measured = sum(entry.status == "measured" for entry in rows)
     facts: dict[str, Cell] = {
@@ -112,7 +108,6 @@ def common_settings(rows: Sequence[Entry]) -> dict[str, Any]:
 
 
 def instance(entry: Entry) -> str:
-    """Devices, host and code of the newest piece that says."""
     words = [_ran_on(entry)]
     if host := entry.about("host"):
         processors = entry.about("processors")

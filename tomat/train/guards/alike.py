@@ -116,7 +116,6 @@ def differences(hosts: Sequence[str], prints: Sequence[Mapping[str, str]]) -> li
 
 
 def shortened(value: object) -> str:
-    """A value as JSON, or the begin of a long one and its hash."""
     text = json.dumps(value, sort_keys=True, default=str)
     if len(text) <= LONGEST_VALUE:
         return text

@@ -53,18 +53,18 @@ class _Host:
     """When the last sign of life was new, by this host's clock."""
 
 
+@dataclass(eq=False)
 class HostWatch:
     """The other hosts of a run, seen from one. Of a run on one host it does nothing."""
 
-    def __init__(
-        self,
-        stages: StartStages,
-        *,
-        beat_seconds: float = BEAT_SECONDS,
-        lost_seconds: float = LOST_SECONDS,
-        leave: Callable[[int], None] = os._exit,
-    ) -> None:
-        self._stages, self._beat_seconds, self._lost_seconds, self._leave = stages, beat_seconds, lost_seconds, leave
+    stages: StartStages
+    beat_seconds: float = BEAT_SECONDS
+    lost_seconds: float = LOST_SECONDS
+    leave: Callable[[int], None] = os._exit
+    on_loss: Callable[[str], None] | None = None
+    """Called with one sentence before another host's end ends the process; on host 0, or else on host 1."""
+
+    def __post_init__(self) -> None:
         self._index, self._count = joined_as()
         self._service: Any = coordination() if self._count > 1 else None
         self._place = f"tomat/{next(_starts)}"
@@ -77,9 +77,6 @@ class HostWatch:
         """Whether an error here may follow from another host's end; None: there is none."""
         self._noticed: dict[int, float] = {}
         """When it was first seen that a host has ended, by this host's clock."""
-        self.on_loss: Callable[[str], None] | None = None
-        """Called with one sentence before the process is ended because of another host; on host 0, or on host 1 where
-        that is lost."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator["HostWatch"]:
@@ -120,7 +117,7 @@ class HostWatch:
             return
         key = f"{self._place}/at/{name}"
         self._service.key_value_set(f"{key}/{self._index}", "1")
-        self._stages.begin(f"waiting for the other hosts before {name}", missing=lambda: self._absent(key))
+        self.stages.begin(f"waiting for the other hosts before {name}", missing=lambda: self._absent(key))
         seconds = limit_seconds or NO_LIMIT_SECONDS
         try:
             self._service.wait_at_barrier(f"{self._place}: before {name}", int(1000 * seconds))
@@ -147,7 +144,7 @@ class HostWatch:
         teller.start()
         teller.join(TELL_SECONDS)
         if self._index == 0:  # the others read it here, at their next beat
-            time.sleep(1.5 * self._beat_seconds)
+            time.sleep(1.5 * self.beat_seconds)
 
     def _tell(self, ended: dict[str, Any]) -> None:
         with contextlib.suppress(Exception):  # the service may be gone, and this must not hide why
@@ -167,7 +164,7 @@ class HostWatch:
             if (found := self._lost()) is not None:
                 self._end(*found)
                 return
-            self._closed.wait(self._beat_seconds)
+            self._closed.wait(self.beat_seconds)
 
     def _coordinator_cut(self) -> bool:
         """Host 0 is gone, with the service; whether this process is ended here, and not by JAX."""
@@ -181,7 +178,7 @@ class HostWatch:
         return True
 
     def _exchange(self, beat: int) -> None:
-        mine = json.dumps({"name": platform.node(), "at": self._stages.now, "beat": beat})
+        mine = json.dumps({"name": platform.node(), "at": self.stages.now, "beat": beat})
         self._service.key_value_set(f"{self._place}/beat/{self._index}", mine, allow_overwrite=True)
         now = time.monotonic()
         for key, value in self._service.key_value_dir_get(f"{self._place}/beat"):
@@ -202,10 +199,10 @@ class HostWatch:
         now = time.monotonic()
         for n, ended in sorted((causes if self._failed else causes or others).items()):
             # Hosts that refuse the same input do so within moments, each in its own words.
-            if now - self._noticed[n] >= 2 * self._beat_seconds:
+            if now - self._noticed[n] >= 2 * self.beat_seconds:
                 return f"host {n} ({self._hosts[n].name}) has ended: {ended['error']}", int(ended["status"])
         for n, host in sorted(self._hosts.items()):
-            if n not in self._ended and now - host.seen >= self._lost_seconds:
+            if n not in self._ended and now - host.seen >= self.lost_seconds:
                 silent = f"no sign of life for {now - host.seen:.0f} s"
                 doing = f", when it was {host.at}" if host.at else ""
                 return f"host {n} ({host.name or 'never seen'}) is gone: {silent}{doing}", LOST_STATUS
@@ -213,12 +210,12 @@ class HostWatch:
 
     def _wait_for_a_cause(self) -> None:
         """Until every other host has ended or counts as gone, of which `_watch` then ends this process."""
-        deadline = time.monotonic() + self._lost_seconds + 4 * self._beat_seconds
+        deadline = time.monotonic() + self.lost_seconds + 4 * self.beat_seconds
         while time.monotonic() < deadline:
             others = [self._ended.get(n) for n in self._hosts]
             if all(ended is not None and (ended["status"] == DONE or ended["follows"]) for ended in others):
                 return  # none of them is the cause
-            time.sleep(min(0.2, self._beat_seconds))
+            time.sleep(min(0.2, self.beat_seconds))
 
     def _end(self, cause: str, status: int, *, coordinator_lost: bool = False) -> None:
         if not self._ending.acquire(blocking=False):
@@ -231,7 +228,7 @@ class HostWatch:
         if self.on_loss is not None and self._index == int(coordinator_lost):
             with contextlib.suppress(Exception):  # whatever happens, the process must end now
                 self.on_loss(said)
-        self._leave(status)
+        self.leave(status)
 
 
 def _why(error: BaseException) -> str:
@@ -241,7 +238,6 @@ def _why(error: BaseException) -> str:
 
 
 def _status(error: BaseException) -> int:
-    """What the process of an error exits with."""
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code
     if isinstance(error, RetryableError):

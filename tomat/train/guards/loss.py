@@ -43,7 +43,6 @@ class GuardedState(NamedTuple):
     """The optimizer's state, and what the next loss is held against."""
 
     inner: Any
-    """State of the wrapped optimizer."""
     losses: jax.Array
     """float32 `[SPIKE_HISTORY]`: the last good losses, a ring."""
     accepted: jax.Array
@@ -115,13 +114,11 @@ class BadLossGuard:
 
     folder: RunFolder
     checkpoints: str
-    """Where they are."""
     dataset: ShardDataset
     shards: ShardSet
     _last_step: int = -1
 
     def __call__(self, info: Any) -> None:
-        """Refuse to go on after a bad step, if that is the policy, or as many before it were bad."""
         step, config = int(info.step), self.folder.config.guards
         if step == self._last_step:  # the hooks run once more after the last step
             return

@@ -43,7 +43,6 @@ class HangGuard:
     def __init__(self, folder: RunFolder):
         self._folder = folder
         self.step = 0
-        """Steps done, for the history."""
 
     def count(self, info: Any) -> None:
         self.step = int(info.next_step)
@@ -116,8 +115,6 @@ class RecompileGuard(Callback):
         self._dispatched = self._read = self._total = 0
 
     def listening(self) -> AbstractContextManager[None]:
-        """Take note of compilations while the context is open."""
-
         def listen(event: str, duration_secs: float, **details: str | int) -> None:
             name = str(details.get("fun_name"))
             if event != BACKEND_COMPILE_EVENT or name not in WATCHED:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tensorstore as ts
@@ -41,19 +42,14 @@ def nothing_known() -> Any:
     return None
 
 
+@dataclass
 class StorageWatch:
-    def __init__(
-        self,
-        place: str,
-        *,
-        say_seconds: float = SAY_SECONDS,
-        end_seconds: float = END_SECONDS,
-        leave: Callable[[int], None] = os._exit,
-    ) -> None:
-        self.end_seconds = end_seconds
-        self._place, self._say_seconds, self._leave = place, say_seconds, leave
-        self.on_end: Callable[[str], None] | None = None
-        """Called with one sentence before the process ends."""
+    place: str
+    say_seconds: float = SAY_SECONDS
+    end_seconds: float = END_SECONDS
+    leave: Callable[[int], None] = os._exit
+    on_end: Callable[[str], None] | None = None
+    """Called with one sentence before the process ends."""
 
     @contextlib.contextmanager
     def watching(
@@ -72,27 +68,27 @@ class StorageWatch:
 
     def _watch(self, closed: threading.Event, what: str, progress: Callable[[], Any], limit: float) -> None:
         known, moved, said = progress(), time.monotonic(), 0.0
-        while not closed.wait(min(1.0, self._say_seconds / 4)):
+        while not closed.wait(min(1.0, self.say_seconds / 4)):
             now, found = time.monotonic(), progress()
             if found != known:
                 known, moved, said = found, now, 0.0
             elif limit and now - moved >= limit:
                 self._end(what, now - moved)
                 return
-            elif now - moved >= said + self._say_seconds:
+            elif now - moved >= said + self.say_seconds:
                 said = now - moved
                 end = f"; after {limit:.0f} s this process ends, to be started again" if limit else ""
                 seconds = f"{said:.0f} s" + ("" if progress is nothing_known else " without progress")
                 tell(f"{_who()}still {what} ({seconds}){end}", highlight=False, soft_wrap=True)
 
     def _end(self, what: str, seconds: float) -> None:
-        said = f"{_who()}{self._place}: nothing came of {what} for {seconds:.0f} s"
+        said = f"{_who()}{self.place}: nothing came of {what} for {seconds:.0f} s"
         remedy = "See that this machine reaches it; the same command continues from the last whole checkpoint"
         print(f"error: {said}. {remedy}. Exiting with status {RETRY_STATUS}.", file=sys.stderr, flush=True)
         if self.on_end is not None:
             with contextlib.suppress(Exception):  # whatever happens, the process must end now
                 self.on_end(said)
-        self._leave(RETRY_STATUS)
+        self.leave(RETRY_STATUS)
 
 
 def _who() -> str:

@@ -52,7 +52,6 @@ class RunGuards:
             self.check_log()
 
     def check_start(self, datasets: Datasets) -> None:
-        """Refuse regions and clocks that the run must not begin with, and warn of what may be."""
         self._warnings = [("clock_skew", text) for text in check_clocks(self._config)]
         if (across := check_run_regions(self._config, datasets)) is not None:
             self._warnings.append(("regions", across))
@@ -61,7 +60,6 @@ class RunGuards:
                 warn(text)
 
     def record_start(self) -> None:
-        """Write what `check_start` warned of into the run's history; on the first process, once the run goes on."""
         for name, text in self._warnings:
             self._folder.record(f"guard:{name}", 0, message=text)
 

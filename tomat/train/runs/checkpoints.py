@@ -59,13 +59,10 @@ class Checkpoint:
     """One folder below a run's `checkpoints`."""
 
     path: str
-    """Folder or URL."""
     step: int
     """The last step it includes, from 0."""
     whole: bool
-    """It can be resumed from."""
     reason: str
-    """Why it is not whole; empty where it is."""
     seconds_utc: float | None = None
     """When it was completed, seconds since 1970 (`tomat runs show --json`); None where it never was, or that is not
     known."""
@@ -279,7 +276,6 @@ def _step_of(place: str) -> int | None:
 
 
 def _folders(run_url: str, temporary_url: str | None) -> list[tuple[str, int]]:
-    """Path and step of every folder that is named like a checkpoint."""
     found = []
     for root in (f"{run_url.rstrip('/')}/{CHECKPOINT_FOLDER}", temporary_url):
         if root is None:
@@ -368,7 +364,6 @@ def _damage(path: str, found: Mapping[str, Mapping[str, Any]], content: bytes, r
 
 
 def _listing(files: Any, root: str) -> dict[str, dict[str, Any]]:
-    """What the file system says of each file below `root`, by its name from there."""
     prefix = root.rstrip("/") + "/"
     return {name[len(prefix) :]: info for name, info in files.find(root, detail=True).items()}
 

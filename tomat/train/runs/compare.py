@@ -17,9 +17,7 @@ from tomat.train.runs.run_log import NAMES
 from tomat.train.runs.summary import Figures, read_evaluation, run_figures, step_breakdown
 
 MOST_RUNS = 8
-"""More lines than one figure can tell apart."""
 WINDOWS = 20
-"""Of the steps, in the table of losses."""
 SAME_LOSS = ("loss.", "data.vocabulary_rows")
 """Settings that decide what a loss is; one that differs makes losses incomparable."""
 ONLY_SPEED = ("loss.block_positions", "loss.kernel", "loss.tiles", "loss.interpret")
@@ -34,7 +32,6 @@ class RunView:
     figures: Figures
     breakdown_seconds: Mapping[str, float]
     losses: Mapping[int, float]
-    """Of training, by step."""
     validation: Mapping[int, float]
     devices: str = NOT_ON_RECORD
     """What its speeds are of (`devices_sentence`)."""
@@ -50,7 +47,6 @@ class Comparison:
     not_comparable: tuple[str, ...]
     """Why their losses must not be held against each other; empty where they may."""
     common_steps: tuple[int, ...]
-    """Steps that every run has a training loss of."""
     windows: tuple[tuple[int, int, tuple[float, ...]], ...]
     """First and last of some common steps, and the mean training loss of each run over them."""
 

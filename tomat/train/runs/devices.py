@@ -28,7 +28,6 @@ def devices_of(event: Mapping[str, Any]) -> FoundDevices | None:
 
 
 def devices_details(found: FoundDevices, asked: str | None) -> dict[str, Any]:
-    """What such an event has of them."""
     return dict(zip(DETAILS, (found.words, found.n_chips, found.n_hosts, asked), strict=True))
 
 
@@ -53,7 +52,6 @@ class RanSteps:
     """The steps of a run since devices and configuration last changed."""
 
     rows: list[dict[str, Any]]
-    """Of `metrics.jsonl`."""
     devices: FoundDevices | None
     """None: not on record."""
     notes: tuple[str, ...]
@@ -67,7 +65,6 @@ def last_devices(events: Sequence[Event]) -> FoundDevices | None:
 
 
 def ran_steps(rows: Sequence[dict[str, Any]], events: Sequence[Event], asked: str | None) -> RanSteps:
-    """The steps that one figure can be of."""
     # A resume takes back the steps that were done beyond its checkpoint: the last event at or before a step counts.
     pieces: list[Event] = []
     for event in _begun(events):

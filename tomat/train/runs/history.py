@@ -27,7 +27,6 @@ MAX_STEP = 10**9
 """Of a run: 30 years of one step a second. A larger number is damage."""
 
 DATA_EVENT = "data"
-"""The event that holds the hashes of a run's data; the last one counts."""
 
 Contents = dict[str, str | None]
 """Content hash by key of the configuration, `data.train` and `data.validation`; None where there is no such set."""

@@ -18,10 +18,11 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tensorstore as ts
 
 from tomat.base.errors import RetryableError, TomatError
@@ -42,8 +43,6 @@ LEASE_TRIES = 4
 
 @dataclass(frozen=True)
 class Holder:
-    """Who trains the run, as it is written down for others to read."""
-
     process: int
     host: str
     machine: str
@@ -61,9 +60,8 @@ class Holder:
     @classmethod
     def from_text(cls, text: str | bytes) -> "Holder":
         """As it was written; a damaged one is unknown."""
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            values = json.loads(text)
-            return cls(*(values[field.name] for field in fields(cls)))
+        with contextlib.suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(text, type=cls)
         return cls(0, "unknown", "", "an unknown time", "")
 
     def __str__(self) -> str:
@@ -142,7 +140,6 @@ class Lease(RunLock):
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Get the lease, waiting for an old one to end, and renew it from now on in a thread."""
         first: bytes | None = None
         since = time.monotonic()
         limit = f"{self._lease_seconds:.0f} s"
@@ -172,7 +169,6 @@ class Lease(RunLock):
         self._thread.start()
 
     def check(self) -> None:
-        """Raise if somebody else has the lease, as far as is known."""
         if self._lost:
             said = f"the lease {self.url} of run '{self._run_name}' now belongs to {self._lost}"
             raise TomatError(f"{said}; this process stops, without a save, so that one alone trains the run.")

@@ -18,13 +18,10 @@ class RunRecord:
     url: str
     """Folder or URL, without a final slash."""
     config: Mapping[str, Any]
-    """`config.yaml`."""
     rows: list[Row]
-    """The lines of `metrics.jsonl` in the order they were written."""
     unreadable_lines: tuple[int, ...]
     """Numbers, from 1, of lines that are none."""
     events: list[Event]
-    """`history.jsonl`."""
     written_utc: float | None
     """When `metrics.jsonl` was last written, seconds since 1970; None where it has not been."""
     unreadable_events: tuple[int, ...] = ()
@@ -35,7 +32,6 @@ class RunRecord:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps the run is to have; None where its configuration does not say."""
         steps = mapping(self.config.get("trainer")).get("num_train_steps")
         return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
 
@@ -81,16 +77,22 @@ def find_runs(place: str) -> list[str]:
     return [f"{place}/{name}" for name in names]
 
 
-def read_record(url: str) -> RunRecord:
-    place = f"{url}/{CONFIG_FILE}"
+def read_record(url: str, ends: tuple[int, int] | None = None) -> RunRecord:
+    """`ends`: bytes of a longer log that are read, at its begin and at its end; None: all of it."""
+    place, content, written = f"{url}/{CONFIG_FILE}", b"", None
     config = mapping(parse_yaml(needed(place, "; give a folder or URL that `tomat train` made"), place))
-    content, written = file_content(f"{url}/{METRICS_FILE}"), None
-    rows, unreadable = parse_metrics((content or b"").decode(errors="replace"))
-    if content is not None:
-        files, path = files_at(f"{url}/{METRICS_FILE}")
-        with explaining_storage(f"{url}/{METRICS_FILE} cannot be read", READ_REMEDY):
-            modified = files.modified(path)
-        written = (modified if modified.tzinfo else modified.replace(tzinfo=datetime.UTC)).timestamp()
+    files, path = files_at(f"{url}/{METRICS_FILE}")
+    files.invalidate_cache()
+    with explaining_storage(f"{url}/{METRICS_FILE} cannot be read", READ_REMEDY):
+        if files.exists(path):
+            modified, size = files.modified(path), files.size(path)
+            written = (modified if modified.tzinfo else modified.replace(tzinfo=datetime.UTC)).timestamp()
+            if ends is None or size <= sum(ends):
+                content = files.cat_file(path)
+            else:  # both are cut inside a line
+                head = files.cat_file(path, start=0, end=ends[0]).rpartition(b"\n")[0]
+                content = head + b"\n" + files.cat_file(path, start=size - ends[1], end=size).partition(b"\n")[2]
+    rows, unreadable = parse_metrics(content.decode(errors="replace"))
     events, unreadable_events = read_history(url)
     return RunRecord(url, config, rows, unreadable, events, written, unreadable_events)
 

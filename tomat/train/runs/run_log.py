@@ -47,7 +47,6 @@ class Asked:
     command: str = ""
     """As it was typed; empty where Python called."""
     recipe: str | None = None
-    """The configuration file."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys whose value is not the recipe's."""
 
@@ -125,12 +124,10 @@ class Entry:
     kind: str
     name: str
     sweep: str | None
-    """Of a row."""
     pieces: tuple[Piece, ...]
     status: str
     """`finished`, `preempted`, ... of a run (`tomat runs list`); `measured`, `out of memory`, ... of a row."""
     detail: str = ""
-    """Why."""
     figures: Figures = field(default_factory=dict)
     folder: bool = False
     """Whether the run's folder is there, which the figures are read from; if not, they are those of its last end."""

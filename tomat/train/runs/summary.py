@@ -97,8 +97,6 @@ def step_breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What `tomat runs list` shows of a run."""
-
     name: str
     url: str
     steps_done: int
@@ -114,7 +112,6 @@ class RunSummary:
     last_loss: float | None
     """Mean of the last 10 steps."""
     validation_loss: float | None
-    """The newest."""
     mfu: float | None
     """Median over the last 50 steps on the devices that ran last (`RunRecord.ran`) of MFU by the full count; None if
     the chip's peak is not known."""
@@ -191,7 +188,6 @@ def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: f
 
 
 def last_written(written_utc: float, now_utc: float) -> str:
-    """How long ago that was, in words."""
     return f"last written {ago(now_utc - written_utc)}"
 
 

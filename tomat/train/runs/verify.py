@@ -23,16 +23,13 @@ NAMED = 5
 class Verdict:
     name: str
     problems: tuple[str, ...]
-    """What is wrong; empty for a sound run."""
     notes: tuple[str, ...]
     """What is no damage: saves that a kill cut short, which no resume takes."""
     checkpoints: int
-    """Whole ones."""
     log_lines: int
 
 
 def verify_run(record: RunRecord, checkpoints: list[Checkpoint]) -> Verdict:
-    """Check a run's log and all its checkpoints, each examined, against each other."""
     problems: list[str] = []
     notes: list[str] = []
     for name, numbers, n_whole, expected, remedy in (
@@ -85,7 +82,6 @@ def _check_steps(record: RunRecord, problems: list[str], notes: list[str]) -> No
 
 
 def _check_files(url: str, problems: list[str], notes: list[str]) -> None:
-    """Compare the small files of a run, log and history apart, with the hashes that they hold themselves."""
     evaluation = (EVALUATION_FILE, "an evaluation", "Evaluate the run again.")
     checks: dict[str, Callable[[bytes], bool | None]] = {
         CONFIG_FILE: is_as_signed,

@@ -77,7 +77,6 @@ class Moments(NamedTuple):
 
 class AdafactorState(NamedTuple):
     count: jax.Array
-    """Steps taken."""
     moments: Any
     """A tree like the parameters', `Moments` for each array."""
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import draccus
+import jax
 import levanter.config  # noqa: F401  (registers draccus codecs for jmp policies, time deltas and checkpoint policies)
 from levanter.layers.scan_checkpoint import ScanCheckpointPolicy
 from levanter.models.llama import LlamaConfig
@@ -79,8 +80,9 @@ OPTIMIZERS_THAT_CANNOT_RUN: Mapping[str, str] = {
 
 def refuse_what_cannot_work(config: RunSchema) -> None:
     """Refuse numbers that are not finite, settings that would do nothing, and settings that exclude each other."""
-    for key, value in _numbers(config, ""):
-        if not math.isfinite(value):
+    for path, value in jax.tree.leaves_with_path(dataclasses.asdict(config)):
+        if isinstance(value, float) and not math.isfinite(value):
+            key = jax.tree_util.keystr(path, simple=True, separator=".")
             raise TomatError(f"{key} is {value}; expected a finite number.")
     if config.data.codec_relative and environment_of(config.model) is None:
         said = "data.codec_relative is true, and a model without model.environment does not know the sum of atoms"
@@ -152,21 +154,6 @@ def _unused(section: str, cls: type, kind: str) -> Iterator[tuple[str, Any, str]
     for field in dataclasses.fields(cls):
         if (instead := unused.get(field.name)) is not None:
             yield field.name, field.default, instead
-
-
-def _numbers(value: Any, key: str) -> Iterator[tuple[str, float]]:
-    """Every float below `value`, with its dotted key."""
-    if isinstance(value, float):
-        yield key, value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _numbers(getattr(value, field.name), f"{key}.{field.name}" if key else field.name)
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _numbers(item, f"{key}.{name}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _numbers(item, f"{key}[{index}]")
 
 
 def _check_optimizer(optimizer: OptimizerConfig) -> None:

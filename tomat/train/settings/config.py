@@ -8,10 +8,10 @@ import copy
 import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import draccus
 import mergedeep
@@ -124,17 +124,18 @@ class TrainConfig(RunSchema):
         return values
 
 
-def _leave_out_nulls_of_another_optimizer(values: MutableMapping[str, Any]) -> None:
-    """Take a null out of the optimizer that is a field of another kind alone: words for another `optimizer.type` unset
-    what a file has for its own, as in `--optimizer.type lion --optimizer.adam_lr null`."""
-    optimizer = values.get("optimizer")
-    fields = {
-        kind: {each.name for each in dataclasses.fields(cast(Any, cls))}
-        for kind, cls in OptimizerConfig.get_known_choices().items()
-    }
-    if isinstance(optimizer, dict) and (kind := str(optimizer.get("type", "adam"))) in fields:
-        elsewhere = set().union(*fields.values()) - fields[kind]
-        values["optimizer"] = {k: value for k, value in optimizer.items() if value is not None or k not in elsewhere}
+def _without_nulls_of_another(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Words for another `optimizer.type` unset what a file has for its own by null, which is no field of that one."""
+
+    def names(kind: str) -> set[str]:
+        cls: Any = OptimizerConfig.get_known_choices().get(kind)
+        return set() if cls is None else {each.name for each in dataclasses.fields(cls)}
+
+    kind, nulls = str(optimizer.get("type", "adam")), {name for name, value in optimizer.items() if value is None}
+    if not names(kind) or nulls - names(kind):  # its kind, or the null's, may be tomat's own
+        from tomat.train.settings import adafactor as adafactor
+    elsewhere = set().union(*map(names, OptimizerConfig.get_known_choices())) - names(kind)
+    return {name: value for name, value in optimizer.items() if name not in nulls & elsewhere}
 
 
 def load_config(
@@ -178,10 +179,10 @@ def config_from_dict(
         model |= preset_model(preset)  # keys of fields that every Llama-like decoder has
     defaults = {"trainer": {"jax_config": TrainerSettings().jax_config}, "model": model}
     merged = mergedeep.merge({}, defaults, values)
-    _register_adafactor(mapping(merged.get("optimizer")))
     if mapping(merged.get("model")).get("type") == "field":
         import tomat.model.field  # noqa: F401  (by which draccus knows it)
-    _leave_out_nulls_of_another_optimizer(merged)
+    if isinstance(optimizer := merged.get("optimizer"), dict):
+        merged["optimizer"] = _without_nulls_of_another(optimizer)
     try:
         return draccus.decode(TrainConfig, merged)
     except Exception as error:  # draccus wraps what a dataclass raises, by version and by depth, in several classes
@@ -194,15 +195,6 @@ def config_from_dict(
         if isinstance(error, DecodingError):
             source = set_by(error.key_path, source, overrides, words_of)
         raise TomatError(f"{source} cannot be read: {said}") from error
-
-
-def _register_adafactor(optimizer: Mapping[str, Any]) -> None:
-    """Import it, by which Levanter knows it, where Levanter's own may not do: for an unknown name, or a null that may
-    be for one of its fields."""
-    kind: Any = OptimizerConfig.get_known_choices().get(str(optimizer.get("type", "adam")))
-    own = () if kind is None else {each.name for each in dataclasses.fields(kind)}
-    if kind is None or any(value is None and name not in own for name, value in optimizer.items()):
-        from tomat.train.settings import adafactor as adafactor
 
 
 def config_hash(config: TrainConfig) -> str:

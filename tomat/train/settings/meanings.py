@@ -14,7 +14,6 @@ from tomat.train.runs.former_keys import former_key
 from tomat.train.settings.config import TrainConfig
 
 Changes = dict[str, tuple[Any, Any]]
-"""Old and new value by dotted key."""
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:

@@ -119,12 +119,10 @@ class DataConfig:
 
     @property
     def sequence_layout(self) -> SequenceLayout:
-        """The layout named by `layout`."""
         return LAYOUTS[self.layout]
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary with `n_density_tokens` density ids."""
         return Vocabulary(self.n_density_tokens)
 
     @property
@@ -244,7 +242,6 @@ class PauseConfig:
         check_range("pause.", self, seconds=(0, LONGEST_SECONDS), every=1)
 
     def is_after(self, done: int) -> bool:
-        """Whether there is a pause once so many steps are done."""
         return self.seconds > 0 and done % self.every == 0
 
 

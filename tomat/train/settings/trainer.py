@@ -182,7 +182,6 @@ def without_output(policy: str) -> str:
 
 
 def _policy_text(parts: dict[str, str]) -> str:
-    """A policy as it is recorded."""
     return ",".join(f"{name}={parts[name]}" for name in ("compute", "params", "output"))
 
 

@@ -187,6 +187,8 @@ def test_output_of_another_configuration_or_program_is_refused(tmp_path, kept_se
         ({"layout": "v3-p11"}, "layout"),
         ({"split_file": None}, "materials"),
         ({"electron_tolerance": 0.01}, "electron_tolerance"),
+        ({"patches_per_material": 11}, "patches_per_material"),
+        ({"block_rows": 4}, "block_rows"),
     ):
         with pytest.raises(TomatError, match=f"holds another data set: it differs in {differs}"):
             retokenize(retokenize_config(kept_set, **change), PoolRunner(1))

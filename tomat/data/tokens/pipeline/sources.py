@@ -26,8 +26,6 @@ SAVE_EVERY_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Material:
-    """A density that can be read."""
-
     material_id: str
     location: str
     """Path or URL; `embedded:<id>` for one that ships with tomat."""
@@ -48,8 +46,6 @@ class Material:
 
 @dataclass(frozen=True)
 class DensityInputs:
-    """Materials that can be read one by one."""
-
     materials: Mapping[str, Material]
 
     @property

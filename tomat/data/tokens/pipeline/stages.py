@@ -56,8 +56,6 @@ RECORD, STRUCTURES, HISTOGRAM, SUMS, RATIOS = "json", "structures.npz", "npz", "
 
 @dataclass(frozen=True)
 class SurveyUnit:
-    """Materials that are surveyed together."""
-
     index: int
     materials: tuple[Material, ...]
 
@@ -73,8 +71,6 @@ class SurveyUnit:
 
 @dataclass(frozen=True)
 class WriteUnit:
-    """Chunks that are written together."""
-
     chunks: tuple[int, ...]
     materials: tuple[Material, ...]
     """Those whose rows are in the chunks, in the order of their rows."""
@@ -82,8 +78,6 @@ class WriteUnit:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """A material that can be tokenized."""
-
     material_id: str
     grid_shape: tuple[Positive, Positive, Positive]
     n_atoms: Count
@@ -112,8 +106,6 @@ class UnitSurvey:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that the survey of a unit found."""
-
     survey: UnitSurvey
     structures: Structures
     histogram: DensityHistogram | None = None
@@ -217,7 +209,6 @@ def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
 
 
 def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
-    """The record that `survey_unit` left."""
     content = store.read(unit.part(RECORD))
     source = store.url + unit.part(RECORD)
     if content is None:

@@ -178,7 +178,6 @@ def is_kept(folder: Path, executable: bool) -> bool:
 
 
 def _compile(request: dict[str, Any]) -> None:
-    """Compile what the request asks for and keep the answer, which may be that it does not fit."""
     import jax
 
     from tomat.perf.cost.llo import read_schedules, write_schedules

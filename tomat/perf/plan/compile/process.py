@@ -198,8 +198,7 @@ def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> No
 
 
 def _end_with_parent(parent: int) -> None:
-    """End this process when its parent is gone: nobody would wait for the answer, and a compile takes all cores. The
-    request names it, since one that was killed before this process looked is no longer known."""
+    """End this process when its parent, which the request names, is gone: a compile takes all cores."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
@@ -211,18 +210,6 @@ def keep_answer(result: Mapping[str, Any], part: Path, folder: Path) -> None:
     write_json(part / RESULT_FILE, with_checksum(to_jsonable(result)))
     keep(part, folder)
     say(DONE, key=folder.name)
-
-
-def answer_or_refusal(request: Mapping[str, Any], found: Callable[[Path], dict[str, Any]]) -> None:
-    """Keep what `found` says, and what it leaves in the folder that it is given, under the request's `key`; that it
-    refuses is an answer too."""
-    part = Path(request["work_dir"]) / "part"
-    part.mkdir()
-    try:
-        result = found(part)
-    except TomatError as error:
-        result = {"refused": str(error)}
-    keep_answer(result, part, Path(request["programs_dir"]) / request["key"])
 
 
 def say(stage: str, **details: Any) -> None:

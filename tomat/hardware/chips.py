@@ -74,6 +74,10 @@ class Slice:
         return self.n_chips * self.chip.jax_devices_per_chip
 
     @property
+    def peak_bf16_flops_per_second(self) -> float:
+        return self.n_chips * self.chip.peak_bf16_flops_per_second
+
+    @property
     def chips_per_host_bounds(self) -> tuple[int, int, int] | None:
         """What libtpu must be told about a machine's chips (`chips_per_host_bounds`); None: not a TPU."""
         if self.libtpu_topology is None:

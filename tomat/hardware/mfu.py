@@ -80,6 +80,11 @@ class StepWork:
         """Tokens of a step, padding included."""
         return self.batch_sequences * self.sequence_tokens
 
+    @property
+    def useful_tokens(self) -> int:
+        """Tokens of a step without padding, for typical sequences."""
+        return self.batch_sequences * self.useful.n_tokens
+
     def utilisation(self, seconds: float, chip: Chip, n_devices: int) -> dict[str, float]:
         """`MFU_KEYS` of a step that took `seconds` on so many JAX devices of a chip.
 
@@ -119,7 +124,6 @@ def step_report(work: StepWork, slice_: Slice, step_seconds: float) -> dict[str,
     """A step's work on a slice in a given time, for a JSON report; MFUs are fractions."""
     if not 0 < step_seconds <= MAX_STEP_SECONDS:
         raise TomatError(f"step_seconds is {step_seconds}; expected more than 0, at most {MAX_STEP_SECONDS:,}.")
-    useful_tokens = work.batch_sequences * work.useful.n_tokens
     return {
         **work.to_dict(),
         **work.utilisation(step_seconds, slice_.chip, slice_.n_devices),
@@ -128,7 +132,7 @@ def step_report(work: StepWork, slice_: Slice, step_seconds: float) -> dict[str,
         "step_seconds": step_seconds,
         "tokens_per_second": work.tokens / step_seconds,
         "tokens_per_second_per_chip": work.tokens / step_seconds / slice_.n_chips,
-        "useful_tokens_per_second_per_chip": useful_tokens / step_seconds / slice_.n_chips,
+        "useful_tokens_per_second_per_chip": work.useful_tokens / step_seconds / slice_.n_chips,
     }
 
 

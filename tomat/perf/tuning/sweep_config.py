@@ -61,6 +61,11 @@ class SweepRow:
     """Whether it is meant to compute its base's numbers, but for rounding; None: it is not held to either."""
 
     @property
+    def slice_set(self) -> str | None:
+        """The slice that the sweep's file sets, by `slice` or as an override; None: the configuration's own."""
+        return self.slice or self.overrides.get("slice")
+
+    @property
     def words_of(self) -> str:
         """Who has its overrides, in messages."""
         return f"row {self.name!r}"
@@ -175,7 +180,7 @@ def _check_lines(rows: Sequence[SweepRow], path: Path) -> None:
         if not row.lines:
             continue
         try:  # without the whole configuration
-            slice_name = row.slice or row.overrides.get("slice") or read_yaml(row.config_path).get("slice")
+            slice_name = row.slice_set or read_yaml(row.config_path).get("slice")
             n_chips = slice_named(str(slice_name)).n_chips
         except TomatError:  # which the row will say itself
             continue

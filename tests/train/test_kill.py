@@ -109,18 +109,21 @@ def test_told_to_stop_while_it_evaluates_it_finishes_where_there_is_time_and_alw
     unbroken, tmp_path, monkeypatch
 ):
     """Told in the first evaluation; and in the second, which takes more than half of the grace."""
-    batches, seconds_of_a_batch = Evaluation.__iter__, iter((0.0, 15.0))
+    figures, seconds_of_a_batch = Evaluation._figures, iter((0.0, 15.0))
 
-    def interrupted(self):
-        os.kill(os.getpid(), signal.SIGTERM)
-        seconds = next(seconds_of_a_batch)
-        for batch in batches(self):
+    def slow(evaluation, batches, seconds):
+        for batch in batches:
             yield batch
-            self._stop._asked_at -= seconds
+            evaluation._stop._asked_at -= seconds
+
+    def interrupted(self, model):
+        os.kill(os.getpid(), signal.SIGTERM)
+        self._loader = slow(self, self._loader, next(seconds_of_a_batch))
+        return figures(self, model)
 
     run = tmp_path / "demo"
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluation, "__iter__", interrupted)
+        patch.setattr(Evaluation, "_figures", interrupted)
         for steps in (4, 8):
             result = train(tiny(tmp_path))
             assert result.preempted and result.steps == steps

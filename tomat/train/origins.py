@@ -334,8 +334,8 @@ def _refuse_promolecule(what: str, learnt: Promolecule, shards: ShardSet) -> Non
     if learnt.sha256 != found:
         raise TomatError(
             f"{what} has learnt with the promolecule {learnt.sha256[:12]}, and {shards.url} has {found[:12]}: what it "
-            "predicts is relative to its own. Use the set that it was trained on, or tokenize with its "
-            "promolecule.json (`tomat retokenize --promolecule`)."
+            "predicts is relative to its own. Use the set that it was trained on, tokenize with its promolecule.json "
+            "(`tomat retokenize --promolecule`), or take another run_name."
         )
 
 

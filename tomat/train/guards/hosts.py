@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
@@ -58,6 +58,7 @@ class HostWatch:
     """The other hosts of a run, seen from one. Of a run on one host it does nothing."""
 
     stages: StartStages
+    _: KW_ONLY
     beat_seconds: float = BEAT_SECONDS
     lost_seconds: float = LOST_SECONDS
     leave: Callable[[int], None] = os._exit

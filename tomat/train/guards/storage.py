@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import tensorstore as ts
@@ -45,6 +45,7 @@ def nothing_known() -> Any:
 @dataclass
 class StorageWatch:
     place: str
+    _: KW_ONLY
     say_seconds: float = SAY_SECONDS
     end_seconds: float = END_SECONDS
     leave: Callable[[int], None] = os._exit

@@ -278,7 +278,8 @@ def _state(
         for key in ("cells", "discarded")
     )
     cells = {name: entry for name, entry in cells.items() if (root / f"{name}.zarr" / "zarr.json").exists()}
-    checked = {_key(entry): entry for entry in index["convergence"] if entry["material_id"] in cells}
+    asked = {_key(check.entry()) for check in _checks(recipes) if check.recipe.material_id in cells}
+    checked = {_key(entry): entry for entry in index["convergence"] if _key(entry) in asked}
     return cells, discarded, checked
 
 
@@ -293,9 +294,9 @@ def _index(
         "format_version": INDEX_FORMAT,
         "description": (
             "Valence electron densities of plane-wave DFT with PBE and GTH pseudopotentials (norm-conserving: not PAW "
-            "densities), computed with the code of each record, eminus or pw.x, which agree within 0.01 % NMAE. Stored "
-            "as the Fourier coefficients over the mean, in whole steps, on the smallest grid that holds them all "
-            "(tomat/data/density/demo/stored.py)."
+            "densities), computed with the code of each record, eminus or pw.x, which agree within 0.01 % NMAE, at one "
+            "cut-off for each element (profiling/embedded_set_cells.py). Stored as the Fourier coefficients over the "
+            "mean, in whole steps, on the smallest grid that holds them all (tomat/data/density/demo/stored.py)."
         ),
         "largest_refined_spacing_a": SPACING_A,
         "cells": [cells[name] for name in order if name in cells],

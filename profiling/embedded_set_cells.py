@@ -8,8 +8,32 @@ import numpy as np
 
 Site = tuple[float, float, float]
 """Fractional coordinates."""
-Atoms = tuple[tuple[str, int, Site], ...]
-"""Chemical symbol, valence electrons of its pseudopotential, fractional coordinates."""
+Atoms = tuple[tuple[str, Site], ...]
+"""Chemical symbol, fractional coordinates."""
+
+
+VALENCES: dict[str, int] = {
+    "H": 1, "He": 2, "Li": 3, "Be": 4, "B": 3, "C": 4, "N": 5, "O": 6, "F": 7, "Na": 1, "Mg": 2, "Al": 3, "Si": 4,
+    "P": 5, "S": 6, "Cl": 7, "Ar": 8, "K": 9, "Ca": 10, "Sc": 11, "Ti": 12, "Cu": 11, "Zn": 12, "Ga": 3, "Ge": 4,
+    "As": 5, "Se": 6, "Br": 7, "Rb": 9, "Sr": 10, "Y": 11, "Zr": 12, "Nb": 13, "Ag": 11, "Cd": 12, "In": 3, "Sn": 4,
+    "Sb": 5, "Te": 6, "I": 7, "Cs": 9, "Ba": 10, "La": 11, "Hf": 12, "Ta": 13, "W": 14, "Au": 11, "Hg": 12, "Tl": 3,
+    "Pb": 4, "Bi": 5,
+}  # fmt: skip
+"""Electrons that the pseudopotential of an element leaves."""
+HARD_CUTOFF_HARTREE, LEAST_CUTOFF_HARTREE = 45.0, 25.0
+_HARD = (
+    "H", "He", "Li", "B", "C", "N", "O", "F", "Cl", "Ar", "K", "Ca", "Sc", "Ti", "Rb", "Sr", "Y", "Zr", "Nb", "Ag",
+    "Cd", "La", "Hf", "Ta", "W", "Au", "Hg",
+)  # fmt: skip
+CUTOFF_HARTREE: dict[str, float] = {
+    **dict.fromkeys(_HARD, HARD_CUTOFF_HARTREE), "Be": 50.0, "Cu": 60.0, "Zn": 60.0,
+}  # fmt: skip
+"""Of elements that need more than the least; a cell has the largest that one of its elements needs. A density changes
+with its cut-off (NMAE of MgO from 45 to 55 hartree 1.5 %, of SrF2 from 40 to 45 1.4 %, of LiCl from 25 to 45 2.9 %), so
+with several for one element there were several densities of one structure: until 2026-11-29 that was most of a model's
+error. What is not named changes by 0.02 to 0.4 % from 25 to 45 hartree (Mg2Si, InP, AlAs, PbS, TlBr, CsI, MgS, BaTe,
+BaS). None is converged: from 45 hartree to 80 BN and GaN change by 0.8, CaO by 1.1 %, to 110 MgO by 1.8 and SrF2 by
+2.6 %; from 45 to 60 BeTe changes by 1.7 and ZnS by 5.6 %, which is why these have more."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +66,6 @@ class Compound:
     structure_type: str
     lattice: np.ndarray
     atoms: Atoms
-    e_cut_hartree: float
     k_mesh: tuple[int, int, int]
     k_shift: tuple[int, int, int]
     """Per axis 0 or 1: the mesh is moved by half a step."""
@@ -50,6 +73,11 @@ class Compound:
     split: str = "train"
     group: str = "crystals"
     smearing_hartree: float = 0.0
+
+    @property
+    def e_cut_hartree(self) -> float:
+        """The largest that an element of it needs."""
+        return max(CUTOFF_HARTREE.get(symbol, LEAST_CUTOFF_HARTREE) for symbol, _ in self.atoms)
 
     @property
     def engine(self) -> str:
@@ -120,70 +148,63 @@ COARSE_FCC_MESH: Mesh = ((4, 4, 4), (0, 0, 0))
 COARSE_MESH: Mesh = ((2, 2, 2), (1, 1, 1))
 WURTZITE_MESH: Mesh = ((3, 3, 2), (0, 0, 1))
 
-Species = tuple[str, int]
-
 
 def binary(
-    structure: str, a: float, one: Species, two: Species, e_cut: float, variants: Sequence[str],
+    structure: str, a: float, one: str, two: str, variants: Sequence[str],
     mesh: Mesh, split: str = "train",
 ) -> Compound:  # fmt: skip
     """Two atoms: diamond, zinc blende, rock salt or caesium chloride."""
     quarter = structure in ("diamond", "zinc blende")
     second = (0.25, 0.25, 0.25) if quarter else (0.5, 0.5, 0.5)
     lattice = a * np.eye(3) if structure == "caesium chloride" else fcc(a)
-    formula = one[0] if one == two else one[0] + two[0]
-    atoms = ((*one, (0.0, 0.0, 0.0)), (*two, second))
-    return Compound(formula, structure, lattice, atoms, e_cut, *mesh, tuple(variants), split)
+    formula = one if one == two else one + two
+    atoms = ((one, (0.0, 0.0, 0.0)), (two, second))
+    return Compound(formula, structure, lattice, atoms, *mesh, tuple(variants), split)
 
 
 def fluorite(
-    structure: str, a: float, single: Species, double: Species, formula: str, e_cut: float, variants: Sequence[str],
+    structure: str, a: float, single: str, double: str, formula: str, variants: Sequence[str],
     mesh: Mesh, split: str = "train",
 ) -> Compound:  # fmt: skip
     """Three atoms, one of them in a cube of the others."""
-    atoms = ((*single, (0.0, 0.0, 0.0)), (*double, (0.25, 0.25, 0.25)), (*double, (0.75, 0.75, 0.75)))
-    return Compound(formula, structure, fcc(a), atoms, e_cut, *mesh, tuple(variants), split)
+    atoms = ((single, (0.0, 0.0, 0.0)), (double, (0.25, 0.25, 0.25)), (double, (0.75, 0.75, 0.75)))
+    return Compound(formula, structure, fcc(a), atoms, *mesh, tuple(variants), split)
 
 
 def wurtzite(
     a: float,
     c: float,
     u: float,
-    one: Species,
-    two: Species,
-    e_cut: float,
+    one: str,
+    two: str,
     variants: Sequence[str],
     split: str = "train",
 ) -> Compound:
     """Four atoms; `u` is the second one's height over the first one."""
     third, two_thirds = 1 / 3, 2 / 3
     atoms = (
-        (*one, (third, two_thirds, 0.0)), (*one, (two_thirds, third, 0.5)),
-        (*two, (third, two_thirds, u)), (*two, (two_thirds, third, 0.5 + u)),
+        (one, (third, two_thirds, 0.0)), (one, (two_thirds, third, 0.5)),
+        (two, (third, two_thirds, u)), (two, (two_thirds, third, 0.5 + u)),
     )  # fmt: skip
-    return Compound(one[0] + two[0], "wurtzite", hexagonal(a, c), atoms, e_cut, *WURTZITE_MESH, tuple(variants), split)
+    return Compound(one + two, "wurtzite", hexagonal(a, c), atoms, *WURTZITE_MESH, tuple(variants), split)
 
 
-def rutile(
-    a: float, c: float, x: float, single: Species, double: Species, formula: str, e_cut: float, variants: Sequence[str]
-) -> Compound:
+def rutile(a: float, c: float, x: float, single: str, double: str, formula: str, variants: Sequence[str]) -> Compound:
     """Six atoms; `x` places the double one."""
     atoms = (
-        (*single, (0.0, 0.0, 0.0)), (*single, (0.5, 0.5, 0.5)), (*double, (x, x, 0.0)), (*double, (1 - x, 1 - x, 0.0)),
-        (*double, (0.5 + x, 0.5 - x, 0.5)), (*double, (0.5 - x, 0.5 + x, 0.5)),
+        (single, (0.0, 0.0, 0.0)), (single, (0.5, 0.5, 0.5)), (double, (x, x, 0.0)), (double, (1 - x, 1 - x, 0.0)),
+        (double, (0.5 + x, 0.5 - x, 0.5)), (double, (0.5 - x, 0.5 + x, 0.5)),
     )  # fmt: skip
-    return Compound(formula, "rutile", np.diag([a, a, c]), atoms, e_cut, (2, 2, 3), (1, 1, 1), tuple(variants))
+    return Compound(formula, "rutile", np.diag([a, a, c]), atoms, (2, 2, 3), (1, 1, 1), tuple(variants))
 
 
-def perovskite(
-    a: float, large: Species, small: Species, anion: Species, formula: str, e_cut: float, variants: Sequence[str]
-) -> Compound:
+def perovskite(a: float, large: str, small: str, anion: str, formula: str, variants: Sequence[str]) -> Compound:
     """Five atoms in a cube."""
     atoms = (
-        (*large, (0.0, 0.0, 0.0)), (*small, (0.5, 0.5, 0.5)),
-        (*anion, (0.5, 0.5, 0.0)), (*anion, (0.5, 0.0, 0.5)), (*anion, (0.0, 0.5, 0.5)),
+        (large, (0.0, 0.0, 0.0)), (small, (0.5, 0.5, 0.5)),
+        (anion, (0.5, 0.5, 0.0)), (anion, (0.5, 0.0, 0.5)), (anion, (0.0, 0.5, 0.5)),
     )  # fmt: skip
-    return Compound(formula, "perovskite", a * np.eye(3), atoms, e_cut, *COARSE_MESH, tuple(variants))
+    return Compound(formula, "perovskite", a * np.eye(3), atoms, *COARSE_MESH, tuple(variants))
 
 
 def cell_of(compound: Compound, variant: str) -> CellRecipe:
@@ -192,7 +213,7 @@ def cell_of(compound: Compound, variant: str) -> CellRecipe:
     xx, yy, zz, yz, xz, xy = distortion.strain
     strain = np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]])
     lattice = compound.lattice * distortion.volume_factor ** (1 / 3) @ (np.eye(3) + strain)
-    ideal_coords = np.array([site for _, _, site in compound.atoms])
+    ideal_coords = np.array([site for _, site in compound.atoms])
     # Seeded per compound, so that cells of one variant do not share their displacements.
     seed = [distortion.rattle_seed, *compound.formula.encode(), *compound.structure_type.encode()]
     displacement_a = np.random.default_rng(seed).normal(0.0, 1.0, ideal_coords.shape) * distortion.rattle_a
@@ -206,8 +227,8 @@ def cell_of(compound: Compound, variant: str) -> CellRecipe:
         variant=variant,
         # Rounded, so that the recipe in the index is the recipe: 1e-9 A moves no density.
         lattice_a=tuple((x, y, z) for x, y, z in np.round(lattice, 9).tolist()),
-        symbols=tuple(symbol for symbol, _, _ in compound.atoms),
-        valence=tuple(valence for _, valence, _ in compound.atoms),
+        symbols=tuple(symbol for symbol, _ in compound.atoms),
+        valence=tuple(VALENCES[symbol] for symbol, _ in compound.atoms),
         frac_coords=tuple((x, y, z) for x, y, z in np.round(coords, 9).tolist()),
         e_cut_hartree=compound.e_cut_hartree,
         k_mesh=compound.k_mesh,

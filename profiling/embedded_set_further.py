@@ -1,6 +1,6 @@
 """Further crystals of the embedded set, of two to ten atoms: more chemistry, all by pw.x.
 
-A compound's cut-off is the largest that an element of it needs, and its mesh reaches equally far in every direction.
+Meshes reach equally far in every direction.
 None of the held-out compounds is among them.
 """
 
@@ -9,19 +9,6 @@ from embedded_set_cells import Atoms, Compound, Mesh, Site, hexagonal
 from embedded_set_structures import fluorite, half_heusler, litharge, matlockite, pair, perovskite, rutile
 
 GROUP = "further-crystals"
-
-ELEMENTS: dict[str, tuple[int, float]] = {
-    "H": (1, 30.0), "He": (2, 30.0), "Li": (3, 45.0), "Be": (4, 50.0), "B": (3, 30.0), "C": (4, 40.0), "N": (5, 45.0),
-    "O": (6, 45.0), "F": (7, 45.0), "Na": (1, 20.0), "Mg": (2, 15.0), "Al": (3, 15.0), "Si": (4, 18.0), "P": (5, 18.0),
-    "S": (6, 25.0), "Cl": (7, 25.0), "Ar": (8, 25.0), "K": (9, 25.0), "Ca": (10, 40.0), "Sc": (11, 40.0),
-    "Ti": (12, 45.0), "Zn": (12, 60.0), "Ga": (3, 18.0), "Ge": (4, 18.0), "As": (5, 18.0), "Se": (6, 20.0),
-    "Br": (7, 22.0), "Rb": (9, 22.0), "Sr": (10, 25.0), "Y": (11, 30.0), "Zr": (12, 35.0), "Cd": (12, 45.0),
-    "In": (3, 18.0), "Sn": (4, 18.0), "Sb": (5, 15.0), "Te": (6, 18.0), "I": (7, 20.0), "Cs": (9, 22.0),
-    "Ba": (10, 25.0), "Hf": (12, 35.0), "Tl": (3, 18.0), "Pb": (4, 18.0),
-    "Cu": (11, 60.0), "Ag": (11, 45.0), "Hg": (12, 40.0), "La": (11, 30.0), "Bi": (5, 18.0), "Nb": (13, 35.0),
-    "Ta": (13, 35.0), "W": (14, 40.0), "Au": (11, 40.0),
-}  # fmt: skip
-"""Valence electrons of the pseudopotential, and the cut-off in hartree that an element needs beside softer ones."""
 
 SEMICONDUCTOR_REACH_A, IONIC_REACH_A, WIDE_REACH_A = 22.0, 15.0, 11.0
 """What a mesh resolves: k-points along an axis times its length; the last of insulators of five atoms and more."""
@@ -41,10 +28,9 @@ def crystal(
     reach_a: float, variants: Variants, group: str = GROUP, split: str = "train", smearing_hartree: float = 0.0,
 ) -> Compound:  # fmt: skip
     """A compound by its sites, with the cut-off of its elements and a mesh of the given reach."""
-    atoms: Atoms = tuple((symbol, ELEMENTS[symbol][0], site) for symbol, places in sites.items() for site in places)
+    atoms: Atoms = tuple((symbol, site) for symbol, places in sites.items() for site in places)
     mesh, shift = gamma_mesh(lattice, reach_a)
-    e_cut = max(ELEMENTS[symbol][1] for symbol in sites)
-    return Compound(formula, structure, lattice, atoms, e_cut, mesh, shift, variants, split, group, smearing_hartree)
+    return Compound(formula, structure, lattice, atoms, mesh, shift, variants, split, group, smearing_hartree)
 
 
 SMALL_GAPS = ("InAs", "InSb", "InN", "GaSb", "CdO")

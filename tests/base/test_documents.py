@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tomat.base.documents import is_figure, parse_json, parse_yaml, read_json
+from tomat.base.documents import is_figure, parse_json, parse_yaml
 from tomat.base.errors import TomatError
 
 
@@ -21,11 +21,6 @@ def test_yaml_that_is_none_is_one_line(text):
 def test_json_that_is_none(text):
     with pytest.raises(TomatError, match="^f.json is not JSON .*Write it again.$"):
         parse_json(text, "f.json")
-
-
-def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(TomatError, match="cannot be read"):
-        read_json(tmp_path)
 
 
 def test_figures():

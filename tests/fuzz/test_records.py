@@ -164,8 +164,8 @@ def test_codec_figures(tmp_path: Path):
     def read(path: Path) -> None:
         codec = load_codec(path)
         assert codec.sha256 == tables and np.array_equal(codec.edges, whole.edges)
-        json.dumps(codec_figures(codec), allow_nan=False)
-        draw_codec(codec, path.with_suffix(".svg"))
+        json.dumps(codec_figures(codec, path), allow_nan=False)
+        draw_codec(codec, path.with_suffix(".svg"), path)
 
     del record["content_sha256"]
     fuzz_json(tmp_path / "codec.json", record, read, 20)

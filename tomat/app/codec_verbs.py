@@ -81,7 +81,7 @@ def _run_fit(args: argparse.Namespace) -> int:
     tell(f"Fitting {args.bins:,} bins to {histogram.n_voxels:,} voxels")
     codec = fit_codec(histogram, args.bins, args.objective)
     write_codec(codec, args.output)
-    figures = codec_figures(codec) | {"skipped": skipped, "n_materials": len(histogram.material_ids)}
+    figures = codec_figures(codec, args.output) | {"skipped": skipped, "n_materials": len(histogram.material_ids)}
     write_report(args.json, figures)
     _print(figures, args.output)
     for name, reason in skipped.items():
@@ -118,8 +118,8 @@ def _run_show(args: argparse.Namespace) -> int:
     if args.plot is not None:
         if not isinstance(codec, LloydMaxCodec):
             raise TomatError(f"{args.codec} has levels at equal distances, nothing to draw; give a Lloyd-Max codec.")
-        draw_codec(codec, args.plot)
-    figures = codec_figures(codec)
+        draw_codec(codec, args.plot, args.codec)
+    figures = codec_figures(codec, args.codec)
     write_report(args.json, figures)
     _print(figures, args.codec)
     return 0

@@ -13,14 +13,11 @@ import haliax as hax
 import jax
 from haliax import NamedArray
 from haliax.jax_utils import tree_checkpoint_name
-from haliax.partitioning import pspec_for_axis
-from jax.sharding import PartitionSpec
 
-from tomat.base.errors import TomatError
 from tomat.base.ports.jax import cudnn_attention as forward
 from tomat.base.ports.jax import cudnn_attention_backward as backward
 from tomat.model.checkpoint_policies import ATTENTION_OUTPUT
-from tomat.model.sharding import flatten_group, on_mesh, split_over
+from tomat.model.sharding import by_heads, on_mesh
 
 LEAST_CAPABILITY, HOPPER = (8, 0), (9, 0)
 """Compute capabilities: Ampere, the first whose kernels JAX calls, and that from which heads may be larger."""
@@ -56,23 +53,9 @@ def cudnn_attention(q: NamedArray, k: NamedArray, v: NamedArray, window: int | N
     """Causal attention in a `shard_map` over the mesh in scope; q, k and v as for `splash_attention`, the result
     [..., position, kv_head, q_heads_per_group, head_size]. `window`: positions that each sees, itself among them. A
     checkpoint policy that keeps `ATTENTION_OUTPUT` keeps it and its log-sum-exp."""
-    Pos, KvHead, Group, HeadSize = (
-        q.resolve_axis(name) for name in ("position", "kv_head", "q_heads_per_group", "head_size")
-    )
-    KeyPos = k.resolve_axis("key_position")
-    Batch = tuple(axis for axis in q.axes if axis not in (Pos, KvHead, Group, HeadSize))
-    if any(entry is not None for entry in (*pspec_for_axis(Pos), *pspec_for_axis(KeyPos))):
-        raise TomatError("the mesh splits `position`, which cudnn cannot do; map it to no mesh axis.")
-    arrays = []
-    for each, At, heads in ((q, Pos, (KvHead, Group)), (k, KeyPos, (KvHead,)), (v, KeyPos, (KvHead,))):
-        ordered = each.rearrange((*Batch, At, *heads, HeadSize))
-        arrays.append(flatten_group(flatten_group(ordered, heads, "heads"), Batch, "batch").array)
-    spec = PartitionSpec()
-    if not jax.sharding.get_abstract_mesh().empty:
-        spec = PartitionSpec(split_over(Batch), None, split_over((KvHead,)))
-    seen = None if window is None or window >= Pos.size else window
+    arrays, spec, axes = by_heads(q, k, v, "cudnn", positions_first=True)
+    seen = None if window is None or window >= q.axis_size("position") else window
     out = on_mesh(partial(_attention, seen), (spec, spec, spec), spec)(*arrays)
-    axes = (*Batch, Pos, KvHead, Group, HeadSize)
     return hax.named(out.reshape([axis.size for axis in axes]), axes)
 
 

@@ -10,7 +10,6 @@ the prior.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import equinox as eqx
 import haliax as hax
@@ -32,12 +31,9 @@ from tomat.data.density.elements import (
     pauling_electronegativity,
     period_of,
 )
-from tomat.data.density.promolecule import RadialBasis
+from tomat.data.density.promolecule import Promolecule, RadialBasis
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 from tomat.model.nearby_atoms import PatchAtoms
-
-if TYPE_CHECKING:
-    from tomat.data.density.promolecule import Promolecule
 
 ATOM_DENSITY_PER_A3 = 0.08
 """Of a common solid; scales the radial sums to about one."""
@@ -131,7 +127,7 @@ class EnvironmentTables:
 
 
 def environment_tables(
-    promolecule: "Promolecule", bin_values: np.ndarray, offset_e_per_a3: float | None = None
+    promolecule: Promolecule, bin_values: np.ndarray, offset_e_per_a3: float | None = None
 ) -> EnvironmentTables:
     """The constants of a run, the last two as of `EnvironmentTables`; the promolecule also tells valence electrons."""
     descriptors = np.zeros((len(SYMBOLS) + 1, MOST_DESCRIPTORS), np.float32)

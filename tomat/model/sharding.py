@@ -13,6 +13,7 @@ from haliax import Axis, NamedArray
 from haliax.partitioning import physical_axis_name, pspec_for_axis
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from tomat.base.errors import TomatError
 from tomat.base.ports.haliax import mesh_in_force
 
 
@@ -63,3 +64,31 @@ def split_over(axes: tuple[Axis, ...]) -> tuple[str, ...] | None:
 def flatten_group(array: NamedArray, axes: tuple[Axis, ...], name: str) -> NamedArray:
     """`array` with `axes` as one axis `name`, a new leading one of size 1 if `axes` is empty."""
     return array.flatten_axes(axes, name) if axes else array.broadcast_axis(Axis(name, 1))
+
+
+def by_heads(
+    q: NamedArray, k: NamedArray, v: NamedArray, kernel: str, *, positions_first: bool = False
+) -> tuple[list[jax.Array], PartitionSpec, tuple[Axis, ...]]:
+    """Queries, keys and values as kernels take them, q `[B, H, S, D]`, k and v `[B, key heads, S, D]`, or with
+    positions before heads; how the mesh in scope splits them, empty where there is none; and the axes of the queries in
+    that order. `kernel` is for the refusal of a mesh that splits positions."""
+    KvHead, Group, Pos, HeadSize = (
+        q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position", "head_size")
+    )
+    KeyPos = k.resolve_axis("key_position")
+    Batch = tuple(axis for axis in q.axes if axis not in (KvHead, Group, Pos, HeadSize))
+    if any(entry is not None for entry in (*pspec_for_axis(Pos), *pspec_for_axis(KeyPos))):
+        raise TomatError(f"the mesh splits `position`, which {kernel} cannot do; map it to no mesh axis.")
+
+    def ordered(at: Axis, heads: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return (*Batch, at, *heads, HeadSize) if positions_first else (*Batch, *heads, at, HeadSize)
+
+    arrays = []
+    for each, at, heads in ((q, Pos, (KvHead, Group)), (k, KeyPos, (KvHead,)), (v, KeyPos, (KvHead,))):
+        named = each.rearrange(ordered(at, heads))
+        arrays.append(flatten_group(flatten_group(named, heads, "heads"), Batch, "batch").array)
+    spec = PartitionSpec()
+    if not jax.sharding.get_abstract_mesh().empty:
+        batch, of_heads = split_over(Batch), split_over((KvHead,))
+        spec = PartitionSpec(batch, None, of_heads) if positions_first else PartitionSpec(batch, of_heads)
+    return arrays, spec, ordered(Pos, (KvHead, Group))

@@ -14,16 +14,14 @@ import haliax as hax
 import jax
 import jax.numpy as jnp
 from haliax import NamedArray
-from haliax.partitioning import pspec_for_axis
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 from jax.sharding import NamedSharding, PartitionSpec
 from levanter.layers.attention import AttentionMask
 
-from tomat.base.errors import TomatError
 from tomat.model.checkpoint_policies import ATTENTION_OUTPUT
 from tomat.model.devices import traced_device_kind
 from tomat.model.norm_rotary import Rotary
-from tomat.model.sharding import flatten_group, on_mesh, split_over
+from tomat.model.sharding import by_heads, on_mesh, split_over
 from tomat.model.tiles import SPLASH_BLOCKS, SplashBlockSizes, WholeHeadConfig
 from tomat.model.vmem import head_tiles
 from tomat.model.whole_head_kernels import attend
@@ -46,7 +44,7 @@ def splash_attention(
     or without a sliding window; queries are divided by sqrt(head_size) here unless `q_is_scaled`."""
     KvHead, Group, Pos = (q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position"))
     scaled = q if q_is_scaled else q * (1 / math.sqrt(q.axis_size("head_size")))
-    bhsd, spec = by_heads(scaled, k, v)
+    bhsd, spec, axes = by_heads(scaled, k, v, "splash attention")
     mesh = jax.sharding.get_abstract_mesh()
     head_entry = None if mesh.empty else split_over((KvHead,))
     head_shards = math.prod(mesh.shape[name] for name in head_entry or ())
@@ -73,7 +71,7 @@ def splash_attention(
     if not mesh.empty:
         of_kernel = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(head_entry, None)))
     out = on_mesh(_attend_batch, (of_kernel, spec, spec, spec), spec)(kernel, *bhsd)
-    return hax.named(out.reshape([axis.size for axis in q.axes]), q.axes)
+    return hax.named(out.reshape([axis.size for axis in axes]), axes)
 
 
 def whole_head_attention(
@@ -94,13 +92,13 @@ def whole_head_attention(
     itemsize = q.array.dtype.itemsize
     tiles = head_tiles(config, Pos.size, HeadSize.size, itemsize, rotate=rotary is not None, eps=eps, device_kind=kind)
     scaled = q if q_is_scaled or rotary is not None else q * (LOG2_E / math.sqrt(HeadSize.size))
-    arrays, spec = by_heads(scaled, k, v)
+    arrays, spec, axes = by_heads(scaled, k, v, "splash attention")
     if rotary is not None:
         weights = jnp.stack([rotary.q_weight * (LOG2_E / math.sqrt(HeadSize.size)), rotary.k_weight])
         arrays += [weights[:, None], rotary.table]
     specs = (spec, spec, spec) + (() if rotary is None else (PartitionSpec(), PartitionSpec()))
     run = on_mesh(partial(attend, tiles), specs, spec)
-    return hax.named(run(*arrays).reshape([axis.size for axis in q.axes]), q.axes)
+    return hax.named(run(*arrays).reshape([axis.size for axis in axes]), axes)
 
 
 def kernel_sizes(blocks: SplashBlockSizes, seq_len: int) -> splash_attention_kernel.BlockSizes:
@@ -112,22 +110,6 @@ def kernel_sizes(blocks: SplashBlockSizes, seq_len: int) -> splash_attention_ker
         **dict(zip(("q_layout", "k_layout", "v_layout"), layouts, strict=True)),
         use_fused_bwd_kernel=filled.use_fused_bwd,
     )
-
-
-def by_heads(q: NamedArray, k: NamedArray, v: NamedArray) -> tuple[list[jax.Array], PartitionSpec]:
-    """Queries, keys and values as kernels take them, q `[B, H, S, D]`, k and v `[B, key heads, S, D]`, and how the mesh
-    in scope splits B and heads; empty where there is no mesh."""
-    KvHead, Group, Pos = (q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position"))
-    Batch = tuple(axis for axis in q.axes if axis.name not in (KvHead.name, Group.name, Pos.name, "head_size"))
-    if any(entry is not None for entry in (*pspec_for_axis(Pos), *pspec_for_axis(k.resolve_axis("key_position")))):
-        raise TomatError("the mesh splits `position`, which splash attention cannot do; map it to no mesh axis.")
-    arrays = [
-        flatten_group(flatten_group(array, heads, "heads"), Batch, "batch").array
-        for array, heads in ((q, (KvHead, Group)), (k, (KvHead,)), (v, (KvHead,)))
-    ]
-    if jax.sharding.get_abstract_mesh().empty:
-        return arrays, PartitionSpec()
-    return arrays, PartitionSpec(split_over(Batch), split_over((KvHead,)))
 
 
 def _attend_batch(kernel: splash_attention_kernel.SplashAttentionKernel, q, k, v) -> jax.Array:

@@ -102,9 +102,14 @@ def test_show(densities, tmp_path, capsys):
     assert found["relative_bin_width_by_voxel"]["p50"] == pytest.approx(np.median(widths), rel=1e-6)
     with pytest.raises(TomatError, match=r"\.svg or \.png, not a\.gif"):
         run("codec", "show", path, "--plot", tmp_path / "a.gif")
-    write_codec(dataclasses.replace(codec, fit={}), path)
-    with pytest.raises(TomatError, match="does not say how it was fitted"):
-        run("codec", "show", path)
+    for fit, said in (
+        ({}, "codec.json does not say how its codec was fitted"),
+        (codec.fit | {"n_voxels": "x"}, "codec.json: how the codec was fitted is damaged: n_voxels is 'x'; expected"),
+        (codec.fit | {"counts": [3]}, "codec.json counts the voxels of 1 bins; expected 64"),
+    ):
+        write_codec(dataclasses.replace(codec, fit=fit), path)
+        with pytest.raises(TomatError, match=f"{said}.* Fit it again with `tomat codec fit`."):
+            run("codec", "show", path)
     write_codec(TwoTokenCodec(), path)
     assert run("codec", "show", path) == 0
     assert "4,608" in capsys.readouterr().out

@@ -46,14 +46,6 @@ def test_histograms_add(first, second):
     assert one.max_density == together.max_density
 
 
-def test_chunks_do_not_show():
-    rho = np.random.default_rng(3).gamma(0.3, 2.0, 150_003).astype(np.float32)
-    histogram = DensityHistogram()
-    histogram.add(rho.reshape(3, -1))
-    assert histogram.n_voxels == rho.size
-    assert histogram.sums.sum() == pytest.approx(rho.sum(dtype=np.float64), rel=1e-12)
-
-
 def test_bins_are_at_most_two_to_minus_thirteen_wide():
     edges = fine_bin_edges(np.arange(FIRST_NORMAL_BIN, N_FINE_BINS)).astype(np.float64)
     relative = np.diff(edges) / edges[:-1]

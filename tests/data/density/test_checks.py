@@ -8,6 +8,7 @@ from tomat.base.errors import TomatError
 from tomat.data.density.checks import (
     ELECTRON_TOLERANCE,
     check_electron_count,
+    check_finite,
     check_rho_times_volume,
     check_zeros,
     density_of,
@@ -27,18 +28,22 @@ def test_values_are_those_of_a_density_in_its_unit(grid):
     values = grid.rho_times_volume()
     values[0, 0, 0] = -1e-3
     check_rho_times_volume(values, of(grid))
-    both_signs, infinite = values.copy(), values.copy()
+    both_signs = values.copy()
     both_signs[::2] *= -1
-    infinite[1, 1, 1:3] = np.inf
     for wrong, message in (
         (grid.rho, r"look like e/Å³; multiply them by the cell volume"),
         (grid.rho * BOHR_A**3, r"look like e/bohr\^3"),
         (values * 1e4, "damaged or belongs to another structure"),
         (both_signs, "spin or difference density"),
-        (infinite, f"2 of {values.size} values are NaN or infinite"),
     ):
         with pytest.raises(TomatError, match=f"file: .*{message}"):
             check_rho_times_volume(wrong, of(grid))
+    check_finite(values, "file")
+    for bad in (np.nan, -np.inf, 1e30):
+        infinite = values.copy()
+        infinite[1, 1, 1:3] = bad
+        with pytest.raises(TomatError, match="file: 2 of 120 values are NaN, infinite or beyond .* fetch it again"):
+            check_finite(infinite, "file")
 
 
 def slab(shape=(24, 20, 60), clip=0.0):

@@ -1,7 +1,5 @@
-import bz2
 import gzip
 import io
-import lzma
 import tracemalloc
 
 import pytest
@@ -15,14 +13,6 @@ from tomat.data.density.limits import (
     check_atom_count,
     check_grid_shape,
 )
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
-def test_every_compression_is_read_by_its_content(pack):
-    content = b"0.125 0.25\n" * 1000
-    assert BoundedText(io.BytesIO(pack(content)), "file").everything() == content
-    text = BoundedText(io.BytesIO(pack(content)), "file")
-    assert text.line() == b"0.125 0.25\n" and text.lines(5, 100) == b"0.125 0.25\n" * 5
 
 
 def test_a_bomb_is_refused_within_the_memory_of_the_limit():

@@ -78,6 +78,7 @@ def test_parts_types_and_numbers(tmp_path, grid):
         (wrong((*values, 0), [[1.0]]), "no .* lists of numbers"),
         (wrong((*values, 1, 1, 1), 10**400), "too large"),
         (wrong((*values, 1, 1, 1), True), "holds bool and float in 3 dimensions"),
+        (wrong((*values, 1, 1), [1e308] * 4), "h.json: 4 of 120 values are NaN, infinite or beyond 1e.15; expected"),
     ):
         (tmp_path / "h.json").write_text(json.dumps(content))
         with pytest.raises(TomatError, match=message):

@@ -15,10 +15,10 @@ from tomat.data.codec.lloyd_max import OBJECTIVES, LloydMaxCodec, Objective
 from tomat.data.codec.relative import RelativeCodec
 
 
-def codec_figures(codec: DensityCodec) -> dict[str, Any]:
-    """The figures of a codec, JSON-ready, units in the keys ("unit" is that of the codec); of a Lloyd-Max codec also
-    its voxels, quantiles over voxels of the bins' relative widths, and the NMAE floors of both objectives. Of a
-    relative codec the range and the edges are ratios."""
+def codec_figures(codec: DensityCodec, source: str | Path) -> dict[str, Any]:
+    """The figures of the codec of a file, JSON-ready, units in the keys ("unit" is that of the codec); of a Lloyd-Max
+    codec also its voxels, quantiles over voxels of the bins' relative widths, and the NMAE floors of both objectives.
+    Of a relative codec the range and the edges are ratios."""
     figures: dict[str, Any] = {
         "kind": codec.to_dict()["kind"],
         "sha256": codec.sha256,
@@ -28,7 +28,7 @@ def codec_figures(codec: DensityCodec) -> dict[str, Any]:
     }
     if not isinstance(codec, LloydMaxCodec):
         return figures | {"smallest_density": codec.fitted_range[0], "largest_density": codec.fitted_range[1]}
-    fit = fit_of(codec)
+    fit = fit_of(codec, source)
     counts = np.array(fit.counts, dtype=np.int64)
     width = relative_widths(codec)
     order = np.argsort(width)
@@ -80,13 +80,13 @@ class Fit:
             raise ValueError("expected voxels in its counts, and the floors of both objectives")
 
 
-def fit_of(codec: LloydMaxCodec) -> Fit:
+def fit_of(codec: LloydMaxCodec, source: str | Path) -> Fit:
     how = "Fit it again with `tomat codec fit`."
     if not codec.fit:
-        raise TomatError(f"The codec {codec.sha256[:12]}... does not say how it was fitted. {how}")
-    fit = typed(dict(codec.fit), Fit, f"How the codec {codec.sha256[:12]}... was fitted", how)
-    if len(fit.counts) != codec.n_density_tokens:
-        raise TomatError(f"The codec {codec.sha256[:12]}... counts the voxels of {len(fit.counts)} bins. {how}")
+        raise TomatError(f"{source} does not say how its codec was fitted. {how}")
+    fit = typed(dict(codec.fit), Fit, f"{source}: how the codec was fitted", how)
+    if len(fit.counts) != (n := codec.n_density_tokens):
+        raise TomatError(f"{source} counts the voxels of {len(fit.counts):,} bins; expected {n:,}, the codec's. {how}")
     return fit
 
 
@@ -96,8 +96,8 @@ def relative_widths(codec: LloydMaxCodec) -> np.ndarray:
     return np.diff(edges) / codec.medians[1:-1]
 
 
-def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
-    """Draw where the voxels are and where the bins are, a decade, and how wide the bins are."""
+def draw_codec(codec: LloydMaxCodec, path: Path, source: str | Path) -> None:
+    """Draw where the voxels are and where the bins of the codec of a file are, a decade, and how wide the bins are."""
     if path.suffix not in (".svg", ".png"):
         raise TomatError(f"A picture is .svg or .png, not {path.name}.")
     import matplotlib
@@ -105,7 +105,7 @@ def draw_codec(codec: LloydMaxCodec, path: Path) -> None:
 
     medians = codec.medians[2:-1].astype(np.float64)
     edges = np.log10(codec.edges[1:].astype(np.float64))
-    fit = fit_of(codec)
+    fit = fit_of(codec, source)
     share = np.array(fit.counts, dtype=np.float64)[2:-1] / fit.n_voxels
     bounds = np.arange(np.floor(edges[0] * 10), np.ceil(edges[-1] * 10) + 1) / 10
     mass, _ = np.histogram(np.log10(medians), bounds, weights=share)

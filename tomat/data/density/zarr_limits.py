@@ -31,8 +31,10 @@ _PIECE_BYTES = 2**20
 class BoundedStore(WrapperStore[Store]):
     """A store to read from; what it returns is looked at first."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, location: str = "") -> None:
+        """`location`: what errors call it."""
         super().__init__(store)
+        self.location = location
         self.chunk_bytes = 0
         """Uncompressed size of a chunk, set once the array is known."""
 
@@ -59,17 +61,19 @@ class BoundedStore(WrapperStore[Store]):
             return None
         metadata = key.rsplit("/", 1)[-1] in ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
         if metadata and len(buffer) > MOST_METADATA_BYTES:
-            raise TomatError(f"{key} has {len(buffer):,} bytes; expected at most {MOST_METADATA_BYTES:,} of metadata.")
+            said = f"{self.location}: {key} has {len(buffer):,} bytes"
+            raise TomatError(f"{said}; expected at most {MOST_METADATA_BYTES:,} of metadata.")
         if not metadata and (found := decompressed_bytes(buffer.to_bytes(), self.chunk_bytes)) > self.chunk_bytes:
-            raise TomatError(f"the chunk {key} decompresses to {found:,} bytes or more; expected {self.chunk_bytes:,}.")
+            said = f"{self.location}: the chunk {key} decompresses to {found:,} bytes or more"
+            raise TomatError(f"{said}; expected {self.chunk_bytes:,}.")
         return buffer
 
 
 def read_only_store(location: str) -> BoundedStore:
     if "://" in location:
         first_contact(location)
-        return BoundedStore(FsspecStore.from_url(location, read_only=True))
-    return BoundedStore(LocalStore(Path(location), read_only=True))
+        return BoundedStore(FsspecStore.from_url(location, read_only=True), location)
+    return BoundedStore(LocalStore(Path(location), read_only=True), location)
 
 
 def check_array(array: Any, source: str) -> None:

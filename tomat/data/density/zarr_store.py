@@ -5,19 +5,18 @@ attributes `structure` (of pymatgen) and `metadata` (`task_id` and what the sour
 writes has zstd's checksum in every chunk, and the attribute `sha256` over values, structure and metadata.
 """
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tomat.base.errors import TomatError
-from tomat.base.reporting import first_line
+from tomat.base.reporting import naming
 from tomat.data.density.checks import density_of
 from tomat.data.density.chgcar import Location, Parts
 from tomat.data.density.crystal import structure_from_dict
@@ -41,7 +40,7 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
     partial = check_kind(text, (), rules.accept)
     group = _open_group(text)
     attributes = dict(group.attrs)
-    with _named(text, f": no readable array {TOTAL!r}", "expected the `rho_gga` layout."):
+    with naming(f"{text}: no readable array {TOTAL!r}", "; expected the `rho_gga` layout."):
         array = group[TOTAL]
     kind = array.dtype if isinstance(array, zarr.Array) else "group"
     if not isinstance(array, zarr.Array) or array.ndim != 3 or array.dtype.kind != "f":
@@ -54,7 +53,7 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
     metadata = _json_attribute(attributes, "metadata", text) if "metadata" in attributes else {}
     name = material_id or str(metadata.get("task_id") or text.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zarr"))
     group.store.chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize + CODEC_BYTES
-    with _named(text, f": array {TOTAL!r} is not whole or does not decode", "fetch it again."):
+    with naming(f"{text}: array {TOTAL!r} is not whole or does not decode", "; fetch it again."):
         values = np.asarray(array[...])
     # Before what the values mean: damage is named as damage.
     if attributes.get(CHECKSUM, found := _checksum(values, attributes)) != found:
@@ -105,19 +104,6 @@ def _checksum(values: np.ndarray, attributes: Mapping[str, Any]) -> str:
     return hashlib.sha256(words.encode() + np.ascontiguousarray(values, dtype="<f4").tobytes()).hexdigest()
 
 
-@contextlib.contextmanager
-def _named(text: str, what: str, remedy: str) -> Iterator[None]:
-    """One meaning for what zarr, numcodecs and fsspec raise, each its own; memory that runs out is no damage."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except TomatError as error:
-        raise TomatError(f"{text}: {error}") from error
-    except Exception as error:
-        raise TomatError(f"{text}{what} ({first_line(error)}); {remedy}") from error
-
-
 def _open_group(text: str) -> Any:
     import zarr
 
@@ -125,8 +111,8 @@ def _open_group(text: str) -> Any:
 
     if "://" not in text and not Path(text).exists():
         raise TomatError(f"no density at {text}; the folder does not exist.")
-    expected = f"expected the `rho_gga` layout, a group with the array {TOTAL!r}."
-    with _named(text, " is not a readable Zarr group", expected):
+    expected = f"; expected the `rho_gga` layout, a group with the array {TOTAL!r}."
+    with naming(f"{text} is not a readable Zarr group", expected):
         return zarr.open_group(read_only_store(text), mode="r")
 
 

@@ -70,9 +70,8 @@ def write_demo_shards(
     groups, left_out = tuple(groups), tuple(left_out)
     if promolecule is None:
         promolecule = fit_demo_promolecule(groups, left_out)
-        codec = fit_demo_codec(n_density_tokens, objective, relative, grid, groups, left_out)
-    else:
-        codec = _codec(n_density_tokens, objective, promolecule if relative else None, grid, groups, left_out)
+    of_codec = promolecule if relative else None
+    codec = fit_demo_codec(n_density_tokens, objective, of_codec, grid, groups, left_out)
     settings = {"layout": layout, "patches_per_material": patches_per_material, "seed": SEED}
     for split, plan in plans.items():
         place = folder / split
@@ -85,24 +84,12 @@ def write_demo_shards(
 def fit_demo_codec(
     n_density_tokens: int,
     objective: Literal["absolute", "squared"],
-    relative: bool,
+    promolecule: Promolecule | None,
     grid: EmbeddedGrid,
     groups: tuple[str, ...],
     left_out: tuple[str, ...] = (),
 ) -> LloydMaxCodec:
-    """The codec of the embedded training densities, relative to their promolecule or not; once in a process."""
-    promolecule = fit_demo_promolecule(groups, left_out) if relative else None
-    return _codec(n_density_tokens, objective, promolecule, grid, groups, left_out)
-
-
-def _codec(
-    n_density_tokens: int,
-    objective: Literal["absolute", "squared"],
-    promolecule: Promolecule | None,
-    grid: EmbeddedGrid,
-    groups: tuple[str, ...],
-    left_out: tuple[str, ...],
-) -> LloydMaxCodec:
+    """The codec of the embedded training densities, relative to a promolecule if there is one; once in a process."""
     histogram = DensityHistogram() if promolecule is None else RatioHistogram(promolecule)
     for material in demo_materials("train", groups, left_out):
         histogram.add_grid(LOADERS[grid](material.material_id))

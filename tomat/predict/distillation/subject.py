@@ -187,7 +187,3 @@ def write_final(config: TrainConfig, run_dir: Path) -> Path:
     if not is_weights_folder(output):
         write_distilled(run_dir, output)
     return output
-
-
-def is_distillation(run_dir: Path) -> bool:
-    return not is_weights_folder(run_dir) and recorded_config(run_dir / CONFIG_FILE).distillation is not None

@@ -4,36 +4,28 @@ import gzip
 from pathlib import Path
 
 import numpy as np
+from ionic_density import gaussians
 
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.outputs import write_density
 
 CELL = np.array([[3.2, 0.1, 0.0], [0.2, 3.3, 0.0], [0.0, 0.3, 3.4]])
 COMPOSITIONS = {
-    "NaF": ([11, 9], 8),
-    "NaF-strained": ([11, 9], 8),
-    "MgO": ([12, 8], 8),
-    "Mg": ([12, 12], 4),
-    "MgF2": ([12, 9, 9], 16),
-    "NaCl": ([11, 17], 8),
-    "MgCl2": ([12, 17, 17], 16),
+    "NaF": [11, 9],
+    "NaF-strained": [11, 9],
+    "MgO": [12, 8],
+    "Mg": [12, 12],
+    "MgF2": [12, 9, 9],
+    "NaCl": [11, 17],
+    "MgCl2": [12, 17, 17],
 }
+VALENCES = {8: 6, 9: 7, 11: 1, 12: 2, 17: 7}
 PLACES = np.array([[0.0, 0.0, 0.0], [0.5, 0.45, 0.5], [0.0, 0.5, 0.55]])
 
 
 def small_grid(name: str) -> DensityGrid:
-    """Gaussians at the atoms, with the electrons of the composition."""
-    numbers, electrons = COMPOSITIONS[name]
-    lattice = CELL * (1.03 if "strained" in name else 1.0)
-    coords, n = PLACES[: len(numbers)], 10
-    points = np.stack(np.meshgrid(*(np.arange(n) / n,) * 3, indexing="ij"), -1)
-    rho = np.full((n, n, n), 0.05)
-    for number, place in zip(numbers, coords, strict=True):
-        away = points - place
-        distance = np.linalg.norm((away - np.round(away)) @ lattice, axis=-1)
-        rho += 0.1 * number * np.exp(-((distance / 0.9) ** 2))
-    rho *= electrons / (rho.mean() * abs(np.linalg.det(lattice)))
-    return DensityGrid(rho, lattice, np.array(numbers), coords, name)
+    numbers, lattice = COMPOSITIONS[name], CELL * (1.03 if "strained" in name else 1.0)
+    return gaussians(lattice, numbers, PLACES[: len(numbers)], VALENCES, (10, 10, 10), name)
 
 
 def write_folder(folder: Path) -> Path:

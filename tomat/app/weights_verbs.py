@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tomat.base.arguments import add_flag, add_report, count, positive_int, run_folder
 from tomat.base.errors import TomatError
+from tomat.base.layout import CONFIG_FILE
 from tomat.base.progress import progress
 from tomat.base.report.terminal import show
 from tomat.base.reporting import readable_bytes, tell, write_report
@@ -78,15 +79,16 @@ def _run_write(args: argparse.Namespace) -> int:
     tell(f"loading {args.run_dir}", highlight=False)
 
     for_hub = args.format == "huggingface"
-    from tomat.predict.distillation.subject import is_distillation, write_distilled
+    from tomat.predict.distillation.subject import write_distilled
     from tomat.predict.inference.trained import load_trained
     from tomat.predict.weights.arrays import check_compressible, named_arrays
     from tomat.predict.weights.folder import write_weights
     from tomat.predict.weights.record import is_weights_folder
+    from tomat.train.settings.config import recorded_config
 
     if is_weights_folder(args.run_dir):
         raise TomatError(f"{args.run_dir} is a folder of weights already; give the run that it is of.")
-    if is_distillation(args.run_dir):
+    if recorded_config(args.run_dir / CONFIG_FILE).distillation is not None:
         if compression is not None:
             raise TomatError(f"{args.run_dir} trained a model in few bits already; `tomat export` writes it as it is.")
         # Codes, scales and tables of a checkpoint, as they were trained.

@@ -121,7 +121,7 @@ def published_report(
         ]
     sections += [
         Section("Repeats", _repeats(runs), "repeats"),
-        Section("Pods and kernels", [*_pods(pods), *_kernels(kernels or {})], "beside"),
+        Section("Pods and kernels", _pods_and_kernels(pods, kernels or {}), "beside"),
         Section("Not planned", [_refused_table(runs, rows)], "refused"),
         VERDICT,
     ]
@@ -244,23 +244,19 @@ def _repeats(runs: Sequence[PublishedRun]) -> list[Part]:
     ]
 
 
-def _pods(pods: Sequence[CalibrationRow]) -> list[Part]:
-    rows = [
+def _pods_and_kernels(pods: Sequence[CalibrationRow], chips: Mapping[str, Any]) -> list[Part]:
+    of_pods = [
         (row.name, row.slice, row.measured["step_seconds"], row.predicted["model_seconds"], 1 / ratio - 1)
         for row in pods
         if (ratio := row.step_ratio) is not None
     ]
     heads = [*columns("run on record", "slice"), *columns("measured", "planned", show=seconds), Column("error", change)]
-    return [Table("", heads, rows)] if rows else []
-
-
-def _kernels(chips: Mapping[str, Any]) -> list[Part]:
-    rows = [
+    timed = [
         (chip, its["all"]["kernels"], its["all"]["absolute_error_median"], its["all"]["absolute_error_p90"])
         for chip, its in chips.items()
     ]
-    heads = [Column("kernels timed on"), Column("kernels"), *columns("median error", "nine of ten", show=percent)]
-    return [Table("", heads, rows)] if rows else []
+    of_chips = [Column("kernels timed on"), Column("kernels"), *columns("median error", "nine of ten", show=percent)]
+    return [table for table in (Table("", heads, of_pods), Table("", of_chips, timed)) if table.rows]
 
 
 def _refused_table(runs: Sequence[PublishedRun], rows: Mapping[str, RowRecord]) -> Part:

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 from fitted_codec import fitted_codec
+from ionic_density import gaussians
 
 from tomat.data.codec.base import DensityCodec
 from tomat.data.density.grid import DensityGrid
@@ -15,22 +16,10 @@ N_BINS = 64
 
 
 def gaussian_grid(shape: tuple[int, int, int], material_id: str = "gaussians") -> DensityGrid:
-    """Two periodic Gaussians and a floor in a triclinic cell; smooth, positive, without symmetry."""
-    lattice = np.array([[3.0, 0.0, 0.0], [0.7, 2.8, 0.0], [0.2, 0.4, 3.3]])
-    frac_coords = np.array([[0.1, 0.2, 0.3], [0.55, 0.6, 0.8]])
-    axes = [np.arange(side) / side for side in shape]
-    points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
-    rho = np.full(shape, 0.05)
-    for centre, height, width in zip(frac_coords, (2.0, 0.7), (0.5, 0.8), strict=True):
-        nearest = (points - centre + 0.5) % 1 - 0.5
-        rho += height * np.exp(-np.square(nearest @ lattice).sum(-1) / (2 * width**2))
-    return DensityGrid(
-        rho=rho.astype(np.float32),
-        lattice=lattice,
-        atomic_numbers=np.array([14, 8]),
-        frac_coords=frac_coords,
-        material_id=material_id,
-    )
+    """Two atoms and a floor in a triclinic cell; smooth, positive, without symmetry."""
+    lattice = [[3.0, 0.0, 0.0], [0.7, 2.8, 0.0], [0.2, 0.4, 3.3]]
+    atoms = gaussians(lattice, [14, 8], [[0.1, 0.2, 0.3], [0.55, 0.6, 0.8]], {14: 4, 8: 6}, shape, material_id)
+    return dataclasses.replace(atoms, rho=atoms.rho + np.float32(0.05))
 
 
 @pytest.fixture(scope="session")

@@ -32,9 +32,8 @@ def codec():
 
 def test_figures_are_of_whole_cells_scaled_to_the_learnt_valences(promolecule, codec, tmp_path):
     told = []
-    result = evaluate_free_running(
-        PromoleculePredictor(promolecule), promolecule, codec, NAMES, load_stored, on_material=told.append
-    )
+    predictor = PromoleculePredictor(promolecule)
+    result = evaluate_free_running(predictor, codec, NAMES, load_stored, on_material=told.append)
     assert tuple(told) == result.materials and json.loads(json.dumps(result.to_dict()))["materials"]
     for material in result.materials:
         truth = load_stored(material.material_id)
@@ -64,7 +63,7 @@ def test_how_well_a_spread_says_the_error(promolecule, codec):
                 error = np.abs(one.rho - load_stored(crystal.name).rho)
                 return dataclasses.replace(one, spread=of_error(error).astype(np.float32))
 
-        return evaluate_free_running(Sampled(promolecule), promolecule, codec, NAMES, load_stored)
+        return evaluate_free_running(Sampled(promolecule), codec, NAMES, load_stored)
 
     right, wrong = result(lambda e: e / np.sqrt(2 / np.pi) / 3), result(lambda e: e.max() - e)
     assert right.spread_says == pytest.approx(
@@ -89,9 +88,7 @@ def test_the_truth_is_not_in_the_loop(promolecule, codec):
         random = np.random.default_rng(0).random(truth.grid_shape, dtype=np.float32)
         return type(truth)(random, truth.lattice, truth.atomic_numbers, truth.frac_coords, name)
 
-    results = [
-        evaluate_free_running(Keeps(promolecule), promolecule, codec, NAMES[:1], load) for load in (load_stored, noise)
-    ]
+    results = [evaluate_free_running(Keeps(promolecule), codec, NAMES[:1], load) for load in (load_stored, noise)]
     assert np.array_equal(predicted[0].rho, predicted[1].rho)
     assert results[0].materials[0].free_running_nmae < 0.2 < results[1].materials[0].free_running_nmae
 
@@ -102,7 +99,7 @@ def test_where_the_error_lies_by_distance_and_group(promolecule, codec):
     load = {"box": box, NAMES[0]: load_stored(NAMES[0])}.__getitem__
     predictor = PromoleculePredictor(promolecule)
     groups = {"box": "vacuum", NAMES[0]: "crystals"}
-    result = evaluate_free_running(predictor, promolecule, codec, list(groups), load, groups=groups)
+    result = evaluate_free_running(predictor, codec, list(groups), load, groups=groups)
     for material in result.materials:
         assert sum(material.nmae_by_distance) == pytest.approx(material.free_running_nmae, rel=1e-6)
     side = np.minimum(np.arange(10), 10 - np.arange(10)) ** 2
@@ -118,9 +115,9 @@ def test_where_the_error_lies_by_distance_and_group(promolecule, codec):
 def test_what_is_flagged_is_told_and_nothing_is_refused(promolecule, codec):
     """A cell with more vacuum than the training and electrons far off the count is evaluated, and named."""
     far = dataclasses.replace(promolecule, void_radius_a=0.5, valences={6: 8.0, 14: 8.0})
-    result = evaluate_free_running(PromoleculePredictor(far), far, codec, NAMES, load_stored)
+    result = evaluate_free_running(PromoleculePredictor(far), codec, NAMES, load_stored)
     assert all("farther than 0.50 A" in m.flags[0] and "too few" in m.flags[1] for m in result.materials)
     assert "Flagged as unlike the training: 2, such as SiC-zinc-blende-ideal" in result.summary()
     assert [m.compound for m in result.materials] == ["CSi", "Si"]
-    near = evaluate_free_running(PromoleculePredictor(promolecule), promolecule, codec, NAMES[:1], load_stored)
+    near = evaluate_free_running(PromoleculePredictor(promolecule), codec, NAMES[:1], load_stored)
     assert near.materials[0].flags == () and "Flagged" not in near.summary()

@@ -7,6 +7,7 @@ import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 import pytest
 from haliax import Axis
@@ -28,6 +29,7 @@ from tomat.predict.inference.interface import ChoiceKind
 
 BINS, LENGTH, SIDES = 40, 64, (3, 3, 4)
 VOXELS = 36
+F32 = jmp.get_policy("f32")
 VALUES = np.linspace(0.0, 4.0, BINS, dtype=np.float32) ** 2
 TABLES = environment_tables(promolecule(), VALUES)
 RELATIVE = environment_tables(promolecule(), VALUES + 0.1, 0.01)
@@ -84,7 +86,7 @@ def tables_of(model) -> EnvironmentTables | None:
 def decoded(model, batch, kind: ChoiceKind = "greedy", seed: int = 0):
     bins, values = decode_autoregressive(
         model, batch, tables_of(model), VALUES, VOXELS, kind, np.float32(1), np.uint32(seed),
-        None, None,
+        None, F32,
     )  # fmt: skip
     np.testing.assert_array_equal(values, VALUES[np.asarray(bins)])
     return np.asarray(bins)
@@ -139,7 +141,7 @@ def test_the_cached_and_the_whole_forward_pass_agree(variant):
 )
 def test_whole_passes_find_the_bins_of_one_voxel_after_another(variant, kind):
     model, batch = built(variant), patches(3)
-    how = np.float32(1), np.uint32(0), None, None
+    how = np.float32(1), np.uint32(0), None, F32
     bins, values = decode_speculative(model, batch, tables_of(model), VALUES, VOXELS, kind, *how)
     np.testing.assert_array_equal(values, VALUES[np.asarray(bins)])
     np.testing.assert_array_equal(bins, decoded(model, batch, kind))
@@ -175,7 +177,7 @@ def test_on_two_devices_it_is_the_same():
     with jax.set_mesh(mesh):
         spread = hax.shard(model, {"embed": "data"})  # as training leaves its parameters
         bins, _ = decode_autoregressive(
-            spread, batch, TABLES, VALUES, VOXELS, "sampled", np.float32(1), np.uint32(0), {"batch": "data"}, None
+            spread, batch, TABLES, VALUES, VOXELS, "sampled", np.float32(1), np.uint32(0), {"batch": "data"}, F32
         )
     assert len(bins.sharding.device_set) == 2 and not bins.sharding.is_fully_replicated
     np.testing.assert_array_equal(bins, alone)

@@ -72,13 +72,6 @@ def test_a_prediction_is_a_whole_density(trained, prediction):
     assert "run demo step 2" in trained.identity
 
 
-def test_the_electrons_that_are_not_said_are_the_learnt_ones(trained, prediction, tmp_path):
-    structure = Structure(CRYSTAL.lattice, ["Na", "F"], CRYSTAL.frac_coords)
-    structure.to(filename=str(tmp_path / "POSCAR"))
-    np.testing.assert_allclose(trained.predict(structure, SHAPE).rho, prediction, atol=1e-5)
-    np.testing.assert_allclose(trained.predict(tmp_path / "POSCAR", SHAPE).rho, prediction, atol=1e-5)
-
-
 def test_patches_tile_the_cell(trained):
     patches = cell_patches(trained.run, CRYSTAL, SHAPE)
     index = np.arange(np.prod(SHAPE)).reshape(SHAPE)

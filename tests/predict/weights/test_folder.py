@@ -79,6 +79,8 @@ def test_few_bits_predict(run_dir, tmp_path, words, largest):
         ("codec.json", lambda content: content + b" ", "codec.json is not the file"),
         ("promolecule.json", None, "promolecule.json is missing"),
         (WEIGHTS_FILE, lambda content: content.replace(b'"format_version": 1', b'"format_version": 2'), "version 2"),
+        (WEIGHTS_FILE, lambda content: b"[]", f"{WEIGHTS_FILE} is not a record of weights: .* a list. Write the"),
+        (WEIGHTS_FILE, lambda content: b"{}", f"{WEIGHTS_FILE} has format_version None; .* reads 1. Write the folder"),
     ],
 )
 def test_damage_is_said(exported, tmp_path, name, change, message):

@@ -98,11 +98,10 @@ def test_vertices_are_where_the_level_is_passed_between_neighbouring_points(call
 
 
 def test_the_enclosed_volume_nears_the_true_one_with_the_square_of_the_spacing(call):
-    leaning = np.array([[5.0, 0.3, -0.2], [1.4, 4.6, 0.0], [-0.9, 0.8, 4.8]])
     errors = []
     for n in (14, 28):  # of the ball within which a Gaussian exceeds 0.3
-        places = np.stack(np.meshgrid(*[np.arange(n) / n - 0.5] * 3, indexing="ij"), -1) @ leaning
-        found = volume(*surface(call, np.exp(-np.sum(places**2, -1)), leaning, 0.3))
+        places = np.stack(np.meshgrid(*[np.arange(n) / n - 0.5] * 3, indexing="ij"), -1) @ LEANING
+        found = volume(*surface(call, np.exp(-np.sum(places**2, -1)), LEANING, 0.3))
         errors.append(found / (4 / 3 * np.pi * np.log(1 / 0.3) ** 1.5) - 1)
     assert abs(errors[1]) < 0.02 and 3 < errors[0] / errors[1] < 5
 

@@ -122,7 +122,18 @@ def test_references_are_found_by_name(folder):
 
     page = pages.density_page(str(folder / "Si.cube"))
     assert page.kind == "density" and len(read_page(page_html(page)).data["density-data"]["items"]) == 1
-    with (folder / "predictions.jsonl").open("a") as file:
-        file.write('{"name": "cut off')
-    with pytest.raises(TomatError, match="line 4 is not JSON"):
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        ('"Si.cube', ", line 1 is not JSON .*"),
+        ('"."', ": the output of Si is .*, expected a density in the folder .*"),
+        ('"gone.cube"', ": the output of Si is 'gone.cube', expected a density .*gone.cube; expected a file.*"),
+    ],
+)
+def test_a_damaged_line_is_refused_by_its_file(folder, damaged, message):
+    lines = folder / "predictions.jsonl"
+    lines.write_text(lines.read_text().replace('"Si.cube"', damaged))
+    with pytest.raises(TomatError, match=f"^{lines}{message} Run `tomat predict` into the folder again.$"):
         pages.predictions_page(folder)

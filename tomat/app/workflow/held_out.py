@@ -170,7 +170,6 @@ def predict_with_bar(
         patches = bar.add_task("patches", total=None)
         return evaluate_free_running(
             predictor,
-            predictor.promolecule,
             predictor.run.codec,
             names,
             load,

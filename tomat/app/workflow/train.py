@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import EVALUATION_FILE, HTML_FILE, PROFILER_FOLDER, TRACKING_FOLDER
+from tomat.base.layout import EVALUATION_FILE, HTML_FILE, PROFILER_FOLDER, TRACKING_FOLDER, WEIGHTS_FOLDER
 from tomat.base.reporting import console, to_jsonable, warn, write_json
 
 if TYPE_CHECKING:  # imported only when a run needs them
@@ -50,9 +50,12 @@ def train_and_report(
         from tomat.predict.distillation.subject import open_subject
     result = train(config, continuation, stop, asked, open_subject)
     if config.distillation is not None and not result.preempted and jax.process_index() == 0:
-        from tomat.predict.distillation.subject import write_final
+        from tomat.predict.distillation.subject import write_distilled
+        from tomat.predict.weights.record import is_weights_folder
 
-        console.print(f"weights: {write_final(config, result.run_dir)}", soft_wrap=True)
+        if not is_weights_folder(weights := result.run_dir / WEIGHTS_FOLDER):
+            write_distilled(result.run_dir, weights)
+        console.print(f"weights: {weights}", soft_wrap=True)
     # After SIGTERM what is left of the grace is for the pages: the steps are saved.
     profile_page = write_profile_page(config, result)
     evaluation = free_running = None

@@ -14,7 +14,7 @@ from levanter.models.lm_model import LmHeadModel
 from levanter.utils.tree_utils import inference_mode
 
 from tomat.base.errors import TomatError
-from tomat.base.layout import CONFIG_FILE, WEIGHTS_FOLDER
+from tomat.base.layout import CONFIG_FILE
 from tomat.base.reporting import counted, tell
 from tomat.base.storage import is_remote
 from tomat.model.any_decoder import environment_of, hidden_and_head
@@ -179,15 +179,3 @@ def write_distilled(
     stored = eqx.combine(loaded.student, rest).stored(begun_with.stored)
     kind = f"{begun_with.weights}; {settings.train} distilled from {Path(settings.teacher).name}"
     return write_weights(run_dir, stored, found.step, kind, output, licence=licence, for_hub=for_hub), found.step
-
-
-def write_final(config: TrainConfig, run_dir: Path) -> Path:
-    """The folder `weights` of a run that has ended; left as it is where it is there already."""
-    output = run_dir / WEIGHTS_FOLDER
-    if not is_weights_folder(output):
-        write_distilled(run_dir, output)
-    return output
-
-
-def is_distillation(run_dir: Path) -> bool:
-    return not is_weights_folder(run_dir) and recorded_config(run_dir / CONFIG_FILE).distillation is not None

@@ -16,7 +16,6 @@ from tomat.data.codec.relative import cell_codec
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.geometry import nearest_atom_a
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.promolecule import Promolecule
 from tomat.predict.evaluation.metrics import nmae, spread
 from tomat.predict.evaluation.result import Evaluation
 from tomat.predict.inference.interface import ACCEPTABLE, Predictor, electron_count, normalised
@@ -157,7 +156,6 @@ class FreeRunningResult(Evaluation):
 
 def evaluate_free_running(
     predictor: Predictor,
-    promolecule: Promolecule,
     codec: DensityCodec,
     material_ids: Sequence[str],
     load: Callable[[str], DensityGrid],
@@ -180,7 +178,7 @@ def evaluate_free_running(
         # Nothing is refused: how far off it is will be seen.
         words = {"electrons": electrons, "accept": tuple(ACCEPTABLE), "on_patches": on_patches}
         prediction = predictor.predict(crystal, shape, **words)
-        atoms, _ = normalised(promolecule.density(crystal, shape), crystal, electrons)
+        atoms, _ = normalised(predictor.promolecule.density(crystal, shape), crystal, electrons)
         total = prediction.electrons_before if electrons is None else electrons
         correlation = share = None
         if prediction.spread is not None:

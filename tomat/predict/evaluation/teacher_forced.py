@@ -175,7 +175,10 @@ class TeacherForcedEvaluator:
         for patches in materials:
             rows, shape = slice(row, row + patches.n_patches), patches.reference.shape
             own = DecodedVoxels(*(leaf[rows, : patches.true_bins.shape[1]].reshape(shape) for leaf in whole))
-            predictions.append(in_densities(own, patches))
+            if (scale := patches.codec.scale) is not None:  # of a relative codec they are of ratios
+                mean, emd = patches.codec.density(own.mean_e_per_a3), scale * own.emd_e_per_a3
+                own = own._replace(mean_e_per_a3=mean, emd_e_per_a3=emd)
+            predictions.append(own)
             row += patches.n_patches
         return predictions
 
@@ -237,15 +240,6 @@ class TeacherForcedEvaluator:
         finish_group()
         said = {**(settings or {}), **self.sampling(model)}
         return TeacherForcedResult(said, tuple(results[name] for name in material_ids))
-
-
-def in_densities(found: DecodedVoxels[np.ndarray], patches: EvaluationPatches) -> DecodedVoxels[np.ndarray]:
-    """What was decoded of patches, [patch, px, py, pz], in e/Å³: of a relative codec, from ratios."""
-    scale = patches.codec.scale
-    if scale is None:
-        return found
-    mean, emd = patches.codec.density(found.mean_e_per_a3), scale * found.emd_e_per_a3
-    return found._replace(mean_e_per_a3=mean, emd_e_per_a3=emd)
 
 
 def measure(material_id: str, patches: EvaluationPatches, predictions: DecodedVoxels[np.ndarray]) -> MaterialResult:

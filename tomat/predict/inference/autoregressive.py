@@ -141,15 +141,14 @@ def decode_autoregressive(
     temperature: np.ndarray | np.float32,
     seed: np.ndarray | np.uint32,
     axis_mapping: ResourceMapping | None,
-    policy: jmp.Policy | None,
+    policy: jmp.Policy,
     kv_cache_dtype: KvCacheDtype = "compute",
 ) -> tuple[jax.Array, jax.Array]:
     """A bin, int32 [batch, voxel], for every voxel of a batch of patches, one after another, and its value of `values`,
     the codec's means in e/Å³, of a relative codec ratios. The batch is that of `CellPatches.arrays`, with int32 [batch]
     `patch` and `sample`, which decide with the seed what is drawn. All sequences begin their density at one position,
     as those of one structure."""
-    if policy is not None:
-        model = policy.cast_to_compute(model)
+    model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
         arrays = {name: jnp.asarray(array) for name, array in batch.items()}
         tokens = _named(arrays["tokens"]).array

@@ -122,13 +122,12 @@ def decode_parallel(
     n_voxels: int,
     rounds: int,
     axis_mapping: ResourceMapping | None,
-    policy: jmp.Policy | None,
+    policy: jmp.Policy,
 ) -> jax.Array:
     """Expected value of every voxel of a batch of `CellPatches.arrays`, float32 [batch, voxel], from the codec's means,
     `values`: densities in e/Å³, or of a relative codec ratios. Each round after the first reads the most probable
     densities of the one before."""
-    if policy is not None:
-        model = policy.cast_to_compute(model)
+    model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
         ids, places, read = whole_passes(model, batch, tables, len(values), n_voxels, BLOCK_VOXELS)
         rho, means = jnp.zeros(places.shape), jnp.asarray(values)
@@ -152,14 +151,13 @@ def decode_speculative(
     temperature: np.ndarray | np.float32,
     seed: np.ndarray | np.uint32,
     axis_mapping: ResourceMapping | None,
-    policy: jmp.Policy | None,
+    policy: jmp.Policy,
 ) -> tuple[jax.Array, jax.Array]:
     """The bins and values that `decode_autoregressive` finds, of whole passes instead of single voxels: each pass reads
     the bins of the one before, the first none, until a pass changes none. Then every voxel has the bin that is chosen
     after those before it. At least one voxel more is final after each pass (Song et al. 2021, arXiv:2002.03629); a
     decoder that is told the atoms has 40 to 90 (`docs/tracking/prediction-demo.md`)."""
-    if policy is not None:
-        model = policy.cast_to_compute(model)
+    model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
         empty, places, read = whole_passes(model, batch, tables, len(values), n_voxels, BLOCK_VOXELS)
         rows = jnp.arange(len(empty))[:, None]

@@ -56,11 +56,10 @@ def densities_of_boxes(
     batch: dict[str, np.ndarray],
     tables: EnvironmentTables,
     axis_mapping: ResourceMapping | None,
-    policy: jmp.Policy | None,
+    policy: jmp.Policy,
 ) -> tuple[jax.Array, jax.Array]:
     """The mean of the members at each place, and how far they deviate from it."""
-    if policy is not None:
-        model = policy.cast_to_compute(model)
+    model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
         members, _ = model.densities(hax.shard(cast(ScatteredAtoms, named_atoms(batch))), tables)
         found = jnp.stack([each.rearrange(("batch", "position")).array for each in members])

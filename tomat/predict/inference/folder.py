@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tomat.data.density.espresso import ReciprocalList
 
 LINES_FILE = "predictions.jsonl"
+AGAIN = "Run `tomat predict` into the folder again."
 SPREAD_SUFFIX = ".spread.cube"
 """Ends the name of the file with the standard deviation over samples, where there are several."""
 
@@ -353,9 +354,8 @@ def _locked(output: Path) -> Iterator[None]:
 
 
 def read_line(text: str, origin: str) -> Line:
-    remedy = "Run `tomat predict` into the folder again."
-    line = parse_json(text, origin, remedy)
-    typed(line, _Failed if "error" in mapping(line) else _Predicted, origin, remedy)
+    line = parse_json(text, origin, AGAIN)
+    typed(line, _Failed if "error" in mapping(line) else _Predicted, origin, AGAIN)
     return line
 
 

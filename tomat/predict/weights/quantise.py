@@ -83,20 +83,15 @@ def check_offered(bits: int, scheme: Scheme) -> None:
 
 
 def quantise(matrix: np.ndarray, bits: int, scheme: Scheme, group: int = DEFAULT_GROUP) -> Quantised:
-    """A matrix, finite floats [out, in], in few bits. The divisor of `in` nearest to `group` is taken."""
+    """A matrix, finite floats [out, in], in few bits. Of `in` the divisor of the smallest ratio to `group` is taken."""
     check_offered(bits, scheme)
     matrix = np.asarray(matrix, np.float32)
     rows, columns = matrix.shape
-    group = nearest_divisor(columns, group)
+    divisors = [each for each in range(1, columns + 1) if columns % each == 0]
+    group = min(divisors, key=lambda each: max(each / group, group / each))
     make = _affine if scheme == "affine" else _lut
     codes, scales, table = make(matrix.reshape(rows, columns // group, group), bits)
     return Quantised(scheme, bits, (rows, columns), group, codes.reshape(rows, columns), scales, table)
-
-
-def nearest_divisor(size: int, wanted: int) -> int:
-    """The divisor of `size` with the smallest ratio to `wanted`, up or down."""
-    divisors = [each for each in range(1, size + 1) if size % each == 0]
-    return min(divisors, key=lambda each: max(each / wanted, wanted / each))
 
 
 def _affine(grouped: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

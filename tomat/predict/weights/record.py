@@ -56,11 +56,12 @@ def read_weights_record(folder: Path) -> WeightsRecord:
     place = folder / WEIGHTS_FILE
     content = read_bytes(place)
     stated = mapping(parse_json(content, f"{place} is damaged: it", AGAIN)).get("format_version")
-    if stated != FORMAT_VERSION:  # before the hash, which a later version may make in another way
-        said = f"{folder} has format version {stated!r}"
+    # Before the hash, which a later version may make in another way.
+    if isinstance(stated, int) and stated > FORMAT_VERSION:
+        said = f"{place} has format_version {stated}"
         raise TomatError(f"{said}; this tomat reads {FORMAT_VERSION}. Install a newer one.")
     values, _ = parse_checked(content, str(place), "a record of weights", AGAIN)
-    found = typed(values, WeightsRecord, place, AGAIN)
+    found = typed(values, WeightsRecord, place, AGAIN, version=("format_version", FORMAT_VERSION))
     if ARRAYS_FILE not in found.sha256:
         raise TomatError(f"{place} is damaged: it has no hash of {ARRAYS_FILE}. {AGAIN}")
     return found

@@ -12,7 +12,6 @@ from tomat.base.report.formats import number, share, significant
 from tomat.base.report.model import Cell, Column, Facts, Link, Note, State, Table, Verdict, words_of
 from tomat.report.dashboard.listing import PLAN_FILE, UNREAD, RunRow
 from tomat.report.html.document import facts_html, parts_html, rendered
-from tomat.report.html.metrics import Metrics
 from tomat.train.runs.summary import ago
 
 LIVE_SECONDS = 5
@@ -89,10 +88,6 @@ def facts_of(row: RunRow) -> Facts:
         facts["newest whole checkpoint"] = None if one.last_whole_step is None else f"step {one.last_whole_step:,}"
     facts |= {column.heading: words_of(value, column.show) for column, value in known if value is not None}
     return Facts(facts | {"planned for": row.planned_slice})
-
-
-def order_of(metrics: Metrics) -> list[str]:
-    return [name for name in FIRST if name in metrics.curves] + [n for n in metrics.curves if n not in FIRST]
 
 
 def _document(title: str, kind: str, body: Markup, address: str = "/") -> str:

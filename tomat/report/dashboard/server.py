@@ -29,7 +29,7 @@ from tomat.base.reporting import console, counted, to_jsonable
 from tomat.base.storage import explaining_storage, files_at
 from tomat.report.dashboard.listing import Listing, RunRow, own_path
 from tomat.report.dashboard.live import LiveLog, drawn_curves
-from tomat.report.dashboard.pages import compare_page, facts_of, order_of, run_page, runs_page
+from tomat.report.dashboard.pages import FIRST, compare_page, facts_of, run_page, runs_page
 from tomat.report.html.document import POLICY, asset, facts_html
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
 from tomat.train.runs.record import find_runs
@@ -102,7 +102,8 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None, cach
         found = {"run": to_jsonable(row.to_dict()), "shown_html": facts_html(facts_of(row))}
         version, metrics = logs(row.url).read()
         if version != request.query_params.get("seen"):
-            found |= {"version": version, "order": order_of(metrics), "curves": drawn_curves(metrics)}
+            order = sorted(metrics.curves, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+            found |= {"version": version, "order": order, "curves": drawn_curves(metrics)}
         return JSONResponse(found)
 
     def one_asset(request: Request) -> Response:

@@ -24,7 +24,7 @@ from tomat.data.density.io import find_densities, open_density
 from tomat.data.density.rules import ReadRules
 from tomat.predict.evaluation.difference import compare_densities
 from tomat.predict.evaluation.metrics import nmae
-from tomat.predict.inference.folder import LINES_FILE, read_line
+from tomat.predict.inference.folder import AGAIN, LINES_FILE, read_line
 from tomat.predict.inference.slices import NEAR_PLANE_A, most_structured_plane
 from tomat.report.html.document import details, json_script, rendered, typed
 
@@ -188,7 +188,14 @@ def predictions_page(folder: Path, reference: str | None = None, rules: ReadRule
     references = _references(reference, [str(line["name"]) for line in readable], rules)
     chosen = [line for line in readable if line["name"] in references] if references else readable
     files = [(str(line["name"]), folder / str(line["output"])) for line in chosen]
-    shown = [beside(name, open_density(path, name, rules), references.get(name)) for name, path in files[:MOST_SHOWN]]
+    shown = []
+    for name, path in files[:MOST_SHOWN]:
+        try:
+            density = open_density(path, name, rules)
+        except TomatError as error:
+            said = f"{folder / LINES_FILE}: the output of {name} is {path.name!r}, expected a density in the folder"
+            raise TomatError(f"{said} ({error}) {AGAIN}") from error
+        shown.append(beside(name, density, references.get(name)))
     lead: list[Any] = [f"{len(done):,} predicted, {len(lines) - len(done):,} failed; {folder}.", *_made_by(done)]
     if len(files) > MOST_SHOWN:
         lead.append(f"The first {MOST_SHOWN} are drawn. A page of another one: `tomat page {files[MOST_SHOWN][1]}`.")

@@ -196,7 +196,9 @@ def page_html(report: model.Report) -> str:
             if isinstance(part, Figure):
                 n_figures += 1
                 kinds |= {trace.get("type", ALWAYS) for trace in part.data}
-                parts[at] = _figure_html(f"figure-{n_figures}", part)
+                name = f"figure-{n_figures}"
+                data = json_script(f"{name}-data", {"data": part.data, "layout": part.layout})
+                parts[at] = rendered("figure.html", place=name, figure=part, summary=prose(part.summary), data=data)
         sections.append({"place": place, "heading": section.heading, "html": parts_html(parts)})
     density = any("data-density" in section["html"] for section in sections)
     kinds |= set(DENSITY_KINDS if density else ())
@@ -280,8 +282,3 @@ def _trace(series: model.Series) -> dict[str, Any]:
     if series.texts:
         trace |= {"hovertext": [label(text) for text in series.texts], "hovertemplate": "%{hovertext}<extra></extra>"}
     return trace
-
-
-def _figure_html(name: str, figure: Figure) -> Markup:
-    data = json_script(f"{name}-data", {"data": figure.data, "layout": figure.layout})
-    return rendered("figure.html", place=name, figure=figure, summary=prose(figure.summary), data=data)

@@ -101,6 +101,11 @@ def write_run_page(
     def results(heading: str, marker: str, parts: Sequence[Part]) -> Section:
         return Section(heading, parts, marker, level=3, owns_heading=True)
 
+    memory: list[Part] = [NO_PROFILE]
+    cycles = operations = memory
+    if breakdown is not None:
+        memory, cycles = [memory_part(breakdown)], breakdown_parts(breakdown, name)
+        operations = operations_parts(breakdown)
     # The parts that people write stand in it too, as what they are asked for.
     why = "<!-- Why this run: what is expected to change, by how much, and why. -->"
     verdict = "<!-- What it showed, with the figure that decides it. Negative results stay. -->"
@@ -110,9 +115,9 @@ def write_run_page(
         Section("", [differences(settings, base)], "differences"),
         Section("Results"),
         results("MFU", "mfu", mfu_parts(mfu_report)),
-        results("HBM", "memory", [memory_part(breakdown)]),
-        results("Where the cycles went", "breakdown", breakdown_parts(breakdown, name)),
-        results("Top operations", "operations", operations_parts(breakdown)),
+        results("HBM", "memory", memory),
+        results("Where the cycles went", "breakdown", cycles),
+        results("Top operations", "operations", operations),
         Section("Verdict", by_hand=verdict),
         Section("Next", by_hand="<!-- What to try because of it. -->"),
     )
@@ -157,16 +162,12 @@ def differences(config: Mapping[str, Any], base: Mapping[str, Any] | None) -> Pa
     return Table("", columns("setting", name, "this run"), rows)
 
 
-def memory_part(breakdown: Breakdown | None) -> Part:
-    if breakdown is None:
-        return NO_PROFILE
+def memory_part(breakdown: Breakdown) -> Part:
     return step.memory_table(breakdown) if breakdown.memory_bytes else NO_BUFFERS
 
 
-def breakdown_parts(breakdown: Breakdown | None, stem: str) -> list[Part]:
+def breakdown_parts(breakdown: Breakdown, stem: str) -> list[Part]:
     """Where the cycles of a step went; `stem` is that of the charts' files."""
-    if breakdown is None:
-        return [NO_PROFILE]
     parts: list[Part] = [
         f"One step of one device, {seconds(breakdown.step_seconds)}. Time is exclusive, so the shares sum to the step; "
         "hidden is communication beside compute, in no sum.",
@@ -181,9 +182,7 @@ def breakdown_parts(breakdown: Breakdown | None, stem: str) -> list[Part]:
     return [*parts, "Notes:", Items(notes)] if notes else parts
 
 
-def operations_parts(breakdown: Breakdown | None) -> list[Part]:
-    if breakdown is None:
-        return [NO_PROFILE]
+def operations_parts(breakdown: Breakdown) -> list[Part]:
     found = step.operations_table(breakdown, TOP_OPERATIONS)
     heads = [column.heading for column in found.columns if column.heading not in ("HBM bytes", "flops", "scope")]
     return [f"{found.caption}.", found.chosen(*heads)]

@@ -20,7 +20,11 @@ from tomat.train.runs.history import read_events, read_metrics
 from tomat.train.settings.config import TrainConfig, load_config
 
 STEPS = 12
-TINY = tiny_run(STEPS, 3, "--trainer.steps_per_eval", "4", "--trainer.max_eval_batches", "2", atoms=True)
+TINY = tiny_run(
+    STEPS, 3, "--trainer.steps_per_eval", "4", "--trainer.max_eval_batches", "2", "--model.scan_layers", "false",
+    atoms=True,
+)  # fmt: skip
+"""The program is that of the run which the tests of predictions share."""
 
 
 def tiny(output_dir: Path, *words: str) -> TrainConfig:

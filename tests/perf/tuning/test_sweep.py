@@ -157,21 +157,18 @@ def test_a_wrong_file_is_refused_with_the_reason(sweep_file, change, message):
         load_sweep(sweep_file)
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
+def test_an_override_that_cannot_be_is_refused_with_file_and_row(sweep_file):
+    for override, said in (
         ("[--shardin, zero1]", " sets shardin, which is no setting; did you mean sharding?"),
         ("[--slice, v6e-5]", ": slice 'v6e-5' is not known; expected one of"),
         ("[--guards.max_skips, -1]", ": guards.max_skips is -1; expected at least 0"),
-    ],
-)
-def test_an_override_that_cannot_be_is_refused_with_file_and_row(sweep_file, override, said):
-    sweep_file.write_text(SWEEP.replace("[--sharding, replicated]", override))
-    row = load_sweep(sweep_file).rows[1]
-    with pytest.raises(TomatError) as refused:
-        check_words(row.config_path, override_words(row.overrides), words_of=row.words_of)
-        row.load()
-    assert str(refused.value).startswith(f"row 'whole' of {sweep_file}{said}")
+    ):
+        sweep_file.write_text(SWEEP.replace("[--sharding, replicated]", override))
+        row = load_sweep(sweep_file).rows[1]
+        with pytest.raises(TomatError) as refused:
+            check_words(row.config_path, override_words(row.overrides), words_of=row.words_of)
+            row.load()
+        assert str(refused.value).startswith(f"row 'whole' of {sweep_file}{said}")
 
 
 REFUSED_ROWS = {"5 heads"}

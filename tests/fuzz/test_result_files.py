@@ -247,7 +247,7 @@ def test_metrics(folder: Path):
     def read(path: Path) -> None:
         rows = read_metrics(path)
         assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
-        times = RunTimes.from_rows(rows)
+        times = RunTimes.from_rows(rows, "log")
         figures = (times.wall_seconds, times.step_seconds, *times.part_seconds.values())
         assert all(math.isfinite(figure) for figure in figures)
         assert all(value > 0 for value in times.step_percentiles.values())

@@ -25,7 +25,7 @@ def test_the_hosts_end_together(statuses, ending):
 
 def test_waits_double_up_to_the_longest():
     policy = RestartPolicy(backoff_seconds=30, max_backoff_seconds=900)
-    assert [policy.wait_seconds(n) for n in (1, 2, 3, 9, 2000)] == [30, 60, 120, 900, 900]
+    assert [Health(policy, failures=n).wait_seconds for n in (1, 2, 3, 9, 2000)] == [30, 60, 120, 900, 900]
 
 
 FAILED, LOST, NONE, STOPPED = Ending.FAILED, Ending.MACHINE_LOST, Ending.NO_CAPACITY, Ending.PREEMPTED

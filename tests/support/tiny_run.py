@@ -6,6 +6,7 @@ All tests that train something use these words and few others, so that what one 
 
 import sys
 from pathlib import Path
+from typing import Any
 
 DEMO = Path(__file__).parents[2] / "configs" / "train" / "demo-decoder.yaml"
 ONE_LAYER = [
@@ -52,6 +53,13 @@ def tiny_run(
         "--evaluation.free_running", "false", *([] if atoms else WITHOUT_ATOMS),
         *(STEADY if steady else []), *([] if not name or "--run_name" in words else ["--run_name", name]), *words,
     ]  # fmt: skip
+
+
+def demo_config(words: list[str], output_dir: Path, *more: str) -> Any:
+    """The demo's decoder as those words have it, in a folder of runs."""
+    from tomat.train.settings.config import load_config
+
+    return load_config(DEMO, [*words, "--output_dir", str(output_dir), *more])
 
 
 def tomat(*words: object) -> list[str]:

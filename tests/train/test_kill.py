@@ -6,25 +6,26 @@ Two processes that are forked, and one run in this one to compare with.
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from forked import Forked
 from run_facts import assert_same_model
-from tiny_run import DEMO, WITHOUT_ATOMS, tiny_run
+from tiny_run import DEMO, WITHOUT_ATOMS, demo_config, tiny_run
 
 from tomat.train.loop import Evaluation
 from tomat.train.run import train
 from tomat.train.runs.checkpoints import examine, list_checkpoints, newest_whole
 from tomat.train.runs.history import read_events, read_metrics
-from tomat.train.settings.config import TrainConfig, load_config
 
 STEPS = 12
-TINY = tiny_run(STEPS, 3, "--trainer.steps_per_eval", "4", "--trainer.max_eval_batches", "2", atoms=True)
-
-
-def tiny(output_dir: Path, *words: str) -> TrainConfig:
-    return load_config(DEMO, [*TINY, "--output_dir", str(output_dir), *words])
+TINY = tiny_run(
+    STEPS, 3, "--trainer.steps_per_eval", "4", "--trainer.max_eval_batches", "2", "--model.scan_layers", "false",
+    atoms=True,
+)  # fmt: skip
+"""The program is that of the run which the tests of predictions share."""
+tiny = partial(demo_config, TINY)
 
 
 def words(output_dir: Path) -> list[object]:

@@ -162,7 +162,7 @@ def test_wall_clock_is_attributed():
         *(a_row(i, 1.0, loading=0.1, hook=0.05, rest=0.01) for i in range(1, 9)),
         a_row(9, 1.0, eval_seconds=9.0, compile_seconds=4.0, checkpoint_seconds=3.0, profiler_seconds=0.5),
     ]
-    times = RunTimes.from_rows(rows)
+    times = RunTimes.from_rows(rows, "log")
     assert times.step_seconds == pytest.approx(10.0)
     expected = {"compile": 34.0, "data_loading": 2.8, "evaluation": 5.0, "checkpoint": 3.0, "profiler": 0.5,
                 "hooks": 0.4, "other": 0.08}  # fmt: skip
@@ -171,8 +171,8 @@ def test_wall_clock_is_attributed():
     assert len(times.steady_step_seconds) == 8
     assert times.step_percentiles == {"p10": 1.0, "p50": 1.0, "p90": 1.0}
     rows = [a_row(0, 60.0, compile_seconds=50.0), *(a_row(i, float(i), rest=0.5) for i in range(1, 12))]
-    assert RunTimes.from_rows(rows).step_percentiles == pytest.approx({"p10": 2.0, "p50": 6.0, "p90": 10.0})
-    alone = RunTimes.from_rows([a_row(0, 31.0, compile_seconds=30.0)])
+    assert RunTimes.from_rows(rows, "log").step_percentiles == pytest.approx({"p10": 2.0, "p50": 6.0, "p90": 10.0})
+    alone = RunTimes.from_rows([a_row(0, 31.0, compile_seconds=30.0)], "log")
     assert alone.step_percentiles["p50"] == alone.step_seconds == pytest.approx(1.0)
 
 
@@ -196,7 +196,7 @@ ROWS = st.lists(
 @given(rows=ROWS)
 @settings(max_examples=60, deadline=None)
 def test_parts_sum_to_the_wall_clock_and_to_the_lost_mfu(rows):
-    times = RunTimes.from_rows(rows)
+    times = RunTimes.from_rows(rows, "log")
     assert set(times.part_seconds) == set(WALL_PARTS)
     assert times.step_seconds + sum(times.part_seconds.values()) == pytest.approx(times.wall_seconds, abs=1e-9)
     assert all(times.part_seconds[part] >= 0 for part in WALL_PARTS if part != "other")
@@ -261,7 +261,7 @@ def test_a_run_has_the_mfu_of_what_it_ran_on(run_dir, tmp_path, capsys):
 
 
 def test_a_run_faster_than_its_slice_is_refused(run_dir, tmp_path, capsys):
-    """Its useful work alone would take one chip longer: another slice ran it."""
+    """Its useful work alone would take one chip longer: another slice ran it. And one whose log is damaged."""
     rows = [a_row(0, 5.0, compile_seconds=4.0), *(a_row(i, 1e-6) for i in range(1, 5))]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "mfu.json"
@@ -270,6 +270,9 @@ def test_a_run_faster_than_its_slice_is_refused(run_dir, tmp_path, capsys):
     assert "takes v6e-1 at least" in told and "metrics.jsonl" in told and told.count("\n") == 1
     assert not out.exists()
     assert main(["mfu", "--run", str(run_dir), "--json", str(out)]) == 0
+    (run_dir / "metrics.jsonl").write_text('{"step": 0, "step_seconds": -1}')
+    assert main(["mfu", "--run", str(run_dir)]) == 2
+    assert f"error: {run_dir}/metrics.jsonl: step 0 has step_seconds -1; expected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -298,8 +301,8 @@ def test_bad_input_is_one_line(arguments, message, tmp_path, capsys):
 @pytest.mark.parametrize("seconds", [float("nan"), -1.0, 1e6, "0.5", True])
 def test_a_log_with_a_time_that_is_none_is_refused(seconds):
     row = {"step": 0, "step_seconds": 0.5}
-    with pytest.raises(TomatError, match="step 1 of the log has step_seconds"):
-        RunTimes.from_rows([row, {"step": 1, "step_seconds": seconds}])
-    assert RunTimes.from_rows([{**row, "eval_seconds": None}]).wall_seconds == 0.5
-    with pytest.raises(TomatError, match="none of the 1 rows"):
-        RunTimes.from_rows([{"step": 0, "train/loss": 1.0}])
+    with pytest.raises(TomatError, match="^a/log: step 1 has step_seconds .*; expected 0 to .* Delete the line"):
+        RunTimes.from_rows([row, {"step": 1, "step_seconds": seconds}], Path("a/log"))
+    assert RunTimes.from_rows([{**row, "eval_seconds": None}], "log").wall_seconds == 0.5
+    with pytest.raises(TomatError, match="log: none of its 1 rows"):
+        RunTimes.from_rows([{"step": 0, "train/loss": 1.0}], "log")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import yaml
 from fitted_codec import fitted_codec
 from fsspec.implementations.local import LocalFileSystem
 from run_facts import assert_same_model, events, flipped, losses
-from tiny_run import DEMO, tiny_run
+from tiny_run import DEMO, demo_config, tiny_run
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.data.codec.files import write_codec
@@ -24,15 +25,12 @@ from tomat.train.run import train
 from tomat.train.runs.checkpoints import Checkpoint, find_checkpoint, list_checkpoints
 from tomat.train.runs.history import read_metrics
 from tomat.train.runs.record import read_config
-from tomat.train.settings.config import TrainConfig, load_config
+from tomat.train.settings.config import load_config
 from tomat.train.settings.meanings import changed_keys
 from tomat.train.startup import initialise
 
 TINY = tiny_run(6, 2)
-
-
-def tiny(output_dir: Path, *words: str) -> TrainConfig:
-    return load_config(DEMO, [*TINY, "--output_dir", str(output_dir), *words])
+tiny = partial(demo_config, TINY)
 
 
 @pytest.fixture(scope="module")

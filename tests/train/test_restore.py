@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from levanter.checkpoint import load_checkpoint
 from levanter.optim.config import OptimizerConfig
 from levanter.trainer_state import TrainerState
 from run_facts import arrays, events, losses
-from tiny_run import DEMO, tiny_run
+from tiny_run import demo_config, tiny_run
 
 from tomat.base.errors import TomatError
 from tomat.predict.inference.trained import load_trained
@@ -26,17 +27,13 @@ from tomat.train.origins import Continuation
 from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.run import train
 from tomat.train.settings import adafactor as adafactor  # registered by its import
-from tomat.train.settings.config import TrainConfig, load_config
 
 TINY = tiny_run(
     6, 2, "--model.num_layers", "2", "--trainer.mp", "f32", "--trainer.model_averaging",
     "{type: ema, beta: 0.5}",
 )  # fmt: skip
 UNROLLED = ("--model.scan_layers", "false")
-
-
-def tiny(output_dir: Path, *words: str) -> TrainConfig:
-    return load_config(DEMO, [*TINY, "--output_dir", str(output_dir), *words])
+tiny = partial(demo_config, TINY)
 
 
 @pytest.fixture(scope="module")

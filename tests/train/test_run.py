@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from forked import Forked, signalled
 from levanter.tracker import current_tracker
 from run_facts import assert_same_model, losses
-from tiny_run import DEMO, tiny_run
+from tiny_run import DEMO, demo_config, tiny_run
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -30,13 +31,9 @@ from tomat.train.runs.devices import DETAILS
 from tomat.train.runs.history import last_event, read_events, read_metrics
 from tomat.train.runs.lock import Holder
 from tomat.train.runs.run_log import read_lines
-from tomat.train.settings.config import TrainConfig, load_config
 
 TINY = tiny_run(6, 2, "--trainer.steps_per_eval", "3", "--trainer.max_eval_batches", "1")
-
-
-def tiny(output_dir: Path, *words: str) -> TrainConfig:
-    return load_config(DEMO, [*TINY, "--output_dir", str(output_dir), *words])
+tiny = partial(demo_config, TINY)
 
 
 @pytest.fixture(scope="module")

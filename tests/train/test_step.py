@@ -15,6 +15,7 @@ from levanter.tracker import NoopConfig
 from memory_back import give_back
 from tiny_run import ONE_STEP
 
+from tomat.base.ports.levanter import settle
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START
 from tomat.model.any_decoder import environment_of
@@ -56,40 +57,26 @@ def example(config: TrainConfig) -> TokenExample:
     return TokenExample(tokens=hax.named(jnp.asarray(tokens), ("batch", "position")), atoms=atoms)
 
 
-class Step:
-    """The trainer's step for one configuration, on the two CPU devices of the test run."""
-
-    def __init__(self, config: TrainConfig):
-        trainer_config = config.trainer_config()
-        trainer_config.tracker = NoopConfig()
-        trainer_config.load_checkpoint = False
-        trainer_config._validate_and_set_defaults()
-        table = np.linspace(0, 1, config.data.n_density_tokens, dtype=np.float32)
-        self.config = config
-        tables = None
-        if (environment := environment_of(config.model)) is not None:
-            falling = np.linspace(0.9, 0.0, environment.basis.n)
-            tables = environment_tables(Promolecule(environment.basis, {z: falling for z in (9, 11, 12)}, 1, {}), table)
-        self.trainer = build_trainer(config, trainer_config, table, tables)
-
-    def __enter__(self):
-        self.trainer.__enter__()
+def losses(*words: str) -> list[float]:
+    """Of three steps of the trainer, on the two CPU devices of the test run."""
+    config = tiny(*words)
+    trainer_config = config.trainer_config()
+    trainer_config.tracker = NoopConfig()
+    trainer_config.load_checkpoint = False
+    settle(trainer_config)
+    table, tables = np.linspace(0, 1, config.data.n_density_tokens, dtype=np.float32), None
+    if (environment := environment_of(config.model)) is not None:
+        falling = np.linspace(0.9, 0.0, environment.basis.n)
+        tables = environment_tables(Promolecule(environment.basis, {z: falling for z in (9, 11, 12)}, 1, {}), table)
+    result = []
+    with build_trainer(config, trainer_config, table, tables) as trainer:
         key = jax.random.PRNGKey(0)
-        self.state = self.trainer.initial_state(key, model_init=model_initialiser(self.config, key))
-        return self
-
-    def __exit__(self, *exc):
-        self.trainer.__exit__(*exc)
-
-
-def losses(*words: str, steps: int = 3) -> list[float]:
-    with Step(tiny(*words)) as step:
-        state, result = step.state, []
-        for _ in range(steps):
-            info = step.trainer.train_step(state, example(step.config))
+        state = trainer.initial_state(key, model_init=model_initialiser(config, key))
+        for _ in range(3):
+            info = trainer.train_step(state, example(config))
             state = info.state
             result.append(float(info.loss))
-        return result
+    return result
 
 
 ATOMS = ["--model.environment.channels", "4", "--model.environment.max_atoms", "8"]

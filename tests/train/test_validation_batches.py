@@ -10,6 +10,7 @@ from levanter.tracker import NoopConfig
 from levanter.tracker.tracker import DictTracker
 from tiny_run import ONE_STEP
 
+from tomat.base.ports.levanter import settle
 from tomat.data.codec.lloyd_max import LloydMaxCodec
 from tomat.data.density.grid import DensityGrid
 from tomat.data.tokens.layouts import BlockShuffleConfig
@@ -58,7 +59,7 @@ def validation(shards: ShardSet, folder, per_device: int, mesh: str) -> dict[str
     trainer_config.tracker = NoopConfig()
     trainer_config.load_checkpoint = False
     trainer_config.per_device_eval_parallelism = per_device
-    trainer_config._validate_and_set_defaults()
+    settle(trainer_config)
     log = DictTracker()
     with build_trainer(config, trainer_config, VALUES) as trainer, levanter.tracker.current_tracker(log):
         key = jax.random.PRNGKey(0)

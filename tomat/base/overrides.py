@@ -3,8 +3,9 @@
 Without JAX, so that the configuration of a tokenizing worker is read in milliseconds.
 """
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ def set_by(parts: Sequence[str], source: str, overrides: Mapping[str, Any], word
     if not isinstance(values, Mapping):
         return words_of
     return f"{source} with {words_of} over it" if values else source
+
+
+@contextlib.contextmanager
+def naming_words_of(words_of: str) -> Iterator[None]:
+    """Begin a refusal inside with who has the words, where that is a sweep's file and the refusal does not say so."""
+    try:
+        yield
+    except TomatError as error:
+        if words_of == COMMAND_LINE or words_of in str(error):
+            raise
+        raise TomatError(f"{words_of}: {error}") from None
 
 
 def read_yaml(config_path: str | Path, kind: str | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ product (`flops.Products`), in `mfu_levanter` by the bf16 peak for all, as Levan
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -191,8 +192,8 @@ class RunTimes:
     """`WALL_PARTS`. `other` is what no clock saw; it is negative where clocks overlap."""
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> "RunTimes":
-        """From the rows of a `metrics.jsonl`.
+    def from_rows(cls, rows: Sequence[Mapping[str, Any]], origin: str | Path) -> "RunTimes":
+        """From the rows of a `metrics.jsonl`, which lies at `origin`.
 
         A row has `step_seconds` and `wall_seconds`, and may have `compile_seconds`, `eval_seconds`,
         `checkpoint_seconds`, `profiler_seconds`, and Levanter's `throughput/loading_time` and `throughput/hook_time`
@@ -202,13 +203,12 @@ class RunTimes:
         wall-clock time has room for them.
         """
         for row in rows:
-            _refuse_times(row)
+            _refuse_times(row, origin)
         times = [{key: float(row.get(key) or 0.0) for key in TIME_KEYS} for row in rows]
         timed = [row for row in times if row["step_seconds"] > 0]
         if not timed:
-            raise TomatError(
-                f"none of the {len(rows)} rows of the log has step_seconds; expected the metrics.jsonl of a tomat run."
-            )
+            said = f"{origin}: none of its {len(rows)} rows has step_seconds; expected the metrics.jsonl of a tomat run"
+            raise TomatError(f"{said}. Name the folder of one that has trained.")
         steady = tuple(row["step_seconds"] for row in timed if row["compile_seconds"] == 0)
         if steady:
             typical = median(steady)
@@ -297,7 +297,7 @@ TIME_KEYS = (
 )  # fmt: skip
 
 
-def _refuse_times(row: Mapping[str, Any]) -> None:
+def _refuse_times(row: Mapping[str, Any], origin: str | Path) -> None:
     """Stop at a duration that cannot be one; null stands for one that was not measured."""
     for key in TIME_KEYS:
         value = row.get(key)
@@ -305,6 +305,6 @@ def _refuse_times(row: Mapping[str, Any]) -> None:
         if value is not None and not (is_figure(value) and 0 <= value <= longest):
             expected = f"0 to {longest:,} seconds" if longest < math.inf else "a finite number of at least 0"
             raise TomatError(
-                f"step {row.get('step')} of the log has {key} {value!r}; expected {expected}. Delete the line, or "
-                "restore the log."
+                f"{origin}: step {row.get('step')} has {key} {value!r}; expected {expected}. Delete the line, or "
+                "restore the file."
             )

@@ -62,10 +62,6 @@ class RestartPolicy:
     creation_seconds: float = 3600.0
     """A slice that is neither ready nor gone for so long is given back."""
 
-    def wait_seconds(self, in_a_row: int) -> float:
-        """The wait after the `in_a_row`-th failure in a row, from 1."""
-        return min(self.backoff_seconds * 2.0 ** min(in_a_row - 1, 60), self.max_backoff_seconds)
-
     @property
     def words(self) -> str:
         """How --execute restarts, as comments of the dry run."""
@@ -127,4 +123,5 @@ class Health:
 
     @property
     def wait_seconds(self) -> float:
-        return self.policy.wait_seconds(max(self.failures, self.unlucky, 1))
+        doublings = min(max(self.failures, self.unlucky, 1) - 1, 60)
+        return min(self.policy.backoff_seconds * 2.0**doublings, self.policy.max_backoff_seconds)

@@ -24,7 +24,7 @@ from tomat.model.devices import found_devices
 from tomat.train.preemption import StopRequest
 from tomat.train.runs.devices import devices_details
 from tomat.train.runs.history import append_event, file_content, read_events
-from tomat.train.runs.lock import RunLock, hold_run
+from tomat.train.runs.lock import Lease, hold_run
 from tomat.train.runs.record import read_record
 from tomat.train.runs.run_log import END, RESUME, RUN, START, Asked, append_line, machine
 from tomat.train.runs.summary import outcome
@@ -44,8 +44,8 @@ class RunFolder:
     config: TrainConfig
     path: Path
     """On a local disk: logs, metrics, profiles."""
-    lock: RunLock = RunLock()
-    """Says whether the run is still this process's to train. Only the first process of a run can lose it."""
+    lease: Lease | None = None
+    """Of the first process of a run in a bucket: says whether the run is still its to train."""
     _sent: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
     """What `publish_tree` has copied, and when each was last written."""
 
@@ -71,12 +71,13 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator["RunFolder"]:
         """This folder, its run being this process's alone while the context is open; for the first process."""
-        with hold_run(self.config.run_dir, self.path, self.config.run_name) as lock:
-            yield dataclasses.replace(self, lock=lock)
+        with hold_run(self.config.run_dir, self.path, self.config.run_name) as lease:
+            yield dataclasses.replace(self, lease=lease)
 
     def publish(self) -> None:
         """Bring the files in the bucket up to date, if they are still this process's to write."""
-        self.lock.confirm()
+        if self.lease is not None:
+            self.lease.confirm()
         if is_remote(self.config.output_dir) and jax.process_index() == 0:
             publish(self.config.run_dir, self.path, self.names)
 

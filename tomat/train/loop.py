@@ -197,7 +197,8 @@ class TrainingLoop:
         row = self._clock.row(info.step_duration) | self._live_mfu.row(info.step_duration)
         levanter.tracker.log(row, step=info.step, commit=True)
         self._guards.check_log()
-        self._folder.lock.check()
+        if self._folder.lease is not None:
+            self._folder.lease.check()
         self._progress.update(info.next_step, self._losses[-1], row["tokens_per_second"], row.get("mfu_full"))
         if not isinstance(info.state, TrainerState):
             return False

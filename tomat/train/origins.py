@@ -290,8 +290,7 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
 
 
 def _allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str) -> Changes:
-    """The changes from the record `old` to `config`, all of which must be named by a key of the configuration; `what`
-    names the run on record, such as "run 'a' exists"."""
+    """The changes since the record `old`, all of which must be named; `what` names its run: "run 'a' exists"."""
     new = config.to_dict()
     changed = changed_keys(old, new)
     for key in allow:

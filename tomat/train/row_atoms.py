@@ -20,7 +20,6 @@ from tomat.model.nearby_atoms import (
 )
 
 if TYPE_CHECKING:
-    from tomat.data.density.promolecule import Promolecule
     from tomat.data.tokens.shards import ShardSet
 
 MATERIALS_KEPT = 256
@@ -46,7 +45,11 @@ class RowAtoms:
             lambda index: shards.manifest.anchors(shards.manifest.materials[index])
         )
         self._cell = lru_cache(maxsize=MATERIALS_KEPT)(self._read_cell)
-        self._electrons = {} if shards.promolecule is None else electrons_of_atoms(shards.promolecule)
+        self._electrons: dict[int, float] = {}
+        if (known := shards.promolecule) is not None:
+            # An atom's valence, as the densities settled it; where they left it open, the integral of its function,
+            # which is some percent off.
+            self._electrons = {**known.electrons(), **known.valences}
 
     def __call__(self, row: int) -> tuple[NearbyAtoms, np.ndarray | None]:
         """Of one row, NumPy arrays in the model's sizes, and the order of its tokens that they are for, int64
@@ -79,9 +82,3 @@ class RowAtoms:
             )
         mean_density = sum(self._electrons[number] for number in atoms) / crystal.volume_a3
         return *atoms_of_cell(crystal, self.config.basis.cutoff_a), mean_density
-
-
-def electrons_of_atoms(promolecule: "Promolecule") -> dict[int, float]:
-    """Electrons that an atom brings, by atomic number: its valence, as the densities settled it that the promolecule is
-    of; where they left it open the integral of its function, which is some percent off."""
-    return {**promolecule.electrons(), **promolecule.valences}

@@ -158,8 +158,7 @@ def train(
 
 
 def _tell_of_storage(folder: RunFolder, hosts: HostWatch, stop: StopRequest, said: str) -> None:
-    """What a process that ends since its storage stalls leaves behind: a word to the other hosts, which end too, and an
-    event of this machine's history alone."""
+    """Before a process ends since its storage stalls: the other hosts end too, and this machine's history says it."""
     hosts.tell(RETRY_STATUS, said)
     folder.record("stop", stop.step, reason=said)
 

@@ -36,6 +36,7 @@ from tomat.report.pages.sweep_pages import write_sweep_page
 from tomat.report.sweep import front
 from tomat.train.mfu import step_work
 from tomat.train.settings.config import TrainConfig, load_config
+from tomat.train.settings.keys import check_words
 
 DATA = Path(__file__).parents[1] / "cost" / "data"
 SWEEPS = Path(__file__).parents[3] / "configs" / "sweeps"
@@ -146,7 +147,7 @@ def test_rows_and_grid_are_read(sweep_file):
         (("  - {name: base,", "  - {name: base, base: other,"), "base 'other', which is no row"),
         (("name: small", "name: a/b"), "names files"),
         (("trainer.seed: 2}]", "trainer.seed: 3}]"), "exclude has trainer.seed: 3"),
-        (("[--sharding, replicated]", "[sharding, replicated]"), "override of the form"),
+        (("[--sharding, replicated]", "[sharding, replicated]"), r"sweep\.yaml: row 2: found 'sharding'.* of the form"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_reason(sweep_file, change, message):
@@ -154,6 +155,20 @@ def test_a_wrong_file_is_refused_with_the_reason(sweep_file, change, message):
     sweep_file.write_text(SWEEP.replace(*change))
     with pytest.raises(TomatError, match=message):
         load_sweep(sweep_file)
+
+
+def test_an_override_that_cannot_be_is_refused_with_file_and_row(sweep_file):
+    for override, said in (
+        ("[--shardin, zero1]", " sets shardin, which is no setting; did you mean sharding?"),
+        ("[--slice, v6e-5]", ": slice 'v6e-5' is not known; expected one of"),
+        ("[--guards.max_skips, -1]", ": guards.max_skips is -1; expected at least 0"),
+    ):
+        sweep_file.write_text(SWEEP.replace("[--sharding, replicated]", override))
+        row = load_sweep(sweep_file).rows[1]
+        with pytest.raises(TomatError) as refused:
+            check_words(row.config_path, override_words(row.overrides), words_of=row.words_of)
+            row.load()
+        assert str(refused.value).startswith(f"row 'whole' of {sweep_file}{said}")
 
 
 REFUSED_ROWS = {"5 heads"}

@@ -80,13 +80,10 @@ REFUSED = [
     ("data.layout v9", "v3-p19"),
     ("data.source shards", "data.train"),
     ("data.vocabulary_rows 2186", "data.vocabulary_rows is 2,186; expected at least"),
-    ("trainer.id x", "run_name"),
-    ("trainer.mesh.param_mapping {embed: data}", "sharding"),
     ("compiler.libtpu_args [oops]", "--name=value"),
     ("trainer.mp compute=bfloat16,params=float32,output=float32", "trainer.mp has output=float32"),
     ("trainer.model_averaging {type: ema_decay_sqrt}", "into one of: ema"),
     ("trainer.quantization {fp8: true, int8: true}", "trainer.quantization.fp8"),
-    ("trainer.quantization {fp8: true, compute_dtype: bfloat16}", "compute_dtype"),
     ("trainer.checkpointer.save_interval soon", "cannot be read"),
     ("trainer.checkpointer.keep [{every: 1, until: null}, {every: 2, until: null}]", "cannot be read"),
 ]

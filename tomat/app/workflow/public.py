@@ -127,7 +127,7 @@ def _mfu_of_run(run_dir: Path, slice_name: str | None, overrides: Sequence[str],
         platform = _platform(found)
         if slice_name is not None:
             notes = [f"{NOT_ON_RECORD}: {slice_name} is taken, as --slice says", *notes]
-    result = run_report(_work(config, platform, atoms), RunTimes.from_rows(ran.rows), found)
+    result = run_report(_work(config, platform, atoms), RunTimes.from_rows(ran.rows, metrics_path), found)
     devices = None if ran.devices is None else str(ran.devices)
     result |= {"devices_that_ran": devices, "asked_slice": config.slice, "notes": notes}
     said = f"the median step of {metrics_path} is {result['step_seconds']:.3g} s"

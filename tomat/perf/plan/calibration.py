@@ -217,7 +217,7 @@ def row_of_run(run_dir: Path) -> CalibrationRow:
             f"{config.slice or 'a slice'}; put the run's history back, or keep its figures in {MEASUREMENTS_FILE}."
         )
     slice_ = tpu_slice(ran.devices, config.slice)
-    times = RunTimes.from_rows(ran.rows)
+    times = RunTimes.from_rows(ran.rows, run_dir / METRICS_FILE)
     steps = counted(len(times.steady_step_seconds), "steady step")
     return CalibrationRow(
         name=config.run_name,

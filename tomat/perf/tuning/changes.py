@@ -9,7 +9,7 @@ import yaml
 
 from tomat.base.documents import flatten
 from tomat.base.errors import TomatError
-from tomat.base.overrides import parse_overrides
+from tomat.base.overrides import naming_words_of, parse_overrides
 
 if TYPE_CHECKING:
     from tomat.train.settings.config import TrainConfig
@@ -39,7 +39,8 @@ def checked_keys(overrides: Any, where: str) -> dict[str, Any]:
     if overrides is None:
         return {}
     if isinstance(overrides, list):
-        return flatten(parse_overrides([word if isinstance(word, str) else json.dumps(word) for word in overrides]))
+        with naming_words_of(where):
+            return flatten(parse_overrides([word if isinstance(word, str) else json.dumps(word) for word in overrides]))
     if isinstance(overrides, Mapping) and all(isinstance(key, str) and key for key in overrides):
         return {key.removeprefix("--"): value for key, value in overrides.items()}
     expected = "a mapping such as {model.num_heads: 8} or words such as [--model.num_heads, 8]"

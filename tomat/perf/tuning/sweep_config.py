@@ -59,6 +59,8 @@ class SweepRow:
     """Of the scaling figure, those that the row is a point of."""
     exact: bool | None = None
     """Whether it is meant to compute its base's numbers, but for rounding; None: it is not held to either."""
+    file: Path | None = None
+    """Of the sweep; None: it has none."""
 
     @property
     def slice_set(self) -> str | None:
@@ -68,7 +70,7 @@ class SweepRow:
     @property
     def words_of(self) -> str:
         """Who has its overrides, in messages."""
-        return f"row {self.name!r}"
+        return f"row {self.name!r}" + (f" of {self.file}" if self.file else "")
 
     def load(self) -> tuple[TrainConfig, Slice]:
         from tomat.perf.plan.compile.topology import planned_slice
@@ -220,6 +222,7 @@ def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str
         explain=" ".join(str(row.get("explain") or "").split()),
         lines=_lines(row.get("line"), f"{where} {name!r}"),
         exact=exact,
+        file=path,
     )
 
 

@@ -71,8 +71,7 @@ class HangGuard:
             watchdog.stop()
 
     def _record(self, timeout: ProgressTimeout) -> None:
-        """Write the Python stacks of all threads, then the history; called in a thread of its own, after which the
-        process ends."""
+        """Write the stacks of all threads, then the history; in a thread of its own, after which the process ends."""
         run_dir, run_url = self._folder.path, self._folder.config.run_dir
         run_dir.mkdir(parents=True, exist_ok=True)  # it may hang before anything is written
         # Not `jax.process_index`, which opens the devices: what hangs may be just that.

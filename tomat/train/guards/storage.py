@@ -37,11 +37,6 @@ def bytes_written() -> int:
     return sum(value["value"] for one in wanted for value in one["values"])
 
 
-def nothing_known() -> Any:
-    """Progress of what tells none until it is done."""
-    return None
-
-
 @dataclass
 class StorageWatch:
     place: str
@@ -54,10 +49,11 @@ class StorageWatch:
 
     @contextlib.contextmanager
     def watching(
-        self, what: str, progress: Callable[[], Any] = nothing_known, end_seconds: float | None = None
+        self, what: str, progress: Callable[[], Any] | None = None, end_seconds: float | None = None
     ) -> Iterator[None]:
         """Watch over what is being done, such as `saving step 40`, while the context is open. `progress` is anything
-        that changes while it goes on. `end_seconds`: other than the usual limit, `NEVER` for what waits for others."""
+        that changes while it goes on; None: nothing tells of it. `end_seconds`: other than the usual limit, `NEVER` for
+        what waits for others."""
         closed = threading.Event()
         limit = self.end_seconds if end_seconds is None else end_seconds
         thread = threading.Thread(target=self._watch, args=(closed, what, progress, limit), name="storage", daemon=True)
@@ -67,10 +63,10 @@ class StorageWatch:
         finally:
             closed.set()
 
-    def _watch(self, closed: threading.Event, what: str, progress: Callable[[], Any], limit: float) -> None:
-        known, moved, said = progress(), time.monotonic(), 0.0
+    def _watch(self, closed: threading.Event, what: str, progress: Callable[[], Any] | None, limit: float) -> None:
+        known, moved, said = progress and progress(), time.monotonic(), 0.0
         while not closed.wait(min(1.0, self.say_seconds / 4)):
-            now, found = time.monotonic(), progress()
+            now, found = time.monotonic(), progress and progress()
             if found != known:
                 known, moved, said = found, now, 0.0
             elif limit and now - moved >= limit:
@@ -79,7 +75,7 @@ class StorageWatch:
             elif now - moved >= said + self.say_seconds:
                 said = now - moved
                 end = f"; after {limit:.0f} s this process ends, to be started again" if limit else ""
-                seconds = f"{said:.0f} s" + ("" if progress is nothing_known else " without progress")
+                seconds = f"{said:.0f} s" + ("" if progress is None else " without progress")
                 tell(f"{_who()}still {what} ({seconds}){end}", highlight=False, soft_wrap=True)
 
     def _end(self, what: str, seconds: float) -> None:

@@ -78,20 +78,13 @@ class Holder:
         return False
 
 
-class RunLock:
-    """The lock of a run in a folder, which nothing can take away; `Lease` is that of one in a bucket."""
-
-    def check(self) -> None: ...
-
-    def confirm(self) -> None: ...
-
-
 @contextlib.contextmanager
-def hold_run(run_url: str, run_dir: Path, run_name: str) -> Iterator[RunLock]:
-    """Be the one that trains the run while the context is open; for the first process alone."""
+def hold_run(run_url: str, run_dir: Path, run_name: str) -> "Iterator[Lease | None]":
+    """Be the one that trains the run while the context is open; for the first process alone. Gives the lease of a
+    bucket; None in a folder, whose lock nothing can take away."""
     if not is_remote(run_url):
         with _locked(run_dir / LOCK_FILE, run_name):
-            yield RunLock()
+            yield None
         return
     lease = Lease(run_url, run_name)
     lease.acquire()
@@ -123,7 +116,7 @@ def _locked(path: Path, run_name: str) -> Iterator[None]:
         yield
 
 
-class Lease(RunLock):
+class Lease:
     def __init__(
         self, run_url: str, run_name: str, lease_seconds: float = LEASE_SECONDS, renew_seconds: float = RENEW_SECONDS
     ):

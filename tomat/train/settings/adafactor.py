@@ -130,8 +130,7 @@ def scale_by_adafactor(config: AdafactorConfig) -> optax.GradientTransformation:
 
 
 def _map(function: Callable[..., Any], tree: Any, *rest: Any, layers: tuple[str, ...] = ()) -> Any:
-    """`function` of each array of `tree`, named or not, with what stands there in `rest`; its first argument are the
-    axes that count the layers of the stacks that it is in."""
+    """`function` of the axes that count the layers around an array of `tree`, of it, and of what `rest` has there."""
 
     def one(node: Any, *others: Any) -> Any:
         if not isinstance(node, Stacked):

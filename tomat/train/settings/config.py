@@ -26,7 +26,7 @@ from tomat.base.config_keys import key
 from tomat.base.documents import mapping, take_out
 from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER
-from tomat.base.overrides import COMMAND_LINE, parse_overrides, read_yaml, set_by, tomat_cause
+from tomat.base.overrides import COMMAND_LINE, naming_words_of, parse_overrides, read_yaml, set_by, tomat_cause
 from tomat.base.reporting import dump_json, tell
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.train.runs.former_keys import FOLLOWS
@@ -144,7 +144,8 @@ def load_config(
     """Read a training configuration, with `overrides` such as `["--optimizer.learning_rate", "1e-3"]` that `words_of`
     has, for messages."""
     from_file = {} if config_path is None else read_yaml(config_path, "train")
-    return config_from_dict(from_file, str(config_path), parse_overrides(overrides), words_of)
+    with naming_words_of(words_of):
+        return config_from_dict(from_file, str(config_path), parse_overrides(overrides), words_of)
 
 
 def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:

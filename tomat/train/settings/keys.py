@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tomat.base.config_keys import alternatives, fields_below, section_of
 from tomat.base.documents import mapping
 from tomat.base.errors import TomatError
-from tomat.base.overrides import COMMAND_LINE, parse_overrides, read_yaml
+from tomat.base.overrides import COMMAND_LINE, naming_words_of, parse_overrides, read_yaml
 from tomat.hardware.chips import slice_named
 from tomat.train.runs.former_keys import FOLLOWS, former_key
 from tomat.train.settings.schema import RunSchema
@@ -40,15 +40,16 @@ def check_words(
     for; `kind` as for `read_yaml`."""
     if config_path is not None:
         check_keys(read_yaml(config_path, kind), str(config_path), schema)
-    try:
-        values = parse_overrides(overrides)
-    except TomatError:
-        # What is no setting is not asked for a value first.
-        key = overrides[-1].removeprefix("--").partition(".")[0].replace("-", "_")
-        if overrides[-1].startswith("--") and key not in fields_below(schema):
-            check_keys({key: None}, words_of, schema)
-        raise
-    check_keys(values, words_of, schema)
+    with naming_words_of(words_of):
+        try:
+            values = parse_overrides(overrides)
+        except TomatError:
+            # What is no setting is not asked for a value first.
+            key = overrides[-1].removeprefix("--").partition(".")[0].replace("-", "_")
+            if overrides[-1].startswith("--") and key not in fields_below(schema):
+                check_keys({key: None}, words_of, schema)
+            raise
+        check_keys(values, words_of, schema)
 
 
 def check_keys(values: Mapping[str, Any], source: str, schema: type = RunSchema) -> None:

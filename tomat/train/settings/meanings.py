@@ -83,6 +83,5 @@ def _declared(key: str) -> "tuple[Field[Any] | None, str]":
 
 
 def _section(cls: type, path: tuple[str, ...]) -> type | None:
-    """The dataclass of the section at `path`, whose last part is a field of `cls`. The fields of any decoder mean what
-    those of tomat's own do."""
+    """Of the section at `path`, whose last part is a field of `cls`; any decoder's fields mean what tomat's own do."""
     return DensityDecoderConfig if path == ("model",) else section_of(fields_below(cls)[path[-1]][1])

@@ -101,7 +101,7 @@ def test_memory_report(tmp_path: Path):
 
     def read(path: Path) -> None:
         page_html(page_of(str(path)))
-        read_memory(json.loads(path.read_text())["memory"]).by_kind()
+        read_memory(json.loads(path.read_text())["memory"], path).by_kind()
 
     fuzz_json(tmp_path / "plan.json", plan, read, 150)
 

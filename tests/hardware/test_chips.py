@@ -20,6 +20,9 @@ from tomat.hardware.chips import (
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
 def test_every_row_says_where_it_is_from_and_is_found_by_its_device_kind(chip):
     assert len(chip.source) > 20
+    # Fewer bits are no slower.
+    assert chip.peak_of("f32") <= chip.peak_of("bf16") <= min(chip.peak_of("int8"), chip.peak_of("fp8"))
+    assert chip.peak_of("bf16") == chip.peak_bf16_flops_per_second / chip.jax_devices_per_chip
     for kind in chip.device_kinds:
         assert chip_for_device_kind(kind) is chip  # so that no name is of two
 

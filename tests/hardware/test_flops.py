@@ -1,4 +1,5 @@
-"""FLOPs against what XLA counts in the compiled step, against Levanter, and against the published convention.
+"""FLOPs against what XLA counts in the compiled step, against Levanter, and against the published convention; the least
+time of products.
 
 Time: nearly all of it XLA compiling eleven small steps.
 """
@@ -22,6 +23,7 @@ from traced_operations import xla_flops
 
 from tomat.base.errors import TomatError
 from tomat.data.density.promolecule import Promolecule
+from tomat.hardware.chips import CHIPS
 from tomat.hardware.executed import (
     ATTENTION_NAME,
     MLP_NAME,
@@ -35,6 +37,8 @@ from tomat.hardware.executed import (
 )
 from tomat.hardware.flops import (
     ModelShape,
+    OperandTypes,
+    Products,
     UsefulTokens,
     attention_pairs,
     field_training_products,
@@ -260,6 +264,24 @@ def test_ragged_loss_blocks_are_rounded_up():
     shape = ModelShape(64, 128, 2, 4, 4, 16, 1000)
     assert executed_head_flops(shape, 1000, 7, 256) == 3 * 2 * 64 * 7 * 1024
     assert executed_head_flops(shape, 100, 7, 256) == 3 * 2 * 64 * 7 * 100
+
+
+OPERANDS = st.sampled_from(["bf16", "int8", "fp8", "f32"])
+FLOPS = st.floats(0, 1e18)
+
+
+@given(
+    flops=st.tuples(*[FLOPS] * 5), types=st.tuples(*[OPERANDS] * 5), chip=st.sampled_from(sorted(CHIPS)),
+    count=st.integers(1, 9),
+)  # fmt: skip
+def test_each_product_at_the_peak_of_its_operands(flops, types, chip, count):
+    products, operands, peak_of = Products(*flops), OperandTypes(*types), CHIPS[chip].peak_of
+    seconds = sum(done / peak_of(kind) for done, kind in zip(flops, types, strict=True))
+    assert products.least_seconds(operands, peak_of) == pytest.approx(seconds)
+    assert products.times(count).least_seconds(operands, peak_of) == pytest.approx(count * seconds)
+    assert sum(products.by_operand(operands).values()) == pytest.approx(products.total)
+    # Of one type: FLOPs over its peak, as every table of MFU has it.
+    assert products.least_seconds(OperandTypes(), peak_of) == pytest.approx(products.total / peak_of("bf16"))
 
 
 def test_nonsense_is_refused():

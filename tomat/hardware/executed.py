@@ -94,17 +94,16 @@ def attention_kernels(model_config: Any, seq_len: int, platform: str) -> Attenti
         blocks = getattr(model_config, "query_blocks", 1)
         if blocks <= 1:
             return AttentionKernels("vanilla", KernelPass(2, seq_len, seq_len), (KernelPass(4, seq_len, seq_len),))
-        size = math.ceil(seq_len / blocks)
-        return AttentionKernels("query_blocks", KernelPass(2, size, size), (KernelPass(5, size, size),))
-    if backend == "jax_flash":
+        backend, size = "query_blocks", math.ceil(seq_len / blocks)
+    elif backend == "jax_flash":
         size = getattr(model_config, "flash_attention_block_size", None) or _largest_divisor(seq_len, MAX_FLASH_BLOCK)
-        return AttentionKernels("jax_flash", KernelPass(2, size, size), (KernelPass(5, size, size),))
-    if backend == "cudnn":
-        tiles = CUDNN_BLOCK, CUDNN_BLOCK
-        return AttentionKernels("cudnn", KernelPass(2, *tiles), (KernelPass(5, *tiles),))
-    if backend != "splash":
+    elif backend == "cudnn":
+        size = CUDNN_BLOCK
+    elif backend != "splash":
         known = "vanilla, jax_flash, splash or cudnn"
         raise TomatError(f"FLOPs of attention by '{backend}' are not known; expected {known}.")
+    if backend != "splash":
+        return AttentionKernels(backend, KernelPass(2, size, size), (KernelPass(5, size, size),))
     if getattr(model_config, "whole_head", None) is not None:
         # Each part of a block's queries ends at its own last position, each part of its keys begins at its first one.
         _, rows, _, keys = model_config.whole_head.sizes(seq_len, model_config.actual_head_size)

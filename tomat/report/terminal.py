@@ -46,7 +46,7 @@ def print_comparison(result: Comparison) -> None:
 def print_plan(report: Mapping[str, Any], top: int) -> None:
     where = f" on {report['slice']}: {report['n_chips']} chips, {report['n_hosts']} host(s), {_made(report)}"
     console.print(Text.assemble((report["run_name"], "bold"), where))
-    _print_memory(report["memory"], top)
+    _print_memory(report["memory"], report["run_name"], top)
     if report["breakdown"] is not None:
         print_breakdown(Breakdown.from_dict(report["breakdown"], "the plan"), top)
         show(*plan_parts(report))
@@ -57,8 +57,8 @@ def _made(plan: Mapping[str, Any]) -> str:
     return f"{plan['compiler']}, {how}"
 
 
-def _print_memory(record: Any, top: int) -> None:
-    memory = read_memory(record)
+def _print_memory(record: Any, run_name: str, top: int) -> None:
+    memory = read_memory(record, f"of {run_name}")
     show(memory_parts(memory)[0])
     if memory.largest and top > 0:
         table = buffers_table(memory, top)
@@ -74,7 +74,7 @@ def print_decoders(report: Mapping[str, Any], top: int) -> None:
         if plan["kv_cache_bytes"] is not None:
             kept = readable_bytes(plan["kv_cache_bytes"])
             console.print(f"keys and values kept: {kept}, kv_cache_dtype {plan['kv_cache_dtype']}")
-        _print_memory(plan["memory"], 0 if plan["fits"] else top)
+        _print_memory(plan["memory"], report["run_name"], 0 if plan["fits"] else top)
         if plan["fits"]:
             print_breakdown(Breakdown.from_dict(plan["breakdown"], "the plan"), top)
             show(support_table([Support(**part) for part in plan["rests_on"]]))

@@ -84,41 +84,28 @@ def test_a_run_measures_the_tpu_slice_that_it_ran_on(tmp_path, asked, devices, h
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "figures", "said"),
     [
-        {"slice": "v99-3"},
-        {"doubted": {"matmul_share": "not measured"}},
-        {"measured": {"fits": True, "step_seconds": 2.0}, "doubted": {"step_seconds": "it cannot be"}},
+        ({"slice": "v99-3"}, {}, "'v99-3' is not known"),
+        ({"doubted": {"matmul_share": "not measured"}}, {}, "doubted has matmul_share, which is no measured share"),
+        ({"doubted": {"step_seconds": "it cannot be"}}, {"step_seconds": 2.0}, "doubted has step_seconds"),
+        ({}, {"step_seconds": 2080.0}, "expected a number from 0.0001 to 600, seconds"),  # milliseconds
+        ({}, {"step_seconds": 2.08, "attention_share": 47.0}, "expected .* a fraction of the step"),
+        ({}, {"hbm_required_gib": 6.1e9}, "expected .* GiB of one device"),  # bytes
+        ({}, {"step_ms": 2080}, "has the unknown figure 'step_ms'"),
     ],
 )
-def test_a_row_that_cannot_be_is_one_clear_error(tmp_path, row):
+def test_a_row_that_cannot_be_is_one_clear_error_of_either_file(tmp_path, row, figures, said):
     """Other damage: `tests/fuzz/test_result_files.py`."""
-    whole = {"name": "a", "slice": "v6e-4", "source": "", "measured": {"fits": True}, "overrides": []}
-    (tmp_path / "calibration.json").write_text(json.dumps({"rows": [whole | row]}))
-    with pytest.raises(TomatError, match="calibration.json") as refused:
-        Calibration.load(tmp_path)
-    assert "\n" not in str(refused.value)
-
-
-IMPOSSIBLE = {
-    "2,080 s for 2,080 ms": {"step_seconds": 2080.0},
-    "a share of 47": {"step_seconds": 2.08, "attention_share": 47.0},
-    "bytes for GiB": {"hbm_required_gib": 6.1e9},
-    "an unknown figure": {"step_ms": 2080},
-}
-
-
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_figures_that_cannot_be_are_taken_from_no_file(name, tmp_path):
-    said = {"name": "a", "config_path": "x.yaml", "source": "a test", "measured": {"fits": True} | IMPOSSIBLE[name]}
-    row = said | {"slice": "v6e-16", "overrides": [], "config": None, "compiler": "libtpu 0.0.46",
-                  "predicted": {"fits": True, "model_seconds": 1.75, "hbm_required_gib": 5.7}}  # fmt: skip
-    (tmp_path / "calibration.json").write_text(json.dumps({"rows": [row]}))
-    (tmp_path / "calibration.yaml").write_text(yaml.safe_dump({"measurements": [said]}))
-    with pytest.raises(TomatError, match="calibration.json"):
-        Calibration.load(tmp_path)
-    with pytest.raises(TomatError, match="calibration.yaml"):
-        read_measurements(tmp_path)
+    kept = {"name": "a", "config_path": "x.yaml", "source": "a test", "measured": {"fits": True} | figures} | row
+    predicted = {"fits": True, "model_seconds": 1.75, "hbm_required_gib": 5.7}
+    planned = {"slice": "v6e-16", "overrides": [], "config": None, "compiler": "", "predicted": predicted} | kept
+    (tmp_path / "calibration.json").write_text(json.dumps({"rows": [planned]}))
+    (tmp_path / "calibration.yaml").write_text(yaml.safe_dump({"measurements": [kept]}))
+    for name, read in (("calibration.json", Calibration.load), ("calibration.yaml", read_measurements)):
+        with pytest.raises(TomatError, match=f"{name}.*{said}") as refused:
+            read(tmp_path)
+        assert "\n" not in str(refused.value)
 
 
 def test_a_measurement_far_from_its_plan_is_refused():

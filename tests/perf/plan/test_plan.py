@@ -250,5 +250,5 @@ def test_a_decoder_of_levanters_is_planned_with_the_attention_that_it_takes_on_a
     config = load_config(None, llama)
     assert config.model.attn_backend is None  # by Levanter: splash on a TPU, JAX's flash on the CPU that lowers
     step = compile_step(config, planned_slice(config, "v6e-4"), cache_dir=cache)
-    kernels = {op.custom_call_target for op in step.program.by_name.values()}
+    kernels = {op.custom_call_target for op in step.made[0].by_name.values()}
     assert "tpu_custom_call" in kernels

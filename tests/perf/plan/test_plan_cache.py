@@ -15,9 +15,11 @@ import pytest
 from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.perf.plan import plan_cache
-from tomat.perf.plan.compile.compiler import EXECUTABLE_FILE, PROGRAM_FILE, SCHEDULE_FILE, CompiledStep, is_kept
+from tomat.perf.plan.compile.compiler import EXECUTABLE_FILE, CompiledStep, is_kept
 from tomat.perf.plan.plan_cache import (
     PACKAGE,
+    PROGRAM_FILE,
+    SCHEDULE_FILE,
     evict,
     find_report,
     installed_packages,
@@ -134,17 +136,24 @@ def test_a_working_folder_lives_as_long_as_its_process(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("name", "damage"),
     # Two workers name a test alike only if its bytes hold no time of day.
-    [b"x", gzip.compress(b"{}", mtime=0)[:-9], gzip.compress(b'{"a": 3}', mtime=0)],
-)
-def test_damaged_schedules_say_which_folder_to_delete(tmp_path, damage):
+    [(SCHEDULE_FILE, b"x"), (SCHEDULE_FILE, gzip.compress(b"{}", mtime=0)[:-9]), (PROGRAM_FILE, b"x"),
+     (SCHEDULE_FILE, gzip.compress(b'{"a": 3}', mtime=0)), (PROGRAM_FILE, gzip.compress(b"x", mtime=0)[:-9])],
+)  # fmt: skip
+def test_a_damaged_program_says_which_file_it_is_and_which_folder_to_delete(tmp_path, name, damage):
     folder = finished(tmp_path, "key")
-    (folder / SCHEDULE_FILE).write_bytes(damage)
-    said = r"schedule\.json\.gz is (damaged|not JSON).*Delete .*key and plan again\.$"
-    with pytest.raises(TomatError, match=said) as refused:
-        _ = CompiledStep(folder, {"status": "fits"}, cached=True).schedules
-    assert "\n" not in str(refused.value)
+    (folder / name).write_bytes(damage)
+    with pytest.raises(TomatError, match=r"(damaged|not ).*Delete .*key and plan again\.$") as refused:
+        _ = CompiledStep(folder, {"status": "fits"}, cached=True).made
+    assert "\n" not in str(refused.value) and str(refused.value).startswith(str(folder / name))
+
+
+def test_a_damaged_memory_says_which_file_it_is_in_and_which_folder_to_delete(tmp_path):
+    step = CompiledStep(tmp_path / "key", {"memory": {"fits": True, "required_bytes": -1}}, cached=True)
+    said = rf"memory of the plan {step.folder}/result.json is damaged: required_bytes is -1; .* Delete {step.folder} "
+    with pytest.raises(TomatError, match=said):
+        _ = step.memory
 
 
 def test_a_damaged_answer_is_asked_again(tmp_path):

@@ -1,6 +1,7 @@
 """Profiles that several tests read: a program compiled for v6e, a TPU trace built of it, a real CPU trace."""
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,22 +23,26 @@ SHORTEST_SECONDS = 50e-9
 """No operation of a real trace takes no time."""
 
 
-def fixture_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs) -> float:
-    """What the fixture says a kernel takes: the compiler's estimate, a fixed time where there is none."""
-    seconds = compiler_seconds(program, instruction, roofs)
-    return KERNEL_SECONDS if seconds is None else max(seconds, SHORTEST_SECONDS)
-
-
 @pytest.fixture(scope="session")
 def v6e_program() -> HloProgram:
     return load_program(PROFILES / "v6e_step.hlo.pb.gz")
 
 
 @pytest.fixture(scope="session")
-def tpu_bytes(v6e_program: HloProgram):
-    """Builds the xplane bytes of one host: `tpu_bytes(first_device=2, n_steps=4, ...)`."""
+def v6e_seconds(v6e_program: HloProgram) -> Callable[[Instruction], float]:
+    """What the fixtures say a kernel takes: the compiler's estimate, a fixed time where there is none."""
     roofs = Roofs.of_device_kind(V6E)
 
+    def seconds(instruction: Instruction) -> float:
+        known = compiler_seconds(v6e_program, instruction, roofs)
+        return KERNEL_SECONDS if known is None else max(known, SHORTEST_SECONDS)
+
+    return seconds
+
+
+@pytest.fixture(scope="session")
+def tpu_bytes(v6e_program: HloProgram, v6e_seconds):
+    """Builds the xplane bytes of one host: `tpu_bytes(first_device=2, n_steps=4, ...)`."""
     whole = serialise_program(v6e_program)
 
     def build(
@@ -56,7 +61,7 @@ def tpu_bytes(v6e_program: HloProgram):
             slow = 1 + device_skew * ordinal  # each device is this much slower than the one before it
 
             def seconds(instruction: Instruction, slow: float = slow) -> float:
-                return fixture_seconds(v6e_program, instruction, roofs) * slow
+                return v6e_seconds(instruction) * slow
 
             one = new_message("XSpace")
             one.ParseFromString(build_xspace(v6e_program, device_kind, seconds, n_steps, hlo_proto))
@@ -96,6 +101,12 @@ def unpacked(folder: Path, name: str) -> Path:
 def cpu_profile(tmp_path_factory) -> Path:
     """The real CPU trace, unpacked."""
     return unpacked(tmp_path_factory.mktemp("cpu_profile"), "cpu_step.xplane.pb.gz")
+
+
+@pytest.fixture(scope="session")
+def h100_profile(tmp_path_factory) -> Path:
+    """The real trace of an H100, with cuDNN's attention, unpacked."""
+    return unpacked(tmp_path_factory.mktemp("h100_profile"), "h100_step.xplane.pb.gz")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,4 @@
-import gzip
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,15 +13,10 @@ from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 from tomat.perf.profile.trace_data import DeviceTrace, Events, ModuleRun, OpKind, Trace
 
-PACKED = Path(__file__).parents[2] / "fixtures" / "profiles" / "h100_step.xplane.pb.gz"
-
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
-    """That of an H100, with cuDNN's attention."""
-    path = tmp_path_factory.mktemp("h100") / "host0.xplane.pb"
-    path.write_bytes(gzip.decompress(PACKED.read_bytes()))
-    return load_trace(path)
+def trace(h100_profile) -> Trace:
+    return load_trace(h100_profile)
 
 
 def test_products_of_cublas_and_cudnn_in_cuda_graphs_are_those_of_the_model(trace):
@@ -44,12 +37,11 @@ def test_products_of_cublas_and_cudnn_in_cuda_graphs_are_those_of_the_model(trac
     assert sum(op.flops or 0.0 for op in breakdown.ops) == pytest.approx(expected, rel=0.01)
 
 
-def test_a_damaged_call_is_refused_and_a_loop_without_end_is_left_alone(trace, tmp_path):
-    whole = gzip.decompress(PACKED.read_bytes())
+def test_a_damaged_call_is_refused_and_a_loop_without_end_is_left_alone(trace, h100_profile, tmp_path):
     contracted = b'"lhs_contracting_dimensions":["%d"]'
     path = tmp_path / "host0.xplane.pb"
-    path.write_bytes(whole.replace(contracted % 1, contracted % 9))
-    with pytest.raises(TomatError, match="the HLO of .* is damaged"):
+    path.write_bytes(h100_profile.read_bytes().replace(contracted % 1, contracted % 9))
+    with pytest.raises(TomatError, match=f"{path}, module .*: the HLO of .* is damaged: .* take the profile again"):
         breakdown_from_trace(load_trace(path))
     loop = """HloModule m
 body { p = f32[8,8]{1,0} parameter(0)

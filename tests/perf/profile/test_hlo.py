@@ -1,7 +1,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from hlo_text import counted_loop, program_of
+from hlo_text import counted_loop, program_of, text_of
 from trace_builder import serialise_program
 
 from tomat.base.errors import TomatError
@@ -9,6 +9,7 @@ from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_costs import instruction_flops
 from tomat.perf.profile.hlo_files import load_program, program_from_bytes, program_from_text
 from tomat.perf.profile.hlo_kernels import executed_kernels, loop_notes, trip_count
+from tomat.perf.profile.load import load_breakdown
 from tomat.perf.profile.protos import new_message
 
 
@@ -45,6 +46,15 @@ def test_bad_modules_are_refused(v6e_program, tmp_path):
     (tmp_path / "bad.hlo.gz").write_bytes(b"\x1f\x8b\x08\x00 broken")
     with pytest.raises(TomatError, match="cannot be read"):
         load_program(tmp_path / "bad.hlo.gz")
+
+
+def test_a_text_whose_parts_do_not_fit_is_refused_with_its_file(tmp_path):
+    path = tmp_path / "x.hlo"
+    config = '{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["9"]}}}'
+    call = f'custom-call(a, a), custom_call_target="__cublas$gemm", backend_config={config}'
+    path.write_text(text_of(f"a = f32[8,8]{{1,0}} parameter(0)\n  ROOT y = f32[8,8]{{1,0}} {call}"))
+    with pytest.raises(TomatError, match=f"^{path}: the HLO of m is damaged: .*IndexError.* Dump the module"):
+        load_breakdown(str(path), device_kind="TPU v6 lite")
 
 
 @pytest.mark.parametrize("size", ["-128", "-1", "-9223372036854775809"])

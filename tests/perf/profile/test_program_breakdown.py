@@ -2,23 +2,19 @@ import pytest
 
 from tomat.perf.profile.breakdown import Bound
 from tomat.perf.profile.categories import Category
-from tomat.perf.profile.program_breakdown import breakdown_from_program, compiler_seconds
+from tomat.perf.profile.program_breakdown import breakdown_from_program
 from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 
 V6E = "TPU v6 lite"
 
 
-def test_predicted_and_traced_are_the_same_table(v6e_program, tpu_profile):
+def test_predicted_and_traced_are_the_same_table(v6e_program, tpu_profile, v6e_seconds):
     """The trace was built from the compiler's seconds; the compiled breakdown with them must be its categories."""
     traced = breakdown_from_trace(load_trace(tpu_profile))
 
-    def seconds(instruction):
-        known = compiler_seconds(v6e_program, instruction, traced.roofs)
-        return 20e-6 if known is None else max(known, 50e-9)
-
     def slower(instruction):
-        return 0.0 if instruction.opcode == "while" else seconds(instruction) * 1.015
+        return 0.0 if instruction.opcode == "while" else v6e_seconds(instruction) * 1.015
 
     predicted = breakdown_from_program(v6e_program, device_kind=V6E, kernel_seconds=slower)
     mine = {r.name: r for r in predicted.categories}

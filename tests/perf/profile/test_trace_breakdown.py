@@ -96,13 +96,14 @@ def test_a_real_cpu_step(cpu):
     assert found == pytest.approx(expected, rel=0.05)
 
 
+def traced(folder, data: bytes) -> Breakdown:
+    (folder / "x.xplane.pb").write_bytes(data)
+    return breakdown_from_trace(load_trace(folder / "x.xplane.pb"))
+
+
 def test_without_hlo_the_events_own_stats_decide(tpu_bytes, tmp_path):
-    path = tmp_path / "x.xplane.pb"
-    path.write_bytes(tpu_bytes(hlo_proto=None, n_devices=1))
-    blind = breakdown_from_trace(load_trace(path))
+    blind, seeing = traced(tmp_path, tpu_bytes(hlo_proto=None, n_devices=1)), traced(tmp_path, tpu_bytes(n_devices=1))
     assert any("holds no HLO" in n for n in blind.notes)
-    path.write_bytes(tpu_bytes(n_devices=1))
-    seeing = breakdown_from_trace(load_trace(path))
     assert blind.step_seconds == pytest.approx(seeing.step_seconds)
     a, b = ({r.name: r.seconds for r in x.categories} for x in (blind, seeing))
     for name in ("idle between steps", "collectives, exposed"):
@@ -157,17 +158,13 @@ PEAKS = {"peak_teraflops_per_second": 1028.75, "peak_hbm_bw_gigabytes_per_second
 
 @pytest.mark.parametrize(("name", "stated"), [("TPU v6 Lite", {}), ("TPU V6E", PEAKS)])
 def test_a_chip_of_the_table_has_its_peaks(name, stated, tpu_bytes, tmp_path):
-    path = tmp_path / "x.xplane.pb"
-    path.write_bytes(with_stats(tpu_bytes(n_devices=1), device_type_string=name, **stated))
-    roofs = breakdown_from_trace(load_trace(path)).roofs
+    roofs = traced(tmp_path, with_stats(tpu_bytes(n_devices=1), device_type_string=name, **stated)).roofs
     assert roofs == Roofs.of_device_kind("TPU v6 lite") and roofs.peak_flops_per_second == 918e12
     assert not roofs.stated_by_trace
 
 
 def test_a_chip_that_is_not_in_the_table_has_the_peaks_that_its_trace_states(tpu_bytes, tmp_path, capsys):
-    path = tmp_path / "x.xplane.pb"
-    path.write_bytes(with_stats(tpu_bytes(n_devices=1), device_type_string="TPU v9 Mega", **PEAKS))
-    found = breakdown_from_trace(load_trace(path))
+    found = traced(tmp_path, with_stats(tpu_bytes(n_devices=1), device_type_string="TPU v9 Mega", **PEAKS))
     assert found.roofs.stated_by_trace and found.roofs.device_kind == "TPU v9 Mega"
     assert found.roofs.peak_flops_per_second == pytest.approx(1028.75e12)
     assert found.roofs.peak_hbm_bytes_per_second == pytest.approx(3686.156e9)
@@ -176,15 +173,13 @@ def test_a_chip_that_is_not_in_the_table_has_the_peaks_that_its_trace_states(tpu
     assert any("TPU v9 Mega is not in the table" in note and "the trace states" in note for note in found.notes)
     assert Breakdown.from_dict(found.to_dict()).roofs == found.roofs
     assert "as the trace states them" in str(setup_facts(RECORD, found))
-    assert tomat(["profile", str(path), "--top", "0"]) == 0
+    assert tomat(["profile", str(tmp_path / "x.xplane.pb"), "--top", "0"]) == 0
     assert "1.03 PFLOP/s and 3.69 TB/s, are those that the trace states" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_chip_of_which_nothing_is_known_has_no_peaks(tpu_bytes, tmp_path):
-    path = tmp_path / "x.xplane.pb"
-    path.write_bytes(with_stats(tpu_bytes(n_devices=1), device_type_string="TPU v9 Micro"))
     with pytest.warns(UserWarning, match="'TPU v9 Micro'.*no MFU"):
-        found = breakdown_from_trace(load_trace(path))
+        found = traced(tmp_path, with_stats(tpu_bytes(n_devices=1), device_type_string="TPU v9 Micro"))
     assert found.roofs == Roofs("TPU v9 Micro") and "not in the table of chips" in str(setup_facts(RECORD, found))
 
 

@@ -23,8 +23,9 @@ from tomat.perf.cost.chip_model import ChipModel, Parameters, Support
 from tomat.perf.cost.estimate import StepEstimate
 from tomat.perf.cost.memory import memory_of_compiled, memory_of_oom
 from tomat.perf.plan.calibration import Calibration, CalibrationRow
-from tomat.perf.plan.compile.compiler import PROGRAM_FILE, CompiledStep
+from tomat.perf.plan.compile.compiler import CompiledStep
 from tomat.perf.plan.plan import Plan
+from tomat.perf.plan.plan_cache import PROGRAM_FILE, SCHEDULE_FILE
 from tomat.perf.profile.hlo_files import load_program
 from tomat.perf.profile.program_breakdown import breakdown_from_program
 from tomat.perf.tuning.changes import override_words
@@ -82,6 +83,7 @@ class StoredPlanner:
         self.interrupted_after: int | None = None
         self.folder = folder
         shutil.copy(DATA / "scan_fits.hlo.pb.gz", folder / PROGRAM_FILE)
+        (folder / SCHEDULE_FILE).write_bytes(gzip.compress(b"{}"))
         fits, oom = (gzip.decompress((DATA / f"scan_{name}.hlo.pb.gz").read_bytes()) for name in ("fits", "oom"))
         self.memory, self.oom = memory_of_compiled(fits, CAPACITY), memory_of_oom(REFUSED, oom)
         self.breakdown = breakdown_from_program(load_program(folder / PROGRAM_FILE), device_kind="TPU v6 lite")

@@ -40,7 +40,7 @@ def test_what_stands_below_a_figure_is_said_once():
         ("nowhere.json", None, "does not exist"),
         ("other.json", "{}", "a JSON of another kind"),
         ("profile.json", '{"format_version": 1, "ops": 3}', "profile.json is damaged"),
-        ("plan.json", '{"program_key": "x", "breakdown": null}', "the memory of the plan is damaged"),
+        ("plan.json", '{"program_key": "x", "breakdown": null}', "the memory of the plan .*plan.json is damaged"),
         ("CHGCAR", "nothing", "CHGCAR"),
         ("page.html", "nothing", "is of another kind by its name"),
     ],

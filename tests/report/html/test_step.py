@@ -66,15 +66,16 @@ def test_a_plan_has_its_memory_over_the_schedule_and_the_buffers_at_the_peak(ste
     assert list(values_of(area["x"])) == [0.0, 50.0, 90.0] and list(values_of(area["y"])) == [1.0, 2.0, 1.0]
     assert "at most 2.000 GiB at 50 % of it" in reader.text and "1. fusion.9" in reader.text and "<plan>" in reader.text
     assert "on kernels without timings" in reader.text and "40.0 %: interconnect 40.0 %" in reader.text
-    assert asdict(read_memory(report["memory"])) == asdict(memory)
+    assert asdict(read_memory(report["memory"], "x")) == asdict(memory)
 
 
 def test_an_older_plan_says_that_it_lacks_the_schedule_and_a_damaged_one_is_refused(step, memory):
     older = {key: value for key, value in memory.to_dict().items() if key != "timeline"}
     reader = read_page(page_html(breakdown_page(step, "plan", report={"run_name": "x", "memory": older})))
     assert "an earlier tomat made it" in reader.text
-    with pytest.raises(TomatError, match="the memory of the plan is damaged: timeline"):
-        breakdown_page(step, "plan", report={"run_name": "x", "memory": older | {"timeline": [[0.0]]}})
+    with pytest.raises(TomatError, match="the memory of the plan x.json is damaged: timeline"):
+        damaged = {"run_name": "x", "memory": older | {"timeline": [[0.0]]}}
+        breakdown_page(step, "plan", report=damaged, origin="x.json")
 
 
 def test_a_plan_that_does_not_fit_shows_what_fills_the_memory_and_what_was_tried(tmp_path, memory):

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from tomat.base.documents import mapping
 from tomat.base.errors import TomatError
 from tomat.base.reporting import write_text
 from tomat.hardware.chip_table import Chip
@@ -18,7 +19,7 @@ from tomat.hardware.chips import chip_for_device_kind
 from tomat.measure.bench.chip_rows import Row
 from tomat.measure.bench.device_timing import RunTimes
 from tomat.perf.timed_kernels.own import TIMED_WITH, OwnProgram, own_program
-from tomat.perf.timed_kernels.timings import COLUMNS, read_cells
+from tomat.perf.timed_kernels.timings import COLUMNS, cell_value, read_cells
 
 PEAK_MATMULS = ("tomat_matmul", "tomat_matmul_transposed")
 PEAK_STREAMS = ("tomat_add", "tomat_adam", "tomat_copy", "tomat_row_sum", "tomat_swiglu")
@@ -100,7 +101,7 @@ class Record:
     def of_machine(self) -> list[CsvRow]:
         """Rows that this machine's versions have timed; damaged ones are not among them."""
         here = self.machine.name, self.machine.versions
-        rows = [row for row in self.rows if (row["chip"], _object(row["settings"]).get(TIMED_WITH)) == here]
+        rows = [row for row in self.rows if (row["chip"], mapping(cell_value(row["settings"])).get(TIMED_WITH)) == here]
         return [row for row in rows if _is_whole(row)]
 
     def _cells(self, row: Row) -> CsvRow:
@@ -116,8 +117,8 @@ def _key(cells: CsvRow) -> tuple[str, str]:
 
 def row_of(cells: CsvRow) -> Row:
     """The program of a row of the file, without the versions that timed it."""
-    settings = {name: value for name, value in _object(cells["settings"]).items() if name != TIMED_WITH}
-    return cells["op"], _object(cells["shapes"]), settings
+    arrays, settings = (mapping(cell_value(cells[name])) for name in ("shapes", "settings"))
+    return cells["op"], dict(arrays), {name: value for name, value in settings.items() if name != TIMED_WITH}
 
 
 def _is_whole(cells: CsvRow) -> bool:
@@ -126,14 +127,6 @@ def _is_whole(cells: CsvRow) -> bool:
         return float(cells["ms_median"]) > 0
     except (TomatError, ValueError):
         return False
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"damaged": text}
 
 
 def measured_peaks(chip: Chip | None, rows: Sequence[CsvRow]) -> dict[str, Any]:

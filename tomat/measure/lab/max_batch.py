@@ -20,11 +20,11 @@ from tomat.base.records import Amount, Count, Positive
 from tomat.base.reporting import dump_json, to_jsonable, write_json
 from tomat.measure.lab.messages import FAILED, MEASURED, PROCESS, LabConfig, Request, RowError, Status
 from tomat.measure.lab.process import RowProcess, described
-from tomat.measure.lab.record import Rate, Seconds, record_path
+from tomat.measure.lab.record import Rate, record_path
 from tomat.measure.lab.run import alone_in
 from tomat.perf.tuning.batch_search import RUNS, Tried, next_size
 from tomat.perf.tuning.changes import override_words
-from tomat.perf.tuning.sweep_record import RECORD_FORMAT, read_record
+from tomat.perf.tuning.sweep_record import RECORD_FORMAT, Seconds, read_record
 
 POLICY_KEY = "model.gradient_checkpointing"
 
@@ -42,6 +42,10 @@ class Probe:
     loss: float | None = None
     """Of the first step: of batches of the same rows, the first of them more."""
     others_busy_share: Amount | None = None
+
+    def __post_init__(self) -> None:
+        if self.runs and None in (self.step_seconds, self.tokens_per_second, self.peak_memory_bytes):
+            raise ValueError("expected step_seconds, tokens_per_second and peak_memory_bytes of a batch that runs")
 
     @property
     def runs(self) -> bool:
@@ -213,11 +217,6 @@ class MaxBatchRecord:
     """The file, as far as it is read again."""
 
     searches: list[Search]
-
-    def __post_init__(self) -> None:
-        for probe in (probe for search in self.searches for probe in search.probes if probe.runs):
-            if None in (probe.step_seconds, probe.tokens_per_second, probe.peak_memory_bytes):
-                raise ValueError("expected step_seconds, tokens_per_second and peak_memory_bytes of a batch that runs")
 
 
 STATUS_WORDS: dict[Status, str] = {"measured": "OK", "out of memory": "OOM", "too long": "TIME", "failed": "FAILED"}

@@ -18,14 +18,11 @@ from tomat.measure.lab.messages import MEASURED, Status
 from tomat.measure.lab.speedup import Ratio, StartNoise, ratio_of_starts
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_config import SweepRow
-from tomat.perf.tuning.sweep_record import Interval, SweptRow
+from tomat.perf.tuning.sweep_record import Interval, Seconds, SweptRow
 
 LAB_DIR = "lab"
 """Of the tracking folder: the records."""
 
-
-Seconds = Annotated[float, Meta(gt=0, le=1e9)]
-"""Of something that ran."""
 Rate = Annotated[float, Meta(ge=1e-3, le=1e15)]
 """Tokens a second; of ratios of such, and of their spread, there are exponentials."""
 

@@ -13,6 +13,7 @@ trace is part of the ``HloProto``: replayed, it tells which buffers are live tog
 
 import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tomat.base.errors import TomatError
@@ -291,8 +292,9 @@ class MemoryReport:
         return {**asdict(self), "headroom_bytes": self.headroom_bytes, "fragmentation_bytes": self.fragmentation_bytes}
 
 
-def read_memory(data: Any) -> MemoryReport:
-    return typed(data, MemoryReport, "the memory of the plan", "Plan again.")
+def read_memory(data: Any, origin: str | Path, remedy: str = "Plan again.") -> MemoryReport:
+    """From the JSON of a plan; `origin` is its file or its name, for errors."""
+    return typed(data, MemoryReport, f"the memory of the plan {origin}", remedy)
 
 
 def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport | None:

@@ -80,8 +80,8 @@ class Plan:
         """The Pallas kernels of the step: schedule, share of the slots, what binds; longest first."""
         if self.step is None:
             return []
-        program = self.compiled.program
-        schedules = matched_schedules(program, self.compiled.schedules)
+        program, schedules = self.compiled.made
+        matched = matched_schedules(program, schedules)
         rows = [
             {
                 "name": name,
@@ -93,7 +93,7 @@ class Plan:
                 "active_grid_share": op.schedule.active_share,
                 "mask_found": op.schedule.mask_found,
                 "assumed_bundle_share": op.schedule.assumed_bundle_share,
-                "slot_utilisation": slot_utilisation(schedules[name]),
+                "slot_utilisation": slot_utilisation(matched[name]),
             }
             for name, op in self.step.ops.items()
             if op.schedule is not None and program.by_name[name].custom_call_target == PALLAS_TARGET
@@ -129,8 +129,7 @@ def estimated(
 ) -> StepEstimate:
     """The cycle models on a compiled program that fits."""
     return estimate_step(
-        compiled.program,
-        compiled.schedules,
+        *compiled.made,
         slice_,
         title=title,
         model=model,

@@ -115,9 +115,10 @@ class Instruction:
 class HloProgram:
     """A module: computations, instructions by id and name, stack frames, allocations."""
 
-    def __init__(self, module: Any, program_id: int = 0, buffer_assignment: Any = None) -> None:
-        """Of a decoded `HloModuleProto` (and `BufferAssignmentProto`); `program_id` where it is not the module's."""
-        self.module = module
+    def __init__(self, module: Any, program_id: int = 0, buffer_assignment: Any = None, origin: str = "") -> None:
+        """Of a decoded `HloModuleProto` (and `BufferAssignmentProto`); `program_id` where it is not the module's,
+        `origin` is the file, for errors."""
+        self.module, self.origin = module, origin
         self.name: str = module.name
         self.program_id: int = program_id or module.id
         self.entry_id: int = module.entry_computation_id
@@ -225,7 +226,7 @@ def sound_parts(program: HloProgram) -> Iterator[None]:
         yield
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration) as error:
         raise TomatError(
-            f"the HLO of {program.name or 'a program'} is damaged: its parts do not fit together "
+            f"{program.origin}: the HLO of {program.name or 'a program'} is damaged: its parts do not fit together "
             f"({type(error).__name__}: {error}). Dump the module or take the profile again."
         ) from error
 

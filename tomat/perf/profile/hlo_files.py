@@ -68,7 +68,7 @@ def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProg
                 check_structure(module)
             except ValueError as error:
                 raise TomatError(f"{origin}: a damaged HLO module ({error}). Write it again, or copy it.") from None
-            return HloProgram(module, program_id, assignment)
+            return HloProgram(module, program_id, assignment, origin)
     raise TomatError(
         f"{origin} is no compiled program, or is damaged: {len(data):,} bytes without an entry computation. "
         "Give the optimised module XLA wrote (--xla_dump_to, or compiled.runtime_executable().hlo_modules()[0]), whole."

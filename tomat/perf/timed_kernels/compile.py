@@ -4,7 +4,6 @@
 apart) of a timed kernel; `programs.py` asks it.
 """
 
-import gzip
 import sys
 import time
 from collections.abc import Callable
@@ -17,11 +16,10 @@ from tomat.base.reporting import first_line
 from tomat.hardware.chips import slice_named
 from tomat.perf.plan.compile.process import LLO_DUMP, answer, keep_answer, say
 from tomat.perf.plan.compile.topology import topology_devices
+from tomat.perf.plan.plan_cache import keep_program
 from tomat.perf.timed_kernels.timings import KernelTiming
 
 CHILD_MODULE = "tomat.perf.timed_kernels.compile"
-PROGRAM_FILE = "program.hlo.pb.gz"
-SCHEDULE_FILE = "schedule.json.gz"
 
 
 def compile_kernel(request: dict[str, Any], lower: Callable[[KernelTiming, Any], Any]) -> None:
@@ -45,8 +43,6 @@ def compile_alone(request: dict[str, Any], lower: Callable[[Any], Any]) -> None:
 
 def _compiled(lowered: Any, part: Path, llo_dump: Path) -> dict[str, Any]:
     """What the compiler makes of a program, which is left in `part`."""
-    from tomat.perf.cost.llo import read_schedules, write_schedules
-
     say("compiling")
     began = time.perf_counter()
     try:
@@ -55,8 +51,7 @@ def _compiled(lowered: Any, part: Path, llo_dump: Path) -> dict[str, Any]:
         raise TomatError(f"the compiler refuses it: {first_line(error)[:300]}") from None
     compile_seconds = time.perf_counter() - began
     module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
-    write_schedules(part / SCHEDULE_FILE, read_schedules(llo_dump))
+    keep_program(part, module, llo_dump)
     # jax 0.11.1: of the program as it is loaded, arguments and outputs included; what tokamax records.
     memory = compiled.memory_analysis()
     return {

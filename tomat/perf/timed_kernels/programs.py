@@ -17,12 +17,10 @@ from tomat.base.errors import TomatError
 from tomat.hardware.chips import TPU_SLICES, Slice
 from tomat.perf.cost.chip_model import ChipModel, KernelWork, Parameters
 from tomat.perf.cost.estimate import PALLAS_TARGET, estimate_step
-from tomat.perf.cost.llo import kept_schedules
 from tomat.perf.plan.compile.process import Limits, RequestRefused, ask, end_pool
 from tomat.perf.plan.compile.topology import compiler_version
-from tomat.perf.plan.plan_cache import open_cache, open_result, sources_digest
-from tomat.perf.profile.hlo_files import load_program
-from tomat.perf.timed_kernels.compile import CHILD_MODULE, PROGRAM_FILE, SCHEDULE_FILE
+from tomat.perf.plan.plan_cache import PROGRAM_FILES, kept_program, open_cache, open_result, sources_digest
+from tomat.perf.timed_kernels.compile import CHILD_MODULE
 from tomat.perf.timed_kernels.timings import OWN, KernelTiming, RefusedRow
 
 SOURCES = ("tomat.perf.timed_kernels.own", "tomat.perf.cost.llo")
@@ -68,8 +66,7 @@ class TimedProgram:
 
 
 def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
-    schedules = kept_schedules(folder / SCHEDULE_FILE, f"Delete {folder} and calibrate again.")
-    program = load_program(folder / PROGRAM_FILE)
+    program, schedules = kept_program(folder, "calibrate")
     # For the work alone: no parameters of the chip are needed, and there may be none yet.
     model = ChipModel(slice_.chip.name, Parameters(), borrowed=True)
     step = estimate_step(program, schedules, slice_, title="kernel", model=model)
@@ -109,7 +106,7 @@ def timed_programs(
         key = hashlib.sha256(words.encode()).hexdigest()[:24]
         # The first one is the smallest, which libtpu 0.0.46 describes; a kernel is compiled for its first device.
         slice_ = next(one for one in TPU_SLICES.values() if one.chip.name == timing.chip)
-        kept = open_result(programs / key, (PROGRAM_FILE, SCHEDULE_FILE))
+        kept = open_result(programs / key, PROGRAM_FILES)
         if kept is None:
             if library is not None and not library.is_file():  # jax 0.11.1 would warn, and take the installed one
                 raise TomatError(f"{library} is gone; expected {compiler} there. Install it again.")

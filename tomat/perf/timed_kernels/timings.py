@@ -98,7 +98,7 @@ def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
     timings: list[KernelTiming] = []
     refused: list[RefusedRow] = []
     for line, cells in read_cells(path):
-        values = {name: text if name in ("chip", "op") else _value(text) for name, text in cells.items()}
+        values = {name: text if name in ("chip", "op") else cell_value(text) for name, text in cells.items()}
         try:
             row = typed(values, _Row, "the row", "Correct or delete it; is a figure in another unit?")
         except TomatError as error:
@@ -132,7 +132,7 @@ def csv_rows(path: Path, what: str) -> tuple[tuple[str, ...], list[tuple[int, di
         raise TomatError(f"{path} cannot be read as CSV of {what} ({error}).") from None
 
 
-def _value(text: str) -> Any:
+def cell_value(text: str) -> Any:
     """What a cell holds: a number, a JSON object, nothing, or text that is neither."""
     try:
         value = json.loads(text) if text else None

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
-
-from msgspec import Meta
+from typing import Any, TypedDict
 
 from tomat.base.errors import TomatError
 from tomat.base.records import Positive, typed
@@ -27,7 +25,7 @@ from tomat.base.shipped import shipped_folder
 from tomat.hardware.chips import slice_named
 from tomat.perf.timed_kernels.timings import csv_rows
 from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
-from tomat.perf.tuning.sweep_record import RECORD_FORMAT, read_record
+from tomat.perf.tuning.sweep_record import RECORD_FORMAT, Seconds, read_record
 
 NAME = "levanter-runs"
 """Of the sweep: its record and page."""
@@ -71,15 +69,23 @@ RUNS_FILE = f"{NAME}.json"
 SLIP = 0.01
 """By which `step_seconds` may differ from `training_time_s` over `steps`: rounding. More is another unit."""
 
-Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 
-
-@dataclass(frozen=True)
-class _Row:
+@dataclass(frozen=True, kw_only=True)
+class _OnRecord:
     id: str
     source: str
     date: str
     family: str
+    chip: str
+    slice: str
+    optimizer: str
+    steps: Positive
+    step_seconds: Seconds
+    """Of the record: its total time over its steps, its compiles and what else it holds included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row(_OnRecord):
     num_layers: Positive
     hidden_dim: Positive
     num_heads: Positive
@@ -90,16 +96,11 @@ class _Row:
     tied: bool
     seq_len: Positive
     batch: Positive
-    chip: str
-    slice: str
     num_chips: Positive
     gradient_checkpointing: bool
-    optimizer: str
     qk_norm: str
     hybrid_norm: str
-    steps: Positive
     training_time_s: Seconds
-    step_seconds: Seconds
 
     def __post_init__(self) -> None:
         by_total = self.training_time_s / self.steps
@@ -110,20 +111,10 @@ class _Row:
             raise ValueError(f"{self.num_heads} heads do not divide by {self.num_kv_heads} of keys and values")
 
 
-@dataclass(frozen=True)
-class PublishedRun:
+@dataclass(frozen=True, kw_only=True)
+class PublishedRun(_OnRecord):
     """A run on record, and the step that it took or why there is no plan of it."""
 
-    id: str
-    source: str
-    date: str
-    family: str
-    chip: str
-    slice: str
-    optimizer: str
-    steps: int
-    step_seconds: float
-    """Of the record: its total time over its steps, its compiles and what else it holds included."""
     step: str = ""
     """What a step was: runs of one such text differ in no operation that takes time, but in Levanter's on the day."""
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -185,9 +176,7 @@ def published_sweep(runs: Sequence[PublishedRun]) -> SweepConfig:
 def _run(row: _Row) -> PublishedRun:
     shape = (row.num_layers, row.hidden_dim, row.num_heads, row.num_kv_heads, row.head_dim, row.intermediate_dim)
     digest = hashlib.sha256(repr(shape).encode()).digest()
-    known = {
-        key: getattr(row, key) for key in ("id", "source", "date", "family", "chip", "slice", "steps", "step_seconds")
-    }
+    known = {one.name: getattr(row, one.name) for one in fields(_OnRecord)}
     optimizer = row.optimizer.split("(default")[0]
     dims = f"{row.num_layers} x {row.hidden_dim}, {row.batch} x {row.seq_len} tokens"
     step = f"{row.family} {dims}, {SAME_WORK.get(optimizer, optimizer)}, {row.slice}"

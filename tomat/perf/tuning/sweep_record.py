@@ -15,6 +15,8 @@ RECORD_FORMAT = 1
 REMEDY = "Delete it and run it again."
 """For a damaged record."""
 Figure = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+"""Of something that ran."""
 
 
 class Interval(TypedDict):

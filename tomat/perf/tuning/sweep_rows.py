@@ -244,7 +244,7 @@ def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> Ro
     if breakdown is None:
         return record
     seconds = {op.name: op.seconds for op in breakdown.ops}
-    windowed = windowed_einsums(compiled.program, seconds, breakdown.step_seconds)
+    windowed = windowed_einsums(compiled.made[0], seconds, breakdown.step_seconds)
     return replace(
         record,
         categories=[

@@ -24,8 +24,8 @@ from tomat.model.loss.config import LossKind, LossVocabulary
 from tomat.model.tiles import TunedSizes, TunedTiles
 from tomat.perf.plan.compile.process import Limits, answer, ask, request_key
 from tomat.perf.plan.compile.topology import compiler_version
-from tomat.perf.plan.plan_cache import Kept, open_cache, open_result
-from tomat.perf.timed_kernels.compile import PROGRAM_FILE, SCHEDULE_FILE, compile_alone
+from tomat.perf.plan.plan_cache import PROGRAM_FILES, Kept, kept_program, open_cache, open_result
+from tomat.perf.timed_kernels.compile import compile_alone
 
 Candidate = Mapping[str, Any]
 CHILD_MODULE = "tomat.perf.tuning.tile_tuning"
@@ -134,7 +134,7 @@ def tune(
             bar.update(task, description=f"{candidate['kernel']}, {sizes_text(candidate)}")
             request = {**shape.request(candidate), "slice": slice_.name, "compiler": compiler_version()}
             key = request_key(request, CHILD_MODULE)
-            kept = open_result(open_cache(cache_dir) / key, (PROGRAM_FILE, SCHEDULE_FILE))
+            kept = open_result(open_cache(cache_dir) / key, PROGRAM_FILES)
             if kept is None:
                 kept = ask(CHILD_MODULE, {**request, "key": key}, slice_, cache_dir, limits, on_removed=told)
             with kept.lock:
@@ -253,12 +253,10 @@ def lower_attention(request: dict[str, Any], device: Any) -> Any:
 def planned(kept: Kept, slice_: Slice, request: Mapping[str, Any]) -> dict[str, Any]:
     """Planned seconds of a program that was kept, by the models of `estimate.py`, and its longest kernels."""
     from tomat.perf.cost.estimate import estimate_step
-    from tomat.perf.cost.llo import kept_schedules, slot_utilisation
+    from tomat.perf.cost.llo import slot_utilisation
     from tomat.perf.cost.schedule_model import matched_schedules
-    from tomat.perf.profile.hlo_files import load_program
 
-    program = load_program(kept.folder / PROGRAM_FILE)
-    schedules = kept_schedules(kept.folder / SCHEDULE_FILE, f"Delete {kept.folder} and tune again.")
+    program, schedules = kept_program(kept.folder, "tune")
     matched = matched_schedules(program, schedules)
     estimate = estimate_step(program, schedules, slice_, title="kernel")
     kernels = []

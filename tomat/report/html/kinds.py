@@ -61,8 +61,8 @@ def page_of(
             return calibration_report(Calibration.load(path.parent).rows)
         if "program_key" in keys:
             if record.get("breakdown") is None:
-                return unfit_page(record)
-            return breakdown_page(load_breakdown(target), "plan", report=record)
+                return unfit_page(record, target)
+            return breakdown_page(load_breakdown(target), "plan", report=record, origin=target)
         if {"record_format", "run"} <= keys:
             said = f"{target} is the record of a run or plan, which has its figures without their operations"
             raise TomatError(f"{said}; its page is {record['run']}.md, two folders above it or in archive/.")

@@ -29,15 +29,18 @@ LEAST_DRAWN = 5e-5
 _TIGHT = {"margin": {"l": 4, "r": 4, "t": 8, "b": 4}}
 
 
-def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any] | None = None) -> Report:
-    """The page of a `profile`, or of a `plan`, whose `Plan.to_dict()` has memory, models and utilisation besides."""
+def breakdown_page(
+    breakdown: Breakdown, kind: str, *, report: Mapping[str, Any] | None = None, origin: str = ""
+) -> Report:
+    """The page of a `profile`, or of a `plan`, whose `Plan.to_dict()` has memory, models and utilisation besides;
+    `origin` is its file, for errors."""
+    held = read_memory(report["memory"], origin) if report else None
+    headline = _headline(breakdown, report or {}, held)
     measured = "measured" if breakdown.source == "trace" else "predicted"
     kinds = step.groups_table(breakdown.categories, "kind")
     notes = [Note(f"{note[:1].upper()}{note[1:]}.") for note in step.step_notes(breakdown)]
     sections = [
-        Section(
-            "", (_headline(breakdown, report or {}), f"One step of one device, {measured}: {breakdown.title}.", *notes)
-        ),
+        Section("", (headline, f"One step of one device, {measured}: {breakdown.title}.", *notes)),
         Section("The step", (step.step_facts(breakdown), *(plan_parts(report) if report else ()))),
         Section("By kind of operation", (step.shares_chart(breakdown), kinds)),
         Section("By module", (*_box_charts(breakdown), step.groups_table(breakdown.parts, "part"))),
@@ -46,7 +49,7 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
         sections.append(Section("Against the roofs of the chip", (against,)))
     sections.append(Section("Operations", (step.operations_table(breakdown, len(breakdown.ops)),)))
     memory = [step.memory_table(breakdown)] if breakdown.memory_bytes else []
-    sections.append(Section("Memory", _memory_parts(report["memory"]) if report else memory))
+    sections.append(Section("Memory", _memory_parts(held) if held else memory))
     # A breakdown of before kept no windows.
     steps = [step.windows_chart(breakdown) or step.times_chart(breakdown)]
     steps += [step.windows_table(breakdown) if breakdown.step_classes else None]
@@ -57,35 +60,34 @@ def breakdown_page(breakdown: Breakdown, kind: str, *, report: Mapping[str, Any]
     return Report(title, sections, kind, figures)
 
 
-def _headline(breakdown: Breakdown, report: Mapping[str, Any]) -> Markup:
+def _headline(breakdown: Breakdown, report: Mapping[str, Any], memory: MemoryReport | None) -> Markup:
     figures = [(seconds(breakdown.step_seconds), "a step")]
     if mfu := report.get("mfu_full"):
         figures.append(
             (percent(mfu["estimate"]), f"MFU, full attention ({percent(mfu['low'])} to {percent(mfu['high'])})")
         )
-    if report:
-        memory = read_memory(report["memory"])
+    if memory:
         needed, there = readable_bytes(memory.required_bytes), readable_bytes(memory.capacity_bytes)
         figures.append((needed, f"of {there} of {memory.memory_space.upper()}"))
     return rendered("headline.html", figures=figures)
 
 
-def unfit_page(report: Mapping[str, Any]) -> Report:
+def unfit_page(report: Mapping[str, Any], origin: str) -> Report:
     facts = Facts({key: report.get(key) for key in ("slice", "compiler")})
-    trials = typed(report.get("nearest_fits") or [], list[dict[str, Any]], "the plan's nearest_fits", "Plan again.")
+    of = f"nearest_fits of the plan {origin}"
+    trials = typed(report.get("nearest_fits") or [], list[dict[str, Any]], of, "Plan again.")
     title = str(report.get("run_name", "a plan"))
     tried = trials_part(trials) if "nearest_fits" in report else "Nothing else was tried."
     sections = (
         Section("", ("This step does not fit into the memory of a device, so that it has no times.",)),
         Section("The step", (facts,)),
-        Section("Memory", _memory_parts(report.get("memory") or {})),
+        Section("Memory", _memory_parts(read_memory(report.get("memory") or {}, origin))),
         Section("What was tried instead", (tried,)),
     )
     return Report(title, sections, "plan", {"title": title, "fits": False, "trials": len(trials)})
 
 
-def _memory_parts(said: Any) -> list[Any]:
-    memory = read_memory(said)
+def _memory_parts(memory: MemoryReport) -> list[Any]:
     buffers = [_buffers_chart(memory), buffers_table(memory)] if memory.largest else []
     return [*memory_parts(memory), *buffers]
 

@@ -45,13 +45,8 @@ answer(sys.argv[1], carry_out)
 
 
 @pytest.fixture
-def child(tmp_path, monkeypatch) -> str:
-    """The name of a module that a new process finds."""
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "child_of_a_test.py").write_text(CHILD)
-    paths = [str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    return "child_of_a_test"
+def child(child_module) -> str:
+    return child_module(CHILD)
 
 
 @pytest.fixture

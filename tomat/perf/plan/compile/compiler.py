@@ -8,7 +8,6 @@ share the compile. A request counts for the sources and packages that it was low
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import importlib.metadata
 import json
@@ -32,7 +31,16 @@ from tomat.hardware.chips import Slice, slice_named
 from tomat.perf.cost.memory import MemoryReport, memory_of_compiled, memory_of_oom, read_memory
 from tomat.perf.plan.compile.process import LLO_DUMP, XLA_DUMP, Limits, answer, ask, keep_answer, request_key, say
 from tomat.perf.plan.compile.topology import compiler_version, data_axis_size, slice_mesh, topology_devices
-from tomat.perf.plan.plan_cache import default_cache_dir, open_cache, open_result, sources_digest
+from tomat.perf.plan.plan_cache import (
+    PROGRAM_FILES,
+    RESULT_FILE,
+    default_cache_dir,
+    keep_program,
+    kept_program,
+    open_cache,
+    open_result,
+    sources_digest,
+)
 
 if TYPE_CHECKING:
     from tomat.perf.cost.llo import OpSchedule
@@ -45,8 +53,6 @@ CHILD_MODULE = "tomat.perf.plan.compile.compiler"
 CACHE_FORMAT = 1
 """Of what is kept of a compile; a new one makes old entries invisible."""
 
-PROGRAM_FILE = "program.hlo.pb.gz"
-SCHEDULE_FILE = "schedule.json.gz"
 EXECUTABLE_FILE = "executable.bin"
 
 MEMORY_SUFFIX = "-memory"
@@ -77,21 +83,13 @@ class CompiledStep:
 
     @cached_property
     def memory(self) -> MemoryReport:
-        return read_memory(self.result["memory"])
+        of = self.folder / RESULT_FILE
+        return read_memory(self.result["memory"], of, f"Delete {self.folder} and plan again.")
 
     @cached_property
-    def program(self) -> HloProgram:
-        """The optimised module; only of a step that fits."""
-        from tomat.perf.profile.hlo_files import load_program
-
-        return load_program(self.folder / PROGRAM_FILE)
-
-    @cached_property
-    def schedules(self) -> dict[str, OpSchedule]:
-        """The final schedule of each operation, by the name of its HLO instruction; only of a step that fits."""
-        from tomat.perf.cost.llo import kept_schedules
-
-        return kept_schedules(self.folder / SCHEDULE_FILE, f"Delete {self.folder} and plan again.")
+    def made(self) -> tuple[HloProgram, dict[str, OpSchedule]]:
+        """The optimised module, and the final schedule of each operation; only of a step that fits."""
+        return kept_program(self.folder)
 
 
 def compile_step(
@@ -166,7 +164,7 @@ def needed_files(folder: Path, executable: bool) -> list[str]:
     """Files that the answer in `folder` has beside its result where the step fits."""
     if folder.name.endswith(MEMORY_SUFFIX):
         return []
-    return [PROGRAM_FILE, SCHEDULE_FILE, *([EXECUTABLE_FILE] if executable else [])]
+    return [*PROGRAM_FILES, *([EXECUTABLE_FILE] if executable else [])]
 
 
 def is_kept(folder: Path, executable: bool) -> bool:
@@ -180,7 +178,6 @@ def is_kept(folder: Path, executable: bool) -> bool:
 def _compile(request: dict[str, Any]) -> None:
     import jax
 
-    from tomat.perf.cost.llo import read_schedules, write_schedules
     from tomat.perf.plan.compile.lowering import DecoderBatch, lower_decoder, lower_step, stand_in_table
     from tomat.train.settings.config import config_from_dict
 
@@ -245,11 +242,9 @@ def _compile(request: dict[str, Any]) -> None:
     else:
         made: Any = compiled.runtime_executable()
         module = made.hlo_modules()[0].as_serialized_hlo_module_proto()
-        # Level 6 costs 0.1 s for the 2 MB of a 200M step and leaves a fifth.
-        (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
         analysis: Any = compiled.memory_analysis()
         memory = memory_of_compiled(assignment or b"", capacity, analysis.generated_code_size_in_bytes)
-        write_schedules(part / SCHEDULE_FILE, read_schedules(work / LLO_DUMP))
+        keep_program(part, module, work / LLO_DUMP)
         if request["executable"]:
             (part / EXECUTABLE_FILE).write_bytes(made.serialize())
     result["memory"] = memory.to_dict()

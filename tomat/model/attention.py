@@ -41,7 +41,6 @@ from tomat.model.checkpoint_policies import ATTENTION_OUTPUT, ATTENTION_PROJECTI
 from tomat.model.devices import traced_device_kind
 from tomat.model.sharding import flatten_group, on_mesh, split_over
 from tomat.model.tiles import QkRotaryConfig, RotaryKernel, SplashBlockSizes, WholeHeadConfig
-from tomat.model.vmem import check_rotary
 
 if TYPE_CHECKING:  # kernels for TPUs, and what only decoding keeps
     from tomat.model.kv_cache import KvCache
@@ -369,6 +368,7 @@ def rotary_table(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> jax.Arr
 def _norm_rotate_named(x: NamedArray, weight: jax.Array, rotary: "Rotary", config: QkRotaryConfig) -> NamedArray:
     """`norm_rotate` of queries or keys in a `shard_map` over the mesh in scope, the positions after the heads."""
     from tomat.model.norm_rotary import norm_rotate
+    from tomat.model.vmem import check_rotary
 
     Pos, HeadSize = x.resolve_axis("position"), x.resolve_axis("head_size")
     Heads = tuple(axis for axis in x.axes if axis.name in ("kv_head", "q_heads_per_group"))

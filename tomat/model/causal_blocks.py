@@ -22,7 +22,6 @@ from haliax.jax_utils import tree_checkpoint_name
 from levanter.layers.attention import AttentionMask
 
 from tomat.base.errors import TomatError
-from tomat.hardware.executed import MAX_FLASH_BLOCK
 from tomat.model.checkpoint_policies import ATTENTION_OUTPUT
 from tomat.model.sharding import flatten_group
 from tomat.model.tiles import LANES, largest_divisor
@@ -147,6 +146,8 @@ def flash_attention(
 
 def flash_block(seq_len: int, block_size: int | None) -> int:
     """Positions per block of `flash_attention`; None: the largest divisor of the sequence length up to 1,024."""
+    from tomat.hardware.executed import MAX_FLASH_BLOCK
+
     if block_size is not None:
         if block_size < 1 or seq_len % block_size:
             said = f"model.flash_attention_block_size is {block_size} and the sequence length is {seq_len}"

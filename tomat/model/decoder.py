@@ -26,7 +26,6 @@ from levanter.models.qwen import Qwen3Config
 
 from tomat.base.config_keys import check_range, key
 from tomat.base.errors import TomatError
-from tomat.hardware.executed import COMPUTE_BYTES
 from tomat.model.attention import (
     BACKENDS,
     Backend,
@@ -47,7 +46,6 @@ from tomat.model.checkpoint_policies import (
 from tomat.model.environment import Environment, EnvironmentConfig, EnvironmentTables, FieldShape, Sums
 from tomat.model.nearby_atoms import PatchAtoms
 from tomat.model.tiles import QkRotaryConfig, SplashBlockSizes, WholeHeadConfig
-from tomat.model.vmem import check_rotary, head_tiles
 
 if TYPE_CHECKING:
     from tomat.model.field import FieldModel
@@ -142,7 +140,7 @@ class DensityDecoderConfig(Qwen3Config):
         if self.field is not None:
             self.field.check("model.field.")
         self.qk_rotary.check_head_size(self.actual_head_size)
-        self._check_kernels()
+        self._check_kernels(2 * self.max_seq_len if self.paired_heads else self.max_seq_len)
 
     def _impossible(self) -> Iterator[tuple[object, str]]:
         """What cannot be, and whether it is; each may rely on those before it."""
@@ -193,30 +191,33 @@ class DensityDecoderConfig(Qwen3Config):
             other = f"field.basis is {self.field.basis} and model.environment.basis {around and around.basis}"
             yield around and around.basis != self.field.basis, f"{other}; expected the same"
 
-    @property
-    def _positions(self) -> int:
-        """Those that attention sees; 0: not known yet."""
-        return 2 * self.max_seq_len if self.paired_heads else self.max_seq_len
+    def check_chip(self, device_kind: str) -> None:
+        """Refuse TPU kernels whose arrays a chip, by JAX's name of it, cannot hold in VMEM."""
+        from tomat.hardware.executed import COMPUTE_BYTES
+        from tomat.model.vmem import check_rotary, head_tiles
 
-    def check_chip(self, device_kind: str | None) -> None:
-        """Refuse TPU kernels whose arrays a chip, by JAX's name of it, cannot hold in VMEM; None: not known yet."""
         if self.attn_backend not in (None, Backend.DEFAULT, Backend.SPLASH) or not self.max_seq_len:
             return
         size, kernel = self.actual_head_size, self.qk_rotary.kernel
         if self.whole_head is not None:
-            how = {"rotate": kernel == "attention", "device_kind": device_kind}
-            head_tiles(self.whole_head, self._positions, size, COMPUTE_BYTES, **how)
-        if kernel == "pallas" and device_kind is not None:
+            positions = 2 * self.max_seq_len if self.paired_heads else self.max_seq_len
+            rotate = kernel == "attention"
+            head_tiles(self.whole_head, positions, size, COMPUTE_BYTES, rotate=rotate, device_kind=device_kind)
+        if kernel == "pallas":
             check_rotary(self.qk_rotary, self.max_seq_len, size, COMPUTE_BYTES, device_kind)
 
-    def _check_kernels(self) -> None:
-        """Refuse sizes of kernels that cannot attend over so many positions."""
-        positions = self._positions
+    def _check_kernels(self, positions: int) -> None:
+        """Refuse sizes of kernels that cannot attend over so many positions; 0: not known yet."""
         try:
             if positions and self.attn_backend == Backend.SPLASH:
-                self.check_chip(None)
                 if self.whole_head is None:
                     self.splash.for_sequence(positions)
+                else:
+                    from tomat.hardware.executed import COMPUTE_BYTES
+                    from tomat.model.vmem import head_tiles
+
+                    rotate = self.qk_rotary.kernel == "attention"
+                    head_tiles(self.whole_head, positions, self.actual_head_size, COMPUTE_BYTES, rotate=rotate)
             if positions and self.attn_backend == Backend.JAX_FLASH:
                 flash_block(positions, self.flash_attention_block_size)
         except TomatError as error:

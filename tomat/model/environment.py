@@ -10,6 +10,7 @@ the prior.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import haliax as hax
@@ -31,9 +32,12 @@ from tomat.data.density.elements import (
     pauling_electronegativity,
     period_of,
 )
-from tomat.data.density.promolecule import Promolecule, RadialBasis
+from tomat.data.density.promolecule import RadialBasis
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START, DENSITY_START
 from tomat.model.nearby_atoms import PatchAtoms
+
+if TYPE_CHECKING:
+    from tomat.data.density.promolecule import Promolecule
 
 ATOM_DENSITY_PER_A3 = 0.08
 """Of a common solid; scales the radial sums to about one."""
@@ -127,7 +131,7 @@ class EnvironmentTables:
 
 
 def environment_tables(
-    promolecule: Promolecule, bin_values: np.ndarray, offset_e_per_a3: float | None = None
+    promolecule: "Promolecule", bin_values: np.ndarray, offset_e_per_a3: float | None = None
 ) -> EnvironmentTables:
     """The constants of a run, the last two as of `EnvironmentTables`; the promolecule also tells valence electrons."""
     descriptors = np.zeros((len(SYMBOLS) + 1, MOST_DESCRIPTORS), np.float32)

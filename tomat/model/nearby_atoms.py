@@ -7,7 +7,7 @@ Rows are patches, or voxels scattered over a cell.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import equinox as eqx
 import jax
@@ -15,8 +15,10 @@ import numpy as np
 from haliax import Axis, NamedArray
 
 from tomat.base.errors import TomatError
-from tomat.data.density.crystal import Crystal
 from tomat.data.density.promolecule import RadialBasis
+
+if TYPE_CHECKING:
+    from tomat.data.density.crystal import Crystal
 
 
 class AtomsRead(Protocol):
@@ -98,7 +100,7 @@ _FIELDS: Mapping[str, tuple[Any, ...]] = {
 
 
 def atoms_of_patch(
-    crystal: Crystal,
+    crystal: "Crystal",
     anchor: np.ndarray,
     grid_shape: tuple[int, int, int],
     patch_shape: tuple[int, int, int],
@@ -112,7 +114,7 @@ def atoms_of_patch(
     return numbers, positions, steps
 
 
-def atoms_of_cell(crystal: Crystal, reach_a: float) -> tuple[np.ndarray, np.ndarray]:
+def atoms_of_cell(crystal: "Crystal", reach_a: float) -> tuple[np.ndarray, np.ndarray]:
     """Of the atoms within `reach_a` of any point of the cell, periodic images too, and of few others: atomic numbers
     int64 [n], and positions float64 [n, 3] from the cell's centre in A, nearest first."""
     lattice = crystal.lattice
@@ -153,7 +155,7 @@ def near_groups(positions: np.ndarray, places: np.ndarray, reach_a: float) -> It
         yield near[squared < reach_a**2]
 
 
-def places_in_cell(crystal: Crystal, grid_shape: tuple[int, int, int], voxels: np.ndarray) -> np.ndarray:
+def places_in_cell(crystal: "Crystal", grid_shape: tuple[int, int, int], voxels: np.ndarray) -> np.ndarray:
     """float32 [n, 3]: from the cell's centre, A, of voxels int64 [n] of its flat grid in C order; 0 where one is -1."""
     index = np.stack(np.unravel_index(np.maximum(voxels, 0), grid_shape), axis=-1)
     places = (index / np.array(grid_shape) - 0.5) @ crystal.lattice

@@ -2,7 +2,6 @@
 what they build."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from levanter.models.apertus import ApertusConfig
@@ -66,5 +65,16 @@ def decoder_shape(config: LmConfig, vocab_size: int) -> ModelShape:
 
 
 def field_shape(config: FieldConfig) -> FieldShape:
-    same = {each.name: getattr(config, each.name) for each in fields(FieldShape) if hasattr(config, each.name)}
-    return FieldShape(radial=config.basis.n, angular_radial=angular_functions(config.basis), **same)
+    return FieldShape(
+        radial=config.basis.n,
+        angular_radial=angular_functions(config.basis),
+        max_l=config.max_l,
+        channels=config.channels,
+        products=config.products,
+        hidden_dim=config.hidden_dim,
+        hidden_layers=config.hidden_layers,
+        members=config.members,
+        invariants=config.invariants,
+        max_atoms=config.max_atoms,
+        max_elements=config.max_elements,
+    )

@@ -29,7 +29,6 @@ from tomat.model.loss.interface import (
 )
 from tomat.model.loss.pallas_kernels import KernelPlan, gradients, n_statistics, row_statistics
 from tomat.model.tiles import tuned_tiles
-from tomat.model.vmem import check_vmem
 
 
 class _Rows(NamedTuple):
@@ -99,6 +98,8 @@ def pallas_loss_sums(
 
 
 def _plan(spec: BlockSpec, n: int, head_shape: tuple[int, ...], dtype: jnp.dtype) -> KernelPlan:
+    from tomat.model.vmem import check_vmem
+
     config, (n_rows, width) = spec.config, head_shape
     device_kind = traced_device_kind()
     tiles = config.tiles.filled(tuned_tiles(device_kind, width, n_rows, jnp.dtype(dtype).name))

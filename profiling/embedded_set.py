@@ -182,7 +182,7 @@ def _reason_to_discard(recipe: CellRecipe, calculation: Calculation) -> str:
     return calculation.reason
 
 
-def write_coefficients(rho: np.ndarray, path: Path) -> float:
+def write_coefficients(rho: np.ndarray, path: Path, rounding: float = ROUNDING) -> float:
     """Write `rho` `[nx, ny, nz]`, of any unit, and say the NMAE that rounding costs. Replaces what is there."""
     import zarr
     from zarr.codecs import BloscCodec, Crc32cCodec
@@ -190,8 +190,8 @@ def write_coefficients(rho: np.ndarray, path: Path) -> float:
     spectrum = np.fft.rfftn(rho.astype(np.float64)) / rho.size
     # Of n coefficients each part is off by step / sqrt(12), and their squares add up: n step^2 / 6 of one voxel.
     mean = float(spectrum[0, 0, 0].real)
-    kept = np.abs(spectrum) > 1e-2 * ROUNDING * mean / math.sqrt(rho.size)
-    step = ROUNDING * mean * math.sqrt(6 / (2 * np.count_nonzero(kept)))
+    kept = np.abs(spectrum) > 1e-2 * rounding * mean / math.sqrt(rho.size)
+    step = rounding * mean * math.sqrt(6 / (2 * np.count_nonzero(kept)))
     parts = np.stack([spectrum.real, spectrum.imag])
     integers = np.rint(parts / step).astype(np.int32)
     array = zarr.create_array(
@@ -211,11 +211,16 @@ def _store(root: Path, recipe: CellRecipe, calculation: Calculation) -> dict[str
     place = root / f"{recipe.material_id}.zarr"
     if place.exists():
         shutil.rmtree(place)
-    rounding = write_coefficients(calculation.rho, place)
     entry = {"material_id": recipe.material_id, "recipe": asdict(recipe), "calculation": calculation.record}
-    grid = read_stored(root, entry)
-    shape = refined_shape(grid)
-    fine = grid.refined(shape)
+    # Where a crystal is nearly void, rounding may leave less than nothing: such a cell has finer steps. A vacuum is
+    # nothing, and no step is fine enough.
+    for finer in (1, 4) if recipe.group == "crystals" else (1,):
+        rounding = write_coefficients(calculation.rho, place, ROUNDING / finer)
+        grid = read_stored(root, entry)
+        shape = refined_shape(grid)
+        fine = grid.refined(shape)
+        if fine.rho.min() >= 0:
+            break
     return {
         **entry,
         "native_shape": list(grid.grid_shape),

@@ -11,10 +11,6 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import write_text
 from tomat.data.codec.base import CODEC_FORMAT_VERSION, DensityCodec
 from tomat.data.codec.lloyd_max import LloydMaxCodec
-from tomat.data.codec.relative import RelativeCodec
-from tomat.data.codec.two_token import TwoTokenCodec
-
-KINDS: dict[str, type[Any]] = {each.kind: each for each in (LloydMaxCodec, TwoTokenCodec, RelativeCodec)}
 
 
 def codec_text(codec: DensityCodec) -> str:
@@ -31,15 +27,21 @@ def write_codec(codec: DensityCodec, path: str | os.PathLike[str]) -> None:
 def codec_from_text(text: str | bytes, source: str) -> DensityCodec:
     again = "Fit the codec again with `tomat codec fit`, or copy it again from where it came from."
     content, checked = parse_checked(text, source, "a codec", again)
+    kinds: dict[str, type[Any]] = {LloydMaxCodec.kind: LloydMaxCodec}
     kind, version = content.get("kind"), content.get("format_version")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise TomatError(f"{source} is not a codec: its kind is {kind!r}, expected one of {', '.join(KINDS)}. {again}")
+    if kind != LloydMaxCodec.kind:
+        from tomat.data.codec.relative import RelativeCodec
+        from tomat.data.codec.two_token import TwoTokenCodec
+
+        kinds |= {TwoTokenCodec.kind: TwoTokenCodec, RelativeCodec.kind: RelativeCodec}
+    if not isinstance(kind, str) or kind not in kinds:
+        raise TomatError(f"{source} is not a codec: its kind is {kind!r}, expected one of {', '.join(kinds)}. {again}")
     if version != CODEC_FORMAT_VERSION:
         raise TomatError(f"{source} has codec format version {version!r}; expected {CODEC_FORMAT_VERSION}. {again}")
     try:
         # A number beyond float32 is refused by the codec's own checks, which say more than NumPy's warning.
         with np.errstate(over="ignore", invalid="ignore"):
-            codec = KINDS[kind].from_dict(content)
+            codec = kinds[kind].from_dict(content)
         stated = content["sha256"]
     except (TomatError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         said = error if isinstance(error, TomatError) else f"{type(error).__name__}: {error}."

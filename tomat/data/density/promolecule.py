@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from tomat.base.checked_arrays import pack_arrays, unpack_arrays
 from tomat.base.documents import read_bytes
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
@@ -26,7 +25,6 @@ from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import SYMBOLS, atomic_number, symbol_of
 from tomat.data.density.geometry import reduced_basis, shortest_distances_a, void_radius_a
 from tomat.data.density.grid import DensityGrid
-from tomat.data.density.valence_table import settled_valences
 
 FIT_VOXELS = 8192
 """Voxels of each density that are fitted, spread evenly over its grid. Each has some hundred atoms around it."""
@@ -321,10 +319,14 @@ class PromoleculeFit:
 
     def valences(self) -> dict[int, float]:
         """Electrons that an atom of each element brings, as far as the densities' counts settle it."""
+        from tomat.data.density.valence_table import settled_valences
+
         return settled_valences([dict(row) for row in self.atoms], self.electrons)
 
     def to_bytes(self) -> bytes:
         """As an `.npz` file with its checksum, without loss; the same bytes for the same sums."""
+        from tomat.base.checked_arrays import pack_arrays
+
         basis, elements, pairs = self.basis, sorted(self.projections), sorted(self.products)
         return pack_arrays(
             {
@@ -345,6 +347,8 @@ class PromoleculeFit:
 
     @classmethod
     def from_bytes(cls, content: bytes, source: str, remedy: str) -> PromoleculeFit:
+        from tomat.base.checked_arrays import unpack_arrays
+
         arrays = unpack_arrays(content, source, "the sums of a promolecule's fit", remedy)
         try:
             n, cutoff_a, stretch_a = arrays["basis"].tolist()

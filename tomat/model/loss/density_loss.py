@@ -22,9 +22,7 @@ from tomat.model.loss.interface import (
     DensityTarget,
     LossInputs,
     LossSums,
-    PositionTerms,
     PositionWeights,
-    weighted_sums,
 )
 from tomat.model.loss.xla import xla_loss_sums
 from tomat.model.sharding import Sharding, current_mesh, mesh_axes
@@ -264,9 +262,18 @@ def _levanter_loss_sums(
     def sums(hidden: jax.Array, head: jax.Array) -> tuple[jax.Array, LossSums]:
         x, w = hidden.reshape(-1, hidden.shape[-1]).astype(dtype), head.astype(dtype).T
         each = IMPLEMENTATIONS["xla"](x, flat_rows, w, dtype=jnp.float32)[0].reshape(rows.shape)
-        unknown, none = jnp.full_like(each, jnp.nan), jnp.zeros_like(each)
-        found = weighted_sums(weights, PositionTerms(each, each, unknown, unknown, unknown, none))
-        return found.loss, found
+        loss, mean = jnp.sum(weights.density * each), jnp.sum(weights.density_mean * each)
+        unknown = jnp.full((), jnp.nan)
+        return loss, LossSums(
+            loss=loss,
+            density_loss=mean,
+            unread_loss=jnp.sum(weights.unread_mean * each),
+            cross_entropy=mean,
+            emd=unknown,
+            top1=unknown,
+            rho=unknown,
+            other_cross_entropy=jnp.zeros(()),
+        )
 
     if not differentiate:
         return sums(hidden, head)[1], ()

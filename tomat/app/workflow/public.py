@@ -28,11 +28,16 @@ def plan(
 ) -> Plan:
     """The plan of a training step, compiled for a TPU slice that is not there, or found in the cache.
 
-    `config` is a file, the name of a configuration that ships, or what `load_config` gave; `slice` an accelerator type,
-    such as `v6e-16` (None: the configuration's); `overrides` are settings over those of a file, word by word:
-    `["--model.num_layers", "2"]`; `cache_dir` is of compiled programs (None: that of `tomat plan`). A TomatError is no
-    such configuration or slice, no compiler (`uv sync --extra plan`), or a step that cannot be built; that it does not
-    fit is an answer.
+    Args:
+        config: Of the run: a file, the name of a configuration that ships, or what `load_config` gave.
+        slice: Accelerator type, such as `v6e-16`; None: the configuration's.
+        overrides: Settings over those of a file, word by word: `["--model.num_layers", "2"]`.
+        cache_dir: Of compiled programs; None: that of `tomat plan`.
+        on_stage: Told what is being done.
+
+    Raises:
+        TomatError: No such configuration or slice, no compiler (`uv sync --extra plan`), or a step that cannot be
+            built. That it does not fit is an answer.
     """
     from tomat.perf.plan.compile.topology import planned_slice
     from tomat.perf.plan.plan import make_plan
@@ -51,14 +56,23 @@ def mfu(
     overrides: Sequence[str] = (),
     atoms: int | None = None,
 ) -> dict[str, Any]:
-    """What share of the chips' peak a step has reached, by every convention: the figures of `tomat mfu --json`, with
-    their units in the names; MFUs are fractions.
+    """What share of the chips' peak a step has reached, by every convention; the figures of `tomat mfu --json`.
 
-    Of a configuration as for `plan`, with `step_seconds`; or of the folder of a run, whose log has the times of its
-    steps. `slice` is an accelerator type, such as `v6e-16` or `h100x8` (None: the configuration's, and of a run the
-    devices that it ran on, which this must not contradict), `atoms` those of a typical material, for the useful tokens
-    (None: 12). A TomatError is no such configuration, run or slice, FLOPs that are not known, or a step that is shorter
-    than its work takes at the chips' peak.
+    Args:
+        config_or_run: A configuration as for `plan`, with `step_seconds`; or the folder of a run, whose log has the
+            times of its steps.
+        slice: Accelerator type, such as `v6e-16` or `h100x8`; None: the configuration's, and of a run the devices that
+            it ran on, which this must not contradict.
+        step_seconds: Duration of a step.
+        overrides: As for `plan`.
+        atoms: Of a typical material, for the useful tokens; None: 12.
+
+    Returns:
+        Figures with their units in the names; MFUs are fractions.
+
+    Raises:
+        TomatError: No such configuration, run or slice, FLOPs that are not known, or a step that is shorter than its
+            work takes at the chips' peak.
     """
     is_run = isinstance(config_or_run, (str, os.PathLike)) and Path(config_or_run).is_dir()
     if is_run != (step_seconds is None):

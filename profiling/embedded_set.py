@@ -49,8 +49,18 @@ K_MESH_CHECKS: dict[str, tuple[int, int, int]] = {
     "NaCl-rock-salt-ideal": (6, 6, 6),
     "LiF-rock-salt-ideal": (6, 6, 6),
     "CsCl-caesium-chloride-ideal": (4, 4, 4),
+    "AlN-wurtzite-ideal": (9, 9, 6),
+    "GaAs-wurtzite-ideal": (9, 9, 6),
+    "MgTe-zinc-blende-ideal": (6, 6, 6),
+    "SnTe-rock-salt-ideal": (8, 8, 8),
+    "Mg2Ge-antifluorite-ideal": (8, 8, 8),
+    "LiAlO2-alpha-sodium-ferrite-ideal": (6, 6, 6),
+    "MgGeN2-alpha-sodium-ferrite-ideal": (8, 8, 8),
+    "SrTiO3-perovskite-ideal": (6, 6, 6),
+    "WO3-rhenium-trioxide-ideal": (5, 5, 5),
+    "GeO2-rutile-ideal": (4, 4, 6),
 }
-"""Denser meshes, moved as the recipe's is, that it is held against."""
+"""Denser meshes, moved as the recipe's is, that it is held against, by pw.x."""
 CUTOFF_CHECKS = (
     "Si-diamond-ideal",
     "C-diamond-ideal",
@@ -63,7 +73,7 @@ CUTOFF_CHECKS = (
     "CaF2-fluorite-ideal",
     "AlN-wurtzite-ideal",
 )
-"""Cells that are computed again at 1.5 times the cut-off."""
+"""Cells that are computed again at 1.5 times the cut-off, by pw.x."""
 
 
 @dataclass(frozen=True)
@@ -239,12 +249,12 @@ def _checks(recipes: Sequence[CellRecipe]) -> Iterator[ConvergenceCheck]:
     for material_id, mesh in K_MESH_CHECKS.items():
         if material_id in by_id:
             recipe = by_id[material_id]
-            yield ConvergenceCheck("k_mesh", recipe, replace(recipe, k_mesh=mesh))
+            yield ConvergenceCheck("k_mesh", recipe, replace(recipe, k_mesh=mesh, engine="pw.x"))
     for material_id in CUTOFF_CHECKS:
         if material_id in by_id:
             recipe = by_id[material_id]
             e_cut = CONVERGENCE_CUTOFF_FACTOR * recipe.e_cut_hartree
-            yield ConvergenceCheck("e_cut", recipe, replace(recipe, e_cut_hartree=e_cut))
+            yield ConvergenceCheck("e_cut", recipe, replace(recipe, e_cut_hartree=e_cut, engine="pw.x"))
 
 
 def _compare(root: Path, entry: dict[str, Any], check: ConvergenceCheck, calculation: Calculation) -> dict[str, Any]:

@@ -146,7 +146,10 @@ COARSE_FCC_MESH: Mesh = ((4, 4, 4), (0, 0, 0))
 # weights stay equal: with unequal ones (3x3x3 with Gamma) eminus's minimiser had not settled after 160 steps on MgO and
 # NaCl; with equal ones it needs 20 to 60.
 COARSE_MESH: Mesh = ((2, 2, 2), (1, 1, 1))
-WURTZITE_MESH: Mesh = ((3, 3, 2), (0, 0, 1))
+# Until 2026-11-29 wurtzite had 3x3x2 points, moved along the axis, and perovskite the coarse mesh: the former is 0.4
+# (AlN), 0.5 (BN), 0.6 (GaN) and 0.9 % (SiC) from 6x6x4, the latter 0.5 % (SrTiO3) from 4x4x4.
+WURTZITE_MESH: Mesh = ((6, 6, 4), (0, 0, 0))
+PEROVSKITE_MESH: Mesh = ((4, 4, 4), (0, 0, 0))
 
 
 def binary(
@@ -204,7 +207,7 @@ def perovskite(a: float, large: str, small: str, anion: str, formula: str, varia
         (large, (0.0, 0.0, 0.0)), (small, (0.5, 0.5, 0.5)),
         (anion, (0.5, 0.5, 0.0)), (anion, (0.5, 0.0, 0.5)), (anion, (0.0, 0.5, 0.5)),
     )  # fmt: skip
-    return Compound(formula, "perovskite", a * np.eye(3), atoms, *COARSE_MESH, tuple(variants))
+    return Compound(formula, "perovskite", a * np.eye(3), atoms, *PEROVSKITE_MESH, tuple(variants))
 
 
 def cell_of(compound: Compound, variant: str) -> CellRecipe:

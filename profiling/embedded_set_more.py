@@ -47,8 +47,11 @@ def _binaries() -> list[Compound]:
         )),
         ("rock salt", IONIC_REACH_A, (
             ("Rb", "Br", 6.85), ("Rb", "I", 7.34), ("Rb", "H", 6.04), ("Cs", "H", 6.38), ("Ba", "Te", 7.00),
+            ("Tl", "F", 5.90),
+        )),
+        ("rock salt", SEMICONDUCTOR_REACH_A, (
             ("Pb", "S", 5.94), ("Pb", "Se", 6.12), ("Pb", "Te", 6.46), ("Sn", "Te", 6.32), ("Sc", "N", 4.52),
-            ("Y", "N", 4.88), ("Tl", "F", 5.90),
+            ("Y", "N", 4.88),
         )),
         ("caesium chloride", IONIC_REACH_A, (("Tl", "I", 4.20), ("Rb", "Cl", 3.75))),
     )  # fmt: skip
@@ -114,7 +117,8 @@ def _of_more_atoms() -> list[Compound]:
         inverse = small in ("O", "N")
         formula = f"{anion}3{small}{large}" if inverse else f"{large}{small}{anion}3"
         kind = "inverse perovskite" if inverse else "perovskite"
-        found.append(_crystal(formula, perovskite(kind, large, small, anion, a), WIDE_REACH_A))
+        reach = SEMICONDUCTOR_REACH_A if small == "N" else WIDE_REACH_A
+        found.append(_crystal(formula, perovskite(kind, large, small, anion, a), reach))
     for metal, halogen, a, c, z, w in (
         ("Ba", "Br", 4.51, 7.44, 0.191, 0.650), ("Sr", "Br", 4.22, 7.34, 0.184, 0.644),
         ("Pb", "Cl", 4.11, 7.22, 0.2058, 0.6497),

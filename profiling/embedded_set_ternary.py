@@ -101,7 +101,8 @@ def _binaries() -> list[Compound]:
         if one == two:
             again: list[Site] = [(1 / 3, 2 / 3, 0.0), (2 / 3, 1 / 3, 0.5), (1 / 3, 2 / 3, 0.375), (2 / 3, 1 / 3, 0.875)]
             name, sites = "lonsdaleite", {one: again}
-        found.append(_crystal(one if one == two else one + two, (name, lattice, sites), IONIC_REACH_A))
+        reach = IONIC_REACH_A if one == "Li" else SEMICONDUCTOR_REACH_A
+        found.append(_crystal(one if one == two else one + two, (name, lattice, sites), reach))
     return found
 
 
@@ -116,7 +117,8 @@ def _of_three_atoms() -> list[Compound]:
     for single, double, a in (
         ("O", "Cs", 7.00), ("S", "Cs", 8.15), ("Si", "Ca", 7.15), ("Ge", "Be", 5.30), ("Pb", "Mg", 6.82),
     ):  # fmt: skip
-        found.append(_crystal(f"{double}2{single}", fluorite("antifluorite", single, double, a), IONIC_REACH_A))
+        reach = IONIC_REACH_A if double == "Cs" else SEMICONDUCTOR_REACH_A
+        found.append(_crystal(f"{double}2{single}", fluorite("antifluorite", single, double, a), reach))
     for alkali, filling, anion, a in (
         ("Li", "Zn", "Sb", 6.30), ("Li", "Ga", "Si", 6.00), ("Na", "Al", "Ge", 6.45), ("Na", "Al", "Si", 6.40),
         ("Li", "Ca", "As", 6.68), ("Li", "Sr", "N", 5.95), ("Na", "Ca", "N", 6.05), ("Na", "Ca", "P", 7.00),
@@ -155,7 +157,8 @@ def _of_four_atoms() -> list[Compound]:
         ("Na", "La", "S", 4.20, 20.30), ("Na", "La", "O", 3.65, 16.80), ("Li", "Y", "O", 3.35, 15.20),
         ("Mg", "Hf", "N", 3.25, 15.30),
     ):  # fmt: skip
-        found.append(_crystal(f"{one}{two}{anion}2", layers(one, two, anion, a, c), IONIC_REACH_A))
+        reach = WIDE_REACH_A if anion == "O" else IONIC_REACH_A
+        found.append(_crystal(f"{one}{two}{anion}2", layers(one, two, anion, a, c), reach))
     for metal, anion, a in (
         ("Al", "Cl", 4.90), ("Bi", "F", 4.20), ("La", "F", 4.50), ("W", "O", 3.80), ("Sc", "Cl", 5.00),
         ("Ga", "Cl", 4.90),
@@ -197,7 +200,8 @@ def _of_five_atoms() -> list[Compound]:
         inverse = small in ("O", "N", "S", "P")
         formula = f"{anion}3{small}{large}" if inverse else f"{large}{small}{anion}3"
         kind = "inverse perovskite" if inverse else "perovskite"
-        found.append(_crystal(formula, perovskite(kind, large, small, anion, a), WIDE_REACH_A))
+        reach = SEMICONDUCTOR_REACH_A if "N" in (small, anion) else WIDE_REACH_A
+        found.append(_crystal(formula, perovskite(kind, large, small, anion, a), reach))
     return found
 
 

@@ -3,16 +3,17 @@
 import pytest
 
 from tomat.base.errors import TomatError
-from tomat.data.density.demo.embedded import demo_materials, load_stored
+from tomat.data.density.demo.embedded import GROUPS, demo_materials, load_stored
 from tomat.data.tokens import demo
 from tomat.data.tokens.layouts import LAYOUTS
 from tomat.data.tokens.shards import open_shards
 
 
-@pytest.fixture
-def one_cell(monkeypatch):
+@pytest.fixture(params=["Si-diamond-ideal"])
+def one_cell(monkeypatch, request):
     """One cell in both splits, so that its codec holds all of them; nothing of it is kept."""
-    few = dict.fromkeys(("train", "validation"), demo_materials("train")[:1])
+    every = demo_materials("train", GROUPS)
+    few = dict.fromkeys(("train", "validation"), [each for each in every if each.material_id == request.param])
     monkeypatch.setattr(demo, "demo_materials", lambda split, groups=(), left_out=(): few[split])
     yield few
     for function in (demo.fit_demo_codec, demo.fit_demo_promolecule):
@@ -32,3 +33,11 @@ def test_rows_are_of_the_grid_asked_for_and_a_set_of_the_other_is_refused(tmp_pa
     demo.write_demo_shards(tmp_path, **settings, patches_per_material=2, grid="stored")
     with pytest.raises(TomatError, match="on their stored grids, and data.embedded_grid is refined"):
         demo.write_demo_shards(tmp_path, **settings, patches_per_material=2)
+
+
+@pytest.mark.parametrize("one_cell", ["He-atom-ideal"], indirect=True)
+def test_what_rounding_left_below_zero_in_a_vacuum_is_zero(tmp_path, one_cell):
+    settings = {"layout": LAYOUTS["scattered-512"], "n_density_tokens": 32, "objective": "absolute"}
+    demo.write_demo_shards(tmp_path, **settings, patches_per_material=2, grid="stored")
+    stored = load_stored(one_cell["train"][0].material_id)
+    assert stored.rho.min() < 0 and open_shards(tmp_path / "train").codec.encode(stored.rho.clip(0)).min() == 0

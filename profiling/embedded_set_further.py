@@ -11,7 +11,9 @@ from embedded_set_structures import fluorite, half_heusler, litharge, matlockite
 GROUP = "further-crystals"
 
 SEMICONDUCTOR_REACH_A, IONIC_REACH_A, WIDE_REACH_A = 22.0, 15.0, 11.0
-"""What a mesh resolves: k-points along an axis times its length; the last of insulators of five atoms and more."""
+"""Shortest lattice vector of the supercell that a mesh stands for: 6x6x6 points of GaP, 23 A, are 0.09 % from 8x8x8,
+those of wurtzite, 15 A, were 0.3 to 0.5 % off (AlP, GaAs). The last is for oxides, and for insulators of five atoms and
+more."""
 Variants = tuple[str, ...]
 TWO: Variants = ("ideal", "sheared")
 

@@ -202,7 +202,7 @@ def large_compounds() -> list[Compound]:
         _supercell("Si", "C", "zinc blende", 4.36, cube, "antisite", near),
         _supercell("Li", "F", "rock salt", 4.03, cube, "", near),
         _supercell("Si", "Si", "diamond", 5.431, long, "vacancy", near),
-        _supercell("Al", "As", "zinc blende", 5.661, long, "vacancy", wide),
+        _supercell("Al", "As", "zinc blende", 5.661, long, "vacancy", near),
         _supercell("Na", "Cl", "rock salt", 5.64, long, "vacancy", near),
         _supercell("C", "C", "diamond", 3.567, long, "vacancy", near),
         _supercell("Ga", "N", "zinc blende", 4.50, cube, "", near),

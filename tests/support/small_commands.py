@@ -83,7 +83,7 @@ def small_commands(place: Path, word: str) -> dict[str, list[str]]:
     predict = ["predict", "--promolecule", atoms, "--structure", structure, *rules]
     run, other = map(str, runs)
     return {
-        "demo-data show": ["demo-data", "show", "AlN-wurtzite-ideal"],
+        "demo-data show": ["demo-data", "show", "CsCl-caesium-chloride-ideal"],
         "density show": ["density", "show", density, *rules],
         "density convert": [*convert[:2], "--input", density, "--output", structure],
         "density compare": ["density", "compare", density, density],

@@ -1,9 +1,8 @@
 """The cells of the embedded data set: which crystals, at which geometry, with which settings.
 
 Lattice constants are literature values rounded to what the purpose needs: a density is a density also 1 % away from
-equilibrium. Cut-offs are of elements (`embedded_set_cells.py`), meshes by the kind of compound, for an error of some
-0.2 % NMAE: what denser ones change stands in the index of the data set under `convergence`. Insulators and
-semiconductors.
+equilibrium. Cut-offs are of elements (`embedded_set_cells.py`), meshes by the kind of compound. What denser ones
+change, 0.01 to 0.4 % NMAE, stands in the index of the data set under `convergence`. Insulators and semiconductors.
 """
 
 import numpy as np

@@ -24,7 +24,7 @@ EMBEDDED_GRIDS: tuple[EmbeddedGrid, ...] = ("refined", "stored")
 
 @cache
 def _stored(material_id: str) -> DensityGrid:
-    """One on the grid it is stored on; what rounding left below zero in a vacuum is zero, as on refined grids."""
+    """One on the grid it is stored on; what rounding left below zero is zero, as on refined grids."""
     stored = load_stored(material_id)
     return stored if stored.rho.min() >= 0 else stored.refined(stored.grid_shape, clip_negative=True)
 

@@ -66,6 +66,16 @@ def test_far_from_all_atoms_there_is_nothing(model):
     assert (np.asarray(found) == 0).all()
 
 
+def test_padding_counts_for_no_statistics(model):
+    """Its places are the cell's centre."""
+    padded = row_of(CELL, GRID, np.append(VOXELS, [175] * 20))
+    count, *sums = eqx.filter_jit(model.moments)(padded, TABLES, np.arange(32)[None] < 12)
+    assert count == 12
+    alone = eqx.filter_jit(model.moments)(row_of(CELL, GRID, VOXELS), TABLES, np.ones((1, 12), bool))[1:]
+    for mine, theirs in zip(sums, alone, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_the_statistics_are_of_the_rows_and_take_no_gradient(model):
     row = row_of(CELL, GRID, VOXELS)
     member = model.members[1]

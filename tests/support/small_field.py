@@ -40,7 +40,8 @@ def fresh() -> FieldModel:
 def learnt() -> FieldModel:
     """With weights in its last layer, which begin as zero, and its statistics."""
     model = fresh()
-    model = model.with_moments(eqx.filter_jit(model.moments)(row_of(CELL, GRID, VOXELS), TABLES))
+    every = np.ones((1, len(VOXELS)), bool)
+    model = model.with_moments(eqx.filter_jit(model.moments)(row_of(CELL, GRID, VOXELS), TABLES, every))
     members = []
     for turn, member in enumerate(model.members):
         *layers, last = member.network.layers

@@ -1,5 +1,6 @@
 """The atoms of a row: all that its voxels see, and where these are."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from tomat.data.tokens.pipeline.driver import write_shards
 from tomat.data.tokens.shards import ShardSet, open_shards
 from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.model.environment import EnvironmentConfig
-from tomat.model.nearby_atoms import NearbyAtoms, PatchAtoms, ScatteredAtoms
+from tomat.model.nearby_atoms import NearbyAtoms, PatchAtoms, Room, ScatteredAtoms, atoms_of_cell, filled_cell
 from tomat.train.loader import ShardDataset, token_loader
 from tomat.train.row_atoms import RowAtoms
 
@@ -118,9 +119,14 @@ def test_scattered_rows_get_every_atom_of_their_cell_and_their_places(tmp_path):
         assert sum(fits) == 1
     with pytest.raises(TomatError, match=r"32 voxels of m1 that lie together have .*max_atoms is 8; set it to"):
         RowAtoms(shards, EnvironmentConfig(basis=basis, max_atoms=8))(0)
+    with pytest.raises(TomatError, match="the cell of m1 has 2 elements near it .*max_elements is 1; set it to 2"):
+        cell, away = atoms_of_cell(crystal, basis.cutoff_a), np.full((32, 3), 1e3)  # near no atom
+        filled_cell(*cell, away, 1.0, Room(240, 1), basis.cutoff_a, "m1")
     without = written(tmp_path / "without", layout)
     with pytest.raises(TomatError, match="scattered voxels and no promolecule"):
         RowAtoms(without, config)
-    half = written(tmp_path / "half", layout, promolecule=Promolecule(basis, {6: known[6]}, 1, {6: 4.0}))
-    with pytest.raises(TomatError, match="m1 has Si, which the set's promolecule does not know"):
-        RowAtoms(half, config)(0)
+    half = replace(shards, promolecule=Promolecule(basis, {6: known[6]}, 1, {6: 4.0}))
+    patches = written(tmp_path / "patches", SequenceLayout("v3-p3", "v3", 3, 96), promolecule=half.promolecule)
+    for each in (half, patches):
+        with pytest.raises(TomatError, match="m1 has Si, which the set's promolecule does not know"):
+            RowAtoms(each, config)

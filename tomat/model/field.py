@@ -264,11 +264,12 @@ class FieldModel(LmHeadModel[FieldConfig]):
 
         return in_blocks(block, places)
 
-    def moments(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> Moments:
+    def moments(self, atoms: ScatteredAtoms, tables: EnvironmentTables, is_voxel: jax.Array) -> Moments:
+        """`is_voxel`, bool [B, P]: not padding, whose places are no voxels."""
         sums = self.sums(atoms, tables)
         told = jnp.stack([member.invariants(sums, tables).astype(jnp.float32) for member in self.members])
-        told = told.reshape(len(self.members), -1, told.shape[-1])
-        return jnp.asarray(float(told.shape[1])), told.sum(axis=1), (told**2).sum(axis=1)
+        told = jnp.where(is_voxel[..., None], told, 0.0).reshape(len(self.members), -1, told.shape[-1])
+        return is_voxel.sum().astype(jnp.float32), told.sum(axis=1), (told**2).sum(axis=1)
 
     def with_moments(self, moments: Moments) -> "FieldModel":
         """The model with the statistics of those voxels."""

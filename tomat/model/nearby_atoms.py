@@ -225,6 +225,8 @@ def filled_cell(
         arrays["positions"][group, : len(near)] = positions[near]
         arrays["numbers"][group, : len(near)] = numbers[near]
     kinds = np.unique(numbers)
+    # No group of voxels may be near them all, but there is one list for the cell.
+    _check_room(kinds, Room(len(kinds), room.elements), f"the cell of {name}")
     arrays["kinds"][: len(kinds)] = kinds
     arrays["places"][:] = places
     arrays["mean_density"][...] = mean_density_e_per_a3

@@ -26,6 +26,7 @@ from tomat.base.layout import PROFILER_FOLDER
 from tomat.base.reporting import console, tell
 from tomat.data.codec.relative import offset_of
 from tomat.data.tokens.shards import ShardSet
+from tomat.data.tokens.vocabulary import DENSITY_START
 from tomat.model.any_decoder import environment_of, is_field
 from tomat.model.environment import EnvironmentConfig, EnvironmentTables
 from tomat.model.field import FieldModel
@@ -262,7 +263,8 @@ def with_statistics(
 
     @hax.named_jit(axis_resources=trainer.parameter_axis_mapping)
     def moments(model: FieldModel, batch: Any) -> Any:
-        return model.moments(batch.atoms, tables)
+        is_voxel = batch.tokens.rearrange(("batch", "position")).array >= DENSITY_START
+        return model.moments(batch.atoms, tables, is_voxel)
 
     found = jax.tree.map(lambda *each: sum(each), *(moments(state.model, batch) for batch in batches))
     return dataclasses.replace(state, model=state.model.with_moments(found))

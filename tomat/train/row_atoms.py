@@ -7,6 +7,7 @@ import numpy as np
 
 from tomat.base.errors import TomatError
 from tomat.data.density.elements import symbol_of
+from tomat.data.tokens.structures import Structures
 from tomat.model.nearby_atoms import (
     AtomsRead,
     NearbyAtoms,
@@ -50,6 +51,14 @@ class RowAtoms:
             # An atom's valence, as the densities settled it; where they left it open, the integral of its function,
             # which is some percent off.
             self._electrons = {**known.electrons(), **known.valences}
+            for number in np.unique(self.crystals.atomic_numbers) if isinstance(self.crystals, Structures) else ():
+                if int(number) not in self._electrons:
+                    name = next(each.name for each in self.crystals if number in each.atomic_numbers)
+                    said = f"{name} has {symbol_of(int(number))}, which the set's promolecule does not know"
+                    raise TomatError(
+                        f"{shards.url}: {said}. Leave it out of the set, or fit the promolecule to densities with such "
+                        "atoms."
+                    )
 
     def __call__(self, row: int) -> tuple[NearbyAtoms, np.ndarray | None]:
         """Of one row, NumPy arrays in the model's sizes, and the order of its tokens that they are for, int64
@@ -74,11 +83,5 @@ class RowAtoms:
     def _read_cell(self, index: int) -> tuple[np.ndarray, np.ndarray, float]:
         crystal = self._crystal(index)
         atoms = crystal.atomic_numbers.tolist()
-        if unknown := sorted(set(atoms) - self._electrons.keys()):
-            names = ", ".join(map(symbol_of, unknown))
-            raise TomatError(
-                f"{self.shards.url}: {crystal.name} has {names}, which the set's promolecule does not know. Leave it "
-                "out of the set, or fit the promolecule to densities with such atoms."
-            )
         mean_density = sum(self._electrons[number] for number in atoms) / crystal.volume_a3
         return *atoms_of_cell(crystal, self.config.basis.cutoff_a), mean_density

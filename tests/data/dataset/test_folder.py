@@ -285,6 +285,17 @@ def test_densities_are_the_same_by_what_they_hold(tmp_path):
     assert not one.is_same(material(rho, lattice * 1.001)) and not one.is_same(material(rho, numbers=(9, 11)))
 
 
+def test_densities_that_are_alike_on_a_diagonal_are_two():
+    """64 even steps through 64 x 64 x 64 voxels are all on it."""
+    wave = 2 + np.sin(2 * np.pi * np.arange(64) / 64)
+    along_x = np.broadcast_to(wave[:, None, None], (64, 64, 64))
+    one, other = (
+        Material.of(DensityGrid(rho, np.eye(3) * 4.0, np.array([11]), np.zeros((1, 3))), "x", "0" * 64)
+        for rho in (along_x, along_x.swapaxes(0, 1))
+    )
+    assert one.is_same(one) and not one.is_same(other)
+
+
 def test_a_refusal_that_is_lifted_is_looked_at_again(tmp_path, capsys):
     """All refused, nothing of a run is there yet: the same run with the flag that was named goes on."""
     grid = small_grid("NaF")

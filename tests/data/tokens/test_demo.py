@@ -35,6 +35,19 @@ def test_rows_are_of_the_grid_asked_for_and_a_set_of_the_other_is_refused(tmp_pa
         demo.write_demo_shards(tmp_path, **settings, patches_per_material=2)
 
 
+@pytest.mark.parametrize("other", ["left_out", "objective"])
+def test_a_set_with_other_compounds_or_bins_is_refused(tmp_path, one_cell, other):
+    """It would train on what the configuration says it has not seen."""
+    settings = {"layout": LAYOUTS["scattered-512"], "n_density_tokens": 32, "objective": "absolute", "grid": "stored"}
+    demo.write_demo_shards(tmp_path, **settings, patches_per_material=2)
+    if other == "left_out":
+        one_cell["train"], said = [], "has Si-diamond-ideal"
+    else:
+        settings["objective"], said = "squared", "has bins for the absolute error"
+    with pytest.raises(TomatError, match=f"{said}.* another run_name"):
+        demo.write_demo_shards(tmp_path, **settings, patches_per_material=2)
+
+
 @pytest.mark.parametrize("one_cell", ["He-atom-ideal"], indirect=True)
 def test_what_rounding_left_below_zero_in_a_vacuum_is_zero(tmp_path, one_cell):
     settings = {"layout": LAYOUTS["scattered-512"], "n_density_tokens": 32, "objective": "absolute"}

@@ -109,6 +109,7 @@ def _room(data: "FolderData", environment: "AtomsRead") -> "Room":
                 crystal = shards.crystals[index]
                 if shards.layout.is_scattered:
                     numbers, positions = atoms_of_cell(crystal, environment.basis.cutoff_a)
+                    room = replace(room, elements=max(room.elements, len(np.unique(numbers))))
                     rows = material.row_end - material.row_start
                     for voxels in shards.manifest.voxels(material, 0, rows):
                         places = places_in_cell(crystal, material.grid_shape, voxels)

@@ -21,8 +21,11 @@ from tomat.data.density.io import DensityFile, ignored_words
 from tomat.data.density.poscar import NEIGHBOURS, OF_A_CALCULATION
 from tomat.data.density.rules import ReadRules
 
-SAMPLES = 64
-"""Voxels by which densities are first compared: two that share cell, atoms and these are the same."""
+SAMPLES = 65
+"""Voxels by which densities are first compared: two that share cell, atoms and these are the same. Answers with 64, of
+other voxels, are of before: their files are read again."""
+GOLDEN = 0.6180339887498949
+"""(sqrt(5) - 1) / 2, multiples of which, modulo 1, fill a line evenly and in step with no grid."""
 SAME_DENSITY = 1e-5
 """Largest difference of two samples, as a share of the largest value: formats keep seven digits and more."""
 SAME_PLACE = 1e-4
@@ -50,7 +53,9 @@ class Material:
     def of(cls, grid: DensityGrid, name: str, file_sha256: str) -> "Material":
         numbers, counts = np.unique(grid.atomic_numbers, return_counts=True)
         flat = grid.rho.ravel()
-        samples = flat[np.linspace(0, flat.size - 1, SAMPLES).astype(np.int64)] / max(float(flat.max()), 1e-30)
+        # Even steps would all lie on the diagonal of 64 x 64 x 64 voxels, which densities along x and y have alike.
+        places = (np.arange(SAMPLES) * GOLDEN % 1.0 * flat.size).astype(np.int64)
+        samples = flat[places] / max(float(flat.max()), 1e-30)
         sites = np.concatenate([grid.lattice.ravel(), grid.frac_coords.ravel(), grid.atomic_numbers])
         digest = hashlib.sha256(repr(grid.grid_shape).encode())
         for array in (grid.rho, grid.lattice, grid.frac_coords, grid.atomic_numbers):

@@ -15,8 +15,9 @@ from tomat.data.density.demo.embedded import CRYSTALS, SPLITS, demo_materials, g
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
 from tomat.data.tokens.layouts import SequenceLayout
+from tomat.data.tokens.manifest import ShardManifest
 from tomat.data.tokens.pipeline.driver import write_shards
-from tomat.data.tokens.writer import read_plan, stored_promolecule
+from tomat.data.tokens.writer import read_plan, stored_codec, stored_promolecule
 
 EmbeddedGrid = Literal["refined", "stored"]
 EMBEDDED_GRIDS: tuple[EmbeddedGrid, ...] = ("refined", "stored")
@@ -53,13 +54,9 @@ def write_demo_shards(
     chosen = {train: demo_materials(train, groups, left_out), held_out: demo_materials(held_out)}
     names = {split: [material.material_id for material in materials] for split, materials in chosen.items()}
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS}
-    of_grid = {kind: grid_shapes(kind) for kind in EMBEDDED_GRIDS}
     for split, plan in plans.items():
-        for name, shape in () if plan is None else ((each.material_id, each.grid_shape) for each in plan.materials):
-            held_on = [kind for kind in EMBEDDED_GRIDS if of_grid[kind].get(name) == shape]
-            if held_on and grid not in held_on:
-                said = f"{folder / split} holds the embedded densities on their {held_on[0]} grids"
-                raise TomatError(f"{said}, and data.embedded_grid is {grid}; set it to that, or use another run_name.")
+        if plan is not None:
+            _check_made_as_asked(folder / split, plan, grid, set(names[split]), objective)
     asked = (True, layout, n_density_tokens, patches_per_material, SEED)
     held = {
         split: [material.material_id for material in plan.materials]
@@ -71,8 +68,9 @@ def write_demo_shards(
         for split in SPLITS:
             if held[split] != names[split]:
                 tell(
-                    f"note: {folder / split} holds {len(held[split])} materials of an earlier version of the embedded "
-                    f"densities, which are {len(names[split])} now; the run goes on with those that it began with.",
+                    f"note: {folder / split} holds {len(held[split])} embedded densities, of an earlier version or "
+                    f"without some compounds, and {len(names[split])} are asked for now; the run goes on with those "
+                    "that it began with.",
                     soft_wrap=True,
                 )
         return
@@ -87,6 +85,27 @@ def write_demo_shards(
         # A set that is there keeps its own, or goes on without, if it is from before there were such.
         its = promolecule if plan is None else stored_promolecule(Store(place), plan)
         write_shards(place, names[split], LOADERS[grid], codec=codec, promolecule=its, **settings)
+
+
+def _check_made_as_asked(
+    place: Path, plan: ShardManifest, grid: EmbeddedGrid, asked: Collection[str], objective: str
+) -> None:
+    """Refuse a set on the other grids, with compounds that are not asked for, or with bins for another error."""
+    held = {each.material_id: each.grid_shape for each in plan.materials}
+    of_grid = {kind: grid_shapes(kind) for kind in EMBEDDED_GRIDS}
+    for name, shape in held.items():
+        held_on = [kind for kind in EMBEDDED_GRIDS if of_grid[kind].get(name) == shape]
+        if held_on and grid not in held_on:
+            said = f"{place} holds the embedded densities on their {held_on[0]} grids"
+            raise TomatError(f"{said}, and data.embedded_grid is {grid}; set it to that, or use another run_name.")
+    again = "Use another run_name, or remove that folder to have it made again."
+    if more := sorted(held.keys() & of_grid[grid].keys() - asked):
+        said = f"{place} has {more[0]}, which data.groups and data.left_out do not ask for"
+        raise TomatError(f"{said}. {again}")
+    made_for = getattr(stored_codec(Store(place), plan), "objective", objective)
+    if made_for != objective:
+        said = f"{place} has bins for the {made_for} error, and data.codec_objective is {objective}"
+        raise TomatError(f"{said}. {again}")
 
 
 @cache

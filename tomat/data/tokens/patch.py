@@ -53,7 +53,8 @@ def _named(name: str) -> str:
 
 
 def check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
-    """Refuse a codec that makes other tokens a voxel than the layout writes."""
+    """Refuse a codec that makes other tokens a voxel than the layout writes, or more ids than tokens have."""
+    v.Vocabulary(codec.n_density_tokens)
     if codec.tokens_per_voxel != layout.tokens_per_voxel:
         raise TomatError(
             f"Layout {layout.name} writes {counted(layout.tokens_per_voxel, 'token')} a voxel, the codec makes "

@@ -25,6 +25,7 @@ from tomat.data.density.rules import ReadRules
 from tomat.data.tokens.clipping import MAX_CLIPPED_SHARE, ClippedMaterial
 from tomat.data.tokens.layouts import SequenceLayout, layout_named
 from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, MaterialRows, ShardManifest, SkippedMaterial, anchors_seed
+from tomat.data.tokens.vocabulary import DENSITY_START, MAX_IDS
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ class RetokenizeConfig:
             )
         if self.split_file is not None and self.filelist is None:
             raise TomatError("split_file is set, but filelist, which its indices count in, is not; set both.")
-        check_range("", self, patches_per_material=1, block_rows=1, bins=2, storage_tries=1, max_clipped_share=(0, 1))
+        check_range("", self, patches_per_material=1, block_rows=1, storage_tries=1, max_clipped_share=(0, 1))
+        check_range("", self, bins=(2, MAX_IDS - DENSITY_START))
         # NaN fails every comparison, so each of these asks for what is good.
         if not 0 < self.electron_tolerance < 1:
             raise TomatError(f"electron_tolerance is {self.electron_tolerance}; expected a share between 0 and 1.")

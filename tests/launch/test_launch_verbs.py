@@ -20,6 +20,8 @@ WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
         ([*WORDS, "--optimizer.no_such_key", "1"], "no_such_key"),
         ([*WORDS, "--execute", "--output_dir", "runs"], "goes with the machine"),
         ([*WORDS, "--execute", "--output_dir", "gs://BUCKET/runs"], "your bucket"),
+        ([*WORDS, "--execute", "--trainer.checkpointer.temporary_base_path", "/tmp"], "goes with the machine"),
+        ([*WORDS, "--max_hours", "2", "--preemption.grace_seconds", "100"], "Set at most 75"),
         ([*WORDS, "--poll_seconds", "0"], "poll_seconds"),
         ([*WORDS, "--max_failures", "0"], "max_failures"),
         ([*WORDS, "--zone", "us-east5-b,us-east5"], "--zone is 'us-east5'"),
@@ -35,6 +37,15 @@ def test_bad_input_is_one_line(world, capsys, words, message):
     told = capsys.readouterr().err
     assert message in told and told.startswith("error: ") and told.count("\n") == 1
     assert world.calls() == []
+
+
+def test_a_cap_in_money_holds_in_the_dearest_zone_and_a_grace_is_given(world, capsys):
+    several = ["--zone", "us-central1-b,us-east5-b", "--spot", "--max_cost", "100", "--preemption.grace_seconds", "60"]
+    assert main([*WORDS[:3], *several]) == 0
+    # us-east5 has 1.215 dollars for a chip-hour, us-central1 0.544.
+    assert f"at most {100 / (16 * 1.215):.2f} h with a slice, $100.00" in capsys.readouterr().out
+    script = (world.checkout / "runs" / "soak_1" / "launch" / "give-back.sh").read_text()
+    assert "seq 75" in script and "seq 40" not in script
 
 
 def test_a_missing_gcloud_is_told(world, capsys, monkeypatch, tmp_path):

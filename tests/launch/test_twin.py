@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pod_twin
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,6 +140,19 @@ SCENARIOS = {
     ),
     "a queued resource at its cap": ([], {"queued_resource": True, "max_hours": 1.0}, "cap of 1.00 h", 1, 1.0),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("max_hours", [1.0, 1.04, 1.1, 1.22])
+def test_the_logs_of_many_hosts_do_not_outlast_the_cap(monkeypatch, max_hours):
+    """A v6e-256 at 8 s a copy, whose hosts may not give it back themselves: up to 753 s beyond it were paid."""
+    monkeypatch.setattr(pod_twin, "N_HOSTS", 64)
+    monkeypatch.setitem(pod_twin.SECONDS, "scp", 8.0)
+    twin = Twin([(0.0, "powerless")], steps=40_000)
+    supervisor = launcher(twin, max_hours=max_hours)
+    supervisor.launch = supervisor.machine.launch = dataclasses.replace(supervisor.launch, slice_name="v6e-256")
+    with pytest.raises(TomatError, match="cap of"):
+        supervisor.supervise()
+    assert twin.paid_seconds <= max_hours * HOUR
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

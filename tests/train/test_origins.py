@@ -222,6 +222,21 @@ def test_the_temporary_checkpoints_of_another_run_are_found(runs, tmp_path):
         assert start.parent is not None and start.parent.checkpoint.path == str(place / newest.name)
 
 
+def test_temporary_checkpoints_are_not_forgotten_where_their_place_changes(runs, tmp_path):
+    """The run would begin anew, and its log be cut."""
+    place = tmp_path / "passing" / "demo"
+    recorded = yaml.safe_load((runs / "demo" / "config.yaml").read_text())
+    recorded["trainer"]["checkpointer"]["temporary_base_path"] = str(place.parent)
+    (runs / "demo" / "config.yaml").write_text(yaml.safe_dump(recorded))
+    shutil.copytree(runs / "demo" / "checkpoints" / "step-4", place / "step-4")
+    assert plan_start(tiny(runs), Continuation(), runs / "demo").newest.step == 5
+    for older, said in (("step-5", "leads to step 2 alone"), ("step-2", "leads to no checkpoint")):
+        shutil.rmtree(runs / "demo" / "checkpoints" / older)
+        shutil.rmtree(runs / "demo" / "checkpoints" / "step-4", ignore_errors=True)
+        with pytest.raises(TomatError, match=f"{said}. Set it to {place.parent} as before"):
+            plan_start(tiny(runs), Continuation(), runs / "demo")
+
+
 def test_a_warm_start_killed_before_its_first_checkpoint_stays_warm(runs, parent):
     config = tiny(runs, "--run_name", "warm")
     datasets = open_datasets(config, runs / "warm")

@@ -1,6 +1,7 @@
 """`tomat launch`: a run on a TPU slice that may be taken away. Without --execute it only prints the commands."""
 
 import argparse
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -130,6 +131,8 @@ def _run_launch(args: argparse.Namespace) -> int:
         raise TomatError(f"--{given[0]} is for TPU VMs of your own, and --iris is given; leave one of them out.")
     data = config.data
     places = {"data.train": data.train, "data.validation": data.validation, "output_dir": config.output_dir}
+    if (temporary := config.trainer.checkpointer.temporary_base_path) is not None:
+        places["trainer.checkpointer.temporary_base_path"] = temporary
     tree = read_tree(Path.cwd(), args.config_path, [path for path in (args.env_file, args.json) if path is not None])
     problems = unfit_places(places, args.data_disk is not None)
     problems += [] if args.allow_dirty or tree.problem is None else [tree.problem]
@@ -140,8 +143,8 @@ def _run_launch(args: argparse.Namespace) -> int:
             print(f"# warning: {problem}")
 
     from tomat.launch.environment import read_env_file
-    from tomat.launch.gcloud import TpuLaunch, launch_folder, tpu_name_for
-    from tomat.launch.prices import caps_of
+    from tomat.launch.gcloud import STOP_SHELL_SECONDS, TpuLaunch, launch_folder, tpu_name_for
+    from tomat.launch.prices import MARGIN_SECONDS, caps_of
     from tomat.launch.remote import PACK
 
     secrets = [] if args.env_file is None else list(read_env_file(args.env_file))
@@ -162,6 +165,7 @@ def _run_launch(args: argparse.Namespace) -> int:
         labels=tuple(args.labels.split(",")) if args.labels else (),
         label="by-hand",
         unwatched_hours=None if args.keep else args.unwatched_hours,
+        grace_seconds=config.preemption.grace_seconds,
         with_signal=args.smoke,
         boot_software=args.runtime_version,
         **{name: getattr(args, name) for name in AS_GIVEN},
@@ -173,7 +177,13 @@ def _run_launch(args: argparse.Namespace) -> int:
         problems.append(said)
         if args.execute and not args.check:
             raise TomatError(said)
-    caps = caps_of(launch.slice, zones[0], spot=args.spot, price=args.chip_hour_price, **money)
+    every = [caps_of(launch.slice, zone, spot=args.spot, price=args.chip_hour_price, **money) for zone in zones]
+    # The dearest zone's, so that a cap holds wherever the slice is.
+    caps = max(every, key=lambda each: math.inf if each.price is None else each.price)
+    if caps.hours(launch.slice) is not None and launch.stop_grace_seconds > MARGIN_SECONDS / 2:
+        said = f"preemption.grace_seconds is {launch.grace_seconds:g}, and a training is stopped {MARGIN_SECONDS:g} s "
+        said += "before a cap, in which the slice is given back too"
+        raise TomatError(f"{said}. Set at most {MARGIN_SECONDS / 2 - STOP_SHELL_SECONDS:g}, or leave the cap out.")
     print(f"# {caps.words(launch.slice)}")
     if engine == "skypilot" and not args.check:
         from tomat.launch.skypilot import skypilot_commands

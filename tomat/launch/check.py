@@ -301,12 +301,12 @@ def _of_the_account(ask: Callable[..., CheckLine], account: str, remote: Mapping
     token += "--role=roles/iam.serviceAccountTokenCreator`"
     for key, url in sorted(remote.items()):
         bucket = f"gs://{url.removeprefix('gs://').partition('/')[0]}"
-        role = "storage.objectUser" if key == "output_dir" else "storage.objectViewer"
+        role = "storage.objectViewer" if key.startswith("data.") else "storage.objectUser"
         remedy = f"`gcloud storage buckets add-iam-policy-binding {bucket} --member=serviceAccount:{account} "
         remedy += f"--role=roles/{role}`; {token}"
         words, reads = ("storage", "ls", f"{bucket}/", _as(account)), partial(judge, writes=False)
         yield ask(f"{key} as {account}, read", words, remedy, lambda _: ("ok", "may read"), judge_failure=reads)
-        if key == "output_dir":
+        if not key.startswith("data."):
             words = ("storage", "cp", "-", f"{url.rstrip('/')}/tomat-check", "--if-generation-match=1", _as(account))
             writes = partial(judge, writes=True)
             yield ask(f"{key} as {account}, write", words, remedy, lambda _: ("ok", "may write"), judge_failure=writes)

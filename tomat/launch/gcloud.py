@@ -3,6 +3,7 @@
 Flags as in https://cloud.google.com/sdk/gcloud/reference/compute/tpus/tpu-vm and .../queued-resources (October 2025).
 """
 
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,8 +30,8 @@ through GKE only (https://cloud.google.com/tpu/docs/queued-resources)."""
 
 LABEL = "tomat_launch"
 """Key of the label that says which run and login a slice is of."""
-STOP_GRACE_SECONDS = 40
-"""What `stop` gives a training: its own 25 s (`preemption.grace_seconds`) and 15 s for the shell and slow disks."""
+STOP_SHELL_SECONDS = 15
+"""What `stop` gives a training beyond its own grace, for the shell and slow disks."""
 
 
 def accelerator_type(tpu_slice: Slice) -> str:
@@ -69,6 +70,8 @@ class TpuLaunch:
     pack: Pack
     project: str | None = None
     """None: gcloud's own."""
+    grace_seconds: float = 25.0
+    """`preemption.grace_seconds` of the run, in which it saves after a SIGTERM."""
     queued_resource: bool = False
     spot: bool = False
     reserved: bool = False
@@ -151,6 +154,11 @@ class TpuLaunch:
         return Command("say in the bucket who launches this run", words, 120, quiet=True, stdin=text)
 
     @property
+    def stop_grace_seconds(self) -> int:
+        """From SIGTERM to SIGKILL."""
+        return math.ceil(self.grace_seconds) + STOP_SHELL_SECONDS
+
+    @property
     def unwatched_words(self) -> str:
         if self.unwatched_hours is None:
             return "it is kept, at its price"
@@ -164,7 +172,7 @@ class TpuLaunch:
             self.delete.argv,
             cap_seconds=cap_seconds,
             unwatched_seconds=None if hours is None else 3600 * hours,
-            grace_seconds=STOP_GRACE_SECONDS,
+            grace_seconds=self.stop_grace_seconds,
         )
         write_text(self.folder / SCRIPT_FILE, text)
 
@@ -272,7 +280,7 @@ class TpuLaunch:
 
     @property
     def stop(self) -> Command:
-        return self._on_all_hosts("stop what is left of the training", remote.stop_script(STOP_GRACE_SECONDS), 600)
+        return self._on_all_hosts("stop what is left of the training", remote.stop_script(self.stop_grace_seconds), 600)
 
     def logs(self, attempt: int) -> list[Command]:
         """Copy every host's log here, under the number of the attempt; gcloud copies from one host at a time, and tries

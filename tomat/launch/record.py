@@ -86,10 +86,11 @@ class Login:
     user: str
     """The name that gcloud's ssh logs in with."""
     machine: str
+    """Its name and the checkout: two launchers of one machine are two, and keep their logs and packs apart."""
 
     @classmethod
     def here(cls, account: str) -> "Login":
-        return cls(account, getpass.getuser(), platform.node())
+        return cls(account, getpass.getuser(), f"{platform.node()}:{Path.cwd()}")
 
     def __str__(self) -> str:
         return f"{self.account} as {self.user}"

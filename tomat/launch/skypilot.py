@@ -17,7 +17,7 @@ from tomat.base.layout import HUNG_STATUS, LOST_STATUS, REFUSED_STATUS, RETRY_ST
 from tomat.base.reporting import write_text
 from tomat.launch import remote
 from tomat.launch.command import Command
-from tomat.launch.gcloud import STOP_GRACE_SECONDS, TpuLaunch, accelerator_type
+from tomat.launch.gcloud import TpuLaunch, accelerator_type
 from tomat.launch.prices import MARGIN_SECONDS, Caps
 
 VERSION = "0.14.1"
@@ -53,7 +53,7 @@ gcloud storage cp --quiet --if-generation-match=0 ../began {began} 2>/dev/null
 gcloud storage cp --quiet {began} ../began || exit {RETRY_STATUS}
 end=$(( $(cat ../began) + {int(cap_seconds)} )); left=$(( end - $(date +%s) ))
 [ $left -gt {least_seconds} ] || {capped}
-timeout --signal=TERM --kill-after={STOP_GRACE_SECONDS} $left {remote.training_command(*words)}
+timeout --signal=TERM --kill-after={launch.stop_grace_seconds} $left {remote.training_command(*words)}
 status=$?
 [ $(date +%s) -lt $end ] || {capped}
 exit $status

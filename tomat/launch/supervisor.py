@@ -14,6 +14,7 @@ from tomat.launch.command import Command, Result
 from tomat.launch.gcloud import TpuLaunch
 from tomat.launch.machine import LOST_STATES, Clock, Machine
 from tomat.launch.policy import FAILURES, WAITED_FOR, Ending, Health, RestartPolicy, judge
+from tomat.launch.prices import MARGIN_SECONDS
 from tomat.launch.record import (
     RECORD_FILE,
     RENEW_SECONDS,
@@ -371,8 +372,12 @@ class Supervisor:
         """The logs of the hosts, as far as they come in the time between two collections: where many hosts are mute, a
         slice is paid for meanwhile."""
         self._logs_at = self.clock.now()
+        seconds = self.policy.log_seconds
+        if (left := self.machine.left_seconds) is not None:
+            # Before the cap is near a training is still to be stopped, after that the slice to be given back.
+            seconds = min(seconds, left - (MARGIN_SECONDS if left > MARGIN_SECONDS else MARGIN_SECONDS / 2))
         for command in self.machine.launch.logs(attempt):
-            if (took := self.clock.now() - self._logs_at) >= self.policy.log_seconds:
+            if (took := self.clock.now() - self._logs_at) >= seconds:
                 self._say(f"after {took:.0f} s the other logs are left where they are: {command.purpose}, ...")
                 return
             result = self.run(command)

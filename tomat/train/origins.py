@@ -240,6 +240,7 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
         raise TomatError("--fork_step needs --fork NEW_NAME.")
     events = tuple(history.read_events(run_dir))
     newest = checkpoints.newest_whole(config.run_dir, config.temporary_checkpoints)
+    _refuse_forgotten(config, run_dir, newest)
     plan = Start(config, run_dir, wanted.allow_change, newest=newest, events=events)
     forked, warmed = history.last_event(events, "fork"), history.last_event(events, "warm_start")
     if newest is None:
@@ -272,6 +273,23 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
     if field_of(config.model) is not None:
         raise TomatError("model.field is set, and nothing gives it weights: add --warm_start with a run of that model.")
     return plan
+
+
+def _refuse_forgotten(config: TrainConfig, run_dir: Path, newest: Checkpoint | None) -> None:
+    """Stop where newer temporary checkpoints lie at the place of before, which the configuration has no more."""
+    recorded = run_dir / CONFIG_FILE
+    if not recorded.exists() or not recorded.read_bytes().strip():
+        return
+    before = temporary_place(read_config(str(recorded)), config.run_name)
+    if before is None or before == config.temporary_checkpoints:
+        return
+    found = checkpoints.newest_whole(config.run_dir, before)
+    if found is not None and (newest is None or found.step > newest.step):
+        known = "no checkpoint" if newest is None else f"step {newest.step} alone"
+        raise TomatError(
+            f"run '{config.run_name}' has {found.path}, and trainer.checkpointer.temporary_base_path leads to {known}. "
+            f"Set it to {before.rpartition('/')[0]} as before, or move that checkpoint to where it leads now."
+        )
 
 
 def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = ()) -> Changes:

@@ -47,6 +47,7 @@ def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
     where it is and that happens, None where all is in one region."""
     data = config.data
     urls = {"training data": data.train, "validation data": data.validation, "checkpoints": config.output_dir}
+    urls["temporary checkpoints"] = config.temporary_checkpoints
     size = sum(shards.uncompressed_bytes for shards in (datasets.train, datasets.validation) if shards is not None)
     return check_regions(
         known_places(urls, "machine"),

@@ -116,7 +116,7 @@ def _run_predict(args: argparse.Namespace) -> int:
     from tomat.predict.inference.interface import choose_grid
     from tomat.predict.inference.structures import check_species_used, find_structures
 
-    files, ignored = find_structures(args.structure)
+    files, ignored = find_structures(args.structure, args.output)
     check_species_used((file.path for file in files), rules)
     asked = args.promolecule or ("the model in the package" if args.run_dir == PACKAGED_MODEL else args.run_dir)
     tell(f"{counted(len(files), 'structure')}; by {asked}")

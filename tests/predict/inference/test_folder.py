@@ -10,6 +10,7 @@ import pytest
 from forked import Forked, until
 from pymatgen.io.common import VolumetricData
 from pymatgen.io.vasp import Chgcar
+from scipy.io import FortranFile
 from small_promolecule import promolecule, skewed
 
 from tomat.app.cli import main
@@ -22,6 +23,7 @@ from tomat.predict.inference.sum_of_atoms import PromoleculePredictor
 
 LEARNT = replace(promolecule(), valences={9: 7.0, 11: 1.0})
 PREDICTOR = PromoleculePredictor(LEARNT)
+HOW = {"accept": ("normalisation", "distances")}
 
 
 @pytest.fixture
@@ -182,3 +184,51 @@ def test_a_killed_folder_is_finished_by_the_same_command(tmp_path, promolecule_f
     assert sorted(line["name"] for line in lines) == [f"s{n}" for n in range(8)] and not list(out.glob(".*"))
     after = {path.name: path.read_bytes() for path in out.glob("*.CHGCAR")}
     assert before.items() <= after.items() and len(after) == 8 and len({len(each) for each in after.values()}) == 1
+
+
+def test_a_folder_is_not_replaced_by_a_file(tmp_path):
+    kept = tmp_path / "MY_CHGCARS" / "mp-1" / "CHGCAR"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("weeks of DFT")
+    density = PREDICTOR.predict(skewed(), (6, 7, 8), **HOW)
+    with pytest.raises(TomatError, match="is a folder"):
+        density.write(tmp_path / "MY_CHGCARS")
+    assert kept.read_text() == "weeks of DFT"
+
+
+def test_what_is_read_is_not_written_over(tmp_path):
+    density = PREDICTOR.predict(skewed(), (6, 7, 8), **HOW)
+    density.write(tmp_path / "NaF.CHGCAR")
+    before = (tmp_path / "NaF.CHGCAR").read_bytes()
+    files, _ = find_structures([str(tmp_path / "NaF.CHGCAR")])
+    outcome = predict_structures(
+        PREDICTOR, files, Settings(tmp_path, GridChoice(sides=(6, 7, 9)), accept=HOW["accept"])
+    )
+    assert "expected another --output" in outcome.lines[0]["error"]
+    assert (tmp_path / "NaF.CHGCAR").read_bytes() == before
+
+
+def test_the_save_folder_of_pw_x_is_not_removed(tmp_path):
+    save = tmp_path / "NaF.save"
+    save.mkdir()
+    (save / "data-file-schema.xml").write_text("<x/>")
+    density = PREDICTOR.predict(skewed(), (6, 7, 8), **HOW)
+    reciprocal = 2 * np.pi * np.linalg.inv(density.lattice / BOHR_A).T
+    with FortranFile(save / "charge-density.dat", "w") as file:
+        for record in (np.array([0, 1, 1], np.int32), reciprocal, np.zeros((1, 3), np.int32), np.ones(1, complex)):
+            file.write_record(record)
+    skewed().to(filename=str(tmp_path / "NaF.cif"))
+    files, _ = find_structures([str(tmp_path / "NaF.cif")])
+    settings = Settings(tmp_path, GridChoice(sides=(6, 7, 8)), "qe", vectors_from=str(tmp_path), accept=HOW["accept"])
+    outcome = predict_structures(PREDICTOR, files, settings)
+    assert "is a folder" in outcome.lines[0]["error"] and (save / "data-file-schema.xml").exists()
+
+
+def test_what_lies_in_the_output_is_no_structure(tmp_path):
+    (tmp_path / "NaF").mkdir()
+    skewed().to(filename=str(tmp_path / "NaF" / "POSCAR"), fmt="poscar")
+    for _ in range(2):
+        files, _ = find_structures([str(tmp_path)], tmp_path / "out")
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / "NaF.CHGCAR").write_text("")
+    assert [file.name for file in files] == ["NaF"]

@@ -15,11 +15,14 @@ from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.geometry import nearest_atom_a
 from tomat.data.density.io import open_density
+from tomat.data.density.outputs import write_density
 from tomat.data.density.promolecule import Promolecule
 from tomat.predict.inference.interface import SPACING_A, GridChoice, Prediction, Predictor, choose_grid, electron_count
 from tomat.predict.inference.structures import crystal_of
 from tomat.predict.inference.sum_of_atoms import PromoleculePredictor, load_promolecule
 
+SUM_OF_ATOMS = PromoleculePredictor(dataclasses.replace(promolecule(), valences={9: 7.0, 11: 1.0}))
+HOW = {"accept": ("normalisation", "distances")}
 CRYSTAL = Crystal(np.diag([3.0, 3.2, 3.4]), np.array([11, 9]), np.array([[0, 0, 0], [0.5, 0.5, 0.5]]), "NaF")
 
 
@@ -254,3 +257,27 @@ def test_the_example_of_the_docstring_runs(tmp_path, monkeypatch):
         finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
         [example] = [each for each in finder.find(Prediction.write, "write", globs={}) if each.examples]
         assert runner.run(example).failed == 0
+
+
+@pytest.mark.parametrize("grid", [(0, 8, 8), (-1, 8, 8), (8.5, 8, 8), (8, 8), 12, (10**5,) * 3])
+def test_a_grid_that_cannot_be_is_refused_in_words(grid):
+    with pytest.raises(TomatError, match="expected"):
+        SUM_OF_ATOMS.predict(skewed(), grid, **HOW)
+
+
+@pytest.mark.parametrize("electrons", [0, -8.0, float("nan"), "8"])
+def test_electrons_that_cannot_be_are_refused_in_words(electrons):
+    with pytest.raises(TomatError, match="electrons is"):
+        SUM_OF_ATOMS.predict(skewed(), (6, 7, 8), electrons=electrons, **HOW)
+
+
+def test_the_path_in_a_title_says_nothing_of_the_quantity(tmp_path):
+    density = SUM_OF_ATOMS.predict(skewed(), (6, 7, 8), **HOW)
+    for name in ("a.CHGCAR", "a.cube"):
+        write_density(
+            density, tmp_path / name, name.partition(".")[2].lower(), metadata={"grid": "--like potential/CHGCAR"}
+        )
+        try:
+            open_density(tmp_path / name)
+        except TomatError as error:
+            assert "its title says" not in str(error)

@@ -257,3 +257,70 @@ def test_the_look_takes_time_in_proportion(filler):
     started = time.process_time()
     bounded_cif(many_sites(4) + filler * (2_000_000 // len(filler)), "a.cif")
     assert time.process_time() - started < 10
+
+
+BRUCITE = """data_1-ICSD
+_cell_length_a 3.142
+_cell_length_b 3.142
+_cell_length_c 4.766
+_cell_angle_alpha 90
+_cell_angle_beta 90
+_cell_angle_gamma 120
+loop_
+_symmetry_equiv_pos_as_xyz
+'x, y, z'
+'-x, -y, -z'
+loop_
+_atom_site_label
+_atom_site_type_symbol
+_atom_site_fract_x
+_atom_site_fract_y
+_atom_site_fract_z
+_atom_site_attached_hydrogens
+Mg1 Mg2+ 0 0 0 0
+O1 O2- 0.3333 0.6667 0.2203 1
+"""
+
+
+@pytest.mark.parametrize("site", ["O1 O2-", "O1 O-H", "Wat1 Wat", "OH1 OH"])
+def test_hydrogens_of_a_cif_are_not_lost(tmp_path, site):
+    text = BRUCITE.replace("O1 O2-", site)
+    (tmp_path / "a.cif").write_text(text if site == "O1 O2-" else text.replace("0.2203 1", "0.2203 0"))
+    with pytest.raises(TomatError, match="expected a site for each"):
+        read_structure(tmp_path / "a.cif")
+
+
+def test_a_block_of_a_journal_is_passed_over(tmp_path):
+    text = BRUCITE.replace("0.2203 1", "0.2203 0")
+    (tmp_path / "a.cif").write_text("data_global\n_journal_name_full 'Acta Cryst. B'\n" + text)
+    assert len(read_structure(tmp_path / "a.cif")[0].atomic_numbers) == 3
+
+
+def test_what_is_no_full_crystal_is_refused(tmp_path):
+    sites = "PRIMVEC\n4.2 0 0\n0 4.2 0\n0 0 9\nPRIMCOORD\n2 1\nMg 0 0 0\nO 2.1 0 0\n"
+    head, atoms = 'Lattice="4.2 0 0 0 4.2 0 0 0 4.2" pbc=', "\nMg 0 0 0\nO 2.1 0 0\n"
+    for name, text in {
+        "slab.xsf": f"SLAB\n{sites}",
+        "wire.xsf": f"POLYMER\n{sites}",
+        "slab.xyz": f"2\n{head}[T, T, F]{atoms}",
+        "half.res": "TITL x\nCELL 1.0 4.2 4.2 4.2 90 90 90\nLATT -1\nSFAC Mg O\nMg 1 0 0 0 0.5\nO 2 0.5 0 0 1.0\nEND\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(TomatError, match="expected"):
+            read_structure(tmp_path / name)
+    for name, text in {"a.xsf": f"CRYSTAL\n{sites}", "a.xyz": f'2\n{head}"T T T"{atoms}'}.items():
+        (tmp_path / name).write_text(text)
+        read_structure(tmp_path / name)
+
+
+def test_the_spin_of_a_species_is_flagged():
+    cell = Structure(Lattice.cubic(4.2), ["Fe", "O"], [[0, 0, 0], [0.5, 0.5, 0.5]])
+    cell.add_spin_by_element({"Fe": 5})
+    assert any("magnetic moments" in note for note in crystal_of(cell)[1])
+
+
+def test_logicals_as_fortran_reads_them(tmp_path):
+    rows = "0 0 0 .TRUE. .FALSE. t\n.5 0 0 T T f\n"
+    text = f"x\n1\n4.2 0 0\n0 4.2 0\n0 0 4.2\nMg O\n1 1\nselective\ndirect\n{rows}"
+    (tmp_path / "POSCAR").write_text(text)
+    assert read_structure(tmp_path / "POSCAR")[0].atomic_numbers.tolist() == [12, 8]

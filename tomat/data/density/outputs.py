@@ -22,6 +22,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import first_line
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.grid import DensityGrid, check_electrons
+from tomat.data.density.rules import OWN_TITLE
 
 if TYPE_CHECKING:
     from tomat.data.density.chgcar import Augmentation
@@ -84,6 +85,7 @@ def write_density(
     check_electrons(grid, grid.material_id)
     if augmentation is not None:
         check_augmentation(augmentation, grid.atomic_numbers, grid.material_id)
+    check_replaceable(Path(path), form)
     with _replacing(Path(path)) as place:
         if form == "chgcar":
             chgcar = grid.to_pymatgen()
@@ -112,6 +114,16 @@ def write_density(
             write_charge_density(grid, place / CHARGE_DENSITY, vectors)
 
 
+def check_replaceable(target: Path, form: str) -> None:
+    """Refuse a folder in the place of an output that holds anything but such an output: it would be removed."""
+    if form == "zarr" or not target.is_dir():
+        return
+    others = sorted({each.name for each in target.iterdir()} - ({CHARGE_DENSITY} if form == "qe" else set()))
+    if others or form != "qe":
+        held = f" with {', '.join(others[:3])}" if others else ""
+        raise TomatError(f"{target} is a folder{held}, which {form} would replace; expected another place.")
+
+
 def write_spread(grid: DensityGrid, path: Path) -> None:
     """Write the standard deviation over samples, `grid.rho`, as a cube in e/bohr^3."""
     with _replacing(path) as place:
@@ -128,7 +140,7 @@ def _write_cube(grid: DensityGrid, place: Path, title: str = "") -> None:
 def _one_line(grid: DensityGrid, metadata: Mapping[str, Any]) -> str:
     """What made a density, as the title of a file: of ASCII, as readers of titles may expect."""
     said = "; ".join(f"{name} {value}" for name, value in metadata.items())
-    return " ".join(f"{grid.formula}, by tomat: {said}".split()).encode("ascii", "replace").decode()
+    return " ".join(f"{grid.formula}{OWN_TITLE}{said}".split()).encode("ascii", "replace").decode()
 
 
 def remove_leftovers(folder: Path) -> None:

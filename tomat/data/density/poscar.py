@@ -233,7 +233,8 @@ def _coordinates(text: limits.BoundedText, n_atoms: int, selective: bool) -> tup
         coords.append(values)
         rest = [word.decode("latin-1") for word in words[3:]]
         if selective:
-            if len(rest) < 3 or not set(rest[:3]) <= {"T", "F"}:
+            # As Fortran reads them: T, t, .TRUE., .F.
+            if len(rest) < 3 or not all(re.match(r"\.?[TF]", word, re.IGNORECASE) for word in rest[:3]):
                 raise TomatError(f"{source}: atom {atom} has no T or F for each axis, as selective dynamics needs.")
             rest = rest[3:]
         if rest and rest[0] in SYMBOLS:

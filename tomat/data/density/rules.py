@@ -84,6 +84,9 @@ class Kind:
     """The same for title lines."""
 
 
+OWN_TITLE = ", by tomat: "
+"""Of what tomat writes: the formula goes before it, what made the density follows."""
+
 _BEGINS, _ENDS = r"(?<![A-Za-z])", r"(?![A-Za-z])"
 """Of a word: `MAG` is one in `CHGCAR_mag_GdN`, and none in `magnetite`."""
 
@@ -133,7 +136,8 @@ def is_partial(location: str) -> bool:
 
 def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> bool:
     """Refuse a file that says it is no total density; True for a part that `accept` lets in."""
-    of_name, text = kind_of_name(location), "\n".join(titles)
+    # What tomat says of itself in a title holds names of runs and paths: they say nothing of the quantity.
+    of_name, text = kind_of_name(location), "\n".join(title.partition(OWN_TITLE)[0] for title in titles)
     of_title = (kind for kind in KINDS if kind.title and re.search(kind.title, text, re.IGNORECASE))
     kind = of_name or next(of_title, None)
     if kind is None or kind.form == "other_total":

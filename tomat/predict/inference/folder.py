@@ -26,6 +26,7 @@ from tomat.data.density.outputs import (
     FORMATS,
     OutputError,
     check_augmentation,
+    check_replaceable,
     content_sha256,
     remove_leftovers,
     size_bytes,
@@ -227,6 +228,11 @@ def _looked_at(
     before: Line | None,
 ) -> _Todo | Line:
     """All that can be known of a structure before it is predicted; or the line of before, if it is done."""
+    target = settings.output / f"{file.name}{FORMATS[settings.form]}"
+    for given in (file.path, settings.augmentation_from, settings.grid.like):
+        if given is not None and target.exists() and os.path.samefile(target, given):
+            raise TomatError(f"the output {target} is {given}, which was given to be read; expected another --output.")
+    check_replaceable(target, settings.form)
     crystal, notes = read_structure(file.path, file.name, settings.rules)
     predictor.check(crystal, settings.accept)
     shape = settings.grid.shape(crystal)

@@ -2,12 +2,14 @@
 answer scaled and flagged. What may be wrong is refused, or flagged, by the command and the Python API alike."""
 
 import math
+import operator
 import os
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -74,6 +76,8 @@ class GridChoice:
     spacing_a: float | None = None
     """Largest distance of neighbouring voxels, A; sides then have no prime factor but 2, 3 and 5."""
     why: str = ""
+    like: str | None = None
+    """The density whose sides they are."""
 
     def shape(self, crystal: Crystal) -> tuple[int, int, int]:
         sides = self.sides or fast_shape(crystal.lattice, self.spacing_a or SPACING_A)
@@ -193,7 +197,7 @@ def choose_grid(
         from tomat.data.density.io import is_chgcar, open_density
 
         shape = read_grid_shape(like) if is_chgcar(like) else open_density(like).grid_shape
-        return GridChoice(sides=shape, why=f"--like {os.fspath(like)}")
+        return GridChoice(sides=shape, why=f"--like {os.fspath(like)}", like=os.fspath(like))
     if trained_a is not None:
         return GridChoice(spacing_a=trained_a, why=f"{trained_a:.4g} A, the median of the training")
     return GridChoice(spacing_a=SPACING_A, why=f"{SPACING_A} A, the default")
@@ -298,10 +302,14 @@ class Predictor(ABC):
         if grid_shape is None:
             choice = choose_grid(None, None, None, self.spacing_a)
             grid_shape, grid_from = choice.shape(crystal), choice.why
+        else:
+            grid_shape = GridChoice(sides=_whole_sides(grid_shape), why=grid_from).shape(crystal)
         if electrons == "learnt":
             electrons, electrons_from = electron_count(crystal, None, self.valences)
             if electrons is None:
                 warnings.warn(f"{crystal.name}: electrons {electrons_from}.", stacklevel=2)
+        elif electrons is not None and not (isinstance(electrons, Real) and 0 < electrons < math.inf):
+            raise TomatError(f"electrons is {electrons!r}; expected a number above 0, 'learnt', or None: not scaled.")
         flags += self._extrapolations(crystal, grid_shape)
         self.load()
         started = time.monotonic()
@@ -400,6 +408,16 @@ class Predictor(ABC):
             )
         text = f"{words}; the density was scaled to them"
         return [{"kind": "normalisation", "factor": electrons / before, "deviation": deviation, "text": text}]
+
+
+def _whole_sides(grid_shape: Sequence[int]) -> tuple[int, int, int]:
+    try:
+        nx, ny, nz = map(operator.index, grid_shape)
+    except (TypeError, ValueError):
+        nx = ny = nz = 0
+    if min(nx, ny, nz) < 1:
+        raise TomatError(f"grid_shape is {grid_shape!r}; expected three whole numbers from 1 on, along a, b, c.")
+    return nx, ny, nz
 
 
 def say_if_voids_unknown(promolecule: Promolecule, place: str) -> None:

@@ -66,6 +66,8 @@ _GROUP = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 
+_RES_SITE = re.compile(r"^\s*([A-Z]\w*)\s+\d+(?:\s+[-+\d.]+){3}\s+(\d*\.?\d+)\s", re.MULTILINE | re.IGNORECASE)
+"""Name and occupancy of an atom of a SHELX file: name, number of its element, three coordinates, occupancy."""
 _D_EXPONENT = re.compile(rb"(\d\.\d*|\.\d+)[dD]([+-]?\d)")
 """Of a number in double precision, as Fortran writes it."""
 
@@ -83,16 +85,17 @@ class StructureFile:
     """It was found in a folder, and not named itself."""
 
 
-def find_structures(paths: Iterable[str]) -> tuple[list[StructureFile], dict[str, str]]:
+def find_structures(paths: Iterable[str], output: Path | None = None) -> tuple[list[StructureFile], dict[str, str]]:
     """The structure files among files and folders, by name (`structure_name`), in the order given, those of a folder
-    sorted; and for each file of a folder that is passed over, why."""
+    sorted; and for each file of a folder that is passed over, why. What lies in `output` below one is no input."""
     found: dict[str, StructureFile] = {}
     ignored: dict[str, str] = {}
     for given in paths:
         place = Path(given)
         if place.is_dir():
             files = (each for each in place.rglob("*") if each.is_file() and "/." not in f"/{each.relative_to(place)}")
-            inside = sorted(map(str, files))
+            own = output is not None and place.resolve() in output.resolve().parents
+            inside = sorted(str(each) for each in files if not (own and output.resolve() in each.resolve().parents))
             taken = [each for each in inside if _reader(each, named=False) is not None]
             ignored |= {each: "its name is that of no structure" for each in inside if each not in set(taken)}
             if not taken:
@@ -218,7 +221,9 @@ def _of_dict(content: Mapping[str, Any], source: str) -> tuple["Parts", list[str
         raise TomatError(f"{source} is periodic along {content['lattice']['pbc']} only; expected all three axes.")
     sites = content["sites"]
     states = any(site["species"][0].get("oxidation_state") for site in sites)
-    moments = any(np.any((site.get("properties") or {}).get("magmom") or 0) for site in sites)
+    moments = any(
+        np.any((site.get("properties") or {}).get("magmom") or 0) or site["species"][0].get("spin") for site in sites
+    )
     given = {"oxidation states": states, "magnetic moments": moments, "charges": content.get("charge")}
     return parts, [_unused(what) for what, there in given.items() if there]
 
@@ -264,9 +269,10 @@ def _xyz(source: str, rules: ReadRules) -> Parts:
     lattice = re.search(r'Lattice\s*=\s*"([^"]*)"', head, flags=re.IGNORECASE)
     if lattice is None:
         raise _molecule(source)
-    periodic = re.search(r'pbc\s*=\s*"([^"]*)"', head, flags=re.IGNORECASE)
-    if periodic is not None and not set(periodic[1].lower().split()) <= {"t", "true", "1"}:
-        raise TomatError(f"{source} is periodic along {periodic[1]!r} only; expected all three axes.")
+    periodic = re.search(r'\bpbc\s*=\s*(\[[^]]*\]|\{[^}]*\}|"[^"]*"|\S+)', head, flags=re.IGNORECASE)
+    along = re.findall(r"\w+", periodic[1]) if periodic is not None else []
+    if not {word.lower() for word in along} <= {"t", "true", "1"}:
+        raise TomatError(f"{source} is periodic along '{' '.join(along)}' only; expected all three axes.")
     count = int(lines[0])
     check_atom_count(count, source)
     if any(line.strip() for line in lines[2 + count :]):
@@ -297,6 +303,9 @@ def bounded_cif(text: str, source: str) -> str:
     if sum(len(line) * (line.count("'") + line.count('"')) for line in lines) > MOST_QUOTED:
         raise TomatError(f"{source} has lines of thousands of quotes; it is no CIF, or damaged.")
     text = "\n".join(lines) + "\n"
+    # Journals write what concerns a paper into blocks of their own, such as data_global.
+    blocks = re.split(r"(?mi)^(?=[ \t]*data_)", text)
+    text = "".join([block for block in blocks if "_atom_site" in block.lower()] or blocks)
     n_sites, operations = 0, []
     for loop in _LOOP.finditer(text):
         names = [name.lower() for name in loop["names"].split() if name.startswith("_")]
@@ -321,7 +330,15 @@ def _cif(source: str, rules: ReadRules) -> Parts:
     text = bounded_cif(structure_text(source), source)
     from pymatgen.io.cif import CifParser
 
-    structures = CifParser.from_str(text).parse_structures(primitive=False, on_error="raise")
+    parser = CifParser.from_str(text)
+    structures = parser.parse_structures(primitive=False, on_error="raise")
+    for told in parser.warnings:
+        if "implicit hydrogens" in told:
+            said = f"{source} has hydrogens without places (_atom_site_attached_hydrogens, or sites such as Wat)"
+            raise TomatError(f"{said}; expected a site for each. Add them first.")
+        if told.endswith(" parsed as "):
+            said = f"{source} has a site {told.removesuffix(' parsed as ')}, which is no single element"
+            raise TomatError(f"{said}; expected a site for each atom.")
     if len(structures) != 1:
         raise TomatError(f"{source} holds {len(structures)} structures; expected one a file.")
     return _parts(structures[0].as_dict(), source)
@@ -341,6 +358,12 @@ def _pymatgen(source: str, rules: ReadRules) -> Parts:
 
     kind = Path(unpacked(source)).suffix.lower().removeprefix(".")
     content = b"".join(lines).decode("utf-8")
+    if kind == "xsf" and (found := re.search(r"^\s*(SLAB|POLYMER|MOLECULE)\b", content, re.MULTILINE)):
+        raise TomatError(f"{source} is a {found[1]}, not periodic along all three axes; expected CRYSTAL.")
+    if kind == "res":
+        for site, occupancy in _RES_SITE.findall(content.partition("SFAC")[2]):
+            if float(occupancy) not in (1.0, 11.0):  # 10 more: SHELX is to keep it so
+                raise TomatError(f"{source}: {site} has an occupancy of {occupancy}; expected full ones.")
     parts = _parts(Structure.from_str(content, fmt=kind).as_dict(), source)  # type: ignore[arg-type]  # one of _READERS
     # pymatgen takes an XSF that is cut off for one of fewer atoms.
     stated = re.search(r"^\s*PRIMCOORD[^\n]*\n\s*(\d+)", content, re.MULTILINE) if kind == "xsf" else None

@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
 from html_reader import read_page
 
 from tomat.base.report.markdown import update_page
 from tomat.perf.plan.calibration import Calibration
-from tomat.report.calibration import calibration_report
+from tomat.report.calibration import _compared, calibration_report
 from tomat.report.html.document import page_html
 from tomat.report.html.kinds import page_of
 
@@ -32,3 +33,10 @@ def test_a_note_that_is_taken_back_leaves_the_page(tmp_path):
     for notes in (["the clock was low"], []):
         text = update_page(tmp_path / "calibration.md", calibration_report(rows, notes)).read_text()
         assert ("the clock was low" in text) == bool(notes) and text.count("## What differs") == 1
+
+
+def test_the_bar_of_a_plan_is_its_range():
+    chart = _compared([("a run", 0.423, 0.45, 0.194)], "step", "s")[0]
+    # `Interval.of`: from 1 / 1.194 of the plan to 1.194 times it.
+    ((low, high),) = next(one.x_ranges for one in chart.series if one.x_ranges)
+    assert (low, high) == (pytest.approx(0.423 / 1.194), pytest.approx(0.423 * 1.194))

@@ -72,7 +72,8 @@ def _compared(points: Sequence[tuple[str, float, float, float]], what: str, unit
     if not points:
         return []
     ratios = [b / a for _, a, b, _ in points]
-    ranges = [(a - a * error, a + a * error) for _, a, _, error in points] if any(p[3] for p in points) else ()
+    # As a plan's own range, `Interval.of`.
+    ranges = [(a / (1 + error), a * (1 + error)) for _, a, _, error in points] if any(p[3] for p in points) else ()
     said = f"{len(points)} rows; measured over planned from {min(ratios):.3f} to {max(ratios):.3f}. "
     said += "Dotted: equality. Bars: the range expected."
     named = [point[:3] for point in points]

@@ -54,3 +54,20 @@ def test_a_gpu_is_the_one_that_jax_has(monkeypatch, visible, joules):
     assert isinstance(counter, EnergyCounter)
     used |= {0: 6000, 1: 9000, "GPU-b": 11000}
     assert counter.joules() == joules
+
+
+def test_a_package_counts_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+
+    def write(used):
+        for zone, name, share in (
+            ("intel-rapl:0", "package-0", 1), ("intel-rapl:1", "psys", 2), ("intel-rapl-mmio:0", "package-0", 1)
+        ):  # fmt: skip
+            (tmp_path / zone).mkdir(exist_ok=True)
+            for file, text in (("name", name), ("energy_uj", share * used), ("max_energy_range_uj", 10**12)):
+                (tmp_path / zone / file).write_text(f"{text}\n")
+
+    write(1_000_000)
+    counter = energy.energy_counter("cpu", [0])
+    write(11_000_000)
+    assert counter.joules() == pytest.approx(10.0)

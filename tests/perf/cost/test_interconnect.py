@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from tomat.hardware.chips import slice_named
 from tomat.perf.cost.chip_model import RING_EFFICIENCY, START_SECONDS, LinkRates
+from tomat.perf.cost.estimate import estimate_step
 from tomat.perf.cost.interconnect import (
     HOP_SECONDS,
     collective_seconds,
@@ -234,3 +235,44 @@ def test_groups_in_every_spelling(written, groups):
     rest = "channel_id=1, dimensions={0}, use_global_device_ids=true"
     program = collective(f"f32[16]{{0}} all-gather(a), replica_groups={written}, {rest}", "f32[8]{0}", 8)
     assert participants(program, program.by_name["y"].proto) == groups
+
+
+def test_products_that_carry_a_spread_gather_are_no_exposed_collectives():
+    array, whole = "bf16[4096,4096]{1,0}", "bf16[16384,4096]{1,0}"
+    ids = "replica_groups=[1,4]<=[4], dimensions={0}, use_global_device_ids=true"
+    gather = f"{whole} all-gather(a), channel_id=7, {ids}"
+    first = f"first {{\n  a = {array} parameter(0)\n  ROOT g = {gather}\n}}"
+    part = (
+        f"part {{\n  a = {array} parameter(0)\n  w = {array} parameter(1)\n  g = {gather}\n"
+        f"  ROOT d = {array} dot(a, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}\n}}"
+    )
+    body = f"piece = {array} fusion(a, a), kind=kOutput, calls=part"
+    loop = counted_loop("loop", {"n": "s32[]", "a": array}, body, "8", n="next", a="piece")
+    entry = f"""  a = {array} parameter(0)
+  zero = s32[] constant(0)
+  async-collective-start = {whole} fusion(a), kind=kLoop, calls=first
+  s = (s32[], {array}) tuple(zero, a)
+  w = (s32[], {array}) while(s), condition=loop_cond, body=loop_body
+  async-collective-done = {whole} fusion(a), kind=kLoop, calls=first
+  ROOT r = {array} get-tuple-element(w), index=1"""
+    program = program_of(entry, first, part, loop, how="is_scheduled=true, num_partitions=4")
+    step = estimate_step(program, {}, slice_named("v6e-4"), title="spread")
+    rows = {row.name: row for row in step.breakdown.categories}
+    # 8 products of 2 * 4096^3 take 1.2 ms at the peak, the gather is over by then: its start alone is waited for.
+    assert rows["matmul"].seconds > 8 * 2 * 4096**3 / 918e12
+    assert rows["collectives, exposed"].seconds == pytest.approx(20e-6)
+    # The whole gather once: 0.86 ms on the links; not in each of the ten kernels.
+    assert sum(row["roofline"] for row in step.model_table().values()) < 2.2e-3
+
+
+def test_cores_of_a_chip_share_its_links():
+    add = "sum {\n  x = f32[] parameter(0)\n  y = f32[] parameter(1)\n  ROOT z = f32[] add(x, y)\n}"
+    program = program_of(
+        "  a = f32[16777216]{0} parameter(0)\n  ROOT ar = f32[16777216]{0} all-reduce(a), channel_id=1, "
+        "replica_groups={{0,2,4,6},{1,3,5,7}}, use_global_device_ids=true, to_apply=sum",
+        add,
+        how="num_partitions=8",
+    )
+    found = collective_seconds(program, program.by_name["ar"], slice_named("tpu7x-8"))
+    # Two links of 100 GB/s a chip, over which both cores' 2 * 3/4 * 64 MiB come.
+    assert found.seconds > 2 * (2 * 3 / 4 * 2**26) / 200e9

@@ -13,10 +13,11 @@ from tomat.perf.cost.memory import (
     LIVE_AT_PEAK,
     memory_of_compiled,
     memory_of_oom,
+    read_assignment,
     replayed,
     saved_value,
 )
-from tomat.perf.profile.hlo_files import program_from_text
+from tomat.perf.profile.hlo_files import load_program, program_from_text
 
 DATA = Path(__file__).parent / "data"
 GIB = 2**30
@@ -137,3 +138,9 @@ def test_the_peak_of_a_heap_is_the_largest_sum_of_lifetimes(spans):
         events += [SimpleNamespace(kind=FREE, buffer_id=k) for k, (_, end) in lifetimes.items() if end == moment]
     brute = max(sum(sizes[k] for k, (a, b) in lifetimes.items() if a <= t <= b) for t in range(10))
     assert sum(sizes[place] for place, *_ in replayed(events, sizes)[1]) == brute
+
+
+def test_buffers_of_a_program_are_those_in_hbm():
+    path = Path(__file__).parent / "data" / "scan_fits.hlo.pb.gz"
+    required = read_assignment(gzip.decompress(path.read_bytes()))["required_bytes"]
+    assert sum(load_program(path).memory_bytes.values()) == required

@@ -125,3 +125,22 @@ def test_a_loop_that_data_decide_is_counted_once_and_said():
     assert trip_count(program, program.by_name["inner"]) is None
     adds = [kernel.executions for kernel in executed_kernels(program) if kernel.instruction.shape.dims == (8,)]
     assert adds == [4] and loop_notes(program) == ["loop inner: trip count unknown, its body is counted once"]
+
+
+def test_a_loop_that_counts_down_to_zero_runs():
+    body = """b {
+  s = (s32[]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  u = s32[] constant(-1)
+  n = s32[] add(i, u)
+  ROOT t = (s32[]) tuple(n)
+}
+c {
+  s = (s32[]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  m = s32[] constant(0)
+  ROOT p = pred[] compare(i, m), direction=NE
+}"""
+    entry = "  z = s32[] constant(12)\n  s = (s32[]) tuple(z)\n  ROOT w = (s32[]) while(s), condition=c, body=b"
+    program = program_of(entry, body)
+    assert trip_count(program, next(i for i in program.by_id.values() if i.opcode == "while")) == 12

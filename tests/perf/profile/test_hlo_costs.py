@@ -64,3 +64,27 @@ def test_flops_of_cudnns_attention_are_those_of_the_pairs_that_its_mask_leaves()
     assert flops("__cudnn$fmhaSoftmax", 0) == 2 * 2 * 2 * 4 * 16 * pairs
     assert flops("__cudnn$fmhaSoftmaxBackward", 0) == 5 * 2 * 2 * 4 * 16 * pairs
     assert flops("__cudnn$fmhaSoftmax", 8) == 2 * 2 * 2 * 4 * 16 * (8 * 9 // 2 + 56 * 8)
+
+
+def test_asynchronous_slices_move_what_they_slice():
+    source, piece = "bf16[20,1024,4096]{2,1,0}", "bf16[1,1024,4096]{2,1,0:S(1)}"
+    sliced = f"""sliced {{
+  p = {source} parameter(0)
+  i = s32[] parameter(1)
+  z = s32[] constant(0)
+  ROOT d = {piece} dynamic-slice(p, i, z, z), dynamic_slice_sizes={{1,1024,4096}}
+}}"""
+    whole = "f32[1024,1024]{1,0}"
+    program = program_of(
+        f"""  w = {source} parameter(0)
+  i = s32[] parameter(1)
+  x = {whole} parameter(2)
+  st = (({source}, s32[]), {piece}, s32[]) async-start(w, i), calls=sliced
+  dn = {piece} async-done(st)
+  cp = ({whole}, {whole}, u32[], u32[]) collective-permute-start(x), source_target_pairs={{{{0,1}},{{1,0}}}}
+  cpd = {whole} collective-permute-done(cp)
+  ROOT r = ({piece}, {whole}) tuple(dn, cpd)""",
+        sliced,
+    )
+    assert kernel_hbm_bytes(program, program.by_name["st"]) == 2 * 1024 * 4096
+    assert kernel_hbm_bytes(program, program.by_name["cp"]) == 2 * 4 * 1024 * 1024

@@ -2,13 +2,16 @@ import json
 
 import numpy as np
 import pytest
+from hlo_text import program_of
+from trace_builder import build_xspace, serialise_program
 
 from tomat.app.cli import main as tomat
 from tomat.perf.profile.breakdown import Breakdown, Roofs
 from tomat.perf.profile.categories import Category, Direction
+from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_kernels import executed_kernels
 from tomat.perf.profile.protos import new_message
-from tomat.perf.profile.trace import load_trace, read_xplane_bytes
+from tomat.perf.profile.trace import load_trace, merge_hosts, read_xplane_bytes
 from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 from tomat.report.pages.report import setup_facts
 
@@ -185,3 +188,43 @@ def test_a_chip_of_which_nothing_is_known_has_no_peaks(tpu_bytes, tmp_path):
 
 FACTS = ("kind", "commit", "date", "config_hash", "slice", "batch_sequences", "sequence_tokens")
 RECORD = dict.fromkeys(FACTS, "measured")
+
+
+def test_two_compiles_of_one_step_keep_their_operations():
+    array = "bf16[4096,4096]{1,0}"
+
+    def compiled(second, number):
+        dot = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+        program = program_of(
+            f"  a = {array} parameter(0)\n  dot.1 = {array} dot(a, a), {dot}\n"
+            f"  x.2 = {array} {second.format(dot=dot)}\n"
+            f"  ROOT y.3 = {array} tanh(x.2)"
+        )
+        program.module.name, program.module.id = "jit__train_step", number
+        return HloProgram(program.module, number)
+
+    def space_of(program, steps):
+        space, seconds = new_message("XSpace"), {"dot.1": 1e-3, "x.2": 1e-3, "y.3": 1e-4}
+        data = build_xspace(program, "TPU v6 Lite", lambda i: seconds[i.name], steps, serialise_program(program))
+        space.ParseFromString(data)
+        return space, *(next(p for p in space.planes if p.name == name) for name in ("/device:TPU:0", "/host:metadata"))
+
+    space, device, programs = space_of(compiled("copy(dot.1)", 222), 3)
+    _, more, others = space_of(compiled("dot(dot.1, a), {dot}", 111), 3)
+    shift = max(e.offset_ps + e.duration_ps for line in device.lines for e in line.events) + 50_000_000
+    for key, value in others.event_metadata.items():
+        programs.event_metadata[key].CopyFrom(value)
+    for key, value in more.event_metadata.items():
+        device.event_metadata[1000 + key].CopyFrom(value)
+    for line, into in zip(more.lines, device.lines, strict=True):
+        for event in line.events:
+            into.events.add().CopyFrom(event)
+            into.events[-1].metadata_id += 1000
+            into.events[-1].offset_ps += shift
+    step = breakdown_from_trace(merge_hosts("t", [read_xplane_bytes(space.SerializeToString(), "t", "h")]))
+    # The last step is left out: three with one product, two with two.
+    assert step.n_steps == 5
+    rows = {row.name: row.seconds for row in step.categories}
+    assert rows["matmul"] == pytest.approx((3 * 1e-3 + 2 * 2e-3) / 5)
+    assert rows["copies and relayout"] == pytest.approx(3 * 1e-3 / 5)
+    assert sum(op.flops or 0 for op in step.ops) == pytest.approx(2 * 4096**3 * (3 * 1 + 2 * 2) / 5)

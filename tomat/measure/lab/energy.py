@@ -50,7 +50,18 @@ def energy_counter(platform: str, local_ids: Sequence[int]) -> EnergyCounter | s
 
 def _of_packages(root: Path) -> EnergyCounter | str:
     """The top zones of `powercap`: `intel-rapl:0`, on AMD too. Those below them (`intel-rapl:0:0`) are parts."""
-    zones = sorted(zone for zone in root.glob("*:*") if zone.name.count(":") == 1 and (zone / "energy_uj").exists())
+    tops = sorted(zone for zone in root.glob("*:*") if zone.name.count(":") == 1 and (zone / "energy_uj").exists())
+    named = {zone: _zone_name(zone) for zone in tops}
+    # `psys` is the whole machine, packages and all; `intel-rapl-mmio:0` counts the package of `intel-rapl:0` again.
+    zones = [
+        zone
+        for zone in tops
+        if named[zone] != "psys"
+        and not (
+            zone.name.startswith("intel-rapl-mmio:")
+            and any(named[one] == named[zone] for one in tops if one.name.startswith("intel-rapl:"))
+        )
+    ]
     if not zones:
         return f"{root} has no counter of the processors"
     try:
@@ -58,6 +69,14 @@ def _of_packages(root: Path) -> EnergyCounter | str:
         return EnergyCounter(CPU_SOURCE, [partial(_count, zone / "energy_uj") for zone in zones], 1e-6, ranges)
     except (OSError, ValueError) as error:
         return f"{zones[0] / 'energy_uj'} cannot be read: {getattr(error, 'strerror', None) or error}"
+
+
+def _zone_name(zone: Path) -> str:
+    """Such as `package-0`; that of the folder where the kernel writes none."""
+    try:
+        return (zone / "name").read_text().strip()
+    except OSError:
+        return zone.name
 
 
 def _count(file: Path) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 from tomat.base.report.formats import count, percent, seconds
 from tomat.hardware.chips import Slice
 from tomat.perf.cost.chip_model import MODELS, PALLAS, ChipModel, KernelWork, Support, core_bandwidth, step_error
-from tomat.perf.cost.interconnect import CollectiveTime, overlap
+from tomat.perf.cost.interconnect import CollectiveTime, overlap, spread_collectives
 from tomat.perf.cost.llo import OpSchedule, Transfer
 from tomat.perf.cost.roofline import RooflineTime, roofline_seconds
 from tomat.perf.cost.schedule_model import ScheduleTime, matched_schedules, schedule_time
@@ -236,6 +236,10 @@ def estimate_step(
         name: _op_times(program, kernel, verdicts[name], matched.get(name), slice_, roofs, chip_model)
         for name, kernel in kernels.items()
     }
+    for name, start in spread_collectives(program).items():
+        # The one that starts it has the whole of it on the links.
+        if name != start and name in ops and (least := ops[name].roofline) is not None:
+            ops[name] = replace(ops[name], roofline=replace(least, ici_seconds=0.0))
     collectives = overlap(program, lambda instruction: ops[instruction.name].estimate, slice_, chip_model.links)
     for name, time in collectives.items():
         if name in ops:

@@ -9,7 +9,7 @@ of it: https://jax-ml.github.io/scaling-book/tpus gives 45 GB/s each way for a p
 where the data sheets give 50 and 100.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -198,12 +198,13 @@ def collective_seconds(
     passes = 1 if opcode in ("all-gather", "reduce-scatter") or sliced else 2
     sent = passes * whole * (members - 1) / members
     seconds = 0.0
-    for group in groups:
-        chips = [where[member] for member in group]
-        if len(set(chips)) > 1:
-            entrances, hops = entrances_and_hops(chips, slice_)
-            rate = entrances * nominal_rate * rates.ring_efficiency
-            seconds = max(seconds, sent / rate + passes * hops * HOP_SECONDS)
+    places = [chips for group in groups if len(set(chips := [where[member] for member in group])) > 1]
+    # Cores of one chip that are in different groups share its links.
+    at_once = Counter(chip for chips in places for chip in set(chips))
+    for chips in places:
+        entrances, hops = entrances_and_hops(chips, slice_)
+        rate = entrances * nominal_rate * rates.ring_efficiency / max(at_once[chip] for chip in chips)
+        seconds = max(seconds, sent / rate + passes * hops * HOP_SECONDS)
     return CollectiveTime(opcode, members, sent, seconds, seconds, 0.0)
 
 

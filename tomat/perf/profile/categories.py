@@ -164,7 +164,8 @@ def classify(
 
 def _category(opcode: str, inner: frozenset[str], part: Part, direction: Direction, target: str) -> Category:
     work = {base_opcode(o) for o in inner} - FREE_OPCODES
-    if base_opcode(opcode) in COLLECTIVES or work & COLLECTIVES:
+    products = work & {"dot", "convolution", "ragged-dot", "scaled-dot"}
+    if base_opcode(opcode) in COLLECTIVES or (work & COLLECTIVES and not products):
         return Category.COLLECTIVES_EXPOSED
     if base_opcode(opcode) in HOST_OPCODES or work & HOST_OPCODES or HOST_CALLS.search(target):
         return Category.HOST
@@ -182,7 +183,7 @@ def _category(opcode: str, inner: frozenset[str], part: Part, direction: Directi
         return Category.LOSS
     if part == Part.ATTENTION_CORE or ATTENTION_CALLS.search(target):
         return Category.ATTENTION_BACKWARD if direction == Direction.BACKWARD else Category.ATTENTION_FORWARD
-    if work & {"dot", "convolution", "ragged-dot", "scaled-dot"} or MATMUL_CALLS.search(target):
+    if products or MATMUL_CALLS.search(target):
         return Category.MATMUL
     if part == Part.NORM_ROTARY:
         return Category.NORM_ROTARY

@@ -128,7 +128,7 @@ class HloProgram:
         self.memory_bytes: dict[str, int] = {}
         """Bytes allocated by kind (`parameter`, `constant`, `temporary`); empty without a buffer assignment."""
         for allocation in buffer_assignment.buffer_allocations if buffer_assignment is not None else ():
-            if allocation.is_thread_local:
+            if allocation.is_thread_local or allocation.color != HBM_MEMORY_SPACE:
                 continue
             kind = "constant" if allocation.is_constant else "temporary"
             if allocation.is_entry_computation_parameter:

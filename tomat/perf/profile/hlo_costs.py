@@ -166,6 +166,13 @@ def kernel_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:
     if opcode in FREE_OPCODES or opcode in CONTROL_OPCODES or opcode.endswith(("-done", "-update")):
         return 0.0
     operands = program.operands(instruction)
+    if opcode == "async-start":  # its shape repeats the operands; what moves is what it wraps
+        inner = (one for one in program.inner(instruction) if one is not instruction)
+        return sum(kernel_hbm_bytes(program, one) for one in inner)
+    if opcode in ("all-gather-start", "collective-permute-start"):  # (operands, results, contexts)
+        results = instruction.shape.parts[1] if instruction.shape.parts else instruction.shape
+        read = {o.proto.id: o.shape.byte_count(HBM_MEMORY_SPACE) for o in operands}
+        return float(results.byte_count(HBM_MEMORY_SPACE) + sum(read.values()))
     if opcode == "copy-start":  # (destination, source, context)
         written = instruction.shape.parts[0] if instruction.shape.parts else instruction.shape
         return float(written.byte_count(HBM_MEMORY_SPACE) + operands[0].shape.byte_count(HBM_MEMORY_SPACE))

@@ -183,7 +183,7 @@ def _span(
     if not step or direction not in ("LT", "LE", "GT", "GE", "NE"):
         return None
     start, limit = origin(program, program.operands(loop)[0], path), origin(program, right)
-    if direction in ("GT", "GE"):
+    if direction in ("GT", "GE") or (direction == "NE" and step < 0):
         start, limit = limit, start
     return path[0], start, limit, abs(step), 1 if direction in ("LE", "GE") else 0
 

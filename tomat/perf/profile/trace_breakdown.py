@@ -56,8 +56,8 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     devices = [device for _, device in ran]
     # By program and name of an operation: its exclusive seconds, hidden seconds and occurrences in all steps, and what
     # is known of one execution, from HLO or else from the trace's own stats.
-    sums: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
-    known: dict[tuple[str, str], tuple[OpRow, bool]] = {}
+    sums: dict[OpRow, np.ndarray] = defaultdict(lambda: np.zeros(3))
+    known: dict[OpRow, tuple[OpRow, bool]] = {}
     verdicts: dict[int, tuple[dict[str, Classified], list[str]]] = {}
     between_seconds = waiting_seconds = 0.0
     step_times: list[float] = []
@@ -84,15 +84,16 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         ops, transfers = of_step(device.ops, is_step), of_step(device.async_ops, is_step)
         result = attribute(ops, transfers, collective, judged.intervals, executions)
         # Of several kernels of one instruction (a library's, the memory that it clears) the longest is its execution.
-        longest: dict[tuple[str, str], tuple[int, str]] = {}
-        for kind, spent in zip(device.kinds, result.exclusive_ps.tolist(), strict=True):
-            one = kind.program, kind.name
+        # Two compiles of one function have operations of one name that do different work.
+        alike = [replace(row, op_name="", source="") for row, _ in table]
+        longest: dict[OpRow, tuple[int, str]] = {}
+        for one, kind, spent in zip(alike, device.kinds, result.exclusive_ps.tolist(), strict=True):
             longest[one] = max(longest.get(one, (0, "")), (spent, kind.long_name))
-        counted = np.array([longest[kind.program, kind.name][1] == kind.long_name for kind in device.kinds], dtype=bool)
+        counted = np.array([longest[a][1] == k.long_name for a, k in zip(alike, device.kinds, strict=True)], dtype=bool)
         figures = np.stack([result.exclusive_ps, result.hidden_ps, result.occurrences * counted], axis=1)
-        for (row, from_hlo), figure in zip(table, figures / (PS_PER_SECOND, PS_PER_SECOND, 1), strict=True):
-            known.setdefault((row.program, row.name), (row, from_hlo))
-            sums[row.program, row.name] += figure
+        for one, found, figure in zip(alike, table, figures / (PS_PER_SECOND, PS_PER_SECOND, 1), strict=True):
+            known.setdefault(one, found)
+            sums[one] += figure
         between_seconds += result.between_ps / PS_PER_SECOND
         waiting_seconds += result.waiting_ps / PS_PER_SECOND
         device_steps.append(result.total_ps / judged.n_steps / PS_PER_SECOND)
@@ -105,7 +106,7 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     n_steps = len(step_times)
     ops = [
         known[key][0].of_step(float(seconds) / n_steps, float(hidden) / n_steps, float(occurrences) / n_steps)
-        for key, (seconds, hidden, occurrences) in sorted(sums.items())
+        for key, (seconds, hidden, occurrences) in sorted(sums.items(), key=lambda one: (one[0].program, one[0].name))
         if seconds or occurrences
     ]
     for name, category, seconds in (
@@ -118,7 +119,7 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     # 0 where the events of the main program carry no id.
     main_id = next((k.program_id for d in devices for k in d.kinds if k.program == main_name and k.program_id), 0)
     hlo = trace.program(main_id, main_name) if main_name else None
-    blind_seconds = sum(o.seconds for o in ops if o.program and not known[o.program, o.name][1])
+    blind_seconds = sum(sums[key][0] for key, (_, from_hlo) in known.items() if key.program and not from_hlo) / n_steps
     quality = _quality_notes(ops, blind_seconds, device_steps, hlo)
     if id(hlo) in verdicts:
         quality += verdicts[id(hlo)][1]

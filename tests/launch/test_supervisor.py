@@ -164,3 +164,10 @@ def test_a_command_that_runs_past_its_time_is_ended_with_what_it_has_started(qui
 def test_output_that_is_no_text_is_read():
     for quiet in (False, True):
         assert run_command(Command("a", ("printf", r"\377 [/x]"), 10, quiet)).output == "\ufffd [/x]"
+
+
+def test_two_checkouts_of_a_machine_are_two_launchers_of_one_slice(monkeypatch, tmp_path):
+    one = Login.here("me@example.org")
+    monkeypatch.chdir(tmp_path)
+    other = Login.here("me@example.org")
+    assert one.machine != other.machine and one.label("gs://b/runs/r") == other.label("gs://b/runs/r")

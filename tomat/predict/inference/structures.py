@@ -94,8 +94,8 @@ def find_structures(paths: Iterable[str], output: Path | None = None) -> tuple[l
         place = Path(given)
         if place.is_dir():
             files = (each for each in place.rglob("*") if each.is_file() and "/." not in f"/{each.relative_to(place)}")
-            own = output is not None and place.resolve() in output.resolve().parents
-            inside = sorted(str(each) for each in files if not (own and output.resolve() in each.resolve().parents))
+            written = output.resolve() if output is not None and place.resolve() in output.resolve().parents else None
+            inside = sorted(str(each) for each in files if written is None or written not in each.resolve().parents)
             taken = [each for each in inside if _reader(each, named=False) is not None]
             ignored |= {each: "its name is that of no structure" for each in inside if each not in set(taken)}
             if not taken:

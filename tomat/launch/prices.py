@@ -7,8 +7,8 @@ from tomat.base.errors import TomatError
 from tomat.hardware.chips import Slice
 
 READ_ON = "2026-11-27"
-SOURCE = "skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv at 006059e0, from Google's price list"
-"""Prices of whole slices there, divided by their chips. Google's page is https://cloud.google.com/tpu/pricing."""
+# skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv at 006059e0, from Google's price list: prices of whole slices,
+# divided by their chips. Google's page is https://cloud.google.com/tpu/pricing.
 
 CHIP_HOUR_USD: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "v6e": {

@@ -21,6 +21,7 @@ MOVEMENT = frozenset(
 )  # fmt: skip
 """A kernel of these alone computes nothing: it moves, converts or lays out."""
 
+PRODUCTS = frozenset({"dot", "convolution", "ragged-dot", "scaled-dot"})
 HOST_OPCODES = frozenset({"infeed", "outfeed", "send", "recv"})
 HOST_CALLS = re.compile(r"callback|MoveToHost|MoveToDevice|HostExecute|host_compute", re.IGNORECASE)
 MATMUL_CALLS = re.compile(r"gemm|matmul|cublas|onednn|__cudnn\$conv|scaled_dot$", re.IGNORECASE)
@@ -164,7 +165,7 @@ def classify(
 
 def _category(opcode: str, inner: frozenset[str], part: Part, direction: Direction, target: str) -> Category:
     work = {base_opcode(o) for o in inner} - FREE_OPCODES
-    products = work & {"dot", "convolution", "ragged-dot", "scaled-dot"}
+    products = work & PRODUCTS
     if base_opcode(opcode) in COLLECTIVES or (work & COLLECTIVES and not products):
         return Category.COLLECTIVES_EXPOSED
     if base_opcode(opcode) in HOST_OPCODES or work & HOST_OPCODES or HOST_CALLS.search(target):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from tomat.base.report.formats import quantity
-from tomat.perf.profile.categories import Classified, Direction, Part, classify_program
+from tomat.perf.profile.categories import PRODUCTS, Classified, Direction, Part, classify_program
 from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_costs import kernel_flops
 from tomat.perf.profile.hlo_kernels import executed_kernels
@@ -18,7 +18,6 @@ from tomat.perf.profile.hlo_kernels import executed_kernels
 BACKWARD_OVER_FORWARD = 2.0
 """FLOPs of a product's gradients over its own. Attention that XLA does has 2.0, or 2.5 where it computes its scores
 again, so that less is certain of it."""
-PRODUCTS = frozenset({"dot", "convolution", "ragged-dot", "scaled-dot"})
 WHOLE_SHARE = {Part.MLP: 0.9, Part.ATTENTION_PROJECTIONS: 0.9, Part.ATTENTION_CORE: 0.5}
 """Of one forward pass, what is called forward at the least where none of it has another name."""
 NEAR = {Part.MLP: 0.2, Part.ATTENTION_PROJECTIONS: 0.2, Part.ATTENTION_CORE: 0.4}

@@ -157,10 +157,9 @@ def test_a_fusion_hides_what_it_gathers_behind_its_own_product():
     assert overlap(program, lambda i: 10 * transfer, V6E_4)["f"].exposed_seconds == pytest.approx(START_SECONDS)
 
 
-@pytest.mark.parametrize("trips", [1, 8])
-def test_a_gather_that_is_spread_over_the_kernels_of_a_loop_is_one(trips):
-    """As libtpu spreads it: start, a part in each turn of a loop, done; each kernel holds the whole gather."""
-    array, whole = "bf16[1024,1024]{1,0}", "bf16[4096,1024]{1,0}"
+def spread_gather(side: int, trips: int) -> HloProgram:
+    """A gather as libtpu spreads it: start, a part in each turn of a loop, done; each kernel holds the whole gather."""
+    array, whole = f"bf16[{side},{side}]{{1,0}}", f"bf16[{4 * side},{side}]{{1,0}}"
     gather = f"{whole} all-gather(a), channel_id=7, replica_groups=[1,4]<=[4], dimensions={{0}}, {IDS}"
     first = f"first {{\n  a = {array} parameter(0)\n  ROOT g = {gather}\n}}"
     part = f"""part {{
@@ -178,7 +177,12 @@ def test_a_gather_that_is_spread_over_the_kernels_of_a_loop_is_one(trips):
   w = (s32[], {array}) while(s), condition=loop_cond, body=loop_body
   async-collective-done = {whole} fusion(a), kind=kLoop, calls=first
   ROOT r = {array} get-tuple-element(w), index=1"""
-    program = program_of(entry, first, part, loop, how="is_scheduled=true, num_partitions=4")
+    return program_of(entry, first, part, loop, how="is_scheduled=true, num_partitions=4")
+
+
+@pytest.mark.parametrize("trips", [1, 8])
+def test_a_gather_that_is_spread_over_the_kernels_of_a_loop_is_one(trips):
+    program = spread_gather(1024, trips)
     transfer = 3 * 2 * MIB / (2 * RING) + 2 * HOP_SECONDS
     for seconds in (transfer / 2 / trips, transfer):
         times = overlap(program, lambda i, seconds=seconds: seconds if i.name == "piece" else 0.0, V6E_4)
@@ -238,24 +242,7 @@ def test_groups_in_every_spelling(written, groups):
 
 
 def test_products_that_carry_a_spread_gather_are_no_exposed_collectives():
-    array, whole = "bf16[4096,4096]{1,0}", "bf16[16384,4096]{1,0}"
-    ids = "replica_groups=[1,4]<=[4], dimensions={0}, use_global_device_ids=true"
-    gather = f"{whole} all-gather(a), channel_id=7, {ids}"
-    first = f"first {{\n  a = {array} parameter(0)\n  ROOT g = {gather}\n}}"
-    part = (
-        f"part {{\n  a = {array} parameter(0)\n  w = {array} parameter(1)\n  g = {gather}\n"
-        f"  ROOT d = {array} dot(a, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}\n}}"
-    )
-    body = f"piece = {array} fusion(a, a), kind=kOutput, calls=part"
-    loop = counted_loop("loop", {"n": "s32[]", "a": array}, body, "8", n="next", a="piece")
-    entry = f"""  a = {array} parameter(0)
-  zero = s32[] constant(0)
-  async-collective-start = {whole} fusion(a), kind=kLoop, calls=first
-  s = (s32[], {array}) tuple(zero, a)
-  w = (s32[], {array}) while(s), condition=loop_cond, body=loop_body
-  async-collective-done = {whole} fusion(a), kind=kLoop, calls=first
-  ROOT r = {array} get-tuple-element(w), index=1"""
-    program = program_of(entry, first, part, loop, how="is_scheduled=true, num_partitions=4")
+    program = spread_gather(4096, 8)
     step = estimate_step(program, {}, slice_named("v6e-4"), title="spread")
     rows = {row.name: row for row in step.breakdown.categories}
     # 8 products of 2 * 4096^3 take 1.2 ms at the peak, the gather is over by then: its start alone is waited for.

@@ -165,9 +165,8 @@ def padded_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:
     """HBM traffic of one execution: that of `kernel_hbm_bytes`, which knows what slices touch but not tiles, scaled by
     the padding of the kernel's arrays in HBM taken together."""
     if instruction.opcode == "async-start":
-        # Its shape repeats the operands; what moves is what the wrapped operations read and write.
-        inner = [i for i in program.inner(instruction) if i.opcode not in ("parameter", "tuple")]
-        return sum(padded_hbm_bytes(program, i) for i in inner if i is not instruction)
+        # Each of the operations that it wraps has its own padding.
+        return sum(padded_hbm_bytes(program, i) for i in program.inner(instruction) if i is not instruction)
     moved = kernel_hbm_bytes(program, instruction)
     arrays = [instruction, *program.operands(instruction)]
     logical = sum(array.shape.byte_count(HBM_MEMORY_SPACE) for array in arrays)

@@ -43,7 +43,7 @@ ACCEPTABLE = {
 
 MODEL_DEVIATION = 0.01
 """Of a model's electrons from those that the structure has, beyond which a prediction is flagged. The demo's ten
-held-out cells deviate by up to 0.8 %, but for GaP, its worst compound, by 1.2 to 1.8 %."""
+held-out cells deviate by up to 0.3 %, but AlN, its worst compound, by up to 0.8 % (three seeds)."""
 
 PROMOLECULE_DEVIATION = 0.05
 """The same of a sum of atoms, whose functions hold no whole numbers of electrons: in 103 embedded cells, to most of

@@ -70,6 +70,21 @@ def test_as_many_temporary_ones_are_kept_as_the_settings_say_and_where(run, tmp_
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["step-6", "step-7"]
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_what_a_stop_leaves_lasts_until_the_run_that_goes_on_has_saved(run, tmp_path, first):
+    """Beside the permanent ones, since a storage of temporary ones may be emptied meanwhile."""
+    elsewhere = {"temporary_base_path": f"{tmp_path}/other"}
+    stopped = make(run, seconds=3600, **elsewhere)
+    stopped.on_stop(tree=tree(first), step=first)
+    stopped.wait_until_finished()
+    assert [(found.step, found.whole) for found in list_checkpoints(str(run))] == [(first, True)]
+    resumed = make(run, every=5, **elsewhere)
+    save(resumed, 4)
+    save(resumed, 5)
+    # Of its first step Levanter keeps what it is made to save.
+    assert [found.step for found in list_checkpoints(str(run))] == [0, 5][first > 0 :]
+
+
 def test_the_last_whole_one_is_not_removed_for_one_that_kept_only_its_mark(run):
     """Levanter keeps the newest of the temporary checkpoints it finds: here one that lost its data."""
     save(make(run), 5)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from levanter.checkpoint import Checkpointer, CheckpointerConfig, CheckpointInterval
+from levanter.checkpoint import Checkpointer, CheckpointerConfig, CheckpointInterval, CheckpointRetention
 
 from tomat.base.ports.jax import ManagerWithLastAct
 from tomat.base.ports.levanter import kept_every, replace_manager, since_last_save
@@ -79,6 +79,14 @@ class RunCheckpointer(Checkpointer):
     def interval_is_over(self) -> bool:
         """Whether `on_step` would save by this process's clock."""
         return bool(self.save_interval) and since_last_save(self) >= self.save_interval
+
+    def on_stop(self, *, tree: Any, step: int) -> None:
+        """Save the step that a stop falls on, until the run that goes on has saved another: kept for good, a run on spot
+        machines would leave a checkpoint of every preemption. It lies beside the permanent ones, since a storage of
+        temporary ones may be emptied before the run goes on."""
+        self.temporary_base_path = None
+        self.request_checkpoint(CheckpointRetention.TEMPORARY)
+        self.on_step(tree=tree, step=step, force=step == 0)  # which Levanter saves by force alone
 
     def save_checkpoint(
         self,

@@ -81,7 +81,7 @@ def density_of(
     if "atoms" not in rules.accept and not partial:
         check_atoms_on_density(values, crystal, meanings, unit_hint(in_e_per_a3[0]) if in_e_per_a3 else "")
     rho, clipped, added = clip_negative_values(values / crystal.volume_a3, crystal.volume_a3)
-    return DensityGrid(rho, lattice, atomic_numbers, frac_coords, material_id, clipped, added)
+    return DensityGrid(rho, lattice, atomic_numbers, frac_coords, material_id, clipped, added, partial)
 
 
 def _meanings(

@@ -43,6 +43,9 @@ class DensityGrid:
     clipped_electrons: float = 0.0
     """Electrons that this added. On 32^3 voxels, silicon of VASP dips to -0.19 e/Å³ at its nuclei: 0.011 of 8."""
 
+    partial: bool = False
+    """Its file says by name or title that it holds a part of the electrons, and `accept` has let it in."""
+
     def __post_init__(self) -> None:
         name = f"density {self.material_id!r}" if self.material_id else "density"
         rho = np.asarray(self.rho)

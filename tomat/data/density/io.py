@@ -17,7 +17,7 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.limits import PACKED, unpacked
 from tomat.data.density.materials_project import parts_of_document, read_materials_project
 from tomat.data.density.poscar import check_species_used
-from tomat.data.density.rules import DEFAULT_RULES, ReadRules, is_partial, kind_of_name
+from tomat.data.density.rules import DEFAULT_RULES, ReadRules, kind_of_name
 from tomat.data.density.zarr_store import parts_of_group, read_zarr
 
 CHGCAR_NAMES = ("CHGCAR", "AECCAR", "CHG", "PARCHG")
@@ -219,9 +219,9 @@ def _below(given: str, tries: int, not_total: bool) -> tuple[list[str], dict[str
         stores = {name for name in below if name.endswith(".zarr")}
         beside = {unpacked(name) for name in files}
         for name in sorted(name for name in [*stores, *files] if not name.startswith(".")):
-            reason = None
-            if not (not_total and is_partial(name)):
-                reason = _passed_over(name, name in stores, beside)
+            kind = kind_of_name(name)
+            let_in = not_total and kind is not None and kind.form == "not_total"
+            reason = None if let_in else _passed_over(name, name in stores, beside)
             if reason is None:
                 taken.append(os.path.join(folder, name))
             else:

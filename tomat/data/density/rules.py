@@ -128,12 +128,6 @@ def kind_of_name(location: str) -> Kind | None:
     return next((kind for kind in KINDS if kind.name and re.search(kind.name, name, re.IGNORECASE)), None)
 
 
-def is_partial(location: str) -> bool:
-    """Whether a file is called as one that holds a part of the electrons, which only `--accept not_total` reads."""
-    kind = kind_of_name(location)
-    return kind is not None and kind.form == "not_total"
-
-
 def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> bool:
     """Refuse a file that says it is no total density; True for a part that `accept` lets in."""
     # What tomat says of itself in a title holds names of runs and paths: they say nothing of the quantity.

@@ -161,7 +161,7 @@ def test_electron_count_is_compared_with_a_tolerance(tmp_path, tree, kept_tree, 
         skipped("stated", valences={"Si": 4}, accept=("fractional_electrons",))
 
 
-def test_a_part_of_the_electrons_is_let_in_by_its_name_alone(tmp_path, tree, retokenize_config):
+def test_a_part_of_the_electrons_is_let_in_by_its_name_or_title_alone(tmp_path, tree, retokenize_config):
     grid = read_zarr(tree / "label" / "mp-1.zarr")
     folder = tmp_path / "in"
     folder.mkdir()
@@ -171,10 +171,11 @@ def test_a_part_of_the_electrons_is_let_in_by_its_name_alone(tmp_path, tree, ret
     part = "\n".join([*lines[:head], *(f"{0.8 * value:.11E}" for value in grid.rho_times_volume().ravel(order="F"))])
     for name in ("mp-1_PARCHG.vasp", "mp-2.vasp"):
         (folder / name).write_text(part + "\n")
+    (folder / "mp-3.vasp").write_text("spin density\n" + part.partition("\n")[2] + "\n")
     settings = {"input": str(folder), "source": "chgcar", "filelist": None, "split_file": None, "bins": 50}
     settings |= {"max_skipped": 3, "accept": ("not_total",)}
     manifest = retokenize(retokenize_config(tmp_path / "set", **settings), PoolRunner(1)).manifest
-    assert [each.material_id for each in manifest.materials] == ["mp-1", "mp-1_PARCHG"]
+    assert [each.material_id for each in manifest.materials] == ["mp-1", "mp-1_PARCHG", "mp-3"]
     ((name, reason),) = [(each.material_id, each.reason) for each in manifest.skipped]
     assert name == "mp-2" and "6.4000 electrons, 0.4 off a whole number" in reason
 

@@ -33,7 +33,6 @@ from tomat.data.density.crystal import Crystal
 from tomat.data.density.elements import symbol_of
 from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule, PromoleculeFit
-from tomat.data.density.rules import is_partial
 from tomat.data.tokens.clipping import ClippedMaterial, clipped_of
 from tomat.data.tokens.manifest import ShardManifest, SkippedMaterial, parse_manifest
 from tomat.data.tokens.patch import check_cell_encodable
@@ -125,8 +124,8 @@ def survey_units(materials: Sequence[Material]) -> list[SurveyUnit]:
 
 def check_electrons(job: ShardJob, tolerance: float, material: Material, grid: DensityGrid) -> None:
     """Compare the electron count with what source or valences state, else with what pseudopotentials leave."""
-    # A part of the electrons has no count to compare with; the reader lets one in only by its name and `accept`.
-    if is_partial(material.location):
+    # A part of the electrons has no count to compare with.
+    if grid.partial:
         return
     # What was clipped is no error of the file's.
     read = grid.electron_count - grid.clipped_electrons

@@ -111,8 +111,7 @@ def test_told_to_stop_it_finishes_what_is_in_flight_and_saves_it(one_by_one, tmp
     assert result.preempted and result.steps == 7 and unsaved == [False]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert [path.name for path in (tmp_path / "demo" / "checkpoints").iterdir()] == ["step-6"]
-    assert train(tiny(tmp_path, 2)).first_step == 7
-    (tmp_path / "demo" / "checkpoints" / "step-6").rename(tmp_path / "step-6")
+    assert train(tiny(tmp_path, 2)).first_step == 7  # whose last save removes what the stop left
     assert_same_run(tmp_path / "demo", one_by_one)
 
 

@@ -206,7 +206,7 @@ class TrainingLoop:
         stopping = self._stop.reached()
         if stopping and jax.process_index() == 0:
             console.print(f"{self._stop.cause or 'SIGTERM'}: stopping after step {info.step}, with a checkpoint.")
-        self._save(info, last, stopping)
+        self._save(info, force=last or stopping)
         if stopping:
             self._stop.unsaved = False  # whatever takes too long from here on
             if not last:
@@ -219,13 +219,14 @@ class TrainingLoop:
         for hook in filter(None, (self._evaluate if complete else None, self._trace)):
             hook(info, force=True)
 
-    def _save_untimed(self, info: Any, last: bool, stopping: bool) -> None:
+    def _save_untimed(self, info: Any, force: bool = False) -> None:
+        """Save what is due; by `force` the last step, or the one that a stop falls on."""
         with progress_event_scope(info.emit_event, ProgressEvent.CHECKPOINT_STARTED, ProgressEvent.CHECKPOINT_FINISHED):
-            if stopping and not last:
+            if force and info.next_step < self._total_steps:
                 self._checkpointer.on_stop(tree=info.state.saveable_state, step=info.step)
             else:
-                self._checkpointer.on_step(tree=info.state.saveable_state, step=info.step, force=last)
-            if last or stopping:
+                self._checkpointer.on_step(tree=info.state.saveable_state, step=info.step, force=force)
+            if force:
                 self._checkpointer.wait_until_finished()
 
     def _check_first_loss(self) -> None:

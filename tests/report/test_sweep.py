@@ -9,6 +9,7 @@ from html_reader import read_page
 from tomat.measure.lab.record import LabRow, Window
 from tomat.report.html.document import page_html
 from tomat.report.html.kinds import page_of
+from tomat.report.pages.sweep_pages import write_lab_page, write_sweep_page
 
 TRACKING = Path(__file__).parents[2] / "docs" / "tracking"
 
@@ -61,3 +62,20 @@ def test_rows_of_both_records_are_compared(tmp_path):
         [named] = [one["hovertext"] for one in traces if one["name"] == "rows" and one["mode"] == "markers"]
         assert named[0].startswith("&lt;b&gt;bold&lt;/b&gt;: ") and "<b>bold</b>" in reader.text
         assert [float(key) for _, key in both[0][2:5]] == [planned, 0.7, 0.7 / planned]
+
+
+@pytest.mark.parametrize("first", ["lab", "sweeps"])
+def test_a_sweep_that_is_planned_and_measured_has_a_page_of_each(tmp_path, first):
+    """One page of both had the ranking and the figure of the later one, below a heading of the other."""
+    pages = {}
+    for kind, name in sorted({"lab": "lab-demo", "sweeps": "mfu-200m"}.items(), key=lambda each: each[0] != first):
+        record = json.loads((TRACKING / kind / f"{name}.json").read_text()) | {"sweep": "both"}
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "both.json").write_text(json.dumps(record))
+        for _ in range(2):
+            pages[kind] = (write_lab_page if kind == "lab" else write_sweep_page)(record, tmp_path)
+    assert pages[first].name == "both.md" and pages["lab"] != pages["sweeps"]
+    planned, measured = (pages[kind].read_text() for kind in ("sweeps", "lab"))
+    assert f"![MFU full, % against memory](figures/{pages['sweeps'].stem}-pareto.svg)" in planned
+    assert f"![tokens a second against memory](figures/{pages['lab'].stem}-pareto.svg)" in measured
+    assert f"]({pages['sweeps'].name})" in (tmp_path / "index.md").read_text()

@@ -53,6 +53,14 @@ def test_it_begins_as_the_sum_of_atoms_and_resumes_with_its_statistics(run, tmp_
     assert_same_model(tmp_path / "demo", run)
 
 
+def test_an_average_of_its_weights_has_its_statistics(run, tmp_path):
+    """What predicts is the average, which must not begin with the norm of a model that knows nothing."""
+    averaged = train(small(tmp_path, "--trainer.model_averaging", "{type: ema, beta: 0.999}")).run_dir
+    norm, expected = (load(each).run.model.members[0].norm for each in (averaged, run))
+    for name in ("mean", "deviation"):
+        np.testing.assert_allclose(getattr(norm, name).array, getattr(expected, name).array, rtol=1e-3, atol=1e-3)
+
+
 def test_it_predicts_and_is_evaluated_on_whole_cells(run, tmp_path, capsys):
     truth = load_stored("MgS-rock-salt-ideal")
     prediction = load(run).predict(truth.structure, truth.grid_shape)

@@ -6,6 +6,7 @@ import json
 import fsspec
 import pytest
 
+from tomat.base.errors import TomatError
 from tomat.base.layout import HISTORY_FILE
 from tomat.train.folder import RunFolder, fetch, publish, record_for_another
 from tomat.train.runs.history import read_events
@@ -72,6 +73,19 @@ def test_what_a_pod_leaves_is_in_the_bucket_before_the_machine_is_gone(bucket, t
     trace.write_bytes(b"another")
     folder.publish_tree(folder.path / "profiler", "profiler")
     assert "host-3.xplane.pb stays on this machine" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_folder_of_a_run_of_that_name_in_another_place_is_left_alone(bucket, tmp_path, monkeypatch):
+    """Its log was emptied, and its history taken for that of the run in the bucket, warm start included."""
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.of(load_config("demo", ["--output_dir", bucket.rpartition("/")[0], "--run_name", "a"]))
+    folder.make()
+    write(folder.path, 0.0, 3, "start")
+    (folder.path / "config.yaml").write_text("run_name: a\noutput_dir: runs\n")
+    with pytest.raises(TomatError, match=r"runs/a is of run 'a' in runs, and this one is to be in memory://bucket"):
+        folder.fetch()
+    publish(bucket, folder.path)  # as one that is copied to another bucket
+    assert not folder.fetch()
 
 
 def write(folder, clock_seconds: float, steps: int, *events: str) -> None:

@@ -70,6 +70,14 @@ def test_useful_tokens_of_the_default_layout():
     assert many.useful.n_density < 6859  # the patch shrinks
 
 
+def test_the_prior_makes_the_heads_products_wider():
+    """That are executed: what a model is credited with is the same."""
+    words = (["--model.environment.prior_anchors", anchors] for anchors in ("0", "64"))
+    plain, prior = (step_work(load_config(CONFIGS / "200m-v6e16.yaml", each), "tpu") for each in words)
+    assert prior.executed.head == plain.executed.head * (1024 + 64) // 1024
+    assert prior.full == plain.full
+
+
 def test_loss_over_density_ids_needs_no_logits_of_others():
     density = step_work(small_config(kind="cross_entropy", vocabulary="density"), "cpu")
     full = step_work(small_config(kind="cross_entropy", vocabulary="full"), "cpu")

@@ -15,6 +15,7 @@ from levanter.tracker import NoopConfig
 from memory_back import give_back
 from tiny_run import ONE_STEP
 
+from tomat.base.errors import TomatError
 from tomat.base.ports.levanter import settle
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.vocabulary import DENSITY_BLOCK_START
@@ -108,6 +109,12 @@ def test_products_in_int8_train_split_parameters_as_whole_ones():
     reference = losses(*words)
     assert reference[-1] < reference[0]
     np.testing.assert_allclose(losses(*words, "--sharding", "fsdp"), reference, rtol=1e-4)
+
+
+def test_a_bad_batch_cannot_be_skipped_where_it_leaves_its_mark_in_the_scales_of_fp8():
+    config = tiny("--trainer.quantization.fp8", "true", "--guards.on_bad_loss", "skip")
+    with pytest.raises(TomatError, match="whose scales a bad batch changes"):
+        build_trainer(config, config.trainer_config(), stand_in_table(config))
 
 
 def test_zero1_gathers_the_parameters_once():

@@ -23,6 +23,10 @@ from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 DECODERS = ("parallel", "autoregressive", "speculative")
 """Of a run; all but the first choose bins."""
+OF_A_RUN = dict.fromkeys(("step", "split", "groups", "input", "species", "accept", "against", "picture", "free_running",
+                          "samples", "temperature", "kv_cache_dtype"))  # fmt: skip
+OF_A_RUN |= {"patches_per_material": 8, "whole_cell": False, "seed": 0, "batch_size": 8}
+"""Flags that do not go with `--leave_one_out`, with their defaults."""
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from collections.abc import Callable, Sequence
@@ -153,6 +157,9 @@ def _run_eval(args: argparse.Namespace) -> int:
 def _run_leave_one_out(args: argparse.Namespace) -> int:
     if args.run_dir is not None:
         raise TomatError("--leave_one_out trains runs of its own; leave --run out.")
+    if given := next((name for name, default in OF_A_RUN.items() if getattr(args, name) != default), None):
+        said = "which judges whole cells of its own runs; leave it out, or set it as a key of the recipe"
+        raise TomatError(f"--{given} is not of --leave_one_out, {said}.")
     from tomat.train.settings.keys import check_words
 
     check_words(args.leave_one_out, args.overrides)

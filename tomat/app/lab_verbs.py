@@ -114,13 +114,13 @@ def _run_lab(args: argparse.Namespace) -> int:
     sweep = load_sweep(args.sweep)
     for row in sweep.rows:
         check_words(row.config_path, override_words(row.overrides), words_of=row.words_of)
-    asked = Asked.by_words(args.words, sweep.rows[0].config_path, ())
+    asked = {row.name: Asked.by_words(args.words, row.config_path, ()) for row in sweep.rows}
     with Stages() as stages:
 
         def say(row: "LabRow") -> None:
             stages.done(row.name)
             stages.say(f"{row.name}: {row_text(row)}")
-            log_row(args.log_dir, sweep.name, sweep.title, row, asked)
+            log_row(args.log_dir, sweep.name, sweep.title, row, asked[row.name])
 
         config = LabConfig(limits=_limits(args), **{name: getattr(args, name) for name in OF_A_WINDOW})
         work_dir = args.work_dir or DEFAULT_WORK_DIR / sweep.name

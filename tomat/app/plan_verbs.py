@@ -48,6 +48,8 @@ OF_A_CELL = ("grid", "atoms", "structure", "rounds", "kv_cache_dtype")
 """Flags that go with `--decode` alone."""
 OF_A_STEP = ("sweep", "runs", "max_batch", "calibrate", "record", "docs", "emit", "executable", "codec")
 """Flags that do not go with `--decode`."""
+OF_ONE_STEP = ("config_path", "like", "slice", "max_batch", "no_search", "docs", "emit", "executable", "codec")
+"""Flags that do not go with rows of a file."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -123,6 +125,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     decodes = args.decode is not None
     of_cell = next((name for name in OF_A_CELL if getattr(args, name)), None)
     of_step = next((name for name in OF_A_STEP if getattr(args, name)), None)
+    output = next((name for name in ("docs", "emit", "executable") if getattr(args, name)), None)
     row, chip = (next(iter(names), None) for names in (args.row, args.chip))
     refuse(
         (
@@ -135,6 +138,8 @@ def _run_plan(args: argparse.Namespace) -> int:
         ),
         (args.kernels is not None and not args.calibrate, "--kernels is for --calibrate; give both."),
         (args.chip and args.kernels is None, f"--chip {chip} chooses rows of --kernels; give its file."),
+        (args.policies and not args.max_batch, "--policies is for --max_batch; give both."),
+        (args.max_batch and output, f"--max_batch writes no --{output}; plan the batch that it finds, with that flag."),
         (of_cell and not decodes, f"--{of_cell} is for --decode; give both."),
         (decodes and of_step, f"--decode plans a prediction, which has no --{of_step}; leave one of them out."),
         (decodes and args.grid is None, "--decode needs the voxels of the cell; give --grid NX NY NZ."),
@@ -155,6 +160,8 @@ def _run_plan(args: argparse.Namespace) -> int:
         return _plan(args, overrides)
     if overrides:
         raise TomatError(f"{form} takes no overrides; got {' '.join(overrides)}. Set them in the file that it reads.")
+    if given := next((name for name in OF_ONE_STEP if getattr(args, name)), None):
+        raise TomatError(f"{form} plans rows of its own, which --{given} does not change; leave it out.")
     _say_withheld()
     return run(args)
 
@@ -187,6 +194,7 @@ def _published(args: argparse.Namespace) -> int:
     from tomat.base.report.terminal import show
     from tomat.perf.tuning.published_runs import keep_runs, published_sweep, read_published_runs
     from tomat.perf.tuning.sweep import run_sweep
+    from tomat.perf.tuning.sweep_rows import FAILED
     from tomat.report.pages.sweep_pages import write_published_page
 
     runs, wrong = read_published_runs(args.runs)
@@ -194,12 +202,13 @@ def _published(args: argparse.Namespace) -> int:
         console.print(f"left out: {line}", soft_wrap=True, highlight=False)
     tracking_dir = args.tracking_dir or DEFAULT_TRACKING_DIR
     keep_runs(tracking_dir, runs)
-    run_sweep(published_sweep(runs), tracking_dir, workers=args.workers, **compile_arguments(args), only=args.row)
+    how = compile_arguments(args)
+    record = run_sweep(published_sweep(runs), tracking_dir, workers=args.workers, **how, only=args.row)
     page, report = write_published_page(tracking_dir)
     show(*(part for part in report.sections[1].parts if isinstance(part, Table)))
     write_report(args.json, {**report.figures, "left_out": wrong})
     console.print(f"wrote {page}", highlight=False)
-    return 0
+    return 1 if any(row["status"] == FAILED for row in record["rows"]) else 0
 
 
 def _calibrate(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ forms:
                                      a category of B took longer than in A by --fail_percent of A's step
   tomat profile index DOCS           rewrite the table of runs in DOCS (such as docs/tracking)
 """
+OF_ONE_PROFILE = ("program", "session", "docs", "run_name", "baseline", "commit", "date")
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,6 +45,9 @@ def _run_profile(args: argparse.Namespace) -> int:
     if target == "compare":
         if len(words) != 2:
             raise TomatError(f"compare takes two profiles or breakdowns, got {len(words)}: {' '.join(words)}.")
+        if given := next((name for name in OF_ONE_PROFILE if getattr(args, name)), None):
+            how = "write the breakdown of each with --json, and compare these"
+            raise TomatError(f"--{given} is of one profile, which compare does not take; {how}.")
         return compare_targets(args, *words)
     if target == "index":
         if len(words) != 1:

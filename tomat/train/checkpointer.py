@@ -81,9 +81,9 @@ class RunCheckpointer(Checkpointer):
         return bool(self.save_interval) and since_last_save(self) >= self.save_interval
 
     def on_stop(self, *, tree: Any, step: int) -> None:
-        """Save the step that a stop falls on, until the run that goes on has saved another: kept for good, a run on spot
-        machines would leave a checkpoint of every preemption. It lies beside the permanent ones, since a storage of
-        temporary ones may be emptied before the run goes on."""
+        """Save the step that a stop falls on, until the run that goes on has saved another: kept for good, a run on
+        spot machines would leave a checkpoint of every preemption. It lies beside the permanent ones, since a storage
+        of temporary ones may be emptied before the run goes on."""
         self.temporary_base_path = None
         self.request_checkpoint(CheckpointRetention.TEMPORARY)
         self.on_step(tree=tree, step=step, force=step == 0)  # which Levanter saves by force alone

@@ -25,7 +25,7 @@ from tomat.train.preemption import StopRequest
 from tomat.train.runs.devices import devices_details
 from tomat.train.runs.history import append_event, file_content, read_events
 from tomat.train.runs.lock import Lease, hold_run
-from tomat.train.runs.record import read_record
+from tomat.train.runs.record import read_config, read_record
 from tomat.train.runs.run_log import END, RESUME, RUN, START, Asked, append_line, machine
 from tomat.train.runs.summary import outcome
 from tomat.train.settings.config import TrainConfig, config_hash
@@ -66,7 +66,24 @@ class RunFolder:
 
     def fetch(self) -> bool:
         """Copy what another machine has written of the run from its bucket; says whether there was anything."""
-        return is_remote(self.config.output_dir) and bool(fetch(self.config.run_dir, self.path, self.names))
+        if not is_remote(self.config.output_dir):
+            return False
+        self._refuse_another_place()
+        return bool(fetch(self.config.run_dir, self.path, self.names))
+
+    def _refuse_another_place(self) -> None:
+        """Stop where the folder on this machine is that of a run of this name elsewhere: its log would be cut, and what
+        it began from be taken for what this one did."""
+        recorded, place = self.path / layout.CONFIG_FILE, self.config.output_dir.rstrip("/")
+        if not recorded.exists() or not recorded.read_bytes().strip():
+            return
+        other = str(read_config(str(recorded)).get("output_dir")).rstrip("/")
+        # A run that was copied to another bucket has its history there.
+        if other != place and not read_events(self.config.run_dir):
+            raise TomatError(
+                f"{self.path} is of run '{self.config.run_name}' in {other}, and this one is to be in {place}, where "
+                "there is none yet. Use another run_name, or move that folder away."
+            )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator["RunFolder"]:

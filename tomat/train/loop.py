@@ -271,7 +271,10 @@ def with_statistics(
         return model.moments(batch.atoms, tables, is_voxel)
 
     found = jax.tree.map(lambda *each: sum(each), *(moments(state.model, batch) for batch in batches))
-    return dataclasses.replace(state, model=state.model.with_moments(found))
+    averaging: Any = state.model_averaging
+    if averaging is not None:  # begins as the model: with other statistics it would near them at the pace of an average
+        averaging = dataclasses.replace(averaging, model=averaging.model.with_moments(found))
+    return dataclasses.replace(state, model=state.model.with_moments(found), model_averaging=averaging)
 
 
 def count_parameters(state: TrainerState) -> int:

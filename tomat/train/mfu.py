@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 
 import jax.numpy as jnp
+from levanter.models.lm_model import LmConfig
 
 from tomat.base.errors import TomatError
 from tomat.hardware import executed, flops
@@ -11,9 +12,10 @@ from tomat.hardware.chip_table import Operand
 from tomat.hardware.chips import chip_for_device_kind
 from tomat.hardware.flops import OperandTypes, UsefulTokens
 from tomat.hardware.mfu import LiveMfu, StepWork
-from tomat.model.any_decoder import int8_matmuls_of
+from tomat.model.any_decoder import environment_of, int8_matmuls_of
 from tomat.model.attention import resolve_backend
 from tomat.model.decoder import DensityDecoderConfig, parameter_count
+from tomat.model.environment import EnvironmentConfig
 from tomat.model.field import FieldConfig
 from tomat.model.shape import decoder_shape, field_shape
 from tomat.train.settings.config import TrainConfig
@@ -42,7 +44,9 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
     )
     kernels = executed.attention_kernels(config.model, seq_len, platform)
     again = executed.Recomputation.from_config(config.model, shape, kernels.backend)
-    head = executed.executed_head_flops(shape, seq_len, rows, config.loss.block_positions, config.loss.kernel)
+    # The prior is more components of hidden states and head (`Environment.with_prior`).
+    wide = dataclasses.replace(shape, hidden_dim=shape.hidden_dim + prior_anchors(config.model))
+    head = executed.executed_head_flops(wide, seq_len, rows, config.loss.block_positions, config.loss.kernel)
     batch = config.batch_size
     return StepWork(
         shape=shape,
@@ -57,6 +61,12 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
         flops_levanter=batch * flops.levanter_training_flops(shape, seq_len),
         operands=operand_types(config),
     )
+
+
+def prior_anchors(model: LmConfig) -> int:
+    """Components that the prior of a decoder adds to each product of the head."""
+    environment = environment_of(model)
+    return environment.prior_anchors if isinstance(environment, EnvironmentConfig) else 0
 
 
 def _field_work(config: TrainConfig, model: FieldConfig) -> StepWork:

@@ -8,7 +8,6 @@ What decides what a model learns may not change under a run's name, unless the c
 fast or where it learns may (`settings/meanings.py`). Four early scripts in a row went on with other data, unnoticed.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -379,11 +378,13 @@ def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
     recorded = read_config(f"{run}/{CONFIG_FILE}")
     old, new = recorded, plan.config.to_dict()
     of_field = old["model"].get("type") == "field" and field_of(plan.config.model) is not None
-    warmup = plan.config.optimizer.warmup
-    if not of_field and not (math.isfinite(warmup) and warmup > 0):
+    warmup, steps = plan.config.optimizer.warmup, plan.config.trainer.num_train_steps
+    # Up to 1 Levanter (0.2.227) takes it for a share of all steps, and rounds down.
+    if not of_field and not (int(warmup * steps) if warmup <= 1 else warmup) >= 1:
         raise TomatError(
-            f"optimizer.warmup is {warmup}; a warm start has a fresh optimizer, whose first steps at the full learning "
-            "rate would undo the weights. Set optimizer.warmup above 0 (steps, or a fraction of all steps below 1)."
+            f"optimizer.warmup is {warmup}, which is no step of {steps}; a warm start has a fresh optimizer, whose "
+            "first steps at the full learning rate would undo the weights. Set optimizer.warmup to 2 steps or more, or "
+            "to a larger share of all steps."
         )
     if of_field:
         old, new = (

@@ -62,3 +62,11 @@ def test_a_record_without_a_measurement_is_refused(tmp_path):
         measured_steps(recorded(tmp_path, row("base", "1 x cpu")))
     with pytest.raises(TomatError, match=r"no.json does not exist; expected the record of `tomat lab run`"):
         measured_steps(tmp_path / "no.json")
+
+
+def test_a_row_of_another_configuration_under_the_same_name_is_left_out(tmp_path):
+    other = row("other")
+    other.setup["config_hash"] = "of another"
+    found, refused = measured_steps(recorded(tmp_path, row("base"), other))
+    assert [one.name for one in found] == ["sweep: base"]
+    assert "another configuration here than the one that was measured" in refused["other"]

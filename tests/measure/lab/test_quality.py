@@ -181,3 +181,18 @@ def test_a_run_that_was_stopped_has_not_failed(tmp_path, monkeypatch, status, er
     with (tmp_path / "lock").open("w") as lock, pytest.raises(TomatError, match=words) as raised:
         train_run(run, tmp_path, lock)
     assert raised.type is error
+
+
+def test_the_record_is_of_what_was_asked_where_nothing_is_left_to_train(tmp_path, monkeypatch):
+    import json
+    from types import SimpleNamespace
+
+    from tomat.measure.lab.quality import Quality, QualityRow
+    from tomat.perf.tuning.sweep_config import SweepConfig
+
+    runs = {"a": [SimpleNamespace(seed=seed) for seed in (0, 1)]}
+    monkeypatch.setattr(Quality, "plan", lambda study: runs)
+    monkeypatch.setattr(Quality, "_read", lambda *given: None)
+    row = QualityRow("a", None, {}, "", {}, figures={0: {}, 1: {}})
+    study = Quality(SweepConfig("s", ()), [0, 1], tmp_path, tmp_path / "record.json", rows={"a": row})
+    assert study.run() == json.loads((tmp_path / "record.json").read_text())

@@ -160,9 +160,11 @@ def test_again_replaces_what_is_on_record(folder):
     unasked, asked = Machine(), Machine()
     assert rows_of(lab_of(folder, unasked).run()) == first and "start fast" not in unasked.events
     record = lab_of(folder, asked).run(["fast"], again=True)
-    # One that compiles, and two that are measured.
+    # One that compiles, and two that are measured; what is on record of the others stays.
     assert asked.events.count("start fast") == 3 and record["n_rows"] == 4
-    assert {name for name, row in rows_of(record).items() if row.measured} == {"base", "fast"}
+    assert all(rows_of(record)[name].windows == first[name].windows for name in ("base", "same"))
+    anew = Machine()
+    assert len(rows_of(lab_of(folder, anew).run(again=True))["same"].windows) == 8 and "start same" in anew.events
 
 
 def test_on_an_accelerator_the_base_has_ended_before_its_rows_begin(folder):
@@ -273,3 +275,16 @@ def test_rows_are_in_the_log_of_a_folder_of_runs(folder):
     assert fast.about("settings") == {"trainer.train_batch_size": 16}
     assert (entries["large"].status, entries["large"].detail) == (OUT_OF_MEMORY, "used 9 GiB")
     assert entries["checkpointing off, batch 8"].figures["memory_limit_bytes"] == MIB
+
+
+def test_windows_of_other_settings_are_not_said_to_be_of_those_asked_for(folder):
+    lab_of(folder, Machine()).run()
+    before = record_path(folder / "track", "small").read_bytes()
+    with pytest.raises(TomatError, match=r"measured with window_seconds 1.0, and 5.0 is asked for; give --again"):
+        lab_of(folder, Machine(), window_seconds=5.0).run()
+    assert record_path(folder / "track", "small").read_bytes() == before
+    # The starts that are on record were two.
+    record = lab_of(folder, Machine(), rounds=1).run()
+    page = write_lab_page(record, folder / "track").read_text()
+    assert record["measured_with"]["rounds"] == 2 and "Of one start" not in page
+    assert lab_of(folder, Machine(), window_seconds=5.0).run(again=True)["measured_with"]["window_seconds"] == 5.0

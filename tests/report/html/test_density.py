@@ -137,3 +137,21 @@ def test_a_damaged_line_is_refused_by_its_file(folder, damaged, message):
     lines.write_text(lines.read_text().replace('"Si.cube"', damaged))
     with pytest.raises(TomatError, match=f"^{lines}{message} Run `tomat predict` into the folder again.$"):
         pages.predictions_page(folder)
+
+
+def test_a_page_says_that_not_all_that_have_a_reference_are_drawn(tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    from tomat.report.html import density
+
+    names = [f"cell-{number}" for number in range(10)]
+    files = [SimpleNamespace(name=name, path=f"{name}.cube") for name in names]
+    lines = [{"name": name, "output": f"{name}.cube", "format": "cube"} for name in names]
+    monkeypatch.setattr(density, "read_lines", lambda folder: lines)
+    monkeypatch.setattr(density, "find_densities", lambda places: SimpleNamespace(files=files))
+    monkeypatch.setattr(density, "open_density", lambda path, *given, **how: path)
+    monkeypatch.setattr(density, "beside", lambda *given: given)
+    monkeypatch.setattr(density, "_page", lambda title, kind, shown, lead, after: (shown, lead))
+    shown, lead = density.predictions_page(tmp_path, "references")
+    assert [one[0] for one in shown] == names[:8] and all(one[2] is not None for one in shown)
+    assert any("The first 8 are drawn" in str(one) for one in lead)

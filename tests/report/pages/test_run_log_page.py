@@ -76,3 +76,16 @@ def test_a_wrapped_command_is_the_same_words():
     lines = wrapped(COMMAND).split(" \\\n")
     assert shlex.split(re.sub(r" \\\n\s*", " ", wrapped(COMMAND))) == shlex.split(COMMAND)
     assert all(line.strip().startswith("--") for line in lines[1:])
+
+
+def test_rows_of_other_machines_and_recipes_are_not_said_to_be_of_the_first():
+    from tomat.report.pages.run_log_page import sweep_parts
+    from tomat.train.runs.run_log import LAB, Entry, Piece
+
+    places = ("a", "laptop", "one.yaml"), ("b", "pod", "two.yaml"), ("c", "pod", "two.yaml")
+    rows = [
+        Entry(LAB, name, "sweep", (Piece("2026-11-29", None, {"host": host, "recipe": recipe}),), "measured")
+        for name, host, recipe in places
+    ]
+    facts = sweep_parts(rows)[0].rows
+    assert (facts["instance"], facts["recipe"].text) == ("host laptop; host pod", "one.yaml, two.yaml")

@@ -9,7 +9,8 @@ from fitted_codec import fitted_codec
 
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
-from tomat.train.runs.compare import WINDOWS, compare_runs
+from tomat.train.runs.compare import WINDOWS, _not_comparable, compare_runs
+from tomat.train.runs.record import RunRecord
 
 
 def change(run, **values):
@@ -49,6 +50,16 @@ def test_losses_of_other_vocabularies_losses_or_data_are_not_compared(make_run):
     assert kind == "loss.kind differs: emd, crps" and training.startswith("their training data differ")
 
 
+def test_losses_of_other_voxels_or_with_a_teacher_are_not_compared(make_run):
+    a, b = make_run("a"), make_run("b")
+    change(a, density_dropout=0.0)
+    assert not compare_runs([str(a), str(b)]).not_comparable  # `b` is of before there was such a key
+    change(b, density_dropout=0.25, data={"seq_len": 64}, distillation={"teacher": "t"})
+    seq_len, dropout, teacher = compare_runs([str(a), str(b)]).not_comparable
+    assert seq_len == "data.seq_len differs: None, 64" and dropout == "density_dropout differs: 0.0, 0.25"
+    assert teacher == "distillation.teacher differs: None, t"
+
+
 def test_what_is_no_run_is_refused(make_run, tmp_path):
     a = str(make_run("a"))
     with pytest.raises(TomatError, match="nothing/config.yaml does not exist"):
@@ -56,3 +67,10 @@ def test_what_is_no_run_is_refused(make_run, tmp_path):
     for runs in ([a], [a, a + "/"]):
         with pytest.raises(TomatError, match="runs? (is|are) named; expected 2 to"):
             compare_runs(runs)
+
+
+def test_data_of_which_nothing_is_recorded_are_not_said_to_be_the_same(tmp_path):
+    records = [RunRecord(str(tmp_path / name), {}, [], (), [], None) for name in ("a", "b")]
+    [reason] = _not_comparable(records, {"data.train": ("gs://b/x", "gs://b/y")})
+    assert "not recorded, and data.train differs" in reason
+    assert _not_comparable(records, {"optimizer.learning_rate": (1, 2)}) == ()

@@ -84,6 +84,10 @@ REFUSED = [
     ("trainer.mp compute=bfloat16,params=float32,output=float32", "trainer.mp has output=float32"),
     ("trainer.model_averaging {type: ema_decay_sqrt}", "into one of: ema"),
     ("trainer.quantization {fp8: true, int8: true}", "trainer.quantization.fp8"),
+    ("trainer.quantization {targets: [q_proj]}", "trainer.quantization.int8 are both false; set one"),
+    ("trainer.profiler {enabled: true, start_step: 0}", "trainer.profiler.start_step is 0; expected at least 1"),
+    ("trainer.profiler {enabled: true, num_steps: 0}", "trainer.profiler.num_steps is 0; expected at least 1"),
+    ("trainer.model_averaging {beta: 1}", "trainer.model_averaging.beta is 1"),
     ("trainer.checkpointer.save_interval soon", "cannot be read"),
     ("trainer.checkpointer.keep [{every: 1, until: null}, {every: 2, until: null}]", "cannot be read"),
 ]
@@ -91,6 +95,7 @@ MEANINGLESS = [
     "data.seq_len 100000", "run_name a/b", "trainer.mp f12", "dispatch_ahead 9", "pause.seconds 61", "pause.every 0",
     "trainer.num_train_steps 0", "trainer.steps_per_eval 0", "trainer.max_eval_batches -1",
     "trainer.per_device_parallelism 0", "trainer.checkpointer.keep_last_temporary_checkpoints 0",
+    "evaluation.materials -1", "evaluation.patches_per_material -1",
     "optimizer.learning_rate .nan", "optimizer.learning_rate .inf", "optimizer.learning_rate -1e-3",
     "optimizer.weight_decay .nan", "optimizer.lr_schedule wavy", "guards.hang_seconds .inf", "guards.hang_seconds -1",
     "guards.spike_factor .nan", "guards.spike_window 129", "guards.max_skips -1", "preemption.grace_seconds 0",
@@ -125,6 +130,11 @@ def test_what_is_not_one_product_is_refused_with_products_that_keep_scales():
         words = ["--model.num_layers", "2", f"--model.{key}", value, "--trainer.quantization.fp8", "true"]
         with pytest.raises(TomatError, match=f"model.{key} is {value.title()} and trainer.quantization is set"):
             load_config(DEMO, words)
+
+
+def test_an_encoder_whose_logits_are_not_its_hidden_states_times_a_matrix_is_refused():
+    with pytest.raises(TomatError, match="model.type is modernbert"):
+        config_from_dict({"data": {"source": "embedded"}, "model": {"type": "modernbert"}})
 
 
 def test_sharding_decides_where_parameters_lie():

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.terminal import show
-from tomat.base.reporting import counted, first_line, is_or_are, readable_bytes, write_json
+from tomat.base.reporting import counted, first_line, is_or_are, readable_bytes, write_json, write_report
 from tomat.hardware.chip_table import TPUS
 from tomat.measure.bench.chip_record import Machine, Record, measured_peaks, row_name, row_of, traffic_bytes
 from tomat.measure.bench.chip_rows import Row, full_rows, quick_rows
@@ -70,8 +70,10 @@ def run(args: argparse.Namespace) -> int:
         rows = time_collectives(jax.devices(), quick=quick)
     report |= {"collectives": rows, "collective_fits": fit_collectives(rows)}
     if leads:
-        written = args.json or args.output.with_suffix(".json")
+        # Beside the rows, too: `tomat plan --calibrate --kernels` looks for the collectives there.
+        written = args.output.with_suffix(".json")
         write_json(written, report)
+        write_report(args.json, report)
         _show_summary(report)
         show(f"wrote {args.output} and {written}")
     return 0

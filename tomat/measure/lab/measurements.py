@@ -10,7 +10,7 @@ from tomat.perf.plan.calibration import CalibrationRow, tpu_slice
 from tomat.perf.tuning.changes import override_words
 from tomat.perf.tuning.sweep_record import SweepRecord, read_record
 from tomat.train.runs.devices import NOT_ON_RECORD
-from tomat.train.settings.config import load_config
+from tomat.train.settings.config import config_hash, load_config
 
 
 def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
@@ -36,6 +36,10 @@ def _measured(row: LabRow, sweep: str) -> CalibrationRow:
     if row.step_seconds is None:
         raise TomatError(f"it has no answer ({row.status or 'not finished'})")
     config = load_config(row.config_file, override_words(dict(sorted(row.overrides.items()))), f"row {row.name!r}")
+    # The record has the name of its file alone, which may be that of another one here.
+    if row.setup.get("config_hash", now := config_hash(config)) != now:
+        said = f"{row.config_file} with its settings is another configuration here than the one that was measured"
+        raise TomatError(f"{said}; start where that file lies, or restore it")
     found = FoundDevices.from_words(row.setup.get("devices"), row.setup.get("hosts"))
     if found is None:
         raise TomatError(NOT_ON_RECORD)

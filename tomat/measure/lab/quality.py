@@ -192,7 +192,9 @@ class Quality:
                         stages.done(run.name)
                         stages.say(f"{run.name}: {said}")
                         write_json(self.record_file, self.record())
-        return self.record()
+                # Also where all had ended: other seeds or rows may be asked for, or another tracking folder.
+                write_json(self.record_file, record := self.record())
+        return record
 
     def plan(self) -> dict[str, list[PlannedRun]]:
         from tomat.model.decoder import parameter_count

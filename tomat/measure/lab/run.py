@@ -37,6 +37,9 @@ OF_A_WINDOW = (
 Pair = tuple[Mapping[str, Any], Mapping[str, Any] | None]
 """A window of a row, and that of its base."""
 
+OF_ALL_WINDOWS = ("repeats", "window_seconds", "steps", "warmup_steps")
+"""Of `LabConfig`: alike in all windows of a record, whose page says them once."""
+
 LOCK_FILE = "lab.lock"
 
 
@@ -72,7 +75,7 @@ class Lab:
         an interrupted lab. `only`: names of the rows to measure, besides their bases; empty: all."""
         self.sweep.check_rows(only)
         with alone_in(self.work_dir):
-            self._begin(again)
+            self._begin(only, again)
             began = self._began = time.monotonic()
             try:
                 for number in range(self.config.rounds):
@@ -84,9 +87,18 @@ class Lab:
             self._write()
         return self.record()
 
-    def _begin(self, again: bool) -> None:
+    def _begin(self, only: Sequence[str], again: bool) -> None:
         path = record_path(self.tracking_dir, self.sweep.name)
-        record = KeptRows[LabRow](rows=[]) if again or not path.exists() else read_record(path, KeptRows[LabRow])
+        anew = not path.exists() or (again and not only)
+        record = KeptRows[LabRow](rows=[]) if anew else read_record(path, KeptRows[LabRow])
+        how = record.get("measured_with", {}) if record["rows"] else {}
+        for key in OF_ALL_WINDOWS:
+            asked = getattr(self.config, key)
+            if how.get(key, asked) != asked:
+                raise TomatError(
+                    f"the record of {self.sweep.name} was measured with {key} {how[key]}, and {asked} is asked for; "
+                    "give --again to measure all rows anew, or another --tracking_dir."
+                )
         earlier = {row.name: row for row in record["rows"]}
         self._overhead = record.get("overhead_seconds_per_start")
         self.devices = record.get("devices")
@@ -97,6 +109,8 @@ class Lab:
             )  # fmt: skip
             before = earlier.get(row.name)
             # A row without an answer is asked again: its reason may be gone.
+            if again and row.name in only:
+                continue
             if before is not None and before.is_whole and before.status in ("", MEASURED):
                 if (before.key, before.base) == (fresh.key, fresh.base):
                     self.rows[row.name] = before
@@ -288,6 +302,7 @@ class Lab:
         for row in begun:
             row.start_noise = noise
         how = {one.name: getattr(self.config, one.name) for one in fields(LabConfig) if one.name != "limits"}
+        how["rounds"] = max([self.config.rounds, *(row.rounds_done for row in begun)])
         groups = defaultdict(list)
         for row in begun:
             groups[row.setup.get("config_hash")].append(row.name)

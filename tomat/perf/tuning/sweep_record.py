@@ -46,6 +46,7 @@ class KeptRows[Row](TypedDict, total=False):
     rows: Required[list[Row]]
     devices: str | None
     overhead_seconds_per_start: float | None
+    measured_with: dict[str, Any]
 
 
 class SweepRecord[Row](KeptRows[Row], total=False):
@@ -59,7 +60,6 @@ class SweepRecord[Row](KeptRows[Row], total=False):
     n_fitting: Count
     n_measured: Count
     n_processors: Count | None
-    measured_with: dict[str, Any]
     same_settings: list[list[str]]
     ranking: list[str]
 

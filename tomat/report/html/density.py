@@ -185,7 +185,7 @@ def predictions_page(folder: Path, reference: str | None = None, rules: ReadRule
     lines = read_lines(folder)
     done = [line for line in lines if "error" not in line]
     readable = [line for line in done if line.get("format") not in UNREADABLE]
-    references = _references(reference, [str(line["name"]) for line in readable], rules)
+    references = _references(reference, [str(line["name"]) for line in readable])
     chosen = [line for line in readable if line["name"] in references] if references else readable
     files = [(str(line["name"]), folder / str(line["output"])) for line in chosen]
     shown = []
@@ -195,7 +195,8 @@ def predictions_page(folder: Path, reference: str | None = None, rules: ReadRule
         except TomatError as error:
             said = f"{folder / LINES_FILE}: the output of {name} is {path.name!r}, expected a density in the folder"
             raise TomatError(f"{said} ({error}) {AGAIN}") from error
-        shown.append(beside(name, density, references.get(name)))
+        place = references.get(name)
+        shown.append(beside(name, density, None if place is None else open_density(place, rules=rules)))
     lead: list[Any] = [f"{len(done):,} predicted, {len(lines) - len(done):,} failed; {folder}.", *_made_by(done)]
     if len(files) > MOST_SHOWN:
         lead.append(f"The first {MOST_SHOWN} are drawn. A page of another one: `tomat page {files[MOST_SHOWN][1]}`.")
@@ -244,19 +245,19 @@ def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: Sequence[A
     return Report(title, sections, kind, {"densities": figures})
 
 
-def _references(reference: str | None, names: Sequence[str], rules: ReadRules) -> dict[str, DensityGrid]:
-    """The references by the names of the predictions; none where none is given."""
+def _references(reference: str | None, names: Sequence[str]) -> dict[str, str]:
+    """Where the references are, by the names of the predictions; none where none is given."""
     if reference is None:
         return {}
     found = {file.name: file.path for file in find_densities([reference]).files}
     if len(found) == 1 and len(names) == 1:
-        return {names[0]: open_density(next(iter(found.values())), rules=rules)}
+        return {names[0]: next(iter(found.values()))}
     matching = [name for name in names if name in found]
     if not matching:
         said = f"no density of {reference} is called as a prediction ({', '.join(names[:5])})"
         here = ", ".join(list(found)[:5])
         raise TomatError(f"{said}; found {here}. Give a folder whose files are called as the structures were.")
-    return {name: open_density(found[name], rules=rules) for name in matching[:MOST_SHOWN]}
+    return {name: found[name] for name in matching}
 
 
 def _lines_table(lines: Sequence[Mapping[str, Any]]) -> Table:

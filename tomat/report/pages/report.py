@@ -247,7 +247,9 @@ def write_index(docs_dir: Path) -> Path:
     sweeps = []
     for path in sorted((docs_dir / SWEEPS_DIR).glob("*.json")):
         sweep = read_typed(path, SweepEntry, "Delete it and run the sweep again.")
-        page = _page_of(docs_dir, f"{sweep.sweep}.md").relative_to(docs_dir).as_posix()
+        own = f"{sweep.sweep}-planned.md"  # where its measurements have the page of its name
+        page = _page_of(docs_dir, own if (docs_dir / own).exists() else f"{sweep.sweep}.md")
+        page = page.relative_to(docs_dir).as_posix()
         n_planned = len(sweep.rows)
         said = str(sweep.n_rows) if n_planned == sweep.n_rows else f"{n_planned} of {sweep.n_rows} planned"
         sweeps.append((Link(sweep.title, page), said, sweep.n_fitting, sweep.ranking[0] if sweep.n_fitting else None))

@@ -74,10 +74,11 @@ def run_parts(entry: Entry) -> list[Part]:
 def sweep_parts(rows: Sequence[Entry]) -> list[Part]:
     first, common = rows[0], common_settings(rows)
     measured = sum(entry.status == "measured" for entry in rows)
+    recipes = dict.fromkeys(str(recipe) for entry in rows if (recipe := entry.about("recipe")))
     facts: dict[str, Cell] = {
         "goal": str(first.about("purpose") or first.sweep),
-        "instance": instance(first),
-        "recipe": Code(first.about("recipe")) if first.about("recipe") else None,
+        "instance": "; ".join(dict.fromkeys(map(instance, rows))),
+        "recipe": Code(", ".join(recipes)) if recipes else None,
         "in every row": settings_cell(common),
         "result": f"{measured} of {counted(len(rows), 'row')} measured",
     }

@@ -31,8 +31,10 @@ def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
     if index.exists():
         find_sections(read_document(index), str(index))
     measured = rows_on_record(lab_path(tracking_dir, record["sweep"]), LabRow)
+    page = _own_page(tracking_dir, record["sweep"], "-planned", others="epochs")
+    record = {**record, "sweep": page.stem}  # names the figures
     report = planned_report(typed(record, SweepRecord[RowRecord], "the record", REMEDY), measured)
-    page = update_page(tracking_dir / f"{record['sweep']}.md", report, tracking_dir / FIGURES_DIR)
+    update_page(page, report, tracking_dir / FIGURES_DIR)
     write_index(tracking_dir)
     return page
 
@@ -40,8 +42,18 @@ def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
 def write_lab_page(record: Mapping[str, Any], tracking_dir: Path, epoch_rows: int | None = None) -> Path:
     """Write (or bring up to date) the page of a measured sweep and its figures; `epoch_rows`: see `measured_report`."""
     plans = rows_on_record(plans_path(tracking_dir, record["sweep"]), RowRecord)
+    page = _own_page(tracking_dir, record["sweep"], "-measured", others="shares")
+    record = {**record, "sweep": page.stem}
     report = measured_report(typed(record, SweepRecord[LabRow], "the record", REMEDY), plans, epoch_rows)
-    return update_page(tracking_dir / f"{record['sweep']}.md", report, tracking_dir / FIGURES_DIR)
+    return update_page(page, report, tracking_dir / FIGURES_DIR)
+
+
+def _own_page(tracking_dir: Path, name: str, suffix: str, others: str) -> Path:
+    """The page of a sweep. Where the section `others` says that it is of plans or measurements, which this one is not,
+    another beside it: the ranking and the figure of one would take the place of the other's."""
+    page = tracking_dir / f"{name}.md"
+    taken = page.is_file() and others in find_sections(read_document(page), str(page))
+    return page.with_name(f"{name}{suffix}.md") if taken else page
 
 
 def lab_report_of(path: Path) -> Report:

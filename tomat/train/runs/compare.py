@@ -18,10 +18,11 @@ from tomat.train.runs.summary import Figures, read_evaluation, run_figures, step
 
 MOST_RUNS = 8
 WINDOWS = 20
-SAME_LOSS = ("loss.", "data.vocabulary_rows")
-"""Settings that decide what a loss is; one that differs makes losses incomparable."""
+SAME_LOSS = ("loss.", "data.vocabulary_rows", "data.seq_len", "density_dropout", "distillation.")
+"""Settings that decide what a loss is, or of which voxels; one that differs makes losses incomparable."""
 ONLY_SPEED = ("loss.block_positions", "loss.kernel", "loss.tiles", "loss.interpret")
 """What lies below them and decides only how it is computed."""
+DATA_PLACES = ("data.source", "data.input", "data.train", "data.validation")
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,14 @@ def _not_comparable(records: Sequence[RunRecord], settings: Mapping[str, Sequenc
     if len(set(codecs)) > 1:
         sizes = [str(mapping(record.config.get("data")).get("n_density_tokens")) for record in records]
         reasons.append(f"they have other vocabularies: codecs {', '.join(codecs)} with {', '.join(sizes)} density ids")
-    for key in settings:
-        if key.startswith(SAME_LOSS) and not key.startswith(ONLY_SPEED):
-            reasons.append(f"{key} differs: {', '.join(map(str, settings[key]))}")
-    contents = [recorded_contents(record.events) or {} for record in records]
+    for key, values in settings.items():
+        # A run of before there was such a key has none, and did what 0 does.
+        if key.startswith(SAME_LOSS) and not key.startswith(ONLY_SPEED) and any(values):
+            reasons.append(f"{key} differs: {', '.join(map(str, values))}")
+    recorded = [recorded_contents(record.events) for record in records]
+    if recorded.count(None) == len(records) and (places := [key for key in DATA_PLACES if key in settings]):
+        reasons.append(f"the content of their data is not recorded, and {', '.join(places)} differs")
+    contents = [one or {} for one in recorded]
     for key, words in (("data.train", "training"), ("data.validation", "validation")):
         hashes = [str(one.get(key) or "not recorded")[:12] for one in contents]
         if len(set(hashes)) > 1:

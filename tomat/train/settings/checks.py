@@ -100,6 +100,9 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
         for name in ("model_averaging", "quantization"):
             if getattr(config.trainer, name) is not None:
                 raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
+    if config.model.get_choice_name(type(config.model)) == "modernbert":
+        said = "model.type is modernbert, which has one more layer before its logits, and it would be left out"
+        raise TomatError(f"{said}; use density_decoder.")
     _check_checkpointing(config.model)
     _check_int8(config.model, config.trainer, config.distillation is not None)
     _check_field(config)

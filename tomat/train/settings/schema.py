@@ -171,6 +171,9 @@ class EvaluationConfig:
     seed: int = key(0, free="watching")
     """Seeds the anchors of the patches."""
 
+    def __post_init__(self) -> None:
+        check_range("evaluation.", self, patches_per_material=0, materials=0)
+
 
 SPIKE_HISTORY = 128
 """Losses that a run's state keeps for judging the next one; the upper limit of `spike_window`. A constant, so that

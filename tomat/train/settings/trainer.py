@@ -41,8 +41,9 @@ class QuantizationSettings:
     """Products in int8."""
 
     def __post_init__(self) -> None:
-        if self.fp8 and self.int8:
-            raise TomatError("trainer.quantization.fp8 and trainer.quantization.int8 are both true; set one.")
+        if self.fp8 == self.int8:
+            both = f"trainer.quantization.fp8 and trainer.quantization.int8 are both {str(self.fp8).lower()}"
+            raise TomatError(f"{both}; set one, or trainer.quantization: null for products that are not in few bits.")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class AveragingSettings:
     """Exponential moving average."""
     beta: float = 0.999
     """Weight of the average before each step."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 1:
+            said = f"trainer.model_averaging.beta is {self.beta}; expected at least 0 and below 1"
+            raise TomatError(f"{said}: with 1 the average stays what the run began with.")
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,10 @@ class ProfilerSettings:
     """Steps of the trace."""
     create_perfetto_trace: bool = key(False, free="watching")
     """Also write a trace for ui.perfetto.dev."""
+
+    def __post_init__(self) -> None:
+        if self.enabled:  # Levanter (0.2.227) begins after a step, and passes over what it cannot begin
+            check_range("trainer.profiler.", self, start_step=1, num_steps=1)
 
 
 @dataclass(frozen=True)

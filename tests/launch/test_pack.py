@@ -55,6 +55,11 @@ def test_it_has_what_git_tracks_or_does_not_ignore_and_neither_secrets_nor_repor
     wanted = [".gitignore", "link.py", "new.py", "run.yaml", "tomat-launch/run.yaml", "tomat-pack.json"]
     assert names(pack) == [*wanted, "train_tomat_tpu.py"]
     assert pack.dirty and "with changes" in pack.words
+    for place in (os.path.abspath("new.py"), "../elsewhere"):
+        os.unlink("link.py")
+        os.symlink(place, "link.py")
+        with pytest.raises(TomatError, match="link.py is a link to .*, outside of this checkout"):
+            packed()
 
 
 @pytest.mark.parametrize("commit", ["clean", "changed", "untracked", "none", "configuration"])

@@ -135,7 +135,8 @@ def _run_lab(args: argparse.Namespace) -> int:
                 page = write_lab_page(record, args.tracking_dir, args.epoch_rows)
                 write_report(args.json, record)
                 console.print(f"wrote {page}", highlight=False)
-    return 0 if record["n_measured"] == record["n_rows"] else 1
+    chosen = [lab.rows[row.name].measured for row in sweep.rows if not args.row or row.name in args.row]
+    return 0 if all(chosen) else 1
 
 
 def _run_max_batch(args: argparse.Namespace) -> int:

@@ -101,7 +101,8 @@ def _run_predict(args: argparse.Namespace) -> int:
     if args.promolecule is not None and given:
         raise TomatError(f"--{next(iter(given))} is for --run; a promolecule has one answer. Leave it out.")
     if args.kv_cache_dtype == "int8" and args.decoder != "autoregressive":
-        raise TomatError("--kv_cache_dtype int8: the parallel decoder keeps no keys; add --decoder autoregressive.")
+        said = f"--kv_cache_dtype int8: the {args.decoder or 'parallel'} decoder keeps none"
+        raise TomatError(f"{said}; add --decoder autoregressive.")
     if args.augmentation_from is not None and args.format != "chgcar":
         raise TomatError(f"--augmentation_from is for --format chgcar, not {args.format}. Leave it out.")
     if (args.format == "qe") != (args.vectors_from is not None):

@@ -105,7 +105,11 @@ def build_pack(tree: Tree, config_path: Path, overrides: Sequence[str], target: 
     for name in tree.files:
         path = tree.root / name
         if path.is_symlink():
-            add(name, b"", link=os.readlink(path))
+            link = os.readlink(path)
+            if os.path.isabs(link) or not path.resolve().is_relative_to(tree.root.resolve()):
+                said = f"{name} is a link to {link}, outside of this checkout, and leads nowhere on another machine"
+                raise TomatError(f"{said}; copy what it leads to, or name the link in .gitignore.")
+            add(name, b"", link=link)
         elif path.is_file():  # a submodule is a folder, and a deleted file is still listed
             add(name, path.read_bytes(), executable=os.access(path, os.X_OK))
     add(inside, config_path.read_bytes())

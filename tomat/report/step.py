@@ -87,8 +87,9 @@ def operations_table(breakdown: Breakdown, top: int) -> Table:
         for op, row in ((op, breakdown.group(op.name, [op])) for op in ops)
     ]  # fmt: skip
     share = percent(sum(op.seconds for op in ops) / breakdown.step_seconds if breakdown.step_seconds else None)
-    said = f"The {len(ops)} of {len(breakdown.ops)} operations with the most time, {share} of the step"
-    return Table(said, heads, rows)
+    most = f"The {len(ops)} of {len(breakdown.ops)} operations with the most time"
+    said = most if len(ops) < len(breakdown.ops) else "All operations"
+    return Table(f"{said}, {share} of the step", heads, rows)
 
 
 def windows_table(breakdown: Breakdown) -> Table:

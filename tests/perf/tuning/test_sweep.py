@@ -210,11 +210,17 @@ def test_single_rows_leave_the_others_as_they_are(sweep_file, planner, tmp_path)
     assert len(planner.planned) == 1 and again == whole
     with pytest.raises(TomatError, match="has no row 'nobody'"):
         run_sweep(sweep, tmp_path, only=["nobody"])
+    recipe = sweep.rows[0].config_path
+    text = recipe.read_text()
+    recipe.write_text(text + "\nrun_name: another\n")  # which the plans of the others are not
+    assert {row["name"] for row in run_sweep(sweep, tmp_path, only=["base"])["rows"]} == {"base", "broken"}
+    planner.planned.clear()
+    recipe.write_text(text)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "small.json").write_text("{}")  # of a run of the same name, whose page the sweep would take
     with pytest.raises(TomatError, match="rename the sweep"):
         run_sweep(sweep, tmp_path)
-    assert len(planner.planned) == 1
+    assert not planner.planned
 
 
 def test_chosen_rows_come_with_what_they_are_compared_with():

@@ -47,7 +47,9 @@ def run_sweep(
     rows: dict[str, RowRecord] = {}
     for row in sweep.rows:
         known = earlier.get(row.name)
-        if known and row.slice in (None, known.slice) and known.overrides == to_jsonable(row.overrides):
+        if known is None or row.slice not in (None, known.slice) or known.overrides != to_jsonable(row.overrides):
+            continue
+        if row in wanted or _is_planned_as_now(row, known):
             rows[row.name] = dataclasses.replace(known, lines=row.lines)  # no part of what was planned
     lock = threading.Lock()
     stopping = threading.Event()
@@ -94,6 +96,16 @@ def run_sweep(
             stopping.set()
             end_pool(pool, futures, CHILD_MODULE)
     return _record(sweep, rows)
+
+
+def _is_planned_as_now(row: SweepRow, known: RowRecord) -> bool:
+    """Whether its configuration file still says what was planned: rows that are not asked for are not planned again."""
+    from tomat.train.settings.config import config_hash
+
+    try:
+        return known.config_hash in (None, config_hash(row.load()[0]))
+    except TomatError:
+        return known.config_hash is None
 
 
 def _record(sweep: SweepConfig, rows: Mapping[str, RowRecord]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class RunPredictor(Predictor):
         path = source.folder / PROMOLECULE_FILE
         if not path.exists():
             said = f"{source.folder} has no {PROMOLECULE_FILE} (its data had no structures), and predicts nothing"
-            raise TomatError(f"{said}. Train one with model.environment and density_dropout.")
+            raise TomatError(f"{said}. Train one whose data have atoms.")
         self.promolecule = Promolecule.load(path)
         say_if_voids_unknown(self.promolecule, str(source.folder))
         self._name = str(source)

@@ -62,8 +62,8 @@ class DataConfig:
     codec_objective: Literal["absolute", "squared"] = key("absolute", step=False)
     """What the codec minimises that is fitted to the densities (`source: embedded`, `folder`)."""
     codec_relative: bool = key(False, added=True)
-    """Whether density ids are bins of the density's ratio to the sum of atoms (`tomat/data/codec/relative.py`), which a
-    model with `model.environment` can read; a shard set with the other kind of codec is refused."""
+    """Whether density ids are bins of the density's ratio to the sum of atoms (`tomat/data/codec/relative.py`), which
+    field models and those with `model.environment` can read; a shard set with the other kind of codec is refused."""
     codec_floor: float = key(0.01, added=True)
     """NMAE that rounding to the codec's bins may cost (`source: folder`); the fewest bins below it are taken."""
     validation_share: float = key(0.1, added=True)
@@ -163,7 +163,7 @@ class EvaluationConfig:
     """Patches drawn from each held-out material for the teacher-forced evaluation; 0: none."""
     free_running: bool = key(True, free="watching")
     """Predict each held-out material from its structure alone, whole cells on their stored grids, where the model can:
-    it has `model.environment`, and `density_dropout` is above 0."""
+    a field model, or one with `model.environment` and `density_dropout` above 0."""
     materials: int = key(16, free="watching")
     """Held-out materials that are evaluated, at most: the first of them."""
     picture: bool = key(True, free="watching")
@@ -191,8 +191,8 @@ class GuardsConfig:
     """Batches in a row that `skip` passes over before the run stops after all."""
     spike_factor: float = key(20.0, free="watching")
     """A loss is a spike if it is more than this many standard deviations above the median of the last `spike_window`
-    good losses, the deviation estimated from the median absolute deviation; 0: no loss is. In the demo's 1,200 steps,
-    whose batches of two sequences make its loss as noisy as any, the largest excess is 9.8."""
+    good losses, the deviation estimated from the median absolute deviation; 0: no loss is. In 1,200
+    steps of `demo-decoder` with batches of two sequences, a loss as noisy as any, the largest excess was 9.8."""
     spike_window: int = key(64, free="watching")
     """Good losses that the next one is held against; nothing is judged before there are as many."""
     allow_cross_region: bool = key(False, free="watching")

@@ -23,7 +23,7 @@ DATA_DIR = Path(__file__).parent.parent / "demo_data"
 SPLITS = ("train", "validation")
 CRYSTALS = "crystals"
 GROUPS = {
-    CRYSTALS: "small crystals, the set of before: what the demo trains on and is judged by",
+    CRYSTALS: "small crystals, of which four compounds are held out: what the demo is judged by",
     "further-crystals": "small crystals of further compounds",
     "more-crystals": "small crystals of the same elements in many more pairs and triples",
     "ternary-crystals": "small crystals of three and four of these elements, and other structures of known pairs",

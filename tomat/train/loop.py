@@ -23,7 +23,7 @@ from levanter.trainer_state import TrainerState
 
 from tomat.base.errors import TomatError
 from tomat.base.layout import PROFILER_FOLDER
-from tomat.base.reporting import console, tell
+from tomat.base.reporting import console, tell, warn
 from tomat.data.codec.relative import offset_of
 from tomat.data.tokens.shards import ShardSet
 from tomat.data.tokens.vocabulary import DENSITY_START
@@ -57,7 +57,8 @@ def shuffled_rows(config: TrainConfig, shards: ShardSet, epochs: int | None = No
     return ShardDataset(
         shards,
         config.data.shuffle,
-        seed=config.trainer.seed + DATA_KEY,
+        # An evaluation that reads a part reads the same whatever the seed of the run.
+        seed=(config.trainer.seed if epochs is None else 0) + DATA_KEY,
         seq_len=config.seq_len,
         verify_checksums=config.data.verify_checksums,
         in_memory=config.data.in_memory,
@@ -118,6 +119,9 @@ class TrainingLoop:
             trainer.add_hook(self._evaluate, every=config.trainer.steps_per_eval)
         profiler = trainer.config.profiler
         traced_steps = profiler.resolve_num_profile_steps(self._total_steps) if profiler.is_enabled else 0
+        if profiler.is_enabled and not traced_steps and jax.process_index() == 0:
+            began = f"trainer.profiler.start_step is {profiler.start_step}"
+            warn(f"no trace: {began}, and the run ends with step {self._total_steps}.")
         if traced_steps > 0:
             place = folder.path / PROFILER_FOLDER
             hook: Any = profiler.build(str(place), run_id=config.run_name, num_steps=traced_steps)

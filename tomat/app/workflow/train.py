@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -51,9 +52,12 @@ def train_and_report(
     result = train(config, continuation, stop, asked, open_subject)
     if config.distillation is not None and not result.preempted and jax.process_index() == 0:
         from tomat.predict.distillation.subject import write_distilled
-        from tomat.predict.weights.record import is_weights_folder
+        from tomat.predict.weights.record import is_weights_folder, read_weights_record
 
-        if not is_weights_folder(weights := result.run_dir / WEIGHTS_FOLDER):
+        weights = result.run_dir / WEIGHTS_FOLDER
+        # A run that was given more steps has those of its earlier end.
+        if not is_weights_folder(weights) or read_weights_record(weights).step != result.steps - 1:
+            shutil.rmtree(weights, ignore_errors=True)
             write_distilled(result.run_dir, weights)
         console.print(f"weights: {weights}", soft_wrap=True)
     # After SIGTERM what is left of the grace is for the pages: the steps are saved.

@@ -122,7 +122,7 @@ def _run_eval(args: argparse.Namespace) -> int:
     if is_field(run.config.model):
         if decoders != ["parallel"] or args.against is not None or args.picture is not None:
             said = f"{args.run_dir} is of a field model, which reads no density: there is nothing teacher-forced of it"
-            raise TomatError(f"{said}. Give --free_running, without decoders, --against and --picture.")
+            raise TomatError(f"{said}. Give --free_running alone; leave decoders, --against and --picture out.")
         cells = predict_with_bar(RunPredictor(run), names, load, settings, groups)
         show(cells.table(MOST_SHOWN), cells.summary())
         _write(args.json, {"settings": settings, "free_running": cells.to_dict()})

@@ -45,7 +45,7 @@ class SpokenProgress(Progress):
         while not self._ended.wait(wait):
             wait = self._repeat
             for task in self.tasks:
-                if task.finished or task.start_time is None:
+                if task.finished or task.start_time is None or not task.visible:
                     continue
                 done = f"{task.completed:,.0f}" + (f" of {task.total:,.0f}" if task.total is not None else "")
                 left = "" if task.time_remaining is None else f", about {task.time_remaining:,.0f} s left"

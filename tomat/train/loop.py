@@ -238,12 +238,12 @@ class TrainingLoop:
         config, measured = self._config, self._losses[0]
         environment, offset = environment_of(config.model), offset_of(self._datasets.codec)
         if is_field(config.model):
-            said = "that of the sum of atoms"
+            said = "a field model begins as the sum of atoms, whose error this is"
         elif isinstance(environment, EnvironmentConfig) and environment.prior_anchors:
             # Its logits are not near-uniform: how wide the prior is, and how wrong, decides its first loss.
-            said = "of the prior around the promolecule"
+            said = "the prior around the promolecule decides it"
         elif offset is not None and config.loss.kind not in ("cross_entropy", "soft_cross_entropy"):
-            said = "of distances that each voxel's sum of atoms scales, which is not compared"
+            said = "it is in distances that each voxel's sum of atoms scales, which is not compared"
         else:
             target = density_target(config, value_table(self._datasets.codec), offset)
             examples = asyncio.run(self._rows.get_batch(range(config.batch_size)))

@@ -213,9 +213,11 @@ def _check_field(config: RunSchema) -> None:
         whole = "a field model (model.type: field) has a layout of scattered voxels and loss.kind nmae"
         raise TomatError(f"{' and '.join(parts)}; {whole}, other models neither of them.")
     if all(parts.values()):
-        for name, value in (("density_dropout", config.density_dropout), ("distillation", config.distillation)):
-            if value:
-                raise TomatError(f"{name} is set, and a field model reads no density; leave it out.")
+        if config.density_dropout:
+            raise TomatError("density_dropout is set, and a field model reads no density; leave it out.")
+        if config.distillation is not None:
+            said = "distillation is set, and a field model has no distribution over bins to learn from a teacher"
+            raise TomatError(f"{said}; leave it out, or take a decoder (configs/train/demo-decoder.yaml).")
 
 
 def _check_wandb(wandb: WandbConfig | None, run_name: str) -> None:

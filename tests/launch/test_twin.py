@@ -386,12 +386,6 @@ def test_restarts_are_capped():
     sound(twin)
 
 
-def test_a_slice_that_hosts_cannot_give_back_is_said():
-    """Of a service account without the right: the launcher does, as long as it lives."""
-    twin = Twin([(0, "powerless")])
-    assert launched(twin)[0] == "finished" and not twin.slices
-
-
 EVENTS = ["preempted", "1", "75", "76", "124", "143", "closed", "sleeps", "taken over", "dead host"]
 STATES = ["mute", "login", "denied", "no capacity", f"no capacity {ZONES[0]}", "hangs", "broken start", "quota",
           "full disk", "bucket gone"]  # fmt: skip

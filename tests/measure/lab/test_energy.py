@@ -9,10 +9,10 @@ from tomat.measure.lab import energy
 from tomat.measure.lab.energy import CPU_SOURCE, EnergyCounter, energy_counter
 
 
-def zone(root, name, used, most=1000):
-    (root / name).mkdir(parents=True, exist_ok=True)
-    (root / name / "energy_uj").write_text(f"{used}\n")
-    (root / name / "max_energy_range_uj").write_text(f"{most}\n")
+def zone(root, zone, used, most=1000, **files):
+    (root / zone).mkdir(parents=True, exist_ok=True)
+    for file, content in {"energy_uj": used, "max_energy_range_uj": most, **files}.items():
+        (root / zone / file).write_text(f"{content}\n")
 
 
 def test_packages_are_summed_and_one_that_began_again_counts_on(tmp_path, monkeypatch):
@@ -59,15 +59,12 @@ def test_a_gpu_is_the_one_that_jax_has(monkeypatch, visible, joules):
 def test_a_package_counts_once(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
 
-    def write(used):
-        for zone, name, share in (
-            ("intel-rapl:0", "package-0", 1), ("intel-rapl:1", "psys", 2), ("intel-rapl-mmio:0", "package-0", 1)
-        ):  # fmt: skip
-            (tmp_path / zone).mkdir(exist_ok=True)
-            for file, text in (("name", name), ("energy_uj", share * used), ("max_energy_range_uj", 10**12)):
-                (tmp_path / zone / file).write_text(f"{text}\n")
+    def use(joules):
+        zone(tmp_path, "intel-rapl:0", joules * 10**6, 10**12, name="package-0")
+        zone(tmp_path, "intel-rapl-mmio:0", joules * 10**6, 10**12, name="package-0")
+        zone(tmp_path, "intel-rapl:1", 2 * joules * 10**6, 10**12, name="psys")
 
-    write(1_000_000)
-    counter = energy.energy_counter("cpu", [0])
-    write(11_000_000)
+    use(1)
+    counter = energy_counter("cpu", [0])
+    use(11)
     assert counter.joules() == pytest.approx(10.0)

@@ -5,6 +5,11 @@ from collections.abc import Mapping
 from tomat.perf.profile.hlo import HloProgram
 from tomat.perf.profile.hlo_files import program_from_text
 
+OUT_OF_MEMORY = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (61.09G) exceeds "
+    "available HBM (31.24G). HLO module: jit_step."
+)
+
 
 def text_of(entry: str, *computations: str, how: str = "") -> str:
     """A program whose entry has these lines; `how` stands behind its name, such as `is_scheduled=true`."""

@@ -3,6 +3,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hlo_text import OUT_OF_MEMORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,11 +33,6 @@ STATS = {
     "generated_code_size_in_bytes": 3419136,
     "peak_memory_in_bytes": 2181044768,
 }
-
-REFUSED = (
-    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (61.09G) exceeds "
-    "available HBM (31.24G). HLO module: jit_step."
-)
 
 
 def dump(name: str) -> bytes:
@@ -69,7 +65,7 @@ def test_the_largest_buffers_are_the_saved_activations_with_their_lines():
 
 
 def test_a_refusal_gets_its_bytes_from_the_dump():
-    told, report = memory_of_oom(REFUSED), memory_of_oom(REFUSED, dump("scan_oom"))
+    told, report = memory_of_oom(OUT_OF_MEMORY), memory_of_oom(OUT_OF_MEMORY, dump("scan_oom"))
     assert told is not None and report is not None and not told.fits and not report.fits
     assert told.largest == () and told.capacity_bytes == V6E_BYTES
     # The message's total is arguments, temporaries, constants and outputs, rounded.

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hlo_text import counted_loop, program_of
+from hlo_text import OUT_OF_MEMORY, counted_loop, program_of
 
 from tomat.base.errors import TomatError
 from tomat.base.records import typed
@@ -42,10 +42,6 @@ from tomat.train.settings.keys import check_words
 DATA = Path(__file__).parents[1] / "cost" / "data"
 SWEEPS = Path(__file__).parents[3] / "configs" / "sweeps"
 CAPACITY = round(31.24 * 2**30)
-REFUSED = (
-    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (61.09G) exceeds "
-    "available HBM (31.24G). HLO module: jit_step."
-)
 
 SWEEP = """
 name: small
@@ -85,7 +81,7 @@ class StoredPlanner:
         shutil.copy(DATA / "scan_fits.hlo.pb.gz", folder / PROGRAM_FILE)
         (folder / SCHEDULE_FILE).write_bytes(gzip.compress(b"{}"))
         fits, oom = (gzip.decompress((DATA / f"scan_{name}.hlo.pb.gz").read_bytes()) for name in ("fits", "oom"))
-        self.memory, self.oom = memory_of_compiled(fits, CAPACITY), memory_of_oom(REFUSED, oom)
+        self.memory, self.oom = memory_of_compiled(fits, CAPACITY), memory_of_oom(OUT_OF_MEMORY, oom)
         self.breakdown = breakdown_from_program(load_program(folder / PROGRAM_FILE), device_kind="TPU v6 lite")
 
     def __call__(self, config: TrainConfig, slice_: Slice, on_stage) -> Plan:

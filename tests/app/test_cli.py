@@ -68,7 +68,7 @@ WRONG = [
     ("eval --run RUN --picture plane.gif", "--picture: cannot draw to plane.gif, expected a name that ends in .png"),
     ("eval --run RUN --against missing.json", "missing.json does not exist"),
     ("eval --steps 3", "--leave_one_out CONFIG"),
-    ("eval --folds 3", "--leave_one_out CONFIG"),
+    ("eval --run RUN --folds 3", "--leave_one_out CONFIG"),
     ("eval --model.members 1", "--model.members"),
     ("eval --leave_one_out demo --modell.members 1", "modell"),
     ("train --config_path nowhere.yaml", "nowhere.yaml does not exist; these ship with tomat and are found"),

@@ -65,7 +65,7 @@ def test_a_page_beyond_the_limit_is_refused_and_nothing_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_pages_own_programs_ask_for_no_address_and_no_mouse():
+def test_the_pages_own_programs_ask_for_no_address():
     for name in ("page.js", *DENSITY_PROGRAMS, "page.css"):
         assert not re.search(r"https?:|fetch\(|XMLHttpRequest|import\(|@import|url\(|eval\(|innerHTML", asset(name))
     assert "prefers-color-scheme: dark" in asset("page.css") and ":focus-visible" in asset("page.css")

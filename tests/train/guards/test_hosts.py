@@ -102,7 +102,7 @@ def test_host_0_is_gone_at_once_and_its_own_words_are_repeated_where_it_had_some
     assert second._coordinator_cut() is False  # it has ended its part: what follows is JAX's
 
 
-def test_a_host_that_is_done_is_not_missed_and_one_that_fails_itself_keeps_its_own_words(pair):
+def test_a_host_that_is_done_is_not_missed(pair):
     first, second = pair(0, lost_seconds=0.1), pair(1)
     with first.watching():
         end(second, None)

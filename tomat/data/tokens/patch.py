@@ -92,7 +92,6 @@ def _element_ids(name: str, atomic_numbers: np.ndarray) -> np.ndarray:
 def encode_rows(grid: DensityGrid, anchors: np.ndarray, layout: SequenceLayout, codec: DensityCodec) -> np.ndarray:
     """One sequence for each anchor: uint16 [n, context]. `anchors`: int [n, 3], first voxel of each patch, wrapped into
     the cell."""
-    v.Vocabulary(codec.n_density_tokens)
     patch_shape = check_encodable(grid, layout, codec)
     n_voxels = prod(patch_shape)
     shape, lattice = _grid_and_lattice_integers(grid.material_id, grid.grid_shape, grid.lattice)

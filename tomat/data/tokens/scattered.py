@@ -41,7 +41,6 @@ def draw_voxels(key: str, grid_shape: Sequence[int], context: int, start: int, s
 
 def encode_scattered(grid: DensityGrid, voxels: np.ndarray, layout: SequenceLayout, codec: DensityCodec) -> np.ndarray:
     """Rows uint16 [n, context] of the voxels int64 [n, context] of `draw_voxels`; no other voxel is encoded."""
-    v.Vocabulary(codec.n_density_tokens)
     check_codec(layout, codec)
     cell = cell_codec(codec, grid)
     if cell.scale is not None:

@@ -25,8 +25,6 @@ class RunTimes:
     seconds_max: float
     runs: int
     """Rows that were timed."""
-    in_a_row: int
-    """Executions of a row: all are dispatched, then the last is waited for."""
 
 
 def time_runs(
@@ -43,7 +41,8 @@ def time_runs(
         run: Called once to warm up, and a few times more to see how long it takes.
         seconds: How long to go on, in all; at least `FEWEST_RUNS` rows are timed.
         in_flight: Executions that may be dispatched and not yet done: each holds its result in memory.
-        in_a_row: Executions of a row; None: as many as take `ROW_SECONDS`.
+        in_a_row: Executions of a row, all dispatched before the last is waited for; None: as many as take
+            `ROW_SECONDS`.
         runs: Rows; None: as many as `seconds` hold. Where several processes run one program together, `in_a_row` and
             `runs` must be given, or each would count its own.
     """
@@ -59,7 +58,7 @@ def time_runs(
     began = time.perf_counter()
     while len(times) < (runs or FEWEST_RUNS) or (runs is None and time.perf_counter() - began < seconds):
         times.append(_row(run, in_a_row, in_flight) / in_a_row)
-    return RunTimes(float(np.median(times)), min(times), max(times), len(times), in_a_row)
+    return RunTimes(float(np.median(times)), min(times), max(times), len(times))
 
 
 def _row(run: Callable[[], Any], executions: int, in_flight: int) -> float:

@@ -46,7 +46,6 @@ def installed_compiler(op: str) -> Compiler:
 class ProgramWork:
     kernels: tuple[tuple[KernelWork, float], ...]
     """Each kernel, and how often it runs."""
-    pallas: bool
     unscheduled_pallas: tuple[str, ...]
     """Names of Pallas kernels of which no schedule was found."""
 
@@ -71,10 +70,9 @@ def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
     model = ChipModel(slice_.chip.name, Parameters(), borrowed=True)
     step = estimate_step(program, schedules, slice_, title="kernel", model=model)
     ops = step.ops.values()
-    pallas = [op for op in ops if program.by_name[op.name].custom_call_target == PALLAS_TARGET]
+    pallas = (op for op in ops if program.by_name[op.name].custom_call_target == PALLAS_TARGET)
     return ProgramWork(
         kernels=tuple((op.work, op.executions) for op in ops if op.work is not None and op.executions),
-        pallas=bool(pallas),
         unscheduled_pallas=tuple(op.name for op in pallas if op.schedule is None),
     )
 

@@ -18,13 +18,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from tomat.base.documents import parse_checked, with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.reporting import counted, to_jsonable, write_json
+from tomat.base.shipped import source_hash
 
 if TYPE_CHECKING:
     from tomat.perf.cost.llo import OpSchedule
@@ -81,12 +82,8 @@ def _files_of(name: str, package: Path) -> list[Path]:
 
 def sources_digest(*modules: str, package: Path = PACKAGE) -> str:
     """SHA-256 over `module_files`, their names and their bytes; read anew each time, since files change."""
-    return _digest(module_files(*modules, package=package), package)
-
-
-def _digest(paths: Iterable[Path], package: Path) -> str:
     digest = hashlib.sha256()
-    for path in paths:
+    for path in module_files(*modules, package=package):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
         digest.update(content)
@@ -96,8 +93,7 @@ def _digest(paths: Iterable[Path], package: Path) -> str:
 def question_key(question: Mapping[str, Any]) -> str:
     """Names a question to all of tomat by its text: no import is needed to look for its answer. `question` is all that
     the answer depends on, but for tomat's own files and the installed packages."""
-    files = sorted(path for kind in ("*.py", "*.json", "*.yaml") for path in PACKAGE.rglob(kind))
-    whole = {**question, "sources": _digest(files, PACKAGE), "packages": installed_packages()}
+    whole = {**question, "sources": source_hash(), "packages": installed_packages()}
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 

@@ -45,7 +45,6 @@ def test_what_is_computed_with_is_what_is_stored(scheme, bits):
         {name: its + 0.2345 for name, its in arrays.growth.items()},
         arrays.scales,
         {name: its if scheme == "affine" else its[::-1] * 0.9 for name, its in arrays.tables.items()},
-        arrays.packings,
     )
     result = moved.stored(stored)["a.weight"]
     np.testing.assert_allclose(result.values(), moved.values()["a.weight"], rtol=2e-6)
@@ -59,12 +58,12 @@ def test_gradients_go_to_numbers_scales_and_table():
     weights = jax.random.normal(jax.random.PRNGKey(1), MATRIX.shape)
 
     def total(numbers, growth, table):
-        return jnp.sum(weights * straight_through(numbers, growth, scales, table, 16))
+        return jnp.sum(weights * straight_through(numbers, growth, scales, table))
 
     by_numbers, by_growth, by_table = jax.grad(total, argnums=(0, 1, 2))(numbers, growth, table)
     # A number is over the first scale, 0.5; the scale now is 1.
     np.testing.assert_allclose(by_numbers, 0.5 * weights, rtol=1e-5)
-    values = straight_through(numbers, growth, scales, table, 16)
+    values = straight_through(numbers, growth, scales, table)
     lsq = (weights * (values - numbers / 2)).reshape(6, 2, 16).sum(axis=-1)
     np.testing.assert_allclose(by_growth, lsq, rtol=1e-4, atol=1e-4)
     for index, value in enumerate(table):
@@ -74,7 +73,7 @@ def test_gradients_go_to_numbers_scales_and_table():
 
 def test_a_group_of_zeros_is_no_number_that_is_none():
     table, zero = jnp.asarray([-1.0, 0.0, 1.0, 2.0]), jnp.zeros((2, 1))
-    gradient = jax.grad(lambda x: straight_through(x, zero, zero, table, 8).sum())(jnp.zeros((2, 8)))
+    gradient = jax.grad(lambda x: straight_through(x, zero, zero, table).sum())(jnp.zeros((2, 8)))
     assert np.isfinite(gradient).all()
     none = {"a": quantise(np.zeros((2, 8), np.float32), 2, "lut")}
     arrays = TrainedArrays.of(none, {}, lambda name: True)

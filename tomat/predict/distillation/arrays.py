@@ -12,7 +12,7 @@ divergence from the teacher stayed at 0.5 nats.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -20,17 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tomat.predict.weights.quantise import Quantised, Scheme
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How a matrix is stored; what does not change while it is trained."""
-
-    name: str
-    scheme: Scheme
-    bits: int
-    group: int
+from tomat.predict.weights.quantise import Quantised
 
 
 class TrainedArrays(eqx.Module):
@@ -45,7 +35,6 @@ class TrainedArrays(eqx.Module):
     """float [out, in / group]: the first scales, which stay."""
     tables: dict[str, jax.Array]
     """float [2^bits], in any order."""
-    packings: tuple[Packing, ...] = eqx.field(static=True)
 
     @classmethod
     def of(
@@ -65,24 +54,22 @@ class TrainedArrays(eqx.Module):
                 if name not in few
             },
             numbers={
-                name: _over_scales(
-                    jnp.asarray(numbers.get(name, its.values()), jnp.float32), scales[name], its.group
-                ).reshape(its.shape)
+                name: _over_scales(jnp.asarray(numbers.get(name, its.values()), jnp.float32), scales[name]).reshape(
+                    its.shape
+                )
                 for name, its in few.items()
             },
             growth={name: jnp.zeros_like(each) for name, each in scales.items()},
             scales=scales,
             tables={name: jnp.asarray(its.table, jnp.float32) for name, its in few.items()},
-            packings=tuple(Packing(name, its.scheme, its.bits, its.group) for name, its in few.items()),
         )
 
     def values(self) -> dict[str, jax.Array]:
         """All arrays as the model computes with them."""
-        few = {}
-        for how in self.packings:
-            name = how.name
-            parts = self.numbers[name], self.growth[name], self.scales[name], self.tables[name]
-            few[name] = straight_through(*parts, how.group)
+        few = {
+            name: straight_through(numbers, self.growth[name], self.scales[name], self.tables[name])
+            for name, numbers in self.numbers.items()
+        }
         return {**self.whole, **few}
 
     def stored(self, begun_with: Mapping[str, np.ndarray | Quantised]) -> dict[str, np.ndarray | Quantised]:
@@ -91,26 +78,23 @@ class TrainedArrays(eqx.Module):
         for name, its in begun_with.items():
             if not isinstance(its, Quantised):
                 result[name] = np.asarray(self.whole[name], its.dtype)
-        for how in self.packings:
-            numbers, grown, table = self.numbers[how.name], jnp.exp(self.growth[how.name]), self.tables[how.name]
-            shape, table = (numbers.shape[0], numbers.shape[1]), jnp.sort(table)
-            codes = np.asarray(nearest(_over_scales(numbers, grown, how.group), table), np.uint8).reshape(shape)
-            scales = np.asarray((self.scales[how.name] * grown).astype(jnp.float16))
-            values = np.asarray(table, np.float32)
-            result[how.name] = Quantised(how.scheme, how.bits, shape, how.group, codes, scales, values)
+            elif name in self.numbers:
+                grown, table = jnp.exp(self.growth[name]), jnp.sort(self.tables[name])
+                codes = np.asarray(nearest(_over_scales(self.numbers[name], grown), table), np.uint8).reshape(its.shape)
+                scales = np.asarray((self.scales[name] * grown).astype(jnp.float16))
+                result[name] = replace(its, codes=codes, scales=scales, table=np.asarray(table, np.float32))
         return result
 
-    def trainable(self, everything: bool) -> "TrainedArrays":
-        """True for the parts that are trained, as Levanter's trainer takes them; `everything`: also whole arrays."""
+    def trainable(self, everything: bool, quantised: Mapping[str, Quantised]) -> "TrainedArrays":
+        """True for the parts that are trained, as Levanter's trainer takes them; `everything`: also whole arrays.
+        `quantised` are the matrices to begin with."""
         # The values of an affine scheme are whole numbers, and stay.
-        tables = {each.name: each.scheme == "lut" for each in self.packings}
+        tables = {name: quantised[name].scheme == "lut" for name in self.tables}
         flags = {"whole": everything, "numbers": True, "growth": True, "scales": False, "tables": tables}
         return replace(self, **flags)
 
 
-def straight_through(
-    numbers: jax.Array, growth: jax.Array, scales: jax.Array, table: jax.Array, group: int
-) -> jax.Array:
+def straight_through(numbers: jax.Array, growth: jax.Array, scales: jax.Array, table: jax.Array) -> jax.Array:
     """The values of the nearest codes, [out, in], with gradients by numbers, growth and table.
 
     Numbers, [out, in], are over `scales`, the first ones, [out, in / group]; growth is the logarithm of what the scales
@@ -120,7 +104,7 @@ def straight_through(
     now = scales * jnp.exp(growth)
     # What is stored, as float16, is what is trained.
     now = now + lax.stop_gradient(now.astype(jnp.float16).astype(now.dtype) - now)
-    relative = _over_scales(numbers, jnp.exp(growth), group)
+    relative = _over_scales(numbers, jnp.exp(growth))
     value = table[nearest(lax.stop_gradient(relative), table)]
     rounded = value + (relative - lax.stop_gradient(relative))
     return (rounded * now[..., None]).reshape(numbers.shape)
@@ -133,8 +117,8 @@ def nearest(relative: jax.Array, table: jax.Array) -> jax.Array:
     )
 
 
-def _over_scales(numbers: jax.Array, scales: jax.Array, group: int) -> jax.Array:
+def _over_scales(numbers: jax.Array, scales: jax.Array) -> jax.Array:
     """[out, in / group, group]: numbers over their scale; 0 where that is 0."""
-    grouped = numbers.reshape(numbers.shape[0], -1, group)
+    grouped = numbers.reshape(*scales.shape, -1)
     some = scales[..., None] != 0
     return jnp.where(some, grouped / jnp.where(some, scales[..., None], 1.0), 0.0)

@@ -94,15 +94,15 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
     # change their code soonest, and these say which.
     before = arrays if stored.quantised_from == teacher_sha256 else {}
     student = TrainedArrays.of(stored.stored, before, lambda name: is_trained(settings, name, stored))
-    if not student.packings:
+    if not student.numbers:
         said = f"{settings.quantised} has no matrix in few bits that distillation.train={settings.train} trains"
         raise TomatError(f"{said}; write it with `tomat compress`, or train all.")
     began = "the teacher's weights" if before else "the values of the codes"
-    tell(f"trained: {counted(len(student.packings), 'matrix', 'matrices')} in few bits, from {began}"
+    tell(f"trained: {counted(len(student.numbers), 'matrix', 'matrices')} in few bits, from {began}"
                   + (", and what is whole" if settings.train == "all" else ""))  # fmt: skip
 
     model = StudentAndTeacher(student, teacher.model)
-    flags = replace(model, student=student.trainable(settings.train == "all"), teacher=False)
+    flags = replace(model, student=student.trainable(settings.train == "all", stored.quantised), teacher=False)
     record = {
         "teacher": settings.teacher,
         "teacher_step": teacher.step,
@@ -163,7 +163,7 @@ def write_distilled(
     place = config.run_dir if is_remote(config.output_dir) else str(run_dir)
     found = find_checkpoint(place, step, config.temporary_checkpoints)
     student = TrainedArrays.of(begun_with.stored, {}, lambda name: is_trained(settings, name, begun_with))
-    trained, rest = eqx.partition(student, student.trainable(settings.train == "all"))
+    trained, rest = eqx.partition(student, student.trainable(settings.train == "all", begun_with.quantised))
     trainer = config.trainer_config()
     try:
         with trainer.use_device_mesh():

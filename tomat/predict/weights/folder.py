@@ -68,7 +68,6 @@ class WrittenWeights:
 @dataclass(frozen=True)
 class StoredWeights:
     stored: Mapping[str, np.ndarray | Quantised]
-    step: int
     weights: str
     quantised_from: str | None
     """As `WeightsRecord` has it."""
@@ -181,7 +180,7 @@ def read_weights(folder: Path) -> StoredWeights:
             arrays[name] = Quantised.of_arrays(its, found.quantised[name])
         except TomatError as error:
             raise TomatError(f"{folder / ARRAYS_FILE}, {name}: {error} {AGAIN}") from None
-    return StoredWeights(arrays, found.step, found.weights, found.quantised_from)
+    return StoredWeights(arrays, found.weights, found.quantised_from)
 
 
 def _sha256(path: Path) -> str:

@@ -13,7 +13,7 @@ from tomat.base.layout import COORDINATOR_PORT
 from tomat.base.ports import jax as port
 from tomat.base.stages import StartStages
 from tomat.model import joining
-from tomat.model.joining import Joining, connected_to
+from tomat.model.joining import connected_to, missing
 from tomat.model.relay import Relay
 
 
@@ -84,10 +84,10 @@ def test_what_is_missing_is_told_from_either_side():
     with socket.create_server(("127.0.0.1", 0)) as coordinator:
         number = coordinator.getsockname()[1]
         address, hosts = f"127.0.0.1:{number}", ("127.0.0.1", "10.0.0.3")
-        lone = Joining(address, 2, 0, None, hosts).missing()
+        lone = missing(DistributedConfig(address, 2, 0), hosts)
         assert "1 of 1 other hosts have not come: host 1 (10.0.0.3)" in lone and f"tcp {number}" in lone
-        assert "waits for another host itself" in Joining(address, 3, 1).missing()
+        assert "waits for another host itself" in missing(DistributedConfig(address, 3, 1))
         # A connection of this process to itself is no other host.
         with socket.create_connection(("127.0.0.1", number)), coordinator.accept()[0]:
             assert connected_to(number) == set()
-    assert f"nothing answers at {address}" in Joining(address, 3, 1).missing()
+    assert f"nothing answers at {address}" in missing(DistributedConfig(address, 3, 1))

@@ -3,9 +3,10 @@ they are waited for."""
 
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -31,35 +32,27 @@ _relays: "list[Relay]" = []
 """This process's own, if it has one: `jax.distributed` starts once in a process."""
 
 
-@dataclass(frozen=True)
-class Joining:
-    address: str | None
-    """Of the coordinator, `host:port`; None: JAX finds it (Slurm, Open MPI)."""
-    count: int | None
-    index: int | None
-    device_ids: Any = None
-    hosts: tuple[str, ...] = ()
-    """Addresses of the hosts of a TPU slice in their order, where they are known."""
-
-    def missing(self) -> str:
-        """What the start waits for, as far as it can be told from here."""
-        if self.address is None or self.index is None or self.count is None:
-            return ""
-        host, _, port = self.address.rpartition(":")
-        if self.index > 0:
-            if answers(host, int(port)):
-                return "the coordinator answers, and waits for another host itself; see what its log names"
-            return (
-                f"nothing answers at {self.address}; see that host 0 runs, and that a firewall rule lets the hosts "
-                f"of the slice reach tcp {port} of one another"
-            )
-        joined = connected_to(int(port))
-        absent = [f"host {n} ({one})" for n, one in enumerate(self.hosts) if n > 0 and _ip(one) not in joined]
-        named = f": {', '.join(absent[:8])}" if absent else ""
+def missing(how: "DistributedConfig", hosts: Sequence[str] = ()) -> str:
+    """What the start waits for, as far as it can be told from here; `hosts`: the addresses of those of a TPU slice in
+    their order, where they are known."""
+    address, count, index = how.coordinator_address, how.num_processes, how.process_id
+    if address is None or index is None or count is None:
+        return ""
+    host, _, port = address.rpartition(":")
+    if index > 0:
+        if answers(host, int(port)):
+            return "the coordinator answers, and waits for another host itself; see what its log names"
         return (
-            f"{max(self.count - 1 - len(joined), 1)} of {self.count - 1} other hosts have not come{named}; see that "
-            f"they run, and that a firewall rule lets them reach tcp {port} here"
+            f"nothing answers at {address}; see that host 0 runs, and that a firewall rule lets the hosts of the slice "
+            f"reach tcp {port} of one another"
         )
+    joined = connected_to(int(port))
+    absent = [f"host {n} ({one})" for n, one in enumerate(hosts) if n > 0 and _ip(one) not in joined]
+    named = f": {', '.join(absent[:8])}" if absent else ""
+    return (
+        f"{max(count - 1 - len(joined), 1)} of {count - 1} other hosts have not come{named}; see that they run, and "
+        f"that a firewall rule lets them reach tcp {port} here"
+    )
 
 
 def _ip(host: str) -> str:
@@ -91,20 +84,18 @@ def connected_to(port: int) -> set[str]:
     return {one.ip.removeprefix("::ffff:") for one in far if (one.ip, one.port) not in own}
 
 
-def joining(distributed: "DistributedConfig") -> Joining | None:
-    """How this process joins others, by its configuration, Slurm or a TPU's metadata; None: it is the only one, as also
-    one that only mpi4py knows. Levanter (0.2.227) asks all of JAX's kinds of cluster whether they are there, and
-    mpi4py's is wherever the package is; JAX (0.11.1) itself takes it by name only, and then finds no address."""
+def joining(given: "DistributedConfig") -> "tuple[DistributedConfig, Sequence[str]] | None":
+    """How this process joins others, by its configuration, Slurm or a TPU's metadata, and the addresses of the hosts of
+    a TPU slice; without a coordinator's address JAX finds it (Slurm, Open MPI). None: it is the only one, as also one
+    that only mpi4py knows. Levanter (0.2.227) asks all of JAX's kinds of cluster whether they are there, and mpi4py's
+    is wherever the package is; JAX (0.11.1) itself takes it by name only, and then finds no address."""
     from levanter.distributed import DistributedConfig, LevanterSlurmCluster
 
     from tomat.base.ports.jax import hosts_of_slice, kinds_of_cluster
 
     present = [kind for kind in kinds_of_cluster() if kind.is_env_present()]
     found = [kind for kind in present if not kind.opt_in_only_method]
-    given = Joining(
-        distributed.coordinator_address, distributed.num_processes, distributed.process_id, distributed.local_device_ids
-    )
-    if not found and distributed == DistributedConfig():
+    if not found and given == DistributedConfig():
         if present:
             tell(
                 f"{', '.join(kind.name for kind in present)} is installed, but no launcher that JAX knows has started "
@@ -114,21 +105,21 @@ def joining(distributed: "DistributedConfig") -> Joining | None:
                 soft_wrap=True,
             )
         return None
+    address, count, index = given.coordinator_address, given.num_processes, given.process_id
     if LevanterSlurmCluster.is_env_present():
-        ids = LevanterSlurmCluster.get_local_device_ids_for_process() if given.device_ids is None else given.device_ids
-        address = given.address or LevanterSlurmCluster.get_coordinator_address(int(JOIN_SECONDS))
-        count = LevanterSlurmCluster.get_process_count() if given.count is None else given.count
-        return replace(given, address=address, count=count, device_ids=ids)
+        ids = given.local_device_ids
+        ids = LevanterSlurmCluster.get_local_device_ids_for_process() if ids is None else ids
+        address = address or LevanterSlurmCluster.get_coordinator_address(int(JOIN_SECONDS))
+        count = LevanterSlurmCluster.get_process_count() if count is None else count
+        return replace(given, coordinator_address=address, num_processes=count, local_device_ids=ids), ()
     if found and "tpu" in found[0].name:
         kind, port = found[0], os.environ.get("JAX_COORDINATOR_PORT", str(COORDINATOR_PORT))
-        return Joining(
-            given.address or kind.get_coordinator_address(int(JOIN_SECONDS), port),
-            kind.get_process_count() if given.count is None else given.count,
-            kind.get_process_id() if given.index is None else given.index,
-            given.device_ids,
-            hosts_of_slice(kind),
-        )
-    return given
+        address = address or kind.get_coordinator_address(int(JOIN_SECONDS), port)
+        count = kind.get_process_count() if count is None else count
+        index = kind.get_process_id() if index is None else index
+        how = replace(given, coordinator_address=address, num_processes=count, process_id=index)
+        return how, hosts_of_slice(kind)
+    return given, ()
 
 
 def join_processes(distributed: "DistributedConfig", stages: StartStages | None = None) -> None:
@@ -143,24 +134,25 @@ def join_processes(distributed: "DistributedConfig", stages: StartStages | None 
         begin("waiting for the other tasks of the Iris job")
         return distributed.initialize()
     begin("asking which other hosts there are")
-    how = joining(distributed)
-    if how is None:
+    found = joining(distributed)
+    if found is None:
         return
-    if stages is not None and how.index is not None and how.count is not None:
-        stages.known_as(how.index, how.count)
-    where = "the coordinator" if how.address is None else f"the coordinator at {how.address}"
-    if how.index == 0 and how.address is not None:
-        port = int(how.address.rpartition(":")[2])
+    how, hosts = found
+    address, count, index = how.coordinator_address, how.num_processes, how.process_id
+    if stages is not None and index is not None and count is not None:
+        stages.known_as(index, count)
+    where = "the coordinator" if address is None else f"the coordinator at {address}"
+    if index == 0 and address is not None:
+        port = int(address.rpartition(":")[2])
         if answers("127.0.0.1", port):
             said = f"another process of this host has port {port} already, where the hosts of this run are to meet"
             raise RetryableError(
                 f"{said}. End it (`sudo ss -ltnp` names it), or set JAX_COORDINATOR_PORT on all hosts."
             )
-        where = f"the other {(how.count or 1) - 1} hosts, as {where}"
-    if how.count != 1:
-        begin(f"waiting for {where}", JOIN_SECONDS, how.missing)
-    address = how.address
-    if address is not None and how.index is not None and how.index > 0:
+        where = f"the other {(count or 1) - 1} hosts, as {where}"
+    if count != 1:
+        begin(f"waiting for {where}", JOIN_SECONDS, partial(missing, how, hosts))
+    if address is not None and index is not None and index > 0:
         from tomat.model.relay import Relay  # of a pod alone
 
         host, _, port = address.rpartition(":")
@@ -168,9 +160,9 @@ def join_processes(distributed: "DistributedConfig", stages: StartStages | None 
         address = _relays[-1].address
     jax.distributed.initialize(
         address,
-        how.count,
-        how.index,
-        how.device_ids,
+        count,
+        index,
+        how.local_device_ids,
         # Later than tomat's own limit, which says what is missing.
         initialization_timeout=int(JOIN_SECONDS) + 60,
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,

@@ -122,8 +122,7 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
         first = row["material_id"], row["converged_from_embedded_nmae"]
         rows.append((*first, *errors, *times, starts["prediction"].get("prediction_seconds")))
     said = (
-        "NMAE against the converged density of pw.x. embedded - converged: the same of the density that the set "
-        "holds, computed by eminus."
+        "NMAE against the converged density of pw.x. embedded - converged: the same of the density that the set holds."
     )
     sections = (
         Section("", [setting, predictor, Items([one.format(**settings) for one in STARTS])], "setting"),

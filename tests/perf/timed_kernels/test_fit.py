@@ -29,7 +29,7 @@ def program(number: int, rng: np.random.Generator, at: Parameters = TRUE) -> tup
         KernelWork(product, 0.95 * product, ()),
         KernelWork(other, 0.0, ((Transfer(True, written), 1.0),)),
     )
-    work = ProgramWork(tuple((kernel, 2.0) for kernel in kernels), False, ())
+    work = ProgramWork(tuple((kernel, 2.0) for kernel in kernels), ())
     arguments = {"x": f"bf16[{number // 2 + 1},128]"}  # two programs of each shape
     timing = KernelTiming(number, "v6e", "op", arguments, {}, 1.0, None)
     seconds = float(TimedPrograms([(timing, work)], BANDWIDTH).seconds(at)[0])
@@ -72,11 +72,11 @@ def test_what_bounds_a_program_is_what_takes_longest():
     for kernels, bound in (
         (((read, 10.0), (product, 1.0)), "hbm"), (((read, 1.0), (product, 9.0)), "mxu"), ((), "latency"),
     ):  # fmt: skip
-        assert TimedPrograms([(timing, ProgramWork(kernels, False, ()))], BANDWIDTH).bounds(TRUE) == [bound]
+        assert TimedPrograms([(timing, ProgramWork(kernels, ()))], BANDWIDTH).bounds(TRUE) == [bound]
 
 
 def test_rows_timed_back_to_back_have_the_sustained_rate():
-    work = ProgramWork(((KernelWork(0.0, 0.0, ((Transfer(False, 10**8), 1.0),)), 1.0),), False, ())
+    work = ProgramWork(((KernelWork(0.0, 0.0, ((Transfer(False, 10**8), 1.0),)), 1.0),), ())
     seconds = {}
     for op in ("add", "tomat_add"):
         timing = KernelTiming(2, "v6e", op, {"x": "bf16[8]"}, {}, 1e-3, None)

@@ -234,6 +234,8 @@ def test_a_prediction_is_written_by_its_name_and_says_what_made_it(tmp_path, nam
     path = tmp_path / name / "zarr.json" if name.endswith(".zarr") else tmp_path / name
     content = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
     assert f"sum of atoms {LEARNT.sha256[:12]}".encode() in content and b"learnt from the training set" in content
+    # One that is far off says so by its flags, and is no file in another unit.
+    assert dataclasses.replace(made, rho=0.2 * made.rho).write(tmp_path / f"off-{name}").exists()
 
 
 def test_a_prediction_is_one_line_a_slice_and_what_other_libraries_have(tmp_path):

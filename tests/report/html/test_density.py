@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from small_promolecule import skewed_density
 
 from tomat.base.errors import TomatError
+from tomat.base.layout import PREDICTED_DENSITY, REFERENCE_DENSITY
 from tomat.base.report.model import Report, Section
 from tomat.data.density.io import open_density
 from tomat.data.density.outputs import write_density
 from tomat.predict.evaluation.metrics import nmae
+from tomat.predict.inference.interface import Prediction
 from tomat.report.html import density as pages
 from tomat.report.html.document import page_html
 
@@ -137,6 +139,16 @@ def test_a_damaged_line_is_refused_by_its_file(folder, damaged, message):
     lines.write_text(lines.read_text().replace('"Si.cube"', damaged))
     with pytest.raises(TomatError, match=f"^{lines}{message} Run `tomat predict` into the folder again.$"):
         pages.predictions_page(folder)
+
+
+def test_a_held_out_prediction_of_too_few_electrons_costs_no_page(tmp_path):
+    truth = skewed_density()
+    atoms = truth.lattice, truth.atomic_numbers, truth.frac_coords
+    few = Prediction(0.2 * truth.rho, *atoms, electrons_before=1.0, seconds=0.0)
+    for grid, name in ((truth, REFERENCE_DENSITY), (few, PREDICTED_DENSITY)):
+        write_density(grid, tmp_path / name, "cube")
+    [said] = pages.kept_density_section(str(tmp_path)).parts
+    assert said.startswith("Not drawn: ") and PREDICTED_DENSITY in said
 
 
 def test_a_page_says_that_not_all_that_have_a_reference_are_drawn(tmp_path, monkeypatch):

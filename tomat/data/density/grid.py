@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class DensityGrid:
 
     partial: bool = False
     """Its file says by name or title that it holds a part of the electrons, and `accept` has let it in."""
+    electrons_are_flagged: ClassVar[bool] = False
+    """Of a prediction, whose flags say how far off its electrons are: it is written all the same."""
 
     def __post_init__(self) -> None:
         name = f"density {self.material_id!r}" if self.material_id else "density"
@@ -166,7 +168,9 @@ class DensityGrid:
 
 
 def check_electrons(grid: DensityGrid, source: str) -> None:
-    """Refuse a density whose integral no set of these atoms has."""
+    """Refuse a density whose integral no set of these atoms has, unless its reader or its flags have said so."""
+    if grid.partial or grid.electrons_are_flagged:
+        return
     least, most = plausible_electron_counts(grid.atomic_numbers)
     if grid.atomic_numbers.size and not least <= grid.electron_count <= most:
         raise TomatError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -140,6 +140,7 @@ def check_decoding(decoder: str, rounds: int, kv_cache_dtype: str) -> None:
 class Prediction(DensityGrid):
     """A density that was predicted from a structure alone; its integral is the electron count that was asked for."""
 
+    electrons_are_flagged: ClassVar[bool] = True
     electrons_before: float = field(kw_only=True)
     """Integral as the predictor gave it, before it was normalised."""
     seconds: float = field(kw_only=True)

@@ -57,6 +57,7 @@ def test_accumulations_multiply_the_batch_and_the_page_has_the_edge(make, tmp_pa
     # What is on record is not tried again; another limit is another question.
     again, less = [], []
     assert make(again).run()["searches"][0]["largest_batch_sequences"] == 30 and not again
+    assert [one["accumulations"] for one in make([], accumulations=(3,)).run()["searches"]] == [1, 2, 3]
     assert make(less, limit=3 * GIB).run() and less
 
 

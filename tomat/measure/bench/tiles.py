@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     cache_dir = args.cache_dir or Path.home() / ".cache" / "tomat" / args.benchmark
     limits = Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
     rows = tune(shape, candidates, cache_dir, limits)
-    entry = table_entry(shape, rows) if any(row["kernel"] == shape.KERNEL for row in rows) else None
+    # Without one that is tuned `--write` has nothing to write, which this refuses.
+    entry = table_entry(shape, rows) if args.write or any(row["kernel"] == shape.KERNEL for row in rows) else None
     made = []
     for row in rows:
         cells = ["does not compile", *[""] * (len(headings) - 2)]

@@ -130,26 +130,32 @@ class MaxBatch:
                 said = f"{self.setup['devices']} has no memory of its own that would end the search"
                 raise TomatError(f"{said} before this machine's does; give --memory_limit_gib.")
             path = record_path(self.tracking_dir, self.name)
-            earlier: dict[str, Search] = {}
-            if path.exists():
-                record = read_record(path, MaxBatchRecord)
-                earlier = {one.key: one for one in record.searches}
-            asked: dict[str, Any] = {
-                "config": self.config_path.read_text(encoding="utf-8"),
-                "words": list(self.words),
-                "limits": asdict(self.config.limits),
-                "devices": self.setup["devices"],
-            }
+            earlier = read_record(path, MaxBatchRecord).searches if path.exists() else []
+            # Those of other policies stay, if all else is as it was.
+            self.searches = [one for one in earlier if one.key == self._key(one.policy, one.accumulations)]
+            known = {one.key: one for one in self.searches}
+            wanted = []
             for policy, accumulations in itertools.product(self.policies, self.accumulations):
-                asked |= {"policy": policy_word(policy), "accumulations": accumulations}
-                key = hashlib.sha256(dump_json(asked).encode()).hexdigest()[:16]
-                self.searches.append(earlier.get(key) or Search(key, policy, accumulations, []))
+                key = self._key(policy, accumulations)
+                wanted.append(known.get(key) or Search(key, policy, accumulations, []))
+            self.searches += [one for one in wanted if one.key not in known]
             try:
-                for search in self.searches:
+                for search in wanted:
                     self._search(search)
             finally:
                 shutil.rmtree(self.work_dir / "scratch", ignore_errors=True)
         return self.record()
+
+    def _key(self, policy: Any, accumulations: int) -> str:
+        asked = {
+            "config": self.config_path.read_text(encoding="utf-8"),
+            "words": list(self.words),
+            "limits": asdict(self.config.limits),
+            "devices": self.setup["devices"],
+            "policy": policy_word(policy),
+            "accumulations": accumulations,
+        }
+        return hashlib.sha256(dump_json(asked).encode()).hexdigest()[:16]
 
     def _search(self, search: Search) -> None:
         unit = self.setup["data_axis_size"] * search.accumulations

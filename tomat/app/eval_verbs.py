@@ -23,10 +23,9 @@ from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 DECODERS = ("parallel", "autoregressive", "speculative")
 """Of a run; all but the first choose bins."""
-OF_A_RUN = dict.fromkeys(("step", "split", "groups", "input", "species", "accept", "against", "picture", "free_running",
-                          "samples", "temperature", "kv_cache_dtype"))  # fmt: skip
-OF_A_RUN |= {"patches_per_material": 8, "whole_cell": False, "seed": 0, "batch_size": 8}
-"""Flags that do not go with `--leave_one_out`, with their defaults."""
+OF_A_RUN = ("step", "split", "groups", "input", "species", "accept", "against", "picture", "free_running", "samples",
+            "temperature", "kv_cache_dtype", "patches_per_material", "whole_cell", "seed", "batch_size")  # fmt: skip
+"""Flags that do not go with `--leave_one_out`."""
 
 if TYPE_CHECKING:  # the verb pays for these only when it runs
     from collections.abc import Callable, Sequence
@@ -75,7 +74,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
     parser.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
     add_report(parser, "write the figures of every material")
-    parser.set_defaults(takes_overrides=True)
+    parser.set_defaults(takes_overrides=True, not_given={name: parser.get_default(name) for name in OF_A_RUN})
 
 
 def _run_eval(args: argparse.Namespace) -> int:
@@ -157,7 +156,7 @@ def _run_eval(args: argparse.Namespace) -> int:
 def _run_leave_one_out(args: argparse.Namespace) -> int:
     if args.run_dir is not None:
         raise TomatError("--leave_one_out trains runs of its own; leave --run out.")
-    if given := next((name for name, default in OF_A_RUN.items() if getattr(args, name) != default), None):
+    if given := next((name for name, default in args.not_given.items() if getattr(args, name) != default), None):
         said = "which judges whole cells of its own runs; leave it out, or set it as a key of the recipe"
         raise TomatError(f"--{given} is not of --leave_one_out, {said}.")
     from tomat.train.settings.keys import check_words

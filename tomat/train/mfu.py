@@ -45,7 +45,7 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
     kernels = executed.attention_kernels(config.model, seq_len, platform)
     again = executed.Recomputation.from_config(config.model, shape, kernels.backend)
     # The prior is more components of hidden states and head (`Environment.with_prior`).
-    wide = dataclasses.replace(shape, hidden_dim=shape.hidden_dim + prior_anchors(config.model))
+    wide = dataclasses.replace(shape, hidden_dim=shape.hidden_dim + _prior_anchors(config.model))
     head = executed.executed_head_flops(wide, seq_len, rows, config.loss.block_positions, config.loss.kernel)
     batch = config.batch_size
     return StepWork(
@@ -63,7 +63,7 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
     )
 
 
-def prior_anchors(model: LmConfig) -> int:
+def _prior_anchors(model: LmConfig) -> int:
     """Components that the prior of a decoder adds to each product of the head."""
     environment = environment_of(model)
     return environment.prior_anchors if isinstance(environment, EnvironmentConfig) else 0

@@ -82,7 +82,7 @@ class Caps:
         said = f"{tpu_slice.n_chips} chips, price not known ({self.price_is})"
         if self.price is not None:
             hourly = self.price * tpu_slice.n_chips
-            said = f"{tpu_slice.n_chips} chips x ${self.price:.4g} = ${hourly:.2f} an hour ({self.price_is})"
+            said = f"{tpu_slice.n_chips} chips x ${self.price:.3f} = ${hourly:.2f} an hour ({self.price_is})"
         hours = self.hours(tpu_slice)
         if hours is None:
             return f"{said}; no cap: --max_hours and --max_cost set one"

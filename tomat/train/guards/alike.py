@@ -1,6 +1,6 @@
-"""All hosts of a run were started alike: they compare before anything is computed together, and end together if not.
+"""Checks that all hosts of a run were started alike, before they compute anything together; if not, all of them end.
 
-Hosts with other seeds or learning rates train together without a word, and what comes of it nobody has asked for.
+Hosts with different seeds or learning rates would train together without a word, to a result that nobody asked for.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tomat.train.settings.config import TrainConfig
 from tomat.train.settings.meanings import said_of
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "marin-levanter", "marin-haliax", "equinox", "optax", "tensorstore", "tomat")
-"""What computes a step and reads its data."""
+"""The packages that compute a step and read its data."""
 
 FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
@@ -41,15 +41,15 @@ LEFT_OUT = {
 """What hosts may differ in, and why."""
 
 LONGEST_VALUE, MOST_NAMED = 70, 8
-"""Characters of a value that is not hashed; differences and hosts that an error names."""
+"""Most characters of a value that is not hashed; most differences, or hosts, that an error names."""
 NO_LIMIT_SECONDS = 86_400.0
-"""Instead of a limit of 0, which means none."""
+"""Stands for a limit of 0, which means none."""
 
 
 def gathered[T](mine: T, seconds: float = NO_LIMIT_SECONDS) -> list[T]:
-    """Every host's value, which JSON has, on all of them; each must call it."""
+    """Every host's value, on all hosts. Each host must call it, with a value that JSON has."""
     every = multihost_allgather_sync(mine, timeout=seconds)
-    # Nobody leaves, the host with the service that holds the values least of all, before all have read them.
+    # No host leaves before all have read the values, least of all the one whose service holds them.
     multihost_allgather_sync(None, timeout=seconds)
     return every
 
@@ -78,7 +78,7 @@ def refuse_differences(config: TrainConfig, mine: Mapping[str, object]) -> None:
 def started_with(config: TrainConfig, beside: Mapping[str, object]) -> dict[str, object]:
     """What decides what this host computes, by key: configuration, command, code, flags, JAX's options, packages."""
     found = {key: value for key, value in flatten(config.to_dict()).items() if not said_of(key).host} | dict(beside)
-    # Without its `-dirty`: a page that a run has written makes a checkout so. Changes are in the hash of its files.
+    # Without its `-dirty`, which a page that a run has written causes. Changes are in the hash of the files.
     code = code_details()
     found |= {"code.commit": code["commit"].removesuffix("-dirty"), "code.files": source_hash()}
     found |= {"code.pack": code.get("pack", "none")}
@@ -86,7 +86,7 @@ def started_with(config: TrainConfig, beside: Mapping[str, object]) -> dict[str,
         for flag in os.environ.get(variable, "").split():
             name, _, value = flag.partition("=")
             if name not in LEFT_OUT:
-                found[f"{variable} {name}"] = value or "set"  # of one that is given twice, XLA takes the last
+                found[f"{variable} {name}"] = value or "set"  # XLA takes the last of a flag given twice
     found |= {f"jax.config.{key}": str(value) for key, value in jax.config.values.items() if key not in LEFT_OUT}
     for package in PACKAGES:
         found[f"package {package}"] = "not installed"

@@ -1,8 +1,8 @@
-"""A run on several hosts is one run: who is gone, and who has ended and why, is known to all of them within a minute or
-two, said in one line, and written into the history; and hosts wait for one another at barriers that have a name.
+"""Keeps the hosts of a run together: all of them know within a minute or two who is gone, or has ended and why, say so
+in one line and write it into the history; and they wait for one another at barriers that have a name.
 
 JAX (0.11.1) ends the others too, by SIGABRT after a page of stacks. So every host writes a sign of life into JAX's
-key-value service and reads those of the others; that host 0 is gone, which has the service, is told by `model.relay`.
+key-value service and reads those of the others. Host 0 has the service; if it is gone, `model.relay` tells.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from tomat.model.joining import when_coordinator_is_cut
 from tomat.train.guards.alike import NO_LIMIT_SECONDS
 
 BEAT_SECONDS = 5.0
-"""Between two signs of life of a host."""
+"""Seconds between two signs of life of a host."""
 LOST_SECONDS = 90.0
-"""Without one for so long a host counts as gone. More than a compiler or a copy keeps Python from running, and less
-than JAX's own limit (`HEARTBEAT_SECONDS`)."""
+"""Without a sign of life for so long a host counts as gone. This is longer than a compiler or a copy keeps Python from
+running, and shorter than JAX's own limit (`HEARTBEAT_SECONDS`)."""
 FAILED_STATUS = 1
 TELL_SECONDS = 5.0
 """How long a process that must end at once may take to tell the others."""
@@ -40,7 +40,7 @@ LONGEST_ERROR = 300
 DONE = "done"
 
 _starts = itertools.count()
-"""Starts of this process; every process of a run has as many, so that their keys agree."""
+"""Number of starts of this process; every process of a run has as many, so that their keys agree."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _Host:
 
 @dataclass(eq=False)
 class HostWatch:
-    """The other hosts of a run, seen from one. Of a run on one host it does nothing."""
+    """Watches the other hosts of a run, from one of them. Does nothing in a run on one host."""
 
     stages: StartStages
     _: KW_ONLY
@@ -63,7 +63,7 @@ class HostWatch:
     lost_seconds: float = LOST_SECONDS
     leave: Callable[[int], None] = os._exit
     on_loss: Callable[[str], None] | None = None
-    """Called with one sentence before another host's end ends the process; on host 0, or else on host 1."""
+    """Called with one sentence before another host's end ends the process; on host 0 or, if that is lost, host 1."""
 
     def __post_init__(self) -> None:
         self._index, self._count = joined_as()
@@ -75,13 +75,13 @@ class HostWatch:
         self._ending = threading.Lock()
         """Taken by whoever ends this process, once and for all."""
         self._failed: bool | None = None
-        """Whether an error here may follow from another host's end; None: there is none."""
+        """Whether an error here may follow from another host's end; None: there is no error."""
         self._noticed: dict[int, float] = {}
-        """When it was first seen that a host has ended, by this host's clock."""
+        """When this host first saw that another has ended, by this host's clock."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator["HostWatch"]:
-        """Be seen, and end with the others, while the context is open."""
+        """Give signs of life, and end with the others, while the context is open."""
         if self._service is None:
             yield self
             return
@@ -96,12 +96,12 @@ class HostWatch:
             self._tell({"status": DONE})
         finally:
             self._closed.set()
-            thread.join(TELL_SECONDS)  # or it may ask a service that the interpreter takes down
+            thread.join(TELL_SECONDS)  # or the thread may ask a service that the interpreter takes down
 
     @contextlib.contextmanager
     def explaining_errors(self) -> Iterator[None]:
-        """An error inside is told to the other hosts. One that another host's end may have caused, such as a collective
-        that is broken, waits until it is known whether that is so."""
+        """Tell the other hosts of an error inside. An error that another host's end may have caused, such as a broken
+        collective, waits until it is known whether that is so."""
         try:
             yield
         except BaseException as error:
@@ -144,7 +144,7 @@ class HostWatch:
         teller = threading.Thread(target=self._tell, args=(ended,), daemon=True)
         teller.start()
         teller.join(TELL_SECONDS)
-        if self._index == 0:  # the others read it here, at their next beat
+        if self._index == 0:  # the others read it from this host at their next beat
             time.sleep(1.5 * self.beat_seconds)
 
     def _tell(self, ended: dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ class HostWatch:
             self._closed.wait(self.beat_seconds)
 
     def _coordinator_cut(self) -> bool:
-        """Host 0 is gone, with the service; whether this process is ended here, and not by JAX."""
+        """Act on the loss of host 0 and its service; return whether this process is ended here, and not by JAX."""
         if self._closed.is_set() or self._failed is False:
             return False
         name, ended = self._hosts[0].name or "never seen", self._ended.get(0)
@@ -210,7 +210,7 @@ class HostWatch:
         return None
 
     def _wait_for_a_cause(self) -> None:
-        """Until every other host has ended or counts as gone, of which `_watch` then ends this process."""
+        """Wait until every other host has ended; if one is the cause or counts as gone, `_watch` ends this process."""
         deadline = time.monotonic() + self.lost_seconds + 4 * self.beat_seconds
         while time.monotonic() < deadline:
             others = [self._ended.get(n) for n in self._hosts]
@@ -224,7 +224,7 @@ class HostWatch:
         said = f"host {self._index} of {self._count} ends, since {cause}"
         next_is = "the same command, on all hosts, continues the run, as `tomat launch` does by itself"
         print(f"error: {said}. Exiting with status {status}; {next_is}.", file=sys.stderr, flush=True)
-        if not coordinator_lost:  # so that the host whose error this was does not miss this one
+        if not coordinator_lost:  # so that the host whose error this was does not wait for this one
             self._tell_soon({"status": status, "error": cause[:LONGEST_ERROR], "follows": True})
         if self.on_loss is not None and self._index == int(coordinator_lost):
             with contextlib.suppress(Exception):  # whatever happens, the process must end now

@@ -1,10 +1,10 @@
 """A loss that is not finite or is a spike: judged inside the compiled step, acted on before anything is saved.
 
 The judgement is part of the step, because the step donates its input: once it has returned, the state before a bad
-batch is gone. So the optimizer is wrapped, and its state carries what the next loss is held against; a resumed run
+batch is gone. So the optimizer is wrapped, and its state carries what the next loss is compared with; a resumed run
 judges as the unbroken one does. Two libraries come close. `optax.apply_if_finite` (0.2.6) looks at gradients alone.
-Levanter's `skip_bad_steps` (0.2.227) exists for Adam only, multiplies a bad update by zero, which leaves NaN what was
-NaN, and takes the bad loss into the history that it judges by.
+Levanter's `skip_bad_steps` (0.2.227) exists for Adam only, multiplies a bad update by zero, which leaves a NaN as it
+is, and adds the bad loss to the history that it judges by.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from tomat.train.loader import ShardDataset
 from tomat.train.settings.schema import SPIKE_HISTORY, GuardsConfig
 
 VERDICTS = ("good", "the loss is not finite", "the update is not finite", "the loss is a spike")
-"""What the step's judgement, an index, means."""
+"""What the step's verdict, an index, means."""
 
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution in units of its median absolute deviation, 1 / Phi^-1(3/4)."""
@@ -40,13 +40,13 @@ NAMED_MATERIALS = 8
 
 
 class GuardedState(NamedTuple):
-    """The optimizer's state, and what the next loss is held against."""
+    """The optimizer's state, and what the next loss is compared with."""
 
     inner: Any
     losses: jax.Array
     """float32 `[SPIKE_HISTORY]`: the last good losses, a ring."""
     accepted: jax.Array
-    """int32: good losses so far, which is also where the ring goes on."""
+    """int32: number of good losses so far, which is also where the ring goes on."""
     tally: jax.Array
     """int32 `[3]`: the verdict on the last step, the bad steps in a row, the bad steps since the run began."""
 
@@ -57,8 +57,8 @@ class GuardedState(NamedTuple):
 
 
 def guard_updates(optimizer: optax.GradientTransformation, config: GuardsConfig) -> optax.GradientTransformation:
-    """`optimizer` with every step judged, and with a bad step's update dropped where the policy is `skip`, which leaves
-    parameters and moments as they were, bit for bit; the schedule of the learning rate moves on with the step."""
+    """`optimizer` with every step judged. With `skip` a bad step's update is dropped, which leaves parameters and
+    moments as they were, bit for bit; the schedule of the learning rate moves on with the step."""
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> GuardedState:
@@ -88,8 +88,8 @@ def guard_updates(optimizer: optax.GradientTransformation, config: GuardsConfig)
 
 
 def spike_limit(losses: jax.Array, accepted: jax.Array, config: GuardsConfig) -> jax.Array:
-    """The loss above which the next one is a spike, float32; infinite while there are too few to judge by. `losses` and
-    `accepted` are as in `GuardedState`."""
+    """The loss above which the next one is a spike, float32; infinite while there are too few losses to judge by.
+    `losses` and `accepted` are as in `GuardedState`."""
     if config.spike_factor == 0:
         return jnp.array(jnp.inf, jnp.float32)
     age = (accepted - 1 - jnp.arange(SPIKE_HISTORY)) % SPIKE_HISTORY
@@ -101,7 +101,7 @@ def spike_limit(losses: jax.Array, accepted: jax.Array, config: GuardsConfig) ->
 
 
 def _kept_if(bad: jax.Array, old: Any, new: Any) -> Any:
-    """`old` where `bad`, else `new`, but for a schedule's counter and what follows from it."""
+    """`old` where `bad`, else `new`; a schedule's counter, and what follows from it, is always `new`."""
     if hasattr(new, "hyperparams") and hasattr(new, "inner_state"):  # optax.inject_hyperparams
         return new._replace(inner_state=_kept_if(bad, old.inner_state, new.inner_state))
     return jax.tree.map(lambda before, after: jnp.where(bad, before, after) if eqx.is_array(after) else after, old, new)

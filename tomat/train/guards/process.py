@@ -1,7 +1,7 @@
-"""A process that no longer gets anywhere ends, with its stacks written down; one that compiles again says so.
+"""Ends a process that makes no progress, with its stacks written down, and reports one that compiles again.
 
-Levanter's `ProgressWatchdog` (0.2.227) finds it, from the events that the trainer emits, and ends the process; tomat
-adds why: the stacks of all threads, from every process and not the first alone, and a line in the run's history.
+Levanter's `ProgressWatchdog` (0.2.227) finds it, from the events that the trainer emits, and ends the process. tomat
+adds why: the stacks of all threads, from every process and not only the first, and a line in the run's history.
 """
 
 import datetime
@@ -28,7 +28,7 @@ from tomat.train.runs.history import append_event
 from tomat.train.tracking import BACKEND_COMPILE_EVENT, listening_to_durations
 
 POLLS_PER_LIMIT = 10
-"""How often within a limit progress is looked at; the limit is overrun by a tenth at most."""
+"""How often progress is looked at within a limit; the limit is overrun by a tenth at most."""
 
 LONGEST_POLL_SECONDS = 60.0
 """Levanter's own interval."""
@@ -49,7 +49,7 @@ class HangGuard:
 
     @contextmanager
     def watching(self) -> Iterator[ProgressWatchdog | None]:
-        """Watch while the context is open; gives the callback that the trainer has to tell its progress to, None where
+        """Watch while the context is open. Yields the callback that the trainer must tell its progress to; None where
         no limit is set."""
         config = self._folder.config.guards
         limits = [seconds for seconds in (config.hang_seconds, config.startup_hang_seconds) if seconds > 0]
@@ -73,7 +73,7 @@ class HangGuard:
     def _record(self, timeout: ProgressTimeout) -> None:
         """Write the stacks of all threads, then the history; in a thread of its own, after which the process ends."""
         run_dir, run_url = self._folder.path, self._folder.config.run_dir
-        run_dir.mkdir(parents=True, exist_ok=True)  # it may hang before anything is written
+        run_dir.mkdir(parents=True, exist_ok=True)  # the hang may come before anything is written
         # Not `jax.process_index`, which opens the devices: what hangs may be just that.
         process, _ = joined_as()
         time = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -100,12 +100,12 @@ class HangGuard:
 
 
 WATCHED = ("jit(_train_step)", "jit(validation_loss)")
-"""The two large programs of a run, Levanter's training step and the evaluation's; helpers are compiled for many."""
+"""The two large programs of a run: Levanter's training step and the evaluation. Helpers are compiled often."""
 
 
 class RecompileGuard(Callback):
-    """Reports each compilation of the large programs that follows the one each of them needs: a batch of another shape,
-    a weak type or a layout that changes makes JAX compile anew, on a TPU for minutes in which the chips do nothing."""
+    """Reports each compilation of a large program after its first: a batch of another shape, a weak type or a layout
+    that changes makes JAX compile anew, on a TPU for minutes in which the chips do nothing."""
 
     def __init__(self, folder: RunFolder):
         self._folder = folder

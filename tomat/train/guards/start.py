@@ -39,12 +39,12 @@ FREE_CHECKPOINTS = 2
 """Checkpoints that must fit before a run begins: a save is whole before the one it replaces is removed."""
 
 FULL_WORDS = ("no space left on device", "disk quota exceeded", "resource_exhausted", "quota exceeded", "quotaexceeded")
-"""How TensorStore, the operating system and Cloud Storage (reasons of its JSON API: `quotaExceeded`) say it."""
+"""How TensorStore, the operating system and Cloud Storage (reasons of its JSON API: `quotaExceeded`) say "full"."""
 
 
 def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
-    """Refuse to read data or write checkpoints across regions unless `guards.allow_cross_region` is set; what to say
-    where it is and that happens, None where all is in one region."""
+    """Refuse to read data or write checkpoints across regions unless `guards.allow_cross_region` is set. Return what to
+    say if it is set and regions are crossed; None where all is in one region."""
     data = config.data
     urls = {"training data": data.train, "validation data": data.validation, "checkpoints": config.output_dir}
     urls["temporary checkpoints"] = config.temporary_checkpoints
@@ -60,9 +60,9 @@ def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
 
 
 def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> list[str]:
-    """Compare the clocks of all hosts with one another and, where a bucket is used, with Cloud Storage's: a warning for
-    each beyond `guards.max_clock_skew_seconds`, the same on every host. Checkpoints carry the time of the host that
-    wrote them, and the tokens that open a bucket that of the host that asks."""
+    """Compare the clocks of all hosts with one another and, where a bucket is used, with Cloud Storage's. Return a
+    warning for each beyond `guards.max_clock_skew_seconds`, the same on every host. A checkpoint carries the time of
+    the host that wrote it, and a token that opens a bucket that of the host that asks."""
     buckets = [url for url in (config.output_dir, config.data.train) if url and url.startswith(("gs://", "gcs://"))]
     skew = storage_clock_skew(now) if buckets else None
     if jax.process_count() > 1:
@@ -73,8 +73,8 @@ def check_clocks(config: TrainConfig, now: Callable[[], float] = time.time) -> l
 
 
 def clock_warnings(hosts: Sequence[float], skews: Sequence[float | None], limit: float) -> list[str]:
-    """What to say of each host's clock at one moment, seconds since 1970, and of that less Cloud Storage's (`skews`,
-    None where it is not known), beyond `limit` seconds."""
+    """Warnings of clocks that are off by more than `limit` seconds. `hosts` are the hosts' clocks at one moment, in
+    seconds since 1970; `skews` are these minus Cloud Storage's, None where that is not known."""
     middle = statistics.median(hosts)
     offs = [(time - middle, f"the clock of host {i}", "the median of all hosts") for i, time in enumerate(hosts)]
     offs += [(skew, f"the clock of host {i}", "Cloud Storage") for i, skew in enumerate(skews) if skew is not None]
@@ -91,7 +91,7 @@ def clock_warnings(hosts: Sequence[float], skews: Sequence[float | None], limit:
 
 
 def storage_clock_skew(now: Callable[[], float] = time.time) -> float | None:
-    """This machine's clock less Cloud Storage's in seconds, to about one; None where the server does not answer."""
+    """This machine's clock minus Cloud Storage's in seconds, to about one; None where the server does not answer."""
     before = now()
     with contextlib.suppress(OSError, ValueError):
         try:
@@ -121,7 +121,7 @@ def explaining_full_storage(run_dir: Path, run_url: str, needed: Callable[[], in
         yield
     except Exception as error:
         cause = full_storage_cause(error)
-        # XLA's errors begin with the same codes: there they are said of another host.
+        # XLA's errors begin with the same codes, which there are about another host.
         storage = (ValueError, *storage_errors())
         passing = [one for one in _causes(error) if isinstance(one, storage) and is_passing(one)]
         if cause is None and passing and not isinstance(error, TomatError):
@@ -141,11 +141,11 @@ def explaining_full_storage(run_dir: Path, run_url: str, needed: Callable[[], in
 
 
 def full_storage_cause(error: BaseException) -> BaseException | None:
-    """The error among `error` and what led to it that says a disk or a quota is full; None where none does."""
+    """The error, among `error` and what led to it, that says a disk or a quota is full; None where none does."""
     seen = _causes(error)
     # The operating system's own error names the file; what quotes it in its text comes second.
     full = [item for item in seen if getattr(item, "errno", None) in FULL_ERRNOS]
-    # XLA says RESOURCE_EXHAUSTED too, of a device's memory; that is no storage, and its own text is the better one.
+    # XLA says RESOURCE_EXHAUSTED too, about a device's memory; that is no storage, and its own text is the better one.
     others = (item for item in seen if not isinstance(item, TomatError | jax.errors.JaxRuntimeError))
     full += [item for item in others if any(words in str(item).lower() for words in FULL_WORDS)]
     return full[0] if full else None
@@ -155,7 +155,7 @@ def _causes(error: BaseException) -> list[BaseException]:
     """`error`, and what led to it, the nearest first."""
     seen = [error]
     for current in seen:
-        # What Levanter's trainer gathers while it closes is in the arguments of one RuntimeError.
+        # Errors that Levanter's trainer gathers while it closes are in the arguments of one RuntimeError.
         nested = [item for arg in current.args if isinstance(arg, list) for item in arg]
         for item in (current.__cause__, current.__context__, *nested):
             if isinstance(item, BaseException) and item not in seen:

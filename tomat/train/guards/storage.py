@@ -1,5 +1,5 @@
-"""A bucket that takes nothing any more: said after half a minute, and after 75 s the end of the process, with the
-status on which a launch starts it again.
+"""Watches for storage that takes nothing any more: says so after half a minute, and ends the process after 75 s, with
+the status on which a launch starts it again.
 
 TensorStore (0.1.84) tries a request that gets no answer for a quarter of an hour, gcsfs (2026.7) for half an hour, and
 neither says so; on a pod every other host waits as long for the one whose network is cut. What counts is that nothing
@@ -22,10 +22,10 @@ from tomat.base.ports.jax import joined_as
 from tomat.base.reporting import tell
 
 SAY_SECONDS = 30.0
-"""Without progress for so long it is said, and again after as long."""
+"""Without progress for so long a stall is reported, and again after each such time."""
 END_SECONDS = 75.0
-"""Without progress for so long the process ends. Half a minute is what tomat's own requests are tried for
-(`STORAGE_TRIES`), and a chunk of a checkpoint, 512 MiB at most, takes as long at 8 MB/s."""
+"""Without progress for so long the process ends. tomat's own requests are tried for half a minute (`STORAGE_TRIES`),
+and a chunk of a checkpoint, 512 MiB at most, takes 67 s at 8 MB/s."""
 NEVER = 0.0
 _WRITTEN = "/tensorstore/kvstore/"
 
@@ -51,9 +51,9 @@ class StorageWatch:
     def watching(
         self, what: str, progress: Callable[[], Any] | None = None, end_seconds: float | None = None
     ) -> Iterator[None]:
-        """Watch over what is being done, such as `saving step 40`, while the context is open. `progress` is anything
-        that changes while it goes on; None: nothing tells of it. `end_seconds`: other than the usual limit, `NEVER` for
-        what waits for others."""
+        """Watch over what is being done, such as `saving step 40`, while the context is open. `progress` gives anything
+        that changes while it goes on; None: nothing shows progress. `end_seconds` replaces the usual limit; `NEVER` is
+        for what waits for other hosts."""
         closed = threading.Event()
         limit = self.end_seconds if end_seconds is None else end_seconds
         thread = threading.Thread(target=self._watch, args=(closed, what, progress, limit), name="storage", daemon=True)

@@ -9,7 +9,7 @@
 | hang | `process` | from before the processes join, in a thread |
 | another host that is gone or has ended | `hosts` | once they have joined, in a thread |
 
-That a data set is complete is checked as it is opened, and its checksums as it is read (`data/tokens/shards.py`).
+A data set is checked for completeness as it is opened, and for its checksums as it is read (`data/tokens/shards.py`).
 """
 
 from collections.abc import Iterator

@@ -4,11 +4,11 @@ Levanter 0.2.227 writes a checkpoint as `manifest.json` (every array it will hol
 database (`manifest.ocdbt` and `d/`), then, once every process has committed, `metadata.json`, which a removal that was
 cut short may leave without the data. Here a checkpoint counts as whole if every array of the manifest is in the
 database, every file the database points into is there and long enough, and every file is what its checksum says.
-Contents are compared where one is to be loaded, and by `tomat runs verify`; elsewhere sizes are.
+Contents are compared before a checkpoint is loaded, and by `tomat runs verify`; elsewhere sizes are.
 
-Neither OCDBT nor zarr3 as Levanter writes them holds a checksum: a bit that flips after the save, a page that a loss of
-power leaves as zeros load as other numbers. So there is one for every file, written before the checkpoint is complete:
-CRC32C, which a bucket computes and keeps for each of its objects, so that nothing is read back there.
+Neither OCDBT nor zarr3 as Levanter writes them holds a checksum: a bit that flips after the save, or a page that a loss
+of power leaves as zeros, would load as other numbers. So every file has a checksum, written before the checkpoint is
+complete: CRC32C, which a bucket computes and keeps for each of its objects, so that nothing is read back there.
 """
 
 import base64
@@ -40,18 +40,18 @@ from tomat.base.storage import (
 )
 
 _REMOVAL_TRIES = 3
-"""How often a removal is tried; each request in it is tried by the file system as often as that sees fit."""
+"""How often a removal is tried; the file system tries each request in it as often as it sees fit."""
 
 _ABSENT = ("NOT_FOUND", "DATA_LOSS", "FAILED_PRECONDITION", "OUT_OF_RANGE", "INVALID_ARGUMENT")
 """TensorStore's status codes for a database with a part that is missing, cut short or garbled. Any other error, such as
 UNAVAILABLE, says nothing about the checkpoint."""
 
 UNHASHED = (CHECKSUM_FILE, METADATA_FILE, UNMARKED_FILE)
-"""What is written after the checksums, or renamed later."""
+"""Files that are written after the checksums, or renamed later."""
 
 _READ_BYTES = 8 * 1024**2
 _READERS = 4
-"""Files hashed at a time; `google_crc32c` does 7 GB/s on one core and lets go of the interpreter meanwhile."""
+"""Files hashed at a time; `google_crc32c` does 7 GB/s on one core and releases the interpreter lock meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def newest_whole(run_url: str, temporary_url: str | None = None) -> Checkpoint |
 
 
 def with_data_read(found: list[Checkpoint]) -> list[Checkpoint]:
-    """`found`, sorted by step, with the data read of as many as it takes to know the newest whole one."""
+    """`found`, sorted by step, after reading the data of as many as it takes to know the newest whole one."""
     checked = list(found)
     for index, one in reversed(list(enumerate(found))):
         if one.whole:
@@ -102,7 +102,7 @@ def with_data_read(found: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def survey(run_url: str, temporary_url: str | None = None) -> tuple[Checkpoint | None, list[Checkpoint]]:
-    """The newest whole checkpoint, and all that are newer but not whole; looks no further back than it must."""
+    """The newest whole checkpoint, and all newer ones that are not whole; looks no further back than it must."""
     partial = []
     for path, step in sorted(_folders(run_url, temporary_url), key=lambda item: item[1], reverse=True):
         found = examine(path, step)
@@ -113,8 +113,8 @@ def survey(run_url: str, temporary_url: str | None = None) -> tuple[Checkpoint |
 
 
 def find_checkpoint(place: str, step: int | None = None, temporary_url: str | None = None) -> Checkpoint:
-    """The whole checkpoint that `place` names: a checkpoint itself, or a run, of which the newest or `step`. Its data
-    are compared with their checksums; a newer one that is damaged is passed over with a warning."""
+    """The whole checkpoint that `place` names: itself or, if it is a run, that run's newest or the one of `step`. Its
+    data are compared with their checksums; a newer one that is damaged is passed over with a warning."""
     place = place.rstrip("/")
     if (named := _step_of(place)) is not None:
         found = examine(place, named, read_data=True)
@@ -156,8 +156,8 @@ def say_if_unchecked(found: Checkpoint) -> None:
 
 
 def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
-    """Whether the checkpoint at `path` is whole. With `read_data` every file is compared with its checksum, else its
-    size, and the checksum where the listing of a bucket holds it."""
+    """Whether the checkpoint at `path` is whole. With `read_data` every file is compared with its checksum; without,
+    its size is, and its checksum where the listing of a bucket holds it."""
     files, root = files_at(path)
     files.invalidate_cache()
     root = root.rstrip("/")
@@ -173,7 +173,7 @@ def examine(path: str, step: int, read_data: bool = False) -> Checkpoint:
                 why = "it was never completed" if sizes else "it does not exist"
                 return Checkpoint(path, step, False, f"{why} (no {METADATA_FILE})", completed=False)
             reason = "" if metadata.get("step") == step else f"{METADATA_FILE} says step {metadata.get('step')}"
-            if not reason and CHECKSUM_FILE in sizes:  # before the database, of which a damaged file could say anything
+            if not reason and CHECKSUM_FILE in sizes:  # before the database, whose damaged file could say anything
                 reason = _damage(path, listed, files.cat_file(f"{root}/{CHECKSUM_FILE}"), read_data)
         except FileNotFoundError:  # removed while it is looked at
             return Checkpoint(path, step, False, "it is being removed", completed=False)
@@ -193,20 +193,20 @@ def write_checksums(path: str) -> None:
         sums = pool.map(lambda item: _checksum(files, root, *item), found.items())
         entries = {name: {"size": found[name]["size"], "crc32c": crc} for name, crc in zip(found, sums, strict=True)}
     content = json.dumps({"algorithm": "crc32c", "files": entries}, indent=1, sort_keys=True).encode()
-    # Synced to disk, as the data are: or a loss of power could leave all but the checksums.
+    # Synced to disk, as the data are: otherwise a loss of power could leave all but the checksums.
     Store(path).write(CHECKSUM_FILE, content)
 
 
 def unmark(checkpoint: Checkpoint) -> None:
-    """Rename the `metadata.json` of a checkpoint that is not whole, which Levanter would count among the temporary ones
-    to keep, and remove a whole one for it."""
+    """Rename the `metadata.json` of a checkpoint that is not whole: Levanter would count it among the temporary ones to
+    keep, and remove a whole one in its place."""
     files, root = files_at(checkpoint.path)
     if not checkpoint.whole and files.exists(f"{root}/{METADATA_FILE}"):
         files.mv(f"{root}/{METADATA_FILE}", f"{root}/{UNMARKED_FILE}")
 
 
 def remove(path: str) -> None:
-    """Remove a checkpoint, its `metadata.json` first: cut short at any point, what is left is recognised as partial."""
+    """Remove a checkpoint, its `metadata.json` first: if that is cut short, the rest is recognised as partial."""
     files, root = files_at(path)
     for name, recursive in ((f"{root}/{METADATA_FILE}", False), (root, True)):
         for _ in range(_REMOVAL_TRIES):
@@ -219,7 +219,7 @@ def remove(path: str) -> None:
 
 
 def copy(checkpoint: Checkpoint, destination: str) -> Checkpoint:
-    """Copy a whole checkpoint, its `metadata.json` last and as a permanent one; the copy, examined."""
+    """Copy a whole checkpoint as a permanent one, its `metadata.json` last; return the copy, examined."""
     source, source_root = files_at(checkpoint.path)
     target, target_root = files_at(destination)
     names = list(_listing(source, source_root))
@@ -246,7 +246,7 @@ def copy(checkpoint: Checkpoint, destination: str) -> Checkpoint:
 
 
 def mark_permanent(path: str, source: str | None = None) -> None:
-    """Write the `metadata.json` of a permanent checkpoint in one step, from its own or, of a copy, from `source`'s."""
+    """Write the `metadata.json` of a permanent checkpoint in one step, from its own or, for a copy, from `source`'s."""
     files, root = files_at(source or path)
     metadata = {**(_json(files, f"{root}/{METADATA_FILE}") or {}), "is_temporary": False}
     Store(path).write(METADATA_FILE, json.dumps(metadata).encode())
@@ -270,7 +270,7 @@ def weights_kind(path: str) -> str:
 
 
 def _step_of(place: str) -> int | None:
-    """The step of a place that is named as a checkpoint is, `step-N`; None of any other."""
+    """The step of a place that has a checkpoint's name, `step-N`; None for any other."""
     match = re.fullmatch(r"step-(\d+)", place.rsplit("/", 1)[-1])
     return None if match is None else int(match[1])
 
@@ -352,7 +352,7 @@ def _damage(path: str, found: Mapping[str, Mapping[str, Any]], content: bytes, r
             return f"{name} is missing"
         if found[name]["size"] != entry.size:
             return f"{name} has {found[name]['size']} of {entry.size} bytes"
-    # A file beyond these, such as a file system's `.nfs...`, is none that the checkpoint's database points into.
+    # The checkpoint's database points into no file beyond these, such as a file system's `.nfs...`.
     files, root = files_at(path)
     names = [name for name in sorted(entries) if read_data or "crc32c" in found[name]]
     with ThreadPoolExecutor(_READERS) as pool:

@@ -19,9 +19,9 @@ from tomat.train.runs.summary import Figures, read_evaluation, run_figures, step
 MOST_RUNS = 8
 WINDOWS = 20
 SAME_LOSS = ("loss.", "data.vocabulary_rows", "data.seq_len", "density_dropout", "distillation.")
-"""Settings that decide what a loss is, or of which voxels; one that differs makes losses incomparable."""
+"""Settings that decide what a loss is, or over which voxels; if one differs, losses cannot be compared."""
 ONLY_SPEED = ("loss.block_positions", "loss.kernel", "loss.tiles", "loss.interpret")
-"""What lies below them and decides only how it is computed."""
+"""Keys below these that decide only how the loss is computed."""
 DATA_PLACES = ("data.source", "data.input", "data.train", "data.validation")
 
 
@@ -35,21 +35,21 @@ class RunView:
     losses: Mapping[int, float]
     validation: Mapping[int, float]
     devices: str = NOT_ON_RECORD
-    """What its speeds are of (`devices_sentence`)."""
+    """The devices that its speeds are measured on (`devices_sentence`)."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs or more; the first is what the others are held against."""
+    """Two runs or more; the others are compared with the first."""
 
     runs: tuple[RunView, ...]
     settings: Mapping[str, tuple[Any, ...]]
     """Values, run by run, of each dotted key in which they differ; None where a run does not have it."""
     not_comparable: tuple[str, ...]
-    """Why their losses must not be held against each other; empty where they may."""
+    """Why their losses must not be compared; empty where they may be."""
     common_steps: tuple[int, ...]
     windows: tuple[tuple[int, int, tuple[float, ...]], ...]
-    """First and last of some common steps, and the mean training loss of each run over them."""
+    """First and last step of each window of common steps, and the mean training loss of each run over it."""
 
     def to_dict(self) -> dict[str, Any]:
         names = ("name", "url", "devices", "figures", "breakdown_seconds")
@@ -93,7 +93,7 @@ def compare_runs(urls: Sequence[str]) -> Comparison:
     settings = {key: tuple(one.get(key) for one in flat) for key in sorted(set().union(*flat))}
     settings = {key: values for key, values in settings.items() if any(value != values[0] for value in values[1:])}
     common = sorted(set.intersection(*(set(view.losses) for view in views)))
-    # At most `WINDOWS` parts of one size, but for the last.
+    # At most `WINDOWS` parts, all of one size but the last.
     size = max(1, -(-len(common) // WINDOWS))
     windows = tuple(
         (part[0], part[-1], tuple(sum(view.losses[step] for step in part) / len(part) for view in views))
@@ -103,7 +103,7 @@ def compare_runs(urls: Sequence[str]) -> Comparison:
 
 
 def _not_comparable(records: Sequence[RunRecord], settings: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-    """What makes a loss of one run mean something else than that of another."""
+    """Why a loss of one run means something else than a loss of another."""
     reasons, codecs = [], []
     for record in records:
         content = file_content(url := f"{record.url}/{CODEC_FILE}")
@@ -113,7 +113,7 @@ def _not_comparable(records: Sequence[RunRecord], settings: Mapping[str, Sequenc
         sizes = [str(mapping(record.config.get("data")).get("n_density_tokens")) for record in records]
         reasons.append(f"they have other vocabularies: codecs {', '.join(codecs)} with {', '.join(sizes)} density ids")
     for key, values in settings.items():
-        # A run of before there was such a key has none, and did what 0 does.
+        # A run from before there was such a key lacks it, and did what 0 does.
         if key.startswith(SAME_LOSS) and not key.startswith(ONLY_SPEED) and any(values):
             reasons.append(f"{key} differs: {', '.join(map(str, values))}")
     recorded = [recorded_contents(record.events) for record in records]

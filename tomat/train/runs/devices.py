@@ -1,7 +1,7 @@
-"""On which devices the steps of a run ran, from its history: what was asked for says nothing of that.
+"""Finds on which devices the steps of a run ran, from its history; what was asked for does not say that.
 
-A run goes on wherever there is room. A figure of its steps is one of the devices of those steps, and of the settings
-that they ran with: the steps since both last changed.
+A run goes on wherever there is room. A figure of its steps is only true of one kind of devices and settings, so it is
+taken over the steps since either last changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tomat.train.runs.history import Event
 NOT_ON_RECORD = "which devices ran is not on record"
 ASKED = "asked_slice"
 DETAILS = ("devices", "chips", "hosts", ASKED)
-"""Of an event that begins a piece, or a line of the log: what ran, and the configured slice."""
+"""Keys, in an event that begins a piece or in a line of the log, of what ran and of the configured slice."""
 
 
 def devices_of(event: Mapping[str, Any]) -> FoundDevices | None:
@@ -32,7 +32,7 @@ def devices_details(found: FoundDevices, asked: str | None) -> dict[str, Any]:
 
 
 def asked_but_not_found(found: FoundDevices | None, asked: str | None) -> bool:
-    """Whether devices are others than those of the slice `asked`, or not known to be them."""
+    """Whether the devices are not those of the slice `asked`, or not known to be."""
     if asked is None or found is None:
         return asked is not None
     try:
@@ -42,7 +42,7 @@ def asked_but_not_found(found: FoundDevices | None, asked: str | None) -> bool:
 
 
 def devices_sentence(found: FoundDevices | None, asked: str | None) -> str:
-    """Devices, and beside them the slice that was asked for where it is another; for a cell of a table."""
+    """Devices, with the slice that was asked for where it is another; for a cell of a table."""
     words = NOT_ON_RECORD if found is None else found.words if found.n_hosts == 1 else str(found)
     return f"{words} (asked for: {asked})" if asked_but_not_found(found, asked) else words
 
@@ -55,7 +55,7 @@ class RanSteps:
     devices: FoundDevices | None
     """None: not on record."""
     notes: tuple[str, ...]
-    """What a reader of their figures must know, each a sentence without its end."""
+    """What a reader of their figures must know, each a sentence without its full stop."""
 
 
 def last_devices(events: Sequence[Event]) -> FoundDevices | None:
@@ -78,7 +78,7 @@ def ran_steps(rows: Sequence[dict[str, Any]], events: Sequence[Event], asked: st
         notes.append(f"slice {asked} was asked for, and {NOT_ON_RECORD if found is None else f'{found} ran'}")
     kept = list(rows)
     alike = list(itertools.takewhile(lambda one: _ran_with(one) == _ran_with(last), reversed(with_steps)))
-    if len(alike) < len(with_steps):  # what is older than the first piece on record is of it
+    if len(alike) < len(with_steps):  # steps from before the first piece on record count as its own
         first = alike[-1]["step"]
         kept = [row for row in rows if row["step"] >= first]
         if len(kept) < len(rows):

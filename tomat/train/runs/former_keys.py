@@ -1,7 +1,7 @@
 """Keys that configurations and records of earlier versions have, and what to use instead. Without JAX.
 
-Up to 2026 the `trainer` block was all of Levanter's. A key of it that decided nothing is taken at the value that it had
-to keep, so that the `config.yaml` of a run is still read, and is no difference when the run goes on.
+Up to 2026 the `trainer` block was all of Levanter's. A key of it that decided nothing is still taken at the value that
+it had to keep: the `config.yaml` of a run can be read, and the key is no difference when the run goes on.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ FORMER: Mapping[str, str] = {
     "trainer.quantization.compute_dtype": "products are in the type that trainer.mp computes in",
     "model.keep_activation_gradient": "the backward pass keeps what model.gradient_checkpointing says",
 }
-"""Keys, or whole sections, that did nothing for what is learnt: what to use instead."""
+"""Keys, or whole sections, that had no effect on what is learnt, each with what to use instead."""
 
 FOLLOWS: Mapping[str, str] = {
     "trainer.id": "run_name",
@@ -54,9 +54,9 @@ FOLLOWS: Mapping[str, str] = {
     "trainer.mesh.param_mapping": "sharding",
     "model.max_seq_len": "data.seq_len",
 }
-"""Keys of Levanter's that no configuration has, since each follows from a key of tomat's, which is the one to set."""
+"""Keys of Levanter that no configuration has, each with the key of tomat that it follows from and that is to be set."""
 
 
 def former_key(key: str) -> str | None:
-    """The entry of `FORMER` that a dotted key is, or is below."""
+    """The entry of `FORMER` that a dotted key is or lies below; None: there is none."""
     return next((one for one in FORMER if key == one or key.startswith(f"{one}.")), None)

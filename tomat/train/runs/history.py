@@ -1,7 +1,7 @@
-"""What a run writes line by line, one JSON object each: `metrics.jsonl`, a line a step, and `history.jsonl`.
+"""What a run writes line by line, each a JSON object: `metrics.jsonl`, a line for each step, and `history.jsonl`.
 
-The history, only ever appended to, says when the run started, resumed, stopped, and what was changed under its name:
-`time` (UTC, ISO 8601), `event`, `step`, and what the event needs besides.
+The history is only ever appended to. It says when the run started, resumed and stopped, and what was changed under its
+name. An event has `time` (UTC, ISO 8601), `event`, `step`, and what it needs besides.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from tomat.base.storage import READ_REMEDY, explaining_storage, files_at
 
 Row = dict[str, Any]
 Event = Row
-"""A line, one JSON object; of an event `time`, `event`, `step`, and its details."""
+"""A line, one JSON object. An event has `time`, `event`, `step`, and its details."""
 
 MAX_STEP = 10**9
-"""Of a run: 30 years of one step a second. A larger number is damage."""
+"""Largest step of a run: 30 years of one step a second. A larger number is damage."""
 
 DATA_EVENT = "data"
 
@@ -65,7 +65,7 @@ def read_events(run_dir: Path | str) -> list[Event]:
 
 
 def read_history(run_dir: Path | str) -> tuple[list[Event], tuple[int, ...]]:
-    """The events of a run as `read_events` gives them, and the numbers, from 1, of lines that are none."""
+    """The events of a run as `read_events` gives them, and the numbers, from 1, of lines that are no events."""
     content = file_content(f"{str(run_dir).rstrip('/')}/{HISTORY_FILE}")
     return parse_events((content or b"").decode(errors="replace"))
 
@@ -82,7 +82,7 @@ def recorded_contents(events: Sequence[Event]) -> Contents | None:
 
 
 def parse_metrics(text: str) -> tuple[list[Row], tuple[int, ...]]:
-    """The rows of a `metrics.jsonl` in the order they stand, and the numbers, from 1, of lines that are none."""
+    """The rows of a `metrics.jsonl` in the order they stand, and the numbers, from 1, of lines that are no rows."""
     return _parsed(text, lambda row: _is_step(row.get("step")))
 
 
@@ -109,7 +109,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 def truncate_metrics(path: Path, first_step: int) -> int:
     """Drop the lines of `path` at and after `first_step`, and damaged ones, so that a resumed run logs every step
-    exactly once; says how many."""
+    exactly once; return how many were dropped."""
     if not path.exists():
         return 0
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -134,7 +134,7 @@ def _json_object(line: str) -> Row:
     """The object of a line; empty where it is none, or is damaged."""
     row = None
     try:
-        # A line of 22 metrics takes a quarter of the time that json takes: 3 s of a million steps, not 13.
+        # For a line of 22 metrics this takes a quarter of the time of json: 3 s for a million steps, not 13.
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         # NaN, infinity and halves of surrogate pairs, which Python writes and JSON has not.

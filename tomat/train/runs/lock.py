@@ -1,6 +1,6 @@
 """One process trains a run at a time: a locked file in the run's folder, a lease in its bucket.
 
-Two that train the same run write the same log and remove each other's checkpoints. Of several hosts the first holds it.
+Two such processes would write one log and remove each other's checkpoints. Of several hosts, the first holds it.
 
 - In a folder `train.lock` is locked with `flock`: the system lets go of it when the process ends, however it ends.
 - In a bucket `lease.json` is created where there is none, renewed while the run is trained, and deleted at its end,
@@ -31,11 +31,11 @@ from tomat.base.reporting import tell, warn, writing
 from tomat.base.storage import Store, explaining_storage, is_remote
 
 LEASE_SECONDS = 60.0
-"""A lease that is not renewed for so long is given up: the longest that a run waits which follows one that was killed
-on another machine. A TPU slice takes longer to be had again."""
+"""A lease that is not renewed for so long is given up. A run waits at most this long if it follows one that was killed
+on another machine; getting a TPU slice again takes longer."""
 
 RENEW_SECONDS = 15.0
-"""Between renewals: three may fail."""
+"""Seconds between renewals: three may fail."""
 
 LEASE_TRIES = 4
 """How often a request for the lease is tried, in 3.5 s of waiting."""
@@ -59,7 +59,7 @@ class Holder:
 
     @classmethod
     def from_text(cls, text: str | bytes) -> "Holder":
-        """As it was written; a damaged one is unknown."""
+        """The holder as it was written; an unknown one if the text is damaged."""
         with contextlib.suppress(msgspec.MsgspecError):
             return msgspec.json.decode(text, type=cls)
         return cls(0, "unknown", "", "an unknown time", "")
@@ -69,7 +69,7 @@ class Holder:
 
     @property
     def is_gone(self) -> bool:
-        """It ran on this machine, where there is no such process any more."""
+        """Whether it ran on this machine and there is no such process any more."""
         if self.machine and self.machine == _machine():
             try:
                 os.kill(self.process, 0)
@@ -80,8 +80,8 @@ class Holder:
 
 @contextlib.contextmanager
 def hold_run(run_url: str, run_dir: Path, run_name: str) -> "Iterator[Lease | None]":
-    """Be the one that trains the run while the context is open; for the first process alone. Gives the lease of a
-    bucket; None in a folder, whose lock nothing can take away."""
+    """Be the only process that trains the run while the context is open; for the first process alone. Yields the lease
+    of a bucket, or None in a folder, whose lock nothing can take away."""
     if not is_remote(run_url):
         with _locked(run_dir / LOCK_FILE, run_name):
             yield None
@@ -127,7 +127,7 @@ class Lease:
         self._generation = b""
         self._renewals = 0
         self._lost = ""
-        """Who has it now, once that is somebody else."""
+        """Who has the lease now, once that is somebody else."""
         self._lock = threading.Lock()
         self._released = threading.Event()
         self._thread: threading.Thread | None = None
@@ -167,7 +167,7 @@ class Lease:
             raise TomatError(f"{said}; this process stops, without a save, so that one alone trains the run.")
 
     def confirm(self) -> None:
-        """`check`, once the lease is renewed, since while a machine is suspended its clock stands still."""
+        """Renew the lease, then `check`: while a machine is suspended its clock stands still."""
         since = time.monotonic()
         while True:
             try:
@@ -189,7 +189,7 @@ class Lease:
 
     def _renew_until_released(self) -> None:
         while not self._released.wait(self._renew_seconds) and not self._lost:
-            # Not answered: `confirm` finds out before it matters.
+            # If the bucket does not answer, `confirm` finds out before it matters.
             with contextlib.suppress(TomatError):
                 self._renew()
 
@@ -201,14 +201,14 @@ class Lease:
             self._lost = "nobody: it was deleted" if found.state == "missing" else str(Holder.from_text(found.value))
 
     def _write(self, generation: bytes) -> bool:
-        """Write the lease if it is still at `generation`; whether it is this process's now."""
-        # Another number each time: the generation in a folder is made of what the file system keeps of it.
+        """Write the lease if it is still at `generation`; return whether it is this process's now."""
+        # The number differs each time: the generation in a folder is made of what the file system records of it.
         self._renewals += 1
         content = json.dumps({**asdict(self.holder), "renewals": self._renewals}).encode()
         with explaining_storage(f"Cannot write {self.url}", "Give this user the right to write it."):
             written: Any = self._store.objects.write(LEASE_FILE, content, if_equal=generation).result()
         if not written.generation:
-            # Refused; or carried out, and refused when TensorStore asked again for want of an answer.
+            # Either refused, or carried out without an answer and refused when TensorStore tried again.
             found = self._read()
             if found.state == "missing" or Holder.from_text(found.value).token != self.holder.token:
                 return False

@@ -20,7 +20,7 @@ class RunRecord:
     config: Mapping[str, Any]
     rows: list[Row]
     unreadable_lines: tuple[int, ...]
-    """Numbers, from 1, of lines that are none."""
+    """Numbers, from 1, of lines that are no rows."""
     events: list[Event]
     written_utc: float | None
     """When `metrics.jsonl` was last written, seconds since 1970; None where it has not been."""
@@ -43,7 +43,7 @@ class RunRecord:
 
     @property
     def ran(self) -> RanSteps:
-        """The steps that its speeds are of, and the devices that those ran on."""
+        """The steps that the run's speeds are taken from, and the devices that those steps ran on."""
         return ran_steps(self.rows, self.events, self.asked_slice)
 
     @property
@@ -78,7 +78,7 @@ def find_runs(place: str) -> list[str]:
 
 
 def read_record(url: str, ends: tuple[int, int] | None = None) -> RunRecord:
-    """`ends`: bytes of a longer log that are read, at its begin and at its end; None: all of it."""
+    """Read the record of a run. `ends`: bytes to read at the begin and at the end of a longer log; None: all of it."""
     place, content, written = f"{url}/{CONFIG_FILE}", b"", None
     config = mapping(parse_yaml(needed(place, "; give a folder or URL that `tomat train` made"), place))
     files, path = files_at(f"{url}/{METRICS_FILE}")
@@ -106,7 +106,7 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def needed(url: str, if_missing: str) -> bytes:
-    """What a file of a run holds, which must be there; `if_missing` says what to do."""
+    """The content of a run's file, which must be there; `if_missing` completes the error message."""
     content = file_content(url)
     if content is None:
         raise TomatError(f"{url} does not exist{if_missing}.")

@@ -1,10 +1,10 @@
-"""The log of an output folder, `log.jsonl`: what was begun in it, by which words, where, and what came of it.
+"""The log of an output folder, `log.jsonl`: what was begun in it, with which command, where, and with which result.
 
 One JSON object a line, only ever appended to, by several processes at once. It holds what a run's own folder does not
 say (the command, the recipe and what differs from it, the commit, the machine) and the last figures, for runs whose
 folder is gone. In a bucket each line is an object of its own below `log/`, named by its time.
 
-Its entries are each run once, with the pieces that it was continued in, and each measured row once.
+`read_log` gives one entry for each run, with the pieces that it was trained in, and one for each measured row.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ NAMES = ("run_name", "purpose", "output_dir", "tracking_dir")
 
 @dataclass(frozen=True)
 class Asked:
-    """How something was asked for, which nothing that it leaves says."""
+    """How something was started; nothing that it leaves behind says so."""
 
     command: str = ""
     """As it was typed; empty where Python called."""
@@ -104,7 +104,7 @@ def read_lines(place: str) -> tuple[list[Row], int]:
 
 ABOUT = ("command", "recipe", "settings", "purpose", "commit", "host", "processors", "devices", "hosts",
          "asked_slice", "configuration")  # fmt: skip
-"""What a line says of how its piece was asked for, and of where it ran."""
+"""Keys of a line that say how its piece was started, and where it ran."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ class Piece:
     time: str
     """UTC, ISO 8601."""
     step: int | None
-    """That a run began with; None of a row."""
+    """The step that a piece of a run began with; None for a row."""
     about: Mapping[str, Any]
-    """By `ABOUT`; what is not on record is not there."""
+    """Values by the keys of `ABOUT`, without those that are not on record."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class Entry:
     detail: str = ""
     figures: Figures = field(default_factory=dict)
     folder: bool = False
-    """Whether the run's folder is there, which the figures are read from; if not, they are those of its last end."""
+    """Whether the run's folder is there, and the figures are read from it; if not, they are those of its last end."""
     setup: Mapping[str, Any] = field(default_factory=dict)
-    """Of a run whose folder is there: the headline of its configuration."""
+    """The headline of the configuration of a run whose folder is there."""
 
     @property
     def began(self) -> str:
@@ -140,7 +140,7 @@ class Entry:
         return self.pieces[0].time if self.pieces else ""
 
     def about(self, key: str) -> Any:
-        """What the newest piece says that says anything; None where none does."""
+        """The value of `key` in the newest piece that has one; None if no piece has."""
         return next((piece.about[key] for piece in reversed(self.pieces) if piece.about.get(key)), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,18 +149,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Log:
-    """All entries of an output folder, those that began first at the top."""
+    """All entries of an output folder, sorted by when they began."""
 
     place: str
     entries: tuple[Entry, ...]
     damaged_lines: int
-    """Left out; the last line of a process that was killed is such a one."""
+    """Number of damaged lines, which are left out; a process that is killed may leave such a last line."""
     unreadable: Mapping[str, str]
     """Runs below the folder that cannot be read, with the reason."""
 
 
 def read_log(place: str, now_utc: float) -> Log:
-    """The log of an output folder or bucket, with the runs in it that are on no line: those of earlier versions."""
+    """The log of an output folder or bucket, with the runs in it that it does not have: those of earlier versions."""
     lines, damaged = read_lines(place)
     try:
         urls = find_runs(place)
@@ -180,8 +180,8 @@ def read_log(place: str, now_utc: float) -> Log:
 
 
 def _runs(lines: Sequence[Row], records: Mapping[str, RunRecord], now_utc: float) -> list[Entry]:
-    """One entry from each start on; the last of a name is the one in the folder."""
-    starts: dict[str, list[list[Row]]] = {name: [[]] for name in records}  # of earlier versions, with no line
+    """One entry for each start and what followed it; the last entry of a name is the run in the folder."""
+    starts: dict[str, list[list[Row]]] = {name: [[]] for name in records}  # runs of earlier versions have no line
     for line in lines:
         if line["kind"] == RUN:
             groups = starts.setdefault(line["name"], [[]])
@@ -201,7 +201,7 @@ def _runs(lines: Sequence[Row], records: Mapping[str, RunRecord], now_utc: float
             if record:
                 entries.append(_there(record, began, now_utc))
                 continue
-            # From what its last end has left; a piece that began after that has left none.
+            # What its last end has left; a piece that began after that end has left nothing.
             last = next((line for line in reversed(group) if line["event"] == END), {})
             if group[-1]["event"] != END or last.get("status") == "lost":
                 last = {**last, "status": "lost", "reason": "its folder is gone, and no end is on record"}
@@ -241,7 +241,7 @@ def _pieces(begun: Sequence[Row]) -> tuple[Piece, ...]:
 
 
 def headline(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that name a run in one paragraph, those of them that it has."""
+    """The settings that describe a run in one paragraph, as far as it has them."""
     trainer, optimizer, data = (mapping(config.get(key)) for key in ("trainer", "optimizer", "data"))
     found = {
         "preset": config.get("preset"),

@@ -1,4 +1,4 @@
-"""What a run has come to, from its log of steps, its history and its evaluation: its figures, and one line of them."""
+"""The outcome of a run, from its log of steps, its history and its evaluation: its figures, and one line of them."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ from tomat.train.runs.record import RunRecord
 FIRST_STEPS = 3
 """Steps of a process that warm caches and compile; no speed is read off them."""
 LAST_STEPS = 10
-"""Whose mean is the last loss."""
+"""Number of last steps whose mean is the last loss."""
 MFU_STEPS = 50
-"""Last steps whose median MFU is shown of a run."""
+"""Number of last steps whose median MFU a run shows."""
 LARGEST_FIGURE = 1e300
-"""Of a log: a larger one is damage, and sums of smaller ones are finite."""
+"""Largest figure of a log: a larger one is damage, and sums of smaller ones are finite."""
 HELD_OUT = {
     "held_out_nmae_median": ("over_materials", "teacher_forced_nmae_median"),
     "held_out_nemd": ("over_materials", "teacher_forced_nemd"),
     "free_running_nmae": ("free_running", "over_materials", "free_running_nmae"),
 }
-"""Mean over held-out materials, a fraction, and where it stands in `evaluation.json`."""
+"""Means over held-out materials, as fractions, each with its place in `evaluation.json`."""
 ENDS = ("start", "resume", "stop", "preempted")
 """Events that say whether a process is at work on the run."""
 PARTS = {"steps": "step_seconds", "evaluation": "eval_seconds", "checkpoints": "checkpoint_seconds",
@@ -43,8 +43,8 @@ def run_figures(
     evaluation: Mapping[str, Any],
     ran: Sequence[Mapping[str, Any]] | None = None,
 ) -> Figures:
-    """First, last and best loss, the newest validation loss, medians of the speeds, seconds, errors held out. `ran`:
-    those of the rows that speeds are of, which all ran on the same devices (`RunRecord.ran`); None: all."""
+    """First and last loss, newest and best validation loss, medians of the speeds, seconds, errors held out. `ran`: the
+    rows that speeds are taken from, all of which ran on the same devices (`RunRecord.ran`); None: all rows."""
     losses, validation = _values(rows, "train/loss"), _values(rows, "eval/validation/loss")
     figures: Figures = {}
     if losses:
@@ -57,7 +57,7 @@ def run_figures(
     figures["wall_seconds"] = sum(_values(rows, "wall_seconds"))
     rates = [row for row in rows if is_figure(row.get("tokens_per_second")) and is_figure(row.get("step_seconds"))]
     tokens = sum(float(row["tokens_per_second"]) * float(row["step_seconds"]) for row in rates)
-    if is_figure(tokens):  # or damage made the figures so large
+    if is_figure(tokens):  # else damage made them too large
         figures["tokens"] = round(tokens)
     for name, path in HELD_OUT.items():
         found: Any = evaluation
@@ -77,7 +77,7 @@ def read_evaluation(url: str) -> Mapping[str, Any]:
 
 
 def steady(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The rows whose times are those of the steps: without the first ones and those that compiled; all, if none is."""
+    """The rows with the times of steps: without the first ones and those that compiled; all rows, if none is left."""
     return [row for row in rows[FIRST_STEPS:] if not row.get("compile_seconds")] or rows
 
 
@@ -113,12 +113,12 @@ class RunSummary:
     """Mean of the last 10 steps."""
     validation_loss: float | None
     mfu: float | None
-    """Median over the last 50 steps on the devices that ran last (`RunRecord.ran`) of MFU by the full count; None if
-    the chip's peak is not known."""
+    """Median MFU by the full count over the last 50 steps on the devices that ran last (`RunRecord.ran`); None if the
+    chip's peak is not known."""
     survived: int
     """Times the run went on after SIGTERM, Ctrl-C, a notice or a kill."""
     devices: str
-    """What its newest piece ran on (`devices_sentence`)."""
+    """The devices that its newest piece ran on (`devices_sentence`)."""
     written_utc: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class RunSummary:
 
 
 def outcome(record: RunRecord, run_url: str, now_utc: float) -> tuple[RunSummary, Figures]:
-    """A run's line and its figures, evaluation included, now; its checkpoints are at `run_url`."""
+    """A run's summary and its figures now, evaluation included; its checkpoints are at `run_url`."""
     whole, partial = survey(run_url, record.temporary_url)
     summary = summarise(record, whole, len(partial), now_utc)
     figures = {"steps_done": summary.steps_done, "steps_total": summary.steps_total}
@@ -167,8 +167,8 @@ def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc
 
 
 def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: float) -> tuple[str, str]:
-    """The run's state and what there is to say about it, from what it wrote and nothing else. One that was killed could
-    not say so: it is `open`, as is one at work, and only the age of its last line tells them apart."""
+    """The run's state and what there is to say about it, from what it wrote and nothing else. A killed run could not
+    say so: it is `open`, like a run at work, and only the age of its last line tells them apart."""
     total = record.total_steps
     if total is not None and done >= total and whole is not None and whole.step >= total - 1:
         return "finished", ""
@@ -202,7 +202,7 @@ def ago(seconds: float) -> str:
 
 
 def _is_preemption(event: Event) -> bool:
-    """The event of a run that SIGTERM, Ctrl-C or a notice ended, in good order or because its grace was over."""
+    """Whether SIGTERM, Ctrl-C or a notice ended the run by this event, in good order or because its grace was over."""
     overrun = event["event"] == "stop" and "of grace are over" in str(event.get("reason", ""))
     return event["event"] == "preempted" or overrun
 

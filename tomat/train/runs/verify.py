@@ -24,7 +24,7 @@ class Verdict:
     name: str
     problems: tuple[str, ...]
     notes: tuple[str, ...]
-    """What is no damage: saves that a kill cut short, which no resume takes."""
+    """Findings that are no damage, such as saves that a kill cut short, which no resume takes."""
     checkpoints: int
     log_lines: int
 
@@ -71,7 +71,7 @@ def _check_steps(record: RunRecord, problems: list[str], notes: list[str]) -> No
         problems.append(f"{METRICS_FILE} begins at step {begin}; expected {' or '.join(map(str, sorted(allowed)))}")
     times = Counter(steps)
     if n_missing := max(steps) + 1 - begin - len(times):
-        # Only the first ones are made: a damaged step may lie 10^9 after the others.
+        # Only the first missing steps are listed: a damaged step may lie 10^9 after the others.
         missing = (number for a, b in itertools.pairwise(sorted(times)) for number in range(a + 1, b))
         problems.append(f"{METRICS_FILE} lacks step {_name(list(itertools.islice(missing, NAMED)), n_missing)}")
     twice = sorted(step for step, count in times.items() if count > 1)

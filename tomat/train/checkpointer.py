@@ -1,4 +1,4 @@
-"""Levanter's checkpointer, so that at every moment the newest whole checkpoint of a run stays whole."""
+"""Levanter's checkpointer, changed so that the newest whole checkpoint of a run stays whole at every moment."""
 
 import datetime
 import logging
@@ -22,18 +22,18 @@ from tomat.train.runs.checkpoints import Checkpoint, examine, mark_permanent, re
 logger = logging.getLogger(__name__)
 
 SAVE_TIMEOUT_SECONDS = 600
-"""How long one host waits for the others to have written, as long as they live; Levanter has half an hour."""
+"""How long a host waits for the others to have written, while they are alive; Levanter waits half an hour."""
 CLEAN_SECONDS = 600.0
-"""How long it may take to remove a checkpoint, of which its storage tells no progress."""
+"""How long the removal of a checkpoint may take; storage reports no progress meanwhile."""
 
 
 class RunCheckpointer(Checkpointer):
     """Saves as Levanter's does, but never into a folder that has something in it.
 
-    Levanter 0.2.227 writes a step that it has saved already a second time into the same folder (its forced save of the
-    last step), and opens the database that a killed save left behind: killed again there, a whole checkpoint would be
-    lost, or a folder that an older `metadata.json` calls complete would hold two saves mixed. `partial` checkpoints,
-    known not to be whole, are removed after the next complete save; `before_save` is called on every process.
+    Levanter 0.2.227 writes a step that is already saved a second time into the same folder (its forced save of the last
+    step), and opens the database that a killed save left behind. A second kill there would lose a whole checkpoint, or
+    leave two saves mixed in a folder that an older `metadata.json` calls complete. `partial` checkpoints, known not to
+    be whole, are removed after the next complete save; `before_save` is called on every process.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RunCheckpointer(Checkpointer):
         self._storage = storage or StorageWatch(str(config.base_path))
         self._partial = [found.path for found in partial]
         self._cleaning = False
-        """What a checkpoint replaces is being removed, which has a limit of its own."""
+        """Whether checkpoints that a newer one replaces are being removed, which has a time limit of its own."""
         self._saved: tuple[str, bool] | None = None
         """Path of the last save and whether it is temporary."""
         if jax.process_index() == 0:
@@ -71,7 +71,7 @@ class RunCheckpointer(Checkpointer):
         replace_manager(self, self._manager_with_checksums)
 
     def is_due(self, step: int) -> bool:
-        """Whether the settings alone have `step` saved, whatever the clock says; its index, as for `on_step`."""
+        """Whether the settings require a save of `step` (its index, as for `on_step`), whatever the clock says."""
         every = kept_every(self, step)
         return step > 0 and every is not None and step % every == 0
 
@@ -81,12 +81,12 @@ class RunCheckpointer(Checkpointer):
         return bool(self.save_interval) and since_last_save(self) >= self.save_interval
 
     def on_stop(self, *, tree: Any, step: int) -> None:
-        """Save the step that a stop falls on, until the run that goes on has saved another: kept for good, a run on
-        spot machines would leave a checkpoint of every preemption. It lies beside the permanent ones, since a storage
-        of temporary ones may be emptied before the run goes on."""
+        """Save the step that a stop falls on, as a temporary checkpoint: it goes when the resumed run has saved
+        another. Otherwise a run on spot machines would keep a checkpoint of every preemption. It lies beside the
+        permanent ones, since a storage of temporary ones may be emptied before the run goes on."""
         self.temporary_base_path = None
         self.request_checkpoint(CheckpointRetention.TEMPORARY)
-        self.on_step(tree=tree, step=step, force=step == 0)  # which Levanter saves by force alone
+        self.on_step(tree=tree, step=step, force=step == 0)  # Levanter saves step 0 by force alone
 
     def save_checkpoint(
         self,
@@ -110,7 +110,7 @@ class RunCheckpointer(Checkpointer):
             return
         with self._storage.watching(f"publishing the log before the save of step {step}"):
             self._before_save()
-        self.wait_until_finished()  # what waits for other hosts does not count as a storage that stalls
+        self.wait_until_finished()  # time spent waiting for other hosts does not count as a storage that stalls
         if not self._clear(path, step):
             logger.warning("%s is there and whole; it is left as it is.", path)
             return
@@ -120,7 +120,7 @@ class RunCheckpointer(Checkpointer):
             try:
                 with self._storage.watching(f"removing what step {step} replaces", end_seconds=CLEAN_SECONDS):
                     commit()
-                    # Those that were never whole, now that a newer one is.
+                    # Remove the checkpoints that were never whole, now that a newer one is.
                     while self._partial:
                         if (partial := self._partial.pop()) != path and jax.process_index() == 0:
                             try:
@@ -146,14 +146,14 @@ class RunCheckpointer(Checkpointer):
         return self._manager_with_checksums.uncommitted, bytes_written()
 
     def _watch_commits(self, step: int) -> None:
-        """Watch over a save that goes on while the run trains, until all that this process writes is written."""
+        """Watch over a save that goes on while the run trains, until this process has written all of its part."""
         with self._storage.watching(f"saving step {step}", self._progress):
             while self._manager_with_checksums.uncommitted:
                 time.sleep(0.1)
 
     def _complete(self, path: str, then: Callable[[], None]) -> None:
-        """Write the checksums, and `then` Levanter's metadata, after which what the checkpoint replaces is removed."""
-        # On a disk every file is read for its checksum, whose size is not limited.
+        """Write the checksums, then call `then`: it writes Levanter's metadata and removes what is replaced."""
+        # On a disk every file is read for its checksum, and its size has no limit.
         limit = None if is_remote(path) else CLEAN_SECONDS
         with self._storage.watching(f"writing the checksums of {path}", end_seconds=limit):
             write_checksums(path)
@@ -161,7 +161,7 @@ class RunCheckpointer(Checkpointer):
             then()
 
     def _clear(self, path: str, step: int) -> bool:
-        """Remove what a killed process left at `path`, on all hosts before any of them writes; False if it is whole."""
+        """Remove what a killed process left at `path`, before any host writes there; False if it is a whole save."""
         clear = True
         if jax.process_index() == 0:
             with self._storage.watching(f"looking for what is left at {path}"):

@@ -1,4 +1,4 @@
-"""The shard sets a configuration names; for the embedded densities, made on first use."""
+"""Opens the shard sets that a configuration names; those of the embedded densities are made on first use."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -40,15 +40,15 @@ class Datasets:
 
 
 def open_datasets(config: TrainConfig, local_dir: Path, promolecule: Promolecule | None = None) -> Datasets:
-    """Open the data a run reads, tokenizing the embedded densities into `local_dir` first where they are the source,
-    with that promolecule if one is given: two fits to the same densities differ in the last bits where the machines
-    have other numbers of threads."""
+    """Open the data that a run reads. If they are the embedded densities, tokenize these into `local_dir` first, with
+    `promolecule` if it is given: two fits to the same densities differ in the last bits on machines with other numbers
+    of threads."""
     data = config.data
     folder = local_dir / "data"
     if data.source == "embedded":
         train_url, validation_url = (str(folder / split) for split in SPLITS)
-        # Hosts may share a disk, where two that write one set at a time break each other's. So the first writes, and
-        # the others, once it has, what their own disk still lacks: nothing, where they share it.
+        # Hosts may share a disk, where two that write one set at the same time would break it. So the first host
+        # writes; then the others write what their own disk still lacks (nothing, if it is shared).
         write = partial(
             write_demo_shards,
             folder,
@@ -69,7 +69,7 @@ def open_datasets(config: TrainConfig, local_dir: Path, promolecule: Promolecule
         if jax.process_index() > 0:
             write()
     elif data.source == "folder":
-        # `tomat train` has prepared them, and with them what of the configuration follows from them.
+        # `tomat train` has prepared the sets and those settings that follow from them.
         train_url = str(folder / "train")
         validation_url = str(folder / "validation") if (folder / "validation").exists() else None
     else:
@@ -100,8 +100,8 @@ def run_tables(datasets: Datasets, environment: AtomsRead | None) -> Environment
 
 
 def value_table(codec: DensityCodec) -> np.ndarray | None:
-    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/Å³ (the codec's medians), of a
-    relative codec its ratio to the promolecule; None where a voxel takes more than one token."""
+    """The density that each density id stands for, float32 `[n_density_tokens]`, in e/Å³ (the codec's medians); for a
+    relative codec its ratio to the promolecule. None where a voxel takes more than one token."""
     if codec.tokens_per_voxel > 1:
         return None
     return codec.decode(np.arange(codec.n_density_tokens, dtype=np.uint16), decoder="median")

@@ -1,8 +1,8 @@
-"""A run's folder: on this machine, and in a bucket where `output_dir` names one; and its line in the log beside it.
+"""A run's folder, on this machine and, where `output_dir` names one, in a bucket; and its line in the log beside it.
 
 With `output_dir` in a bucket the checkpoints go there by themselves. Log, metrics and configuration are written on
-local disk, where they can be appended to; a machine that takes over a preempted run needs them too. Which copy is ahead
-is told by the events in it, never by a clock: those of two machines differ.
+local disk, where they can be appended to; a machine that takes over a preempted run needs them too. The events in a
+copy tell which one is ahead, never a clock: those of two machines differ.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class RunFolder:
     path: Path
     """On a local disk: logs, metrics, profiles."""
     lease: Lease | None = None
-    """Of the first process of a run in a bucket: says whether the run is still its to train."""
+    """The lease of the first process of a run in a bucket; it says whether the run is still this process's to train."""
     _sent: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
     """What `publish_tree` has copied, and when each was last written."""
 
@@ -57,7 +57,7 @@ class RunFolder:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What of the folder is published, where it is there: `PUBLISHED`, and Levanter's log."""
+        """The files of the folder that are published if they exist: `PUBLISHED`, and Levanter's log."""
         return (*PUBLISHED, f"{self.config.run_name}.log")
 
     def make(self) -> None:
@@ -65,15 +65,15 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
 
     def fetch(self) -> bool:
-        """Copy what another machine has written of the run from its bucket; says whether there was anything."""
+        """Copy what another machine has written of the run from its bucket; return whether there was anything."""
         if not is_remote(self.config.output_dir):
             return False
         self._refuse_another_place()
         return bool(fetch(self.config.run_dir, self.path, self.names))
 
     def _refuse_another_place(self) -> None:
-        """Stop where the folder on this machine is that of a run of this name elsewhere: its log would be cut, and what
-        it began from be taken for what this one did."""
+        """Stop if the folder on this machine belongs to a run of the same name elsewhere: its log would be cut, and its
+        start would be taken for that of this run."""
         recorded, place = self.path / layout.CONFIG_FILE, self.config.output_dir.rstrip("/")
         if not recorded.exists() or not recorded.read_bytes().strip():
             return
@@ -87,7 +87,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator["RunFolder"]:
-        """This folder, its run being this process's alone while the context is open; for the first process."""
+        """This folder, with its run locked for this process while the context is open; for the first process."""
         with hold_run(self.config.run_dir, self.path, self.config.run_name) as lease:
             yield dataclasses.replace(self, lease=lease)
 
@@ -99,8 +99,8 @@ class RunFolder:
             publish(self.config.run_dir, self.path, self.names)
 
     def publish_tree(self, folder: Path, to: str, pattern: str = "**/*") -> None:
-        """Bring the files of `folder` that are new or have changed into the folder `to` of the bucket: those of this
-        process, whichever it is. That it cannot be done is a warning: the run is whole without them."""
+        """Bring the new and changed files of `folder` into the folder `to` of the bucket; each process brings its own.
+        A failure is only a warning: the run is whole without them."""
         if not is_remote(self.config.output_dir):
             return
         for path in (path for path in sorted(folder.glob(pattern)) if path.is_file()):
@@ -132,7 +132,7 @@ class RunFolder:
 
     def record_loss(self, stop: StopRequest, said: str) -> None:
         """Write into the history that another host ends the run, here and in the bucket, within `LAST_WORDS_SECONDS`.
-        For the first process; or, if it is the one that is lost, for another."""
+        For the first process or, if that is the lost one, for another."""
 
         def write() -> None:
             if jax.process_index() == 0:
@@ -147,8 +147,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def logged(self, asked: Asked, first_step: int) -> Iterator[None]:
-        """Write into the log of the output folder that the run begins, or goes on, and as the context is left how it
-        ended; for the first process, before the run's history has this start."""
+        """Write into the log of the output folder that the run begins or goes on and, when the context is left, how it
+        ended. For the first process, before the run's history has this start."""
         config = self.config
         before = any(event["event"] in (START, RESUME) for event in read_events(self.path))
         about = {**dataclasses.asdict(asked), "purpose": " ".join(config.purpose.split())}
@@ -160,8 +160,8 @@ class RunFolder:
             self.log_end()
 
     def log_end(self) -> None:
-        """Write what the run has come to so far, as its folder says it; on the first process. That it cannot be written
-        is a warning: the steps are saved."""
+        """Write the outcome of the run so far, as its folder shows it; on the first process. A failure is only a
+        warning: the steps are saved."""
         if jax.process_index() != 0:
             return
         place, name = self.config.output_dir, self.config.run_name
@@ -174,12 +174,12 @@ class RunFolder:
 
 
 def fetch(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> list[str]:
-    """Copy the published files that `run_dir` lacks, or all where another machine went on with the run; their names."""
+    """Copy published files that `run_dir` lacks, or all if another machine continued the run; return their names."""
     with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
     files_at(run_url)[0].invalidate_cache()
     events, known = read_events(run_url), read_events(run_dir)
-    # Every start, and every end that could be told, is an event: the bucket has one that this machine has not.
+    # Every start, and every end that could be recorded, is an event: here the bucket has one that this machine lacks.
     overtaken = known[: len(events)] != events
     copied = []
     for name in names:
@@ -196,7 +196,7 @@ def fetch(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> list
 
 
 def record_for_another(run_url: str, run_dir: Path, event: str, step: int, **details: Any) -> None:
-    """Write an event at the end of a run's history, of which another process has written what is there so far."""
+    """Append an event to a run's history, whose events so far another process has written."""
     if not is_remote(run_url):
         return append_event(run_dir, event, step, **details)
     if (so_far := file_content(f"{run_url}/{layout.HISTORY_FILE}")) is not None:
@@ -206,8 +206,8 @@ def record_for_another(run_url: str, run_dir: Path, event: str, step: int, **det
 
 
 def publish(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> None:
-    """Copy those files of `run_dir` that are there to its bucket; log and history only while no other process can write
-    theirs."""
+    """Copy those of the files `names` that exist in `run_dir` to the run's bucket. Log and history may be copied only
+    while no other process can write them."""
     files, root = files_at(run_url)
     for name in (name for name in names if (run_dir / name).exists()):
         content = (run_dir / name).read_bytes()

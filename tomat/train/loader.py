@@ -1,10 +1,10 @@
 """Shuffled rows of a shard set, for Levanter's `DataLoader`, with no cache to build and no state but the step number.
 
-Rows of one material lie together on disk, so reading in order would fill a batch with one or two materials, and reading
-rows at random would decode a whole block of rows for each. The block shuffle stands between: blocks of rows are
-permuted over the epoch, and the rows of a *window* of blocks among themselves. Every row is a function of its position
-in the run (`ShuffledIndex`), so a run resumes anywhere at once. Blocks are read once an epoch, ahead of use, and the
-blocks of two windows are kept: the one being consumed and the one being read.
+Rows of one material lie together on disk. Reading in order would fill a batch with one or two materials, and reading
+rows at random would decode a whole block of rows for each. The block shuffle stands between: it permutes blocks of rows
+over the epoch, and rows within a *window* of blocks. Every row is a function of its position in the run
+(`ShuffledIndex`), so a run resumes anywhere at once. Blocks are read once an epoch, ahead of use, and the blocks of two
+windows are kept: the one being consumed and the one being read.
 """
 
 import threading
@@ -40,25 +40,25 @@ READ_AHEAD_BLOCKS = 32
 
 
 class TokenExample(eqx.Module):
-    """One sequence, or with a leading axis a batch of them."""
+    """One sequence, or a batch of them along a leading axis."""
 
     tokens: hax.NamedArray
     """int32 [position]; `DataLoader` adds `batch`, and fills a short last batch with id 0, which is padding."""
     atoms: NearbyAtoms | None = None
-    """Near the row's voxels, for a model that reads them: `PatchAtoms`, or `ScatteredAtoms` where the layout is."""
+    """The atoms near the row's voxels, for a model that reads them: `PatchAtoms`, or `ScatteredAtoms` by the layout."""
 
 
 class ShardDataset(AsyncDataset[TokenExample]):
     """The rows of a shard set in shuffled order, epoch after epoch, as `TokenExample`s.
 
     The dataset keeps blocks, never a position: two datasets with equal arguments give equal rows at equal positions,
-    whatever was read before. On several hosts every process asks for its own rows of each batch.
+    whatever was read before. With several hosts, every process asks for its own rows of each batch.
 
     Args:
         seq_len: tokens of each row that are used, from its start; None: all of the set's context.
         epochs: passes over the set; None: without end.
-        atoms: gives the atoms near a row's voxels, and the order of its tokens (None: as stored); None: the
-            model does not read them.
+        atoms: gives the atoms near a row's voxels, and the order of its tokens (None: as stored); None: the model reads
+            no atoms.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class ShardDataset(AsyncDataset[TokenExample]):
         self.epochs = epochs
         self._atoms = atoms
         self._block_rows = shards.block_rows
-        # With `full` the next blocks are all over the set: nothing is worth reading before it is asked for.
+        # With `full` the next blocks lie all over the set: nothing is worth reading before it is asked for.
         self._reads_ahead = shuffle.perm_type != "full"
         window_blocks = IN_ORDER_WINDOW_BLOCKS if shuffle.perm_type == "none" else shuffle.window_blocks
         chunks = -(-shards.rows // shards.block_rows)
-        # Where windows do not begin with a chunk (`none`, any block size), one chunk more touches each.
+        # Where windows do not begin with a chunk (`none`, any block size), each touches one chunk more.
         windows = 2 * (window_blocks * shuffle.io_block_size // shards.block_rows + 1)
         self._capacity_blocks = chunks if in_memory else min(chunks, windows)
         self.cache_bytes = self._capacity_blocks * shards.block_rows * shards.context * 2
@@ -117,7 +117,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         return (await self._examples([index], read_ahead=False))[0]
 
     async def get_batch(self, indices: Sequence[int]) -> Sequence[TokenExample]:
-        """Examples at the given positions of the run; an IndexError for one below 0 or beyond the last epoch."""
+        """Examples at the given positions of the run. A position below 0 or beyond the last epoch is an IndexError."""
         return await self._examples(indices, read_ahead=self._reads_ahead)
 
     async def _examples(self, indices: Sequence[int], read_ahead: bool) -> list[TokenExample]:
@@ -207,9 +207,9 @@ def token_loader(
     for 32, which draw on nearly every block of a window. Here it waits for the blocks of one batch. Make a loader once
     and iterate it again: Levanter keeps every `DataLoader`, and with it the dataset's blocks, until the process ends.
 
-    `batch_size` is in sequences a step over all processes, `axis_resources` the trainer's `compute_axis_mapping`;
-    `buffered_batches` are made ahead of the step that uses them (4 MiB each for 128 x 8,192 tokens). A batch that the
-    devices cannot share evenly is a ValueError.
+    `batch_size` is in sequences a step over all processes, `axis_resources` is the trainer's `compute_axis_mapping`,
+    and `buffered_batches` are made ahead of the step that uses them (4 MiB each for 128 x 8,192 tokens). A batch that
+    the devices cannot share evenly is a ValueError.
     """
     make = partial(DataLoader, dataset, batch_size, max_buffered_batches=buffered_batches, fetch_batch_size=1)
     return make(mesh=mesh, axis_resources=axis_resources)

@@ -48,16 +48,16 @@ from tomat.train.step import density_target
 from tomat.train.tracking import PhaseClock, TrainingProgress
 
 DATA_KEY = 2
-"""What a run's seed is increased by for the data order."""
+"""Added to the run's seed for the data order."""
 
 
 def shuffled_rows(config: TrainConfig, shards: ShardSet, epochs: int | None = None) -> ShardDataset:
-    """The rows of a set in the order that a run reads them; `epochs` None: without end."""
+    """The rows of a set in the order in which a run reads them; `epochs` None: without end."""
     environment = environment_of(config.model)
     return ShardDataset(
         shards,
         config.data.shuffle,
-        # An evaluation that reads a part reads the same whatever the seed of the run.
+        # An evaluation of a part of the set reads the same part whatever the run's seed.
         seed=(config.trainer.seed if epochs is None else 0) + DATA_KEY,
         seq_len=config.seq_len,
         verify_checksums=config.data.verify_checksums,
@@ -69,7 +69,7 @@ def shuffled_rows(config: TrainConfig, shards: ShardSet, epochs: int | None = No
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Of one process of a run, which a resume begins above step 0."""
+    """The result of one process of a run. For a resumed run it begins above step 0."""
 
     run_dir: Path
     first_step: int
@@ -129,12 +129,12 @@ class TrainingLoop:
             def traced(info: Any, force: bool = False) -> None:
                 hook(info, force=force)
                 if force or info.next_step >= profiler.start_step + traced_steps:
-                    # Of every host, once it is written: the machine may be gone by the end of the run.
+                    # Every host publishes its trace once it is written: the machine may be gone by the end of the run.
                     folder.publish_tree(place, PROFILER_FOLDER)
 
             self._trace = self._clock.timed("profiler_seconds", traced)
             trainer.add_hook(self._trace, every=1)
-        # A machine that goes on from the checkpoint finds the log of every step before it.
+        # A machine that continues from the checkpoint finds the log of every step before it.
         saving = trainer.config.checkpointer
         self._checkpointer = RunCheckpointer(saving, trainer.run_id, start.partial, folder.publish, storage)
         self._save = self._clock.timed("checkpoint_seconds", self._save_untimed)
@@ -191,14 +191,14 @@ class TrainingLoop:
         return evaluates or traces or self._checkpointer.is_due(done - 1)
 
     def _is_ended_by(self, info: Any) -> bool:
-        """Report the step just read, and save it where its state is there; says whether the run is to stop after it."""
+        """Report the step just read, and save it if it is due and its state is there; return whether the run stops."""
         self._losses.append(float(info.loss))
         if info.step == 0 and self._start.taken("weights") is None and self._config.distillation is None:
             self._check_first_loss()
         last = info.next_step >= self._total_steps
         if last:
             self._close(info, complete=True)
-        # Its line is on disk before the step can be in a checkpoint: the log has no holes.
+        # The line is on disk before the step can be in a checkpoint: the log has no holes.
         row = self._clock.row(info.step_duration) | self._live_mfu.row(info.step_duration)
         levanter.tracker.log(row, step=info.step, commit=True)
         self._guards.check_log()
@@ -212,19 +212,19 @@ class TrainingLoop:
             console.print(f"{self._stop.cause or 'SIGTERM'}: stopping after step {info.step}, with a checkpoint.")
         self._save(info, force=last or stopping)
         if stopping:
-            self._stop.unsaved = False  # whatever takes too long from here on
+            self._stop.unsaved = False  # even if what follows takes too long
             if not last:
                 self._close(info, complete=False)
         return stopping
 
     def _close(self, info: Any, complete: bool) -> None:
-        """Evaluate after the last step of the training (`complete`), for which a run that is asked to stop has no time;
-        write a trace that has begun, after any last step."""
+        """After the last step of a complete training (`complete`), evaluate; a run that is asked to stop has no time
+        for that. After any last step, write a trace that has begun."""
         for hook in filter(None, (self._evaluate if complete else None, self._trace)):
             hook(info, force=True)
 
     def _save_untimed(self, info: Any, force: bool = False) -> None:
-        """Save what is due; by `force` the last step, or the one that a stop falls on."""
+        """Save the step if it is due; with `force`, save the last step or the one that a stop falls on."""
         with progress_event_scope(info.emit_event, ProgressEvent.CHECKPOINT_STARTED, ProgressEvent.CHECKPOINT_FINISHED):
             if force and info.next_step < self._total_steps:
                 self._checkpointer.on_stop(tree=info.state.saveable_state, step=info.step)
@@ -258,14 +258,14 @@ class TrainingLoop:
 
 
 STATISTICS_BATCHES = 16
-"""Of rows whose invariants a field model's statistics are of, as many batches as a run begins with."""
+"""Number of first batches of a run whose invariants give a field model its statistics."""
 
 
 def with_statistics(
     config: TrainConfig, trainer: Trainer, datasets: Datasets, state: TrainerState, tables: EnvironmentTables | None
 ) -> TrainerState:
-    """A field model that knows nothing yet, with the statistics of the first rows that it will see."""
-    assert tables is not None  # or the step had been refused
+    """The state of an untrained field model, with the statistics of the first rows that it will see."""
+    assert tables is not None  # a step without them is refused earlier
     loader = training_loader(config, trainer, shuffled_rows(config, datasets.train))
     batches = itertools.islice(loader.iter_from_step(0), STATISTICS_BATCHES)
 
@@ -276,7 +276,7 @@ def with_statistics(
 
     found = jax.tree.map(lambda *each: sum(each), *(moments(state.model, batch) for batch in batches))
     averaging: Any = state.model_averaging
-    if averaging is not None:  # begins as the model: with other statistics it would near them at the pace of an average
+    if averaging is not None:  # begins as the model; otherwise it would approach the statistics only slowly
         averaging = dataclasses.replace(averaging, model=averaging.model.with_moments(found))
     return dataclasses.replace(state, model=state.model.with_moments(found), model_averaging=averaging)
 
@@ -286,14 +286,14 @@ def count_parameters(state: TrainerState) -> int:
 
 
 class Evaluation:
-    """The validation loss of a step, once: every figure a mean over the sequences with density, each weighing the same.
+    """The validation loss of a step, once. Every figure is a mean over the sequences with density, with equal weights.
 
-    Sums and their count are what a batch gives, so the figures are those of the set, whatever the batch and the devices
+    A batch gives sums and their count, so the figures are those of the set, whatever the batch and the devices
     (`evaluation_sums` has the rule). Logged under `eval/validation/`: `loss` and the metrics of `density_loss`;
-    `sequences`, those that counted; and `sequences_without_density`, the fraction of the rows read that did not.
+    `sequences`, the number that counted; `sequences_without_density`, the fraction of the rows read that did not.
 
-    On a single host it is abandoned, and logged for no step, if half of the grace after SIGTERM has passed: the
-    checkpoint needs the other half. Several hosts cannot agree on that within a batch, so there it is finished.
+    On a single host an evaluation is abandoned, and nothing is logged, if half of the grace after SIGTERM has passed:
+    the checkpoint needs the other half. Several hosts cannot agree on that within a batch, so there it is finished.
     """
 
     def __init__(self, trainer: Trainer, dataset: ShardDataset, folder: RunFolder, stop: StopRequest):
@@ -313,7 +313,7 @@ class Evaluation:
         self._sums_of_batch = validation_loss
 
     def __call__(self, info: Any, force: bool = False) -> None:
-        """Evaluate after the step of `info`, unless that was done, with `force` too: so a run's end calls its hooks."""
+        """Evaluate after the step of `info`, unless that is done. `force`, which a run's end passes, does nothing."""
         del force
         if info.step == self._last_step:
             return
@@ -330,7 +330,7 @@ class Evaluation:
         self._last_step = info.step
 
     def _figures(self, model: LmHeadModel) -> dict[str, float] | None:
-        """None of an evaluation that makes room for the checkpoint."""
+        """The figures to log; None for an evaluation that is abandoned in favour of the checkpoint."""
         sums: dict[str, float] = defaultdict(float)
         load_seconds = loss_seconds = 0.0
         n_batches, began = 0, time.monotonic()

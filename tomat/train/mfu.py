@@ -1,4 +1,4 @@
-"""What a run's step has to do, from its configuration: the products that `hardware/mfu.py` holds against the chips."""
+"""The work of a run's step, from its configuration: the products that `hardware/mfu.py` compares with peak rates."""
 
 import dataclasses
 import warnings
@@ -21,12 +21,12 @@ from tomat.model.shape import decoder_shape, field_shape
 from tomat.train.settings.config import TrainConfig
 
 TYPICAL_ATOMS = 12
-"""Atoms of the median material of the Materials Project set; the preamble's length follows from them."""
+"""Number of atoms of the median material of the Materials Project set; the length of the preamble follows from it."""
 
 
 def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) -> StepWork:
     """The work of a run's step on `platform` ("tpu", "gpu" or "cpu"), which decides the attention kernel where the
-    configuration names none; `n_atoms` of a typical material are for the useful tokens."""
+    configuration names none. `n_atoms`, of a typical material, gives the number of useful tokens."""
     if isinstance(config.model, FieldConfig):
         return _field_work(config, config.model)
     vocab_size = config.data.model_vocabulary
@@ -44,7 +44,7 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
     )
     kernels = executed.attention_kernels(config.model, seq_len, platform)
     again = executed.Recomputation.from_config(config.model, shape, kernels.backend)
-    # The prior is more components of hidden states and head (`Environment.with_prior`).
+    # The prior adds components to hidden states and head (`Environment.with_prior`).
     wide = dataclasses.replace(shape, hidden_dim=shape.hidden_dim + _prior_anchors(config.model))
     head = executed.executed_head_flops(wide, seq_len, rows, config.loss.block_positions, config.loss.kernel)
     batch = config.batch_size
@@ -64,13 +64,13 @@ def step_work(config: TrainConfig, platform: str, n_atoms: int = TYPICAL_ATOMS) 
 
 
 def _prior_anchors(model: LmConfig) -> int:
-    """Components that the prior of a decoder adds to each product of the head."""
+    """Components that the prior of a decoder adds to hidden states and head."""
     environment = environment_of(model)
     return environment.prior_anchors if isinstance(environment, EnvironmentConfig) else 0
 
 
 def _field_work(config: TrainConfig, model: FieldConfig) -> StepWork:
-    """Of a field model, whose tokens are voxels: what is executed is taken for what is counted."""
+    """The work of a field model, whose tokens are voxels; the counted products stand for the executed ones too."""
     shape, voxels = field_shape(model), config.batch_size * config.seq_len
     whole = flops.field_training_products(shape, voxels)
     return StepWork(
@@ -89,7 +89,7 @@ def _field_work(config: TrainConfig, model: FieldConfig) -> StepWork:
 
 
 def operand_types(config: TrainConfig) -> OperandTypes:
-    """What the products of a run's step multiply, with whatever it sets of types and precision."""
+    """The operand types of the products in a run's step, from all settings of types and precision."""
     compute = jnp.dtype(config.trainer.compute_dtype)
     usual: Operand = "f32" if compute == jnp.float32 else "bf16"
     attention: Operand = "f32" if getattr(config.model, "upcast_attn", False) else usual
@@ -103,7 +103,7 @@ def operand_types(config: TrainConfig) -> OperandTypes:
         if quantised.targets is not None:
             raise TomatError("trainer.quantization.targets is set: FLOPs of some layers are not counted; leave it out.")
         forward = inputs = "int8" if quantised.int8 else "fp8"
-        weights = usual if quantised.int8 else "fp8"  # AQT leaves the gradients of the weights, as tomat's own does
+        weights = usual if quantised.int8 else "fp8"  # AQT leaves the weights' gradients in `usual`, as tomat does
     if (products := int8_matmuls_of(config.model)) is not None:
         forward = "int8"
         inputs = "int8" if products == "forward_and_inputs" else usual
@@ -111,8 +111,8 @@ def operand_types(config: TrainConfig) -> OperandTypes:
 
 
 def live_mfu(config: TrainConfig, device_kind: str, n_devices: int) -> LiveMfu:
-    """What a run logs for each step on the devices at hand; no MFU on an unknown chip, or, with a warning, of a model
-    whose FLOPs are not known."""
+    """The figures that a run logs for each step on the devices at hand. There is no MFU on an unknown chip, nor, with a
+    warning, of a model whose FLOPs are not known."""
     chip = chip_for_device_kind(device_kind)
     work = None
     if chip is not None:

@@ -1,11 +1,11 @@
 """What a process begins from: its run's newest whole checkpoint, another run's, another run's weights, or nothing.
 
 `plan_start` only reads, and refuses what cannot work before anything is written. `Start.settle` then lets the first
-process decide for all of them. Once the state has been loaded, `Start.record` leaves what was decided in the run's
-history: a start that fails leaves a run as it was.
+process decide for all of them. Once the state is loaded, `Start.record` writes the decision into the run's history: a
+start that fails leaves a run as it was.
 
-What decides what a model learns may not change under a run's name, unless the change is named; what only decides how
-fast or where it learns may (`settings/meanings.py`). Four early scripts in a row went on with other data, unnoticed.
+A setting that decides what a model learns may not change under a run's name, unless the change is named; one that only
+decides how fast or where may (`settings/meanings.py`). Four early scripts in a row went on with other data, unnoticed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,13 +57,13 @@ class Continuation:
 @dataclass(frozen=True)
 class Parent:
     taken: Taken
-    """`state`: model, optimizer state and step (a fork); `weights`: the weights alone (a warm start); `field`: those of
-    a field model, which become `model.field`."""
+    """`state`: model, optimizer state and step (a fork); `weights`: the weights alone (a warm start); `field`: the
+    weights of a field model, which become `model.field`."""
     asked: str
     """As the command names it: a fork's parent by its name, a warm start's by the place of the run or checkpoint."""
     url: str
     temporary_url: str | None
-    """Where its configuration sends its temporary checkpoints; None: beside the permanent ones."""
+    """Where the parent's configuration puts its temporary checkpoints; None: beside the permanent ones."""
     checkpoint: Checkpoint
     promolecule: Promolecule | None = None
 
@@ -73,8 +73,8 @@ class Parent:
 
 @dataclass(frozen=True)
 class Start:
-    """What was asked for, and what was found of the run before its data were opened; once it is settled, also what the
-    run begins with, the same on every process."""
+    """What was asked for, and what was found of the run before its data were opened. Once settled, also what the run
+    begins with, the same on every process."""
 
     config: TrainConfig
     run_dir: Path
@@ -83,23 +83,23 @@ class Start:
     parent: Parent | None = None
     """None for a run that has checkpoints of its own, or begins with fresh weights."""
     data_of: str = ""
-    """The run whose data these must be, such as "run 'a'", by content: at the place that its configuration names
-    another set may lie by now. Empty for a run that begins with data of its choice."""
+    """The run, such as "run 'a'", whose data these must be. They are compared by content, since another set may lie by
+    now at the place that its configuration names. Empty for a run that begins with data of its choice."""
     contents: Contents | None = None
-    """Of its data; None: an earlier version left no record of them, and they are compared with nothing."""
+    """The content of that run's data; None: an earlier version left no record, and nothing is compared."""
     newest: Checkpoint | None = None
     """The newest whole checkpoint of the run, as far as the sizes of its files say."""
     events: tuple[Event, ...] = ()
     checkpoint: Checkpoint | None = None
-    """Of the run itself; settled."""
+    """The run's own checkpoint; known once settled."""
     partial: tuple[Checkpoint, ...] = ()
-    """Checkpoints of the run that are not whole; settled, known on the first process."""
+    """Checkpoints of the run that are not whole; known once settled, on the first process."""
     changed_data: Changes = field(default_factory=dict)
-    """Old and new hash of each set whose content may differ and does, by key; settled."""
+    """Old and new hash, by key, of each set whose content may differ and does; known once settled."""
 
     @property
     def is_outdated(self) -> bool:
-        """Another process has gone on with the run since the start was planned."""
+        """Whether another process has continued the run since the start was planned."""
         newest = checkpoints.newest_whole(self.config.run_dir, self.config.temporary_checkpoints)
         return newest != self.newest or tuple(history.read_events(self.run_dir)) != self.events
 
@@ -161,12 +161,12 @@ class Start:
         return own, parent
 
     def taken(self, what: Taken) -> Checkpoint | None:
-        """The checkpoint of another run that just that is taken from."""
+        """The checkpoint of another run if exactly `what` is taken from it; else None."""
         return self.parent.checkpoint if self.parent is not None and self.parent.taken == what else None
 
     @property
     def promolecule(self) -> Promolecule | None:
-        """That the run, or the field model it begins from, has learnt to correct; None: none is on record."""
+        """The promolecule that the run, or the field model it begins from, has learnt to correct; None: unknown."""
         if self.newest is not None and (self.run_dir / PROMOLECULE_FILE).exists():
             return Promolecule.load(self.run_dir / PROMOLECULE_FILE)
         return None if self.parent is None else self.parent.promolecule
@@ -275,7 +275,7 @@ def plan_start(config: TrainConfig, wanted: Continuation, run_dir: Path) -> Star
 
 
 def _refuse_forgotten(config: TrainConfig, run_dir: Path, newest: Checkpoint | None) -> None:
-    """Stop where newer temporary checkpoints lie at the place of before, which the configuration has no more."""
+    """Stop if newer temporary checkpoints lie where the configuration used to put them and no longer does."""
     recorded = run_dir / CONFIG_FILE
     if not recorded.exists() or not recorded.read_bytes().strip():
         return
@@ -292,8 +292,8 @@ def _refuse_forgotten(config: TrainConfig, run_dir: Path, newest: Checkpoint | N
 
 
 def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = ()) -> Changes:
-    """The changes since the `config.yaml` in a run's folder, all of which must be named; none where the run has no
-    checkpoint."""
+    """The changes since the `config.yaml` in a run's folder. All must be named in `allow`. There are none where the run
+    has no checkpoint."""
     run_url = config.run_dir if is_remote(config.output_dir) else str(recorded.parent)
     if checkpoints.survey(run_url, config.temporary_checkpoints) == (None, []):
         return {}
@@ -307,7 +307,7 @@ def refuse_changes(recorded: Path, config: TrainConfig, allow: Sequence[str] = (
 
 
 def _allowed_changes(old: Mapping[str, Any], config: TrainConfig, allow: Sequence[str], what: str) -> Changes:
-    """The changes since the record `old`, all of which must be named; `what` names its run: "run 'a' exists"."""
+    """The changes since the record `old`. All must be named in `allow`. `what` names its run: "run 'a' exists"."""
     new = config.to_dict()
     changed = changed_keys(old, new)
     for key in allow:
@@ -345,7 +345,7 @@ def _refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
 
 
 def _refuse_promolecule(what: str, learnt: Promolecule, shards: ShardSet) -> None:
-    """Stop if a model has learnt to correct another sum of atoms than that of the data."""
+    """Stop if a model has learnt to correct another promolecule than that of the data."""
     found = "none" if shards.promolecule is None else shards.promolecule.sha256
     if learnt.sha256 != found:
         raise TomatError(
@@ -379,7 +379,7 @@ def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
     old, new = recorded, plan.config.to_dict()
     of_field = old["model"].get("type") == "field" and field_of(plan.config.model) is not None
     warmup, steps = plan.config.optimizer.warmup, plan.config.trainer.num_train_steps
-    # Up to 1 Levanter (0.2.227) takes it for a share of all steps, and rounds down.
+    # Levanter (0.2.227) takes a value up to 1 for a share of all steps, and rounds down.
     if not of_field and not (int(warmup * steps) if warmup <= 1 else warmup) >= 1:
         raise TomatError(
             f"optimizer.warmup is {warmup}, which is no step of {steps}; a warm start has a fresh optimizer, whose "

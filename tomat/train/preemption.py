@@ -24,7 +24,7 @@ SAME_PRESS_SECONDS = 0.5
 pass it on once more."""
 
 NOTICES = {"preempted": ("TRUE",), "maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE",)}
-"""Keys of `http://metadata.google.internal/computeMetadata/v1/instance/` and the values that announce the end of the
+"""Keys of `http://metadata.google.internal/computeMetadata/v1/instance/` and their values that announce the end of the
 machine (Compute Engine documentation: "Create and use Spot VMs", "Monitor and plan for a host maintenance event")."""
 
 
@@ -32,11 +32,11 @@ class StopRequest:
     """Whether the process has been asked to stop; all hosts of a slice get the same answer at the same step.
 
     Before the first step, and after the last checkpoint, nothing would be lost: there SIGTERM ends the process at once,
-    as an exception that closes whatever is open. Between them (`defer`) it is only noted, and the loop asks `reached`
-    after every step. A thread that no compilation can hold up watches the grace and a second signal.
+    by an exception that closes whatever is open. Between them (`defer`) the signal is only noted, and the loop calls
+    `reached` after every step. A thread that no compilation can hold up watches the grace and a second signal.
 
     Ctrl-C (SIGINT) is taken the same way, but nobody takes the machine away: the step and its checkpoint may take as
-    long as they do, and a second Ctrl-C ends the process at once.
+    long as they need, and a second Ctrl-C ends the process at once.
     """
 
     def __init__(self, grace_seconds: float = 25.0) -> None:
@@ -55,7 +55,7 @@ class StopRequest:
         self._signals = 0
         self._interrupted_at: float | None = None
         self._raised = False
-        # A second signal may be handled while the main thread, in the handler of the first, holds it.
+        # Reentrant: a second signal may be handled while the main thread, in the handler of the first, holds it.
         self._lock = threading.RLock()
         self._closed = threading.Event()
 
@@ -65,12 +65,12 @@ class StopRequest:
 
     @property
     def remaining_seconds(self) -> float:
-        """What is left of the grace; infinite while nobody asked. After Ctrl-C it ends nothing but an evaluation."""
+        """Seconds left of the grace; infinite while nobody asked. After Ctrl-C its end only stops an evaluation."""
         return math.inf if self._asked_at is None else self._asked_at + self.grace_seconds - time.monotonic()
 
     def reached(self) -> bool:
-        """Whether to stop after the step just done; every host must ask after the same steps. Told at different
-        moments, all stop after the first step at whose end one had been told: no one is left in a collective."""
+        """Whether to stop after the step just done; every host must call this after the same steps. All stop after the
+        first step at whose end one of them had been asked, so that no host is left in a collective."""
         mine = self.asked
         if jax.process_count() > 1:
             mine = bool(np.any(multihost_utils.process_allgather(np.array(mine))))
@@ -78,13 +78,13 @@ class StopRequest:
         return self.agreed
 
     def defer(self, step: int) -> None:
-        """From now on there are steps to save, `step` so far: a signal is only noted, until `reached` is asked."""
+        """From now on there are steps to save (`step` are done): a signal is only noted, until `reached` is called."""
         self.step = step
         self._deferred = True
         self.unsaved = True
 
     def resume_at_once(self) -> None:
-        """From now on nothing would be lost: a signal ends the process, and so does one that was noted unanswered."""
+        """From now on nothing would be lost: a signal ends the process, as does one that was noted and not answered."""
         self._deferred = False
         self.unsaved = False
         if self.asked and not self.agreed:
@@ -105,24 +105,24 @@ class StopRequest:
             raise
 
     def limit_exit(self, status: int) -> None:
-        """End the process with `status` after the grace, if it has not ended by itself: what is open may wait for hosts
-        that are gone."""
+        """End the process with `status` after the grace, if it has not ended by then: closing what is open may wait for
+        hosts that are gone."""
         timer = threading.Timer(self.grace_seconds, _leave, (status, "the hosts that are left did not answer"))
         timer.daemon = True
         timer.start()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGTERM and Ctrl-C while the context is open. Python gives signals to the main thread alone: elsewhere,
-        nothing."""
+        """Take SIGTERM and Ctrl-C while the context is open. Python gives signals to the main thread alone, so another
+        thread takes none."""
         main = threading.current_thread() is threading.main_thread()
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         wakeup_before = -1
         if main:
-            # The byte is written by the signal itself, whatever the main thread is doing; the handler below only runs
-            # once Python code does, which a compilation of minutes keeps waiting.
+            # The signal itself writes the byte, whatever the main thread is doing. The handler below runs only once
+            # Python code does, which a compilation of minutes delays.
             wakeup_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
             self.take_over()
         watcher = threading.Thread(target=self._watch, args=(read_end,), name="preemption", daemon=True)
@@ -146,7 +146,7 @@ class StopRequest:
         threading.Thread(target=self._poll_notices, args=(poll_seconds,), name="notices", daemon=True).start()
 
     def take_over(self) -> None:
-        """Install the handlers; again after a library has put its own in their place."""
+        """Install the signal handlers; call it again after a library has put its own in their place."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_signal)
             # Where Ctrl-C is ignored, as in a background job of a shell, it stays so.
@@ -217,7 +217,7 @@ class StopRequest:
             for key, ends in NOTICES.items():
                 value = instance_metadata(key)
                 if value in ends and value != known[key]:
-                    self._signals_allowed += 1  # the one below; that of the machine going down may follow
+                    self._signals_allowed += 1  # for the kill below; the signal of the machine going down may follow
                     self._ask(f"{key} {value}")
                     os.kill(os.getpid(), signal.SIGTERM)
                     return

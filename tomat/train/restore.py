@@ -1,7 +1,7 @@
 """A run's state, or its weights alone, from a checkpoint.
 
-It may hold the layers stacked in one array (`model.scan_layers`) where the run has them unrolled, or the other way
-round; they are rearranged. With `trainer.model_averaging` there are two sets of weights: only training uses the last.
+A checkpoint may hold the layers stacked in one array (`model.scan_layers`) where the run has them unrolled, or the
+reverse; they are rearranged. With `trainer.model_averaging` it has two sets of weights; only training uses the last.
 """
 
 import dataclasses
@@ -34,10 +34,10 @@ STACKED, BLOCK = ".stacked", ".blocks[{}]"
 """How the path of an array inside Haliax's `Stacked` and `BlockSeq` (0.2.227) says which layers it holds."""
 
 SUBPATHS = {AVERAGED: "model_averaging/model", LAST: "model"}
-"""Where in a checkpoint weights of each kind are."""
+"""Where in a checkpoint the weights of each kind are."""
 
 MODEL_KEY, TRAINING_KEY = 0, 1
-"""What a run's seed is folded with for the weights and the training step."""
+"""Numbers that are folded into a run's seed for the weights and for the training step."""
 
 
 def initial_state(
@@ -48,22 +48,22 @@ def initial_state(
     field: Checkpoint | None = None,
     subject: "Subject | None" = None,
 ) -> TrainerState:
-    """The state that a run begins with: that of `source`, the checkpoint that the trainer's configuration names, fresh,
-    or fresh but for `weights`, or for those of `model.field`. `subject` is trained where that is not the model of the
-    configuration alone."""
+    """The state that a run begins with. It is that of `source`, the checkpoint that the trainer's configuration names,
+    or a fresh one, whose weights may come from `weights`, or those of `model.field` from `field`. `subject` is what is
+    trained, if that is not the model of the configuration alone."""
     seed_key = jax.random.PRNGKey(config.trainer.seed)
     training_key, model_key = (jax.random.fold_in(seed_key, number) for number in (TRAINING_KEY, MODEL_KEY))
     loaded = source or weights or field
     try:
         if subject is not None:
-            # As the argument of a compiled function, so that the first step gets what every later one gets: given as
+            # It is the argument of a compiled function, so that the first step gets what every later one gets: given as
             # `model`, the step was compiled twice.
             begin = jax.tree_util.Partial(lambda model: model, subject.model)
             return trainer.initial_state(training_key, model_init=begin, is_trainable=subject.is_trainable)
         if weights is not None:
             model, _ = load_weights(config, weights.path, trainer.parameter_axis_mapping, trainer.device_mesh)
             state = trainer.initial_state(training_key, model=model)
-            # An average begins as the weights themselves, in the same buffers, which the step may not be given twice.
+            # An average begins as the weights themselves, in the same buffers, and a step cannot take a buffer twice.
             average = jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, state.model_averaging)
             return dataclasses.replace(state, model_averaging=average)
         if field is not None:
@@ -82,7 +82,7 @@ def initial_state(
         kept = {"quantization": trainer.config.quantization, "model_averaging": trainer.config.model_averaging}
         initialise = partial(TrainerState.init, key=training_key, mp=trainer.mp, **kept)
         wanted = eqx.filter_eval_shape(lambda: initialise(trainer.optimizer, model_initialiser(config, model_key)()))
-        # Without a name here: `rearrange` is to be the only one that holds it.
+        # The loaded state has no name here, so that only `rearrange` holds it.
         return rearrange(
             trainer.initial_state(training_key, model_init=model_initialiser(stored, model_key)),
             wanted,
@@ -102,8 +102,8 @@ def model_initialiser(config: TrainConfig, key: PRNGKeyArray) -> Callable[[], Lm
 def load_weights(
     config: TrainConfig, checkpoint: str, axis_mapping: ResourceMapping, mesh: Mesh
 ) -> tuple[LmHeadModel, str]:
-    """The weights of a checkpoint as a model of `config`, the averaged ones where it has any, and their kind. One of
-    another model raises ValueError, KeyError or FileNotFoundError."""
+    """The weights of a checkpoint as a model of `config` (the averaged ones, if there are any), and their kind. A
+    checkpoint of another model raises ValueError, KeyError or FileNotFoundError."""
     kind, stored = weights_kind(checkpoint), _as_stored(config, checkpoint)
     wanted, there = (model_initialiser(of, jax.random.PRNGKey(0)) for of in (config, stored))
     if stored is config:
@@ -113,14 +113,14 @@ def load_weights(
 
 
 def _load(build: Callable[[], Any], checkpoint: str, axis_mapping: ResourceMapping, mesh: Mesh) -> Any:
-    """What `build` makes with the weights of a checkpoint, averaged where it has those."""
+    """The model that `build` makes, with the weights of a checkpoint, the averaged ones if there are any."""
     shapes, subpath = eqx.filter_eval_shape(build), SUBPATHS[weights_kind(checkpoint)]
     return load_checkpoint(shapes, checkpoint, subpath=subpath, axis_mapping=axis_mapping, mesh=mesh)
 
 
 def rearrange(loaded: Any, wanted: Any, axis_mapping: ResourceMapping, mesh: Mesh) -> Any:
     """`loaded` in the structure of `wanted`, which has shapes for arrays, and `Stacked` for `BlockSeq` or the other way
-    round. One array after another: little more than `loaded` is in memory at any time, if nothing else holds it."""
+    round. Arrays go one after another: if nothing else holds `loaded`, little more than it is in memory at any time."""
     flattened = partial(tree_flatten_with_path, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
     leaves = {keystr(path): leaf for path, leaf in flattened(loaded)[0]}
     del loaded

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from tomat.data.tokens.shards import ShardSet
 
 MATERIALS_KEPT = 256
-"""Structures and anchors of so many are kept: rows of a window are of some thousand materials, which cost little."""
+"""Number of materials whose structures and anchors are kept. A window has some thousand, which cost little."""
 
 
 class RowAtoms:
-    """`PatchAtoms` of each row of a set of patches, `ScatteredAtoms` of one of scattered voxels."""
+    """Gives the `PatchAtoms` of each row of a set of patches, or the `ScatteredAtoms` for a set of scattered voxels."""
 
     def __init__(self, shards: "ShardSet", config: AtomsRead, seq_len: int | None = None) -> None:
         """`seq_len`: tokens of each row that are used, from its start; None: all of the set's context."""
@@ -48,8 +48,8 @@ class RowAtoms:
         self._cell = lru_cache(maxsize=MATERIALS_KEPT)(self._read_cell)
         self._electrons: dict[int, float] = {}
         if (known := shards.promolecule) is not None:
-            # An atom's valence, as the densities settled it; where they left it open, the integral of its function,
-            # which is some percent off.
+            # An atom's valence electrons: the number that the densities gave. Where they left it open, the integral of
+            # the atom's function, which is some percent off.
             self._electrons = {**known.electrons(), **known.valences}
             for number in np.unique(self.crystals.atomic_numbers) if isinstance(self.crystals, Structures) else ():
                 if int(number) not in self._electrons:
@@ -61,8 +61,8 @@ class RowAtoms:
                     )
 
     def __call__(self, row: int) -> tuple[NearbyAtoms, np.ndarray | None]:
-        """Of one row, NumPy arrays in the model's sizes, and the order of its tokens that they are for, int64
-        [position]; None: as they are."""
+        """The atoms of one row, NumPy arrays in the model's sizes, and the order of its tokens that they belong to,
+        int64 [position] (None: as stored)."""
         manifest = self.shards.manifest
         index = int(manifest.material_indices(np.array(row)))
         material, room = manifest.materials[index], Room.of(self.config)

@@ -1,5 +1,5 @@
 """One training run: start or resume, train, and leave a folder that says what happened (`tomat/base/layout.py`).
-`train` is the whole start as one list, up to the loop of `loop.py`."""
+`train` lists the whole start in order, up to the loop of `loop.py`."""
 
 import contextlib
 import dataclasses
@@ -39,7 +39,7 @@ from tomat.train.step import Subject, build_trainer
 from tomat.train.tracking import end_wandb
 
 SUBJECT_EVENT = "subject"
-"""Of the run's history: what is trained, by content."""
+"""The event of the run's history that says what is trained, by content."""
 
 
 def train(
@@ -52,9 +52,9 @@ def train(
     """Train until `trainer.num_train_steps`, from the newest whole checkpoint of the run where there is one.
 
     Args:
-        stop: Listening already, where a command does more than train; None: SIGTERM and Ctrl-C are listened to here.
-        asked: How the run was asked for, for the log of its output folder; None: by Python.
-        open_subject: Loads what is trained, where that is not the model of the configuration alone (`distillation`).
+        stop: Listening already, where a command does more than train; None: `train` listens to SIGTERM and Ctrl-C.
+        asked: How the run was started, for the log of its output folder; None: from Python.
+        open_subject: Loads what is trained, if that is not the model of the configuration alone (`distillation`).
     """
     with contextlib.ExitStack() as process:
         if stop is None:
@@ -67,7 +67,7 @@ def train(
         watchdog = process.enter_context(hang.watching())
         stages = process.enter_context(StartStages().watching())
 
-        # On which devices, and are all hosts of one mind: before anything that one of them alone could stop at.
+        # The devices, and whether all hosts agree, before anything that could stop one host alone.
         continuation = continuation or Continuation()
         join(config, stages)
         hosts = process.enter_context(HostWatch(stages).watching())
@@ -77,15 +77,15 @@ def train(
             stop.poll_notices(config.preemption.poll_seconds)
 
         with stop.limiting_exit_on_error(), contextlib.ExitStack() as run:
-            # Where: the run's folder, with what another machine has written of the run.
+            # The run's folder, with what another machine has written of the run.
             stages.begin("reading what the run has left so far")
             folder.fetch()
 
-            # From what, and is it allowed: files are only read, so that a start that is refused changes nothing.
+            # What the run begins from, and if that is allowed. Files are only read: a refused start changes nothing.
             plan = plan_start(config, continuation, folder.path)
             folder.make()
 
-            # Alone. Another process may have gone on with the run before this one had its turn.
+            # The lock. Another process may have continued the run before this one had its turn.
             first = jax.process_index() == 0
             if first:
                 stages.begin("waiting for the run's lock")
@@ -95,7 +95,7 @@ def train(
             guards = RunGuards(folder, hang, watchdog)
             run.enter_context(guards.active())
 
-            # The data, and with them the checkpoint that all processes begin with.
+            # The data, then the checkpoint that all processes begin with.
             longest = config.guards.startup_hang_seconds
             hosts.barrier("the data", longest)
             stages.begin("opening the data")
@@ -105,8 +105,8 @@ def train(
             guards.check_start(datasets)
             start = plan.settle(datasets)
 
-            # The state. Trackers are opened only now: for a run that cannot go on, TensorBoard would already have
-            # dropped the last steps.
+            # The state. Trackers are opened only now: TensorBoard drops the last steps as it opens, even if the run
+            # then cannot go on.
             run.callback(forget_tracker)
             initialise(config, trainer_config, folder.path, start.first_step)
             trainer_config.load_checkpoint = start.source is not None
@@ -128,7 +128,7 @@ def train(
             if is_field(config.model) and start.source is None and start.taken("weights") is None:
                 state = with_statistics(config, trainer, datasets, state, tables)
 
-            # What begins is written down only now: a resume that fails leaves the run as it was.
+            # The start is recorded only now: a resume that fails leaves the run as it was.
             if first:
                 start = _record(start, datasets, guards, folder)
                 if subject is not None and last_event(read_events(folder.path), SUBJECT_EVENT) is None:
@@ -158,7 +158,7 @@ def train(
 
 
 def _tell_of_storage(folder: RunFolder, hosts: HostWatch, stop: StopRequest, said: str) -> None:
-    """Before a process ends since its storage stalls: the other hosts end too, and this machine's history says it."""
+    """Before a process ends because its storage stalls: end the other hosts, and record it on this machine."""
     hosts.tell(RETRY_STATUS, said)
     folder.record("stop", stop.step, reason=said)
 
@@ -170,7 +170,7 @@ def _contents(datasets: Datasets) -> dict[str, object]:
 
 
 def _check_subject(subject: Subject, start: Start, folder: RunFolder) -> None:
-    """Refuse to go on with another teacher or another begin than the run had, and weights that it has no place for."""
+    """Refuse to resume with another teacher or other first weights than the run had, and refuse a warm start."""
     if start.taken("weights") is not None:
         raise TomatError("--warm_start does not go with distillation, which begins with distillation.quantised.")
     begun = last_event(read_events(folder.path), SUBJECT_EVENT)
@@ -191,7 +191,7 @@ def _record(start: Start, datasets: Datasets, guards: RunGuards, folder: RunFold
         write_text(folder.path / PROMOLECULE_FILE, datasets.train.promolecule.to_text())
     if start.taken("state") is None:
         return start
-    # A large checkpoint takes minutes to copy; a machine that goes on with the run must know what it is.
+    # A large checkpoint takes minutes to copy; a machine that takes over meanwhile must know what the run is.
     folder.publish()
     return start.with_fork_copied()
 

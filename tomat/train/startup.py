@@ -1,5 +1,5 @@
-"""Bringing the devices up: compiler flags, `jax.distributed`; then, once data, codec and checkpoint have been judged,
-log and trackers."""
+"""Starts the devices (compiler flags, `jax.distributed`) and later, once data, codec and checkpoint are checked, log
+and trackers."""
 
 import dataclasses
 import importlib.util
@@ -33,13 +33,13 @@ from tomat.train.tracking import JsonLinesTrackerConfig
 
 
 def connect(config: TrainConfig) -> TrainerConfig:
-    """`join` and `settle`, for what trains without a run around it."""
+    """`join` and `settle`, for code that trains outside a run."""
     join(config, StartStages())
     return settle(config, {}, StartStages())
 
 
 def join(config: TrainConfig, stages: StartStages) -> None:
-    """Set the compilers' flags and start `jax.distributed`: nothing before it touches a device."""
+    """Set the compilers' flags and start `jax.distributed`; nothing before this call touches a device."""
     if config.keep_freed_memory:
         keep_freed_memory()
     # The compilers read their flags from the environment at the first device use.
@@ -47,7 +47,7 @@ def join(config: TrainConfig, stages: StartStages) -> None:
     for variable, given in flags.items():
         if given:
             os.environ[variable] = " ".join([os.environ.get(variable, ""), *given]).strip()
-    # JAX's own service takes SIGTERM in C++, where neither the grace nor a second signal can be told from it.
+    # JAX's own service takes SIGTERM in C++, where this process can see neither the grace nor a second signal.
     jax.config.update("jax_enable_preemption_service", False)
     ignore_absent_tpu()
     # Before any collective: on a pod, `jax.device_count()` is right only after this.
@@ -55,19 +55,19 @@ def join(config: TrainConfig, stages: StartStages) -> None:
 
 
 def settle(config: TrainConfig, beside: Mapping[str, object], stages: StartStages) -> TrainerConfig:
-    """Open the devices, and refuse hosts and devices that are not what the run is for; writes nothing. Hosts must agree
-    on the configuration and on `beside`, what else decides what is trained, by name."""
+    """Open the devices, and refuse hosts and devices that do not suit the run; writes nothing. Hosts must agree on the
+    configuration and on `beside`: whatever else decides what is trained, by name."""
     trainer_config = config.trainer_config()
     trainer_config.distributed = dataclasses.replace(trainer_config.distributed, initialize_jax_distributed=False)
     stages.begin("opening the devices", OPEN_SECONDS)
     try:
         found = found_devices()
     except RuntimeError as error:
-        # Not a refusal of the input: the same command is right, on this machine or on another.
+        # Not an error of the input: the same command is right, on this machine or on another.
         if (fault := known_tpu_fault(str(error))) is not None:
             warn(fault.line)
         raise
-    # Before what a host alone may stumble over, for which the others would wait.
+    # Before the checks that could stop one host alone, while the others wait for it.
     if jax.process_count() > 1:
         stages.begin("comparing this start with the other hosts'")
         refuse_differences(config, started_with(config, beside))
@@ -80,8 +80,8 @@ def settle(config: TrainConfig, beside: Mapping[str, object], stages: StartStage
 
 
 def refuse_other_devices(config: TrainConfig, found: FoundDevices) -> None:
-    """Stop a run on devices of several kinds, and one that is meant for another slice, unless `run_elsewhere` is
-    set."""
+    """Stop a run on devices of several kinds. Unless `run_elsewhere` is set, stop one that is meant for another slice
+    too."""
     if "," in found.device_kind:
         said = f"the devices here are of several kinds, {found.device_kind}, and a step is compiled for one"
         raise TomatError(f"{said}. Choose those of one kind, of GPUs with CUDA_VISIBLE_DEVICES.")
@@ -105,27 +105,27 @@ def trackers(config: TrainConfig, run_dir: Path, first_step: int) -> tuple[Track
 
 
 def initialise(config: TrainConfig, trainer_config: TrainerConfig, run_dir: Path, first_step: int) -> None:
-    """Start logging and trackers, which are set in `trainer_config`, from `connect`."""
+    """Set the log and the trackers in `trainer_config`, which `settle` returned, and start them."""
     trainer_config.tracker = trackers(config, run_dir, first_step)
     trainer_config.log_dir = run_dir
-    forget_tracker()  # of an earlier trainer of this process
+    forget_tracker()  # that of an earlier trainer in this process
     trainer_config.initialize()
     rename_log(run_dir, config.run_name)
     quiet_terminal()
 
 
 def forget_tracker() -> None:
-    """Take back the tracker that `initialise` set for the whole process, which Levanter's next trainer would write to
-    in place of its own (0.2.227)."""
+    """Unset the tracker that `initialise` set for the whole process: Levanter's next trainer would write to it in place
+    of its own (0.2.227)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Global tracker is already set")
         set_global_tracker(cast(Any, None))
 
 
 def rename_log(run_dir: Path, run_name: str) -> None:
-    """Have Levanter's log in `<run_name>.log`.
+    """Write Levanter's log to `<run_name>.log`.
 
-    Levanter 0.2.227 hands its logging the name with `.log`, which adds `.log` to it (`TrainerConfig.initialize`,
+    Levanter 0.2.227 gives its logging the name with `.log`, which adds a second `.log` (`TrainerConfig.initialize`,
     `init_logging`), and takes no other name. What earlier starts wrote under that name is moved too.
     """
     wrong, right = (run_dir / f"{run_name}{suffix}" for suffix in (".log.log", ".log"))
@@ -138,7 +138,7 @@ def rename_log(run_dir: Path, run_name: str) -> None:
             root.removeHandler(handler)
             handler.close()
             root.addHandler(renamed)
-    # Hosts that share the folder share the file: one of them takes it away, whole.
+    # Hosts that share the folder share the file: one of them moves all of it away.
     taken = wrong.with_name(f".{wrong.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         wrong.rename(taken)

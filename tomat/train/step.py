@@ -1,5 +1,5 @@
 """The training step: loss, optimizer and Levanter's trainer, built from a `TrainConfig` and nothing else. The planner
-compiles the same one for a TPU slice without a TPU."""
+compiles the same step for a TPU slice without a TPU."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -46,9 +46,9 @@ class DensityLossFunction:
     def __call__(
         self, model: LmHeadModel, example: TokenExample, *, key: PRNGKeyArray | None = None
     ) -> tuple[jax.Array, dict[str, Metric]]:
-        """Loss of one (micro)batch, a float32 scalar, and its metrics. `example`: `tokens`, int32 `[batch, position]`,
-        and for a model that reads them `atoms`. `key`: randomness of models that use some and of `density_dropout`;
-        None: every row is read whole."""
+        """Loss of one (micro)batch, a float32 scalar, and its metrics. `example` has `tokens`, int32 `[batch,
+        position]`, and `atoms` for a model that reads them. `key` is the randomness of the model and of
+        `density_dropout`; None: every row is read whole."""
         if self.gather_mapping is not None:
             model = _gathered(model, self.gather_mapping)
         tokens, unread, key = self.read(example.tokens, key)
@@ -60,13 +60,13 @@ class DensityLossFunction:
     def read(
         self, tokens: NamedArray, key: PRNGKeyArray | None
     ) -> tuple[NamedArray, NamedArray | None, PRNGKeyArray | None]:
-        """Ids as the model reads them, int32 `[batch, position]`, which rows are without their density (None: no row
-        can be), and the next key. `key` decides which; None: every row is read whole."""
+        """The ids that the model reads, int32 `[batch, position]`; which rows are without their density (None: none
+        is); and the next key. `key` decides which rows; None: every row is read whole."""
         if self.density_dropout == 0 or key is None:
             return tokens, None, key
         rows_key, key = jax.random.split(key)
         batch = tokens.resolve_axis("batch")
-        # As many as the share says, up to one; which, by chance.
+        # The number of rows is the share's, rounded up or down at random. Which rows is random too.
         more, order = jax.random.split(rows_key)
         count = jnp.floor(self.density_dropout * batch.size + jax.random.uniform(more))
         unread = NamedArray(jax.random.permutation(order, batch.size) < count, (batch,))
@@ -75,9 +75,9 @@ class DensityLossFunction:
 
 @dataclass(frozen=True, eq=False)
 class FieldLossFunction:
-    """The loss of a field model, as Levanter's trainer calls it: the NMAE of the voxels of a row, in the mean of rows.
+    """The loss of a field model, as Levanter's trainer calls it: the NMAE of a row's voxels, averaged over the rows.
 
-    Its divisor is the mean density of the row's cell, not of its voxels, so that rows of a cell add up to the cell's.
+    The divisor is the mean density of the cell, not of the voxels, so that a cell's rows average to the cell's NMAE.
     """
 
     target: DensityTarget
@@ -86,8 +86,8 @@ class FieldLossFunction:
     def __call__(
         self, model: FieldModel, example: TokenExample, *, key: PRNGKeyArray | None = None
     ) -> tuple[jax.Array, dict[str, Metric]]:
-        """A float32 scalar, and the metrics of `density_loss` that a single density has: its EMD is its error."""
-        assert isinstance(example.atoms, ScatteredAtoms)  # or the layout had been refused
+        """The loss, a float32 scalar, and the metrics of `density_loss` that one density has: its EMD is its error."""
+        assert isinstance(example.atoms, ScatteredAtoms)  # other layouts are refused earlier
         ids = example.tokens.rearrange(("batch", "position")).array - self.target.density_start
         is_density = (ids >= 0).astype(jnp.float32)
         values = jnp.asarray(self.target.values, jnp.float32)
@@ -102,7 +102,7 @@ class FieldLossFunction:
         def mean(of_voxels: jax.Array) -> jax.Array:
             return jnp.sum(of_voxels * is_density, axis=1) / jnp.maximum(count, 1.0)
 
-        # Each member learns for itself; what is predicted is their mean.
+        # Each member has its own loss; the prediction is the mean of all members.
         mean_density = jnp.maximum(example.atoms.mean_density.array, 1e-6)
         loss = jnp.mean(jnp.stack([mean(jnp.abs(each - rho)) / mean_density for each in found]))
         error = mean(jnp.abs(found.mean(axis=0) - rho))
@@ -119,8 +119,8 @@ class FieldLossFunction:
 def mean_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, Metric]:
     """Metrics as Levanter's trainer takes them: means over sequences, exact over equal microbatches.
 
-    Of `unread_share` and `unread_density_loss` come `density_loss_unread` and `density_loss_read`, the means over
-    either sort of rows of all microbatches: 0 where a step has none, which `unread_share` says.
+    `unread_share` and `unread_density_loss` give `density_loss_unread` and `density_loss_read`: the means over either
+    sort of rows of all microbatches. A mean is 0 where a step has no such rows, which `unread_share` says.
     """
     means = {name: Metric.from_value(value, ReductionType.MEAN) for name, value in metrics.items()}
     if "unread_share" in metrics:
@@ -133,14 +133,14 @@ def mean_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, Metric]:
 def without_density(tokens: NamedArray, unread: NamedArray) -> NamedArray:
     """`tokens`, int [batch, position], with padding for the density ids of the rows that are `unread`, bool [batch].
 
-    Elsewhere padding stands only behind the end of a sequence, so inside one it can mean "not known".
+    Otherwise padding stands only after the end of a sequence, so inside one it can mean "not known".
     """
     return hax.where(unread & (tokens >= DENSITY_START), PAD, tokens)
 
 
 def _gathered(model: LmHeadModel, mapping: ResourceMapping) -> LmHeadModel:
     """`model` with each parameter laid out as `mapping` says, mostly whole on every chip. `haliax.shard` (0.2.227)
-    states no constraint where no axis is mapped: XLA gathered those layer by layer, forward and backward."""
+    states no constraint where no axis is mapped: XLA gathered such parameters layer by layer, forward and backward."""
 
     def gather(leaf: NamedArray | object) -> NamedArray | object:
         if not isinstance(leaf, NamedArray):
@@ -153,7 +153,7 @@ def _gathered(model: LmHeadModel, mapping: ResourceMapping) -> LmHeadModel:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What a run trains where that is not the model of its configuration with weights of its own."""
+    """What a run trains, if that is not the model of its configuration with weights of its own."""
 
     model: Any
     """The whole model at the start; parameters that are not trained are taken from here at every start."""
@@ -166,7 +166,7 @@ class Subject:
 def density_target(
     config: TrainConfig, value_table: np.ndarray | None, offset_e_per_a3: float | None = None
 ) -> DensityTarget:
-    """What a run predicts; `value_table` as for `build_trainer`, the offset that of a relative codec."""
+    """What a run predicts; `value_table` as for `build_trainer`, and the offset of a relative codec."""
     data = config.data
     tokens = data.sequence_layout.tokens_per_voxel
     return DensityTarget(data.n_density_tokens, value_table, tokens_per_voxel=tokens, offset_e_per_a3=offset_e_per_a3)
@@ -181,8 +181,8 @@ def build_trainer(
 ) -> Trainer:
     """Levanter's trainer with tomat's loss and the configured optimizer, guarded, without hooks.
 
-    `value_table` is float32 `[n_density_tokens]`, e/Å³, of a relative codec ratios, None for two tokens per voxel; a
-    model with `model.environment` is refused without that of the atoms.
+    `value_table` is float32 `[n_density_tokens]` in e/Å³ (ratios for a relative codec), or None for two tokens per
+    voxel. A model with `model.environment` is refused without the tables in `environment`.
     """
     if subject is None:
         config.check_step()

@@ -20,7 +20,7 @@ from tomat.base.progress import progress
 from tomat.base.reporting import chosen, console, tell, to_jsonable, writing
 
 LINE_SECONDS = 10.0
-"""Between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 class JsonLinesTracker(NoopTracker):
@@ -34,7 +34,7 @@ class JsonLinesTracker(NoopTracker):
         self.path = path
         self.failure: OSError | None = None
         """Why a line could not be written. Levanter's composite tracker (0.2.227) logs what a tracker raises and goes
-        on, which would leave a hole in the log; so it is kept here, for the guards to raise."""
+        on, which would leave a hole in the log. So the error is kept here, for the guards to raise."""
         self._step: int | None = None
         self._pending: dict[str, Any] = {}
 
@@ -146,13 +146,13 @@ class PhaseClock:
 
 class TrainingProgress:
     """A bar with loss, tokens/s, MFU and time left on a terminal; a line every `LINE_SECONDS` elsewhere. MFU shows as
-    `-` where the chip's peak is not known; what is left follows from the steps after the first, which waits for the
-    compile, and is not said before there are any."""
+    `-` where the chip's peak is not known. The time left follows from the steps after the first, which includes the
+    compilation; before the second step none is shown."""
 
     def __init__(self, total_steps: int, first_step: int):
         self._total, self._first = total_steps, first_step
         self._begun: tuple[int, float] | None = None
-        """Steps done when the first one was, and when."""
+        """The number of steps done after this process's first step, and when that was."""
         self._last_line = 0.0
         self._bar: Progress | None = None
         if console.is_terminal and not chosen.quiet and jax.process_index() == 0:
@@ -183,7 +183,7 @@ class TrainingProgress:
             )
 
     def left_seconds(self, next_step: int, now: float) -> float | None:
-        """What is left at `now`, when so many steps are done."""
+        """Seconds left at `now`, when `next_step` steps are done; None before the second step of this process."""
         if self._begun is None:
             self._begun = next_step, now
         step, at = self._begun

@@ -1,9 +1,9 @@
 """Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) as `optimizer.type: adafactor`.
 
 The second moments of a matrix are kept as the means of its rows and of its columns, whose product stands for them.
-Formula and matrices (the two longest axes of an array) are those of `optax.adafactor`, to which a test holds it. It is
-written anew for named arrays: means of rows have fewer axes than the parameter and must say which, or nothing could
-split them over devices; and scanned and unrolled layers are updated alike, so that one continues as the other.
+Formula and matrices (the two longest axes of an array) are those of `optax.adafactor`, as a test checks. It is written
+anew for named arrays: means of rows have fewer axes than the parameter and must say which, or they could not be split
+over devices. Scanned and unrolled layers are updated alike, so that either continues as the other.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tomat.base.config_keys import check_range
 from tomat.base.errors import TomatError
 
 SMALLEST_SCALE = 1e-3
-"""Of a parameter's root mean square, with `parameter_scale`: epsilon_2 of the paper, and what optax has."""
+"""Least root mean square of a parameter with `parameter_scale`: epsilon_2 of the paper, and what optax has."""
 
 
 @OptimizerConfig.register_subclass("adafactor")
@@ -33,16 +33,16 @@ class AdafactorConfig(OptimizerConfig):
     learning_rate: float = 1e-2
     """The paper's largest step, relative to the parameter (`parameter_scale`)."""
     parameter_scale: bool = True
-    """The learning rate is times the root mean square of the parameter (of each layer), at least 0.001. False: it is
-    what it is, as Adam's."""
+    """Multiply the learning rate by the root mean square of the parameter (of each layer), at least 0.001. False: take
+    the learning rate as it is, as Adam does."""
     decay_rate: float = 0.8
-    """At step t = 1, 2, ... second moments are times 1 - t^-decay_rate, and this step's share is the rest."""
+    """At step t = 1, 2, ... the second moments are multiplied by 1 - t^-decay_rate; the rest is this step's share."""
     clipping_threshold: float | None = 1.0
     """Largest root mean square of the update of a parameter (of each layer), before the learning rate; None: none."""
     momentum: float | None = None
-    """Decay of a moving mean of the updates, which takes the memory of a parameter; None: none is kept."""
+    """Decay of a moving mean of the updates, which takes as much memory as the parameters; None: none is kept."""
     min_dim_size_to_factor: int = 128
-    """Rows and columns that a matrix has at least, or its second moments are kept whole."""
+    """A matrix with fewer rows or columns than this has its second moments kept whole."""
     epsilon: float = 1e-30
     """Added to the square of a gradient."""
 
@@ -54,7 +54,7 @@ class AdafactorConfig(OptimizerConfig):
             raise TomatError("optimizer.clipping_threshold is 0, which allows no update; expected more, or null.")
 
     def build(self, num_train_steps: int) -> optax.GradientTransformation:
-        # As Levanter's own: what is given to `inject_hyperparams` is logged.
+        # As in Levanter's own: what `inject_hyperparams` is given is logged.
         def optimizer(learning_rate: Any) -> optax.GradientTransformation:
             parts = [scale_by_adafactor(self)]
             if self.momentum is not None:
@@ -68,7 +68,7 @@ class AdafactorConfig(OptimizerConfig):
 
 
 class Moments(NamedTuple):
-    """Second moments of one parameter: means without its longest and its second longest axis, or all of them."""
+    """Second moments of one parameter: their means over its longest and its second longest axis, or all of them."""
 
     rows: NamedArray | None
     columns: NamedArray | None
@@ -130,7 +130,7 @@ def scale_by_adafactor(config: AdafactorConfig) -> optax.GradientTransformation:
 
 
 def _map(function: Callable[..., Any], tree: Any, *rest: Any, layers: tuple[str, ...] = ()) -> Any:
-    """`function` of the axes that count the layers around an array of `tree`, of it, and of what `rest` has there."""
+    """`function(layers, array, *others)` for each array of `tree`; `layers` are the axes that count its layers."""
 
     def one(node: Any, *others: Any) -> Any:
         if not isinstance(node, Stacked):
@@ -142,7 +142,7 @@ def _map(function: Callable[..., Any], tree: Any, *rest: Any, layers: tuple[str,
 
 
 def _named(array: NamedArray | jax.Array, layers: tuple[str, ...]) -> NamedArray:
-    """`array`, with names that map to no device if it has none; the layers of its stacks are its first axes."""
+    """`array`; if it has no names, with names that map to no device. The layers of its stacks are its first axes."""
     if isinstance(array, NamedArray):
         return array
     names = (*layers, *(f"axis_{index}" for index in range(array.ndim - len(layers))))
@@ -150,7 +150,7 @@ def _named(array: NamedArray | jax.Array, layers: tuple[str, ...]) -> NamedArray
 
 
 def _matrix_of(parameter: NamedArray, layers: tuple[str, ...], least: int) -> tuple[Axis, Axis] | None:
-    """The second longest axis and the longest, of equal ones the later; None: one is missing or too short."""
+    """The second longest and the longest axis (the later of equal ones); None if one is missing or too short."""
     axes = sorted((axis for axis in parameter.axes if axis.name not in layers), key=lambda axis: axis.size)
     return (axes[-2], axes[-1]) if len(axes) > 1 and axes[-2].size >= least else None
 
@@ -158,7 +158,7 @@ def _matrix_of(parameter: NamedArray, layers: tuple[str, ...], least: int) -> tu
 def _divided(
     gradient: NamedArray, old: Moments, matrix: tuple[Axis, Axis] | None, kept: jax.Array, epsilon: float
 ) -> tuple[NamedArray, Moments]:
-    """The gradient over the root of its second moments, and these, of which `kept` is the old ones' share."""
+    """The gradient over the root of its second moments, and the new moments; `kept` is the share of the old ones."""
     square = gradient * gradient + epsilon
 
     def moved(before: NamedArray | None, now: NamedArray) -> NamedArray:

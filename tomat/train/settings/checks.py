@@ -26,7 +26,7 @@ from tomat.train.settings.schema import RunSchema
 from tomat.train.settings.trainer import TrainerSettings, without_output
 
 LEVANTER_DEFAULTS: dict[str, Any] = {
-    # Levanter would stop on a CPU; whether a run belongs there is the user's `slice`, checked in `startup.py`.
+    # Levanter would stop on a CPU; the user's `slice`, checked in `startup.py`, says whether a run belongs there.
     "require_accelerator": False,
     # `guards` judge the loss inside the step, and name step and materials.
     "crash_on_nan": False,
@@ -42,7 +42,7 @@ LEVANTER_DEFAULTS: dict[str, Any] = {
         "upload": {"enabled": False},
     },
 }
-"""What tomat sets of Levanter's `TrainerConfig` where its own default does not fit, and no key of tomat's is."""
+"""What tomat sets in Levanter's `TrainerConfig` where Levanter's default does not fit and tomat has no key."""
 
 _NO_DECAY: dict[str, str] = dict.fromkeys(
     ("weight_decay", "weight_decay_modules", "default_weight_decay_mask"),
@@ -110,8 +110,8 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
 
 
 def without_former(values: dict[str, Any]) -> dict[str, str]:
-    """Take the keys of earlier versions out of a configuration's plain values, in place; those that acted, each with
-    what to use instead."""
+    """Remove the keys of earlier versions from a configuration's plain values, in place. Return those that acted, each
+    with what to use instead."""
     acting: dict[str, str] = {}
     for key, instead in FORMER.items():
         was_there, value = take_out(values, key)
@@ -121,9 +121,9 @@ def without_former(values: dict[str, Any]) -> dict[str, str]:
 
 
 def drop_without_effect(values: dict[str, Any]) -> list[str]:
-    """Take the settings that did nothing for what was learnt out of the plain values that an earlier version recorded,
-    in place; those whose value was another than the one they must keep."""
-    # What decided no number of a model, and is no key any more, goes without a word.
+    """Remove, in place, the settings without effect on what was learnt from the plain values that an earlier version
+    recorded. Return those whose value was another than the one they must keep."""
+    # A former key outside `trainer` decided no number of a model, and goes without a word.
     dropped = [key for key in without_former(values) if key.startswith("trainer.")]
     for section, registry in (("model", LmConfig), ("optimizer", OptimizerConfig)):
         kind = str(mapping(values.get(section)).get("type"))
@@ -147,7 +147,7 @@ def _former_values() -> dict[str, Any]:
 
 
 def _unused(section: str, cls: type, kind: str) -> Iterator[tuple[str, Any, str]]:
-    """Fields that nothing reads of an optimizer of that kind, or of a Llama-like decoder of Levanter's (0.2.227): name,
+    """Fields that nothing reads, of an optimizer of that kind or of a Llama-like decoder of Levanter (0.2.227): name,
     the value that it must keep, and what to use instead."""
     unused: Mapping[str, str | None] = {}
     if section == "optimizer":
@@ -172,7 +172,7 @@ def _check_optimizer(optimizer: OptimizerConfig) -> None:
 
 
 def _check_checkpointing(model: LmConfig) -> None:
-    """Refuse a name by which Levanter's decoders know no checkpoint policy; `DensityDecoderConfig` knows its own."""
+    """Refuse a name that is no checkpoint policy of Levanter's decoders; `DensityDecoderConfig` knows its own."""
     choice = getattr(model, "gradient_checkpointing", None)
     if isinstance(choice, str) and not isinstance(model, DensityDecoderConfig):
         try:
@@ -183,8 +183,8 @@ def _check_checkpointing(model: LmConfig) -> None:
 
 
 def _check_int8(model: LmConfig, trainer: TrainerSettings, distils: bool) -> None:
-    """Products in few bits are tomat's or Levanter's, whose scales are of one product a layer: those that share a layer
-    would be added up (`value_mix`), of several in one all but the first be lost (`fused_*`)."""
+    """Refuse tomat's products in few bits beside Levanter's, and Levanter's where a layer is not one product: scales of
+    products that share a layer would add up (`value_mix`), and all but the first of several be lost (`fused_*`)."""
     products = int8_matmuls_of(model)
     for is_set, other, why in (
         (distils, "distillation", "whose matrices are in few bits already and multiplied as floats"),
@@ -202,7 +202,7 @@ def _check_int8(model: LmConfig, trainer: TrainerSettings, distils: bool) -> Non
 
 
 def _check_field(config: RunSchema) -> None:
-    """A field model, the layout of scattered voxels and its loss go together, and each with nothing else."""
+    """A field model, the layout of scattered voxels and the loss `nmae` need each other; no other model takes them."""
     layout = config.data.layout
     parts = {
         f"model.type is {config.model.get_choice_name(type(config.model))}": is_field(config.model),
@@ -221,7 +221,7 @@ def _check_field(config: RunSchema) -> None:
 
 
 def _check_wandb(wandb: WandbConfig | None, run_name: str) -> None:
-    """A resumed run must go on in its own log, and no other."""
+    """A resumed run must continue its own W&B log, and no other."""
     if wandb is None:
         return
     if wandb.id not in (None, run_name):

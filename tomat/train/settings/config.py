@@ -42,7 +42,7 @@ class TrackersConfig(TrackersSchema):
 
 @dataclass(frozen=True)
 class TrainConfig(RunSchema):
-    """One training run, whole; the schema says what these three are, which have Levanter's classes here."""
+    """One training run, whole. These three fields have Levanter's classes here; the schema says what they are."""
 
     model: LmConfig = field(default_factory=lambda: DensityDecoderConfig())
     optimizer: OptimizerConfig = field(default_factory=AdamConfig)
@@ -51,7 +51,7 @@ class TrainConfig(RunSchema):
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_what_cannot_work(self)
-        self.trainer_config()  # Levanter refuses what it cannot make of it, such as a time or a checkpoint's interval
+        self.trainer_config()  # Levanter refuses what it cannot read, such as a time or an interval
         if self.slice is not None and not self.run_elsewhere and isinstance(self.model, DensityDecoderConfig):
             from tomat.hardware.chips import TPU_SLICES  # no prediction needs the chips
 
@@ -79,7 +79,7 @@ class TrainConfig(RunSchema):
         return self.trainer.train_batch_size
 
     def check_batch(self, data_axis_size: int, where: str = "") -> None:
-        """Refuse a batch that devices, of a slice such as " on v6e-16", cannot share evenly."""
+        """Refuse a batch that the devices cannot share evenly; `where` names their slice, such as " on v6e-16"."""
         microbatch = max(self.trainer.per_device_parallelism, 1)
         unit = data_axis_size * microbatch
         if self.batch_size < 1:
@@ -125,14 +125,14 @@ class TrainConfig(RunSchema):
 
 
 def _without_nulls_of_another(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Words for another `optimizer.type` unset what a file has for its own by null, which is no field of that one."""
+    """`optimizer` without nulls for fields of other types: overrides of the type unset a file's fields by null."""
 
     def names(kind: str) -> set[str]:
         cls: Any = OptimizerConfig.get_known_choices().get(kind)
         return set() if cls is None else {each.name for each in dataclasses.fields(cls)}
 
     kind, nulls = str(optimizer.get("type", "adam")), {name for name, value in optimizer.items() if value is None}
-    if not names(kind) or nulls - names(kind):  # its kind, or the null's, may be tomat's own
+    if not names(kind) or nulls - names(kind):  # the type or the field may be of tomat's own
         from tomat.train.settings import adafactor as adafactor
     elsewhere = set().union(*map(names, OptimizerConfig.get_known_choices())) - names(kind)
     return {name: value for name, value in optimizer.items() if name not in nulls & elsewhere}
@@ -141,15 +141,15 @@ def _without_nulls_of_another(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 def load_config(
     config_path: str | Path | None, overrides: Sequence[str] = (), words_of: str = COMMAND_LINE
 ) -> TrainConfig:
-    """Read a training configuration, with `overrides` such as `["--optimizer.learning_rate", "1e-3"]` that `words_of`
-    has, for messages."""
+    """Read a training configuration with `overrides`, such as `["--optimizer.learning_rate", "1e-3"]`; messages say
+    that they come from `words_of`."""
     from_file = {} if config_path is None else read_yaml(config_path, "train")
     with naming_words_of(words_of):
         return config_from_dict(from_file, str(config_path), parse_overrides(overrides), words_of)
 
 
 def recorded_config(config_path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The configuration that a run left; what an earlier version took and never read is left out, with a word."""
+    """The configuration that a run left. Keys that an earlier version took and never read are left out, with a note."""
     values = read_yaml(config_path)
     for name in drop_without_effect(values):
         tell(f"note: {config_path} sets {name}, which did nothing when the run was trained; it is left out.")
@@ -162,8 +162,8 @@ def config_from_dict(
     overrides: Mapping[str, Any] | None = None,
     words_of: str = COMMAND_LINE,
 ) -> TrainConfig:
-    """`TrainConfig` from plain values, which `source` has, with `overrides`, which `words_of` has, over them; tomat's
-    defaults and the preset beneath."""
+    """`TrainConfig` from plain values, with `overrides` over them and the preset and tomat's defaults beneath. Messages
+    say that values come from `source` and overrides from `words_of`."""
     overrides = overrides or {}
     values = dict(mergedeep.merge({}, copy.deepcopy(dict(values)), overrides))
     refused = {
@@ -181,7 +181,7 @@ def config_from_dict(
     defaults = {"trainer": {"jax_config": TrainerSettings().jax_config}, "model": model}
     merged = mergedeep.merge({}, defaults, values)
     if mapping(merged.get("model")).get("type") == "field":
-        import tomat.model.field  # noqa: F401  (by which draccus knows it)
+        import tomat.model.field  # noqa: F401  (registers it with draccus)
     if isinstance(optimizer := merged.get("optimizer"), dict):
         merged["optimizer"] = _without_nulls_of_another(optimizer)
     try:

@@ -1,4 +1,4 @@
-"""Misspelt keys of a configuration, and values that no such key takes, found before JAX and Levanter are imported.
+"""Finds misspelt keys of a configuration, and values that a key cannot take, before JAX and Levanter are imported.
 
 Only what is surely wrong is refused; where Levanter's own classes decide (`model`, `optimizer`, `trackers.wandb`),
 `config.load_config` finds what is wrong.
@@ -26,7 +26,7 @@ TYPES = {
     "optimizer": "adafactor adam adamH adopt cautious grug_muon kron lion mars mini muon muonH namo namoD rmsprop "
     "scion soap",
 }
-"""What the key `type` of a section may be: the classes of Levanter's (0.2.227) and tomat's that it chooses."""
+"""Values of the key `type` of a section: the classes of Levanter (0.2.227) and of tomat."""
 
 
 def check_words(
@@ -36,15 +36,15 @@ def check_words(
     kind: str = "train",
     words_of: str = COMMAND_LINE,
 ) -> None:
-    """Read a configuration's file and the overrides that `words_of` has, and refuse keys that `schema` has no field
-    for; `kind` as for `read_yaml`."""
+    """Read a configuration's file and the overrides, which messages ascribe to `words_of`, and refuse keys without a
+    field in `schema`; `kind` is as for `read_yaml`."""
     if config_path is not None:
         check_keys(read_yaml(config_path, kind), str(config_path), schema)
     with naming_words_of(words_of):
         try:
             values = parse_overrides(overrides)
         except TomatError:
-            # What is no setting is not asked for a value first.
+            # A word that is no setting is refused as such, before its missing value is.
             key = overrides[-1].removeprefix("--").partition(".")[0].replace("-", "_")
             if overrides[-1].startswith("--") and key not in fields_below(schema):
                 check_keys({key: None}, words_of, schema)
@@ -53,8 +53,8 @@ def check_words(
 
 
 def check_keys(values: Mapping[str, Any], source: str, schema: type = RunSchema) -> None:
-    """Refuse a key of `values`, from `source`, that `schema` has no field for, and a value that its field cannot take:
-    of another type, none of its choices, a slice that is not known."""
+    """Refuse a key of `values`, from `source`, that has no field in `schema`, and a value that its field cannot take:
+    one of another type, none of its choices, or an unknown slice."""
     for fault in _faults(values, schema, ""):
         raise TomatError(f"{source} sets {fault}")
     if schema is RunSchema:
@@ -68,7 +68,7 @@ def check_keys(values: Mapping[str, Any], source: str, schema: type = RunSchema)
 
 
 def _faults(values: Mapping[str, Any], cls: type, above: str) -> Iterator[str]:
-    """Keys that are none, each with the one that is spelt like it or all that there are; and wrong values."""
+    """Faults: unknown keys, each with a key that is spelt like it or with all keys, and wrong values."""
     fields = fields_below(cls)
     for key, value in values.items():
         dotted = f"{above}{key}"
@@ -90,7 +90,7 @@ _SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str
 
 
 def _expected(value: Any, hint: Any) -> str | None:
-    """What a key of this type takes, in words, if that is surely not `value`; draccus reads texts as numbers."""
+    """What a key of this type takes, in words; None unless `value` is surely wrong. draccus reads texts as numbers."""
     kinds: list[type] = []
     choices: list[Any] = []
     parts = list(alternatives(hint))

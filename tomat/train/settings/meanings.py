@@ -1,6 +1,6 @@
-"""What the fields of a configuration say of dotted keys: may one change on resume, can it change the compiled step.
+"""What fields declare of dotted keys: whether a key may change on resume, and whether it can change the compiled step.
 
-What decides how fast or where a model learns may change: the keys whose field says so, and no other.
+Keys that only decide how fast or where a model learns may change: those whose field says so, and no others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,8 +19,8 @@ Changes = dict[str, tuple[Any, Any]]
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     """Keys that decide what is learnt and whose value differs, each with its old and new value.
 
-    A key that one side does not have counts as None there, or as what runs did before it was added. Keys that no
-    longer are (`runs/former_keys.py`) are no difference.
+    A key that one side does not have counts as None there, or as what runs did before it was added. Keys that no longer
+    exist (`runs/former_keys.py`) are no difference.
     """
 
     def value(flat: Mapping[str, Any], key: str) -> Any:
@@ -51,8 +51,8 @@ def may_change(key: str) -> bool:
 
 
 def said_of(key: str) -> Meaning:
-    """What the field of a dotted key says of it; the closed meaning of a key that no field declares, or only as an
-    entry."""
+    """What the field of a dotted key declares. A key that no field declares, or that is only an entry of one, has the
+    closed meaning."""
     field, entry = _declared(key)
     return Meaning() if field is None or entry else meaning_of(field)
 
@@ -68,7 +68,7 @@ def keys_beside_step(cls: type = TrainConfig, path: tuple[str, ...] = ()) -> Ite
 
 
 def _declared(key: str) -> "tuple[Field[Any] | None, str]":
-    """The field that a dotted key names or is an entry of, and the key's rest below it."""
+    """The field that a dotted key names or is an entry of, and the rest of the key below it."""
     cls: type | None = TrainConfig
     names, path, field = key.split("."), (), None
     while names and cls is not None:
@@ -83,5 +83,5 @@ def _declared(key: str) -> "tuple[Field[Any] | None, str]":
 
 
 def _section(cls: type, path: tuple[str, ...]) -> type | None:
-    """Of the section at `path`, whose last part is a field of `cls`; any decoder's fields mean what tomat's own do."""
+    """The class of the section at `path`, which ends in a field of `cls`; all decoders' fields mean what tomat's do."""
     return DensityDecoderConfig if path == ("model",) else section_of(fields_below(cls)[path[-1]][1])

@@ -1,6 +1,6 @@
-"""Every key of a training configuration: type, default, meaning. Without JAX, so that words are checked at once.
+"""Every key of a training configuration: type, default, meaning. Imports no JAX, so that words are checked at once.
 
-`config.TrainConfig` is this with Levanter's classes for model, optimizer and W&B.
+`config.TrainConfig` is `RunSchema` with Levanter's classes for model, optimizer and W&B.
 """
 
 import re
@@ -15,7 +15,7 @@ from tomat.model.loss.config import LossConfig
 from tomat.train.settings.trainer import TrainerSettings
 
 BUFFERED_BATCHES, MOST_PREFETCHED = 8, 1024
-"""Batches made ahead where nothing is set, and at most."""
+"""Batches made ahead: the default, and the largest number allowed."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class DataConfig:
     """Which tokens a run reads."""
 
     source: Literal["embedded", "folder", "shards"] = "shards"
-    """`embedded`: the densities that ship with tomat, tokenized into the run's folder on first use; `folder`: those
-    below `input`, likewise; `shards`: data sets written by `tomat tokenize`."""
+    """`embedded`: the densities that ship with tomat, tokenized into the run's folder on first use; `folder`: the
+    densities below `input`, likewise; `shards`: data sets written by `tomat tokenize`."""
     input: str | None = key(None, free="label", host=True)
-    """Folder or file of densities (`source: folder`); their content is what a run is known by, not where they lie."""
+    """Folder or file of densities (`source: folder`). Their content identifies the run's data, not where they lie."""
     train: str | None = key(None, step=False, host=True)
     """Folder or `gs://` URL of the training shard set (`source: shards`)."""
     validation: str | None = key(None, step=False, host=True)
@@ -35,12 +35,12 @@ class DataConfig:
     """The sequence layout (`tomat/data/tokens/patch.py`); a shard set with another one is refused."""
     n_density_tokens: int = 16384
     """Number of density ids: bins of the Lloyd-Max codec. A shard set with another number is refused. With `source:
-    folder` the most that are taken: how many follows from the densities and `codec_floor`."""
+    folder` this is the upper limit: the number follows from the densities and `codec_floor`."""
     vocabulary_rows: int | None = None
-    """Rows of the model's embedding and of its logits; None: the ids of the vocabulary. Rows beyond those belong to no
-    token: padding to a round number, or the vocabulary of another decoder, whose step is to be planned."""
+    """Rows of the model's embedding and of its logits; None: one for each id of the vocabulary. Further rows belong to
+    no token: they pad to a round number, or stand for the vocabulary of another decoder whose step is planned."""
     seq_len: int | None = None
-    """Tokens per sequence that the model reads; None: the layout's context. Shorter cuts each row."""
+    """Tokens per sequence that the model reads; None: the layout's context. A smaller number cuts each row."""
     shuffle: BlockShuffleConfig = key(BlockShuffleConfig(), step=False)
     """How rows are shuffled; no cache is built."""
     verify_checksums: bool = key(True, free="speed", step=False)
@@ -48,8 +48,8 @@ class DataConfig:
     prefetch_batches: int = key(BUFFERED_BATCHES, free="speed", step=False)
     """Batches made ahead of the step that uses them; 0: each is made when it is asked for."""
     in_memory: bool = key(False, free="speed", step=False)
-    """Keep every block that has been read; from the second epoch on nothing is read. Else those of two windows of the
-    shuffle are kept."""
+    """Keep every block that has been read, so that from the second epoch on nothing is read. Otherwise the blocks of
+    two windows of the shuffle are kept."""
     groups: tuple[str, ...] = key(("crystals",), added=True, step=False)
     """Groups of the embedded densities that are trained on (`source: embedded`); `tomat demo-data show` lists them."""
     left_out: tuple[str, ...] = key((), added=True, step=False)
@@ -57,21 +57,21 @@ class DataConfig:
     patches_per_material: int = key(64, step=False)
     """Patches, or rows of scattered voxels, drawn from each cell (`source: embedded`, `folder`)."""
     embedded_grid: Literal["refined", "stored"] = key("refined", added=True, step=False)
-    """Grid of the embedded densities: `refined` to 0.065 A, or as they are `stored`, 0.13 to 0.2 A apart. Scattered
-    voxels say as much on the one as on the other; patches are as many times wider on the stored one."""
+    """Grid of the embedded densities: `refined` to a spacing of 0.065 A, or as `stored`, 0.13 to 0.2 A apart. Scattered
+    voxels say as much on either grid; a patch on the stored grid is wider by the ratio of the spacings."""
     codec_objective: Literal["absolute", "squared"] = key("absolute", step=False)
-    """What the codec minimises that is fitted to the densities (`source: embedded`, `folder`)."""
+    """What the codec fitted to the densities minimises (`source: embedded`, `folder`)."""
     codec_relative: bool = key(False, added=True)
-    """Whether density ids are bins of the density's ratio to the sum of atoms (`tomat/data/codec/relative.py`), which
-    field models and those with `model.environment` can read; a shard set with the other kind of codec is refused."""
+    """Whether density ids are bins of the density's ratio to the sum of atoms (`tomat/data/codec/relative.py`). Field
+    models and models with `model.environment` can read them; a shard set with the other kind of codec is refused."""
     codec_floor: float = key(0.01, added=True)
-    """NMAE that rounding to the codec's bins may cost (`source: folder`); the fewest bins below it are taken."""
+    """Limit of the NMAE from rounding to the codec's bins (`source: folder`); the fewest bins below it are taken."""
     validation_share: float = key(0.1, added=True)
-    """Share of the densities that is held out, whole compositions (`source: folder`); 0: none."""
+    """Share of the densities that is held out, by whole compositions (`source: folder`); 0: none."""
     split_seed: int = key(0, added=True)
     """Decides which compositions are held out (`source: folder`)."""
     species: tuple[str, ...] = key((), added=True)
-    """Elements of CHGCARs that name none, VASP 4 (`source: folder`), in the order of their counts."""
+    """Elements of CHGCARs that name none (VASP 4), in the order of their counts (`source: folder`)."""
     accept: tuple[str, ...] = key((), added=True)
     """Refusals of densities that are lifted (`source: folder`): names of `tomat/data/density/rules.py`."""
 
@@ -79,7 +79,7 @@ class DataConfig:
         from tomat.data.density.rules import ReadRules
 
         if self.groups != ("crystals",):
-            # Imported where it is asked for alone: a prediction reads a configuration, and no embedded density.
+            # Imported only where it is needed: a prediction reads a configuration, and no embedded density.
             from tomat.data.density.demo.embedded import check_groups
 
             check_groups(self.groups)
@@ -147,7 +147,7 @@ class CompilerConfig:
     xla_flags: list[str] = key(factory=list, free="speed", host=True)
     """Flags of XLA itself (CPU and GPU), `--xla_...`."""
     libtpu_args: list[str] = key(factory=list, free="speed", host=True)
-    """Flags of the TPU compiler, `--xla_tpu_...`. Hosts compare flags one by one, with those of their environment."""
+    """Flags of the TPU compiler, `--xla_tpu_...`. Hosts compare flags, with those of their environment, one by one."""
 
     def __post_init__(self) -> None:
         for flag in (*self.xla_flags, *self.libtpu_args):
@@ -165,7 +165,7 @@ class EvaluationConfig:
     """Predict each held-out material from its structure alone, whole cells on their stored grids, where the model can:
     a field model, or one with `model.environment` and `density_dropout` above 0."""
     materials: int = key(16, free="watching")
-    """Held-out materials that are evaluated, at most: the first of them."""
+    """Most held-out materials that are evaluated; the first ones are taken."""
     picture: bool = key(True, free="watching")
     """Draw a slice of one held-out material for each evaluation: reference, prediction, difference."""
     seed: int = key(0, free="watching")
@@ -185,16 +185,16 @@ class GuardsConfig:
     """The guards of a run (`docs/guides/preemption.md`); all of it may differ when a run is resumed."""
 
     on_bad_loss: Literal["stop", "skip"] = key("stop", free="watching")
-    """A loss or an update that is not finite, or a loss that is a spike. `stop`: end the run before the state after it
-    is saved. `skip`: leave model and optimizer as they were before that batch, and go on with the next."""
+    """What happens at a loss or an update that is not finite, or at a spike of the loss. `stop`: end the run before the
+    state after it is saved. `skip`: leave model and optimizer as before that batch, and go on with the next."""
     max_skips: int = key(10, free="watching")
     """Batches in a row that `skip` passes over before the run stops after all."""
     spike_factor: float = key(20.0, free="watching")
     """A loss is a spike if it is more than this many standard deviations above the median of the last `spike_window`
-    good losses, the deviation estimated from the median absolute deviation; 0: no loss is. In 1,200
-    steps of `demo-decoder` with batches of two sequences, a loss as noisy as any, the largest excess was 9.8."""
+    good losses, the deviation estimated from the median absolute deviation; 0: no loss is a spike. In 1,200 steps of
+    `demo-decoder` with batches of two sequences, a loss as noisy as any, the largest excess was 9.8."""
     spike_window: int = key(64, free="watching")
-    """Good losses that the next one is held against; nothing is judged before there are as many."""
+    """Number of good losses that the next one is compared with; no loss is judged before there are as many."""
     allow_cross_region: bool = key(False, free="watching")
     """Read data and write checkpoints in another region than the machine's."""
     max_clock_skew_seconds: float = key(30.0, free="watching")
@@ -203,7 +203,7 @@ class GuardsConfig:
     """Without any progress for so long after the first step, the process writes the stacks of its threads next to the
     run and exits with status 124; 0: never. An evaluation and a save must each fit in it."""
     startup_hang_seconds: float = key(7200.0, free="watching")
-    """The same until the first step is done, which loads the checkpoint and compiles; 0: never."""
+    """The same until the first step is done, which includes loading the checkpoint and compiling; 0: never."""
 
     def __post_init__(self) -> None:
         check_range("guards.", self, max_skips=0, spike_window=(8, SPIKE_HISTORY), spike_factor=0)
@@ -215,8 +215,8 @@ class PreemptionConfig:
     """How a run reacts to losing its machine."""
 
     grace_seconds: float = key(25.0, free="speed")
-    """From SIGTERM to the end of the process, at most: the step, the checkpoint with its commit, the trackers. A v6e
-    that is taken away leaves 30 s."""
+    """Longest time from SIGTERM to the end of the process, for the step, the checkpoint with its commit, and the
+    trackers. A v6e that is taken away leaves 30 s."""
     maintenance_notice: bool = key(True, free="speed")
     """On a TPU VM, stop as on SIGTERM when its metadata server announces a preemption or a maintenance that ends it."""
     poll_seconds: float = key(2.0, free="speed")
@@ -229,7 +229,7 @@ class PreemptionConfig:
 
 
 LONGEST_SECONDS = 60.0
-"""Of a pause. A request to stop is seen after it, and the watchdog of a run that hangs is not to take it for one."""
+"""Longest pause. A request to stop is seen only after it, and the watchdog must not take it for a hang."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class PauseConfig:
     """When a run leaves its devices to others."""
 
     seconds: float = key(0.0, free="speed")
-    """How long after a step nothing is dispatched; 0: there is no pause."""
+    """Seconds after a step in which nothing is dispatched; 0: there is no pause."""
     every: int = key(1, free="speed")
     """Steps from one pause to the next."""
 
@@ -252,9 +252,9 @@ class PauseConfig:
 class DistillationConfig:
     """Training of a model in few bits on the distributions of its teacher (`tomat train --teacher`).
 
-    A density position costs temperature^2 times the Kullback-Leibler divergence of the student's distribution over the
-    density bins from the teacher's, both of logits over the temperature (Hinton et al., arXiv 1503.02531), and
-    `data_weight` times the loss that `loss` says of the data. The teacher reads what the student reads, and is
+    The loss of a density position is temperature^2 times the Kullback-Leibler divergence of the student's distribution
+    over the density bins from the teacher's, both from logits over the temperature (Hinton et al., arXiv 1503.02531),
+    plus `data_weight` times the loss on the data that `loss` sets. The teacher reads what the student reads, and is
     computed in the same step.
     """
 
@@ -263,14 +263,14 @@ class DistillationConfig:
     quantised: str
     """Folder of weights that `tomat compress` wrote, with which the training begins."""
     train: Literal["mlp", "all"] = "all"
-    """`mlp`: codes, scales and tables of the MLPs alone; `all`: of every matrix in few bits, and the arrays that are
-    whole. What is not trained has no optimizer state and is not in the checkpoints."""
+    """`mlp`: only codes, scales and tables of the MLPs; `all`: those of every matrix in few bits, and the arrays that
+    are not quantised. Arrays that are not trained have no optimizer state and are not in the checkpoints."""
     top_k: int = 256
-    """Bins of the teacher's distribution that are told apart, the most probable ones; the others are one mass."""
+    """Number of the teacher's most probable bins that are told apart; the other bins count as one mass."""
     temperature: float = 1.0
-    """What the logits of both are divided by."""
+    """Divisor of the logits of student and teacher."""
     data_weight: float = 1.0
-    """Of the data's own loss; 0: the teacher alone."""
+    """Weight of the loss on the data; 0: the teacher alone."""
 
     def __post_init__(self) -> None:
         for name in ("teacher", "quantised"):
@@ -294,9 +294,9 @@ class RunSchema:
     slice: str | None = key(None, free="speed", step=False)
     """The slice the run is meant for, such as v6e-16; on other devices it does not start. None: whatever is there."""
     run_elsewhere: bool = key(False, free="speed", step=False)
-    """Start on other devices than those of `slice`. What the run records, and every figure of it, is of what ran."""
+    """Start on other devices than those of `slice`. The records and figures are then those of the devices that ran."""
     preset: str | None = key(None, free="label")
-    """Model preset whose keys lie beneath `model` (`tomat/model/decoder.py`), which are what decides."""
+    """Model preset (`tomat/model/decoder.py`) for keys that `model` leaves out; the resulting `model` decides."""
     data: DataConfig = key(factory=lambda: DataConfig(source="embedded"))
     """The tokens."""
     model: Any = None
@@ -323,8 +323,8 @@ class RunSchema:
     preemption: PreemptionConfig = PreemptionConfig()
     """What happens when the machine is taken away."""
     density_dropout: float = key(0.0, added=True)
-    """Share of the rows whose density the model does not read (ids of padding stand in its place): their every voxel is
-    predicted from the structure alone. With it the same weights decode a patch in one pass, and voxel after voxel."""
+    """Share of the rows whose density the model does not read (padding ids take its place): each voxel of them is
+    predicted from the structure alone. The same weights then decode a patch in one pass, or voxel after voxel."""
     distillation: DistillationConfig | None = None
     """Train a model in few bits on the distributions of a teacher; None: train the model itself on the data."""
     dispatch_ahead: int = key(1, free="speed")
@@ -333,12 +333,12 @@ class RunSchema:
     pause: PauseConfig = key(PauseConfig(), step=False)
     """When the run leaves its devices to others."""
     keep_freed_memory: bool = key(False, free="speed")
-    """Memory that is freed stays with the process (`tomat/base/memory.py`; glibc alone). For CPUs, whose steps get
-    their buffers from the kernel anew without it; the process stays as large as it ever was."""
+    """Freed memory stays with the process (`tomat/base/memory.py`; glibc alone). For CPUs, where each step otherwise
+    gets its buffers from the kernel anew; the process stays as large as it ever was."""
     tracking_dir: str = key("docs/tracking", free="label", step=False)
     """Where the page of a profiled run is written."""
     baseline: str | None = key(None, free="label", step=False)
-    """Name of a run in `tracking_dir` that the page shows the configuration against."""
+    """Name of a run in `tracking_dir` whose configuration the page compares with this one."""
     trainer: TrainerSettings = TrainerSettings()
     """Steps, batch, microbatch (`per_device_parallelism`), mesh, checkpoints, profiler window."""
 

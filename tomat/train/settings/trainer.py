@@ -1,7 +1,7 @@
 """The `trainer` block of a configuration: steps, batch, devices, checkpoints, profiles. Without JAX.
 
-`TrainConfig.trainer_config` makes Levanter's `TrainerConfig` of it. What Levanter has beyond these keys follows from
-other keys of tomat's, or is refused by name (`runs/former_keys.py`).
+`TrainConfig.trainer_config` makes Levanter's `TrainerConfig` from it. Levanter's other keys follow from other keys of
+tomat, or are refused by name (`runs/former_keys.py`).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MP_DTYPES = {
     **dict.fromkeys(("float32", "f32", "full"), "float32"),
     **dict.fromkeys(("float64", "f64"), "float64"),
 }
-"""Names of a type of numbers that jmp 0.0.4 takes, and the one that is recorded."""
+"""Names of number types that jmp 0.0.4 takes, each with the name that is recorded."""
 MP_PARTS = {"p": "params", "params": "params", "c": "compute", "compute": "compute", "o": "output", "output": "output"}
 
 FREE_JAX_OPTIONS = (
@@ -24,12 +24,12 @@ FREE_JAX_OPTIONS = (
     "jax_persistent_cache_enable_xla_caches", "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes", "jax_traceback_filtering",
 )  # fmt: skip
-"""Options of JAX that decide no number."""
+"""Options of JAX that change no number of the training."""
 
 
 @dataclass(frozen=True)
 class QuantizationSettings:
-    """Products of linear layers in few bits, each with scales that it keeps (Haliax)."""
+    """Products of linear layers in few bits; each product keeps its own scales (Haliax)."""
 
     targets: list[str] | str | None = None
     """Names of the layers, or a regular expression; None: all."""
@@ -48,7 +48,7 @@ class QuantizationSettings:
 
 @dataclass(frozen=True)
 class AveragingSettings:
-    """An average of the weights, which whatever is not training uses."""
+    """An average of the weights, which everything but training uses."""
 
     type: Literal["ema"] = "ema"
     """Exponential moving average."""
@@ -75,7 +75,7 @@ class ProfilerSettings:
     """Also write a trace for ui.perfetto.dev."""
 
     def __post_init__(self) -> None:
-        if self.enabled:  # Levanter (0.2.227) begins after a step, and passes over what it cannot begin
+        if self.enabled:  # Levanter (0.2.227) begins after a step, and skips a trace that it cannot begin
             check_range("trainer.profiler.", self, start_step=1, num_steps=1)
 
 
@@ -88,9 +88,9 @@ class MeshSettings:
     dcn_axes: dict[str, int] = key(factory=lambda: {"replica_dcn": -1}, free="speed", entries=True)
     """Slices along each axis."""
     shared_mapping: dict[str, list[str] | str] = key(factory=dict, free="speed", entries=True)
-    """Named axis -> axes of the mesh, of parameters and of what is computed."""
+    """Named axis -> axes of the mesh, for parameters and for computed arrays."""
     compute_mapping: dict[str, list[str] | str] = key(factory=dict, free="speed", entries=True)
-    """The same of what is computed alone; `sharding` decides where parameters lie."""
+    """The same for computed arrays alone; `sharding` decides where parameters lie."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class CheckpointerSettings:
     keep: list[dict[str, int | None]] | None = key(factory=lambda: [{"every": 10000}], free="saving")
     """Which steps' checkpoints stay: `[{every: 100, until: 1000}, {every: 1000, until: null}]`."""
     keep_last_temporary_checkpoints: int = key(1, free="saving")
-    """Of those of `save_interval`."""
+    """Number of the checkpoints of `save_interval` that are kept."""
 
     def __post_init__(self) -> None:
         if not self.keep_last_temporary_checkpoints >= 1:
@@ -114,18 +114,18 @@ class CheckpointerSettings:
 
 @dataclass(frozen=True)
 class DistributedSettings:
-    """How the processes of a run find each other; on a TPU slice nothing of it is needed."""
+    """How the processes of a run find each other; a TPU slice needs none of these keys."""
 
     coordinator_address: str | None = key(None, free="speed")
     """Host and port of the first process."""
     num_processes: int | None = key(None, free="speed")
     """Processes of the run."""
     process_id: int | None = key(None, free="speed", host=True)
-    """Which of them this is, from 0."""
+    """Index of this process, from 0."""
     local_device_ids: int | list[int] | None = key(None, free="speed", host=True)
-    """Devices of the machine that are this process's; None: all."""
+    """Devices of the machine that this process uses; None: all."""
     initialize_jax_distributed: bool = key(True, free="speed")
-    """False: this process is the only one, whatever stands around it."""
+    """False: this process runs alone, whatever its environment says."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,13 @@ class TrainerSettings:
     """Steps, batch, devices, checkpoints, profiles."""
 
     seed: int = key(0, step=False)
-    """Of the first weights, the order of the data and what is drawn in training."""
+    """Seed of the first weights, of the order of the data and of what is drawn in training."""
     mp: str = "compute=bfloat16,params=float32,output=bfloat16"
-    """Types of numbers: of what is computed, and of the parameters. The loss is float32 whatever these are."""
+    """Types of the numbers: of computed arrays, and of the parameters. The loss is float32 whatever these are."""
     quantization: QuantizationSettings | None = None
-    """Products in few bits with scales that are kept; None: none (`model.int8_matmuls` keeps none)."""
+    """Products in few bits that keep scales; None: none (`model.int8_matmuls` keeps no scales)."""
     model_averaging: AveragingSettings | None = None
-    """None: the weights of the last step are the run's."""
+    """An average of the weights; None: the run's weights are those of the last step."""
     profiler: ProfilerSettings = key(ProfilerSettings(), step=False)
     """A window of steps that is traced."""
     mesh: MeshSettings = MeshSettings()
@@ -186,7 +186,7 @@ class TrainerSettings:
 
 
 def without_output(policy: str) -> str:
-    """A policy whose output is of the type that is computed, whatever it says of it."""
+    """`policy` with the output in the type that it computes in, whatever it says."""
     parts = _policy_parts(policy)
     return policy if parts["output"] == parts["compute"] else _policy_text(parts | {"output": parts["compute"]})
 
@@ -196,7 +196,7 @@ def _policy_text(parts: dict[str, str]) -> str:
 
 
 def _policy_parts(text: str) -> dict[str, str]:
-    """Type of `params`, `compute` and `output`; what is not named is float32, as params, as compute (jmp 0.0.4)."""
+    """Types of `params`, `compute` and `output`; left out: float32, the type of params, that of compute (jmp 0.0.4)."""
     parts: dict[str, str] = {}
     for word in text.split(","):
         name, equals, dtype = (each.strip() for each in word.partition("="))
